@@ -1,0 +1,50 @@
+"""BERT with relative positions for Hugging Face Transformers.
+
+Importing this package registers `RelPosBertConfig` and its models with the Auto classes. Nothing else happens: no
+other checkpoint loads differently, no file is read, no kernel compiled.
+"""
+
+from .model.configuration_relpos_bert import RelPosBertConfig
+from .model.formula import Table, Terms, attend
+from .model.modeling_relpos_bert import (
+    RelPosBertForMaskedLM,
+    RelPosBertForMultipleChoice,
+    RelPosBertForNextSentencePrediction,
+    RelPosBertForPreTraining,
+    RelPosBertForQuestionAnswering,
+    RelPosBertForSequenceClassification,
+    RelPosBertForTokenClassification,
+    RelPosBertLMHeadModel,
+    RelPosBertModel,
+    RelPosBertPreTrainedModel,
+)
+from .model.offsets import Offsets
+from .model.scheme import Option, Scheme
+from .model.schemes import SCHEMES
+from .registration import register
+from .version import __version__
+
+
+__all__ = [
+    "SCHEMES",
+    "Offsets",
+    "Option",
+    "RelPosBertConfig",
+    "RelPosBertForMaskedLM",
+    "RelPosBertForMultipleChoice",
+    "RelPosBertForNextSentencePrediction",
+    "RelPosBertForPreTraining",
+    "RelPosBertForQuestionAnswering",
+    "RelPosBertForSequenceClassification",
+    "RelPosBertForTokenClassification",
+    "RelPosBertLMHeadModel",
+    "RelPosBertModel",
+    "RelPosBertPreTrainedModel",
+    "Scheme",
+    "Table",
+    "Terms",
+    "__version__",
+    "attend",
+]
+
+register()

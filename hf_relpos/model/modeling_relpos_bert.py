@@ -1,0 +1,466 @@
+"""BERT whose self-attention knows relative positions.
+
+Everything but embeddings, self-attention and masks is Transformers' own BERT, by inheritance: the heads keep their
+`forward`, the modules keep their names, so that weights of stock BERT fit as they are.
+"""
+
+import os
+import shutil
+
+import torch
+from torch import nn
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.dynamic_module_utils import get_relative_import_files
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
+from transformers.modeling_utils import PreTrainedModel
+from transformers.models.bert.modeling_bert import (
+    BertEncoder,
+    BertForMaskedLM,
+    BertForMultipleChoice,
+    BertForNextSentencePrediction,
+    BertForPreTraining,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertLayer,
+    BertLMHeadModel,
+    BertModel,
+    BertOnlyMLMHead,
+    BertOnlyNSPHead,
+    BertPooler,
+    BertPreTrainedModel,
+    BertPreTrainingHeads,
+    BertSelfAttention,
+)
+from transformers.utils import logging
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from .attention import check_backend, relative_attention
+from .configuration_relpos_bert import RelPosBertConfig
+from .offsets import Offsets
+from .scheme import Scheme
+from .schemes import find_scheme
+
+
+logger = logging.get_logger(__name__)
+
+
+class RelPosBertEmbeddings(nn.Module):
+    """Word and token type embeddings, and absolute positions where the configuration has them."""
+
+    def __init__(self, config: RelPosBertConfig):
+        super().__init__()
+        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
+        if config.has_absolute_table:
+            self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        else:
+            self.position_embeddings = None
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        past_length: int | torch.Tensor = 0,
+    ) -> torch.Tensor:
+        """input_ids, token_type_ids, position_ids (B, L) or inputs_embeds (B, L, D) to embeddings (B, L, D).
+
+        Raises:
+            ValueError: for an input longer than the table of absolute positions, if there is one.
+        """
+        if inputs_embeds is None:
+            inputs_embeds = self.word_embeddings(input_ids)
+        length = inputs_embeds.shape[1]
+        if token_type_ids is None:
+            token_type_ids = torch.zeros(inputs_embeds.shape[:2], dtype=torch.long, device=inputs_embeds.device)
+        embeddings = inputs_embeds + self.token_type_embeddings(token_type_ids)
+        if self.position_embeddings is not None:
+            if position_ids is None:
+                limit = self.position_embeddings.num_embeddings
+                total = length if isinstance(past_length, torch.Tensor) else past_length + length
+                if total > limit:
+                    raise ValueError(
+                        f"the input has {total} tokens, and absolute positions end at max_position_embeddings = "
+                        f"{limit}; truncate it, or convert the model to a purely relative scheme"
+                    )
+                position_ids = (torch.arange(length, device=inputs_embeds.device) + past_length)[None]
+            embeddings = embeddings + self.position_embeddings(position_ids)
+        return self.dropout(self.LayerNorm(embeddings))
+
+
+class RelPosBertSelfAttention(BertSelfAttention):
+    """BERT's self-attention with the terms of a position scheme, which is its module `distance_embedding`."""
+
+    def __init__(self, config: RelPosBertConfig, is_causal: bool = False, layer_idx: int | None = None):
+        super().__init__(config, is_causal=is_causal, layer_idx=layer_idx)
+        self.distance_embedding = find_scheme(config.position_embedding_type)(config)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """hidden_states (B, L, D) to (B, L, D) and the attention weights (B, H, L, K) where the backend holds them."""
+        heads = (*hidden_states.shape[:-1], -1, self.attention_head_size)
+        query = self.query(hidden_states).view(heads).transpose(1, 2)
+        key = self.key(hidden_states).view(heads).transpose(1, 2)
+        value = self.value(hidden_states).view(heads).transpose(1, 2)
+
+        start = 0
+        if past_key_values is not None:
+            cache = past_key_values
+            if isinstance(cache, EncoderDecoderCache):
+                cache = cache.self_attention_cache
+            start = cache.get_seq_length(self.layer_idx)
+            if isinstance(start, torch.Tensor):
+                start = start.clone()  # a static cache counts in place
+            key, value = cache.update(key, value, self.layer_idx)
+
+        offsets = Offsets(query.shape[2], key.shape[2], start)
+        out, weights = relative_attention(
+            self,
+            self.config._attn_implementation,
+            query,
+            key,
+            value,
+            self.distance_embedding.terms(offsets),
+            offsets,
+            attention_mask,
+            dropout=self.dropout.p if self.training else 0.0,
+            **kwargs,
+        )
+        return out.reshape(*hidden_states.shape[:-1], -1).contiguous(), weights
+
+
+class RelPosBertLayer(BertLayer):
+    """BERT's layer; cross-attention, if any, stays absolute, since its queries and keys share no sequence."""
+
+    def __init__(self, config: RelPosBertConfig, layer_idx: int | None = None):
+        super().__init__(config, layer_idx=layer_idx)
+        self.attention.self = RelPosBertSelfAttention(config, is_causal=config.is_decoder, layer_idx=layer_idx)
+
+
+class RelPosBertEncoder(BertEncoder):
+    """BERT's stack of layers."""
+
+    def __init__(self, config: RelPosBertConfig):
+        nn.Module.__init__(self)
+        self.config = config
+        self.layer = nn.ModuleList([RelPosBertLayer(config, layer_idx=i) for i in range(config.num_hidden_layers)])
+
+
+def segments_from_positions(position_ids: torch.Tensor) -> torch.Tensor:
+    """Number of the document each token belongs to: a new one starts where positions stop increasing.
+
+    Args:
+        position_ids: (B, L) or (1, L), as packing collators write them: 0 … n−1, 0 … m−1, ….
+
+    Returns:
+        (B, L) or (1, L), counting from 0.
+    """
+    restarts = position_ids[:, 1:] <= position_ids[:, :-1]
+    return nn.functional.pad(restarts.long().cumsum(-1), (1, 0))
+
+
+class RelPosBertPreTrainedModel(BertPreTrainedModel):
+    """Loading, saving and initialisation, common to all heads."""
+
+    config: RelPosBertConfig
+    config_class = RelPosBertConfig
+    base_model_prefix = "bert"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flex_attn = True
+    _supports_flash_attn = False
+    _supports_attention_backend = True
+    _no_split_modules = ["RelPosBertEmbeddings", "RelPosBertLayer"]
+    # Transformers ≤ 4.57 saved an unused absolute table, and buffers, with every relative BERT
+    _keys_to_ignore_on_load_unexpected = [r"embeddings\.position_embeddings\.weight", r"embeddings\.position_ids"]
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, Scheme):
+            module.init_weights(self.config.initializer_range)
+
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+        """The backend to use: the one requested if it can compute the scheme's terms, a capable one for None.
+
+        Raises:
+            ValueError: when the one requested cannot; names the ones that can.
+        """
+        checked = check_backend(requested_attention, self.config.has_value_term, self.config.position_embedding_type)
+        return super().get_correct_attn_implementation(checked, is_init_check)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
+        """As in Transformers; also reads BERT checkpoints of Transformers ≤ 4.57 with relative positions.
+
+        Raises:
+            ValueError: for a checkpoint whose configuration claims relative positions and whose weights lack them,
+                which is what loading and saving such a checkpoint with stock Transformers v5 leaves behind.
+        """
+        output_loading_info = kwargs.pop("output_loading_info", False)
+        model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
+        lost = sorted(key for key in info["missing_keys"] if ".distance_embedding." in key)
+        if lost and pretrained_model_name_or_path is not None:
+            hub = {key: kwargs[key] for key in ("cache_dir", "revision", "token", "subfolder") if key in kwargs}
+            saved, _ = PreTrainedConfig.get_config_dict(pretrained_model_name_or_path, **hub)
+            if saved.get("position_embedding_type", "absolute") == model.config.position_embedding_type:
+                raise ValueError(
+                    f"{pretrained_model_name_or_path}: config.json says position_embedding_type = "
+                    f"{model.config.position_embedding_type!r}, but the weights lack {lost[0]}, … "
+                    f"({len(lost)} tensors). "
+                    "Stock Transformers v5 drops these tables when it loads and saves such a checkpoint: go back to "
+                    "the original files, or pass another position_embedding_type to start from fresh tables"
+                )
+        return (model, info) if output_loading_info else model
+
+    def save_pretrained(self, save_directory, is_main_process: bool = True, **kwargs) -> None:
+        """As in Transformers, and the code with it, so that `trust_remote_code=True` loads the result anywhere.
+
+        The files of this folder are copied beside the weights, and `config.auto_map` names every head. Set
+        `model.config.save_code = False` to leave the code out.
+        """
+        if self.config.save_code:
+            self.config.auto_map = dict(AUTO_MAP)
+            if is_main_process and not os.path.isfile(save_directory):
+                os.makedirs(save_directory, exist_ok=True)
+                here = os.path.abspath(__file__)
+                for file in {here, *map(os.path.abspath, get_relative_import_files(here))}:
+                    shutil.copyfile(file, os.path.join(save_directory, os.path.basename(file)))
+        elif getattr(self.config, "auto_map", None) is not None:
+            del self.config.auto_map
+        super().save_pretrained(save_directory, is_main_process=is_main_process, **kwargs)
+
+
+class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
+    """BERT's encoder (or decoder) with relative positions."""
+
+    def __init__(self, config: RelPosBertConfig, add_pooling_layer: bool = True):
+        PreTrainedModel.__init__(self, config)
+        self.config = config
+        self.gradient_checkpointing = False
+        self.embeddings = RelPosBertEmbeddings(config)
+        self.encoder = RelPosBertEncoder(config)
+        self.pooler = BertPooler(config) if add_pooling_layer else None
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
+        **kwargs,
+    ) -> tuple[torch.Tensor] | BaseModelOutputWithPoolingAndCrossAttentions:
+        """As BertModel's, with these two differences.
+
+        Args:
+            position_ids: (B, L). Rows of an absolute table, where there is one. Where they stop increasing a new
+                document begins, and no token attends to another document (packed sequences).
+            attention_mask: (B, L), or prepared (B, 1, L, K), boolean (True: may attend) or additive.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give exactly one of input_ids and inputs_embeds")
+        use_cache = bool(use_cache if use_cache is not None else self.config.use_cache) and self.config.is_decoder
+        packed = position_ids is not None and past_key_values is None
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+            if encoder_hidden_states is not None:
+                past_key_values = EncoderDecoderCache(past_key_values, DynamicCache(config=self.config))
+
+        hidden_states = self.embeddings(
+            input_ids=input_ids,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            past_length=0 if past_key_values is None else past_key_values.get_seq_length(),
+        )
+        outputs = self.encoder(
+            hidden_states,
+            attention_mask=self._self_attention_mask(
+                hidden_states, attention_mask, past_key_values, position_ids if packed else None
+            ),
+            encoder_hidden_states=encoder_hidden_states,
+            encoder_attention_mask=None
+            if encoder_attention_mask is None
+            else create_bidirectional_mask(
+                config=self.config,
+                inputs_embeds=hidden_states,
+                attention_mask=encoder_attention_mask,
+                encoder_hidden_states=encoder_hidden_states,
+            ),
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        sequence = outputs.last_hidden_state
+        return BaseModelOutputWithPoolingAndCrossAttentions(
+            last_hidden_state=sequence,
+            pooler_output=self.pooler(sequence) if self.pooler is not None else None,
+            past_key_values=outputs.past_key_values,
+        )
+
+    def _self_attention_mask(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        past_key_values: Cache | None,
+        position_ids: torch.Tensor | None,
+    ) -> torch.Tensor | None:
+        """The mask for the chosen backend: padding, causality, and the borders of packed documents."""
+        within_document = None
+        if position_ids is not None and position_ids.shape[-1] > 1:
+            segments = segments_from_positions(position_ids).expand(hidden_states.shape[0], -1)
+            # one document per row is the common case; a traced graph cannot look, and keeps the general form
+            if torch.compiler.is_compiling() or torch.jit.is_tracing() or bool(segments[:, -1].any()):
+
+                def within_document(batch, head, query, key):
+                    return segments[batch, query] == segments[batch, key]
+
+        if self.config.is_decoder:
+            return create_causal_mask(
+                config=self.config,
+                inputs_embeds=hidden_states,
+                attention_mask=attention_mask,
+                past_key_values=past_key_values,
+                and_mask_function=within_document,
+            )
+        return create_bidirectional_mask(
+            config=self.config,
+            inputs_embeds=hidden_states,
+            attention_mask=attention_mask,
+            and_mask_function=within_document,
+        )
+
+
+class RelPosBertForPreTraining(RelPosBertPreTrainedModel, BertForPreTraining):
+    """Masked language modelling and next sentence heads on a relative BERT; `forward` as BertForPreTraining's."""
+
+    def __init__(self, config: RelPosBertConfig):
+        PreTrainedModel.__init__(self, config)
+        self.bert = RelPosBertModel(config)
+        self.cls = BertPreTrainingHeads(config)
+        self.post_init()
+
+
+class RelPosBertForMaskedLM(RelPosBertPreTrainedModel, BertForMaskedLM):
+    """Masked language modelling head on a relative BERT; `forward` as BertForMaskedLM's."""
+
+    def __init__(self, config: RelPosBertConfig):
+        PreTrainedModel.__init__(self, config)
+        if config.is_decoder:
+            logger.warning("RelPosBertForMaskedLM with config.is_decoder = True masks the future; set it to False.")
+        self.bert = RelPosBertModel(config, add_pooling_layer=False)
+        self.cls = BertOnlyMLMHead(config)
+        self.post_init()
+
+
+class RelPosBertLMHeadModel(RelPosBertPreTrainedModel, BertLMHeadModel):
+    """Causal language modelling head on a relative BERT; `forward` and `generate` as BertLMHeadModel's."""
+
+    def __init__(self, config: RelPosBertConfig):
+        PreTrainedModel.__init__(self, config)
+        if not config.is_decoder:
+            logger.warning("RelPosBertLMHeadModel with config.is_decoder = False sees the future; set it to True.")
+        self.bert = RelPosBertModel(config, add_pooling_layer=False)
+        self.cls = BertOnlyMLMHead(config)
+        self.post_init()
+
+
+class RelPosBertForNextSentencePrediction(RelPosBertPreTrainedModel, BertForNextSentencePrediction):
+    """Next sentence head on a relative BERT; `forward` as BertForNextSentencePrediction's."""
+
+    def __init__(self, config: RelPosBertConfig):
+        PreTrainedModel.__init__(self, config)
+        self.bert = RelPosBertModel(config)
+        self.cls = BertOnlyNSPHead(config)
+        self.post_init()
+
+
+def _classifier_dropout(config: RelPosBertConfig) -> nn.Dropout:
+    return nn.Dropout(config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout)
+
+
+class RelPosBertForSequenceClassification(RelPosBertPreTrainedModel, BertForSequenceClassification):
+    """Sequence classification or regression on a relative BERT; `forward` as BertForSequenceClassification's."""
+
+    def __init__(self, config: RelPosBertConfig):
+        PreTrainedModel.__init__(self, config)
+        self.num_labels = config.num_labels
+        self.config = config
+        self.bert = RelPosBertModel(config)
+        self.dropout = _classifier_dropout(config)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+
+class RelPosBertForMultipleChoice(RelPosBertPreTrainedModel, BertForMultipleChoice):
+    """Multiple choice on a relative BERT; `forward` as BertForMultipleChoice's."""
+
+    def __init__(self, config: RelPosBertConfig):
+        PreTrainedModel.__init__(self, config)
+        self.bert = RelPosBertModel(config)
+        self.dropout = _classifier_dropout(config)
+        self.classifier = nn.Linear(config.hidden_size, 1)
+        self.post_init()
+
+
+class RelPosBertForTokenClassification(RelPosBertPreTrainedModel, BertForTokenClassification):
+    """Token classification on a relative BERT; `forward` as BertForTokenClassification's."""
+
+    def __init__(self, config: RelPosBertConfig):
+        PreTrainedModel.__init__(self, config)
+        self.num_labels = config.num_labels
+        self.bert = RelPosBertModel(config, add_pooling_layer=False)
+        self.dropout = _classifier_dropout(config)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+
+class RelPosBertForQuestionAnswering(RelPosBertPreTrainedModel, BertForQuestionAnswering):
+    """Extractive question answering on a relative BERT; `forward` as BertForQuestionAnswering's."""
+
+    def __init__(self, config: RelPosBertConfig):
+        PreTrainedModel.__init__(self, config)
+        self.num_labels = config.num_labels
+        self.bert = RelPosBertModel(config, add_pooling_layer=False)
+        self.qa_outputs = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+
+# The Auto class of each head: registration and `auto_map` read it from here.
+HEADS: dict[str, type[RelPosBertPreTrainedModel]] = {
+    "AutoModel": RelPosBertModel,
+    "AutoModelForPreTraining": RelPosBertForPreTraining,
+    "AutoModelForMaskedLM": RelPosBertForMaskedLM,
+    "AutoModelForCausalLM": RelPosBertLMHeadModel,
+    "AutoModelForNextSentencePrediction": RelPosBertForNextSentencePrediction,
+    "AutoModelForSequenceClassification": RelPosBertForSequenceClassification,
+    "AutoModelForMultipleChoice": RelPosBertForMultipleChoice,
+    "AutoModelForTokenClassification": RelPosBertForTokenClassification,
+    "AutoModelForQuestionAnswering": RelPosBertForQuestionAnswering,
+}
+AUTO_MAP: dict[str, str] = {
+    "AutoConfig": "configuration_relpos_bert.RelPosBertConfig",
+    **{auto: f"modeling_relpos_bert.{head.__name__}" for auto, head in HEADS.items()},
+}
+
+__all__ = ["AUTO_MAP", "HEADS", "RelPosBertPreTrainedModel", *sorted(head.__name__ for head in HEADS.values())]

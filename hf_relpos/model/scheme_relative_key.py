@@ -1,0 +1,67 @@
+"""`relative_key` and `relative_key_query`, as in Transformers ≤ 4.57.
+
+Shaw et al. (arXiv 1803.02155) without the value term, and method 4 of Huang et al. (arXiv 2009.13658, §3.4). Both
+index one table E of 2P − 1 rows by i − j + P − 1, so that A_r = E[P − 1 − r]; P = `max_position_embeddings`.
+"""
+
+import torch
+from torch import nn
+from transformers import initialization as init
+
+from .formula import Table, Terms
+from .offsets import Offsets
+from .scheme import Option, Scheme, is_count
+
+
+class RelativeKey(Scheme, name="relative_key"):
+    """score = s · (q_i·k_j + q_i·A_r). The table is shared by the heads; each layer has its own.
+
+    Parameters: weight (2P − 1, d), the name and shape of Transformers' `distance_embedding`.
+    """
+
+    source = "transformers 4.57.6 models/bert; Shaw et al. 2018, arXiv 1803.02155, eq. 4 without values"
+    options = {
+        "clip": Option(
+            default=None,
+            help="largest distance told apart, 1 … max_position_embeddings − 1; None: all that the table holds",
+            accepts=lambda value: value is None or is_count(value),
+        )
+    }
+    beyond_range = "clips: distances past max_position_embeddings − 1 (or `clip`) share the last row"
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.reach = config.max_position_embeddings - 1
+        self.clip = self.settings["clip"] if self.settings["clip"] is not None else self.reach
+        self.weight = nn.Parameter(torch.empty(2 * self.reach + 1, self.head_size))
+
+    @classmethod
+    def resolve(cls, options, config):
+        resolved = super().resolve(options, config)
+        if resolved["clip"] is not None and resolved["clip"] > config.max_position_embeddings - 1:
+            raise ValueError(
+                f"position_options['clip'] = {resolved['clip']} reaches past the table: with "
+                f"max_position_embeddings = {config.max_position_embeddings} the largest is {config.max_position_embeddings - 1}"
+            )
+        return resolved
+
+    def init_weights(self, std):
+        init.normal_(self.weight, mean=0.0, std=std)
+
+    def table(self, offsets: Offsets) -> Table:
+        """The rows of the offsets that can occur in this call, in ascending order of r."""
+        distances = offsets.span(self.weight.device).clamp(-self.clip, self.clip)
+        return Table(self.weight[self.reach - distances][None], row_of=lambda r: r - offsets.low)
+
+    def terms(self, offsets: Offsets) -> Terms:
+        return Terms(scale=self.scale, A=(self.table(offsets),))
+
+
+class RelativeKeyQuery(RelativeKey, name="relative_key_query"):
+    """score = s · (q_i·k_j + q_i·A_r + k_j·A_r): the same table on both sides."""
+
+    source = "transformers 4.57.6 models/bert; Huang et al. 2020, arXiv 2009.13658, method 4"
+
+    def terms(self, offsets: Offsets) -> Terms:
+        table = self.table(offsets)
+        return Terms(scale=self.scale, A=(table,), B=(table,))

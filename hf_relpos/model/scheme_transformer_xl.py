@@ -1,0 +1,55 @@
+"""Transformer-XL (Dai et al., arXiv 1901.02860, §3.3), bidirectional."""
+
+import torch
+from torch import nn
+from transformers import initialization as init
+
+from .formula import Table, Terms
+from .offsets import Offsets, sinusoid_concat
+from .scheme import Option, Scheme, is_count
+
+
+class TransformerXL(Scheme, name="transformer_xl"):
+    """score = s · [(q_i + u)·k_j + (q_i + v)·W R_{i−j}], R the sinusoid of dimension D in concatenated layout.
+
+    In the letters of the formula A_r = W R_{−r} and c_r = v·A_r. The paper's u is `r_w_bias`, its v `r_r_bias`, its
+    W_{k,R} `r_net`; names and shapes are those of the published checkpoints with `untie_r`.
+
+    Parameters: r_net.weight (H·d, D); r_w_bias and r_r_bias (H, d); per layer.
+    """
+
+    source = "Dai et al. 2019, arXiv 1901.02860, §3.3"
+    options = {
+        "clamp_len": Option(
+            default=None,
+            help="distances beyond it are taken for it, on both sides; a positive integer or None",
+            accepts=lambda value: value is None or is_count(value),
+        )
+    }
+    beyond_range = "extrapolates: sinusoids are computed for any distance (`clamp_len` clips them)"
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.clamp_len = self.settings["clamp_len"]
+        self.r_net = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.r_w_bias = nn.Parameter(torch.empty(self.num_heads, self.head_size))
+        self.r_r_bias = nn.Parameter(torch.empty(self.num_heads, self.head_size))
+
+    def init_weights(self, std):
+        init.normal_(self.r_net.weight, mean=0.0, std=std)
+        init.normal_(self.r_w_bias, mean=0.0, std=std)
+        init.normal_(self.r_r_bias, mean=0.0, std=std)
+
+    def terms(self, offsets: Offsets) -> Terms:
+        weight = self.r_net.weight
+        distances = -offsets.span(weight.device)
+        if self.clamp_len is not None:
+            distances = distances.clamp(-self.clamp_len, self.clamp_len)
+        sinusoid = sinusoid_concat(distances, weight.shape[1]).to(weight.dtype)
+        rows = self.r_net(sinusoid).view(-1, self.num_heads, self.head_size).transpose(0, 1)  # (H, R, d)
+        scalars = torch.einsum("hd,hrd->hr", self.r_r_bias.to(rows.dtype), rows)
+
+        def row_of(r):
+            return r - offsets.low
+
+        return Terms(scale=self.scale, A=(Table(rows, row_of),), u=self.r_w_bias, c=(Table(scalars, row_of),))
