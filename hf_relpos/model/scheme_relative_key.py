@@ -38,10 +38,11 @@ class RelativeKey(Scheme, name="relative_key"):
     @classmethod
     def resolve(cls, options, config):
         resolved = super().resolve(options, config)
-        if resolved["clip"] is not None and resolved["clip"] > config.max_position_embeddings - 1:
+        reach = config.max_position_embeddings - 1
+        if resolved["clip"] is not None and resolved["clip"] > reach:
             raise ValueError(
-                f"position_options['clip'] = {resolved['clip']} reaches past the table: with "
-                f"max_position_embeddings = {config.max_position_embeddings} the largest is {config.max_position_embeddings - 1}"
+                f"position_options['clip'] = {resolved['clip']} reaches past the table, whose largest distance is "
+                f"{reach} (max_position_embeddings − 1); choose a smaller one, or None for all of the table"
             )
         return resolved
 
