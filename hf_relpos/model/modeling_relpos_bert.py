@@ -380,6 +380,7 @@ class RelPosBertLMHeadModel(RelPosBertPreTrainedModel, BertLMHeadModel):
         PreTrainedModel.__init__(self, config)
         if not config.is_decoder:
             logger.warning("RelPosBertLMHeadModel with config.is_decoder = False sees the future; set it to True.")
+        self.loss_type = "ForCausalLM"  # Transformers reads it off the class name, which BERT's does not have
         self.bert = RelPosBertModel(config, add_pooling_layer=False)
         self.cls = BertOnlyMLMHead(config)
         self.post_init()

@@ -1,0 +1,43 @@
+# make demo    convert a real BERT, fine-tune it, reload it
+# make test    every test
+# make lint    style only
+# make test-floor   every test, on the oldest Transformers that is supported
+# Each makes its own virtual environment first. PYTHON chooses the interpreter.
+
+PYTHON ?= python3
+VENV := .venv
+FLOOR := .venvs/floor
+PYTEST_ARGS ?= -n auto --dist loadfile
+
+.PHONY: demo test test-floor lint clean
+
+demo: $(VENV)/.installed
+	$(VENV)/bin/hf-relpos demo --out demo-out --overwrite
+
+test: $(VENV)/.installed lint
+	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+
+test-floor: $(FLOOR)/.installed
+	$(FLOOR)/bin/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.installed
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+# the floor pins what the constraints pin, but for Transformers and the Hub client that came with it
+$(FLOOR)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(FLOOR)
+	grep -vE '^(transformers|huggingface_hub)==' constraints.txt > $(FLOOR)/constraints.txt
+	$(FLOOR)/bin/python -m pip install --quiet --disable-pip-version-check -c $(FLOOR)/constraints.txt torch
+	$(FLOOR)/bin/python -m pip install --quiet --disable-pip-version-check -c $(FLOOR)/constraints.txt \
+		"transformers==5.14.0" -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) .venvs build dist *.egg-info demo-out

@@ -1,0 +1,74 @@
+"""How well a masked language model predicts text, and how much of that it owes to word order."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+
+def masked_windows(
+    tokenizer, paragraphs: Sequence[str], length: int, limit: int, rng: np.random.Generator, rate: float = 0.15
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cut text into windows `[CLS] … [SEP]` and mask tokens at random.
+
+    Args:
+        paragraphs: the text; their tokens are strung together.
+        length: tokens per window, special ones included.
+        limit: windows at most.
+        rng: decides which tokens are masked.
+        rate: share of the tokens to mask.
+
+    Returns:
+        Token ids with [MASK] at the chosen places, (windows, length), and labels, the same shape, −100 elsewhere.
+
+    Raises:
+        ValueError: when the text does not fill one window.
+    """
+    room = length - 2
+    ids = [token for text in paragraphs for token in tokenizer(text, add_special_tokens=False, verbose=False).input_ids]
+    count = min(len(ids) // room, limit)
+    if count < 1:
+        raise ValueError(f"the text has {len(ids)} tokens and a window of length {length} needs {room}: give more text")
+    ids = np.array(ids[: count * room], dtype=np.int64).reshape(count, room)
+    chosen = (rng.random(ids.shape) < rate) & (ids != tokenizer.unk_token_id)
+    chosen[:, 0] |= ~chosen.any(axis=1)
+    edges = {"constant_values": ((0, 0), (tokenizer.cls_token_id, tokenizer.sep_token_id))}
+    inputs = np.pad(np.where(chosen, tokenizer.mask_token_id, ids), ((0, 0), (1, 1)), **edges)
+    labels = np.pad(np.where(chosen, ids, -100), ((0, 0), (1, 1)), constant_values=-100)
+    return torch.from_numpy(inputs), torch.from_numpy(labels)
+
+
+def random_orders(count: int, length: int, rng: np.random.Generator) -> torch.Tensor:
+    """For each window the numbers 0 … length − 1 with all but the first and last in random order, (count, length)."""
+    inner = rng.permuted(np.tile(np.arange(1, length - 1), (count, 1)), axis=1)
+    return torch.from_numpy(np.pad(inner, ((0, 0), (1, 1)), constant_values=((0, 0), (0, length - 1))))
+
+
+@torch.inference_mode()
+def masked_accuracy(
+    model: nn.Module,
+    inputs: torch.Tensor,
+    labels: torch.Tensor,
+    position_ids: torch.Tensor | None = None,
+    batch_size: int = 32,
+) -> dict[str, float]:
+    """Share of the masked tokens predicted right, in percent, and their mean negative log-likelihood, in nats.
+
+    Args:
+        model: a masked language model; its mode (train or eval) is left as it is.
+        inputs: token ids, (windows, length).
+        labels: the same shape, −100 where nothing is to be predicted.
+        position_ids: the same shape, or None for the model's own.
+    """
+    right, loss, count = 0, 0.0, 0
+    for at in range(0, len(inputs), batch_size):
+        part = slice(at, at + batch_size)
+        extra = {} if position_ids is None else {"position_ids": position_ids[part].to(model.device)}
+        logits = model(input_ids=inputs[part].to(model.device), **extra).logits
+        target = labels[part].to(model.device)
+        logits, target = logits[target != -100].float(), target[target != -100]
+        right += int((logits.argmax(-1) == target).sum())
+        loss += float(nn.functional.cross_entropy(logits, target, reduction="sum"))
+        count += len(target)
+    return {"accuracy": round(100 * right / count, 2), "nll": round(loss / count, 4)}
