@@ -1,0 +1,206 @@
+"""Opt-in: stock BERT classes and Auto classes that honour `position_embedding_type`, and the way back.
+
+Transformers v5 ignores the field: it loads such a checkpoint as an absolute BERT, silently wrong. Inside
+`patch_transformers()` the same code gets our classes, which subclass the stock ones:
+
+    with patch_transformers():
+        model = AutoModelForMaskedLM.from_pretrained("old/relative-bert")  # a RelPosBertForMaskedLM
+
+Two attributes of the nine stock heads are replaced, `__init__` and `from_pretrained`. The Auto classes need nothing:
+they end in one or the other.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from threading import RLock
+from types import TracebackType
+from typing import Any
+
+import transformers
+from transformers import BertConfig, BertPreTrainedModel, PreTrainedConfig
+
+from .compat import attn_implementation
+from .model.configuration_relpos_bert import RelPosBertConfig
+from .model.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
+from .model.schemes import SCHEMES
+
+
+# Each stock head and ours, which inherits from it: BertModel → RelPosBertModel.
+STOCK_HEADS: dict[type[BertPreTrainedModel], type[RelPosBertPreTrainedModel]] = {
+    getattr(transformers, ours.__name__.removeprefix("RelPos")): ours for ours in HEADS.values()
+}
+# What only our configuration has; the Auto classes, which read a BertConfig, pass these keywords on to the model.
+OWN_FIELDS = {field.name for field in fields(RelPosBertConfig)} - {field.name for field in fields(BertConfig)}
+HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+MISSING = object()  # the class inherits the attribute
+
+
+class Patch:
+    """What `patch_transformers` returns: `undo()` it, or use it as a context manager."""
+
+    def undo(self) -> None:
+        """End this patch; the stock classes are restored with the last one. A second call does nothing."""
+        with _lock:
+            if self in _active:
+                _active.remove(self)
+                if not _active:
+                    _restore()
+
+    def __enter__(self) -> "Patch":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.undo()
+
+
+_lock = RLock()
+_active: list[Patch] = []
+# (class, attribute, what it was, what we put there)
+_replaced: list[tuple[type, str, Any, Any]] = []
+
+
+def patch_transformers() -> Patch:
+    """Make the stock BERT classes build our models for configurations that claim relative positions.
+
+    Affected, in the whole process, are the nine stock heads and the Auto classes that lead to them, and only where
+    `position_embedding_type` names a scheme of `SCHEMES` other than `"absolute"`:
+
+    - `BertForX.from_pretrained`, `AutoModelForX.from_pretrained`, `pipeline` and all that calls them;
+    - `AutoModelForX.from_config(config)` and `BertForX(config)`.
+
+    The results are `RelPosBertForX`, with a copy of the configuration as `RelPosBertConfig`; they outlive the patch.
+    Absolute configurations, subclasses of `BertConfig` and subclasses of the stock heads are left alone; but where
+    other code builds an exact stock class inside its own, such as `self.bert = BertModel(config)`, that part is ours.
+
+    Patches may be nested and undone in any order: the classes are restored when the last one is undone, to the very
+    objects they had.
+
+    Returns:
+        The handle, to `undo()` or to use in a `with` statement, which undoes it on errors too.
+
+    Example:
+
+    ```python
+    >>> from hf_relpos import patch_transformers
+
+    >>> patch = patch_transformers()
+    >>> model = AutoModelForMaskedLM.from_pretrained("old/relative-bert")
+    >>> patch.undo()
+    ```
+    """
+    with _lock:
+        patch = Patch()
+        if not _active:
+            _install()
+        _active.append(patch)
+        return patch
+
+
+def is_relative(scheme: Any) -> bool:
+    """Whether a value of `position_embedding_type` is for our models and not for stock BERT."""
+    return isinstance(scheme, str) and scheme in SCHEMES and scheme != "absolute"
+
+
+def is_ours(config: Any, changes: Mapping[str, Any] | None = None) -> bool:
+    """Whether a model of this configuration, exactly a BertConfig or a RelPosBertConfig, is for our classes.
+
+    Args:
+        config: any object.
+        changes: keywords that override its fields.
+    """
+    scheme = getattr(config, "position_embedding_type", None)
+    return type(config) in (BertConfig, RelPosBertConfig) and is_relative(
+        (changes or {}).get("position_embedding_type", scheme)
+    )
+
+
+def to_relpos_config(config: BertConfig, changes: Mapping[str, Any] | None = None) -> RelPosBertConfig:
+    """The configuration as a RelPosBertConfig, with its origin and its attention backend; one of ours as it is.
+
+    Args:
+        config: a BertConfig or a RelPosBertConfig.
+        changes: fields to set, in a copy.
+
+    Raises:
+        ValueError: for a scheme or options that RelPosBertConfig refuses.
+    """
+    if isinstance(config, RelPosBertConfig) and not changes:
+        return config
+    values = {**config.to_dict(), **(changes or {}), "model_type": RelPosBertConfig.model_type}
+    converted = RelPosBertConfig(**values, attn_implementation=attn_implementation(config))
+    converted.name_or_path = config.name_or_path
+    return converted
+
+
+def _saved_scheme(path: Any, config: Any, kwargs: dict[str, Any]) -> Any:
+    """The `position_embedding_type` that `from_pretrained(path, config=config, **kwargs)` would give its model.
+
+    None where no file says so; then the stock class has the say.
+    """
+    source = path if config is None else config
+    if source is None or kwargs.get("gguf_file") is not None:
+        return None
+    hub = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
+    try:
+        saved, _ = BertConfig.get_config_dict(source, **hub)
+    except OSError:  # no such file or repository: the stock class says it better
+        return None
+    return kwargs.get("position_embedding_type", saved.get("position_embedding_type"))
+
+
+def _routed_init(stock: type, ours: type) -> Callable[..., None]:
+    """`__init__` for a stock head: an exact instance of it becomes one of ours where its configuration says so."""
+    before = stock.__init__
+
+    @functools.wraps(before)
+    def __init__(self, config, *args, **kwargs):
+        if _active and type(self) is stock and is_ours(config):
+            self.__class__ = ours
+            ours.__init__(self, to_relpos_config(config), *args, **kwargs)
+        else:
+            before(self, config, *args, **kwargs)
+
+    return __init__
+
+
+def _routed_from_pretrained(stock: type, ours: type) -> classmethod:
+    """`from_pretrained` for a stock head, which leaves subclasses, ours among them, to the method as it was."""
+    before = vars(stock).get("from_pretrained")
+
+    @functools.wraps(stock.from_pretrained.__func__)
+    def from_pretrained(cls, pretrained_model_name_or_path, *args, config=None, **kwargs):
+        if _active and cls is stock:
+            if isinstance(config, PreTrainedConfig):
+                own = {name: value for name, value in kwargs.items() if name in OWN_FIELDS}
+                if is_ours(config, own):
+                    kwargs = {name: value for name, value in kwargs.items() if name not in own}
+                    config = to_relpos_config(config, own)
+                    return ours.from_pretrained(pretrained_model_name_or_path, *args, config=config, **kwargs)
+            elif is_relative(_saved_scheme(pretrained_model_name_or_path, config, kwargs)):
+                return ours.from_pretrained(pretrained_model_name_or_path, *args, config=config, **kwargs)
+        inherited = super(stock, cls).from_pretrained if before is None else before.__get__(None, cls)
+        return inherited(pretrained_model_name_or_path, *args, config=config, **kwargs)
+
+    return classmethod(from_pretrained)
+
+
+def _install() -> None:
+    for stock, ours in STOCK_HEADS.items():
+        for name, make in (("__init__", _routed_init), ("from_pretrained", _routed_from_pretrained)):
+            before, routed = vars(stock).get(name, MISSING), make(stock, ours)
+            setattr(stock, name, routed)
+            _replaced.append((stock, name, before, routed))
+
+
+def _restore() -> None:
+    while _replaced:
+        stock, name, before, routed = _replaced.pop()
+        if vars(stock).get(name) is not routed:
+            continue  # someone wrapped ours since then; below their wrapper it does nothing any more
+        if before is MISSING:
+            delattr(stock, name)
+        else:
+            setattr(stock, name, before)

@@ -1,0 +1,325 @@
+"""BERT checkpoints of Transformers ≤ 4.57 with relative positions: our heads read them and give the old outputs.
+
+Folders and their contents are described in tests/fixtures/README.md.
+"""
+
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModel, AutoModelForMaskedLM, BertConfig, BertForMaskedLM, BertModel, T5Config
+
+import hf_relpos
+from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertForSequenceClassification, RelPosBertModel
+
+
+LEGACY = Path(__file__).parent / "fixtures" / "legacy"
+FOLDERS = sorted(path for path in LEGACY.glob("*/*") if path.is_dir())
+DECODERS = [path for path in FOLDERS if "LMHead" in path.name]
+KINDS = ["relative_key", "relative_key_query"]
+TOLERANCE = {"rtol": 0.0, "atol": 1e-5}
+
+
+def name_of(folder: Path) -> str:
+    """Readable test ids."""
+    return f"{folder.parent.name}/{folder.name}"
+
+
+def stock_name(folder: Path) -> str:
+    """The BERT class that wrote the folder."""
+    return folder.name.partition("-")[0]
+
+
+def our_class(folder: Path) -> type:
+    """Its counterpart here."""
+    return getattr(hf_relpos, f"RelPos{stock_name(folder)}")
+
+
+def read(file: Path) -> tuple[dict, dict]:
+    """Arguments of the old call (inputs and labels), and its outputs by flat names such as `hidden_states.0`."""
+    parts = {"input": {}, "label": {}, "output": {}}
+    for name, tensor in load_file(file).items():
+        part, _, rest = name.partition(".")
+        parts[part][rest] = tensor
+    return {**parts["input"], **parts["label"]}, parts["output"]
+
+
+@torch.no_grad()
+def run(model, arguments: dict) -> dict:
+    """Outputs under the flat names of the fixtures, and the attention weights where the backend holds them."""
+    if model.config.is_decoder:
+        arguments = {"use_cache": False, **arguments}
+    detailed = model.config._attn_implementation == "eager"
+    flat = {}
+    for field, value in model(**arguments, output_hidden_states=True, output_attentions=detailed).items():
+        parts = {f"{field}.{n}": part for n, part in enumerate(value)} if isinstance(value, tuple) else {field: value}
+        flat.update(parts)
+    return flat
+
+
+def check_old_outputs(model, folder: Path) -> None:
+    """Everything the old call returned, from every file of the folder, is returned again."""
+    assert not model.training
+    for file in sorted(folder.glob("io*.safetensors")):
+        arguments, expected = read(file)
+        found = run(model, arguments)
+        if model.config._attn_implementation != "eager":
+            expected = {name: tensor for name, tensor in expected.items() if "attentions" not in name}
+        assert set(expected) <= set(found)
+        for name, tensor in expected.items():
+            torch.testing.assert_close(found[name], tensor, **TOLERANCE, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def check_same(one: dict, other: dict) -> None:
+    """Two results of `run` by the same operations; products may round differently with the alignment in memory."""
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        torch.testing.assert_close(
+            tensor, other[name], rtol=0.0, atol=2e-6, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+@pytest.fixture
+def noise():
+    """Messages of Transformers from level warning up, in order."""
+
+    class Collect(logging.Handler):
+        def emit(self, record):
+            messages.append(record.getMessage())
+
+    messages: list[str] = []
+    handler = Collect(logging.WARNING)
+    logging.getLogger("transformers").addHandler(handler)
+    yield messages
+    logging.getLogger("transformers").removeHandler(handler)
+
+
+def test_every_head_is_there():
+    ours = {head.__name__.removeprefix("RelPos") for head in hf_relpos.model.modeling_relpos_bert.HEADS.values()}
+    for kind in KINDS:
+        assert ours <= {folder.name for folder in FOLDERS if folder.parent.name == kind}
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
+def test_old_outputs(folder, backend):
+    model = our_class(folder).from_pretrained(folder, attn_implementation=backend)
+    assert model.config._attn_implementation == backend
+    assert model.config.position_embedding_type == folder.parent.name
+    check_old_outputs(model, folder)
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
+def test_loads_silently(folder, noise, recwarn):
+    _, info = our_class(folder).from_pretrained(folder, output_loading_info=True)
+    assert not any(info.values()), info
+    assert noise == []
+    assert [str(warning.message) for warning in recwarn] == []
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
+def test_saved_in_our_format(folder, tmp_path, noise):
+    model = our_class(folder).from_pretrained(folder)
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["model_type"], config["position_embedding_type"]) == ("relpos_bert", folder.parent.name)
+    assert not any("position_embeddings" in name for name in load_file(tmp_path / "model.safetensors"))
+
+    again, info = our_class(folder).from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values()), info
+    assert noise == []
+    after = again.state_dict()
+    assert all(torch.equal(tensor, after.pop(name)) for name, tensor in model.state_dict().items()) and not after
+    check_old_outputs(again, folder)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_head_on_the_same_body(kind):
+    """Fine-tuning starts like this: the new classifier is missing, the tables are not."""
+    folder = LEGACY / kind / "BertForMaskedLM"
+    model, info = RelPosBertForSequenceClassification.from_pretrained(folder, output_loading_info=True)
+    assert {name.partition(".")[0] for name in info["missing_keys"] if ".pooler." not in name} == {"classifier"}
+    arguments, expected = read(folder / "io.safetensors")
+    del arguments["labels"]
+    found = run(model, arguments)
+    torch.testing.assert_close(found["hidden_states.2"], expected["hidden_states.2"], **TOLERANCE)
+
+
+def test_pickled_weights_with_position_ids(tmp_path, noise):
+    """Uploads of 2020 and 2021: a `.bin` file that also holds the buffer of position numbers."""
+    folder = LEGACY / "relative_key_query" / "BertForMaskedLM"
+    tensors = load_file(folder / "model.safetensors")
+    tensors["bert.embeddings.position_ids"] = torch.arange(12)[None]
+    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    model = RelPosBertForMaskedLM.from_pretrained(tmp_path)
+    assert noise == []
+    check_old_outputs(model, folder)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_longer_than_the_table_clips(kind, backend):
+    """Distances past P − 1 take the last row, as if the table had been written out with its edges repeated."""
+    folder = LEGACY / kind / "BertModel"
+    model = RelPosBertModel.from_pretrained(folder, attn_implementation=backend)
+    ids = torch.randint(1, 50, (2, 30), generator=torch.Generator().manual_seed(0))
+
+    tensors = load_file(folder / "model.safetensors")
+    for name, table in tensors.items():
+        if "distance_embedding" in name:
+            tensors[name] = torch.cat([table[:1].expand(18, -1), table, table[-1:].expand(18, -1)])
+    del tensors["embeddings.position_embeddings.weight"]
+    config = RelPosBertConfig.from_pretrained(folder, max_position_embeddings=30, attn_implementation=backend)
+    wide = RelPosBertModel.from_pretrained(None, config=config, state_dict=tensors)
+    found, expected = run(model, {"input_ids": ids}), run(wide, {"input_ids": ids})
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, **TOLERANCE)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_past_the_table_changes_nothing(kind, backend):
+    folder = LEGACY / kind / "BertModel"
+    model = RelPosBertModel.from_pretrained(folder, attn_implementation=backend)
+    arguments, expected = read(folder / "io_short.safetensors")
+    real = arguments["attention_mask"].bool()
+    length = real.shape[1]
+    padded = {name: torch.nn.functional.pad(tensor, (0, 30 - length)) for name, tensor in arguments.items()}
+    found = run(model, padded)["last_hidden_state"][:, :length]
+    torch.testing.assert_close(found[real], expected["last_hidden_state"][real], **TOLERANCE)
+
+
+@pytest.mark.parametrize("steps", [[12], [5, 4, 1, 2]], ids=str)
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("folder", DECODERS, ids=name_of)
+def test_decoder_with_a_cache(folder, backend, steps):
+    """The cached calls give what the old full call gave; 4.57.6 itself got them wrong (issue 19045)."""
+    model = our_class(folder).from_pretrained(folder, attn_implementation=backend)
+    arguments, expected = read(folder / "io.safetensors")
+    encoder = {name: arguments[name] for name in arguments if name.startswith("encoder")}
+    cache, start, logits = None, 0, []
+    for step in steps:
+        stop = start + step
+        with torch.no_grad():
+            output = model(
+                input_ids=arguments["input_ids"][:, start:stop],
+                token_type_ids=arguments["token_type_ids"][:, start:stop],
+                attention_mask=arguments["attention_mask"][:, :stop],
+                past_key_values=cache,
+                use_cache=True,
+                **encoder,
+            )
+        cache, start = output.past_key_values, stop
+        logits.append(output.logits)
+    torch.testing.assert_close(torch.cat(logits, dim=1), expected["logits"], **TOLERANCE)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_decoder_with_a_cache_past_the_table(kind, backend):
+    model = our_class(folder := LEGACY / kind / "BertLMHeadModel").from_pretrained(folder, attn_implementation=backend)
+    ids = torch.randint(1, 50, (2, 30), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        full = model(input_ids=ids, use_cache=False).logits
+        first = model(input_ids=ids[:, :10], use_cache=True)
+        rest = model(input_ids=ids[:, 10:], past_key_values=first.past_key_values, use_cache=True)
+    torch.testing.assert_close(torch.cat([first.logits, rest.logits], dim=1), full, **TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tables_lost_by_stock_transformers(kind, tmp_path, noise):
+    """Loaded and saved by stock v5 the configuration still claims what the weights no longer have."""
+    BertForMaskedLM.from_pretrained(LEGACY / kind / "BertForMaskedLM").save_pretrained(tmp_path)
+    assert any("distance_embedding" in message for message in noise)  # and `noise` would have heard ours
+    assert json.loads((tmp_path / "config.json").read_text())["position_embedding_type"] == kind
+    for head in (RelPosBertForMaskedLM, RelPosBertModel):
+        with pytest.raises(ValueError, match=rf"position_embedding_type = '{kind}'.* lack .*distance_embedding"):
+            head.from_pretrained(tmp_path)
+    # the way out that the message names
+    model = RelPosBertForMaskedLM.from_pretrained(tmp_path, position_embedding_type="shaw")
+    assert model.config.position_embedding_type == "shaw"
+
+
+def test_nezha_is_refused(tmp_path):
+    folder = LEGACY / "relative_key" / "BertModel"
+    config = json.loads((folder / "config.json").read_text())
+    del config["position_embedding_type"]
+    (tmp_path / "config.json").write_text(json.dumps({**config, "use_relative_position": True}))
+    (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    for reader in (RelPosBertConfig, RelPosBertModel):
+        with pytest.raises(ValueError, match="NEZHA"):
+            reader.from_pretrained(tmp_path)
+
+
+def test_other_architectures_are_refused(tmp_path):
+    T5Config(d_model=24, d_kv=8, num_heads=3, d_ff=32, num_layers=1).save_pretrained(tmp_path)
+    for reader in (RelPosBertConfig, RelPosBertModel):
+        with pytest.raises(ValueError, match=r"'t5'.*'bert'"):
+            reader.from_pretrained(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def absolute(tmp_path_factory) -> Path:
+    """A stock absolute BERT, saved by the Transformers under test; its field reads as 4.57 wrote it."""
+    folder = tmp_path_factory.mktemp("absolute")
+    torch.manual_seed(0)
+    config = BertConfig.from_pretrained(LEGACY / "relative_key" / "BertModel", position_embedding_type="absolute")
+    config.initializer_range = 0.2
+    BertModel(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("named", [True, False])
+def test_absolute_checkpoints(absolute, tmp_path, backend, named, noise):
+    config = json.loads((absolute / "config.json").read_text())
+    assert config.pop("position_embedding_type") == "absolute"
+    folder = absolute
+    if not named:  # as v5 writes it
+        folder = tmp_path
+        (folder / "config.json").write_text(json.dumps(config))
+        (folder / "model.safetensors").write_bytes((absolute / "model.safetensors").read_bytes())
+    stock = BertModel.from_pretrained(folder, attn_implementation=backend)
+    ours = RelPosBertModel.from_pretrained(folder, attn_implementation=backend)
+    assert ours.config.position_embedding_type == "absolute"
+    assert noise == []
+    arguments, _ = read(LEGACY / "relative_key" / "BertModel" / "io.safetensors")
+    check_same(run(ours, arguments), run(stock, arguments))
+
+
+def test_importing_changes_nothing(absolute, tmp_path):
+    """Stock classes and Auto classes do what they do in a process without the package, silent mistakes included."""
+    legacy = LEGACY / "relative_key" / "BertModel"
+    program = """if True:
+        import sys
+        import torch
+        from safetensors.torch import load_file, save_file
+        from transformers import AutoModel
+
+        *folders, io, result = sys.argv[1:]
+        names = ("input_ids", "attention_mask", "token_type_ids")
+        arguments = {name: load_file(io)[f"input.{name}"] for name in names}
+        with torch.no_grad():
+            states = [AutoModel.from_pretrained(folder)(**arguments).last_hidden_state for folder in folders]
+        save_file(dict(zip(folders, states)), result)
+        assert "hf_relpos" not in sys.modules
+    """
+    result = tmp_path / "without.safetensors"
+    command = [sys.executable, "-c", program, absolute, legacy, legacy / "io.safetensors", result]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    without = load_file(result)
+
+    arguments, expected = read(legacy / "io.safetensors")
+    for folder in (absolute, legacy):
+        model = AutoModel.from_pretrained(folder)
+        assert type(model) is BertModel
+        check_same({"state": run(model, arguments)["last_hidden_state"]}, {"state": without[str(folder)]})
+    assert (without[str(legacy)] - expected["last_hidden_state"]).abs().max() > 1e-2
+    assert type(AutoModelForMaskedLM.from_pretrained(LEGACY / "relative_key" / "BertForMaskedLM")) is BertForMaskedLM
