@@ -1,0 +1,146 @@
+"""The command line, `hf-relpos`.
+
+Commands import what they need when they run. What the user can correct is printed without a traceback, exit code 2.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+
+if TYPE_CHECKING:
+    from .convert import ConversionReport
+
+app = typer.Typer(
+    help="BERT with relative positions.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Print a ValueError (`ConversionError` is one) as text and leave with exit code 2."""
+    try:
+        yield
+    except ValueError as error:
+        Console(stderr=True).print(f"Error: {error}", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(2) from None
+
+
+def parse_options(pairs: list[str]) -> dict[str, Any]:
+    """["clip=32", "mode=log"] to {"clip": 32, "mode": "log"}: JSON where a value is JSON, else text.
+
+    Raises:
+        ValueError: for one without a key.
+    """
+    options = {}
+    for pair in pairs:
+        key, found, value = pair.partition("=")
+        if not key or not found:
+            raise ValueError(f"--option {pair!r} is not of the form KEY=VALUE, such as clip=32")
+        try:
+            options[key] = json.loads(value)
+        except ValueError:
+            options[key] = value
+    return options
+
+
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(help="Folder or Hub repository of a BERT with absolute positions.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write.")],
+    scheme: Annotated[
+        str, typer.Option(help="Position scheme of the result; `hf-relpos schemes` lists them.")
+    ] = "relative_key",
+    option: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Option of the scheme; may be repeated.")
+    ] = None,
+    method: Annotated[
+        str,
+        typer.Option(help="keep: absolute positions stay, same outputs. drop: their mean stays, needs training."),
+    ] = "keep",
+    architecture: Annotated[
+        str | None, typer.Option(help="Class whose head to keep, if not the one in config.json: BertModel, ….")
+    ] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub repository.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists, after success.")] = False,
+) -> None:
+    """Convert a BERT with absolute positions to a relative one."""
+    with plain_errors():
+        options = parse_options(option or [])
+        from transformers.utils import logging
+
+        from .convert import convert
+
+        logging.disable_progress_bar()
+        report = convert(
+            source,
+            out,
+            position_embedding_type=scheme,
+            position_options=options,
+            method=method,
+            architecture=architecture,
+            revision=revision,
+            overwrite=overwrite,
+        )
+    print_report(report, Console())
+
+
+def print_report(report: "ConversionReport", console: Console) -> None:
+    """The tensors of a report, layers put together, and a summary."""
+    rows: dict[tuple, list[int]] = {}
+    for step in report.steps:
+        name = step.target or step.source
+        key = (step.kind, re.sub(r"^(bert\.)?encoder\.layer\.\d+\.", "layer.*.", name), step.shape, step.note)
+        count = rows.setdefault(key, [0, 0])
+        count[0] += 1
+        count[1] += step.parameters
+
+    table = Table("", "", "tensor", "shape", "parameters", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in (1, 4):
+        table.columns[column].justify = "right"
+    table.columns[2].overflow = "fold"
+    for (kind, name, shape, note), (tensors, parameters) in rows.items():
+        times = f"{tensors} ×" if tensors > 1 else ""
+        tensor = Text(name).append(f"\n{note}" if note else "", style="italic")
+        table.add_row(kind, times, tensor, "×".join(map(str, shape)), f"{parameters:,}")
+    console.print(table)
+
+    options = ", ".join(f"{key} = {value}" for key, value in report.position_options.items())
+    lines = [
+        f"{report.architecture} → {report.converted_to}, method {report.method}, scheme "
+        f"{report.position_embedding_type}" + (f" ({options})" if options else "")
+    ]
+    for kind, total in report.totals.items():
+        lines.append(f"{kind:8} {total['tensors']:6,} tensors {total['parameters']:14,} parameters")
+    if report.difference is not None:
+        lines.append(f"largest difference of an output to the source's, relative: {report.difference:.1e}")
+    lines.append(f"written to {report.out}")
+    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
+def schemes() -> None:
+    """List the position schemes."""
+    from .model.attention import capable_backends
+    from .model.schemes import SCHEMES
+
+    table = Table("scheme", "source", "options", "past the trained range", "backends")
+    table.columns[0].no_wrap = True
+    for name, scheme in SCHEMES.items():
+        defaults = {key: option.default for key, option in scheme.options.items()}
+        options = "\n".join(f"{key} = {option.default}: {option.help}" for key, option in scheme.options.items())
+        backends = ", ".join(capable_backends(scheme.has_value_term(defaults)))
+        table.add_row(name, scheme.source, options or "–", scheme.beyond_range, backends)
+    Console().print(table)

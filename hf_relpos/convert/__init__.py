@@ -1,0 +1,19 @@
+"""Conversion of BERT checkpoints with absolute positions to relative ones."""
+
+import sys
+from types import ModuleType
+
+from .checkpoint import METHODS, ConversionReport, Method, Step, convert
+from .source import ConversionError
+
+
+__all__ = ["METHODS", "ConversionError", "ConversionReport", "Method", "Step", "convert"]
+
+
+class _CallableModule(ModuleType):
+    """`hf_relpos.convert` is this module and the function in it: whichever was imported first, both uses work."""
+
+    __call__ = staticmethod(convert)
+
+
+sys.modules[__name__].__class__ = _CallableModule

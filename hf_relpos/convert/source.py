@@ -1,0 +1,379 @@
+"""Reading a BERT checkpoint of any age: find it, check it, give its tensors their stock names.
+
+Only JSON and safetensors are read. Pickles are refused, and no code of a repository is run.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from .names import BASE_RULES, RULES, TIES, Rule, is_buffer, to_stock
+
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "*.model",
+)
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+class ConversionError(ValueError):
+    """A checkpoint that cannot be converted, or a place that cannot be written; says what to do about it."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint whose tensors have their stock names.
+
+    Attributes:
+        name: as the caller gave it.
+        folder: where it lies on this machine.
+        revision: commit of the Hub repository; None for a local folder.
+        config: config.json.
+        architecture: stock class.
+        tensors: stock name to tensor, of one dtype, complete but for a missing pooler of BertModel.
+        origin: stock name to the name in the file; also of the tensors in `extra`.
+        extra: tensors with no place in the architecture, under the stock rules.
+    """
+
+    name: str
+    folder: Path
+    revision: str | None
+    config: dict[str, Any]
+    architecture: str
+    tensors: dict[str, torch.Tensor]
+    origin: dict[str, str]
+    extra: dict[str, torch.Tensor]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The common dtype of the tensors."""
+        return next(iter(self.tensors.values())).dtype
+
+
+def some(names: Iterable[str], limit: int = 4) -> str:
+    """The first few names, and how many more there are."""
+    names = list(names)
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
+def locate(source: str | Path, revision: str | None = None) -> tuple[Path, str | None]:
+    """The folder of a checkpoint, downloaded if it is on the Hub, and the commit it was downloaded at.
+
+    Raises:
+        ConversionError: when there is no such folder and no such repository, or no way to reach it.
+    """
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        if revision is not None:
+            raise ConversionError(
+                f"revision = {revision!r}: {source} is a local folder, which has one state; leave it out"
+            )
+        return folder.resolve(), None
+    if folder.exists():
+        raise ConversionError(f"source = '{source}' is a file; give the folder that holds config.json")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.utils import validate_repo_id
+
+    repository = str(source)
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        raise ConversionError(
+            f"source = {repository!r}: there is no such folder, and it cannot be a Hub repository, whose form is "
+            "'user/name'; check the path"
+        ) from error
+    try:
+        downloaded = snapshot_download(
+            repository,
+            revision=revision,
+            allow_patterns=["config.json", "generation_config.json", "model*.safetensors", INDEX, *TOKENIZER_FILES],
+            ignore_patterns=["*/*"],
+        )
+    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
+        at = "" if revision is None else f" at revision {revision!r}"
+        raise ConversionError(
+            f"source = {repository!r}: there is no such folder, and no such Hub repository{at} that you may read; "
+            "check the spelling, or log in with `hf auth login`"
+        ) from error
+    except OSError as error:  # no connection, offline mode, the Hub's own errors, a full disk
+        reason = shorten(str(error), 160, placeholder=" …")
+        raise ConversionError(
+            f"source = {repository!r}: there is no such folder, and the Hub repository could not be downloaded "
+            f"({type(error).__name__}: {reason}). Check the connection and HF_HUB_OFFLINE, or download it elsewhere "
+            f"with `hf download {repository} --local-dir FOLDER` and give that folder"
+        ) from error
+    return Path(downloaded).resolve(), Path(downloaded).name
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        ConversionError: for a file that cannot be read or holds something else.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConversionError(f"{path}: not readable as JSON ({error}); restore the file") from error
+    if not isinstance(content, dict):
+        raise ConversionError(f"{path}: holds a {type(content).__name__}, not a JSON object; restore the file")
+    return content
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of a stock BERT with absolute positions.
+
+    Raises:
+        ConversionError: for a folder without it, another architecture, and a model that is relative already.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ConversionError(
+            f"{folder}: no config.json, so this is not a checkpoint folder; give the folder that "
+            "`save_pretrained` wrote"
+        )
+    config = read_json(path)
+    found = config.get("model_type", "bert")  # the first BERT files have none
+    if found == "relpos_bert":
+        raise ConversionError(
+            f"{folder}: model_type = 'relpos_bert' is the result of a conversion; load it with "
+            "AutoModel.from_pretrained after `import hf_relpos`"
+        )
+    if found != "bert":
+        raise ConversionError(f"{folder}: model_type = {found!r}; only 'bert' checkpoints can be converted")
+    if config.get("use_relative_position"):
+        raise ConversionError(
+            f"{folder}: use_relative_position = {config['use_relative_position']!r} marks a NEZHA checkpoint, not a "
+            "BERT with absolute positions; it has none to convert"
+        )
+    if config.get("quantization_config"):
+        raise ConversionError(
+            f"{folder}: quantization_config is set; convert the checkpoint it was made from, and quantise the result"
+        )
+    return config
+
+
+def check_absolute(config: Mapping[str, Any], folder: Path, names: Iterable[str], architecture: str) -> None:
+    """Refuse a checkpoint that is relative already.
+
+    Args:
+        config: config.json.
+        names: names of the tensors.
+
+    Raises:
+        ConversionError: says how to load it instead.
+    """
+    kind = config.get("position_embedding_type", "absolute")
+    tables = [name for name in names if ".distance_embedding." in name]
+    load = f"RelPos{architecture}.from_pretrained({str(folder)!r}"
+    if kind in ("relative_key", "relative_key_query"):
+        if tables:
+            raise ConversionError(
+                f"{folder}: position_embedding_type = {kind!r}: the checkpoint is relative already; load it directly "
+                f"with {load})"
+            )
+        raise ConversionError(
+            f"{folder}: position_embedding_type = {kind!r}, but the weights have no tables of distances. Stock "
+            "Transformers v5 drops them when it loads and saves such a checkpoint: go back to the original files"
+        )
+    if kind != "absolute":
+        raise ConversionError(
+            f"{folder}: position_embedding_type = {kind!r}; only checkpoints with 'absolute' positions can be "
+            "converted"
+        )
+    if tables:
+        raise ConversionError(
+            f"{folder}: the weights have tables of distances ({some(tables, 1)}), so the checkpoint is relative "
+            f"already; load it directly with {load}, position_embedding_type='relative_key'), or with "
+            "'relative_key_query', whichever it was trained with"
+        )
+
+
+def choose_architecture(
+    config: Mapping[str, Any], folder: Path, known: Iterable[str], asked: str | None = None
+) -> str:
+    """The stock class whose head is kept: `asked`, else the first of `config.architectures`, else BertModel.
+
+    Raises:
+        ConversionError: for a class that has no counterpart here.
+    """
+    known = list(known)
+    listed = config.get("architectures") or ["BertModel"]
+    found = asked if asked is not None else listed[0] if isinstance(listed, list) else listed
+    if found not in known:
+        where = "architecture" if asked is not None else f"{folder}: architectures"
+        remedy = "" if asked is not None else "; pass architecture='BertModel' to convert the encoder without its head"
+        raise ConversionError(f"{where} = {found!r} has no counterpart here; known: {', '.join(known)}{remedy}")
+    return found
+
+
+def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a folder, under the names in its files.
+
+    Raises:
+        ConversionError: for a folder without safetensors, and for files that are missing, cut short or corrupt.
+    """
+    if (folder / WEIGHTS).is_file():
+        return _read_file(folder / WEIGHTS)
+    if not (folder / INDEX).is_file():
+        pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
+        if pickles:
+            raise ConversionError(
+                f"{folder}: no {WEIGHTS}, only {some(pickles)}. Pickles are not read, since loading one can run code. "
+                "If you trust it, let the stock library write safetensors, for example with "
+                f"AutoModelForMaskedLM.from_pretrained({str(folder)!r}).save_pretrained(NEW_FOLDER), and convert that"
+            )
+        raise ConversionError(
+            f"{folder}: no {WEIGHTS} and no {INDEX}; give a folder with safetensors weights (if the checkpoint has "
+            "only pytorch_model.bin, load it with the stock library and save it again)"
+        )
+    where = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(where, dict) or not where:
+        raise ConversionError(f"{folder / INDEX}: weight_map = {where!r} names no tensors; restore the file")
+    tensors: dict[str, torch.Tensor] = {}
+    for shard in sorted(set(map(str, where.values()))):
+        path = folder / shard
+        if Path(shard).name != shard or not path.is_file():
+            raise ConversionError(
+                f"{folder / INDEX}: names the file {shard!r}, which is not in the folder; restore it"
+            )
+        inside = _read_file(path)
+        wanted = [name for name, file in where.items() if file == shard]
+        lost = [name for name in wanted if name not in inside]
+        if lost:
+            raise ConversionError(f"{path}: lacks {some(lost)}, which {INDEX} expects there; restore the file")
+        tensors.update((name, inside[name]) for name in wanted)
+    return tensors
+
+
+def _read_file(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}
+    except (SafetensorError, OSError) as error:
+        raise ConversionError(
+            f"{path}: cut short or corrupt ({' '.join(str(error).split())}); copy or download the file again"
+        ) from error
+
+
+def normalise(
+    folder: Path,
+    raw: Mapping[str, torch.Tensor],
+    expected: Mapping[str, torch.Size],
+    architecture: str,
+    tied: bool,
+) -> tuple[dict[str, torch.Tensor], dict[str, str], dict[str, torch.Tensor]]:
+    """Tensors under their stock names, checked and completed by what is stored once and used twice.
+
+    Args:
+        raw: name in the file to tensor.
+        expected: stock name to shape, of every tensor of the architecture with this configuration.
+        architecture: stock class.
+        tied: `config.tie_word_embeddings`.
+
+    Returns:
+        `tensors`, `origin` and `extra` of `Source`.
+
+    Raises:
+        ConversionError: for names that collide, tensors that are missing or have no place, shapes that differ from
+            the configuration's, quantised weights, and values that are not finite.
+    """
+    base = architecture == "BertModel"
+    rules: tuple[Rule, ...] = BASE_RULES if base else RULES
+    found: dict[str, torch.Tensor] = {}
+    origin: dict[str, str] = {}
+    for name, tensor in raw.items():
+        stock, _ = to_stock(name, rules)
+        if stock in found:
+            raise ConversionError(
+                f"{folder}: {origin[stock]} and {name} are two spellings of one tensor; remove one of them"
+            )
+        found[stock], origin[stock] = tensor, name
+    for tie in TIES:
+        _complete(folder, found, origin, expected, tie.name, tie.other, tied, tied or tie.always)
+
+    tensors = {name: found[name] for name in expected if name in found}
+    extra = {name: tensor for name, tensor in found.items() if name not in expected}
+    missing = [name for name in expected if name not in found]
+    if base and all(name.startswith("pooler.") for name in missing) and len(missing) in (0, 2):
+        missing = []  # masked language models are saved without it; it starts afresh, as in stock BERT
+    if missing:
+        remedy = "restore the file"
+        if not any(_in_body(name) for name in missing):
+            remedy += ", or pass architecture='BertModel' to convert the encoder without its head"
+        raise ConversionError(
+            f"{folder}: the weights lack {len(missing)} of {len(expected)} tensors of {architecture}: "
+            f"{some(missing)}; {remedy} (the file holds {some(sorted(raw), 2)})"
+        )
+    stray = [origin[name] for name in extra if _in_body(name) and not is_buffer(name)]
+    if stray:
+        raise ConversionError(
+            f"{folder}: {some(stray)}: no place for {'it' if len(stray) == 1 else 'them'} in a BERT of this "
+            "configuration (num_hidden_layers, add_cross_attention); leaving weights out would change the outputs. "
+            "Correct config.json, or remove the tensors if they are unused"
+        )
+    for name, tensor in tensors.items():
+        _check_tensor(folder, origin[name], tensor, expected[name])
+    # a file of mixed types is widened to the common one, which changes no value
+    dtype = next(iter(tensors.values())).dtype
+    for tensor in tensors.values():
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return {name: tensor.to(dtype) for name, tensor in tensors.items()}, origin, extra
+
+
+def _in_body(name: str) -> bool:
+    """Whether a tensor of that stock name is between the inputs and the last hidden state."""
+    return name.removeprefix("bert.").startswith(("embeddings.", "encoder."))
+
+
+def _complete(folder, found, origin, expected, name, other, equal, rebuild) -> None:
+    """Fill in the name of a tie that the file leaves out; refuse a tie whose two tensors differ."""
+    if name not in expected or other not in expected:
+        return
+    if name in found and other in found:
+        if equal and not torch.equal(found[name], found[other]):
+            raise ConversionError(
+                f"{folder}: {origin[name]} and {origin[other]} differ, but tie_word_embeddings = True makes them one "
+                "tensor; set tie_word_embeddings to false in config.json to keep both, or remove one of them"
+            )
+    elif rebuild:
+        for absent, present in ((name, other), (other, name)):
+            if present in found:
+                found[absent], origin[absent] = found[present], origin[present]
+
+
+def _check_tensor(folder: Path, name: str, tensor: torch.Tensor, shape: torch.Size) -> None:
+    if tensor.shape != shape:
+        raise ConversionError(
+            f"{folder}: {name} has shape {tuple(tensor.shape)}, and config.json makes it {tuple(shape)}; correct "
+            "config.json or take the weights that belong to it"
+        )
+    if tensor.dtype not in DTYPES:
+        raise ConversionError(
+            f"{folder}: {name} has dtype {tensor.dtype}; convert the checkpoint in float32, float16 or bfloat16, and "
+            "quantise the result"
+        )
+    bad = int((~torch.isfinite(tensor)).sum())
+    if bad:
+        raise ConversionError(
+            f"{folder}: {name} holds {bad} values that are NaN or infinite, of {tensor.numel()}; take a checkpoint "
+            "from before they appeared"
+        )

@@ -1,0 +1,206 @@
+"""The demonstration behind `make demo` and `hf-relpos demo`: convert, measure, fine-tune, reload.
+
+Beside this file lie what it needs: `bert/`, a small BERT with absolute positions trained for this project (see
+model_cards/demo-bert), and `text/`, parts of two public-domain novels that it never saw.
+"""
+
+import lzma
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    DataCollatorForLanguageModeling,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
+from transformers.utils import logging
+
+from ..convert import ConversionError, convert
+from ..evaluate import masked_accuracy, masked_windows, random_orders
+
+
+HERE = Path(__file__).parent
+CHECKPOINT = HERE / "bert"
+
+
+def read_text(part: str) -> list[str]:
+    """The paragraphs of `train` (She, by H. R. Haggard) or `eval` (Treasure Island, by R. L. Stevenson)."""
+    with lzma.open(HERE / "text" / f"{part}.txt.xz", "rt", encoding="utf-8") as file:
+        return file.read().splitlines()
+
+
+class Windows(torch.utils.data.Dataset):
+    """Text strung together and cut into windows of `length` tokens, special ones included."""
+
+    def __init__(self, tokenizer, paragraphs: list[str], length: int):
+        room = length - 2
+        ids = [t for text in paragraphs for t in tokenizer(text, add_special_tokens=False, verbose=False).input_ids]
+        self.rows = [
+            [tokenizer.cls_token_id, *ids[at : at + room], tokenizer.sep_token_id]
+            for at in range(0, len(ids) - room + 1, room)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, list[int]]:
+        return {"input_ids": self.rows[index]}
+
+
+class Losses(TrainerCallback):
+    """Prints the loss whenever Trainer logs it."""
+
+    def __init__(self, console: Console):
+        self.console = console
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if logs and "loss" in logs:
+            self.console.print(f"  step {state.global_step} of {state.max_steps}: loss {float(logs['loss']):.2f}")
+
+
+def run_demo(
+    checkpoint: str | Path | None = None,
+    out: str | Path = "demo-out",
+    scheme: str = "transformer_xl",
+    steps: int = 200,
+    overwrite: bool = False,
+    console: Console | None = None,
+) -> dict[str, dict[str, float]]:
+    """Convert an absolute-position BERT both ways, measure, fine-tune the purely relative one, reload it.
+
+    Args:
+        checkpoint: a masked language model: folder or Hub id; None for the one that comes with the package.
+        out: a folder for the models; `out/keep`, `out/drop` and `out/fine-tuned` are written.
+        scheme: the value of `position_embedding_type`.
+        steps: training steps of the fine-tuning.
+        overwrite: replace `out` if it exists.
+
+    Returns:
+        Per model, the accuracies shown in the table.
+
+    Raises:
+        ConversionError: when `out` exists and `overwrite` is not set, and for what `convert` refuses.
+    """
+    console = console or Console()
+    started = time.monotonic()
+    out = Path(out)
+    if out.exists() and not overwrite:
+        raise ConversionError(f"out = {out} exists; choose another folder, or pass overwrite (--overwrite)")
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    set_seed(0)
+
+    source = str(checkpoint or CHECKPOINT)
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    absolute = AutoModelForMaskedLM.from_pretrained(source).eval()
+    limit = absolute.config.max_position_embeddings
+    length = min(limit, 128)
+    rng = np.random.default_rng(0)
+    inputs, labels = masked_windows(tokenizer, read_text("eval"), length, limit=128, rng=rng)
+    order = random_orders(*inputs.shape, rng)
+    long = masked_windows(tokenizer, read_text("eval"), 4 * limit, limit=8, rng=rng)
+
+    rows: dict[str, dict[str, float]] = {}
+
+    def measure(name: str, model: torch.nn.Module) -> None:
+        model.eval()
+        row = {
+            "in order": masked_accuracy(model, inputs, labels)["accuracy"],
+            "shuffled": masked_accuracy(model, inputs.gather(1, order), labels.gather(1, order))["accuracy"],
+        }
+        if not getattr(model.config, "has_absolute_table", True):
+            row["long"] = masked_accuracy(model, *long, batch_size=2)["accuracy"]
+        rows[name] = row
+        console.print(f"  {name}: {row['in order']:.1f} % of the masked tokens right")
+
+    # everything is written aside and takes its place at the end, so that a stop leaves `out` as it was
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as folder:
+        work = Path(folder)
+        console.rule("1. A BERT with absolute positions")
+        console.print(f"{source}: {absolute.num_parameters():,} parameters, at most {limit} tokens")
+        measure("source", absolute)
+
+        console.rule("2. Converted")
+        for method in ("keep", "drop"):
+            report = convert(source, work / method, position_embedding_type=scheme, method=method)
+            console.print(f"method={method!r}, position_embedding_type={scheme!r}")
+            console.print(f"  {report.summary()}")
+            measure(method, AutoModelForMaskedLM.from_pretrained(work / method))
+
+        console.rule(f"3. The purely relative one, fine-tuned for {steps} steps")
+        model = AutoModelForMaskedLM.from_pretrained(work / "drop")
+        arguments = TrainingArguments(
+            output_dir=str(work / "trainer"),
+            max_steps=steps,
+            per_device_train_batch_size=16,
+            learning_rate=1e-3 if absolute.num_parameters() < 10_000_000 else 5e-5,
+            warmup_steps=max(1, steps // 10),
+            lr_scheduler_type="linear",
+            save_strategy="no",
+            logging_steps=max(1, steps // 5),
+            report_to="none",
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+            seed=0,
+        )
+        trainer = Trainer(
+            model=model,
+            args=arguments,
+            train_dataset=Windows(tokenizer, read_text("train"), length),
+            data_collator=DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15),
+            processing_class=tokenizer,
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.add_callback(Losses(console))
+        trainer.train()
+        trainer.save_model(str(work / "fine-tuned"))
+        measure("fine-tuned", model)
+
+        console.rule("4. Reloaded")
+        reloaded = AutoModelForMaskedLM.from_pretrained(work / "fine-tuned").to(model.device).eval()
+        with torch.inference_mode():
+            example = inputs[:4].to(model.device)
+            difference = float((reloaded(example).logits - model(example).logits).abs().max())
+        if difference != 0.0:
+            raise RuntimeError(f"the reloaded model differs from the one that was saved by {difference}")
+        console.print(f"AutoModelForMaskedLM.from_pretrained({str(out / 'fine-tuned')!r}) gives the same logits.")
+
+        shutil.rmtree(work / "trainer", ignore_errors=True)
+        if out.exists():
+            shutil.rmtree(out)
+        out.mkdir()
+        for part in ("keep", "drop", "fine-tuned"):
+            (work / part).rename(out / part)
+
+    table = Table(title=f"Masked tokens of an unseen novel predicted right, in percent ({length} tokens at once)")
+    for column in ("model", "in order", "words shuffled", f"{4 * limit} at once"):
+        table.add_column(column, justify="left" if column == "model" else "right")
+    names = {
+        "source": "source (absolute)",
+        "keep": "keep",
+        "drop": "drop",
+        "fine-tuned": f"drop + {steps} steps",
+    }
+    for name, row in rows.items():
+        too_long = f"> {limit}: refused"
+        table.add_row(
+            names[name],
+            f"{row['in order']:.1f}",
+            f"{row['shuffled']:.1f}",
+            f"{row['long']:.1f}" if "long" in row else too_long,
+        )
+    console.print(table)
+    console.print(f"Models in {out}/. {time.monotonic() - started:.0f} seconds.")
+    return rows

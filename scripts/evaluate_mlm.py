@@ -1,0 +1,115 @@
+"""How well does a masked language model predict held-out text, and how much of that does it owe to word order?
+
+    python scripts/evaluate_mlm.py --model hf_relpos/demo/bert --text hf_relpos/demo/text/eval.txt.xz
+    python scripts/evaluate_mlm.py --model hf_relpos/demo/bert --data DATA --out results.json
+
+The text is cut into windows `[CLS] ... [SEP]` as long as the model reads; 15 % of the tokens of each are replaced by
+[MASK] and are to be predicted. The same tokens are to be predicted from the same other tokens in each of
+
+    ordered            the text as it is
+    shuffled           the tokens of each window, masked ones included, in random order
+    positions_zero     the text as it is, every position id 0
+    positions_random   the text as it is, the position ids between [CLS] and [SEP] in random order
+
+and `unigram` is the share of the most frequent token among those to be predicted. In a BERT with absolute positions
+`shuffled` and `positions_random` are the same question, asked with two different random orders.
+`--data` is the folder that scripts/pretrain.py reads; its held-out novels and PEPs are used.
+"""
+
+import argparse
+import json
+import lzma
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+
+def windows(tokenizer, paragraphs, length, limit, rng, rate=0.15):
+    """Token ids with masks, and the labels (-100 where nothing is masked), both of shape (windows, length)."""
+    room = length - 2
+    ids = np.concatenate([tokenizer(s, add_special_tokens=False, verbose=False)["input_ids"] for s in paragraphs])
+    ids = ids[: min(len(ids) // room, limit) * room].astype(np.int64).reshape(-1, room)
+    chosen = (rng.random(ids.shape) < rate) & (ids != tokenizer.unk_token_id)
+    edges = {"constant_values": ((0, 0), (tokenizer.cls_token_id, tokenizer.sep_token_id))}
+    inputs = np.pad(np.where(chosen, tokenizer.mask_token_id, ids), ((0, 0), (1, 1)), **edges)
+    labels = np.pad(np.where(chosen, ids, -100), ((0, 0), (1, 1)), constant_values=-100)
+    return torch.from_numpy(inputs), torch.from_numpy(labels)
+
+
+def orders(count, length, rng):
+    """For each window the numbers 0 ... length-1 with all but the first and the last in random order."""
+    inner = rng.permuted(np.tile(np.arange(1, length - 1), (count, 1)), axis=1)
+    return torch.from_numpy(np.pad(inner, ((0, 0), (1, 1)), constant_values=((0, 0), (0, length - 1))))
+
+
+@torch.inference_mode()
+def score(model, inputs, labels, position_ids=None, batch=32):
+    """Accuracy in % and mean negative log-likelihood in nats over the masked tokens."""
+    right, loss, count = 0, 0.0, 0
+    for at in range(0, len(inputs), batch):
+        part = slice(at, at + batch)
+        extra = {} if position_ids is None else {"position_ids": position_ids[part].to(model.device)}
+        logits = model(input_ids=inputs[part].to(model.device), **extra).logits
+        target = labels[part].to(model.device)
+        logits, target = logits[target != -100].float(), target[target != -100]
+        right += (logits.argmax(-1) == target).sum().item()
+        loss += torch.nn.functional.cross_entropy(logits, target, reduction="sum").item()
+        count += len(target)
+    return {"accuracy": round(100 * right / count, 2), "nll": round(loss / count, 4)}
+
+
+def evaluate(model, tokenizer, paragraphs, length, limit, seed):
+    """All the figures for one text."""
+    rng = np.random.default_rng(seed)
+    inputs, labels = windows(tokenizer, paragraphs, length, limit, rng)
+    order, positions = orders(*inputs.shape, rng), orders(*inputs.shape, rng)
+    targets = labels[labels != -100]
+    return {
+        "windows": len(inputs),
+        "masked_tokens": len(targets),
+        "ordered": score(model, inputs, labels),
+        "shuffled": score(model, inputs.gather(1, order), labels.gather(1, order)),
+        "positions_zero": score(model, inputs, labels, torch.zeros_like(inputs)),
+        "positions_random": score(model, inputs, labels, positions),
+        "unigram": {"accuracy": round(100 * targets.bincount().max().item() / len(targets), 2)},
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--text", type=Path, nargs="*", default=[], help=".txt.xz files, one paragraph per line")
+    parser.add_argument("--data", type=Path, help="folder with the pre-training data, for its held-out part")
+    parser.add_argument("--length", type=int, help="tokens per window (default: what the model reads)")
+    parser.add_argument("--limit", type=int, default=1000, help="windows per text at most")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="JSON file for the figures")
+    args = parser.parse_args()
+
+    texts = {}
+    for path in args.text:
+        with lzma.open(path, "rt", encoding="utf-8") as f:
+            texts[path.name] = f.read().splitlines()
+    if args.data:
+        from pretrain import split
+
+        _, novels, peps = split(args.data)
+        texts.update({f"{author}, {title}": novel for (author, title), novel in sorted(novels.items())})
+        texts["PEPs"] = peps
+
+    tokenizer = AutoTokenizer.from_pretrained(args.model)
+    model = AutoModelForMaskedLM.from_pretrained(args.model).to(args.device).eval()
+    length = args.length or model.config.max_position_embeddings
+    results = {}
+    for name, paragraphs in texts.items():
+        results[name] = evaluate(model, tokenizer, paragraphs, length, args.limit, args.seed)
+        print(name, json.dumps(results[name]), flush=True)
+    if args.out:
+        args.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

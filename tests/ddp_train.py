@@ -1,0 +1,154 @@
+"""Toy data and one training run with the stock Trainer, in this process or in several.
+
+As a script, one of the processes that `accelerate launch` starts:
+
+    accelerate launch --multi_gpu --num_processes 2 tests/ddp_train.py OUT.json FOLDER BATCH
+
+It trains every scheme on the classification toy, BATCH examples per process and step, and writes the losses.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+from torch.utils.data import Dataset
+from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
+
+from hf_relpos import (
+    SCHEMES,
+    RelPosBertConfig,
+    RelPosBertForMaskedLM,
+    RelPosBertForSequenceClassification,
+    RelPosBertForTokenClassification,
+)
+
+
+LENGTH, MASK = 10, 1
+HEADS = {
+    "order": RelPosBertForSequenceClassification,
+    "kind": RelPosBertForTokenClassification,
+    "echo": RelPosBertForMaskedLM,
+}
+
+
+class Toy(Dataset):
+    """One task per head; the first and the last cannot be solved without knowing the order of words.
+
+    order: whether word 2 stands before word 3.
+    kind: for each word, whether it is in the upper half of the vocabulary; the first one does not count.
+    echo: a masked word equals the ones two places to its left and right.
+    """
+
+    def __init__(self, task: str, count: int = 64):
+        generator = torch.Generator().manual_seed(5)
+        self.examples = []
+        for _ in range(count):
+            ids = torch.randint(4, 20, (LENGTH,), generator=generator)
+            if task == "order":
+                places = torch.randperm(LENGTH, generator=generator)[:2]
+                ids[places] = torch.tensor([2, 3])
+                labels = (places[0] < places[1]).long()
+            elif task == "kind":
+                labels = (ids >= 12).long()
+                labels[0] = -100
+            else:
+                ids = ids[:2].repeat(LENGTH // 2)
+                hidden = torch.randperm(LENGTH, generator=generator)[:2]
+                labels = torch.full((LENGTH,), -100)
+                labels[hidden] = ids[hidden]
+                ids[hidden] = MASK
+            self.examples.append({"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels})
+
+    def __len__(self):
+        return len(self.examples)
+
+    def __getitem__(self, index):
+        return self.examples[index]
+
+
+class Losses(TrainerCallback):
+    """The loss of every step, as the Trainer logs it."""
+
+    def __init__(self):
+        self.values = []
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if logs and "loss" in logs:
+            self.values.append(float(logs["loss"]))
+
+
+def make_model(task: str, scheme: str, dropout: float = 0.0):
+    """A tiny model, the same for the same arguments."""
+    set_seed(0)
+    return HEADS[task](
+        RelPosBertConfig(
+            position_embedding_type=scheme,
+            vocab_size=20,
+            hidden_size=24,
+            num_attention_heads=3,
+            num_hidden_layers=2,
+            intermediate_size=32,
+            max_position_embeddings=16,
+            initializer_range=0.2,
+            hidden_dropout_prob=dropout,
+            attention_probs_dropout_prob=dropout,
+        )
+    )
+
+
+def train(model, task: str, folder: Path, resume: Path | None = None, **arguments) -> tuple[list[float], Trainer]:
+    """Train with the stock Trainer on CPU.
+
+    Args:
+        folder: for checkpoints.
+        resume: checkpoint to go on from.
+        arguments: of `TrainingArguments`, in place of the defaults here.
+
+    Returns:
+        Loss of each step, and the trainer.
+    """
+    defaults = {
+        "per_device_train_batch_size": 8,
+        "max_steps": 30,
+        "learning_rate": 5e-3,
+        "lr_scheduler_type": "constant",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "use_cpu": True,
+        "ddp_backend": "gloo" if "LOCAL_RANK" in os.environ else None,
+        "disable_tqdm": True,
+        "seed": 3,
+        "dataloader_num_workers": 0,
+    }
+    losses = Losses()
+    trainer = Trainer(
+        model=model,
+        args=TrainingArguments(output_dir=str(folder), **{**defaults, **arguments}),
+        train_dataset=Toy(task),
+        callbacks=[losses],
+    )
+    trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
+    return losses.values, trainer
+
+
+def train_every_scheme(folder: Path, batch: int) -> dict[str, dict]:
+    """Losses, and the sum of squares of every trained parameter, for each scheme."""
+    report = {}
+    for scheme in SCHEMES:
+        model = make_model("order", scheme)
+        losses, trainer = train(model, "order", folder, per_device_train_batch_size=batch, max_steps=6)
+        squares = {key: parameter.double().square().sum().item() for key, parameter in model.named_parameters()}
+        report[scheme] = {"losses": losses, "squares": squares, "processes": trainer.args.world_size}
+    return report
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    out, folder, batch = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    found = train_every_scheme(folder, batch)
+    if torch.distributed.get_rank() == 0:
+        out.write_text(json.dumps(found))
+    torch.distributed.destroy_process_group()

@@ -1,0 +1,116 @@
+"""The command line: what it prints, its exit codes, and that it does what the function does."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoModel, BertConfig, BertModel
+from typer.testing import CliRunner
+
+from hf_relpos import SCHEMES, cli
+from hf_relpos.cli import app, parse_options
+
+
+@pytest.fixture(autouse=True)
+def width(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A saved tiny BERT."""
+    folder = tmp_path_factory.mktemp("source") / "stock"
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 32}
+    BertModel(BertConfig(vocab_size=60, max_position_embeddings=20, **sizes)).save_pretrained(folder)
+    return folder
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_convert(source, tmp_path):
+    out = tmp_path / "out"
+    result = run("convert", source, out, "--scheme", "shaw", "--option", "clip=4", "--method", "drop")
+    assert result.exit_code == 0, result.output
+    config = AutoModel.from_pretrained(out).config
+    assert config.position_embedding_type == "shaw" and config.position_options == {"clip": 4}
+    assert not config.has_absolute_table
+    report = json.loads((out / "conversion.json").read_text())
+    for words in (
+        "layer.*.attention.self.distance_embedding.key",
+        "plus the mean of the position vectors",
+        "BertModel → RelPosBertModel, method drop, scheme shaw (clip = 4)",
+        f"{report['totals']['reused']['parameters']:,} parameters",
+        f"written to {out}",
+    ):
+        assert words in result.output
+    assert "Traceback" not in result.output and "Loading weights" not in result.output
+
+
+def test_convert_by_default_keeps_and_says_how_exactly(source, tmp_path):
+    result = run("convert", source, tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "method keep, scheme relative_key (clip = None)" in result.output
+    assert "largest difference of an output to the source's, relative: " in result.output
+
+
+def test_overwrite(source, tmp_path):
+    assert run("convert", source, tmp_path / "out").exit_code == 0
+    refused = run("convert", source, tmp_path / "out")
+    assert refused.exit_code == 2 and "--overwrite" in refused.stderr
+    assert run("convert", source, tmp_path / "out", "--overwrite", "--method", "drop").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--scheme", "bias"], "position_embedding_type = 'bias' is unknown"),
+        (["--option", "clip=-1"], "position_options['clip'] = -1 is not accepted"),
+        (["--option", "clip"], "--option 'clip' is not of the form KEY=VALUE"),
+        (["--method", "guess"], "method = 'guess' is unknown"),
+        (["--architecture", "GPT2"], "architecture = 'GPT2' has no counterpart here"),
+        (["--revision", "main"], "revision = 'main'"),
+    ],
+)
+def test_errors_are_text_and_exit_code_2(source, tmp_path, arguments, words):
+    result = run("convert", source, tmp_path / "out", *arguments)
+    assert result.exit_code == 2 and not result.stdout
+    assert result.stderr.startswith("Error: ") and result.stderr.count("\n") == 1 and words in result.stderr
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_source_that_is_not_there(tmp_path):
+    result = run("convert", tmp_path / "[none]", tmp_path / "out")
+    assert result.exit_code == 2 and f"{tmp_path / '[none]'}" in result.stderr
+
+
+def test_parse_options():
+    parsed = parse_options(["clip=32", "mode=log", "none=null", "yes=true", "empty=", "equal=a=b"])
+    assert parsed == {"clip": 32, "mode": "log", "none": None, "yes": True, "empty": "", "equal": "a=b"}
+
+
+def test_schemes():
+    result = run("schemes")
+    assert result.exit_code == 0
+    for name, scheme in SCHEMES.items():
+        assert name in result.output
+        for option in scheme.options:
+            assert f"{option} = " in result.output
+    assert "eager" in result.output and "flex_attention" in result.output
+
+
+def test_help_needs_neither_torch_nor_transformers():
+    """cli.py alone; importing the package around it is another matter."""
+    code = (
+        "import sys, importlib.util as u\n"
+        "spec = u.spec_from_file_location('cli', sys.argv[1]); module = u.module_from_spec(spec)\n"
+        "spec.loader.exec_module(module)\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, cli.__file__], check=True)
+    result = run("--help")
+    assert result.exit_code == 0 and "convert" in result.output and "schemes" in result.output

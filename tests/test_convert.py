@@ -1,0 +1,859 @@
+"""Conversion against stock BERT: what is kept, what is refused, and that a failure leaves nothing behind."""
+
+import dataclasses
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer, BertConfig, BertTokenizer
+
+import hf_relpos.convert
+from hf_relpos import SCHEMES, RelPosBertForMaskedLM, RelPosBertModel
+from hf_relpos.convert import METHODS, ConversionError, ConversionReport, checkpoint, convert
+from hf_relpos.convert.names import BASE_RULES, RULES, inverse, is_scheme, to_old, to_stock
+from hf_relpos.model.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
+
+
+FIXTURES = Path(__file__).parent / "fixtures"
+WORDS, LENGTH, POSITIONS = 60, 9, 20
+TABLE = "embeddings.position_embeddings.weight"
+AUTO = {head.__name__.removeprefix("RelPos"): auto for auto, head in HEADS.items()}
+RELATIVE = [name for name, scheme in SCHEMES.items() if scheme.relative and scheme.zero_is_neutral]
+every_head = pytest.mark.parametrize("architecture", AUTO)
+every_scheme = pytest.mark.parametrize("scheme", RELATIVE)
+
+
+def bert(architecture="BertModel", dtype=torch.float32, **overrides):
+    """A tiny stock BERT, every parameter of which has an effect."""
+    sizes = {
+        "vocab_size": WORDS,
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "intermediate_size": 32,
+        "max_position_embeddings": POSITIONS,
+        "is_decoder": architecture == "BertLMHeadModel",
+    }
+    model = getattr(transformers, architecture)(BertConfig(**sizes | overrides)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.3)
+    return model.to(dtype)
+
+
+def saved(folder, architecture="BertModel", **overrides):
+    """A tiny stock BERT and the folder it was saved to."""
+    model = bert(architecture, **overrides)
+    model.save_pretrained(folder)
+    return model, folder
+
+
+def written(folder, tensors, config, architectures=("BertModel",), **fields):
+    """A folder with exactly these tensors and the configuration, changed where `fields` say so; None removes."""
+    folder.mkdir()
+    save_file({name: tensor.clone().contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    content = {**config.to_dict(), "architectures": list(architectures), **fields}
+    content = {key: value for key, value in content.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(content))
+    return folder
+
+
+def inputs(architecture="BertModel", length=LENGTH):
+    """A padded batch."""
+    shape = (2, 3, length) if architecture == "BertForMultipleChoice" else (2, length)
+    mask = torch.ones(shape, dtype=torch.long)
+    mask[-1, ..., length - 3 :] = 0
+    batch = {
+        "input_ids": torch.randint(1, WORDS, shape),
+        "token_type_ids": torch.randint(0, 2, shape),
+        "attention_mask": mask,
+    }
+    return {**batch, "use_cache": False} if architecture == "BertLMHeadModel" else batch
+
+
+@torch.inference_mode()
+def assert_same_outputs(one, other, batch, tolerance=1e-6):
+    """Every output agrees, relative to its largest value; float32."""
+    wanted, found = one(**batch), other(**batch)
+    assert wanted.keys() == found.keys()
+    for name in wanted:
+        difference = (wanted[name] - found[name]).abs().max() / wanted[name].abs().max()
+        assert difference <= tolerance, f"{name}: {difference}"
+
+
+def load(architecture, folder):
+    """By the Auto class, as a user would."""
+    return getattr(transformers, AUTO[architecture]).from_pretrained(folder).eval()
+
+
+def assert_equal_tensors(one, other):
+    """Same names, types and bits."""
+    assert one.keys() == other.keys()
+    for name in one:
+        assert one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]), name
+
+
+def contents(folder):
+    """Path to bytes of every file below."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# --- what the methods promise
+
+
+@every_head
+def test_keep_equals_the_source(tmp_path, architecture):
+    stock, source = saved(tmp_path / "stock", architecture)
+    report = convert(source, tmp_path / "out", method="keep")
+    model = load(architecture, tmp_path / "out")
+    assert type(model).__name__ == report.converted_to == "RelPos" + architecture
+    assert model.config.absolute_position_embeddings and report.difference <= 1e-12
+    assert_same_outputs(stock, model, inputs(architecture))
+
+
+@every_head
+def test_drop_equals_the_source_with_its_mean_position_everywhere(tmp_path, architecture):
+    stock, source = saved(tmp_path / "stock", architecture)
+    report = convert(source, tmp_path / "out", method="drop")
+    model = load(architecture, tmp_path / "out")
+    assert model.base_model.embeddings.position_embeddings is None and report.difference is None
+    with torch.no_grad():
+        table = stock.base_model.embeddings.position_embeddings.weight
+        table.copy_(table.mean(0, keepdim=True).expand_as(table))
+    assert_same_outputs(stock, model, inputs(architecture), tolerance=3e-6)
+
+
+@every_scheme
+@pytest.mark.parametrize("method", METHODS)
+def test_every_scheme_starts_at_zero_and_can_be_trained(tmp_path, scheme, method):
+    stock, source = saved(tmp_path / "stock", "BertForMaskedLM")
+    convert(source, tmp_path / "out", position_embedding_type=scheme, method=method)
+    model = RelPosBertForMaskedLM.from_pretrained(tmp_path / "out")
+    assert model.config.position_embedding_type == scheme
+    parameters = {name: parameter for name, parameter in model.named_parameters() if is_scheme(name)}
+    assert parameters and not any(parameter.any() for parameter in parameters.values())
+    if method == "keep":
+        assert_same_outputs(stock, model.eval(), inputs())
+    batch = inputs()
+    model.train()(**batch, labels=batch["input_ids"]).loss.backward()
+    for layer in model.bert.encoder.layer:
+        scheme_gradients = [p.grad for p in layer.attention.self.distance_embedding.parameters()]
+        assert any(gradient is not None and gradient.any() for gradient in scheme_gradients)
+
+
+def test_drop_has_no_limit_on_length(tmp_path):
+    _, source = saved(tmp_path / "stock")
+    convert(source, tmp_path / "out", method="drop")
+    model = RelPosBertModel.from_pretrained(tmp_path / "out")
+    with torch.inference_mode():
+        assert model(**inputs(length=3 * POSITIONS)).last_hidden_state.isfinite().all()
+
+
+def test_keep_with_cross_attention(tmp_path):
+    stock, source = saved(tmp_path / "stock", "BertLMHeadModel", add_cross_attention=True)
+    convert(source, tmp_path / "out")
+    batch = {**inputs("BertLMHeadModel"), "encoder_hidden_states": torch.randn(2, 5, 24)}
+    assert_same_outputs(stock, load("BertLMHeadModel", tmp_path / "out"), batch)
+
+
+def test_options_reach_the_scheme(tmp_path):
+    _, source = saved(tmp_path / "stock")
+    report = convert(source, tmp_path / "out", position_embedding_type="shaw", position_options={"clip": 5})
+    model = RelPosBertModel.from_pretrained(tmp_path / "out")
+    assert model.encoder.layer[0].attention.self.distance_embedding.key.shape == (11, 8)
+    assert report.position_options == {"clip": 5}
+
+
+# --- names, in both directions
+
+
+@every_head
+def test_the_inverse_of_keep_is_the_source_bit_for_bit(tmp_path, architecture):
+    stock, source = saved(tmp_path / "stock", architecture)
+    report = convert(source, tmp_path / "out")
+    model = load(architecture, tmp_path / "out")
+    assert_equal_tensors(inverse(model.state_dict()), stock.state_dict())
+    assert {step.target for step in report.steps if step.kind != "created"} == stock.state_dict().keys()
+    again = getattr(transformers, architecture)(stock.config)
+    again.load_state_dict(inverse(model.state_dict()))
+
+
+def test_the_inverse_of_drop_is_every_reused_tensor(tmp_path):
+    stock, source = saved(tmp_path / "stock", "BertForPreTraining")
+    report = convert(source, tmp_path / "out", method="drop")
+    restored, original = inverse(load("BertForPreTraining", tmp_path / "out").state_dict()), stock.state_dict()
+    reused = {step.target for step in report.of_kind("reused")}
+    assert original.keys() - reused == {"bert." + TABLE, "bert.embeddings.token_type_embeddings.weight"}
+    assert_equal_tensors({name: restored[name] for name in reused}, {name: original[name] for name in reused})
+
+
+@every_head
+def test_every_old_name_leads_to_a_stock_name_and_back(architecture):
+    rules = BASE_RULES if architecture == "BertModel" else RULES
+    for stock in bert(architecture).state_dict():
+        gamma = stock.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+        prefixed = stock if architecture != "BertModel" else "bert." + stock
+        bare = stock.removeprefix("bert.") if stock.startswith("bert.") else stock
+        for old in (stock, gamma, prefixed, bare, "module." + stock, "model." + gamma, "module.model." + prefixed):
+            found, applied = to_stock(old, rules)
+            assert found == stock and to_old(found, applied) == old
+
+
+def gamma_beta(tensors):
+    names = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    return {
+        next((name.replace(new, old) for new, old in names.items() if name.endswith(new)), name): tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def prefix(text):
+    return lambda tensors: {text + name: tensor for name, tensor in tensors.items()}
+
+
+def without(*names):
+    return lambda tensors: {name: tensor for name, tensor in tensors.items() if name not in names}
+
+
+def with_position_ids(tensors):
+    return {**tensors, "bert.embeddings.position_ids": torch.arange(POSITIONS)[None]}
+
+
+DECODER, WORD_TABLE = "cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"
+BIASES = "cls.predictions.decoder.bias", "cls.predictions.bias"
+LAYOUTS = {
+    "as-saved": ("BertForPreTraining", without(DECODER, BIASES[0])),
+    "all-names": ("BertForPreTraining", without()),
+    "gamma-beta": ("BertForPreTraining", gamma_beta),
+    "module": ("BertForPreTraining", prefix("module.")),
+    "model-gamma-beta": ("BertForMaskedLM", lambda tensors: prefix("model.")(gamma_beta(tensors))),
+    "no-decoder": ("BertForMaskedLM", without(DECODER)),
+    "no-word-table": ("BertForMaskedLM", without(WORD_TABLE)),
+    "no-decoder-bias": ("BertForMaskedLM", without(BIASES[0])),
+    "no-predictions-bias": ("BertForMaskedLM", without(BIASES[1])),
+    "position-ids": ("BertForTokenClassification", with_position_ids),
+    "base-bare": ("BertModel", without()),
+    "base-prefixed": ("BertModel", prefix("bert.")),
+    "base-module-prefixed": ("BertModel", prefix("module.bert.")),
+}
+
+
+@pytest.mark.parametrize("architecture, change", LAYOUTS.values(), ids=LAYOUTS)
+def test_layouts(tmp_path, architecture, change):
+    stock = bert(architecture)
+    source = written(tmp_path / "stock", change(stock.state_dict()), stock.config, [architecture])
+    before = contents(source)
+    convert(source, tmp_path / "out")
+    model = load(architecture, tmp_path / "out")
+    assert_same_outputs(stock, model, inputs(architecture))
+    assert_equal_tensors(inverse(model.state_dict()), stock.state_dict())
+    assert contents(source) == before
+
+
+def test_layout_of_the_first_uploads(tmp_path):
+    """bert-base-uncased: a BertForMaskedLM by its configuration, with a next sentence head and a pooler."""
+    stock = bert("BertForPreTraining")
+    tensors = gamma_beta(without(DECODER, BIASES[0])(stock.state_dict()))
+    source = written(tmp_path / "stock", tensors, stock.config, ["BertForMaskedLM"], model_type=None)
+    report = convert(source, tmp_path / "masked")
+    batch = inputs()
+    with torch.inference_mode():
+        wanted = stock(**batch).prediction_logits
+        found = load("BertForMaskedLM", tmp_path / "masked")(**batch).logits
+    assert (wanted - found).abs().max() / wanted.abs().max() <= 1e-6
+    assert {step.source for step in report.of_kind("dropped")} == {
+        "bert.pooler.dense.weight",
+        "bert.pooler.dense.bias",
+        "cls.seq_relationship.weight",
+        "cls.seq_relationship.bias",
+    }
+    assert all(step.note == "not a part of BertForMaskedLM" for step in report.of_kind("dropped"))
+    for architecture, twin in (("BertForPreTraining", stock), ("BertModel", stock.bert)):
+        convert(source, tmp_path / architecture, architecture=architecture)
+        assert_same_outputs(twin, load(architecture, tmp_path / architecture), batch)
+
+
+def test_missing_pooler_of_an_encoder_starts_afresh_and_reproducibly(tmp_path):
+    stock = bert()
+    tensors = without("pooler.dense.weight", "pooler.dense.bias")(stock.state_dict())
+    source = written(tmp_path / "stock", tensors, stock.config, [])
+    report = convert(source, tmp_path / "one")
+    torch.manual_seed(1)
+    convert(source, tmp_path / "two")
+    created = {step.target: step.note for step in report.of_kind("created")}
+    assert created["pooler.dense.weight"] == "random, as in stock BERT: the source lacks it"
+    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    assert_equal_tensors(one, two)
+    assert 0.01 < one["pooler.dense.weight"].std() < 0.03
+    batch = inputs()
+    with torch.inference_mode():
+        wanted = stock(**batch).last_hidden_state
+        found = load("BertModel", tmp_path / "one")(**batch).last_hidden_state
+    assert (wanted - found).abs().max() / wanted.abs().max() <= 1e-6
+
+
+def test_an_untied_decoder_stays_untied(tmp_path):
+    stock, source = saved(tmp_path / "stock", "BertForMaskedLM", tie_word_embeddings=False)
+    assert DECODER in load_file(source / "model.safetensors")
+    convert(source, tmp_path / "out")
+    model = load("BertForMaskedLM", tmp_path / "out")
+    assert_same_outputs(stock, model, inputs())
+    assert_equal_tensors(inverse(model.state_dict()), stock.state_dict())
+
+
+def test_sharded(tmp_path):
+    stock = bert("BertForMaskedLM")
+    stock.save_pretrained(tmp_path / "stock", max_shard_size="5KB")
+    assert len(list((tmp_path / "stock").glob("model-*.safetensors"))) > 2
+    convert(tmp_path / "stock", tmp_path / "out")
+    assert_same_outputs(stock, load("BertForMaskedLM", tmp_path / "out"), inputs())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_dtype_is_kept(tmp_path, dtype):
+    stock, source = saved(tmp_path / "stock", "BertForMaskedLM", dtype=dtype)
+    report = convert(source, tmp_path / "out")
+    model = load("BertForMaskedLM", tmp_path / "out")
+    assert report.dtype == str(dtype).removeprefix("torch.") and model.dtype == dtype
+    assert_equal_tensors(inverse(model.state_dict()), stock.state_dict())
+
+
+def test_mixed_dtypes_are_widened(tmp_path):
+    stock = bert()
+    tensors = {name: t.half() if "dense" in name else t for name, t in stock.state_dict().items()}
+    source = written(tmp_path / "stock", tensors, stock.config, dtype="float16")
+    assert convert(source, tmp_path / "out").dtype == "float32"
+    restored = inverse(load("BertModel", tmp_path / "out").state_dict())
+    assert_equal_tensors(restored, {name: tensor.float() for name, tensor in tensors.items()})
+
+
+# --- what lies beside the weights
+
+
+@pytest.mark.parametrize("form", ["fast", "vocabulary"])
+def test_tokenizer(tmp_path, form):
+    _, source = saved(tmp_path / "stock")
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "cat", "##s"]
+    (source / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
+    if form == "fast":
+        BertTokenizer.from_pretrained(source).save_pretrained(source)
+    report = convert(source, tmp_path / "out")
+    assert "vocab.txt" in report.files and ("tokenizer.json" in report.files) == (form == "fast")
+    for name in report.files:
+        assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer("a cats")["input_ids"] == [2, 5, 6, 7, 3]
+
+
+def test_no_tokenizer_and_no_stray_files(tmp_path):
+    _, source = saved(tmp_path / "stock")
+    for name in ("README.md", "training_args.bin", "modeling_own.py"):
+        (source / name).write_text("raise SystemExit")
+    report = convert(source, tmp_path / "out")
+    assert report.files == ()
+    found = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"config.json", "model.safetensors", "conversion.json"} <= found
+    assert not found & {"README.md", "training_args.bin", "modeling_own.py"}
+
+
+def test_generation_config_is_kept(tmp_path):
+    _, source = saved(tmp_path / "stock", "BertLMHeadModel")
+    (source / "generation_config.json").write_text('{"max_length": 17, "pad_token_id": 0}')
+    convert(source, tmp_path / "out")
+    assert load("BertLMHeadModel", tmp_path / "out").generation_config.max_length == 17
+
+
+def test_code_of_the_source_is_neither_run_nor_named(tmp_path):
+    stock = bert()
+    own = {"AutoModel": "own.OwnModel", "AutoConfig": "own.OwnConfig"}
+    source = written(tmp_path / "stock", stock.state_dict(), stock.config, auto_map=own)
+    (source / "own.py").write_text("raise SystemExit('code of the source was run')")
+    convert(source, tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["auto_map"]["AutoModel"] == "modeling_relpos_bert.RelPosBertModel"
+    assert "own" not in json.dumps(config)
+
+
+def test_fields_of_the_configuration_are_kept(tmp_path):
+    labels = {"num_labels": 4, "classifier_dropout": 0.25, "layer_norm_eps": 1e-5}
+    stock, source = saved(tmp_path / "stock", "BertForSequenceClassification", **labels)
+    convert(source, tmp_path / "out", method="drop")
+    config = load("BertForSequenceClassification", tmp_path / "out").config
+    for field in ("id2label", "classifier_dropout", "layer_norm_eps", "vocab_size", "max_position_embeddings"):
+        assert getattr(config, field) == getattr(stock.config, field)
+
+
+def test_report(tmp_path):
+    stock, source = saved(tmp_path / "stock", "BertForMaskedLM")
+    report = convert(source, tmp_path / "out", method="drop", position_embedding_type="shaw")
+    assert isinstance(report, ConversionReport)
+    written_report = json.loads((tmp_path / "out" / "conversion.json").read_text())
+    assert written_report == json.loads(json.dumps(report.to_dict()))
+    model = load("BertForMaskedLM", tmp_path / "out")
+    totals = report.totals
+    table, types = POSITIONS * 24, 2 * 24
+    assert totals["reused"]["parameters"] == stock.num_parameters() - table - types
+    assert totals["folded"] == {"tensors": 2, "parameters": table + types}
+    assert totals["dropped"] == {"tensors": 0, "parameters": 0}
+    assert totals["created"]["parameters"] == sum(p.numel() for n, p in model.named_parameters() if is_scheme(n))
+    kept = sum(totals[kind]["parameters"] for kind in ("reused", "folded", "created")) - table
+    assert kept == model.num_parameters()
+    steps = {step.target or step.source: step for step in report.steps}
+    assert steps[DECODER].parameters == 0 and steps[DECODER].note == f"the same tensor as {WORD_TABLE}"
+    assert steps["bert." + TABLE].shape == (POSITIONS, 24) and "token_type" in steps["bert." + TABLE].note
+    assert "2 tensors folded (528 parameters)" in report.summary()
+
+
+def test_the_module_is_the_function():
+    """`hf_relpos.convert(…)` works, whether or not the submodule was imported before."""
+    with pytest.raises(ConversionError, match="method = 'none' is unknown"):
+        hf_relpos.convert("a", "b", method="none")
+
+
+# --- what is refused
+
+
+def edit(**fields):
+    """Change config.json; None removes a field."""
+
+    def change(source):
+        config = {**json.loads((source / "config.json").read_text()), **fields}
+        config = {key: value for key, value in config.items() if value is not None}
+        (source / "config.json").write_text(json.dumps(config))
+
+    return change
+
+
+def edit_weights(change):
+    """Change the tensors of model.safetensors."""
+
+    def apply(source):
+        tensors = {name: tensor.clone() for name, tensor in load_file(source / "model.safetensors").items()}
+        tensors = change(tensors) or tensors
+        save_file(tensors, source / "model.safetensors")
+
+    return apply
+
+
+def cut(source):
+    content = (source / "model.safetensors").read_bytes()
+    (source / "model.safetensors").write_bytes(content[: len(content) // 2])
+
+
+class Bomb:
+    def __reduce__(self):
+        return os._exit, (3,)
+
+
+def pickle_only(source):
+    (source / "model.safetensors").unlink()
+    torch.save(Bomb(), source / "pytorch_model.bin")
+
+
+def shards(change):
+    """Save the weights in shards, then change the index and the folder."""
+
+    def apply(source):
+        tensors = load_file(source / "model.safetensors")
+        (source / "model.safetensors").unlink()
+        save_file(tensors, source / "model-1.safetensors")
+        index = {"weight_map": dict.fromkeys(tensors, "model-1.safetensors")}
+        change(source, index)
+        (source / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    return apply
+
+
+def set_value(name, value):
+    def change(tensors):
+        tensors[name].view(-1)[3] = value
+
+    return edit_weights(change)
+
+
+def nothing(source):
+    pass
+
+
+QUERY = "bert.encoder.layer.1.attention.self.query.weight"
+# how to spoil a BertForMaskedLM folder, arguments of convert, and what the error must say
+REFUSED = {
+    "no-config": (lambda source: (source / "config.json").unlink(), {}, ["no config.json", "give the folder"]),
+    "config-not-json": (lambda source: (source / "config.json").write_text("{"), {}, ["config.json", "restore"]),
+    "config-a-list": (lambda source: (source / "config.json").write_text("[]"), {}, ["holds a list"]),
+    "no-weights": (lambda source: (source / "model.safetensors").unlink(), {}, ["no model.safetensors", "give a"]),
+    "pickle": (pickle_only, {}, ["pytorch_model.bin", "Pickles are not read", "save_pretrained"]),
+    "t5": (edit(model_type="t5"), {}, ["model_type = 't5'", "only 'bert'"]),
+    "relpos": (edit(model_type="relpos_bert"), {}, ["model_type = 'relpos_bert'", "AutoModel.from_pretrained"]),
+    "nezha": (edit(use_relative_position=True), {}, ["use_relative_position = True", "NEZHA"]),
+    "alibi": (edit(position_embedding_type="alibi"), {}, ["position_embedding_type = 'alibi'", "'absolute'"]),
+    "lost-tables": (
+        edit(position_embedding_type="relative_key"),
+        {},
+        ["position_embedding_type = 'relative_key'", "go back to the original files"],
+    ),
+    "tables": (
+        edit_weights(lambda t: t.update({QUERY.replace("query", "distance_embedding"): torch.zeros(39, 8)})),
+        {},
+        ["distance_embedding.weight", "relative already", "RelPosBertForMaskedLM.from_pretrained"],
+    ),
+    "quantised-config": (edit(quantization_config={"bits": 8}), {}, ["quantization_config", "convert the checkpoint"]),
+    "quantised-tensor": (
+        edit_weights(lambda t: t.update({QUERY: t[QUERY].to(torch.int8)})),
+        {},
+        [QUERY, "torch.int8", "quantise the result"],
+    ),
+    "unknown-architecture": (
+        edit(architectures=["BertGeneration"]),
+        {},
+        ["architectures = 'BertGeneration'", "BertForMaskedLM", "architecture='BertModel'"],
+    ),
+    "asked-architecture": (nothing, {"architecture": "GPT2"}, ["architecture = 'GPT2'", "BertForMaskedLM"]),
+    "cut-short": (cut, {}, ["model.safetensors", "cut short or corrupt", "download the file again"]),
+    "empty-file": (lambda source: (source / "model.safetensors").write_bytes(b""), {}, ["cut short or corrupt"]),
+    "shard-missing": (
+        shards(lambda source, index: (source / "model-1.safetensors").unlink()),
+        {},
+        ["'model-1.safetensors'", "not in the folder"],
+    ),
+    "shard-elsewhere": (
+        shards(lambda source, index: index["weight_map"].update({QUERY: "../stock/model-1.safetensors"})),
+        {},
+        ["'../stock/model-1.safetensors'", "not in the folder"],
+    ),
+    "shard-incomplete": (
+        shards(lambda source, index: index["weight_map"].update({"more": "model-1.safetensors"})),
+        {},
+        ["model-1.safetensors: lacks more"],
+    ),
+    "index-empty": (shards(lambda source, index: index.update(weight_map=[])), {}, ["weight_map = []"]),
+    "shape": (
+        edit_weights(lambda t: t.update({QUERY: t[QUERY][:16].clone()})),
+        {},
+        [QUERY, "(16, 24)", "(24, 24)", "config.json"],
+    ),
+    "vocabulary": (edit(vocab_size=61), {}, [WORD_TABLE, "(60, 24)", "(61, 24)"]),
+    "positions": (edit(max_position_embeddings=512), {}, [TABLE, "(20, 24)", "(512, 24)"]),
+    "missing": (
+        edit_weights(lambda t: {n: x for n, x in t.items() if n != QUERY}),
+        {},
+        [QUERY, "lack 1 of 44 tensors of BertForMaskedLM", "restore the file ("],
+    ),
+    "missing-head": (
+        edit_weights(lambda t: {n: x for n, x in t.items() if "transform" not in n}),
+        {},
+        ["cls.predictions.transform.dense.weight", "architecture='BertModel'"],
+    ),
+    "missing-pooler-of-a-head": (
+        edit(architectures=["BertForNextSentencePrediction"]),
+        {},
+        ["bert.pooler.dense.weight", "cls.seq_relationship.weight"],
+    ),
+    "another-model": (
+        edit_weights(lambda t: {"roberta." + n: x for n, x in t.items()}),
+        {},
+        ["and 40 more; restore", "roberta.bert.embeddings"],
+    ),
+    "too-many-layers": (
+        edit(num_hidden_layers=1),
+        {},
+        ["bert.encoder.layer.1.", "no place", "num_hidden_layers"],
+    ),
+    "two-spellings": (
+        edit_weights(lambda t: t.update({"module." + QUERY: t[QUERY].clone()})),
+        {},
+        ["module." + QUERY, "two spellings"],
+    ),
+    "tie": (
+        edit_weights(lambda t: t.update({DECODER: t[WORD_TABLE] + 1})),
+        {},
+        [DECODER, WORD_TABLE, "tie_word_embeddings"],
+    ),
+    "nan": (set_value(QUERY, torch.nan), {}, [QUERY, "1 values that are NaN or infinite, of 576"]),
+    "infinite": (set_value(QUERY, -torch.inf), {}, [QUERY, "NaN or infinite"]),
+    "heads": (edit(num_attention_heads=5), {}, ["hidden_size = 24", "num_attention_heads = 5", "divides"]),
+    "field-type": (edit(hidden_size="wide"), {}, ["config.json", "hidden_size", "wide"]),
+    "scheme": (nothing, {"position_embedding_type": "bias"}, ["position_embedding_type = 'bias'", "shaw"]),
+    "option": (
+        nothing,
+        {"position_options": {"window": 3}},
+        ["position_options['window'] = 3", "no such option", "clip"],
+    ),
+    "option-value": (nothing, {"position_options": {"clip": -1}}, ["position_options['clip'] = -1", "not accepted"]),
+    "options-text": (nothing, {"position_options": "clip=3"}, ["position_options = 'clip=3'", "not a mapping"]),
+    "option-and-size": (nothing, {"position_options": {"clip": 20}}, ["position_options['clip'] = 20", "19"]),
+    "drop-to-absolute": (
+        nothing,
+        {"position_embedding_type": "absolute", "method": "drop"},
+        ["position_embedding_type = 'absolute'", "the method removes", "shaw"],
+    ),
+    "method": (nothing, {"method": "guess"}, ["method = 'guess'", "keep, drop"]),
+    "revision": (nothing, {"revision": "main"}, ["revision = 'main'", "local folder"]),
+}
+
+
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory):
+    """A saved BertForMaskedLM, to be copied before it is spoilt."""
+    torch.manual_seed(0)
+    return saved(tmp_path_factory.mktemp("source") / "stock", "BertForMaskedLM")[1]
+
+
+@pytest.mark.parametrize("spoil, arguments, words", REFUSED.values(), ids=REFUSED)
+def test_refusals_write_nothing(tmp_path, masked, spoil, arguments, words):
+    source = tmp_path / "stock"
+    shutil.copytree(masked, source)
+    spoil(source)
+    before = contents(tmp_path)
+    with pytest.raises(ConversionError) as caught:
+        convert(source, tmp_path / "out", **arguments)
+    for word in words:
+        assert word in str(caught.value)
+    assert contents(tmp_path) == before and os.listdir(tmp_path) == ["stock"]
+
+
+@pytest.mark.parametrize("kind", ["relative_key", "relative_key_query"])
+def test_a_relative_checkpoint_is_to_be_loaded(tmp_path, kind):
+    source = FIXTURES / "legacy" / kind / "BertForMaskedLM"
+    with pytest.raises(ConversionError, match=f"position_embedding_type = '{kind}'.*relative already.*RelPosBertForM"):
+        convert(source, tmp_path / "out")
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_scheme_without_a_neutral_start_is_refused(tmp_path, masked, monkeypatch, method):
+    monkeypatch.setattr(SCHEMES["shaw"], "zero_is_neutral", False)
+    with pytest.raises(ConversionError, match=r"'shaw': this scheme cannot start without .* from: .*relative_key"):
+        convert(masked, tmp_path / "out", position_embedding_type="shaw", method=method)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "source, words",
+    {
+        "nowhere/at/all": "cannot be a Hub repository",
+        "user/name": "could not be downloaded.*HF_HUB_OFFLINE.*hf download user/name",
+    }.items(),
+)
+def test_a_source_that_is_not_there(tmp_path, source, words):
+    with pytest.raises(ConversionError, match=words):
+        convert(source, tmp_path / "out")
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_file_is_not_a_source(tmp_path, masked):
+    with pytest.raises(ConversionError, match="is a file; give the folder"):
+        convert(masked / "config.json", tmp_path / "out")
+
+
+# --- the place that is written
+
+
+def test_out_that_exists(tmp_path, masked):
+    out = tmp_path / "out"
+    convert(masked, out)
+    before = contents(tmp_path)
+    with pytest.raises(ConversionError, match=r"exists; .*overwrite=True \(--overwrite\)"):
+        convert(masked, out, method="drop")
+    assert contents(tmp_path) == before
+
+
+def test_overwrite_replaces_the_folder_and_leaves_no_other(tmp_path, masked):
+    out = tmp_path / "out"
+    convert(masked, out)
+    (out / "stale.txt").write_text("from the first conversion")
+    convert(masked, out, method="drop", overwrite=True)
+    assert os.listdir(tmp_path) == ["out"] and not (out / "stale.txt").exists()
+    assert json.loads((out / "conversion.json").read_text())["method"] == "drop"
+
+
+def test_overwrite_refuses_the_source_and_what_holds_it(tmp_path):
+    _, source = saved(tmp_path / "deep" / "stock")
+    shutil.copy(source / "config.json", tmp_path / "deep" / "config.json")
+    (tmp_path / "link").symlink_to(source)
+    before = contents(tmp_path)
+    for out in (source, tmp_path / "deep", tmp_path / "link", source / ".." / "stock"):
+        with pytest.raises(ConversionError, match="is the source or holds it"):
+            convert(source, out, overwrite=True)
+    assert contents(tmp_path) == before
+
+
+def test_overwrite_refuses_what_is_not_a_checkpoint(tmp_path, masked):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter").write_text("years of work")
+    (tmp_path / "file").write_text("")
+    for name, words in (("thesis", "holds no config.json"), ("file", "is a file")):
+        with pytest.raises(ConversionError, match=words):
+            convert(masked, tmp_path / name, overwrite=True)
+    assert contents(tmp_path) == {"thesis/chapter": b"years of work", "file": b""}
+
+
+def test_parents_are_made(tmp_path, masked):
+    convert(masked, tmp_path / "a" / "b" / "out")
+    assert os.listdir(tmp_path / "a" / "b") == ["out"]
+
+
+def fail(error, after=None):
+    """A function that does its work, then fails."""
+
+    def failing(*args, **kwargs):
+        if after is not None:
+            after(*args, **kwargs)
+        raise error
+
+    return failing
+
+
+def full():
+    return OSError(errno.ENOSPC, "No space left on device")
+
+
+def half_written(model, folder, **kwargs):
+    (Path(folder) / "model.safetensors").write_bytes(b"half")
+
+
+def rename_failing_second(error):
+    """Path.rename that fails where the finished folder is to be put in place."""
+    rename = Path.rename
+
+    def failing(self, target):
+        if self.name.endswith(".partial"):
+            raise error
+        return rename(self, target)
+
+    return failing
+
+
+# what fails, how, and the words of the error
+FAILURES = {
+    "save-full": ((RelPosBertPreTrainedModel, "save_pretrained"), fail(full(), half_written), "free some space"),
+    "save-safetensors": (
+        (RelPosBertPreTrainedModel, "save_pretrained"),
+        fail(SafetensorError("I/O error: No space left on device (os error 28)"), half_written),
+        "free some space",
+    ),
+    "copy-full": ((shutil, "copyfile"), fail(full()), "free some space"),
+    "report-full": ((Path, "write_text"), fail(full()), "free some space"),
+    "not-permitted": ((Path, "mkdir"), fail(PermissionError(errno.EACCES, "Permission denied")), "can be written"),
+    "rename": ((Path, "rename"), rename_failing_second(PermissionError(errno.EACCES, "no")), "can be written"),
+    "outputs": ((checkpoint, "TOLERANCE"), -1.0, "outputs differ from the source's"),
+}
+
+
+@pytest.mark.parametrize("existing", [False, True], ids=["new", "overwrite"])
+@pytest.mark.parametrize("place, failure, words", FAILURES.values(), ids=FAILURES)
+def test_a_failure_while_writing_leaves_nothing_behind(tmp_path, masked, monkeypatch, place, failure, words, existing):
+    out = tmp_path / "out" if existing else tmp_path / "new" / "out"
+    if existing:
+        convert(masked, out, method="drop")
+    before, listed = contents(tmp_path), sorted(tmp_path.rglob("*"))
+    with monkeypatch.context() as patch:
+        patch.setattr(*place, failure)
+        with pytest.raises(ConversionError, match=words) as caught:
+            convert(masked, out, overwrite=existing)
+    assert words != "free some space" or str(out) in str(caught.value)
+    assert contents(tmp_path) == before and sorted(tmp_path.rglob("*")) == listed
+
+
+def test_a_folder_that_appears_meanwhile_is_not_touched(tmp_path, masked, monkeypatch):
+    out = tmp_path / "out"
+    save = RelPosBertPreTrainedModel.save_pretrained
+
+    def somebody_else(model, folder, **kwargs):
+        save(model, folder, **kwargs)
+        out.mkdir()
+        (out / "theirs").write_text("")
+
+    monkeypatch.setattr(RelPosBertPreTrainedModel, "save_pretrained", somebody_else)
+    with pytest.raises(ConversionError, match="appeared during the conversion"):
+        convert(masked, out)
+    assert contents(tmp_path) == {"out/theirs": b""} and os.listdir(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("existing", [False, True], ids=["new", "overwrite"])
+@pytest.mark.parametrize(
+    "place, failure",
+    {
+        "save": ((RelPosBertPreTrainedModel, "save_pretrained"), fail(KeyboardInterrupt(), half_written)),
+        "rename": ((Path, "rename"), rename_failing_second(KeyboardInterrupt())),
+    }.values(),
+    ids=["save", "rename"],
+)
+def test_an_interrupt_leaves_nothing_behind(tmp_path, masked, monkeypatch, place, failure, existing):
+    out = tmp_path / "out"
+    if existing:
+        convert(masked, out, method="drop")
+    before, listed = contents(tmp_path), sorted(tmp_path.rglob("*"))
+    with monkeypatch.context() as patch:
+        patch.setattr(*place, failure)
+        with pytest.raises(KeyboardInterrupt):
+            convert(masked, out, overwrite=existing)
+    assert contents(tmp_path) == before and sorted(tmp_path.rglob("*")) == listed
+
+
+@pytest.mark.parametrize("name", [QUERY, QUERY.replace("query", "distance_embedding"), BIASES[1]])
+def test_a_file_that_comes_back_different_is_removed(tmp_path, masked, monkeypatch, name):
+    save = RelPosBertPreTrainedModel.save_pretrained
+
+    def damaged(model, folder, **kwargs):
+        save(model, folder, **kwargs)
+        path = Path(folder) / "model.safetensors"
+        tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
+        tensors[name].view(-1)[5] += 1e-7
+        save_file(tensors, path, metadata={"format": "pt"})
+
+    monkeypatch.setattr(RelPosBertPreTrainedModel, "save_pretrained", damaged)
+    with pytest.raises(ConversionError, match="came back from the disk different"):
+        convert(masked, tmp_path / "out")
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_method_that_changes_more_than_it_says_is_caught(tmp_path, masked, monkeypatch):
+    def apply(model, source):
+        model.state_dict()[QUERY].view(-1)[5] += 1e-7
+        return {}
+
+    monkeypatch.setitem(METHODS, "drop", dataclasses.replace(METHODS["drop"], apply=apply))
+    with pytest.raises(ConversionError, match=QUERY):
+        convert(masked, tmp_path / "out", method="drop")
+    assert not any(tmp_path.iterdir())
+
+
+# --- the Hub
+
+
+def test_a_repository_of_the_hub(tmp_path, hub):
+    stock, source = saved(tmp_path / "stock", "BertForMaskedLM")
+    (source / "vocab.txt").write_text("[PAD]\n[UNK]\n")
+    files = {path.name: path.read_bytes() for path in source.iterdir()}
+    others = {"pytorch_model.bin": b"a pickle", "own.py": "raise SystemExit", "onnx/x.model": b"other"}
+    commit = hub.put("user/stock", {**files, **others})
+    hub.put("user/pickled", {"config.json": files["config.json"], "pytorch_model.bin": b"a pickle"})
+    hub.run(
+        f"""
+        import pytest
+        from hf_relpos.convert import ConversionError, convert
+
+        report = convert("user/stock", {str(tmp_path / "out")!r})
+        assert report.source == "user/stock" and report.revision == {commit!r}, report.revision
+        for arguments, words in (
+            (("user/none",), "no such Hub repository that you may read"),
+            (("user/stock", "v9"), "no such Hub repository at revision 'v9'"),
+            (("user/pickled",), "no model.safetensors"),
+        ):
+            with pytest.raises(ConversionError, match=words):
+                convert(arguments[0], "out", revision=(arguments + (None,))[1])
+        """,
+        without=(),
+    )
+    fetched = {request.path for request in hub.requests if request.method == "GET" and "/resolve/" in request.path}
+    assert fetched and not any(path.endswith((".bin", ".py")) or "onnx" in path for path in fetched)
+    assert_same_outputs(stock, load("BertForMaskedLM", tmp_path / "out"), inputs())
+    assert (tmp_path / "out" / "vocab.txt").exists()

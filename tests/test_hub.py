@@ -1,0 +1,426 @@
+"""Models on a Hub: pushed with their code by plain `push_to_hub`, loaded by processes that lack hf_relpos.
+
+Four client processes, in this order, do all the work, and the tests look at what they left:
+
+| process    | hf_relpos | what it does                                                                 |
+| ---------- | --------- | ---------------------------------------------------------------------------- |
+| author     | yes       | makes models and pushes them                                                 |
+| elsewhere  | no        | loads what the author pushed; fine-tunes some of it and pushes that          |
+| home       | yes       | loads everything so far; fine-tunes what came from elsewhere and pushes that |
+| afterwards | no        | loads what elsewhere and home pushed                                         |
+
+Each begins with empty caches.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from hub_fixtures import running_hub
+from huggingface_hub import ModelCard
+
+import hf_relpos.model
+from hf_relpos import SCHEMES
+from hf_relpos.model.modeling_relpos_bert import AUTO_MAP, HEADS
+
+
+ROOM = {file.name: file.read_bytes() for file in Path(hf_relpos.model.__file__).parent.glob("*.py")}
+CODE = {name: text for name, text in ROOM.items() if name != "__init__.py"}
+MODEL = {".gitattributes", "README.md", "config.json", "model.safetensors"}
+TOKENIZER = {"tokenizer.json", "tokenizer_config.json"}
+
+# the names of repositories become names of Python modules: Transformers escapes dots and hyphens
+BY_SCHEME = {name: f"user/bert-1.5-{name}" for name in SCHEMES}
+BY_HEAD = {auto: f"user/{auto}" for auto in HEADS}
+MAIN = BY_SCHEME["shaw"]  # has a tokenizer, and revisions
+
+TUNED = ["user/tuned-elsewhere", "user/tuned-home"]
+SAVED = ["user/saved-elsewhere", "user/fresh-elsewhere", "user/saved-home", "user/on-top-of-bare"]
+IN_PLACE = "user/in-place"  # by save_pretrained(folder, push_to_hub=True)
+STOPPED = "user/stopped"  # by the Trainer during training only
+BARE = ["user/bare", "user/bare-home", "user/bare-elsewhere"]
+
+TOOLS = """
+import json, os, sys
+from pathlib import Path
+import torch, transformers
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import BertTokenizer
+
+shared, me = Path(os.environ["SHARED"]), os.environ["ME"]
+plan = json.loads((shared / "plan.json").read_text())
+notes, outputs = {}, {}
+
+@torch.no_grad()
+def run(model):
+    # what the head gives, and what the encoder under it gives
+    inputs = torch.load(shared / "inputs.pt")
+    choices = {key: tensor[:, None].repeat(1, 2, 1) for key, tensor in inputs.items()}
+    model.eval()
+    multiple = "MultipleChoice" in type(model).__name__
+    return {"head": model(**(choices if multiple else inputs))[0], "base": model.base_model(**inputs)[0]}
+
+def push(model, repo, **options):
+    sha = model.push_to_hub(repo, **options).oid
+    outputs[repo] = run(model)
+    return sha
+
+def train(model, tokenizer, repo, labels, finish=True, **options):
+    from transformers import Trainer, TrainingArguments
+
+    words = tokenizer("the cat sat on a mat")
+    rows = [{**words, "labels": words["input_ids"] if labels is None else labels}] * 2
+    args = TrainingArguments(repo.split("/")[1], max_steps=2, per_device_train_batch_size=1, learning_rate=0.01,
+                             report_to="none", use_cpu=True, disable_tqdm=True, **options)
+    before = model.get_input_embeddings().weight.clone()
+    trainer = Trainer(model, args, train_dataset=rows, processing_class=tokenizer)
+    trainer.train()
+    trainer.push_to_hub() if finish else trainer._finish_current_push()
+    assert not torch.equal(before, model.get_input_embeddings().weight)
+    outputs[repo] = run(model)
+
+def load_all(repos, **options):
+    # every (Auto class, repository, revision) of the plan
+    for auto, repo, revision in repos:
+        key = f"{auto} {repo} {revision}"
+        try:
+            model, info = getattr(transformers, auto).from_pretrained(
+                repo, revision=revision, output_loading_info=True, **options
+            )
+        except Exception as error:
+            notes[key] = {"error": f"{type(error).__name__}: {error}"}
+            continue
+        outputs[key] = run(model)
+        notes[key] = {"module": type(model).__module__, "class": type(model).__name__,
+                      "missing": sorted(info["missing_keys"])}
+
+def error(function, *args, **options):
+    try:
+        function(*args, **options)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+def finish():
+    torch.save(outputs, shared / f"{me}.pt")
+    (shared / f"{me}.json").write_text(json.dumps(notes))
+"""
+
+AUTHOR = """
+sys.path.insert(0, os.environ["TESTS"])
+from oracles import tiny_model
+from transformers import BertConfig, BertForMaskedLM
+from hf_relpos.model.modeling_relpos_bert import HEADS
+
+words = "[PAD] [UNK] [CLS] [SEP] [MASK] the a cat dog sat on mat".split()
+Path("vocab.txt").write_text("\\n".join(words))
+tokenizer = BertTokenizer("vocab.txt")
+sentences = ["the cat sat on a mat", "a dog sat"]
+inputs = tokenizer(sentences, padding=True, return_tensors="pt")
+notes["input_ids"] = inputs["input_ids"].tolist()
+torch.save(dict(inputs), shared / "inputs.pt")
+
+torch.manual_seed(0)
+for scheme, repo in plan["by_scheme"].items():
+    model = tiny_model(HEADS["AutoModelForMaskedLM"], scheme, vocab_size=len(words))
+    sha = push(model, repo)
+    if repo == plan["main"]:
+        tokenizer.push_to_hub(repo)
+        notes["pinned"] = sha
+        with torch.no_grad():
+            model.cls.predictions.bias += 1
+        outputs["dev"] = run(model)
+        model.push_to_hub(repo, revision="dev")
+for auto, repo in plan["by_head"].items():
+    decoder = auto == "AutoModelForCausalLM"
+    push(tiny_model(HEADS[auto], "shaw", vocab_size=len(words), is_decoder=decoder), repo, private=True)
+for repo in ("user/bare", "user/on-top-of-bare"):
+    push(tiny_model(HEADS["AutoModelForMaskedLM"], "shaw", vocab_size=len(words), save_code=False), repo)
+
+model = tiny_model(HEADS["AutoModelForMaskedLM"], "relative_key", vocab_size=len(words))
+train(model, tokenizer, "user/trained", None, push_to_hub=True, save_steps=1)
+train(model, tokenizer, "user/stopped", None, finish=False, push_to_hub=True, save_steps=2)
+model.save_pretrained("in-place", push_to_hub=True)
+outputs["user/in-place"] = run(model)
+
+# what stock Transformers makes of a relative BERT: the configuration stays, the tables go
+sizes = dict(vocab_size=len(words), hidden_size=24, num_attention_heads=3, num_hidden_layers=1, intermediate_size=32)
+BertForMaskedLM(BertConfig(**sizes)).push_to_hub("user/lost")
+lost = BertForMaskedLM(BertConfig(**sizes, position_embedding_type="relative_key"))
+lost.push_to_hub("user/lost", revision="lost")
+finish()
+"""
+
+ELSEWHERE = """
+remote = dict(trust_remote_code=True)
+pinned = json.loads((shared / "author.json").read_text())["pinned"]
+load_all([*plan["first"], ["AutoModelForMaskedLM", plan["main"], pinned]], **remote)
+
+notes["unasked"] = error(AutoModelForMaskedLM.from_pretrained, plan["main"])
+notes["bare"] = error(AutoModelForMaskedLM.from_pretrained, "user/bare", **remote)
+for repo in (plan["main"], "user/trained"):
+    for options in ({}, remote):
+        tokenizer = AutoTokenizer.from_pretrained(repo, **options)
+        key = f"tokens {repo} {bool(options)}"
+        notes[key] = tokenizer(["the cat sat on a mat", "a dog sat"], padding=True)["input_ids"]
+fill = transformers.pipeline("fill-mask", model=plan["main"], **remote)
+notes["fill"] = fill("the [MASK] sat")[0]["sequence"]
+
+model = AutoModelForSequenceClassification.from_pretrained(plan["main"], num_labels=3, **remote)
+train(model, tokenizer, "user/tuned-elsewhere", 1)
+push(AutoModelForMaskedLM.from_pretrained(plan["main"], **remote), "user/saved-elsewhere")
+config = AutoConfig.from_pretrained(plan["main"], position_embedding_type="transformer_xl", **remote)
+model = AutoModelForMaskedLM.from_config(config, **remote)
+push(model, "user/fresh-elsewhere")
+model.config.save_code = False
+push(model, "user/bare-elsewhere")
+finish()
+"""
+
+HOME = """
+from hf_relpos import RelPosBertForMaskedLM
+load_all(plan["first"] + plan["second"])
+outputs["direct"] = run(RelPosBertForMaskedLM.from_pretrained(plan["main"]))
+outputs["asked"] = run(AutoModelForMaskedLM.from_pretrained(plan["main"], trust_remote_code=True))
+outputs["bare"] = run(AutoModelForMaskedLM.from_pretrained("user/bare"))
+notes["lost"] = error(RelPosBertForMaskedLM.from_pretrained, "user/lost", revision="lost")
+notes["not lost"] = error(RelPosBertForMaskedLM.from_pretrained, "user/lost")
+
+tokenizer = AutoTokenizer.from_pretrained("user/tuned-elsewhere")
+model = AutoModelForSequenceClassification.from_pretrained("user/tuned-elsewhere")
+train(model, tokenizer, "user/tuned-home", 2)
+model = AutoModelForMaskedLM.from_pretrained("user/saved-elsewhere")
+push(model, "user/saved-home")
+push(AutoModelForMaskedLM.from_pretrained(plan["main"]), "user/on-top-of-bare")
+model.config.save_code = False
+push(model, "user/bare-home")
+finish()
+"""
+
+AFTERWARDS = """
+load_all(plan["second"] + plan["third"], trust_remote_code=True)
+finish()
+"""
+
+MASKED = "AutoModelForMaskedLM"
+CLASSIFIER = "AutoModelForSequenceClassification"
+FIRST = [
+    *[(MASKED, repo, "main") for repo in BY_SCHEME.values()],
+    *[(auto, repo, "main") for auto, repo in BY_HEAD.items()],
+    *[(auto, MAIN, "main") for auto in HEADS if auto != MASKED],
+    (MASKED, MAIN, "dev"),
+    (MASKED, "user/trained", "main"),
+    (MASKED, IN_PLACE, "main"),
+    (MASKED, STOPPED, "main"),
+]
+SECOND = [(CLASSIFIER, TUNED[0], "main"), ("AutoModel", TUNED[0], "main")]
+SECOND += [(MASKED, repo, "main") for repo in SAVED[:2]]
+THIRD = [(CLASSIFIER, TUNED[1], "main"), ("AutoModel", TUNED[1], "main")]
+THIRD += [(MASKED, repo, "main") for repo in SAVED[2:]]
+
+
+class Story:
+    """The Hub after the four processes, and what each of them noted."""
+
+    def __init__(self, hub, folder: Path):
+        self.hub, self.folder = hub, folder
+        self.notes, self.outputs, self.requests = {}, {}, {}
+        plan = {"main": MAIN, "by_scheme": BY_SCHEME, "by_head": BY_HEAD}
+        plan |= {"first": FIRST, "second": SECOND, "third": THIRD}
+        (folder / "plan.json").write_text(json.dumps(plan))
+
+    def play(self, me: str, code: str, without: tuple[str, ...] = ()) -> None:
+        before = len(self.hub.requests)
+        env = {"SHARED": str(self.folder), "TESTS": str(Path(__file__).parent), "ME": me}
+        self.hub.run(TOOLS + code, without=without, extra_env=env)
+        self.notes[me] = json.loads((self.folder / f"{me}.json").read_text())
+        self.outputs[me] = torch.load(self.folder / f"{me}.pt")
+        self.requests[me] = self.hub.requests[before:]
+
+    def pushed(self, repo: str) -> dict[str, torch.Tensor]:
+        """Outputs of the model in a repository, from the process that pushed it last."""
+        return [outputs[repo] for outputs in self.outputs.values() if repo in outputs][-1]
+
+    def config(self, repo: str, revision: str = "main") -> dict:
+        return json.loads(self.hub.files(repo, revision)["config.json"])
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory):
+    with running_hub(tmp_path_factory.mktemp("hub")) as hub:
+        story = Story(hub, tmp_path_factory.mktemp("shared"))
+        story.play("author", AUTHOR)
+        story.play("elsewhere", ELSEWHERE, without=("hf_relpos",))
+        story.play("home", HOME)
+        story.play("afterwards", AFTERWARDS, without=("hf_relpos",))
+        yield story
+
+
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and (one - other).abs().max().item() <= 1e-6
+
+
+def check_loaded(story: Story, who: str, auto: str, repo: str, revision: str = "main", saved_as: str = MASKED):
+    """That process loaded the right class and got what the pusher got: from the head too, if it was saved."""
+    key = f"{auto} {repo} {revision}"
+    notes = story.notes[who][key]
+    assert "error" not in notes, notes["error"]
+    outputs = story.outputs[who][key]
+    expected = story.outputs["author"]["dev"] if revision == "dev" else story.pushed(repo)
+    assert notes["class"] == HEADS[auto].__name__
+    own = notes["module"] == "hf_relpos.model.modeling_relpos_bert"
+    remote = notes["module"].startswith("transformers_modules.user.")
+    assert (own, remote) == ((True, False) if who == "home" else (False, True))
+    assert same(outputs["base"], expected["base"])
+    if auto == saved_as:
+        assert same(outputs["head"], expected["head"]) and notes["missing"] == []
+    else:  # a new head, on the encoder that was saved
+        assert not [name for name in notes["missing"] if re.search(r"\b(embeddings|encoder)\.", name)]
+
+
+# What a push leaves on the Hub -----------------------------------------------------------------------------------
+
+
+def expected_files(repo: str) -> set[str]:
+    files = MODEL | set(CODE)
+    if repo in BARE:
+        files -= set(CODE)
+    if repo == BY_HEAD["AutoModelForCausalLM"]:
+        files |= {"generation_config.json"}
+    if repo in (MAIN, "user/trained", STOPPED, *TUNED):
+        files |= TOKENIZER
+    if repo in ("user/trained", STOPPED, *TUNED):
+        files |= {"training_args.bin"}
+    if repo == STOPPED:
+        files -= {"README.md"}
+    return files
+
+
+REPOS = [*BY_SCHEME.values(), *BY_HEAD.values(), "user/trained", *TUNED, *SAVED, *BARE[:2]]
+NOT_YET = [pytest.param(repo, marks=pytest.mark.xfail(strict=True)) for repo in (IN_PLACE, STOPPED, BARE[2])]
+
+
+@pytest.mark.parametrize("repo", REPOS + NOT_YET)
+def test_files(story, repo):
+    """Those of the room but `__init__.py`, byte for byte, whoever pushed them; and one true map."""
+    files = story.hub.files(repo)
+    assert set(files) == expected_files(repo)
+    assert {name: files[name] for name in files if name.endswith(".py")} == ({} if repo in BARE else CODE)
+    assert story.config(repo).get("auto_map") == (None if repo in BARE else AUTO_MAP)
+
+
+@pytest.mark.parametrize("repo", [*REPOS, IN_PLACE, *BARE])
+def test_card(story, repo):
+    card = ModelCard(story.hub.files(repo)["README.md"].decode())
+    assert card.data.library_name == "transformers"
+    if repo in ("user/trained", *TUNED):
+        assert "generated_from_trainer" in card.data.tags
+    base = {TUNED[0]: MAIN, TUNED[1]: TUNED[0]}.get(repo)
+    assert card.data.base_model == base
+
+
+def test_branch(story):
+    main, dev = (story.hub.files(MAIN, revision) for revision in ("main", "dev"))
+    assert main["model.safetensors"] != dev["model.safetensors"]
+    assert set(dev) >= MODEL | set(CODE)
+
+
+def test_private(story):
+    assert all(story.hub.server.repos[repo].private for repo in BY_HEAD.values())
+
+
+def test_every_call_is_implemented(story):
+    assert [request for request in story.hub.requests if request.status in (400, 500, 501)] == []
+
+
+# Where hf_relpos cannot be imported ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_scheme_elsewhere(story, scheme):
+    check_loaded(story, "elsewhere", MASKED, BY_SCHEME[scheme])
+
+
+@pytest.mark.parametrize("auto", HEADS)
+def test_head_elsewhere(story, auto):
+    """A private repository, in which that head was saved."""
+    check_loaded(story, "elsewhere", auto, BY_HEAD[auto], saved_as=auto)
+
+
+@pytest.mark.parametrize("auto", HEADS)
+def test_every_head_from_a_masked_language_model(story, auto):
+    check_loaded(story, "elsewhere", auto, MAIN)
+    if auto in ("AutoModelForCausalLM", "AutoModelForPreTraining"):  # these read its vocabulary head
+        head = story.outputs["elsewhere"][f"{auto} {MAIN} main"]["head"]
+        assert same(head, story.pushed(MAIN)["head"])
+
+
+@pytest.mark.parametrize("repo", ["user/trained", *NOT_YET[:2]])
+def test_otherwise_pushed_elsewhere(story, repo):
+    check_loaded(story, "elsewhere", MASKED, repo)
+
+
+def test_revisions_elsewhere(story):
+    check_loaded(story, "elsewhere", MASKED, MAIN, revision="dev")
+    check_loaded(story, "elsewhere", MASKED, MAIN, revision=story.notes["author"]["pinned"])
+    dev, main = (story.outputs["elsewhere"][f"{MASKED} {MAIN} {revision}"]["head"] for revision in ("dev", "main"))
+    assert not same(dev, main)
+
+
+@pytest.mark.parametrize("repo", [MAIN, "user/trained"])
+@pytest.mark.parametrize("trust", [False, True], ids=["plain", "trust"])
+def test_tokenizer_elsewhere(story, repo, trust):
+    assert story.notes["elsewhere"][f"tokens {repo} {trust}"] == story.notes["author"]["input_ids"]
+
+
+def test_pipeline_elsewhere(story):
+    assert re.fullmatch("the .+ sat", story.notes["elsewhere"]["fill"])
+
+
+def test_code_runs_only_when_trusted(story):
+    assert re.match("ValueError: .*trust_remote_code=True", story.notes["elsewhere"]["unasked"], re.DOTALL)
+
+
+def test_without_its_code_the_model_is_unknown(story):
+    assert re.match("ValueError: .*relpos_bert", story.notes["elsewhere"]["bare"], re.DOTALL)
+
+
+# Where hf_relpos is imported -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("auto, repo, revision", FIRST + SECOND)
+def test_installed_class_wins(story, auto, repo, revision):
+    """Without a flag, and so without a prompt: nobody answers one there."""
+    saved_as = next((head for head, own in BY_HEAD.items() if own == repo), CLASSIFIER if repo in TUNED else MASKED)
+    check_loaded(story, "home", auto, repo, revision, saved_as)
+
+
+def test_installed_class_wins_when_asked_for_the_other(story):
+    for how in ("direct", "asked"):
+        assert same(story.outputs["home"][how]["head"], story.pushed(MAIN)["head"])
+
+
+def test_no_code_is_downloaded(story):
+    assert [request.path for request in story.requests["elsewhere"] if request.path.endswith(".py")]
+    assert not [request.path for request in story.requests["home"] if request.path.endswith(".py")]
+
+
+def test_code_left_out(story):
+    assert same(story.outputs["home"]["bare"]["head"], story.pushed("user/bare")["head"])
+    assert story.config("user/bare")["save_code"] is False
+
+
+def test_lost_tables_are_noticed_in_a_revision(story):
+    """The check reads the configuration of the revision asked for: on `main` the same BERT is absolute."""
+    assert re.match("ValueError: user/lost: .* the weights lack", story.notes["home"]["lost"], re.DOTALL)
+    assert story.notes["home"]["not lost"] is None
+
+
+# Pushed again, and loaded again where hf_relpos cannot be imported -----------------------------------------------
+
+
+@pytest.mark.parametrize("auto, repo, revision", SECOND + THIRD)
+def test_pushed_again(story, auto, repo, revision):
+    """By the classes of a repository, or by installed ones that loaded a repository."""
+    check_loaded(story, "afterwards", auto, repo, revision, CLASSIFIER if repo in TUNED else MASKED)

@@ -1,0 +1,668 @@
+"""Every scheme under every head: what a user of a BERT does with it, and what must not change its output."""
+
+import contextlib
+import itertools
+
+import pytest
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassFieldValidationError
+from oracles import padding, stir, tiny_attention, tiny_config, tiny_model, uncompiled
+from torch.autograd import gradcheck
+from torch.func import functional_call
+from transformers import DynamicCache, EncoderDecoderCache, StaticCache
+
+from hf_relpos import (
+    SCHEMES,
+    RelPosBertConfig,
+    RelPosBertForMaskedLM,
+    RelPosBertForSequenceClassification,
+    RelPosBertLMHeadModel,
+    RelPosBertModel,
+)
+from hf_relpos.model.attention import BACKENDS, capable_backends
+from hf_relpos.model.modeling_relpos_bert import HEADS
+
+
+BATCH, CHOICES, LENGTH, WORDS, WIDTH = 2, 3, 9, 50, 24
+RELATIVE = [name for name, scheme in SCHEMES.items() if scheme.relative]
+UNBOUNDED = [name for name, scheme in SCHEMES.items() if not scheme.beyond_range.startswith("refuses")]
+CAPABLE = {name: capable_backends(tiny_config(name).has_value_term) for name in SCHEMES}
+ON_CPU = ("eager", "sdpa")  # those that run here without compiling
+
+# (scheme, backend) for every backend that can run it
+PAIRS = [(name, backend) for name in SCHEMES for backend in ON_CPU if backend in CAPABLE[name]]
+every_scheme = pytest.mark.parametrize("name", SCHEMES)
+every_pair = pytest.mark.parametrize("name, backend", PAIRS, ids=["-".join(pair) for pair in PAIRS])
+MODELS = {
+    f"{name}-{head.__name__.removeprefix('RelPosBert')}": (name, auto)
+    for name in SCHEMES
+    for auto, head in HEADS.items()
+}
+every_model = pytest.mark.parametrize("name, auto", list(MODELS.values()), ids=list(MODELS))
+encoder_and_decoder = pytest.mark.parametrize("is_decoder", [False, True], ids=["encoder", "decoder"])
+
+
+def token_ids(*shape):
+    """Random words; 0 is padding and not among them."""
+    return torch.randint(1, WORDS, shape)
+
+
+def head_model(name, auto, **overrides):
+    """The head that this Auto class gives, in eval mode."""
+    labels = {} if auto == "AutoModelForQuestionAnswering" else {"num_labels": 4}
+    return tiny_model(HEADS[auto], name, **{"is_decoder": auto == "AutoModelForCausalLM", **labels, **overrides})
+
+
+def head_inputs(auto):
+    """Inputs with padding, arguments that make the head return a loss, and the shapes of its outputs."""
+    rows = (BATCH, CHOICES) if auto == "AutoModelForMultipleChoice" else (BATCH,)
+    real = padding([LENGTH, LENGTH - 4], LENGTH)
+    real = real[:, None].expand(*rows, LENGTH) if len(rows) == 2 else real
+    inputs = {
+        "input_ids": token_ids(*rows, LENGTH) * real,
+        "attention_mask": real.long(),
+        "token_type_ids": (torch.arange(LENGTH) > 4).long().expand(*rows, LENGTH),
+    }
+    words = token_ids(BATCH, LENGTH)
+    per_token = {"logits": (BATCH, LENGTH, WORDS)}
+    labels, shapes = {
+        "AutoModel": ({}, {"last_hidden_state": (BATCH, LENGTH, WIDTH), "pooler_output": (BATCH, WIDTH)}),
+        "AutoModelForPreTraining": (
+            {"labels": words, "next_sentence_label": torch.tensor([0, 1])},
+            {"prediction_logits": (BATCH, LENGTH, WORDS), "seq_relationship_logits": (BATCH, 2)},
+        ),
+        "AutoModelForMaskedLM": ({"labels": words}, per_token),
+        "AutoModelForCausalLM": ({"labels": words}, per_token),
+        "AutoModelForNextSentencePrediction": ({"labels": torch.tensor([1, 0])}, {"logits": (BATCH, 2)}),
+        "AutoModelForSequenceClassification": ({"labels": torch.tensor([3, 0])}, {"logits": (BATCH, 4)}),
+        "AutoModelForMultipleChoice": ({"labels": torch.tensor([2, 0])}, {"logits": (BATCH, CHOICES)}),
+        "AutoModelForTokenClassification": ({"labels": words % 4}, {"logits": (BATCH, LENGTH, 4)}),
+        "AutoModelForQuestionAnswering": (
+            {"start_positions": torch.tensor([2, 1]), "end_positions": torch.tensor([5, 3])},
+            {"start_logits": (BATCH, LENGTH), "end_logits": (BATCH, LENGTH)},
+        ),
+    }[auto]
+    return inputs, labels, shapes
+
+
+def last_state(model, ids, **arguments):
+    """Outputs (B, L, D) of a bare model."""
+    with torch.no_grad():
+        return model(ids, **arguments).last_hidden_state
+
+
+def settings_of(config):
+    """All of a configuration but where it came from."""
+    return {key: value for key, value in config.to_dict().items() if key != "_name_or_path"}
+
+
+def difference(one, other):
+    assert one.shape == other.shape
+    return (one - other).abs().max().item()
+
+
+# Heads -----------------------------------------------------------------------------------------------------------
+
+
+@every_model
+def test_forward_loss_and_a_gradient_for_every_parameter(name, auto):
+    model = head_model(name, auto).train()
+    inputs, labels, shapes = head_inputs(auto)
+    outputs = model(**inputs, **labels)
+    for output, shape in shapes.items():
+        assert tuple(outputs[output].shape) == shape, output
+    loss = outputs.loss if labels else sum(outputs[output].square().sum() for output in shapes)
+    assert loss.ndim == 0 and loss.isfinite()
+    loss.backward()
+    unused = [key for key, parameter in model.named_parameters() if parameter.grad is None]
+    assert not unused  # DistributedDataParallel waits for all of them
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+    idle = [
+        key for key, parameter in model.named_parameters() if "distance" in key and not parameter.grad.abs().max() > 0
+    ]
+    assert not idle
+
+
+@every_model
+def test_save_and_load_is_exact(name, auto, tmp_path):
+    model = head_model(name, auto)
+    inputs, labels, shapes = head_inputs(auto)
+    model.save_pretrained(tmp_path)
+    loaded, info = getattr(transformers, auto).from_pretrained(tmp_path, output_loading_info=True)
+    assert type(loaded) is HEADS[auto]
+    assert not any(info.values()), info
+    assert settings_of(loaded.config) == settings_of(model.config)
+    assert loaded.config._attn_implementation == model.config._attn_implementation
+    before, after = model.state_dict(), loaded.state_dict()
+    assert list(before) == list(after)
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    for parameter in loaded.parameters():  # tensors of a file are not aligned, which may change the last bit of a sum
+        parameter.data = parameter.data.clone()
+    with torch.no_grad():
+        expected, got = model(**inputs, **labels), loaded(**inputs, **labels)
+    assert all(torch.equal(expected[output], got[output]) for output in shapes)
+
+
+@every_scheme
+def test_options_survive_saving(name, tmp_path):
+    options = {key: option.default for key, option in SCHEMES[name].options.items()}
+    config = tiny_config(name, position_options=options)
+    config.save_pretrained(tmp_path)
+    loaded = RelPosBertConfig.from_pretrained(tmp_path)
+    assert (loaded.position_embedding_type, loaded.position_options) == (name, options)
+    assert settings_of(loaded) == settings_of(config)
+
+
+@every_scheme
+def test_fresh_parameters_are_initialised(name, tmp_path):
+    """Also those a checkpoint lacks, which Transformers leaves as memory came: load from the bare encoder."""
+    torch.manual_seed(1)
+    model = RelPosBertModel(tiny_config(name), add_pooling_layer=False)
+    model.save_pretrained(tmp_path)
+    for fresh in (model, RelPosBertForSequenceClassification.from_pretrained(tmp_path)):
+        for key, parameter in fresh.named_parameters():
+            assert parameter.isfinite().all() and parameter.abs().max() < 2, key
+
+
+@every_scheme
+def test_resize_token_embeddings(name):
+    model = head_model(name, "AutoModelForMaskedLM")
+    ids = token_ids(BATCH, LENGTH)
+    with torch.no_grad():
+        before = model(ids).logits
+        model.resize_token_embeddings(WORDS + 7)
+        after = model(ids).logits
+    assert difference(before, after[..., :WORDS]) <= 1e-6
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    model(torch.full((1, 3), WORDS + 6)).logits.sum().backward()
+
+
+@every_scheme
+def test_inputs_embeds(name):
+    model = tiny_model(RelPosBertModel, name)
+    ids = token_ids(BATCH, LENGTH)
+    embeds = model.get_input_embeddings()(ids)
+    assert difference(last_state(model, None, inputs_embeds=embeds), last_state(model, ids)) <= 1e-6
+    for arguments in ({}, {"input_ids": ids, "inputs_embeds": embeds}):
+        with pytest.raises(ValueError, match="input_ids and inputs_embeds"):
+            model(**arguments)
+
+
+@every_scheme
+@encoder_and_decoder
+def test_output_attentions(name, is_decoder):
+    model = tiny_model(RelPosBertModel, name, attn_implementation="eager", is_decoder=is_decoder)
+    ids, real = token_ids(BATCH, LENGTH), padding([LENGTH, 5], LENGTH)
+    with torch.no_grad():
+        outputs = model(ids, attention_mask=real.long(), output_attentions=True, output_hidden_states=True)
+    assert len(outputs.attentions) == 2 and len(outputs.hidden_states) == 3
+    for weights in outputs.attentions:
+        assert tuple(weights.shape) == (BATCH, 3, LENGTH, LENGTH)
+        assert (weights >= 0).all() and (weights.sum(-1) - 1).abs().max() <= 1e-6
+        assert weights[1, ..., 5:].max() == 0
+        if is_decoder:
+            assert weights.triu(1).max() == 0
+    assert difference(outputs.last_hidden_state, last_state(model, ids, attention_mask=real.long())) <= 1e-6
+
+
+@every_scheme
+def test_word_order_matters(name):
+    """Without positions, attention would return the same vectors in the new order."""
+    model, order = tiny_model(RelPosBertModel, name), torch.randperm(LENGTH)
+    ids = token_ids(1, LENGTH)
+    assert difference(last_state(model, ids[:, order]), last_state(model, ids)[:, order]) > 1e-2
+
+
+@every_scheme
+def test_longer_than_the_trained_range(name):
+    model = tiny_model(RelPosBertModel, name)
+    ids = token_ids(1, model.config.max_position_embeddings + 9)
+    if name in UNBOUNDED:
+        assert last_state(model, ids).isfinite().all()
+    else:
+        with pytest.raises(ValueError, match="max_position_embeddings"):
+            model(ids)
+
+
+@pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])
+@every_scheme
+def test_gradient_checkpointing(name, reentrant):
+    model = head_model(name, "AutoModelForMaskedLM").train()
+    inputs, labels, _ = head_inputs("AutoModelForMaskedLM")
+
+    def gradients():
+        model.zero_grad()
+        model(**inputs, **labels).loss.backward()
+        return {key: parameter.grad.clone() for key, parameter in model.named_parameters()}
+
+    plain = gradients()
+    # the first name is the newer one, and the second is gone from Transformers 6
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": reentrant})
+    assert model.bert.encoder.layer[0].gradient_checkpointing
+    if reentrant:  # needs an input with a gradient, which Transformers provides
+        model.enable_input_require_grads()
+    again = gradients()
+    assert all(difference(plain[key], again[key]) <= 1e-6 for key in plain)
+
+
+@every_pair
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+def test_half_precision_is_finite(name, backend, dtype):
+    """Forward and backward, with a row that is padding from end to end."""
+    model = tiny_model(RelPosBertForMaskedLM, name, attn_implementation=backend).to(dtype)
+    ids, real = token_ids(3, LENGTH), padding([LENGTH, 4, 0], LENGTH)
+    outputs = model(ids, attention_mask=real.long(), labels=ids)
+    assert outputs.logits.dtype == dtype and outputs.logits.isfinite().all()
+    outputs.loss.backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+def test_compiles_to_one_graph():
+    """Traced, not lowered: what could break is Python that looks at numbers."""
+    model = tiny_model(RelPosBertForMaskedLM, "relative_key_query", num_hidden_layers=1)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    ids, real = token_ids(BATCH, LENGTH), padding([LENGTH, 4], LENGTH).long()
+    with torch.no_grad():
+        assert difference(compiled(ids, real).logits, model(ids, real).logits) <= 1e-6
+
+
+# Backends --------------------------------------------------------------------------------------------------------
+
+
+OTHERS = [(name, backend) for name in SCHEMES for backend in ("sdpa", "flex_attention") if backend in CAPABLE[name]]
+
+
+@encoder_and_decoder
+@pytest.mark.parametrize("name, backend", OTHERS, ids=["-".join(pair) for pair in OTHERS])
+def test_backends_agree(name, backend, is_decoder):
+    model = tiny_model(RelPosBertModel, name, attn_implementation="eager", is_decoder=is_decoder)
+    ids, whole, real = token_ids(3, LENGTH), torch.ones(3, LENGTH).bool(), padding([LENGTH, 6, 1], LENGTH)
+    packed = torch.tensor([[*range(4), *range(5)], [*range(8), 0], [*range(9)]])
+    cases = [
+        ({}, whole),
+        ({"attention_mask": whole.long()}, whole),
+        ({"attention_mask": real.long()}, real),
+        ({"position_ids": packed}, whole),
+        ({"attention_mask": real.long(), "position_ids": packed}, real),
+    ]
+    expected = [last_state(model, ids, **arguments) for arguments, _ in cases]
+    model.set_attn_implementation(backend)
+    with uncompiled() if backend == "flex_attention" else contextlib.nullcontext():
+        got = [last_state(model, ids, **arguments) for arguments, _ in cases]
+    for one, other, (_, seen) in zip(expected, got, cases, strict=True):
+        assert difference(one[seen], other[seen]) <= 1e-5
+
+
+@encoder_and_decoder
+@pytest.mark.parametrize("kind", ["boolean", "additive"])
+@every_pair
+def test_prepared_mask(name, backend, kind, is_decoder):
+    """A mask (B, 1, L, K), boolean or additive, means what the same (B, L) mask means."""
+    model = tiny_model(RelPosBertModel, name, attn_implementation=backend, is_decoder=is_decoder)
+    ids, real = token_ids(BATCH, LENGTH), padding([LENGTH, 5], LENGTH)
+    prepared = real[:, None, None, :].expand(BATCH, 1, LENGTH, LENGTH)
+    if is_decoder:
+        prepared = prepared & torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+    if kind == "additive":
+        prepared = torch.zeros(prepared.shape).masked_fill(~prepared, torch.finfo(torch.float32).min)
+    expected = last_state(model, ids, attention_mask=real.long())
+    assert difference(last_state(model, ids, attention_mask=prepared)[real], expected[real]) <= 1e-5
+
+
+@every_scheme
+def test_default_backend_is_the_first_that_can(name, tmp_path):
+    model = RelPosBertModel(tiny_config(name))
+    assert model.config._attn_implementation == CAPABLE[name][0]
+    model.save_pretrained(tmp_path)
+    assert RelPosBertModel.from_pretrained(tmp_path).config._attn_implementation == CAPABLE[name][0]
+
+
+@every_scheme
+def test_every_capable_backend_can_be_chosen(name, tmp_path):
+    model = RelPosBertModel(tiny_config(name))
+    model.save_pretrained(tmp_path)
+    for backend in CAPABLE[name]:
+        loaded = RelPosBertModel.from_pretrained(tmp_path, attn_implementation=backend)
+        assert loaded.config._attn_implementation == backend
+        model.set_attn_implementation(backend)
+        assert {layer.attention.self.config._attn_implementation for layer in model.encoder.layer} == {backend}
+
+
+INCAPABLE = [
+    (name, backend)
+    for name in SCHEMES
+    for backend in (*BACKENDS, "flash_attention_2", "flash_attention_3", "no_such_attention")
+    if backend not in CAPABLE[name]
+]
+
+
+@pytest.mark.parametrize("name, backend", INCAPABLE, ids=["-".join(pair) for pair in INCAPABLE])
+def test_incapable_backend_is_an_error(name, backend, tmp_path):
+    model = RelPosBertForMaskedLM(tiny_config(name))
+    model.save_pretrained(tmp_path)
+    before = model.config._attn_implementation
+    ways = {
+        "from_pretrained": lambda: RelPosBertForMaskedLM.from_pretrained(tmp_path, attn_implementation=backend),
+        "from_config": lambda: transformers.AutoModel.from_config(tiny_config(name), attn_implementation=backend),
+        "config": lambda: RelPosBertModel(tiny_config(name, attn_implementation=backend)),
+        "set": lambda: model.set_attn_implementation(backend),
+        "set on the encoder": lambda: model.bert.set_attn_implementation(backend),
+    }
+    for way, ask in ways.items():
+        with pytest.raises(ValueError) as raised:
+            ask()
+        message = str(raised.value)
+        for part in (backend, name, *CAPABLE[name]):
+            assert repr(part) in message, (way, message)
+    assert model.config._attn_implementation == before
+    model(token_ids(1, 4))
+
+
+# Padding, batches, packing ---------------------------------------------------------------------------------------
+
+
+@encoder_and_decoder
+@every_pair
+def test_batch_and_right_padding_change_nothing(name, backend, is_decoder):
+    model = tiny_model(RelPosBertModel, name, attn_implementation=backend, is_decoder=is_decoder)
+    lengths = [LENGTH, 5, 1]
+    ids, real = token_ids(3, LENGTH), padding(lengths, LENGTH)
+    together = last_state(model, ids, attention_mask=real.long())
+    for row, length in enumerate(lengths):
+        alone = last_state(model, ids[row : row + 1, :length])
+        assert difference(together[row : row + 1, :length], alone) <= 1e-5
+        if length < LENGTH and not is_decoder:  # the mask was needed
+            assert difference(last_state(model, ids[row : row + 1])[:, :length], alone) > 1e-3
+    elsewhere = ids.masked_fill(~real, 7)
+    assert difference(last_state(model, elsewhere, attention_mask=real.long())[real], together[real]) <= 1e-5
+
+
+@encoder_and_decoder
+@every_pair
+def test_left_padding_changes_nothing(name, backend, is_decoder):
+    """Relative schemes need nothing for it; an absolute one is told where the text begins."""
+    model = tiny_model(RelPosBertModel, name, attn_implementation=backend, is_decoder=is_decoder)
+    lengths = [LENGTH, 5, 1]
+    ids, real = token_ids(3, LENGTH), padding(lengths, LENGTH).flip(1)
+    positions = {} if name in RELATIVE else {"position_ids": (real.cumsum(-1) - 1).clamp(min=0)}
+    together = last_state(model, ids, attention_mask=real.long(), **positions)
+    for row, length in enumerate(lengths):
+        alone = last_state(model, ids[row : row + 1, LENGTH - length :])
+        assert difference(together[row : row + 1, LENGTH - length :], alone) <= 1e-5
+
+
+@pytest.mark.parametrize("before", [1, 3, 20])
+@pytest.mark.parametrize("name, backend", [pair for pair in PAIRS if pair[0] in RELATIVE], ids=lambda value: value)
+def test_translation_changes_nothing(name, backend, before):
+    """Hidden words in front move the text to other places; only offsets may count."""
+    model = tiny_model(RelPosBertModel, name, attn_implementation=backend, max_position_embeddings=32)
+    ids = token_ids(BATCH, LENGTH)
+    moved = torch.cat([token_ids(BATCH, before), ids], dim=1)
+    mask = (torch.arange(before + LENGTH) >= before).long().expand(BATCH, -1)
+    expected = last_state(model, ids)
+    assert difference(last_state(model, moved, attention_mask=mask)[:, before:], expected) <= 1e-5
+
+
+PACKS = {
+    "two documents": [[4, 5], [7, 2]],
+    "one-token documents": [[1, 1, 7], [4, 4, 1]],
+    "one row of one document": [[9], [3, 6]],
+}
+
+
+@encoder_and_decoder
+@pytest.mark.parametrize("pack", PACKS.values(), ids=PACKS)
+@every_pair
+def test_packed_documents_do_not_see_each_other(name, backend, pack, is_decoder):
+    model = tiny_model(RelPosBertModel, name, attn_implementation=backend, is_decoder=is_decoder)
+    ids = token_ids(BATCH, LENGTH)
+    positions = torch.stack([torch.cat([torch.arange(length) for length in lengths]) for lengths in pack])
+    settings = [{}, {"use_cache": False}] if is_decoder else [{}]
+    rows = [(slice(None), positions), (slice(0, 1), positions[:1])]
+    for (chosen, row_positions), extra in itertools.product(rows, settings):
+        together = last_state(model, ids[chosen], position_ids=row_positions, **extra)
+        for row, lengths in enumerate(pack[: len(together)]):
+            for document, end in zip(lengths, itertools.accumulate(lengths), strict=True):
+                alone = last_state(model, ids[row : row + 1, end - document : end])
+                assert difference(together[row : row + 1, end - document : end], alone) <= 1e-5
+
+
+@every_scheme
+def test_packed_documents_train_alike(name):
+    """The loss of a pack is that of its documents."""
+    model = tiny_model(RelPosBertForMaskedLM, name)
+    ids = token_ids(1, LENGTH)
+    positions = torch.tensor([[*range(4), *range(5)]])
+    with torch.no_grad():
+        packed = model(ids, position_ids=positions, labels=ids).loss
+        first, second = (model(part, labels=part).loss for part in ids.split([4, 5], dim=1))
+    assert abs(packed - (4 * first + 5 * second) / 9) <= 1e-5
+
+
+# Decoders --------------------------------------------------------------------------------------------------------
+
+
+CHUNKS = {"token by token": [1] * 12, "several at once": [5, 3, 1, 1, 2], "all at once": [12]}
+CACHES = {
+    "dynamic": lambda config, length: DynamicCache(config=config),
+    "static": lambda config, length: StaticCache(config=config, max_cache_len=length),
+    "static-with-room": lambda config, length: StaticCache(config=config, max_cache_len=length + 3),
+}
+
+
+def decode(model, ids, chunks, cache, **arguments):
+    """Logits of all tokens, given to the model a chunk at a time."""
+    parts = []
+    with torch.no_grad():
+        for chunk in ids.split(chunks, dim=1):
+            parts.append(model(chunk, past_key_values=cache, use_cache=True, **arguments).logits)
+    return torch.cat(parts, dim=1)
+
+
+@pytest.mark.parametrize("chunks", CHUNKS.values(), ids=CHUNKS)
+@pytest.mark.parametrize("cache", CACHES)
+@every_pair
+def test_cached_decoding_equals_the_full_forward(name, backend, cache, chunks):
+    model = tiny_model(RelPosBertLMHeadModel, name, attn_implementation=backend, is_decoder=True)
+    ids = token_ids(BATCH, 12)
+    with torch.no_grad():
+        full = model(ids, use_cache=False).logits
+    made = CACHES[cache](model.config, 12)
+    assert difference(decode(model, ids, chunks, made), full) <= 1e-5
+    assert int(made.get_seq_length()) == 12
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("name, backend", [pair for pair in PAIRS if pair[0] in UNBOUNDED], ids=lambda value: value)
+def test_cached_decoding_past_the_trained_range(name, backend, cache):
+    model = tiny_model(
+        RelPosBertLMHeadModel, name, attn_implementation=backend, is_decoder=True, max_position_embeddings=8
+    )
+    ids = token_ids(BATCH, 20)
+    with torch.no_grad():
+        full = model(ids, use_cache=False).logits
+    assert difference(decode(model, ids, [6, 5, 1, 8], CACHES[cache](model.config, 20)), full) <= 1e-5
+
+
+@every_pair
+def test_cached_decoding_with_cross_attention(name, backend):
+    model = tiny_model(
+        RelPosBertLMHeadModel, name, attn_implementation=backend, is_decoder=True, add_cross_attention=True
+    )
+    ids, states = token_ids(BATCH, 12), torch.randn(BATCH, 7, WIDTH)
+    encoder = {"encoder_hidden_states": states, "encoder_attention_mask": padding([7, 4], 7).long()}
+    with torch.no_grad():
+        full = model(ids, use_cache=False, **encoder).logits
+        first = model(ids[:, :5], **encoder)
+        assert isinstance(first.past_key_values, EncoderDecoderCache)
+        assert difference(first.logits, full[:, :5]) <= 1e-5
+    rest = decode(model, ids[:, 5:], [3, 1, 3], first.past_key_values, **encoder)
+    assert difference(rest, full[:, 5:]) <= 1e-5
+    changed = model(ids, use_cache=False, encoder_hidden_states=torch.randn(BATCH, 7, WIDTH)).logits
+    assert difference(changed, full) > 1e-3
+
+
+GENERATION = {
+    "dynamic": {},
+    "no cache": {"use_cache": False},
+    "static": {"cache_implementation": "static"},
+}
+
+
+@pytest.mark.parametrize("how", GENERATION)
+@every_pair
+def test_greedy_generation_with_left_padding(name, backend, how):
+    model = tiny_model(RelPosBertLMHeadModel, name, attn_implementation=backend, is_decoder=True)
+    settings = {"do_sample": False, "max_new_tokens": 6, "min_new_tokens": 6, "pad_token_id": 0}
+    lengths = [8, 5, 1]
+    ids, real = token_ids(3, 8), padding(lengths, 8).flip(1)
+    ids = ids * real
+    together = model.generate(ids, attention_mask=real.long(), **settings, **GENERATION[how])
+    assert tuple(together.shape) == (3, 14)
+    for row, length in enumerate(lengths):
+        prompt = ids[row : row + 1, 8 - length :]
+        alone = model.generate(prompt, attention_mask=torch.ones_like(prompt), **settings)
+        assert together[row, 8 - length :].tolist() == alone[0].tolist()
+
+
+# Configuration ---------------------------------------------------------------------------------------------------
+
+
+def test_unknown_scheme():
+    with pytest.raises(ValueError) as raised:
+        tiny_config("no_such_scheme")
+    assert all(part in str(raised.value) for part in ("position_embedding_type", "'no_such_scheme'", *SCHEMES))
+
+
+@pytest.mark.parametrize("value", [None, 3, ["shaw"]], ids=repr)
+def test_scheme_is_a_name(value):
+    with pytest.raises(StrictDataclassFieldValidationError, match="position_embedding_type"):
+        tiny_config(value)
+
+
+@every_scheme
+def test_unknown_option(name):
+    with pytest.raises(ValueError) as raised:
+        tiny_config(name, position_options={"no_such_option": 5})
+    known = SCHEMES[name].options or ["none"]
+    assert all(
+        part in str(raised.value) for part in ("position_options", "'no_such_option'", "5", f"'{name}'", *known)
+    )
+
+
+OPTIONS = [(name, option) for name, scheme in SCHEMES.items() for option in scheme.options]
+
+
+@pytest.mark.parametrize("name, option", OPTIONS, ids=["-".join(pair) for pair in OPTIONS])
+def test_bad_option_value(name, option):
+    value = ["no", "such", "value"]
+    with pytest.raises(ValueError) as raised:
+        tiny_config(name, position_options={option: value})
+    parts = ("position_options", f"'{option}'", repr(value), f"'{name}'", SCHEMES[name].options[option].help)
+    assert all(part in str(raised.value) for part in parts)
+
+
+@pytest.mark.parametrize("heads", [5, 0, -3])
+def test_heads_divide_the_hidden_size(heads):
+    with pytest.raises(ValueError) as raised:
+        tiny_config("shaw", num_attention_heads=heads)
+    assert all(part in str(raised.value) for part in ("hidden_size", "24", "num_attention_heads", str(heads)))
+
+
+def test_what_was_changed_later_is_checked_before_saving(tmp_path):
+    config = tiny_config("shaw")
+    config.position_options = {"clip": -1}
+    with pytest.raises(Exception, match="clip"):
+        config.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_options_of_the_caller_are_left_alone():
+    options = {"clip": 4}
+    config = tiny_config("shaw", position_options=options)
+    config.position_options["clip"] = 5
+    assert options == {"clip": 4}
+    assert tiny_config("shaw").position_options == {}
+
+
+@every_scheme
+def test_absolute_table_beside_a_scheme(name):
+    """The hybrid has one table at the input, refuses longer inputs, and sees positions that are told to it."""
+    plain = RelPosBertModel(tiny_config(name))
+    assert (plain.embeddings.position_embeddings is not None) == SCHEMES[name].absolute_input
+    model = tiny_model(RelPosBertModel, name, absolute_position_embeddings=True)
+    assert tuple(model.embeddings.position_embeddings.weight.shape) == (16, WIDTH)
+    ids = token_ids(1, LENGTH)
+    positions = torch.arange(LENGTH)[None]
+    assert difference(last_state(model, ids), last_state(model, ids, position_ids=positions)) <= 1e-6
+    assert difference(last_state(model, ids), last_state(model, ids, position_ids=positions + 4)) > 1e-2
+    with pytest.raises(ValueError, match="max_position_embeddings = 16"):
+        model(token_ids(1, 17))
+
+
+# The attention layer of any scheme -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("mask", ["boolean", "additive"])
+@every_scheme
+def test_layer_is_finite_where_every_key_is_hidden(name, mask, dtype):
+    layer = tiny_attention(name, dtype=dtype)
+    hidden = (4 * torch.randn(2, 12, WIDTH)).to(dtype).requires_grad_()
+    allowed = padding([7, 0], 12)[:, None, None, :]
+    if mask == "additive":
+        allowed = torch.zeros(allowed.shape, dtype=dtype).masked_fill(~allowed, torch.finfo(dtype).min)
+    out, weights = layer(hidden, attention_mask=allowed)
+    out.float().square().sum().backward()
+    assert out.dtype == dtype
+    assert out.isfinite().all() and weights.isfinite().all()
+    assert hidden.grad.isfinite().all()
+    for key, parameter in layer.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), key
+
+
+@every_scheme
+def test_layer_gradients_by_finite_differences(name):
+    layer = tiny_attention(name, hidden_size=12, max_position_embeddings=4)
+    keys = [key for key, _ in layer.distance_embedding.named_parameters(prefix="distance_embedding")]
+    tensors = [layer.get_parameter(key) for key in keys]
+    hidden = torch.randn(1, 5, 12, dtype=torch.float64, requires_grad=True)
+    mask = padding([4], 5)[:, None, None, :]
+
+    def run(hidden, *tensors):
+        return functional_call(layer, dict(zip(keys, tensors, strict=True)), (hidden, mask))[0]
+
+    assert gradcheck(run, (hidden, *tensors))
+
+
+@every_scheme
+def test_scheme_describes_itself(name):
+    scheme = SCHEMES[name]
+    assert scheme.name == name and scheme.source and scheme.beyond_range
+    for option in scheme.options.values():
+        assert option.help and option.accepts(option.default)
+    assert not list(tiny_attention(name).distance_embedding.buffers())
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEMES if SCHEMES[name].zero_is_neutral])
+def test_zero_is_neutral(name):
+    """With its parameters at zero the layer is a plain one, and one of them at least has a gradient to leave by."""
+    layer, plain = tiny_attention(name), tiny_attention("absolute")
+    plain.load_state_dict({key: value for key, value in layer.state_dict().items() if "distance" not in key})
+    parameters = list(layer.distance_embedding.parameters())
+    with torch.no_grad():
+        for parameter in parameters:
+            parameter.zero_()
+    hidden, mask = torch.randn(2, 8, WIDTH, dtype=torch.float64), padding([8, 6], 8)[:, None, None, :]
+    out, _ = layer(hidden, attention_mask=mask)
+    assert difference(out, plain(hidden, attention_mask=mask)[0]) <= 1e-12
+    out.square().sum().backward()
+    assert not parameters or any(parameter.grad.abs().max() > 1e-6 for parameter in parameters)
+
+
+def test_stir_leaves_nothing_at_zero():
+    """The helper these tests rest on."""
+    model = stir(RelPosBertModel(tiny_config("transformer_xl")))
+    assert all(parameter.abs().min() > 0 for parameter in model.parameters())

@@ -1,0 +1,94 @@
+"""The stock Trainer: it learns, resumes, and gives the same curve in one process or two."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from ddp_train import HEADS, make_model, train, train_every_scheme
+
+from hf_relpos import SCHEMES
+
+
+def mean(values):
+    return sum(values) / len(values)
+
+
+@pytest.mark.parametrize("task", HEADS)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_loss_goes_down(scheme, task, tmp_path):
+    losses, _ = train(make_model(task, scheme), task, tmp_path)
+    assert len(losses) == 30
+    assert mean(losses[-5:]) < 0.8 * mean(losses[:5])
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_resume_gives_the_same_curve(scheme, tmp_path):
+    """With dropout, whose random state is part of a checkpoint; the last step lies in a second epoch."""
+    steps = {"max_steps": 10, "save_strategy": "steps", "save_steps": 5}
+    whole, _ = train(make_model("order", scheme, dropout=0.1), "order", tmp_path, **steps)
+    checkpoint = tmp_path / "checkpoint-5"
+    assert (checkpoint / "modeling_relpos_bert.py").is_file()  # a checkpoint is a whole repository
+    rest, trainer = train(
+        make_model("order", scheme, dropout=0.1), "order", tmp_path / "again", resume=checkpoint, **steps
+    )
+    assert rest == whole[5:]
+
+    trainer.save_model(tmp_path / "final")
+    loaded = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "final")
+    trained = trainer.model.state_dict()
+    assert all(torch.equal(tensor, trained[key]) for key, tensor in loaded.state_dict().items())
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_gradient_checkpointing_gives_the_same_curve(scheme, tmp_path):
+    plain, _ = train(make_model("echo", scheme), "echo", tmp_path, max_steps=5)
+    saved, trainer = train(make_model("echo", scheme), "echo", tmp_path, max_steps=5, gradient_checkpointing=True)
+    assert trainer.model.bert.encoder.layer[0].gradient_checkpointing
+    assert plain == pytest.approx(saved, abs=1e-5)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_bf16(scheme, tmp_path):
+    model, seen = make_model("order", scheme), set()
+    for layer in model.bert.encoder.layer:
+        layer.attention.self.register_forward_hook(lambda module, inputs, output: seen.add(output[0].dtype))
+    losses, _ = train(model, "order", tmp_path, bf16=True)
+    assert mean(losses[-5:]) < 0.8 * mean(losses[:5])
+    assert seen == {torch.bfloat16}
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def test_two_processes_give_the_curve_of_one(tmp_path):
+    """DistributedDataParallel by `accelerate launch`, half the batch on each side, every scheme in turn."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    script = Path(__file__).with_name("ddp_train.py")
+    out = tmp_path / "losses.json"
+    # `--cpu` starts several processes only through MPI; this starts them with torchrun, and the script stays on CPU
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+    launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    launch += ["--main_process_port", str(port)]
+    done = subprocess.run(
+        [*launch, str(script), str(out), str(tmp_path / "two"), "4"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    two = json.loads(out.read_text())
+    one = train_every_scheme(tmp_path / "one", 8)
+    assert list(one) == list(two) == list(SCHEMES)
+    for scheme in SCHEMES:
+        assert (one[scheme]["processes"], two[scheme]["processes"]) == (1, 2)
+        assert len(one[scheme]["losses"]) == 6
+        assert two[scheme]["losses"] == pytest.approx(one[scheme]["losses"], abs=1e-5), scheme
+        assert two[scheme]["squares"] == pytest.approx(one[scheme]["squares"], abs=1e-3), scheme
