@@ -26,10 +26,14 @@ def masked_windows(
         ValueError: when the text does not fill one window.
     """
     room = length - 2
-    ids = [token for text in paragraphs for token in tokenizer(text, add_special_tokens=False, verbose=False).input_ids]
+    ids = [
+        token for text in paragraphs for token in tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+    ]
     count = min(len(ids) // room, limit)
     if count < 1:
-        raise ValueError(f"the text has {len(ids)} tokens and a window of length {length} needs {room}: give more text")
+        raise ValueError(
+            f"the text has {len(ids)} tokens and a window of length {length} needs {room}: give more text"
+        )
     ids = np.array(ids[: count * room], dtype=np.int64).reshape(count, room)
     chosen = (rng.random(ids.shape) < rate) & (ids != tokenizer.unk_token_id)
     chosen[:, 0] |= ~chosen.any(axis=1)
