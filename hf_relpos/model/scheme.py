@@ -157,9 +157,7 @@ class Scheme(nn.Module):
         return None
 
     def init_weights(self, std: float) -> None:
-        """Fresh parameters, by `transformers.initialization` functions only (they spare loaded tensors).
-
-        Modules inside are initialised by Transformers as any other; this is for parameters of the scheme itself.
+        """Fresh parameters, all of them, by `transformers.initialization` functions only (they spare loaded tensors).
 
         Args:
             std: `config.initializer_range`.

@@ -39,6 +39,7 @@ class TransformerXL(Scheme, name="transformer_xl"):
         self.r_r_bias = nn.Parameter(torch.empty(self.num_heads, self.head_size))
 
     def init_weights(self, std):
+        init.normal_(self.r_net.weight, mean=0.0, std=std)
         init.normal_(self.r_w_bias, mean=0.0, std=std)
         init.normal_(self.r_r_bias, mean=0.0, std=std)
 
