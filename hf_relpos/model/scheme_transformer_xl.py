@@ -48,7 +48,7 @@ class TransformerXL(Scheme, name="transformer_xl"):
         distances = -offsets.span(weight.device)
         if self.clamp_len is not None:
             distances = distances.clamp(-self.clamp_len, self.clamp_len)
-        sinusoid = sinusoid_concat(distances, weight.shape[1]).to(weight.dtype)
+        sinusoid = sinusoid_concat(distances, weight.shape[1], weight.dtype)
         rows = self.r_net(sinusoid).view(-1, self.num_heads, self.head_size).transpose(0, 1)  # (H, N, d)
         scalars = torch.einsum("hd,hrd->hr", self.r_r_bias.to(rows.dtype), rows)
         return Terms(A=(by_offset(rows, offsets),), u=self.r_w_bias, c=(by_offset(scalars, offsets),))
