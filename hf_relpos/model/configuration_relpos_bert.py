@@ -105,6 +105,24 @@ class RelPosBertConfig(BertConfig):
             )
         return config, kwargs
 
+    @classmethod
+    def from_bert(cls, config: BertConfig, **changes: Any) -> "RelPosBertConfig":
+        """A stock BERT's configuration as one of ours, with its origin and its attention backend; ours as it is.
+
+        Args:
+            config: a BertConfig or a RelPosBertConfig.
+            changes: fields to set, in a copy.
+
+        Raises:
+            ValueError: for a scheme or options that RelPosBertConfig refuses.
+        """
+        if isinstance(config, cls) and not changes:
+            return config
+        values = {"position_embedding_type": "absolute", **config.to_dict(), **changes, "model_type": cls.model_type}
+        converted = cls(**values, attn_implementation=config._attn_implementation)
+        converted.name_or_path = config.name_or_path
+        return converted
+
     def validate_heads(self) -> None:
         """Heads must divide the hidden size."""
         if self.num_attention_heads < 1 or self.hidden_size % self.num_attention_heads:
@@ -153,6 +171,11 @@ class RelPosBertConfig(BertConfig):
     def position_requires(self) -> frozenset[str]:
         """Inputs that `forward` must be given for the schemes."""
         return frozenset().union(*(scheme.requires for scheme, _ in scheme_parts(self)))
+
+    @property
+    def position_terms_absolute(self) -> bool:
+        """Whether the terms of a scheme depend on positions themselves, not on their differences only."""
+        return any(scheme.needs_positions for scheme, _ in scheme_parts(self))
 
     @property
     def has_absolute_table(self) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 from torch import nn
+from transformers import BertConfig
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.dynamic_module_utils import get_relative_import_files
@@ -48,6 +49,8 @@ from .schemes import build_input, build_scheme, build_shared
 
 
 logger = logging.get_logger(__name__)
+
+HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 
 
 class RelPosBertEmbeddings(nn.Module):
@@ -122,8 +125,15 @@ class RelPosBertSelfAttention(BertSelfAttention):
             key, value = cache.update(key, value, self.layer_idx)
         if offsets is None:
             offsets = Offsets(query.shape[2], key.shape[2])
-        elif offsets.key_length != key.shape[2]:
-            offsets = replace(offsets, key_length=key.shape[2])
+        precise = torch.promote_types(query.dtype, torch.float32)
+        offsets = replace(
+            offsets,
+            key_length=key.shape[2],
+            device=query.device,
+            dtype=precise,
+            query_projection=self.query,
+            key_projection=self.key,
+        )
         out, weights = relative_attention(
             self,
             self.config._attn_implementation,
@@ -172,6 +182,14 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
     # Transformers ≤ 4.57 saved an unused absolute table, and buffers, with every relative BERT
     _keys_to_ignore_on_load_unexpected = [r"embeddings\.position_embeddings\.weight", r"embeddings\.position_ids"]
 
+    def __init__(self, config: RelPosBertConfig):
+        if not isinstance(config, PreTrainedConfig) or config.model_type != RelPosBertConfig.model_type:
+            raise TypeError(
+                f"{type(self).__name__} takes a RelPosBertConfig, not a {type(config).__name__}; "
+                "RelPosBertConfig.from_bert(config) makes one of a BertConfig"
+            )
+        PreTrainedModel.__init__(self, config)
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -196,16 +214,21 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
                 which is what loading and saving such a checkpoint with stock Transformers v5 leaves behind.
         """
         output_loading_info = kwargs.pop("output_loading_info", False)
+        if isinstance(kwargs.get("config"), BertConfig):
+            kwargs["config"] = RelPosBertConfig.from_bert(kwargs["config"])
         model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
-        lost = sorted(key for key in info["missing_keys"] if ".distance_embedding." in key)
-        if lost and pretrained_model_name_or_path is not None:
-            hub = {key: kwargs[key] for key in ("cache_dir", "revision", "token", "subfolder") if key in kwargs}
-            saved, _ = PreTrainedConfig.get_config_dict(pretrained_model_name_or_path, **hub)
+        tables = [name for name, _ in model.named_parameters() if ".distance_embedding." in name]
+        if tables and pretrained_model_name_or_path is not None and set(tables) <= set(info["missing_keys"]):
+            hub = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
+            try:
+                saved, _ = PreTrainedConfig.get_config_dict(pretrained_model_name_or_path, **hub)
+            except OSError:  # weights without a configuration beside them claim nothing
+                saved = {}
             if saved.get("position_embedding_type", "absolute") == model.config.position_embedding_type:
                 raise ValueError(
                     f"{pretrained_model_name_or_path}: config.json says position_embedding_type = "
-                    f"{model.config.position_embedding_type!r}, but the weights lack {lost[0]}, … "
-                    f"({len(lost)} tensors). "
+                    f"{model.config.position_embedding_type!r}, but the weights lack {tables[0]}, … "
+                    f"({len(tables)} tensors). "
                     "Stock Transformers v5 drops these tables when it loads and saves such a checkpoint: go back to "
                     "the original files, or pass another position_embedding_type to start from fresh tables"
                 )
@@ -233,7 +256,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
     """BERT's encoder (or decoder) with relative positions."""
 
     def __init__(self, config: RelPosBertConfig, add_pooling_layer: bool = True):
-        PreTrainedModel.__init__(self, config)
+        RelPosBertPreTrainedModel.__init__(self, config)
         self.config = config
         self.gradient_checkpointing = False
         self.embeddings = RelPosBertEmbeddings(config)
@@ -354,14 +377,21 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             )
         positions = segments = None
         reach = 0
-        if position_ids is not None and position_ids.shape[-1] > 1:
+        absolute = self.config.position_terms_absolute
+        if position_ids is not None and (length > 1 or absolute):
             steps = position_ids[:, 1:] - position_ids[:, :-1]
             restarts = nn.functional.pad((steps <= 0).long().cumsum(-1), (1, 0)).expand(batch, -1)
             # a traced graph cannot look at the data: it takes documents to be numbered 0, 1, 2, … and rows as packed
             if torch.compiler.is_compiling() or torch.jit.is_tracing():
                 segments = restarts
+                if absolute:
+                    positions, reach = position_ids.expand(batch, -1), length - 1
             else:
-                if bool((steps > 1).any()):
+                if absolute:
+                    apart = bool((position_ids != torch.arange(length, device=position_ids.device)).any())
+                else:
+                    apart = bool((steps > 1).any())
+                if apart:
                     positions = position_ids.expand(batch, -1)
                     reach = int((position_ids.amax(-1) - position_ids.amin(-1)).max())
                 if bool(restarts[:, -1].any()):
@@ -435,7 +465,7 @@ class RelPosBertForPreTraining(RelPosBertPreTrainedModel, BertForPreTraining):
     """Masked language modelling and next sentence heads on a relative BERT; `forward` as BertForPreTraining's."""
 
     def __init__(self, config: RelPosBertConfig):
-        PreTrainedModel.__init__(self, config)
+        RelPosBertPreTrainedModel.__init__(self, config)
         self.bert = RelPosBertModel(config)
         self.cls = BertPreTrainingHeads(config)
         self.post_init()
@@ -445,7 +475,7 @@ class RelPosBertForMaskedLM(RelPosBertPreTrainedModel, BertForMaskedLM):
     """Masked language modelling head on a relative BERT; `forward` as BertForMaskedLM's."""
 
     def __init__(self, config: RelPosBertConfig):
-        PreTrainedModel.__init__(self, config)
+        RelPosBertPreTrainedModel.__init__(self, config)
         if config.is_decoder:
             logger.warning("RelPosBertForMaskedLM with config.is_decoder = True masks the future; set it to False.")
         self.bert = RelPosBertModel(config, add_pooling_layer=False)
@@ -457,7 +487,7 @@ class RelPosBertLMHeadModel(RelPosBertPreTrainedModel, BertLMHeadModel):
     """Causal language modelling head on a relative BERT; `forward` and `generate` as BertLMHeadModel's."""
 
     def __init__(self, config: RelPosBertConfig):
-        PreTrainedModel.__init__(self, config)
+        RelPosBertPreTrainedModel.__init__(self, config)
         if not config.is_decoder:
             logger.warning("RelPosBertLMHeadModel with config.is_decoder = False sees the future; set it to True.")
         self.loss_type = "ForCausalLM"  # Transformers reads it off the class name, which BERT's does not have
@@ -470,7 +500,7 @@ class RelPosBertForNextSentencePrediction(RelPosBertPreTrainedModel, BertForNext
     """Next sentence head on a relative BERT; `forward` as BertForNextSentencePrediction's."""
 
     def __init__(self, config: RelPosBertConfig):
-        PreTrainedModel.__init__(self, config)
+        RelPosBertPreTrainedModel.__init__(self, config)
         self.bert = RelPosBertModel(config)
         self.cls = BertOnlyNSPHead(config)
         self.post_init()
@@ -484,7 +514,7 @@ class RelPosBertForSequenceClassification(RelPosBertPreTrainedModel, BertForSequ
     """Sequence classification or regression on a relative BERT; `forward` as BertForSequenceClassification's."""
 
     def __init__(self, config: RelPosBertConfig):
-        PreTrainedModel.__init__(self, config)
+        RelPosBertPreTrainedModel.__init__(self, config)
         self.num_labels = config.num_labels
         self.config = config
         self.bert = RelPosBertModel(config)
@@ -497,7 +527,7 @@ class RelPosBertForMultipleChoice(RelPosBertPreTrainedModel, BertForMultipleChoi
     """Multiple choice on a relative BERT; `forward` as BertForMultipleChoice's."""
 
     def __init__(self, config: RelPosBertConfig):
-        PreTrainedModel.__init__(self, config)
+        RelPosBertPreTrainedModel.__init__(self, config)
         self.bert = RelPosBertModel(config)
         self.dropout = _classifier_dropout(config)
         self.classifier = nn.Linear(config.hidden_size, 1)
@@ -508,7 +538,7 @@ class RelPosBertForTokenClassification(RelPosBertPreTrainedModel, BertForTokenCl
     """Token classification on a relative BERT; `forward` as BertForTokenClassification's."""
 
     def __init__(self, config: RelPosBertConfig):
-        PreTrainedModel.__init__(self, config)
+        RelPosBertPreTrainedModel.__init__(self, config)
         self.num_labels = config.num_labels
         self.bert = RelPosBertModel(config, add_pooling_layer=False)
         self.dropout = _classifier_dropout(config)
@@ -520,7 +550,7 @@ class RelPosBertForQuestionAnswering(RelPosBertPreTrainedModel, BertForQuestionA
     """Extractive question answering on a relative BERT; `forward` as BertForQuestionAnswering's."""
 
     def __init__(self, config: RelPosBertConfig):
-        PreTrainedModel.__init__(self, config)
+        RelPosBertPreTrainedModel.__init__(self, config)
         self.num_labels = config.num_labels
         self.bert = RelPosBertModel(config, add_pooling_layer=False)
         self.qa_outputs = nn.Linear(config.hidden_size, config.num_labels)

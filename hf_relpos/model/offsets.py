@@ -4,6 +4,7 @@ All are functions of lengths and devices, never state: a computed buffer does no
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,10 @@ class Offsets:
         token_type_ids: (B, L), or None.
         relation_ids: (B, L, L), the label of each directed edge from i to j; or None.
         shared: what the scheme's module shared by all layers returned for this call; or None.
+        query_projection: the W_q of the layer that asks for terms, D to H·d; or None.
+        key_projection: its W_k.
+        device: where the layer computes, for schemes without parameters to tell it; None for the default device.
+        dtype: what to compute angles, slopes and the like in: that of the layer, float32 at least.
     """
 
     query_length: int
@@ -37,6 +42,10 @@ class Offsets:
     token_type_ids: torch.Tensor | None = None
     relation_ids: torch.Tensor | None = None
     shared: Any = None
+    query_projection: Callable[[torch.Tensor], torch.Tensor] | None = None
+    key_projection: Callable[[torch.Tensor], torch.Tensor] | None = None
+    device: torch.device | None = None
+    dtype: torch.dtype = torch.float32
 
     @property
     def low(self) -> int:

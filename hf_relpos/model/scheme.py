@@ -75,6 +75,8 @@ class Scheme(nn.Module):
             `needs_of`.
         acts_on: "rotate" for schemes that rotate q and k, of which a combination can hold one.
         requires: inputs that `forward` must be given for it: `grid`, `relation_ids`.
+        needs_positions: its terms depend on the positions themselves, so that consecutive ones are not all alike:
+            `offsets.positions` is given whenever they are not 0, 1, 2, …
     """
 
     name: ClassVar[str]
@@ -86,6 +88,7 @@ class Scheme(nn.Module):
     needs: ClassVar[frozenset[str]] = frozenset()
     requires: ClassVar[frozenset[str]] = frozenset()
     acts_on: ClassVar[frozenset[str]] = frozenset()
+    needs_positions: ClassVar[bool] = False
 
     def __init_subclass__(cls, name: str, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
