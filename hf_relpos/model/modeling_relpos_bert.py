@@ -16,7 +16,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.masking_utils import and_masks, create_bidirectional_mask, create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
-from transformers.modeling_utils import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from transformers.models.bert.modeling_bert import (
     BertEncoder,
     BertForMaskedLM,
@@ -40,7 +40,7 @@ from transformers.utils import logging
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .attention import check_backend, relative_attention
+from .attention import capable_backends, check_backend, relative_attention
 from .configuration_relpos_bert import RelPosBertConfig
 from .offsets import Offsets
 from .scheme import Scheme, SharedScheme
@@ -174,13 +174,16 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
     config_class = RelPosBertConfig
     base_model_prefix = "bert"
     supports_gradient_checkpointing = True
-    _supports_sdpa = True
     _supports_flex_attn = True
     _supports_flash_attn = False
     _supports_attention_backend = True
     _no_split_modules = ["RelPosBertEmbeddings", "RelPosBertLayer"]
     # Transformers ≤ 4.57 saved an unused absolute table, and buffers, with every relative BERT
     _keys_to_ignore_on_load_unexpected = [r"embeddings\.position_embeddings\.weight", r"embeddings\.position_ids"]
+
+    @property
+    def _supports_sdpa(self) -> bool:
+        return "sdpa" in capable_backends(self.config.position_needs)
 
     def __init__(self, config: RelPosBertConfig):
         if not isinstance(config, PreTrainedConfig) or config.model_type != RelPosBertConfig.model_type:
@@ -202,6 +205,11 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
         Raises:
             ValueError: when the one requested cannot; names the ones that can.
         """
+        if requested_attention is not None and requested_attention not in [
+            "eager",
+            *ALL_ATTENTION_FUNCTIONS.valid_keys(),
+        ]:
+            return super().get_correct_attn_implementation(requested_attention, is_init_check)  # no such name: raises
         checked = check_backend(requested_attention, self.config.position_needs, self.config.position_scheme_name)
         return super().get_correct_attn_implementation(checked, is_init_check)
 
@@ -217,8 +225,12 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
         if isinstance(kwargs.get("config"), BertConfig):
             kwargs["config"] = RelPosBertConfig.from_bert(kwargs["config"])
         model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
-        tables = [name for name, _ in model.named_parameters() if ".distance_embedding." in name]
-        if tables and pretrained_model_name_or_path is not None and set(tables) <= set(info["missing_keys"]):
+        # all tables missing from layers that are there: fewer are new layers, more is a file of something else
+        names = [name for name, _ in model.named_parameters() if ".attention.self." in name]
+        tables = [name for name in names if ".distance_embedding." in name]
+        missing = set(info["missing_keys"])
+        damaged = bool(tables) and missing.issuperset(tables) and not missing.issuperset(names)
+        if damaged and pretrained_model_name_or_path is not None:
             hub = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
             try:
                 saved, _ = PreTrainedConfig.get_config_dict(pretrained_model_name_or_path, **hub)
