@@ -65,7 +65,8 @@ def check_backend(requested: str | None, needs: frozenset[str], scheme: str) -> 
 
 def needs_of_terms(terms: Terms) -> frozenset[str]:
     """Keys of `FEATURES` that these terms call for."""
-    present = {"value_term": terms.V, "gain": terms.gain, "allow": terms.allow}
+    gain = terms.gain or terms.feature_gain
+    present = {"value_term": terms.V, "gain": gain, "allow": terms.allow}
     return frozenset(feature for feature, tables in present.items() if tables)
 
 
@@ -114,6 +115,17 @@ def relative_attention(
         visible = allowed(terms, offsets, mask)
         bias = query.new_zeros(()) if bias is None else bias
         bias = torch.where(visible, bias, torch.finfo(query.dtype).min)
+    if implementation == "sdpa" and bias is not None and mask is not None and mask.dtype != torch.bool:
+        # Transformers 5.14 takes no additive mask beside a bias, and later ones let two minima add up to -inf
+        bias = (bias + mask).clamp(min=torch.finfo(query.dtype).min)
+        mask = mask > torch.finfo(mask.dtype).min / 2
+    if bias is not None and implementation == "flex_attention":  # it looks every entry up and broadcasts nothing
+        bias = bias.expand(*query.shape[:-1], key.shape[2])
+    length = query.shape[2]
+    if implementation == "sdpa" and mask is None and module.is_causal and 1 < length < key.shape[2]:
+        # the prefill of a static cache, whose empty end Transformers 5.14 cuts off the keys but not off the bias
+        key, value = key[:, :, :length], value[:, :, :length]
+        bias = bias if bias is None else bias[..., :length]
     function = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, None)
     out, probabilities = function(
         module,

@@ -8,12 +8,14 @@ d-vectors, c and c' of scalars, u is one d-vector per head. Each table has its o
 be clipped where another is bucketed; a table may also be indexed by another relation of the pair than its offset. c
 stands inside the scale, c' outside; c' may also be given in full. q and k may be rotated first (RoPE). A term that
 depends on i alone would cancel in the softmax, so there is none. g, a gain on the content score (1 unless a scheme has
-one), is what the multiplicative methods of Huang et al. need; a scheme may also hide keys by their offset (`allow`).
+one), is what the multiplicative methods of Huang et al. need; it may also be a vector, one factor for each feature of
+q_i·k_j. A scheme may also hide keys by their offset (`allow`).
 
 Letters, everywhere: B batch, H heads, L queries, K keys, D model size, d = D / H head size, R rows of a table.
 
 Cost: q·A is one product with the R rows followed by a gather, k·B the same, and the value side sums the probabilities
-that fall on each row before one product with V. Nothing of size L·K·d exists at any time.
+that fall on each row before one product with V. Nothing of size L·K·d exists at any time. The gain by feature is the
+one term that takes L·K·d multiplications.
 """
 
 import dataclasses
@@ -21,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from .offsets import Offsets
 
@@ -75,6 +78,7 @@ class Terms:
         dense: more of c', given in full: tensors (1 or B, 1 or H, L, K).
         V: value-side tables, rows (H or 1, R, d).
         gain: factors of the content score, rows (H or 1, R).
+        feature_gain: factors of each feature of the content score, Σ_c q_ic k_jc g_{r,c}, rows (H or 1, R, d).
         allow: which offsets a query may attend to, boolean rows (H or 1, R); all must agree. A query that may attend
             to no key gets zeros.
         rotate: maps ((B, H, N, d) vectors, (N,) or (B, N) positions) to rotated vectors; applied to q and k.
@@ -89,13 +93,14 @@ class Terms:
     dense: tuple[torch.Tensor, ...] = ()
     V: tuple[Table, ...] = ()
     gain: tuple[Table, ...] = ()
+    feature_gain: Table | None = None
     allow: tuple[Table, ...] = ()
     rotate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
 
     def __add__(self, other: "Terms") -> "Terms":
-        """The terms of both. At most one may set the scale to something of its own, one u, one rotation."""
+        """The terms of both. At most one may set the scale to something of its own, one rotation, one feature_gain."""
         merged = {}
-        for field in dataclasses.fields(Terms):
+        for field in dataclasses.fields(self):
             mine, theirs = getattr(self, field.name), getattr(other, field.name)
             if isinstance(mine, tuple):
                 merged[field.name] = mine + theirs
@@ -165,6 +170,59 @@ def position_scores(query: torch.Tensor, key: torch.Tensor, terms: Terms, offset
     return total.to(query.dtype)
 
 
+def featurewise_scores(query: torch.Tensor, key: torch.Tensor, table: Table, offsets: Offsets) -> torch.Tensor:
+    """Σ_c q_ic k_jc g_{r,c}: the content score with a gain for every feature.
+
+    There is no factorised form: the gain differs from pair to pair and from feature to feature, so this takes L·K·d
+    multiplications where q·A takes R·L·d in one matrix product. It takes them one feature at a time, forward and
+    backward, so that memory holds a few (B, H, L, K) tensors and nothing d times as large.
+
+    Args:
+        query: (B, H, L, d).
+        key: (B, H, K, d).
+        table: the gains, rows (H or 1, R, d).
+
+    Returns:
+        (B, H, L, K) in the dtype of `query`.
+    """
+    return _FeaturewiseScores.apply(query, key, table.rows.to(query.dtype), table.index(offsets)[:, 0])
+
+
+class _FeaturewiseScores(torch.autograd.Function):
+    """`featurewise_scores` of rows (H or 1, R, d) and index (1 or B, L, K); autograd would keep every feature's share.
+
+    Sums are made in float32 at least, as in a matrix product.
+    """
+
+    @staticmethod
+    def forward(ctx, query, key, rows, index):
+        ctx.save_for_backward(query, key, rows, index)
+        precise = torch.promote_types(query.dtype, torch.float32)
+        total = 0.0
+        for q, k, gain in zip(query.unbind(-1), key.unbind(-1), rows.unbind(-1), strict=True):
+            factor = gain.to(precise)[:, index].transpose(0, 1)  # (1 or B, H or 1, L, K)
+            total = total + factor * q[..., :, None] * k[..., None, :]
+        return total.to(query.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        query, key, rows, index = ctx.saved_tensors
+        gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
+        by_query, by_key, by_row = [], [], []
+        for q, k, gain in zip(query.unbind(-1), key.unbind(-1), rows.unbind(-1), strict=True):
+            q, k = q.to(gradient.dtype), k.to(gradient.dtype)
+            gain = gain[:, index].transpose(0, 1)  # (1 or B, H or 1, L, K)
+            weighed = gradient * gain
+            by_query.append((weighed * k[..., None, :]).sum(-1))
+            by_key.append((weighed * q[..., :, None]).sum(-2))
+            by_pair = (gradient * q[..., :, None] * k[..., None, :]).sum_to_size(gain.shape).transpose(0, 1)
+            empty = gradient.new_zeros(rows.shape[:2])
+            by_row.append(empty.index_add(1, index.flatten(), by_pair.flatten(1)))
+        gradients = zip((query, key, rows), (by_query, by_key, by_row), strict=True)
+        return *(torch.stack(parts, dim=-1).to(whole.dtype) for whole, parts in gradients), None
+
+
 def position_values(probabilities: torch.Tensor, terms: Terms, offsets: Offsets) -> torch.Tensor | None:
     """Σ_j α_ij V_r: the value-side term.
 
@@ -228,7 +286,10 @@ def attend(
         out (B, H, L, d) and the attention weights after dropout (B, H, L, K).
     """
     content, query, key = content_vectors(query, key, terms, offsets)
-    scores = torch.matmul(content, key.transpose(-1, -2)) * content_scale(query, terms)
+    if terms.feature_gain is None:
+        scores = torch.matmul(content, key.transpose(-1, -2)) * content_scale(query, terms)
+    else:
+        scores = featurewise_scores(content, key, terms.feature_gain, offsets) * content_scale(query, terms)
     for table in terms.gain:
         scores = scores * table.scalars(offsets).to(scores.dtype)
     positional = position_scores(query, key, terms, offsets)

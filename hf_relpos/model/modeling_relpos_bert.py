@@ -7,6 +7,7 @@ Everything but embeddings, self-attention and masks is Transformers' own BERT, b
 import os
 import shutil
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ from transformers import BertConfig
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.dynamic_module_utils import get_relative_import_files
+from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
 from transformers.masking_utils import and_masks, create_bidirectional_mask, create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
@@ -43,13 +45,15 @@ from transformers.utils.output_capturing import capture_outputs
 from .attention import capable_backends, check_backend, relative_attention
 from .configuration_relpos_bert import RelPosBertConfig
 from .offsets import Offsets
-from .scheme import Scheme, SharedScheme
+from .scheme import InputScheme, Scheme, SharedScheme
 from .scheme_absolute import LearnedPositions
 from .schemes import build_input, build_scheme, build_shared
 
 
 logger = logging.get_logger(__name__)
 
+# Tensor parallelism keeps the decoder whole, since it is tied to the word embeddings; 5.14 has no word for that
+DECODER_PLAN = {"cls.predictions.decoder": "replicate"} if "replicate" in ALL_PARALLEL_STYLES.valid_keys() else {}
 HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 
 
@@ -71,8 +75,12 @@ class RelPosBertEmbeddings(nn.Module):
         position_ids: torch.LongTensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         past_length: int | torch.Tensor = 0,
+        attention_mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """input_ids, token_type_ids, position_ids (B, L) or inputs_embeds (B, L, D) to embeddings (B, L, D).
+
+        Args:
+            position_ids: on a grid (B, L, 2); a module that does not take these counts the tokens of a row instead.
 
         Raises:
             ValueError: for an input longer than a table of absolute positions, if there is one.
@@ -84,13 +92,18 @@ class RelPosBertEmbeddings(nn.Module):
             token_type_ids = torch.zeros(inputs_embeds.shape[:2], dtype=torch.long, device=inputs_embeds.device)
         embeddings = inputs_embeds + self.token_type_embeddings(token_type_ids)
         if self.position_embeddings is not None:
+            computed = isinstance(self.position_embeddings, InputScheme)
+            if position_ids is not None and position_ids.dim() == 3:
+                if not computed or not self.position_embeddings.takes_grid:
+                    position_ids = None
             if position_ids is None:
                 if isinstance(self.position_embeddings, LearnedPositions):
                     self.position_embeddings.check_length(
                         length if isinstance(past_length, torch.Tensor) else past_length + length
                     )
                 position_ids = (torch.arange(length, device=inputs_embeds.device) + past_length)[None]
-            embeddings = embeddings + self.position_embeddings(position_ids).to(embeddings.dtype)
+            context = (embeddings, attention_mask) if computed else ()
+            embeddings = embeddings + self.position_embeddings(position_ids, *context).to(embeddings.dtype)
         return self.dropout(self.LayerNorm(embeddings))
 
 
@@ -133,6 +146,7 @@ class RelPosBertSelfAttention(BertSelfAttention):
             dtype=precise,
             query_projection=self.query,
             key_projection=self.key,
+            shared=offsets.shared() if callable(offsets.shared) else offsets.shared,
         )
         out, weights = relative_attention(
             self,
@@ -316,21 +330,25 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         if isinstance(past_length, torch.Tensor):
             past_length = past_length.clone()  # a static cache counts in place
 
+        # beside a cache they tell the new tokens only, whose distances `past_length` gives
+        on_grid = position_ids is not None and position_ids.dim() == 3
+        distance_ids = None if caller_has_cache and not on_grid else position_ids
+        tokens = input_ids if inputs_embeds is None else inputs_embeds
+        offsets, segments = self._relations(
+            tokens, past_key_values, past_length, distance_ids, token_type_ids, relation_ids
+        )
         hidden_states = self.embeddings(
             input_ids=input_ids,
             token_type_ids=token_type_ids,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
             past_length=past_length,
+            attention_mask=attention_mask,
         )
-        offsets, segments = self._relations(
-            hidden_states, past_key_values, past_length, None if caller_has_cache else position_ids,
-            token_type_ids, relation_ids
-        )  # fmt: skip
         outputs = self.encoder(
             hidden_states,
             attention_mask=self._self_attention_mask(
-                hidden_states, attention_mask, past_key_values, segments, None if caller_has_cache else position_ids
+                hidden_states, attention_mask, past_key_values, segments, distance_ids
             ),
             encoder_hidden_states=encoder_hidden_states,
             encoder_attention_mask=None
@@ -355,7 +373,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
 
     def _relations(
         self,
-        hidden_states: torch.Tensor,
+        tokens: torch.Tensor,
         past_key_values: Cache | None,
         past_length: int | torch.Tensor,
         position_ids: torch.Tensor | None,
@@ -363,11 +381,9 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         relation_ids: torch.Tensor | None,
     ) -> tuple[Offsets, torch.Tensor | None]:
         """What this call knows about its pairs, and the document of each token, (B, L), where rows are packed."""
-        batch, length = hidden_states.shape[:2]
-        if isinstance(past_length, torch.Tensor):
-            key_length = past_key_values.get_max_cache_shape()
-        else:
-            key_length = past_length + length
+        batch, length = tokens.shape[:2]
+        # a static cache has all of its keys from the beginning, whatever it holds
+        key_length = length if past_key_values is None else past_key_values.get_mask_sizes(length, 0)[0]
         requires = self.config.position_requires
         grid = None
         if "grid" in requires:
@@ -419,7 +435,10 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             relation_ids=relation_ids,
         )
         if self.encoder.distance_embedding is not None:
-            offsets = replace(offsets, shared=self.encoder.distance_embedding(offsets))
+            shared = partial(self.encoder.distance_embedding, offsets)
+            # a checkpointed layer computes again in its backward, and may not reach into a graph outside of it
+            checkpointed = self.training and self.encoder.layer[0].gradient_checkpointing
+            offsets = replace(offsets, shared=shared if checkpointed else shared())
         return offsets, segments
 
     def _self_attention_mask(
@@ -476,6 +495,8 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
 class RelPosBertForPreTraining(RelPosBertPreTrainedModel, BertForPreTraining):
     """Masked language modelling and next sentence heads on a relative BERT; `forward` as BertForPreTraining's."""
 
+    _tp_plan = DECODER_PLAN
+
     def __init__(self, config: RelPosBertConfig):
         RelPosBertPreTrainedModel.__init__(self, config)
         self.bert = RelPosBertModel(config)
@@ -485,6 +506,8 @@ class RelPosBertForPreTraining(RelPosBertPreTrainedModel, BertForPreTraining):
 
 class RelPosBertForMaskedLM(RelPosBertPreTrainedModel, BertForMaskedLM):
     """Masked language modelling head on a relative BERT; `forward` as BertForMaskedLM's."""
+
+    _tp_plan = DECODER_PLAN
 
     def __init__(self, config: RelPosBertConfig):
         RelPosBertPreTrainedModel.__init__(self, config)
@@ -497,6 +520,8 @@ class RelPosBertForMaskedLM(RelPosBertPreTrainedModel, BertForMaskedLM):
 
 class RelPosBertLMHeadModel(RelPosBertPreTrainedModel, BertLMHeadModel):
     """Causal language modelling head on a relative BERT; `forward` and `generate` as BertLMHeadModel's."""
+
+    _tp_plan = DECODER_PLAN
 
     def __init__(self, config: RelPosBertConfig):
         RelPosBertPreTrainedModel.__init__(self, config)

@@ -26,7 +26,8 @@ class Offsets:
         grid: (B, L, 2), row and column of each token of an image, negative outside of it; or None.
         token_type_ids: (B, L), or None.
         relation_ids: (B, L, L), the label of each directed edge from i to j; or None.
-        shared: what the scheme's module shared by all layers returned for this call; or None.
+        shared: what the scheme's module shared by all layers returned for this call, or, until a layer has called it,
+            a function that returns that; or None.
         query_projection: the W_q of the layer that asks for terms, D to H·d; or None.
         key_projection: its W_k.
         device: where the layer computes, for schemes without parameters to tell it; None for the default device.
@@ -77,6 +78,23 @@ class Offsets:
     def matrix(self, device: torch.device) -> torch.Tensor:
         """r = j − i for every query and key, (L, K), or (B, L, L) where positions were given."""
         return self.key_positions(device)[..., None, :] - self.query_positions(device)[..., :, None]
+
+    def grid_offsets(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Rows and columns from query to key, and whether both are on the grid, each (B, L, L).
+
+        Raises:
+            ValueError: for a grid that is not of all keys.
+        """
+        if self.grid is None or tuple(self.grid.shape[1:]) != (self.key_length, 2):
+            raise ValueError(
+                f"the grid has shape {None if self.grid is None else tuple(self.grid.shape)}; {self.query_length} "
+                f"tokens that attend to {self.key_length} need position_ids of shape (batch, {self.key_length}, 2), "
+                "and with a cache there is no way to give them: use_cache=False"
+            )
+        grid = self.grid.long()
+        steps = grid[:, None, :] - grid[:, :, None]
+        inside = (grid >= 0).all(-1)
+        return steps[..., 0], steps[..., 1], inside[:, None, :] & inside[:, :, None]
 
     def span(self, device: torch.device) -> torch.Tensor:
         """Every offset from `low` to `high`, ascending, (high − low + 1,)."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import nn
 
 from .formula import Terms
@@ -146,7 +147,7 @@ class Scheme(nn.Module):
     def input_module(cls, config: Any, settings: Mapping[str, Any]) -> nn.Module | None:
         """The module `embeddings.position_embeddings`, for schemes that (also) act on the input.
 
-        It maps position ids, (1 or B, L) or whatever the scheme requires, to vectors (1 or B, L, D) that are added
+        An InputScheme, or any module that maps position ids (1 or B, L) to vectors (1 or B, L, D), which are added
         to the word embeddings.
         """
         return None
@@ -169,6 +170,27 @@ class Scheme(nn.Module):
     def terms(self, offsets: Offsets) -> Terms:
         """The terms for one attention call."""
         raise NotImplementedError(f"{type(self).__name__} must define terms(offsets)")
+
+
+class InputScheme(nn.Module):
+    """Base of the modules that `Scheme.input_module` returns when positions alone do not tell what they compute.
+
+    Class attributes:
+        takes_grid: it wants the rows and columns, (B, L, 2), that a scheme with `requires = {"grid"}` is given.
+    """
+
+    takes_grid: ClassVar[bool] = False
+
+    def forward(
+        self, position_ids: torch.Tensor, content: torch.Tensor, attention_mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Position ids, (1 or B, L) or (1 or B, L, 2), to vectors (1 or B, L, D).
+
+        Args:
+            content: (B, L, D), what they will be added to, for its shape and dtype.
+            attention_mask: as the model was given it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define forward(position_ids, content, attention_mask)")
 
 
 class SharedScheme(nn.Module):

@@ -10,20 +10,64 @@ from .formula import Terms
 from .offsets import Offsets
 from .scheme import SCHEMES, Scheme, SharedScheme
 from .scheme_absolute import Absolute
+from .scheme_alibi import ALiBi
+from .scheme_cape import Cape
+from .scheme_deberta import Deberta
+from .scheme_disan import DiSAN
+from .scheme_fire import Fire
+from .scheme_hop import Hop
+from .scheme_huang import HuangM1, HuangM2, HuangM3
+from .scheme_kerple import Kerple
+from .scheme_music import Music
+from .scheme_nezha import Nezha
+from .scheme_relation import Relation
+from .scheme_relative_2d import Relative2d
 from .scheme_relative_key import RelativeKey, RelativeKeyQuery
+from .scheme_rope import RoPE
+from .scheme_sandwich import Sandwich
 from .scheme_shaw import Shaw
+from .scheme_sinusoidal import Sinusoidal
+from .scheme_sinusoidal_2d import Sinusoidal2d
+from .scheme_t5 import T5
+from .scheme_tables import Tables
+from .scheme_tener import Tener
 from .scheme_transformer_xl import TransformerXL
+from .scheme_tupe import Tupe
+from .scheme_xlnet import XLNet
 
 
 __all__ = [
     "SCHEMES",
+    "T5",
+    "ALiBi",
     "Absolute",
+    "Cape",
     "Combination",
+    "Deberta",
+    "DiSAN",
+    "Fire",
+    "Hop",
+    "HuangM1",
+    "HuangM2",
+    "HuangM3",
+    "Kerple",
+    "Music",
+    "Nezha",
+    "Relation",
+    "Relative2d",
     "RelativeKey",
     "RelativeKeyQuery",
+    "RoPE",
+    "Sandwich",
     "Scheme",
     "Shaw",
+    "Sinusoidal",
+    "Sinusoidal2d",
+    "Tables",
+    "Tener",
     "TransformerXL",
+    "Tupe",
+    "XLNet",
     "build_input",
     "build_scheme",
     "build_shared",
