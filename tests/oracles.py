@@ -6,16 +6,23 @@ the package: B batch, H heads, L queries, K keys, d head size.
 """
 
 import contextlib
+import json
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import safe_open
 from transformers import initialization as init
 
 from hf_relpos import RelPosBertConfig
 from hf_relpos.model.modeling_relpos_bert import RelPosBertSelfAttention
+from hf_relpos.model.offsets import Offsets
+from hf_relpos.model.scheme import Scheme, SharedScheme
+from hf_relpos.model.schemes import build_shared
 
 
 def attention_by_loop(
@@ -118,6 +125,12 @@ def sine_cosine(position: float, width: int) -> np.ndarray:
     return np.array([math.sin(angle) for angle in angles] + [math.cos(angle) for angle in angles])
 
 
+def golden(name: str) -> tuple[dict, dict[str, torch.Tensor]]:
+    """Configuration and tensors of tests/fixtures/schemes/<name>.safetensors, made by scripts/golden/<name>.py."""
+    with safe_open(Path(__file__).parent / "fixtures" / "schemes" / f"{name}.safetensors", "pt") as file:
+        return json.loads(file.metadata()["config"]), {key: file.get_tensor(key) for key in file.keys()}
+
+
 def array(tensor: torch.Tensor) -> np.ndarray:
     """A tensor as a float64 array."""
     return tensor.detach().double().numpy()
@@ -155,13 +168,50 @@ def tiny_model(head: type, name: str, attn_implementation: str | None = None, **
     return stir(head(config)).eval()
 
 
+def extra_inputs(name: str | list[str], batch: int, length: int) -> dict[str, torch.Tensor]:
+    """What `forward` must be given for this scheme beside the tokens.
+
+    Labels of edges depend on offsets alone, so that cutting, moving and packing texts leaves them right.
+    """
+    requires, places, inputs = tiny_config(name).position_requires, torch.arange(length), {}
+    if "relation_ids" in requires:
+        labels = (places[None, :] - places[:, None]) % 3 % 2  # an edge where j − i = 1, 4, −2, …
+        inputs["relation_ids"] = labels.expand(batch, -1, -1)
+    if "grid" in requires:
+        inputs["position_ids"] = torch.stack([places // 4, places % 4], dim=-1).expand(batch, -1, -1)
+    return inputs
+
+
+def extra_offsets(name: str | list[str], batch: int, length: int) -> Offsets:
+    """The same, for a single attention layer."""
+    inputs = extra_inputs(name, batch, length)
+    return Offsets(length, length, relation_ids=inputs.get("relation_ids"), grid=inputs.get("position_ids"))
+
+
+class LayerWithShared(RelPosBertSelfAttention):
+    """A self-attention layer with `shared_distance_embedding`, which the encoder would hold for all of its layers."""
+
+    def __init__(self, config: RelPosBertConfig, is_causal: bool = False, layer_idx: int | None = None):
+        super().__init__(config, is_causal=is_causal, layer_idx=layer_idx)
+        self.shared_distance_embedding = build_shared(config)
+
+    def forward(self, hidden_states, attention_mask=None, past_key_values=None, offsets=None, **kwargs):
+        if self.shared_distance_embedding is not None:
+            length = hidden_states.shape[1]
+            offsets = Offsets(length, length) if offsets is None else offsets
+            offsets = replace(offsets, shared=self.shared_distance_embedding(offsets))
+        return super().forward(hidden_states, attention_mask, past_key_values, offsets, **kwargs)
+
+
 @torch.no_grad()
 def tiny_attention(name: str, dtype: torch.dtype = torch.float64, **overrides) -> RelPosBertSelfAttention:
     """One self-attention layer of that scheme on the eager backend, in eval mode, every parameter random."""
     config = tiny_config(name, **overrides)
     config._attn_implementation = "eager"
-    layer = RelPosBertSelfAttention(config, layer_idx=0)
-    layer.distance_embedding.init_weights(config.initializer_range)
+    layer = LayerWithShared(config, is_causal=config.is_decoder, layer_idx=0)
+    for module in layer.modules():
+        if isinstance(module, Scheme | SharedScheme):
+            module.init_weights(config.initializer_range)
     for linear in (layer.query, layer.key, layer.value):
         init.normal_(linear.weight, std=config.initializer_range)
     return stir(layer).to(dtype).eval()
@@ -209,9 +259,9 @@ def paper_attention(layer, hidden, real, score, value=None) -> tuple[np.ndarray,
 
 
 @torch.no_grad()
-def layer_error(layer, hidden, real, score, value=None) -> float:
+def layer_error(layer, hidden, real, score, value=None, offsets=None) -> float:
     """Largest difference between the layer and the paper, over outputs and weights."""
-    out, weights = layer(hidden, attention_mask=real[:, None, None, :])
+    out, weights = layer(hidden, attention_mask=real[:, None, None, :], offsets=offsets)
     expected_out, expected_weights = paper_attention(layer, hidden, real, score, value)
     return max(np.abs(array(out) - expected_out).max(), np.abs(array(weights) - expected_weights).max())
 

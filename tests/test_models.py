@@ -7,9 +7,7 @@ import pytest
 import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassFieldValidationError
-from oracles import padding, stir, tiny_attention, tiny_config, tiny_model, uncompiled
-from torch.autograd import gradcheck
-from torch.func import functional_call
+from oracles import extra_inputs, padding, stir, tiny_config, tiny_model, uncompiled
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 
 from hf_relpos import (
@@ -26,13 +24,15 @@ from hf_relpos.model.modeling_relpos_bert import HEADS
 
 BATCH, CHOICES, LENGTH, WORDS, WIDTH = 2, 3, 9, 50, 24
 RELATIVE = [name for name, scheme in SCHEMES.items() if scheme.relative]
-UNBOUNDED = [name for name, scheme in SCHEMES.items() if not scheme.beyond_range.startswith("refuses")]
-CAPABLE = {name: capable_backends(tiny_config(name).has_value_term) for name in SCHEMES}
+UNBOUNDED = [name for name, scheme in SCHEMES.items() if scheme.beyond[0] != "refuse"]
+CAPABLE = {name: capable_backends(tiny_config(name).position_needs) for name in SCHEMES}
+# those that need nothing but tokens; tests/schemes has the same for those that need more
+ON_TOKENS = [name for name, scheme in SCHEMES.items() if not scheme.requires]
 ON_CPU = ("eager", "sdpa")  # those that run here without compiling
 
 # (scheme, backend) for every backend that can run it
-PAIRS = [(name, backend) for name in SCHEMES for backend in ON_CPU if backend in CAPABLE[name]]
-every_scheme = pytest.mark.parametrize("name", SCHEMES)
+PAIRS = [(name, backend) for name in ON_TOKENS for backend in ON_CPU if backend in CAPABLE[name]]
+every_scheme = pytest.mark.parametrize("name", ON_TOKENS)
 every_pair = pytest.mark.parametrize("name, backend", PAIRS, ids=["-".join(pair) for pair in PAIRS])
 MODELS = {
     f"{name}-{head.__name__.removeprefix('RelPosBert')}": (name, auto)
@@ -54,7 +54,7 @@ def head_model(name, auto, **overrides):
     return tiny_model(HEADS[auto], name, **{"is_decoder": auto == "AutoModelForCausalLM", **labels, **overrides})
 
 
-def head_inputs(auto):
+def head_inputs(auto, name):
     """Inputs with padding, arguments that make the head return a loss, and the shapes of its outputs."""
     rows = (BATCH, CHOICES) if auto == "AutoModelForMultipleChoice" else (BATCH,)
     real = padding([LENGTH, LENGTH - 4], LENGTH)
@@ -63,6 +63,7 @@ def head_inputs(auto):
         "input_ids": token_ids(*rows, LENGTH) * real,
         "attention_mask": real.long(),
         "token_type_ids": (torch.arange(LENGTH) > 4).long().expand(*rows, LENGTH),
+        **extra_inputs(name, BATCH * (CHOICES if len(rows) == 2 else 1), LENGTH),
     }
     words = token_ids(BATCH, LENGTH)
     per_token = {"logits": (BATCH, LENGTH, WORDS)}
@@ -108,7 +109,7 @@ def difference(one, other):
 @every_model
 def test_forward_loss_and_a_gradient_for_every_parameter(name, auto):
     model = head_model(name, auto).train()
-    inputs, labels, shapes = head_inputs(auto)
+    inputs, labels, shapes = head_inputs(auto, name)
     outputs = model(**inputs, **labels)
     for output, shape in shapes.items():
         assert tuple(outputs[output].shape) == shape, output
@@ -127,7 +128,7 @@ def test_forward_loss_and_a_gradient_for_every_parameter(name, auto):
 @every_model
 def test_save_and_load_is_exact(name, auto, tmp_path):
     model = head_model(name, auto)
-    inputs, labels, shapes = head_inputs(auto)
+    inputs, labels, shapes = head_inputs(auto, name)
     model.save_pretrained(tmp_path)
     loaded, info = getattr(transformers, auto).from_pretrained(tmp_path, output_loading_info=True)
     assert type(loaded) is HEADS[auto]
@@ -229,7 +230,7 @@ def test_longer_than_the_trained_range(name):
 @every_scheme
 def test_gradient_checkpointing(name, reentrant):
     model = head_model(name, "AutoModelForMaskedLM").train()
-    inputs, labels, _ = head_inputs("AutoModelForMaskedLM")
+    inputs, labels, _ = head_inputs("AutoModelForMaskedLM", name)
 
     def gradients():
         model.zero_grad()
@@ -271,7 +272,7 @@ def test_compiles_to_one_graph():
 # Backends --------------------------------------------------------------------------------------------------------
 
 
-OTHERS = [(name, backend) for name in SCHEMES for backend in ("sdpa", "flex_attention") if backend in CAPABLE[name]]
+OTHERS = [(name, backend) for name in ON_TOKENS for backend in ("sdpa", "flex_attention") if backend in CAPABLE[name]]
 
 
 @encoder_and_decoder
@@ -546,7 +547,7 @@ def test_scheme_is_a_name(value):
 def test_unknown_option(name):
     with pytest.raises(ValueError) as raised:
         tiny_config(name, position_options={"no_such_option": 5})
-    known = SCHEMES[name].options or ["none"]
+    known = SCHEMES[name].options
     assert all(
         part in str(raised.value) for part in ("position_options", "'no_such_option'", "5", f"'{name}'", *known)
     )
@@ -600,66 +601,6 @@ def test_absolute_table_beside_a_scheme(name):
     assert difference(last_state(model, ids), last_state(model, ids, position_ids=positions + 4)) > 1e-2
     with pytest.raises(ValueError, match="max_position_embeddings = 16"):
         model(token_ids(1, 17))
-
-
-# The attention layer of any scheme -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("mask", ["boolean", "additive"])
-@every_scheme
-def test_layer_is_finite_where_every_key_is_hidden(name, mask, dtype):
-    layer = tiny_attention(name, dtype=dtype)
-    hidden = (4 * torch.randn(2, 12, WIDTH)).to(dtype).requires_grad_()
-    allowed = padding([7, 0], 12)[:, None, None, :]
-    if mask == "additive":
-        allowed = torch.zeros(allowed.shape, dtype=dtype).masked_fill(~allowed, torch.finfo(dtype).min)
-    out, weights = layer(hidden, attention_mask=allowed)
-    out.float().square().sum().backward()
-    assert out.dtype == dtype
-    assert out.isfinite().all() and weights.isfinite().all()
-    assert hidden.grad.isfinite().all()
-    for key, parameter in layer.named_parameters():
-        assert parameter.grad is not None and parameter.grad.isfinite().all(), key
-
-
-@every_scheme
-def test_layer_gradients_by_finite_differences(name):
-    layer = tiny_attention(name, hidden_size=12, max_position_embeddings=4)
-    keys = [key for key, _ in layer.distance_embedding.named_parameters(prefix="distance_embedding")]
-    tensors = [layer.get_parameter(key) for key in keys]
-    hidden = torch.randn(1, 5, 12, dtype=torch.float64, requires_grad=True)
-    mask = padding([4], 5)[:, None, None, :]
-
-    def run(hidden, *tensors):
-        return functional_call(layer, dict(zip(keys, tensors, strict=True)), (hidden, mask))[0]
-
-    assert gradcheck(run, (hidden, *tensors))
-
-
-@every_scheme
-def test_scheme_describes_itself(name):
-    scheme = SCHEMES[name]
-    assert scheme.name == name and scheme.source and scheme.beyond_range
-    for option in scheme.options.values():
-        assert option.help and option.accepts(option.default)
-    assert not list(tiny_attention(name).distance_embedding.buffers())
-
-
-@pytest.mark.parametrize("name", [name for name in SCHEMES if SCHEMES[name].zero_is_neutral])
-def test_zero_is_neutral(name):
-    """With its parameters at zero the layer is a plain one, and one of them at least has a gradient to leave by."""
-    layer, plain = tiny_attention(name), tiny_attention("absolute")
-    plain.load_state_dict({key: value for key, value in layer.state_dict().items() if "distance" not in key})
-    parameters = list(layer.distance_embedding.parameters())
-    with torch.no_grad():
-        for parameter in parameters:
-            parameter.zero_()
-    hidden, mask = torch.randn(2, 8, WIDTH, dtype=torch.float64), padding([8, 6], 8)[:, None, None, :]
-    out, _ = layer(hidden, attention_mask=mask)
-    assert difference(out, plain(hidden, attention_mask=mask)[0]) <= 1e-12
-    out.square().sum().backward()
-    assert not parameters or any(parameter.grad.abs().max() > 1e-6 for parameter in parameters)
 
 
 def test_stir_leaves_nothing_at_zero():

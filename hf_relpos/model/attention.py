@@ -5,61 +5,55 @@ lowered to an additive bias and handed to them as `position_bias`. What a backen
 table, `BACKENDS`; asking for it raises.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .formula import Terms, attend, content_vectors, position_scores
+from .formula import Terms, allowed, attend, content_scale, content_vectors, position_scores
 from .offsets import Offsets
 
 
-@dataclass(frozen=True)
-class Backend:
-    """What one value of `attn_implementation` can do.
+# What a scheme may need of a backend, and why some cannot do it.
+FEATURES = {
+    "value_term": "it never holds the attention weights, which the value-side term needs",
+    "gain": "it adds to the content scores and cannot multiply them",
+    "allow": "it takes no mask that differs from head to head",
+}
 
-    Attributes:
-        value_term: it holds the attention weights, so it can add V.
-    """
-
-    value_term: bool
-
-
-# In the order in which a default is chosen.
-BACKENDS = {
-    "sdpa": Backend(value_term=False),
-    "eager": Backend(value_term=True),
-    "flex_attention": Backend(value_term=False),
+# What each value of `attn_implementation` can do, in the order in which a default is chosen.
+BACKENDS: dict[str, frozenset[str]] = {
+    "sdpa": frozenset({"allow"}),
+    "eager": frozenset({"value_term", "gain", "allow"}),
+    "flex_attention": frozenset(),
 }
 
 
-def capable_backends(has_value_term: bool) -> list[str]:
+def capable_backends(needs: frozenset[str]) -> list[str]:
     """Values of `attn_implementation` that can run a scheme, the default first.
 
     Args:
-        has_value_term: the scheme adds vectors to the values (V of the formula).
+        needs: keys of `FEATURES`.
     """
-    return [name for name, backend in BACKENDS.items() if backend.value_term or not has_value_term]
+    return [name for name, features in BACKENDS.items() if needs <= features]
 
 
-def check_backend(requested: str | None, has_value_term: bool, scheme: str) -> str:
+def check_backend(requested: str | None, needs: frozenset[str], scheme: str) -> str:
     """`requested` if it can run the scheme, the default for None.
 
     Args:
         requested: a value of `attn_implementation`, or None.
-        has_value_term: the scheme adds vectors to the values.
+        needs: keys of `FEATURES`.
         scheme: the value of `position_embedding_type`, for the message.
 
     Raises:
         ValueError: when it cannot; names the ones that can.
     """
-    capable = capable_backends(has_value_term)
+    capable = capable_backends(needs)
     if requested is None:
         return capable[0]
     if requested not in capable:
         if requested in BACKENDS:
-            reason = "it never holds the attention weights, which the value-side term of this scheme needs"
+            reason = "; ".join(FEATURES[feature] for feature in sorted(needs - BACKENDS[requested]))
         else:
             reason = "it is not known to add the relative terms to the scores, and leaving them out would be silent"
         raise ValueError(
@@ -67,6 +61,13 @@ def check_backend(requested: str | None, has_value_term: bool, scheme: str) -> s
             f"Use one of: {', '.join(repr(name) for name in capable)}"
         )
     return requested
+
+
+def needs_of_terms(terms: Terms) -> frozenset[str]:
+    """Keys of `FEATURES` that these terms call for."""
+    gain = terms.gain or terms.feature_gain
+    present = {"value_term": terms.V, "gain": gain, "allow": terms.allow}
+    return frozenset(feature for feature, tables in present.items() if tables)
 
 
 def relative_attention(
@@ -97,18 +98,46 @@ def relative_attention(
 
     Returns:
         (B, L, H, d), and the attention weights (B, H, L, K) or None where the backend does not hold them.
+
+    Raises:
+        ValueError: when the backend cannot compute the terms.
     """
+    check_backend(implementation, needs_of_terms(terms), type(module).__name__)
     if implementation == "eager":
         out, probabilities = attend(query, key, value, terms, offsets, mask, dropout)
         return out.transpose(1, 2).contiguous(), probabilities
-    if terms.V:
-        raise ValueError(
-            f"attn_implementation={implementation!r} cannot add the value-side term of this scheme; "
-            f"use one of: {', '.join(capable_backends(has_value_term=True))}"
-        )
     content, query, key = content_vectors(query, key, terms, offsets)
     bias = position_scores(query, key, terms, offsets)
+    visible = None
+    if terms.allow:
+        if mask is None and module.is_causal:  # Transformers leaves a plain causal mask to the kernel; we need it here
+            mask = offsets.matrix(query.device) <= 0
+        visible = allowed(terms, offsets, mask)
+        bias = query.new_zeros(()) if bias is None else bias
+        bias = torch.where(visible, bias, torch.finfo(query.dtype).min)
+    if implementation == "sdpa" and bias is not None and mask is not None and mask.dtype != torch.bool:
+        # Transformers 5.14 takes no additive mask beside a bias, and later ones let two minima add up to -inf
+        bias = (bias + mask).clamp(min=torch.finfo(query.dtype).min)
+        mask = mask > torch.finfo(mask.dtype).min / 2
+    if bias is not None and implementation == "flex_attention":  # it looks every entry up and broadcasts nothing
+        bias = bias.expand(*query.shape[:-1], key.shape[2])
+    length = query.shape[2]
+    if implementation == "sdpa" and mask is None and module.is_causal and 1 < length < key.shape[2]:
+        # the prefill of a static cache, whose empty end Transformers 5.14 cuts off the keys but not off the bias
+        key, value = key[:, :, :length], value[:, :, :length]
+        bias = bias if bias is None else bias[..., :length]
     function = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, None)
-    return function(
-        module, content, key, value, mask, dropout=dropout, scaling=terms.scale, position_bias=bias, **kwargs
+    out, probabilities = function(
+        module,
+        content,
+        key,
+        value,
+        mask,
+        dropout=dropout,
+        scaling=content_scale(query, terms),
+        position_bias=bias,
+        **kwargs,
     )
+    if visible is not None:  # a query that may attend to nothing gets zeros, as the formula says
+        out = out * visible.any(-1).transpose(1, 2)[..., None]
+    return out, probabilities

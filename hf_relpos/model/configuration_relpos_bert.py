@@ -5,7 +5,7 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers import BertConfig
 
-from .schemes import find_scheme
+from .schemes import scheme_parts
 
 
 @strict
@@ -13,10 +13,16 @@ class RelPosBertConfig(BertConfig):
     r"""BERT's configuration, and which position scheme its self-attention uses.
 
     Args:
-        position_embedding_type (`str`, defaults to `"relative_key"`):
-            Name of the scheme: a key of `hf_relpos.SCHEMES`.
+        position_embedding_type (`str` or list of `str`, defaults to `"relative_key"`):
+            Name of the scheme: a key of `hf_relpos.SCHEMES`. A list combines schemes: their terms are added.
         position_options (`dict`, *optional*):
-            Options of the scheme, which checks them itself; those not given take the scheme's defaults.
+            Options of the scheme, which checks them itself; those not given take the scheme's defaults. For a
+            combination, a dict of such dicts by scheme name.
+        attention_window (`int`, *optional*):
+            w: a token attends to tokens at most w places away, and to the global ones. None: to all.
+        global_tokens (`list[int]`, *optional*):
+            Places that attend to all and are attended to by all, in spite of the window; None for `[0]`, the [CLS]
+            token. In packed rows they count within each document.
         absolute_position_embeddings (`bool`, defaults to `False`):
             Also add a learned table of absolute positions at the input, as stock BERT does: the hybrid that a
             converter with `method="keep"` starts from. Limits inputs to `max_position_embeddings` tokens.
@@ -42,8 +48,10 @@ class RelPosBertConfig(BertConfig):
 
     model_type = "relpos_bert"
 
-    position_embedding_type: str = "relative_key"
+    position_embedding_type: str | list[str] = "relative_key"
     position_options: dict[str, Any] | None = None
+    attention_window: int | None = None
+    global_tokens: list[int] | None = None
     absolute_position_embeddings: bool = False
     save_code: bool = True
 
@@ -64,6 +72,7 @@ class RelPosBertConfig(BertConfig):
         # here as plain ValueErrors; Transformers runs them again before it writes a configuration
         self.validate_heads()
         self.validate_position_scheme()
+        self.validate_attention_window()
 
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
@@ -96,6 +105,24 @@ class RelPosBertConfig(BertConfig):
             )
         return config, kwargs
 
+    @classmethod
+    def from_bert(cls, config: BertConfig, **changes: Any) -> "RelPosBertConfig":
+        """A stock BERT's configuration as one of ours, with its origin and its attention backend; ours as it is.
+
+        Args:
+            config: a BertConfig or a RelPosBertConfig.
+            changes: fields to set, in a copy.
+
+        Raises:
+            ValueError: for a scheme or options that RelPosBertConfig refuses.
+        """
+        if isinstance(config, cls) and not changes:
+            return config
+        values = {"position_embedding_type": "absolute", **config.to_dict(), **changes, "model_type": cls.model_type}
+        converted = cls(**values, attn_implementation=config._attn_implementation)
+        converted.name_or_path = config.name_or_path
+        return converted
+
     def validate_heads(self) -> None:
         """Heads must divide the hidden size."""
         if self.num_attention_heads < 1 or self.hidden_size % self.num_attention_heads:
@@ -105,18 +132,55 @@ class RelPosBertConfig(BertConfig):
             )
 
     def validate_position_scheme(self) -> None:
-        """The scheme must be known and must accept its options."""
-        find_scheme(self.position_embedding_type).resolve(self.position_options, self)
+        """The schemes must be known, accept their options, and fit together."""
+        parts = scheme_parts(self)
+        scales = {}
+        for scheme, settings in parts:
+            scales.setdefault(scheme.scale_of(settings, self), scheme.name)
+        scales.pop(None, None)
+        if len(scales) > 1:
+            listed = ", ".join(f"{name} {value:.4g}" for value, name in scales.items())
+            raise ValueError(f"position_embedding_type = {self.position_embedding_type}: the scales differ ({listed})")
+        if sum("rotate" in scheme.acts_on for scheme, _ in parts) > 1:
+            raise ValueError(f"position_embedding_type = {self.position_embedding_type}: two rotations do not combine")
+
+    def validate_attention_window(self) -> None:
+        """The window must be a positive number of places, and global tokens make sense with a window only."""
+        if self.attention_window is not None and self.attention_window < 1:
+            raise ValueError(f"attention_window = {self.attention_window}: give a positive number of places, or None")
+        if self.global_tokens is not None and (
+            self.attention_window is None or min(self.global_tokens, default=0) < 0
+        ):
+            raise ValueError(
+                f"global_tokens = {self.global_tokens} with attention_window = {self.attention_window}: give places "
+                "from 0 on, and a window"
+            )
+
+    @property
+    def position_scheme_name(self) -> str:
+        """The scheme's name, or those of a combination joined by `+`."""
+        name = self.position_embedding_type
+        return name if isinstance(name, str) else "+".join(name)
+
+    @property
+    def position_needs(self) -> frozenset[str]:
+        """What the schemes need of an attention backend: keys of `attention.FEATURES`."""
+        return frozenset().union(*(scheme.needs_of(settings) for scheme, settings in scheme_parts(self)))
+
+    @property
+    def position_requires(self) -> frozenset[str]:
+        """Inputs that `forward` must be given for the schemes."""
+        return frozenset().union(*(scheme.requires for scheme, _ in scheme_parts(self)))
+
+    @property
+    def position_terms_absolute(self) -> bool:
+        """Whether the terms of a scheme depend on positions themselves, not on their differences only."""
+        return any(scheme.needs_positions for scheme, _ in scheme_parts(self))
 
     @property
     def has_absolute_table(self) -> bool:
-        """Whether the embeddings hold a table of absolute positions."""
-        return self.absolute_position_embeddings or find_scheme(self.position_embedding_type).absolute_input
-
-    @property
-    def has_value_term(self) -> bool:
-        """Whether the scheme adds vectors to the values, which limits the attention backends."""
-        return find_scheme(self.position_embedding_type).has_value_term(self.position_options)
+        """Whether the embeddings hold a learned table of absolute positions."""
+        return self.absolute_position_embeddings or any(s.name == "absolute" for s, _ in scheme_parts(self))
 
 
 __all__ = ["RelPosBertConfig"]

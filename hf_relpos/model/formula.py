@@ -1,69 +1,124 @@
 """The one formula. Every scheme declares which of its terms it has; every backend computes it.
 
-    score_ij = s · [ q_i·k_j + q_i·A_r + k_j·B_r + u·k_j + c_r ] + c'_r + mask_ij,     r = r(i, j)
+    score_ij = s · [ g_r (q_i·k_j + u·k_j) + q_i·A_r + k_j·B_r + c_r ] + c'_r + mask_ij,     r = r(i, j)
     out_i    = Σ_j softmax_j(score)_ij · (v_j + V_r)
 
 i is a query, j a key, r = j − i their offset (key minus query: a key to the left has r < 0). A, B and V are tables of
 d-vectors, c and c' of scalars, u is one d-vector per head. Each table has its own map from r to a row, so that one may
-be clipped where another is bucketed. c stands inside the scale, c' outside. q and k may be rotated first (RoPE). A
-term that depends on i alone would cancel in the softmax, so there is none.
+be clipped where another is bucketed; a table may also be indexed by another relation of the pair than its offset. c
+stands inside the scale, c' outside; c' may also be given in full. q and k may be rotated first (RoPE). A term that
+depends on i alone would cancel in the softmax, so there is none. g, a gain on the content score (1 unless a scheme has
+one), is what the multiplicative methods of Huang et al. need; it may also be a vector, one factor for each feature of
+q_i·k_j. A scheme may also hide keys by their offset (`allow`).
 
 Letters, everywhere: B batch, H heads, L queries, K keys, D model size, d = D / H head size, R rows of a table.
 
 Cost: q·A is one product with the R rows followed by a gather, k·B the same, and the value side sums the probabilities
-that fall on each row before one product with V. Nothing of size L·K·d exists at any time.
+that fall on each row before one product with V. Nothing of size L·K·d exists at any time. The gain by feature is the
+one term that takes L·K·d multiplications.
 """
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from .offsets import Offsets
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows, and the map from an offset to its row.
+    """Rows, and the map from a pair (i, j) to its row.
 
     Attributes:
-        rows: (H or 1, R, d) for A, B and V; (H or 1, R) for c and c'. A leading 1 means shared by all heads.
-        row_of: r, a LongTensor of any shape, to row numbers of the same shape, each in [0, R).
+        rows: (H or 1, R, d) for A, B and V; (H or 1, R) for c, c' and the gain; boolean (H or 1, R) for `allow`. A
+            leading 1 means shared by all heads.
+        row_of: maps the relation, a LongTensor of any shape, to row numbers in [0, R) of the same shape.
+        relation: (L, K) or (B, L, K), what `row_of` is given; None for the offset r = j − i.
     """
 
     rows: torch.Tensor
     row_of: Callable[[torch.Tensor], torch.Tensor]
+    relation: torch.Tensor | None = None
+
+    def index(self, offsets: Offsets) -> torch.Tensor:
+        """Row of every pair, (1, 1, L, K) or (B, 1, L, K)."""
+        relation = offsets.matrix(self.rows.device) if self.relation is None else self.relation
+        index = self.row_of(relation)
+        return index[None, None] if index.dim() == 2 else index[:, None]
+
+    def scalars(self, offsets: Offsets) -> torch.Tensor:
+        """The entry of every pair, for a table of scalars: (1 or B, H or 1, L, K)."""
+        index = self.index(offsets)[:, 0]  # (1 or B, L, K)
+        return self.rows[:, index].transpose(0, 1)
+
+
+def by_offset(rows: torch.Tensor, offsets: Offsets) -> Table:
+    """A table that has one row for each offset of this call.
+
+    Args:
+        rows: (H or 1, high − low + 1, …), in the order of `offsets.span`.
+    """
+    return Table(rows, row_of=lambda r: r - offsets.low)
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What one scheme contributes to one attention call. Several tables for one letter are summed.
+    """What a scheme contributes to one attention call. Several tables for one letter are summed (gains multiplied).
 
     Attributes:
-        scale: s.
+        scale: s; None stands for 1/√d and leaves the choice to another scheme in a combination.
         A: query-side tables, rows (H or 1, R, d).
         B: key-side tables, rows (H or 1, R, d).
         u: content bias, (H, d).
         c: scalar tables inside the scale, rows (H or 1, R).
         c_outer: scalar tables outside the scale (c'), rows (H or 1, R).
+        dense: more of c', given in full: tensors (1 or B, 1 or H, L, K).
         V: value-side tables, rows (H or 1, R, d).
-        rotate: maps ((B, H, N, d) vectors, (N,) absolute positions) to rotated vectors; applied to q and k.
+        gain: factors of the content score, rows (H or 1, R).
+        feature_gain: factors of each feature of the content score, Σ_c q_ic k_jc g_{r,c}, rows (H or 1, R, d).
+        allow: which offsets a query may attend to, boolean rows (H or 1, R); all must agree. A query that may attend
+            to no key gets zeros.
+        rotate: maps ((B, H, N, d) vectors, (N,) or (B, N) positions) to rotated vectors; applied to q and k.
     """
 
-    scale: float
+    scale: float | None = None
     A: tuple[Table, ...] = ()
     B: tuple[Table, ...] = ()
     u: torch.Tensor | None = None
     c: tuple[Table, ...] = ()
     c_outer: tuple[Table, ...] = ()
+    dense: tuple[torch.Tensor, ...] = ()
     V: tuple[Table, ...] = ()
+    gain: tuple[Table, ...] = ()
+    feature_gain: Table | None = None
+    allow: tuple[Table, ...] = ()
     rotate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+
+    def __add__(self, other: "Terms") -> "Terms":
+        """The terms of both. At most one may set the scale to something of its own, one rotation, one feature_gain."""
+        merged = {}
+        for field in dataclasses.fields(self):
+            mine, theirs = getattr(self, field.name), getattr(other, field.name)
+            if isinstance(mine, tuple):
+                merged[field.name] = mine + theirs
+            elif mine is None or theirs is None:
+                merged[field.name] = theirs if mine is None else mine
+            elif field.name == "u":
+                merged["u"] = mine + theirs
+            elif field.name == "scale" and mine == theirs:
+                merged["scale"] = mine
+            else:
+                raise ValueError(f"two schemes that both set the {field.name} cannot be combined")
+        return Terms(**merged)
 
 
 def content_vectors(
     query: torch.Tensor, key: torch.Tensor, terms: Terms, offsets: Offsets
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The vectors of the two products of the formula.
+    """The vectors of the products of the formula.
 
     Args:
         query: (B, H, L, d).
@@ -79,6 +134,11 @@ def content_vectors(
     return content, query, key
 
 
+def content_scale(query: torch.Tensor, terms: Terms) -> float:
+    """s, which is 1/√d unless the scheme says otherwise."""
+    return query.shape[-1] ** -0.5 if terms.scale is None else terms.scale
+
+
 def position_scores(query: torch.Tensor, key: torch.Tensor, terms: Terms, offsets: Offsets) -> torch.Tensor | None:
     """s · [q_i·A_r + k_j·B_r + c_r] + c'_r: all of the score but the content product and the mask.
 
@@ -91,23 +151,76 @@ def position_scores(query: torch.Tensor, key: torch.Tensor, terms: Terms, offset
     """
     batch, heads, length, _ = query.shape
     key_length = key.shape[2]
-    offset = offsets.matrix(query.device)
     inner, outer = [], []
     for table in terms.A:
-        index = table.row_of(offset).expand(batch, heads, length, key_length)
+        index = table.index(offsets).expand(batch, heads, length, key_length)
         inner.append(torch.matmul(query, table.rows.to(query.dtype).transpose(-1, -2)).gather(-1, index))
     for table in terms.B:
-        index = table.row_of(offset).transpose(-1, -2).expand(batch, heads, key_length, length)
+        index = table.index(offsets).transpose(-1, -2).expand(batch, heads, key_length, length)
         by_key = torch.matmul(key, table.rows.to(query.dtype).transpose(-1, -2)).gather(-1, index)
         inner.append(by_key.transpose(-1, -2))
-    inner.extend(table.rows[:, table.row_of(offset)][None] for table in terms.c)
-    outer.extend(table.rows[:, table.row_of(offset)][None] for table in terms.c_outer)
+    inner.extend(table.scalars(offsets) for table in terms.c)
+    outer.extend(table.scalars(offsets) for table in terms.c_outer)
+    outer.extend(terms.dense)
     if not inner and not outer:
         return None
     total = sum(outer)
     if inner:
-        total = total + terms.scale * sum(inner)
+        total = total + content_scale(query, terms) * sum(inner)
     return total.to(query.dtype)
+
+
+def featurewise_scores(query: torch.Tensor, key: torch.Tensor, table: Table, offsets: Offsets) -> torch.Tensor:
+    """Σ_c q_ic k_jc g_{r,c}: the content score with a gain for every feature.
+
+    There is no factorised form: the gain differs from pair to pair and from feature to feature, so this takes L·K·d
+    multiplications where q·A takes R·L·d in one matrix product. It takes them one feature at a time, forward and
+    backward, so that memory holds a few (B, H, L, K) tensors and nothing d times as large.
+
+    Args:
+        query: (B, H, L, d).
+        key: (B, H, K, d).
+        table: the gains, rows (H or 1, R, d).
+
+    Returns:
+        (B, H, L, K) in the dtype of `query`.
+    """
+    return _FeaturewiseScores.apply(query, key, table.rows.to(query.dtype), table.index(offsets)[:, 0])
+
+
+class _FeaturewiseScores(torch.autograd.Function):
+    """`featurewise_scores` of rows (H or 1, R, d) and index (1 or B, L, K); autograd would keep every feature's share.
+
+    Sums are made in float32 at least, as in a matrix product.
+    """
+
+    @staticmethod
+    def forward(ctx, query, key, rows, index):
+        ctx.save_for_backward(query, key, rows, index)
+        precise = torch.promote_types(query.dtype, torch.float32)
+        total = 0.0
+        for q, k, gain in zip(query.unbind(-1), key.unbind(-1), rows.unbind(-1), strict=True):
+            factor = gain.to(precise)[:, index].transpose(0, 1)  # (1 or B, H or 1, L, K)
+            total = total + factor * q[..., :, None] * k[..., None, :]
+        return total.to(query.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        query, key, rows, index = ctx.saved_tensors
+        gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
+        by_query, by_key, by_row = [], [], []
+        for q, k, gain in zip(query.unbind(-1), key.unbind(-1), rows.unbind(-1), strict=True):
+            q, k = q.to(gradient.dtype), k.to(gradient.dtype)
+            gain = gain[:, index].transpose(0, 1)  # (1 or B, H or 1, L, K)
+            weighed = gradient * gain
+            by_query.append((weighed * k[..., None, :]).sum(-1))
+            by_key.append((weighed * q[..., :, None]).sum(-2))
+            by_pair = (gradient * q[..., :, None] * k[..., None, :]).sum_to_size(gain.shape).transpose(0, 1)
+            empty = gradient.new_zeros(rows.shape[:2])
+            by_row.append(empty.index_add(1, index.flatten(), by_pair.flatten(1)))
+        gradients = zip((query, key, rows), (by_query, by_key, by_row), strict=True)
+        return *(torch.stack(parts, dim=-1).to(whole.dtype) for whole, parts in gradients), None
 
 
 def position_values(probabilities: torch.Tensor, terms: Terms, offsets: Offsets) -> torch.Tensor | None:
@@ -119,15 +232,33 @@ def position_values(probabilities: torch.Tensor, terms: Terms, offsets: Offsets)
     Returns:
         (B, H, L, d), or None without a V table.
     """
-    offset = offsets.matrix(probabilities.device)
     total = None
     for table in terms.V:
-        index = table.row_of(offset).expand(probabilities.shape)
+        index = table.index(offsets).expand(probabilities.shape)
         mass = probabilities.new_zeros(*probabilities.shape[:-1], table.rows.shape[1])
         mass = mass.scatter_add(-1, index, probabilities)
         term = torch.matmul(mass, table.rows.to(mass.dtype))
         total = term if total is None else total + term
     return total
+
+
+def allowed(terms: Terms, offsets: Offsets, mask: torch.Tensor | None) -> torch.Tensor | None:
+    """The pairs that both the scheme and the mask let through, or None for a scheme that hides nothing.
+
+    Args:
+        mask: broadcastable to (B, H, L, K); boolean (True: may attend) or additive; or None.
+
+    Returns:
+        Boolean, broadcastable to (B, H, L, K).
+    """
+    if not terms.allow:
+        return None
+    visible = terms.allow[0].scalars(offsets)
+    for table in terms.allow[1:]:
+        visible = visible & table.scalars(offsets)
+    if mask is not None:
+        visible = visible & (mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2)
+    return visible
 
 
 def attend(
@@ -147,25 +278,35 @@ def attend(
         value: (B, H, K, d).
         terms: what the scheme adds.
         offsets: r for every query and key.
-        mask: broadcastable to (B, H, L, K); boolean (True: may attend) or additive. A row that may attend to nothing
-            gets finite weights, as in Transformers' own eager attention.
+        mask: broadcastable to (B, H, L, K); boolean (True: may attend) or additive. A row that the mask alone leaves
+            without keys gets finite weights, as in Transformers' own eager attention.
         dropout: probability of dropping an attention weight (0 outside training).
 
     Returns:
         out (B, H, L, d) and the attention weights after dropout (B, H, L, K).
     """
     content, query, key = content_vectors(query, key, terms, offsets)
-    scores = torch.matmul(content, key.transpose(-1, -2)) * terms.scale
+    if terms.feature_gain is None:
+        scores = torch.matmul(content, key.transpose(-1, -2)) * content_scale(query, terms)
+    else:
+        scores = featurewise_scores(content, key, terms.feature_gain, offsets) * content_scale(query, terms)
+    for table in terms.gain:
+        scores = scores * table.scalars(offsets).to(scores.dtype)
     positional = position_scores(query, key, terms, offsets)
     if positional is not None:
         scores = scores + positional
+    lowest = torch.finfo(scores.dtype).min
     if mask is not None:
-        lowest = torch.finfo(scores.dtype).min
         if mask.dtype == torch.bool:
             scores = scores.masked_fill(~mask, lowest)
         else:  # min + a negative score may overflow to -inf in float16, and a row of -inf is NaN
             scores = (scores + mask).clamp(min=lowest)
+    visible = allowed(terms, offsets, mask)
+    if visible is not None:
+        scores = scores.masked_fill(~visible, lowest)
     probabilities = torch.softmax(scores, dim=-1)
+    if visible is not None:
+        probabilities = probabilities.masked_fill(~visible, 0.0)
     probabilities = torch.nn.functional.dropout(probabilities, p=dropout, training=dropout > 0.0)
     out = torch.matmul(probabilities, value)
     positional = position_values(probabilities, terms, offsets)

@@ -6,15 +6,19 @@ Everything but embeddings, self-attention and masks is Transformers' own BERT, b
 
 import os
 import shutil
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
+from transformers import BertConfig
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.dynamic_module_utils import get_relative_import_files
-from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
+from transformers.masking_utils import and_masks, create_bidirectional_mask, create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
-from transformers.modeling_utils import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from transformers.models.bert.modeling_bert import (
     BertEncoder,
     BertForMaskedLM,
@@ -38,26 +42,28 @@ from transformers.utils import logging
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .attention import check_backend, relative_attention
+from .attention import capable_backends, check_backend, relative_attention
 from .configuration_relpos_bert import RelPosBertConfig
 from .offsets import Offsets
-from .scheme import Scheme
-from .schemes import find_scheme
+from .scheme import InputScheme, Scheme, SharedScheme
+from .scheme_absolute import LearnedPositions
+from .schemes import build_input, build_scheme, build_shared
 
 
 logger = logging.get_logger(__name__)
 
+# Tensor parallelism keeps the decoder whole, since it is tied to the word embeddings; 5.14 has no word for that
+DECODER_PLAN = {"cls.predictions.decoder": "replicate"} if "replicate" in ALL_PARALLEL_STYLES.valid_keys() else {}
+HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+
 
 class RelPosBertEmbeddings(nn.Module):
-    """Word and token type embeddings, and absolute positions where the configuration has them."""
+    """Word and token type embeddings, and whatever the scheme adds to the input."""
 
     def __init__(self, config: RelPosBertConfig):
         super().__init__()
         self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
-        if config.has_absolute_table:
-            self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
-        else:
-            self.position_embeddings = None
+        self.position_embeddings = build_input(config)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
@@ -69,11 +75,15 @@ class RelPosBertEmbeddings(nn.Module):
         position_ids: torch.LongTensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         past_length: int | torch.Tensor = 0,
+        attention_mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """input_ids, token_type_ids, position_ids (B, L) or inputs_embeds (B, L, D) to embeddings (B, L, D).
 
+        Args:
+            position_ids: on a grid (B, L, 2); a module that does not take these counts the tokens of a row instead.
+
         Raises:
-            ValueError: for an input longer than the table of absolute positions, if there is one.
+            ValueError: for an input longer than a table of absolute positions, if there is one.
         """
         if inputs_embeds is None:
             inputs_embeds = self.word_embeddings(input_ids)
@@ -82,16 +92,18 @@ class RelPosBertEmbeddings(nn.Module):
             token_type_ids = torch.zeros(inputs_embeds.shape[:2], dtype=torch.long, device=inputs_embeds.device)
         embeddings = inputs_embeds + self.token_type_embeddings(token_type_ids)
         if self.position_embeddings is not None:
+            computed = isinstance(self.position_embeddings, InputScheme)
+            if position_ids is not None and position_ids.dim() == 3:
+                if not computed or not self.position_embeddings.takes_grid:
+                    position_ids = None
             if position_ids is None:
-                limit = self.position_embeddings.num_embeddings
-                total = length if isinstance(past_length, torch.Tensor) else past_length + length
-                if total > limit:
-                    raise ValueError(
-                        f"the input has {total} tokens, and absolute positions end at max_position_embeddings = "
-                        f"{limit}; truncate it, or convert the model to a purely relative scheme"
+                if isinstance(self.position_embeddings, LearnedPositions):
+                    self.position_embeddings.check_length(
+                        length if isinstance(past_length, torch.Tensor) else past_length + length
                     )
                 position_ids = (torch.arange(length, device=inputs_embeds.device) + past_length)[None]
-            embeddings = embeddings + self.position_embeddings(position_ids)
+            context = (embeddings, attention_mask) if computed else ()
+            embeddings = embeddings + self.position_embeddings(position_ids, *context).to(embeddings.dtype)
         return self.dropout(self.LayerNorm(embeddings))
 
 
@@ -100,32 +112,42 @@ class RelPosBertSelfAttention(BertSelfAttention):
 
     def __init__(self, config: RelPosBertConfig, is_causal: bool = False, layer_idx: int | None = None):
         super().__init__(config, is_causal=is_causal, layer_idx=layer_idx)
-        self.distance_embedding = find_scheme(config.position_embedding_type)(config)
+        self.distance_embedding = build_scheme(config)
 
     def forward(
         self,
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         past_key_values: Cache | None = None,
+        offsets: Offsets | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """hidden_states (B, L, D) to (B, L, D) and the attention weights (B, H, L, K) where the backend holds them."""
+        """hidden_states (B, L, D) to (B, L, D) and the attention weights (B, H, L, K) where the backend holds them.
+
+        Args:
+            offsets: what the model knows about the pairs of this call; None for consecutive tokens without a cache.
+        """
         heads = (*hidden_states.shape[:-1], -1, self.attention_head_size)
         query = self.query(hidden_states).view(heads).transpose(1, 2)
         key = self.key(hidden_states).view(heads).transpose(1, 2)
         value = self.value(hidden_states).view(heads).transpose(1, 2)
-
-        start = 0
         if past_key_values is not None:
             cache = past_key_values
             if isinstance(cache, EncoderDecoderCache):
                 cache = cache.self_attention_cache
-            start = cache.get_seq_length(self.layer_idx)
-            if isinstance(start, torch.Tensor):
-                start = start.clone()  # a static cache counts in place
             key, value = cache.update(key, value, self.layer_idx)
-
-        offsets = Offsets(query.shape[2], key.shape[2], start)
+        if offsets is None:
+            offsets = Offsets(query.shape[2], key.shape[2])
+        precise = torch.promote_types(query.dtype, torch.float32)
+        offsets = replace(
+            offsets,
+            key_length=key.shape[2],
+            device=query.device,
+            dtype=precise,
+            query_projection=self.query,
+            key_projection=self.key,
+            shared=offsets.shared() if callable(offsets.shared) else offsets.shared,
+        )
         out, weights = relative_attention(
             self,
             self.config._attn_implementation,
@@ -156,19 +178,7 @@ class RelPosBertEncoder(BertEncoder):
         nn.Module.__init__(self)
         self.config = config
         self.layer = nn.ModuleList([RelPosBertLayer(config, layer_idx=i) for i in range(config.num_hidden_layers)])
-
-
-def segments_from_positions(position_ids: torch.Tensor) -> torch.Tensor:
-    """Number of the document each token belongs to: a new one starts where positions stop increasing.
-
-    Args:
-        position_ids: (B, L) or (1, L), as packing collators write them: 0 … n−1, 0 … m−1, ….
-
-    Returns:
-        (B, L) or (1, L), counting from 0.
-    """
-    restarts = position_ids[:, 1:] <= position_ids[:, :-1]
-    return nn.functional.pad(restarts.long().cumsum(-1), (1, 0))
+        self.distance_embedding = build_shared(config)
 
 
 class RelPosBertPreTrainedModel(BertPreTrainedModel):
@@ -178,7 +188,6 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
     config_class = RelPosBertConfig
     base_model_prefix = "bert"
     supports_gradient_checkpointing = True
-    _supports_sdpa = True
     _supports_flex_attn = True
     _supports_flash_attn = False
     _supports_attention_backend = True
@@ -186,10 +195,22 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
     # Transformers ≤ 4.57 saved an unused absolute table, and buffers, with every relative BERT
     _keys_to_ignore_on_load_unexpected = [r"embeddings\.position_embeddings\.weight", r"embeddings\.position_ids"]
 
+    @property
+    def _supports_sdpa(self) -> bool:
+        return "sdpa" in capable_backends(self.config.position_needs)
+
+    def __init__(self, config: RelPosBertConfig):
+        if not isinstance(config, PreTrainedConfig) or config.model_type != RelPosBertConfig.model_type:
+            raise TypeError(
+                f"{type(self).__name__} takes a RelPosBertConfig, not a {type(config).__name__}; "
+                "RelPosBertConfig.from_bert(config) makes one of a BertConfig"
+            )
+        PreTrainedModel.__init__(self, config)
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, Scheme):
+        if isinstance(module, Scheme | SharedScheme):
             module.init_weights(self.config.initializer_range)
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
@@ -198,7 +219,12 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
         Raises:
             ValueError: when the one requested cannot; names the ones that can.
         """
-        checked = check_backend(requested_attention, self.config.has_value_term, self.config.position_embedding_type)
+        if requested_attention is not None and requested_attention not in [
+            "eager",
+            *ALL_ATTENTION_FUNCTIONS.valid_keys(),
+        ]:
+            return super().get_correct_attn_implementation(requested_attention, is_init_check)  # no such name: raises
+        checked = check_backend(requested_attention, self.config.position_needs, self.config.position_scheme_name)
         return super().get_correct_attn_implementation(checked, is_init_check)
 
     @classmethod
@@ -210,16 +236,25 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
                 which is what loading and saving such a checkpoint with stock Transformers v5 leaves behind.
         """
         output_loading_info = kwargs.pop("output_loading_info", False)
+        if isinstance(kwargs.get("config"), BertConfig):
+            kwargs["config"] = RelPosBertConfig.from_bert(kwargs["config"])
         model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
-        lost = sorted(key for key in info["missing_keys"] if ".distance_embedding." in key)
-        if lost and pretrained_model_name_or_path is not None:
-            hub = {key: kwargs[key] for key in ("cache_dir", "revision", "token", "subfolder") if key in kwargs}
-            saved, _ = PreTrainedConfig.get_config_dict(pretrained_model_name_or_path, **hub)
+        # all tables missing from layers that are there: fewer are new layers, more is a file of something else
+        names = [name for name, _ in model.named_parameters() if ".attention.self." in name]
+        tables = [name for name in names if ".distance_embedding." in name]
+        missing = set(info["missing_keys"])
+        damaged = bool(tables) and missing.issuperset(tables) and not missing.issuperset(names)
+        if damaged and pretrained_model_name_or_path is not None:
+            hub = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
+            try:
+                saved, _ = PreTrainedConfig.get_config_dict(pretrained_model_name_or_path, **hub)
+            except OSError:  # weights without a configuration beside them claim nothing
+                saved = {}
             if saved.get("position_embedding_type", "absolute") == model.config.position_embedding_type:
                 raise ValueError(
                     f"{pretrained_model_name_or_path}: config.json says position_embedding_type = "
-                    f"{model.config.position_embedding_type!r}, but the weights lack {lost[0]}, … "
-                    f"({len(lost)} tensors). "
+                    f"{model.config.position_embedding_type!r}, but the weights lack {tables[0]}, … "
+                    f"({len(tables)} tensors). "
                     "Stock Transformers v5 drops these tables when it loads and saves such a checkpoint: go back to "
                     "the original files, or pass another position_embedding_type to start from fresh tables"
                 )
@@ -247,7 +282,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
     """BERT's encoder (or decoder) with relative positions."""
 
     def __init__(self, config: RelPosBertConfig, add_pooling_layer: bool = True):
-        PreTrainedModel.__init__(self, config)
+        RelPosBertPreTrainedModel.__init__(self, config)
         self.config = config
         self.gradient_checkpointing = False
         self.embeddings = RelPosBertEmbeddings(config)
@@ -268,35 +303,52 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         encoder_attention_mask: torch.Tensor | None = None,
         past_key_values: Cache | None = None,
         use_cache: bool | None = None,
+        relation_ids: torch.Tensor | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor] | BaseModelOutputWithPoolingAndCrossAttentions:
-        """As BertModel's, with these two differences.
+        """As BertModel's, with these differences.
 
         Args:
-            position_ids: (B, L). Rows of an absolute table, where there is one. Where they stop increasing a new
-                document begins, and no token attends to another document (packed sequences).
+            position_ids: (B, L). Distances follow them. Where they stop increasing a new document begins, and no
+                token attends to another document (packed sequences). For schemes on a grid (B, L, 2), row and column
+                of each token, negative for tokens outside the grid.
             attention_mask: (B, L), or prepared (B, 1, L, K), boolean (True: may attend) or additive.
+            relation_ids: (B, L, L), labels of the edges from i to j, for the schemes that ask for them.
+
+        Raises:
+            ValueError: for inputs that the scheme requires and does not get.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         use_cache = bool(use_cache if use_cache is not None else self.config.use_cache) and self.config.is_decoder
-        packed = position_ids is not None and past_key_values is None
+        caller_has_cache = past_key_values is not None
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
             if encoder_hidden_states is not None:
                 past_key_values = EncoderDecoderCache(past_key_values, DynamicCache(config=self.config))
+        past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
+        if isinstance(past_length, torch.Tensor):
+            past_length = past_length.clone()  # a static cache counts in place
 
+        # beside a cache they tell the new tokens only, whose distances `past_length` gives
+        on_grid = position_ids is not None and position_ids.dim() == 3
+        distance_ids = None if caller_has_cache and not on_grid else position_ids
+        tokens = input_ids if inputs_embeds is None else inputs_embeds
+        offsets, segments = self._relations(
+            tokens, past_key_values, past_length, distance_ids, token_type_ids, relation_ids
+        )
         hidden_states = self.embeddings(
             input_ids=input_ids,
             token_type_ids=token_type_ids,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
-            past_length=0 if past_key_values is None else past_key_values.get_seq_length(),
+            past_length=past_length,
+            attention_mask=attention_mask,
         )
         outputs = self.encoder(
             hidden_states,
             attention_mask=self._self_attention_mask(
-                hidden_states, attention_mask, past_key_values, position_ids if packed else None
+                hidden_states, attention_mask, past_key_values, segments, distance_ids
             ),
             encoder_hidden_states=encoder_hidden_states,
             encoder_attention_mask=None
@@ -309,6 +361,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             ),
             past_key_values=past_key_values,
             use_cache=use_cache,
+            offsets=offsets,
             **kwargs,
         )
         sequence = outputs.last_hidden_state
@@ -318,44 +371,134 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             past_key_values=outputs.past_key_values,
         )
 
+    def _relations(
+        self,
+        tokens: torch.Tensor,
+        past_key_values: Cache | None,
+        past_length: int | torch.Tensor,
+        position_ids: torch.Tensor | None,
+        token_type_ids: torch.Tensor | None,
+        relation_ids: torch.Tensor | None,
+    ) -> tuple[Offsets, torch.Tensor | None]:
+        """What this call knows about its pairs, and the document of each token, (B, L), where rows are packed."""
+        batch, length = tokens.shape[:2]
+        # a static cache has all of its keys from the beginning, whatever it holds
+        key_length = length if past_key_values is None else past_key_values.get_mask_sizes(length, 0)[0]
+        requires = self.config.position_requires
+        grid = None
+        if "grid" in requires:
+            if position_ids is None or position_ids.dim() != 3:
+                raise ValueError(
+                    f"position_embedding_type = {self.config.position_scheme_name!r} needs position_ids of shape "
+                    "(batch, length, 2): the row and column of each token"
+                )
+            grid, position_ids = position_ids.expand(batch, -1, -1), None
+        elif position_ids is not None and position_ids.dim() == 3:
+            raise ValueError(
+                f"position_ids has shape {tuple(position_ids.shape)}; position_embedding_type = "
+                f"{self.config.position_scheme_name!r} takes (batch, length)"
+            )
+        if "relation_ids" in requires and relation_ids is None:
+            raise ValueError(
+                f"position_embedding_type = {self.config.position_scheme_name!r} needs relation_ids of shape "
+                "(batch, length, length): the label of the edge from each token to each other"
+            )
+        positions = segments = None
+        reach = 0
+        absolute = self.config.position_terms_absolute
+        if position_ids is not None and (length > 1 or absolute):
+            steps = position_ids[:, 1:] - position_ids[:, :-1]
+            restarts = nn.functional.pad((steps <= 0).long().cumsum(-1), (1, 0)).expand(batch, -1)
+            # a traced graph cannot look at the data: it takes documents to be numbered 0, 1, 2, … and rows as packed
+            if torch.compiler.is_compiling() or torch.jit.is_tracing():
+                segments = restarts
+                if absolute:
+                    positions, reach = position_ids.expand(batch, -1), length - 1
+            else:
+                if absolute:
+                    apart = bool((position_ids != torch.arange(length, device=position_ids.device)).any())
+                else:
+                    apart = bool((steps > 1).any())
+                if apart:
+                    positions = position_ids.expand(batch, -1)
+                    reach = int((position_ids.amax(-1) - position_ids.amin(-1)).max())
+                if bool(restarts[:, -1].any()):
+                    segments = restarts
+        offsets = Offsets(
+            length,
+            key_length,
+            past_length,
+            positions=positions,
+            reach=reach,
+            grid=grid,
+            token_type_ids=token_type_ids,
+            relation_ids=relation_ids,
+        )
+        if self.encoder.distance_embedding is not None:
+            shared = partial(self.encoder.distance_embedding, offsets)
+            # a checkpointed layer computes again in its backward, and may not reach into a graph outside of it
+            checkpointed = self.training and self.encoder.layer[0].gradient_checkpointing
+            offsets = replace(offsets, shared=shared if checkpointed else shared())
+        return offsets, segments
+
     def _self_attention_mask(
         self,
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None,
         past_key_values: Cache | None,
+        segments: torch.Tensor | None,
         position_ids: torch.Tensor | None,
     ) -> torch.Tensor | None:
-        """The mask for the chosen backend: padding, causality, and the borders of packed documents."""
-        within_document = None
-        if position_ids is not None and position_ids.shape[-1] > 1:
-            segments = segments_from_positions(position_ids).expand(hidden_states.shape[0], -1)
-            # one document per row is the common case; a traced graph cannot look, and keeps the general form
-            if torch.compiler.is_compiling() or torch.jit.is_tracing() or bool(segments[:, -1].any()):
+        """The mask for the chosen backend: padding, causality, borders of packed documents, the attention window."""
+        overlays = []
+        if segments is not None:
 
-                def within_document(batch, head, query, key):
-                    return segments[batch, query] == segments[batch, key]
+            def within_document(batch, head, query, key):
+                return segments[batch, query] == segments[batch, key]
 
+            overlays.append(within_document)
+        window = self.config.attention_window
+        if window is not None:
+            wanted = self.config.global_tokens if self.config.global_tokens is not None else [0]
+            place = None
+            if segments is not None and position_ids is not None:
+                # in a packed row the n-th token of each document is the global one
+                place = position_ids.expand(hidden_states.shape[0], -1)
+
+            def within_window(batch, head, query, key):
+                visible = (query - key).abs() <= window
+                for token in wanted:
+                    at_query, at_key = (query, key) if place is None else (place[batch, query], place[batch, key])
+                    visible = visible | (at_query == token) | (at_key == token)
+                return visible
+
+            overlays.append(within_window)
+        overlay = None
+        if overlays:
+            overlay = overlays[0] if len(overlays) == 1 else and_masks(*overlays)
         if self.config.is_decoder:
             return create_causal_mask(
                 config=self.config,
                 inputs_embeds=hidden_states,
                 attention_mask=attention_mask,
                 past_key_values=past_key_values,
-                and_mask_function=within_document,
+                and_mask_function=overlay,
             )
         return create_bidirectional_mask(
             config=self.config,
             inputs_embeds=hidden_states,
             attention_mask=attention_mask,
-            and_mask_function=within_document,
+            and_mask_function=overlay,
         )
 
 
 class RelPosBertForPreTraining(RelPosBertPreTrainedModel, BertForPreTraining):
     """Masked language modelling and next sentence heads on a relative BERT; `forward` as BertForPreTraining's."""
 
+    _tp_plan = DECODER_PLAN
+
     def __init__(self, config: RelPosBertConfig):
-        PreTrainedModel.__init__(self, config)
+        RelPosBertPreTrainedModel.__init__(self, config)
         self.bert = RelPosBertModel(config)
         self.cls = BertPreTrainingHeads(config)
         self.post_init()
@@ -364,8 +507,10 @@ class RelPosBertForPreTraining(RelPosBertPreTrainedModel, BertForPreTraining):
 class RelPosBertForMaskedLM(RelPosBertPreTrainedModel, BertForMaskedLM):
     """Masked language modelling head on a relative BERT; `forward` as BertForMaskedLM's."""
 
+    _tp_plan = DECODER_PLAN
+
     def __init__(self, config: RelPosBertConfig):
-        PreTrainedModel.__init__(self, config)
+        RelPosBertPreTrainedModel.__init__(self, config)
         if config.is_decoder:
             logger.warning("RelPosBertForMaskedLM with config.is_decoder = True masks the future; set it to False.")
         self.bert = RelPosBertModel(config, add_pooling_layer=False)
@@ -376,8 +521,10 @@ class RelPosBertForMaskedLM(RelPosBertPreTrainedModel, BertForMaskedLM):
 class RelPosBertLMHeadModel(RelPosBertPreTrainedModel, BertLMHeadModel):
     """Causal language modelling head on a relative BERT; `forward` and `generate` as BertLMHeadModel's."""
 
+    _tp_plan = DECODER_PLAN
+
     def __init__(self, config: RelPosBertConfig):
-        PreTrainedModel.__init__(self, config)
+        RelPosBertPreTrainedModel.__init__(self, config)
         if not config.is_decoder:
             logger.warning("RelPosBertLMHeadModel with config.is_decoder = False sees the future; set it to True.")
         self.loss_type = "ForCausalLM"  # Transformers reads it off the class name, which BERT's does not have
@@ -390,7 +537,7 @@ class RelPosBertForNextSentencePrediction(RelPosBertPreTrainedModel, BertForNext
     """Next sentence head on a relative BERT; `forward` as BertForNextSentencePrediction's."""
 
     def __init__(self, config: RelPosBertConfig):
-        PreTrainedModel.__init__(self, config)
+        RelPosBertPreTrainedModel.__init__(self, config)
         self.bert = RelPosBertModel(config)
         self.cls = BertOnlyNSPHead(config)
         self.post_init()
@@ -404,7 +551,7 @@ class RelPosBertForSequenceClassification(RelPosBertPreTrainedModel, BertForSequ
     """Sequence classification or regression on a relative BERT; `forward` as BertForSequenceClassification's."""
 
     def __init__(self, config: RelPosBertConfig):
-        PreTrainedModel.__init__(self, config)
+        RelPosBertPreTrainedModel.__init__(self, config)
         self.num_labels = config.num_labels
         self.config = config
         self.bert = RelPosBertModel(config)
@@ -417,7 +564,7 @@ class RelPosBertForMultipleChoice(RelPosBertPreTrainedModel, BertForMultipleChoi
     """Multiple choice on a relative BERT; `forward` as BertForMultipleChoice's."""
 
     def __init__(self, config: RelPosBertConfig):
-        PreTrainedModel.__init__(self, config)
+        RelPosBertPreTrainedModel.__init__(self, config)
         self.bert = RelPosBertModel(config)
         self.dropout = _classifier_dropout(config)
         self.classifier = nn.Linear(config.hidden_size, 1)
@@ -428,7 +575,7 @@ class RelPosBertForTokenClassification(RelPosBertPreTrainedModel, BertForTokenCl
     """Token classification on a relative BERT; `forward` as BertForTokenClassification's."""
 
     def __init__(self, config: RelPosBertConfig):
-        PreTrainedModel.__init__(self, config)
+        RelPosBertPreTrainedModel.__init__(self, config)
         self.num_labels = config.num_labels
         self.bert = RelPosBertModel(config, add_pooling_layer=False)
         self.dropout = _classifier_dropout(config)
@@ -440,7 +587,7 @@ class RelPosBertForQuestionAnswering(RelPosBertPreTrainedModel, BertForQuestionA
     """Extractive question answering on a relative BERT; `forward` as BertForQuestionAnswering's."""
 
     def __init__(self, config: RelPosBertConfig):
-        PreTrainedModel.__init__(self, config)
+        RelPosBertPreTrainedModel.__init__(self, config)
         self.num_labels = config.num_labels
         self.bert = RelPosBertModel(config, add_pooling_layer=False)
         self.qa_outputs = nn.Linear(config.hidden_size, config.num_labels)

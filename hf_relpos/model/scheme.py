@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import nn
 
 from .formula import Terms
@@ -33,9 +34,28 @@ def is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
+def is_number(value: Any) -> bool:
+    """An integer or a float, positive and finite."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+
+
 def one_of(*choices: Any) -> Callable[[Any], bool]:
     """Accepts exactly these values; 1 is not taken for True."""
     return lambda value: any(value == choice and type(value) is type(choice) for choice in choices)
+
+
+def choice(default: Any, *others: Any, help: str) -> Option:
+    """An option with a fixed set of values, the default first."""
+    listed = ", ".join(repr(value) for value in (default, *others))
+    return Option(default=default, help=f"{help}; one of {listed}", accepts=one_of(default, *others))
+
+
+BEYOND = {
+    "clip": "distances past the range share its last row",
+    "zero": "distances past the range have no term",
+    "extrapolate": "the terms are computed for any distance",
+    "refuse": "a longer input is an error",
+}
 
 
 class Scheme(nn.Module):
@@ -47,32 +67,50 @@ class Scheme(nn.Module):
     Class attributes:
         name: value of `config.position_embedding_type`.
         source: paper and equation, or the code that defines it.
-        options: the keys of `config.position_options` that it knows.
-        absolute_input: the embeddings add a learned table of absolute positions.
+        beyond: what can happen past the trained range, keys of `BEYOND`, the default first. Becomes the option
+            `beyond`, so every scheme has it.
+        options: the keys of `config.position_options` that it knows, besides `beyond`.
         relative: outputs depend on token order only through offsets, so that shifting a text changes nothing.
         zero_is_neutral: with all its parameters at zero every term vanishes, while their gradients do not all vanish.
-        beyond_range: what happens to inputs longer than the trained range, in words.
+        needs: what a backend must be able to do for it: keys of `attention.FEATURES`. May depend on options: see
+            `needs_of`.
+        acts_on: "rotate" for schemes that rotate q and k, of which a combination can hold one.
+        requires: inputs that `forward` must be given for it: `grid`, `relation_ids`.
+        needs_positions: its terms depend on the positions themselves, so that consecutive ones are not all alike:
+            `offsets.positions` is given whenever they are not 0, 1, 2, …
     """
 
     name: ClassVar[str]
     source: ClassVar[str]
+    beyond: ClassVar[tuple[str, ...]]
     options: ClassVar[dict[str, Option]] = {}
-    absolute_input: ClassVar[bool] = False
     relative: ClassVar[bool] = True
     zero_is_neutral: ClassVar[bool] = True
-    beyond_range: ClassVar[str]
+    needs: ClassVar[frozenset[str]] = frozenset()
+    requires: ClassVar[frozenset[str]] = frozenset()
+    acts_on: ClassVar[frozenset[str]] = frozenset()
+    needs_positions: ClassVar[bool] = False
 
     def __init_subclass__(cls, name: str, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.name = name
+        what = ", ".join(f"{word!r}: {BEYOND[word]}" for word in cls.beyond)
+        beyond = Option(cls.beyond[0], f"past the trained range; {what}", one_of(*cls.beyond))
+        cls.options = {**{key: option for key, option in cls.options.items() if key != "beyond"}, "beyond": beyond}
         SCHEMES[name] = cls
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
+        """
+        Args:
+            config: a RelPosBertConfig.
+            options: this scheme's options; None for `config.position_options`.
+        """
         super().__init__()
         self.num_heads: int = config.num_attention_heads
         self.head_size: int = config.hidden_size // config.num_attention_heads
-        self.scale: float = self.head_size**-0.5
-        self.settings: dict[str, Any] = self.resolve(config.position_options, config)
+        self.settings: dict[str, Any] = self.resolve(config.position_options if options is None else options, config)
+        own = self.scale_of(self.settings, config)
+        self.scale: float = self.head_size**-0.5 if own is None else own
 
     @classmethod
     def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
@@ -84,10 +122,9 @@ class Scheme(nn.Module):
         options = options or {}
         for key, value in options.items():
             if key not in cls.options:
-                known = ", ".join(cls.options) or "none"
                 raise ValueError(
                     f"position_options[{key!r}] = {value!r}: the scheme {cls.name!r} has no such option; "
-                    f"known: {known}"
+                    f"known: {', '.join(cls.options)}"
                 )
             if not cls.options[key].accepts(value):
                 raise ValueError(
@@ -97,12 +134,34 @@ class Scheme(nn.Module):
         return {key: options.get(key, option.default) for key, option in cls.options.items()}
 
     @classmethod
-    def has_value_term(cls, options: Mapping[str, Any]) -> bool:
-        """Whether the terms include V, which only backends that hold the attention weights can compute."""
-        return False
+    def scale_of(cls, settings: Mapping[str, Any], config: Any) -> float | None:
+        """s of the formula, or None when the scheme leaves it at 1/√d; combined schemes must agree."""
+        return None
+
+    @classmethod
+    def needs_of(cls, settings: Mapping[str, Any]) -> frozenset[str]:
+        """What a backend must be able to do, given the resolved options."""
+        return cls.needs
+
+    @classmethod
+    def input_module(cls, config: Any, settings: Mapping[str, Any]) -> nn.Module | None:
+        """The module `embeddings.position_embeddings`, for schemes that (also) act on the input.
+
+        An InputScheme, or any module that maps position ids (1 or B, L) to vectors (1 or B, L, D), which are added
+        to the word embeddings.
+        """
+        return None
+
+    @classmethod
+    def shared_module(cls, config: Any, settings: Mapping[str, Any]) -> nn.Module | None:
+        """The module `encoder.distance_embedding`, for schemes with parameters shared by all layers.
+
+        It is called once per forward with the Offsets; what it returns reaches `terms` as `offsets.shared`.
+        """
+        return None
 
     def init_weights(self, std: float) -> None:
-        """Fresh parameters, by `transformers.initialization` functions only (they spare loaded tensors).
+        """Fresh parameters, all of them, by `transformers.initialization` functions only (they spare loaded tensors).
 
         Args:
             std: `config.initializer_range`.
@@ -111,3 +170,35 @@ class Scheme(nn.Module):
     def terms(self, offsets: Offsets) -> Terms:
         """The terms for one attention call."""
         raise NotImplementedError(f"{type(self).__name__} must define terms(offsets)")
+
+
+class InputScheme(nn.Module):
+    """Base of the modules that `Scheme.input_module` returns when positions alone do not tell what they compute.
+
+    Class attributes:
+        takes_grid: it wants the rows and columns, (B, L, 2), that a scheme with `requires = {"grid"}` is given.
+    """
+
+    takes_grid: ClassVar[bool] = False
+
+    def forward(
+        self, position_ids: torch.Tensor, content: torch.Tensor, attention_mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Position ids, (1 or B, L) or (1 or B, L, 2), to vectors (1 or B, L, D).
+
+        Args:
+            content: (B, L, D), what they will be added to, for its shape and dtype.
+            attention_mask: as the model was given it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define forward(position_ids, content, attention_mask)")
+
+
+class SharedScheme(nn.Module):
+    """Base of the modules that `Scheme.shared_module` returns; `init_weights` as in Scheme."""
+
+    def init_weights(self, std: float) -> None:
+        """Fresh parameters of the module itself."""
+
+    def forward(self, offsets: Offsets) -> Any:
+        """Whatever the layers' `terms` need, as a tensor or a tuple of tensors."""
+        raise NotImplementedError(f"{type(self).__name__} must define forward(offsets)")

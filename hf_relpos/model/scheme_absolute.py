@@ -1,17 +1,53 @@
 """Learned absolute positions, as in BERT (Devlin et al., arXiv 1810.04805): nothing inside attention."""
 
+import torch
+from torch import nn
+
 from .formula import Terms
 from .offsets import Offsets
 from .scheme import Scheme
+
+
+class LearnedPositions(nn.Embedding):
+    """BERT's table of absolute positions, (P, D).
+
+    Args:
+        beyond: "refuse" or "clip": what happens to positions from P on.
+    """
+
+    def __init__(self, num_positions: int, dim: int, beyond: str):
+        super().__init__(num_positions, dim)
+        self.beyond = beyond
+
+    def check_length(self, total: int) -> None:
+        """Refuse a row of `total` tokens that the table does not cover.
+
+        Raises:
+            ValueError: for total > P, unless `beyond` is "clip".
+        """
+        if self.beyond == "refuse" and total > self.num_embeddings:
+            raise ValueError(
+                f"the input has {total} tokens, and absolute positions end at max_position_embeddings = "
+                f"{self.num_embeddings}; truncate it, or convert the model to a purely relative scheme"
+            )
+
+    def forward(self, position_ids: torch.Tensor) -> torch.Tensor:
+        """(…, L) to (…, L, D)."""
+        if self.beyond == "clip":
+            position_ids = position_ids.clamp(max=self.num_embeddings - 1)
+        return super().forward(position_ids)
 
 
 class Absolute(Scheme, name="absolute"):
     """Stock BERT, the baseline: x_i = LayerNorm(word + type + p_i), one table (P, D) at the input."""
 
     source = "Devlin et al. 2018, arXiv 1810.04805"
-    absolute_input = True
+    beyond = ("refuse", "clip")
     relative = False
-    beyond_range = "refuses: there is no vector for position max_position_embeddings"
+
+    @classmethod
+    def input_module(cls, config, settings):
+        return LearnedPositions(config.max_position_embeddings, config.hidden_size, settings["beyond"])
 
     def terms(self, offsets: Offsets) -> Terms:
-        return Terms(scale=self.scale)
+        return Terms()

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from .formula import Table, Terms
+from .formula import Table, Terms, by_offset
 from .offsets import Offsets
-from .scheme import Option, Scheme, is_count
+from .scheme import Option, Scheme, choice, is_count
 
 
 class RelativeKey(Scheme, name="relative_key"):
@@ -20,17 +20,23 @@ class RelativeKey(Scheme, name="relative_key"):
     """
 
     source = "transformers 4.57.6 models/bert; Shaw et al. 2018, arXiv 1803.02155, eq. 4 without values"
+    beyond = ("clip", "zero")
     options = {
         "clip": Option(
             default=None,
             help="largest distance told apart, 1 … max_position_embeddings − 1; None: all that the table holds",
             accepts=lambda value: value is None or is_count(value),
-        )
+        ),
+        "scaling": choice(
+            "bert",
+            "albert",
+            "esm",
+            help="which terms 1/√d divides: all (bert), the content only (albert), all but the key side (esm)",
+        ),
     }
-    beyond_range = "clips: distances past max_position_embeddings − 1 (or `clip`) share the last row"
 
-    def __init__(self, config):
-        super().__init__(config)
+    def __init__(self, config, options=None):
+        super().__init__(config, options)
         self.reach = config.max_position_embeddings - 1
         self.clip = self.settings["clip"] if self.settings["clip"] is not None else self.reach
         self.weight = nn.Parameter(torch.empty(2 * self.reach + 1, self.head_size))
@@ -49,13 +55,20 @@ class RelativeKey(Scheme, name="relative_key"):
     def init_weights(self, std):
         init.normal_(self.weight, mean=0.0, std=std)
 
-    def table(self, offsets: Offsets) -> Table:
-        """The rows of the offsets that can occur in this call, in ascending order of r."""
-        distances = offsets.span(self.weight.device).clamp(-self.clip, self.clip)
-        return Table(self.weight[self.reach - distances][None], row_of=lambda r: r - offsets.low)
+    def rows(self, offsets: Offsets) -> torch.Tensor:
+        """The rows of the offsets that can occur in this call, in ascending order of r, (1, N, d)."""
+        distances = offsets.span(self.weight.device)
+        rows = self.weight[self.reach - distances.clamp(-self.clip, self.clip)]
+        if self.settings["beyond"] == "zero":
+            rows = rows * (distances.abs() <= self.clip)[:, None]
+        return rows[None]
+
+    def query_side(self, rows: torch.Tensor, offsets: Offsets) -> Table:
+        """A."""
+        return by_offset(rows / self.scale if self.settings["scaling"] == "albert" else rows, offsets)
 
     def terms(self, offsets: Offsets) -> Terms:
-        return Terms(scale=self.scale, A=(self.table(offsets),))
+        return Terms(A=(self.query_side(self.rows(offsets), offsets),))
 
 
 class RelativeKeyQuery(RelativeKey, name="relative_key_query"):
@@ -64,5 +77,6 @@ class RelativeKeyQuery(RelativeKey, name="relative_key_query"):
     source = "transformers 4.57.6 models/bert; Huang et al. 2020, arXiv 2009.13658, method 4"
 
     def terms(self, offsets: Offsets) -> Terms:
-        table = self.table(offsets)
-        return Terms(scale=self.scale, A=(table,), B=(table,))
+        rows = self.rows(offsets)
+        key_rows = rows if self.settings["scaling"] == "bert" else rows / self.scale
+        return Terms(A=(self.query_side(rows, offsets),), B=(by_offset(key_rows, offsets),))

@@ -6,42 +6,52 @@ from transformers import initialization as init
 
 from .formula import Table, Terms
 from .offsets import Offsets
-from .scheme import Option, Scheme, is_count
+from .scheme import Option, Scheme, choice, is_count
 
 
 class Shaw(Scheme, name="shaw"):
     """score = s · q_i·(k_j + a^K_r), out_i = Σ_j α_ij (v_j + a^V_r), r clipped to ±clip.
 
     Parameters: key and value, each (2·clip + 1, d), row r + clip; per layer, shared by the heads, as in the authors'
-    tensor2tensor code (`relative_positions_keys` and `relative_positions_values`).
+    tensor2tensor code (`relative_positions_keys` and `relative_positions_values`), or (H, 2·clip + 1, d) with
+    `per_head`.
     """
 
     source = "Shaw et al. 2018, arXiv 1803.02155, eq. 3-4"
+    beyond = ("clip", "zero")
+    needs = frozenset({"value_term"})
     options = {
         "clip": Option(
             default=16,
             help="k of the paper, the largest distance told apart; a positive integer",
             accepts=is_count,
-        )
+        ),
+        "per_head": choice(False, True, help="tables of their own for each head"),
     }
-    beyond_range = "clips: distances past `clip` share the last row, at any length"
 
-    def __init__(self, config):
-        super().__init__(config)
+    def __init__(self, config, options=None):
+        super().__init__(config, options)
         self.clip = self.settings["clip"]
-        self.key = nn.Parameter(torch.empty(2 * self.clip + 1, self.head_size))
-        self.value = nn.Parameter(torch.empty(2 * self.clip + 1, self.head_size))
-
-    @classmethod
-    def has_value_term(cls, options):
-        return True
+        shape = (2 * self.clip + 1, self.head_size)
+        if self.settings["per_head"]:
+            shape = (self.num_heads, *shape)
+        self.key = nn.Parameter(torch.empty(shape))
+        self.value = nn.Parameter(torch.empty(shape))
 
     def init_weights(self, std):
         init.normal_(self.key, mean=0.0, std=std)
         init.normal_(self.value, mean=0.0, std=std)
 
-    def terms(self, offsets: Offsets) -> Terms:
-        def row_of(r):
-            return r.clamp(-self.clip, self.clip) + self.clip
+    def table(self, rows: torch.Tensor) -> Table:
+        """Rows in ascending order of r, and a zero row after them where distances past `clip` have no term."""
+        rows = rows if rows.dim() == 3 else rows[None]
+        if self.settings["beyond"] == "clip":
+            return Table(rows, row_of=lambda r: r.clamp(-self.clip, self.clip) + self.clip)
+        past = 2 * self.clip + 1
+        return Table(
+            nn.functional.pad(rows, (0, 0, 0, 1)),
+            row_of=lambda r: torch.where(r.abs() > self.clip, past, r + self.clip),
+        )
 
-        return Terms(scale=self.scale, A=(Table(self.key[None], row_of),), V=(Table(self.value[None], row_of),))
+    def terms(self, offsets: Offsets) -> Terms:
+        return Terms(A=(self.table(self.key),), V=(self.table(self.value),))

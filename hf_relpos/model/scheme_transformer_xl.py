@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from .formula import Table, Terms
+from .formula import Terms, by_offset
 from .offsets import Offsets, sinusoid_concat
 from .scheme import Option, Scheme, is_count
 
@@ -19,18 +19,21 @@ class TransformerXL(Scheme, name="transformer_xl"):
     """
 
     source = "Dai et al. 2019, arXiv 1901.02860, §3.3"
+    beyond = ("extrapolate", "clip")
     options = {
         "clamp_len": Option(
             default=None,
-            help="distances beyond it are taken for it, on both sides; a positive integer or None",
+            help="distances beyond it are taken for it, on both sides; a positive integer, or None for "
+            "max_position_embeddings − 1 when beyond='clip' and for no limit otherwise",
             accepts=lambda value: value is None or is_count(value),
         )
     }
-    beyond_range = "extrapolates: sinusoids are computed for any distance (`clamp_len` clips them)"
 
-    def __init__(self, config):
-        super().__init__(config)
+    def __init__(self, config, options=None):
+        super().__init__(config, options)
         self.clamp_len = self.settings["clamp_len"]
+        if self.clamp_len is None and self.settings["beyond"] == "clip":
+            self.clamp_len = config.max_position_embeddings - 1
         self.r_net = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
         self.r_w_bias = nn.Parameter(torch.empty(self.num_heads, self.head_size))
         self.r_r_bias = nn.Parameter(torch.empty(self.num_heads, self.head_size))
@@ -45,11 +48,7 @@ class TransformerXL(Scheme, name="transformer_xl"):
         distances = -offsets.span(weight.device)
         if self.clamp_len is not None:
             distances = distances.clamp(-self.clamp_len, self.clamp_len)
-        sinusoid = sinusoid_concat(distances, weight.shape[1]).to(weight.dtype)
-        rows = self.r_net(sinusoid).view(-1, self.num_heads, self.head_size).transpose(0, 1)  # (H, R, d)
+        sinusoid = sinusoid_concat(distances, weight.shape[1], weight.dtype)
+        rows = self.r_net(sinusoid).view(-1, self.num_heads, self.head_size).transpose(0, 1)  # (H, N, d)
         scalars = torch.einsum("hd,hrd->hr", self.r_r_bias.to(rows.dtype), rows)
-
-        def row_of(r):
-            return r - offsets.low
-
-        return Terms(scale=self.scale, A=(Table(rows, row_of),), u=self.r_w_bias, c=(Table(scalars, row_of),))
+        return Terms(A=(by_offset(rows, offsets),), u=self.r_w_bias, c=(by_offset(scalars, offsets),))

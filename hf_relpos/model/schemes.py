@@ -1,15 +1,79 @@
-"""The registry: one import line per scheme."""
+"""The registry: one import line per scheme. And the way from a configuration to its scheme, or combination of them."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from .scheme import SCHEMES, Scheme
+from torch import nn
+
+from .formula import Terms
+from .offsets import Offsets
+from .scheme import SCHEMES, Scheme, SharedScheme
 from .scheme_absolute import Absolute
+from .scheme_alibi import ALiBi
+from .scheme_cape import Cape
+from .scheme_deberta import Deberta
+from .scheme_disan import DiSAN
+from .scheme_fire import Fire
+from .scheme_hop import Hop
+from .scheme_huang import HuangM1, HuangM2, HuangM3
+from .scheme_kerple import Kerple
+from .scheme_music import Music
+from .scheme_nezha import Nezha
+from .scheme_relation import Relation
+from .scheme_relative_2d import Relative2d
 from .scheme_relative_key import RelativeKey, RelativeKeyQuery
+from .scheme_rope import RoPE
+from .scheme_sandwich import Sandwich
 from .scheme_shaw import Shaw
+from .scheme_sinusoidal import Sinusoidal
+from .scheme_sinusoidal_2d import Sinusoidal2d
+from .scheme_t5 import T5
+from .scheme_tables import Tables
+from .scheme_tener import Tener
 from .scheme_transformer_xl import TransformerXL
+from .scheme_tupe import Tupe
+from .scheme_xlnet import XLNet
 
 
-__all__ = ["SCHEMES", "Absolute", "RelativeKey", "RelativeKeyQuery", "Scheme", "Shaw", "TransformerXL", "find_scheme"]
+__all__ = [
+    "SCHEMES",
+    "T5",
+    "ALiBi",
+    "Absolute",
+    "Cape",
+    "Combination",
+    "Deberta",
+    "DiSAN",
+    "Fire",
+    "Hop",
+    "HuangM1",
+    "HuangM2",
+    "HuangM3",
+    "Kerple",
+    "Music",
+    "Nezha",
+    "Relation",
+    "Relative2d",
+    "RelativeKey",
+    "RelativeKeyQuery",
+    "RoPE",
+    "Sandwich",
+    "Scheme",
+    "Shaw",
+    "Sinusoidal",
+    "Sinusoidal2d",
+    "Tables",
+    "Tener",
+    "TransformerXL",
+    "Tupe",
+    "XLNet",
+    "build_input",
+    "build_scheme",
+    "build_shared",
+    "find_scheme",
+    "scheme_parts",
+]
 
 
 def find_scheme(name: Any) -> type[Scheme]:
@@ -21,3 +85,90 @@ def find_scheme(name: Any) -> type[Scheme]:
     if not isinstance(name, str) or name not in SCHEMES:
         raise ValueError(f"position_embedding_type = {name!r} is unknown; known schemes: {', '.join(sorted(SCHEMES))}")
     return SCHEMES[name]
+
+
+def scheme_parts(config: Any) -> list[tuple[type[Scheme], dict[str, Any]]]:
+    """The schemes of a configuration, each with its resolved options: one, or several for a combination.
+
+    `position_options` of a combination is a dict of dicts, by scheme name.
+
+    Raises:
+        ValueError: for what `find_scheme` and `Scheme.resolve` refuse, an empty or repeated combination, or options
+            for a scheme that is not in it.
+    """
+    name = config.position_embedding_type
+    options = config.position_options or {}
+    if isinstance(name, str):
+        scheme = find_scheme(name)
+        return [(scheme, scheme.resolve(options, config))]
+    if not isinstance(name, list | tuple) or not name or len(set(map(str, name))) < len(name):
+        raise ValueError(f"position_embedding_type = {name!r}: give one scheme's name, or a list of different names")
+    for key, value in options.items():
+        if key not in name or not isinstance(value, Mapping):
+            raise ValueError(
+                f"position_options[{key!r}] = {value!r}: the options of a combination are a dict for each of its "
+                f"schemes, here {', '.join(name)}"
+            )
+    return [(scheme, scheme.resolve(options.get(scheme.name), config)) for scheme in map(find_scheme, name)]
+
+
+class Combination(nn.Module):
+    """Several schemes at once: the sum of their terms, in the order of `position_embedding_type`."""
+
+    def __init__(self, schemes: list[Scheme]):
+        super().__init__()
+        self.parts = nn.ModuleList(schemes)
+
+    def terms(self, offsets: Offsets) -> Terms:
+        """The terms of all parts, added."""
+        shared = offsets.shared or (None,) * len(self.parts)
+        total = Terms()
+        for part, its in zip(self.parts, shared, strict=True):
+            total = total + part.terms(replace(offsets, shared=its))
+        return total
+
+
+class SharedParts(nn.Module):
+    """What the parts of a combination share among layers, in their order."""
+
+    def __init__(self, modules: list[nn.Module | None]):
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Identity() if module is None else module for module in modules)
+
+    def forward(self, offsets: Offsets) -> tuple:
+        """One entry per part; None for those that share nothing."""
+        return tuple(part(offsets) if isinstance(part, SharedScheme) else None for part in self.parts)
+
+
+def build_scheme(config: Any) -> nn.Module:
+    """The module `attention.self.distance_embedding` of one layer."""
+    parts = scheme_parts(config)
+    if isinstance(config.position_embedding_type, str):
+        return parts[0][0](config)
+    return Combination([scheme(config, settings) for scheme, settings in parts])
+
+
+def build_shared(config: Any) -> nn.Module | None:
+    """The module `encoder.distance_embedding`, or None when nothing is shared by the layers."""
+    modules = [scheme.shared_module(config, settings) for scheme, settings in scheme_parts(config)]
+    if all(module is None for module in modules):
+        return None
+    return modules[0] if isinstance(config.position_embedding_type, str) else SharedParts(modules)
+
+
+def build_input(config: Any) -> nn.Module | None:
+    """The module `embeddings.position_embeddings`, or None.
+
+    Raises:
+        ValueError: when more than one scheme acts on the input.
+    """
+    found = {}
+    for scheme, settings in scheme_parts(config):
+        module = scheme.input_module(config, settings)
+        if module is not None:
+            found[scheme.name] = module
+    if config.absolute_position_embeddings and "absolute" not in found:
+        found["absolute"] = Absolute.input_module(config, Absolute.resolve({}, config))
+    if len(found) > 1:
+        raise ValueError(f"position_embedding_type: {' and '.join(found)} both act on the input; choose one of them")
+    return next(iter(found.values()), None)

@@ -7,7 +7,10 @@ import math
 
 import pytest
 import torch
-from oracles import array, layer_error, padding, tiny_attention
+from oracles import array, golden, layer_error, padding, tiny_attention, tiny_config
+
+from hf_relpos import Offsets, attend
+from hf_relpos.model.schemes import build_scheme
 
 
 def paper(layer, clip, keys="key", values="value", sign=1):
@@ -58,3 +61,42 @@ def test_default_clip_and_long_input():
 def test_clip_is_a_positive_integer(clip):
     with pytest.raises(ValueError, match=r"position_options\['clip'\]"):
         tiny_attention("shaw", position_options={"clip": clip})
+
+
+@pytest.mark.parametrize(
+    "case, per_head", [("near", False), ("near", True), ("far", False), ("far", True), ("heads", True)]
+)
+@torch.no_grad()
+def test_equals_the_original_code(case, per_head):
+    """tensor2tensor, whose tables are shared by the heads; the case `heads` is a call of it for every head."""
+    sizes, tensors = golden("shaw")
+    keys, values = (tensors[f"{case}.relative_positions_{side}"] for side in ("keys", "values"))
+    if per_head and keys.dim() == 2:
+        keys, values = (table.expand(sizes["heads"], -1, -1) for table in (keys, values))
+    options = {**sizes["cases"][case], "per_head": per_head}
+    scheme = build_scheme(tiny_config("shaw", position_options=options))
+    scheme.load_state_dict({"key": keys, "value": values}, strict=True)
+    offsets = Offsets(sizes["length"], sizes["length"])
+    mask = padding(sizes["real"], sizes["length"])[:, None, None, :]
+    out, _ = attend(*(tensors[name] for name in ("query", "key", "value")), scheme.terms(offsets), offsets, mask)
+    assert (out - tensors[f"{case}.out"]).abs().max() <= 2e-6
+
+
+def test_tables_for_each_head():
+    layer = tiny_attention("shaw", position_options={"clip": 3, "per_head": True})
+    scheme = layer.distance_embedding
+    assert tuple(scheme.key.shape) == tuple(scheme.value.shape) == (3, 7, 8)
+    key, value = array(scheme.key), array(scheme.value)
+    hidden, real = torch.randn(2, 9, 24, dtype=torch.float64), padding([9, 5], 9)
+
+    def error(head):
+        def score(q, k, h, i, j):
+            return q @ (k + key[head(h), max(-3, min(3, j - i)) + 3]) / math.sqrt(8)
+
+        def averaged(v, h, i, j):
+            return v + value[head(h), max(-3, min(3, j - i)) + 3]
+
+        return layer_error(layer, hidden, real, score, averaged)
+
+    assert error(lambda h: h) <= 1e-10
+    assert error(lambda h: 2 - h) > 1e-2

@@ -1,0 +1,170 @@
+"""DeBERTa's disentangled attention (He et al., arXiv 2006.03654, §3.1; v2 and v3: arXiv 2111.09543)."""
+
+import math
+
+import torch
+from torch import nn
+from transformers import initialization as init
+
+from .formula import Table, Terms
+from .offsets import Offsets
+from .scheme import Option, Scheme, SharedScheme, choice, is_count
+
+
+KINDS = ("c2p", "p2c")
+
+
+def kinds_of(value) -> tuple[str, ...]:
+    """The terms that `pos_att_type` names, a list or a string with bars; empty where it is neither."""
+    names = value.split("|") if isinstance(value, str) else value if isinstance(value, list | tuple) else ()
+    return tuple(names) if all(name in KINDS for name in names) and len(set(names)) == len(names) else ()
+
+
+def log_bucket(distance: torch.Tensor, buckets: int, max_distance: int) -> torch.Tensor:
+    """Signed distances, exact up to buckets/2 and from there on a logarithmic scale.
+
+    Args:
+        distance: any shape, integers.
+        max_distance: the distance before it gets the last number, buckets − 1.
+
+    Returns:
+        Numbers of the sign of `distance` and of its shape; past `max_distance` they go on.
+    """
+    middle = buckets // 2
+    far = distance.abs().clamp(min=middle).float() / middle
+    far = torch.log(far) / math.log((max_distance - 1) / middle) * (middle - 1)
+    # the last distance falls on a whole number, which rounding must not lift
+    far = (far - 1e-4).ceil().to(distance.dtype) + middle
+    return torch.where(distance.abs() <= middle, distance, far * distance.sign())
+
+
+class Deberta(Scheme, name="deberta"):
+    """score = s · [q_i·k_j + q_i·K_δ + k_j·Q_δ], δ = clip(i − j + span, 0, 2·span − 1), s = 1/√(d·(1 + terms)).
+
+    "c2p" is the term with K = W_K P, "p2c" the one with Q = W_Q P, P the 2·span relative embeddings of all layers
+    (`RelativeEmbeddings`). δ is δ(i, j) in both, as released; the paper writes δ(j, i) in the third term. The table is
+    lopsided: i − j = −span has its own row, while span shares that of span − 1.
+
+    DeBERTa v1: span is `max_distance`; the rows that v1 cuts off for short inputs are those that they cannot reach.
+    v2 and v3: `buckets`=256, `share_att_key`=True, `norm_rel_ebd`="layer_norm"; span is `buckets`, and i − j goes
+    through `log_bucket` first.
+
+    Parameters: pos_key_proj.weight (D, D), pos_query_proj.{weight, bias} (D, D) and (D,), per layer; none with
+    `share_att_key`, where the W_K and W_Q of the layer itself project P. A bias of pos_key_proj (v2) would add the
+    same to all scores of a query, and so has no effect.
+    """
+
+    source = "He et al. 2021, arXiv 2006.03654, eq. 4 as released in microsoft/DeBERTa; v3: arXiv 2111.09543"
+    beyond = ("clip",)
+    zero_is_neutral = False  # for the scale
+    options = {
+        "pos_att_type": Option(
+            default="c2p|p2c",
+            help="which terms there are, 'c2p', 'p2c' or both: a string with a bar, or a list",
+            accepts=lambda value: len(kinds_of(value)) > 0,
+        ),
+        "max_distance": Option(
+            default=None,
+            help="largest distance told apart; a positive integer, or None for max_position_embeddings",
+            accepts=lambda value: value is None or is_count(value),
+        ),
+        "buckets": Option(
+            default=None,
+            help="half the number of logarithmic buckets, an even number (256 in v2 and v3); None for one row for "
+            "each distance (v1)",
+            accepts=lambda value: value is None or (is_count(value) and value % 2 == 0),
+        ),
+        "share_att_key": choice(False, True, help="project P with the layer's own W_K and W_Q"),
+        "norm_rel_ebd": choice("none", "layer_norm", help="normalise P first"),
+    }
+
+    def __init__(self, config, options=None):
+        super().__init__(config, options)
+        self.kinds = kinds_of(self.settings["pos_att_type"])
+        size = config.hidden_size
+        own = not self.settings["share_att_key"]
+        self.pos_key_proj = nn.Linear(size, size, bias=False) if own and "c2p" in self.kinds else None
+        self.pos_query_proj = nn.Linear(size, size) if own and "p2c" in self.kinds else None
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    @classmethod
+    def resolve(cls, options, config):
+        resolved = super().resolve(options, config)
+        if resolved["max_distance"] is None:
+            resolved["max_distance"] = config.max_position_embeddings
+        buckets, max_distance = resolved["buckets"], resolved["max_distance"]
+        if buckets is not None and max_distance - 1 <= buckets // 2:
+            raise ValueError(
+                f"position_options['buckets'] = {buckets} tells distances up to {buckets // 2} apart exactly, which "
+                f"leaves nothing for the logarithmic scale up to max_distance = {max_distance}; choose fewer buckets, "
+                "or None"
+            )
+        return resolved
+
+    @classmethod
+    def scale_of(cls, settings, config):
+        head_size = config.hidden_size // config.num_attention_heads
+        return (head_size * (1 + len(kinds_of(settings["pos_att_type"])))) ** -0.5
+
+    @classmethod
+    def shared_module(cls, config, settings):
+        return RelativeEmbeddings(config, settings)
+
+    def init_weights(self, std):
+        for linear in (self.pos_key_proj, self.pos_query_proj):
+            if linear is not None:
+                init.normal_(linear.weight, mean=0.0, std=std)
+                if linear.bias is not None:
+                    init.zeros_(linear.bias)
+
+    def terms(self, offsets: Offsets) -> Terms:
+        embeddings, row_of_offset = offsets.shared
+        embeddings = self.dropout(embeddings)
+
+        def table(projection):
+            rows = projection(embeddings).unflatten(-1, (self.num_heads, -1)).transpose(0, 1)  # (H, N, d)
+            return Table(rows, row_of=lambda r: row_of_offset[r - offsets.low])
+
+        A = B = ()
+        if "c2p" in self.kinds:
+            A = (table(self.pos_key_proj or offsets.key_projection),)
+        if "p2c" in self.kinds:
+            B = (table(self.pos_query_proj or offsets.query_projection),)
+        return Terms(scale=self.scale, A=A, B=B)
+
+
+class RelativeEmbeddings(SharedScheme):
+    """P, and which of its rows stands for which offset.
+
+    Parameters: rel_embeddings.weight (2·span, D); LayerNorm where P is normalised.
+    """
+
+    def __init__(self, config, settings):
+        super().__init__()
+        self.buckets, self.max_distance = settings["buckets"], settings["max_distance"]
+        self.span = self.max_distance if self.buckets is None else self.buckets
+        self.rel_embeddings = nn.Embedding(2 * self.span, config.hidden_size)
+        normed = settings["norm_rel_ebd"] == "layer_norm"
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if normed else None
+
+    def init_weights(self, std):
+        init.normal_(self.rel_embeddings.weight, mean=0.0, std=std)
+        if self.LayerNorm is not None:
+            init.ones_(self.LayerNorm.weight)
+            init.zeros_(self.LayerNorm.bias)
+
+    def reach(self, distance: int) -> int:
+        """Rows that distances up to this one can reach on one side of the middle."""
+        one_to_one = self.span if self.buckets is None else self.buckets // 2
+        return distance if distance <= one_to_one else self.span
+
+    def forward(self, offsets: Offsets) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rows that this call can reach, (N, D), and their numbers by offset, in the order of `offsets.span`."""
+        first = self.span - self.reach(offsets.high)
+        last = min(self.span + self.reach(-offsets.low), 2 * self.span - 1)
+        rows = self.rel_embeddings.weight[first : last + 1]
+        distance = -offsets.span(rows.device)  # i − j
+        if self.buckets is not None:
+            distance = log_bucket(distance, self.buckets, self.max_distance)
+        row_of_offset = (distance + self.span).clamp(0, 2 * self.span - 1) - first
+        return (rows if self.LayerNorm is None else self.LayerNorm(rows)), row_of_offset

@@ -1,0 +1,37 @@
+"""The directional masks of DiSAN (Shen et al., arXiv 1709.04696); they have no other notion of position."""
+
+import torch
+
+from .formula import Table, Terms
+from .offsets import Offsets
+from .scheme import Scheme, choice
+
+
+class DiSAN(Scheme, name="disan"):
+    """score = s · q_i·k_j + M_ij with M of zeros and −∞: which keys a token may attend to. No parameters.
+
+    forward: only to its left, j < i. backward: only to its right, j > i. diag: to all but itself, j ≠ i. split: the
+    first half of the heads forward (the larger half where H is odd), the others backward, as DiSAN puts a forward and
+    a backward block side by side. A token with no key to attend to, such as the first one going forward, gets zeros.
+    In a decoder nothing is to the right, so that backward heads give zeros only.
+
+    Meant to be combined with a scheme that knows distances: `position_embedding_type=["disan", "shaw"]`. Left out:
+    DiSAN's additive attention with a weight per feature, which is no position scheme.
+    """
+
+    source = "Shen et al. 2018, arXiv 1709.04696, directional self-attention"
+    beyond = ("extrapolate",)
+    zero_is_neutral = False
+    needs = frozenset({"allow"})
+    options = {"direction": choice("split", "forward", "backward", "diag", help="which keys a token attends to")}
+
+    def terms(self, offsets: Offsets) -> Terms:
+        sees = {"forward": (True, False, False), "backward": (False, False, True), "diag": (True, False, True)}
+        direction = self.settings["direction"]
+        if direction == "split":
+            backward = self.num_heads // 2
+            rows = [sees["forward"]] * (self.num_heads - backward) + [sees["backward"]] * backward
+        else:
+            rows = [sees[direction]]
+        rows = torch.tensor(rows, device=offsets.device)  # left, the token itself, right
+        return Terms(allow=(Table(rows, row_of=lambda r: r.sign() + 1),))

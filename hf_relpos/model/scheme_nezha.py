@@ -1,0 +1,46 @@
+"""NEZHA's functional relative positions (Wei et al., arXiv 1909.00204): Shaw's scheme with a fixed table."""
+
+import torch
+
+from .formula import Table, Terms
+from .offsets import Offsets, sinusoid_interleaved
+from .scheme import Option, Scheme, is_count
+
+
+class Nezha(Scheme, name="nezha"):
+    """score = s · q_i·(k_j + T_r), out_i = Σ_j α_ij (v_j + T_r), r clipped to ±K. No parameters.
+
+    T_r is the interleaved sinusoid of r + K, not of r: the code counts the rows of its table from 0, and released
+    weights were trained with that.
+    """
+
+    source = "Wei et al. 2019, arXiv 1909.00204; transformers 4.57.6 models/deprecated/nezha"
+    beyond = ("clip",)
+    zero_is_neutral = False
+    needs = frozenset({"value_term"})
+    options = {
+        "max_relative_position": Option(
+            default=64,
+            help="K, the largest distance told apart; a positive integer",
+            accepts=is_count,
+        ),
+    }
+
+    @classmethod
+    def resolve(cls, options, config):
+        head_size = config.hidden_size // config.num_attention_heads
+        if head_size % 2:
+            raise ValueError(
+                f"hidden_size = {config.hidden_size} with num_attention_heads = {config.num_attention_heads} makes a "
+                f"head size of {head_size}; the sinusoids of the scheme {cls.name!r} need an even one"
+            )
+        return super().resolve(options, config)
+
+    def terms(self, offsets: Offsets) -> Terms:
+        reach = self.settings["max_relative_position"]
+        rows = torch.arange(2 * reach + 1, device=offsets.device)
+        table = Table(
+            sinusoid_interleaved(rows, self.head_size, offsets.dtype)[None],
+            row_of=lambda r: r.clamp(-reach, reach) + reach,
+        )
+        return Terms(A=(table,), V=(table,))

@@ -1,0 +1,67 @@
+"""Rows and columns apart, as in attention augmented convolutions (Bello et al., arXiv 1904.09925, §3.2)."""
+
+import torch
+from torch import nn
+from transformers import initialization as init
+
+from .formula import Table, Terms
+from .offsets import Offsets
+from .scheme import Option, Scheme, choice, is_count
+
+
+class Relative2d(Scheme, name="relative_2d"):
+    """score = s · q_i·(k_j + H_Δy + W_Δx), Δy and Δx the rows and columns from i to j; H_Δ = W_Δ = 0 for |Δ| ≥ m.
+
+    Grids may have any shape. Pairs with a token outside the grid, like [CLS], are scored by content alone.
+
+    Parameters: height_key_relative_embeddings and width_key_relative_embeddings, each (2m − 1, d), row Δ + m − 1, or
+    (H, 2m − 1, d) with `per_head`; per layer. The paper's tables are shared by the heads, tensor2tensor's are not
+    unless told so.
+    """
+
+    source = "Bello et al. 2019, arXiv 1904.09925, §3.2, eq. 4; tensor2tensor relative_2d"
+    beyond = ("zero", "clip")
+    requires = frozenset({"grid"})
+    options = {
+        "max_relative_position": Option(
+            default=32,
+            help="m, numbers of rows and of columns below it have a term; a positive integer",
+            accepts=is_count,
+        ),
+        "per_head": choice(False, True, help="tables of their own for each head"),
+    }
+
+    def __init__(self, config, options=None):
+        super().__init__(config, options)
+        self.reach = self.settings["max_relative_position"] - 1
+        shape = (2 * self.reach + 1, self.head_size)
+        if self.settings["per_head"]:
+            shape = (self.num_heads, *shape)
+        self.height_key_relative_embeddings = nn.Parameter(torch.empty(shape))
+        self.width_key_relative_embeddings = nn.Parameter(torch.empty(shape))
+
+    def init_weights(self, std):
+        init.normal_(self.height_key_relative_embeddings, mean=0.0, std=self.head_size**-0.5)
+        init.normal_(self.width_key_relative_embeddings, mean=0.0, std=self.head_size**-0.5)
+
+    def table(self, rows: torch.Tensor, steps: torch.Tensor, inside: torch.Tensor) -> Table:
+        """Rows in ascending order of Δ, and a zero row after them for pairs without a term.
+
+        Args:
+            steps: Δ, (B, L, L).
+            inside: (B, L, L), whether both tokens are on the grid.
+        """
+        if self.settings["beyond"] == "clip":
+            steps = steps.clamp(-self.reach, self.reach)
+        near = inside & (steps.abs() <= self.reach)
+        return Table(
+            nn.functional.pad(rows if rows.dim() == 3 else rows[None], (0, 0, 0, 1)),
+            row_of=lambda row: row,
+            relation=torch.where(near, steps + self.reach, 2 * self.reach + 1),
+        )
+
+    def terms(self, offsets: Offsets) -> Terms:
+        down, right, inside = offsets.grid_offsets()
+        height = self.table(self.height_key_relative_embeddings, down, inside)
+        width = self.table(self.width_key_relative_embeddings, right, inside)
+        return Terms(A=(height, width))

@@ -1,0 +1,34 @@
+"""Sandwich (Chi, Fan, Rudnicky and Ramadge, arXiv 2212.10356)."""
+
+import torch
+
+from .formula import Terms, by_offset
+from .offsets import Offsets
+from .scheme import Option, Scheme
+
+
+class Sandwich(Scheme, name="sandwich"):
+    """score = s · q_i·k_j + (Σ_{n=1}^{d̄/2} cos(r / 10000^{2n/d̄}) − d̄/2) / (8h/H), h = 1 … H. No parameters.
+
+    The sum is the inner product of the sinusoidal positions of i and j, d̄ wide; −d̄/2 makes it 0 at distance 0 and
+    cancels in the softmax. Left and right are the same to it.
+    """
+
+    source = "Chi et al. 2022, arXiv 2212.10356"
+    beyond = ("extrapolate",)
+    zero_is_neutral = False
+    options = {
+        "dim": Option(
+            default=128,
+            help="d̄, the width of the sinusoids; a positive even integer",
+            accepts=lambda value: isinstance(value, int) and not isinstance(value, bool) and value > 0 == value % 2,
+        )
+    }
+
+    def terms(self, offsets: Offsets) -> Terms:
+        r = offsets.span(offsets.device).to(offsets.dtype)
+        waves = torch.arange(1, self.settings["dim"] // 2 + 1, device=r.device, dtype=r.dtype)
+        angles = r[:, None] * 10000.0 ** (-2 * waves / self.settings["dim"])
+        heads = torch.arange(1, self.num_heads + 1, device=r.device, dtype=r.dtype)
+        bias = (angles.cos() - 1).sum(-1) / (8 * heads[:, None] / self.num_heads)
+        return Terms(c_outer=(by_offset(bias, offsets),))

@@ -1,0 +1,70 @@
+"""Sinusoids at the input (Vaswani et al., arXiv 1706.03762, §3.5)."""
+
+from typing import Any
+
+import torch
+
+from .formula import Terms
+from .offsets import Offsets, sinusoid_concat, sinusoid_interleaved, sinusoid_t2t
+from .scheme import InputScheme, Option, Scheme, choice, is_number
+
+
+LAYOUTS = {"interleaved": sinusoid_interleaved, "concat": sinusoid_concat, "t2t": sinusoid_t2t}
+
+AMPLITUDE = Option(
+    default=1.0,
+    help="factor of the sinusoid; a positive number. A LayerNorm follows, so that hidden_size**-0.5 does what the "
+    "paper's factor √D on the word embeddings does",
+    accepts=is_number,
+)
+
+
+def refuse_odd_width(config: Any, name: str) -> None:
+    """
+    Raises:
+        ValueError: for a model size that pairs of sine and cosine do not fill.
+    """
+    if config.hidden_size % 2:
+        raise ValueError(f"hidden_size = {config.hidden_size}: the sinusoids of the scheme {name!r} need an even one")
+
+
+class Sinusoid(InputScheme):
+    """The sinusoids of positions, without parameters."""
+
+    def __init__(self, layout: str, amplitude: float):
+        super().__init__()
+        self.layout = layout
+        self.amplitude = amplitude
+
+    def forward(self, position_ids, content, attention_mask=None):
+        precise = torch.promote_types(content.dtype, torch.float32)
+        return self.amplitude * LAYOUTS[self.layout](position_ids, content.shape[-1], precise)
+
+
+class Sinusoidal(Scheme, name="sinusoidal"):
+    """x_i = LayerNorm(word + type + PE_i), PE_i the sinusoid of i; nothing inside attention. No parameters.
+
+    Three layouts share the name: `interleaved` is the paper's formula (and DistilBERT's), `concat` has the same
+    columns in another order (Transformer-XL), `t2t` other frequencies as well (tensor2tensor, fairseq). The paper
+    multiplies the word embeddings by √D; they are left alone here, and `amplitude` sets the balance.
+    """
+
+    source = "Vaswani et al. 2017, arXiv 1706.03762, §3.5"
+    beyond = ("extrapolate",)
+    relative = False
+    options = {
+        "layout": choice("interleaved", "concat", "t2t", help="order and frequencies of sines and cosines"),
+        "amplitude": AMPLITUDE,
+    }
+
+    @classmethod
+    def resolve(cls, options, config):
+        refuse_odd_width(config, cls.name)
+        return super().resolve(options, config)
+
+    @classmethod
+    def input_module(cls, config, settings):
+        return Sinusoid(settings["layout"], settings["amplitude"])
+
+    def terms(self, offsets: Offsets) -> Terms:
+        return Terms()

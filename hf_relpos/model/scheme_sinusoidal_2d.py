@@ -1,0 +1,48 @@
+"""Sinusoids of rows and columns at the input, as in the Image Transformer (Parmar et al., arXiv 1802.05751)."""
+
+import torch
+from torch import nn
+
+from .formula import Terms
+from .offsets import Offsets, sinusoid_t2t
+from .scheme import InputScheme, Scheme
+from .scheme_sinusoidal import AMPLITUDE
+
+
+class GridSinusoid(InputScheme):
+    """[PE(row) | PE(column) | 0], PE in tensor2tensor's layout with 2·⌊D/4⌋ features; without parameters."""
+
+    takes_grid = True
+
+    def __init__(self, amplitude: float):
+        super().__init__()
+        self.amplitude = amplitude
+
+    def forward(self, position_ids, content, attention_mask=None):
+        precise = torch.promote_types(content.dtype, torch.float32)
+        width = content.shape[-1]
+        vectors = sinusoid_t2t(position_ids, width // 4 * 2, precise).flatten(-2)
+        inside = (position_ids >= 0).all(-1, keepdim=True)
+        return nn.functional.pad(self.amplitude * vectors * inside, (0, width % 4))
+
+
+class Sinusoidal2d(Scheme, name="sinusoidal_2d"):
+    """x_i = LayerNorm(word + type + [PE(y_i) | PE(x_i)]), (y, x) the row and column of token i; nothing in attention.
+
+    Each axis has ⌊D/4⌋ frequencies; the D mod 4 features after them have no position. Tokens outside the grid, with a
+    negative coordinate, get a zero vector. Where tensor2tensor divides by zero, D < 8, the one frequency is 1. No
+    parameters. Its learned variant, a table for each axis, is left out.
+    """
+
+    source = "Parmar et al. 2018, arXiv 1802.05751, §3.1; tensor2tensor add_timing_signal_nd"
+    beyond = ("extrapolate",)
+    relative = False
+    requires = frozenset({"grid"})
+    options = {"amplitude": AMPLITUDE}
+
+    @classmethod
+    def input_module(cls, config, settings):
+        return GridSinusoid(settings["amplitude"])
+
+    def terms(self, offsets: Offsets) -> Terms:
+        return Terms()

@@ -1,0 +1,136 @@
+"""The general scheme: any of the formula's tables, each free. What converters aim at.
+
+Every additive scheme of the field is this one with its tables tied, clipped or fixed. Tables may be stored on knots:
+one row for each near distance and ever fewer for far ones, with linear interpolation between (hat functions), so that
+distances which are rarely seen are neighbours of those that are.
+"""
+
+import torch
+from torch import nn
+from transformers import initialization as init
+
+from .formula import Table, Terms, by_offset
+from .offsets import Offsets
+from .scheme import Option, Scheme, choice, is_count
+
+
+LETTERS = "ABcV"
+
+
+def knots(reach: int, dense: int, per_octave: int) -> list[int]:
+    """Places of the hat functions, ascending and symmetric: every |r| ≤ dense, then `per_octave` for each doubling.
+
+    Args:
+        reach: the largest distance; always a knot.
+        dense: up to here every distance has its own.
+        per_octave: knots for each doubling of the distance from there on.
+    """
+    right = list(range(1, min(dense, reach) + 1))
+    step = 0
+    while right[-1] < reach:
+        step += 1
+        right.append(max(right[-1] + 1, min(reach, round(dense * 2 ** (step / per_octave)))))
+    return [-place for place in reversed(right)] + [0, *right]
+
+
+class Tables(Scheme, name="tables"):
+    """score = s · (q_i·k_j + q_i·A_r + k_j·B_r + c_r), out_i = Σ_j α_ij (v_j + V_r), with those that `terms` names.
+
+    Parameters: A, B and V (H or 1, N, d), c (H or 1, N); per layer. N is the number of knots, or 2·reach + 1 with
+    `storage`="rows", in ascending order of r.
+    """
+
+    source = "hf_relpos; hat functions on knots as in shape-constrained regression"
+    beyond = ("clip", "zero")
+    options = {
+        "terms": Option(
+            default="ABV",
+            help="which tables there are: a string of letters of 'ABcV', each at most once",
+            accepts=lambda value: (
+                isinstance(value, str)
+                and len(value) > 0
+                and len(set(value)) == len(value)
+                and set(value) <= set(LETTERS)
+            ),
+        ),
+        "per_head": choice(True, False, help="tables of their own for each head"),
+        "reach": Option(
+            default=None,
+            help="largest distance told apart; a positive integer, or None for max_position_embeddings − 1",
+            accepts=lambda value: value is None or is_count(value),
+        ),
+        "storage": choice("knots", "rows", help="one row for each knot, or for each distance"),
+        "dense": Option(
+            default=16, help="every distance up to this one has a knot; a positive integer", accepts=is_count
+        ),
+        "per_octave": Option(
+            default=4, help="knots for each doubling of the distance; a positive integer", accepts=is_count
+        ),
+    }
+
+    def __init__(self, config, options=None):
+        super().__init__(config, options)
+        self.reach = self.settings["reach"]
+        if self.settings["storage"] == "knots":
+            self.places = knots(self.reach, self.settings["dense"], self.settings["per_octave"])
+        else:
+            self.places = list(range(-self.reach, self.reach + 1))
+        heads = self.num_heads if self.settings["per_head"] else 1
+        for letter in LETTERS:
+            width = () if letter == "c" else (self.head_size,)
+            wanted = letter in self.settings["terms"]
+            table = nn.Parameter(torch.empty(heads, len(self.places), *width)) if wanted else None
+            self.register_parameter(letter, table)
+
+    @classmethod
+    def resolve(cls, options, config):
+        resolved = super().resolve(options, config)
+        if resolved["reach"] is None:
+            resolved["reach"] = max(config.max_position_embeddings - 1, 1)
+        return resolved
+
+    @classmethod
+    def needs_of(cls, settings):
+        return frozenset({"value_term"}) if "V" in settings["terms"] else frozenset()
+
+    def init_weights(self, std):
+        for parameter in self.parameters():
+            init.normal_(parameter, mean=0.0, std=std)
+
+    def expand(self, rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        """Rows at knots to rows at offsets, by linear interpolation; exact at the knots.
+
+        Args:
+            rows: (H or 1, N, …).
+            offsets: r, (M,).
+
+        Returns:
+            (H or 1, M, …).
+        """
+        places = torch.tensor(self.places, device=rows.device)
+        within = offsets.clamp(-self.reach, self.reach)
+        right = torch.searchsorted(places, within)  # the first knot that is not to the left
+        left = (right - 1).clamp(min=0)
+        gap = (places[right] - places[left]).clamp(min=1)
+        share = (places[right] - within).to(rows.dtype) / gap  # of the left knot
+        if self.settings["beyond"] == "zero":
+            known = (offsets.abs() <= self.reach).to(rows.dtype)
+        else:
+            known = torch.ones_like(share)
+        column = (-1,) + (1,) * (rows.dim() - 2)
+        return rows[:, left] * (share * known).view(column) + rows[:, right] * ((1 - share) * known).view(column)
+
+    def table(self, letter: str, offsets: Offsets) -> tuple[Table, ...]:
+        """The table of that letter for this call, or none."""
+        rows = getattr(self, letter)
+        if rows is None:
+            return ()
+        return (by_offset(self.expand(rows, offsets.span(rows.device)), offsets),)
+
+    def terms(self, offsets: Offsets) -> Terms:
+        return Terms(
+            A=self.table("A", offsets),
+            B=self.table("B", offsets),
+            c=self.table("c", offsets),
+            V=self.table("V", offsets),
+        )

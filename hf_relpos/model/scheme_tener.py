@@ -1,0 +1,63 @@
+"""TENER (Yan et al., arXiv 1911.04474, §3.2): relative attention for tagging, aware of direction, without 1/√d."""
+
+import torch
+from torch import nn
+from transformers import initialization as init
+
+from .formula import Terms, by_offset
+from .offsets import Offsets, sinusoid_t2t
+from .scheme import Scheme, choice
+
+
+class Tener(Scheme, name="tener"):
+    """score = s · [(q_i + u)·k_j + (q_i + v)·R_r + k_j·R_{−r}], s = 1, R the sinusoid of size d, r = j − i.
+
+    This is the released code. R has tensor2tensor's layout and no projection. The key-side term is in the code only:
+    `terms="paper"` leaves it out, and keeps the code's R, although the paper writes R_{i−j} in the layout of Vaswani
+    et al.
+
+    u is `r_r_bias` and v is `r_w_bias`, the other way round than in Transformer-XL. The released layer has no output
+    projection after its heads; BERT's stays.
+
+    Parameters: r_r_bias and r_w_bias (H, d); per layer.
+    """
+
+    source = "fastnlp/TENER modules/relative_transformer.py; Yan et al. 2019, arXiv 1911.04474, §3.2"
+    beyond = ("extrapolate", "clip")
+    zero_is_neutral = False  # R has no parameters, and s = 1
+    options = {
+        "terms": choice("code", "paper", help="five terms as released, or four without k_j·R_{−r}"),
+        "scale": choice(False, True, help="divide the scores by √d"),
+    }
+
+    def __init__(self, config, options=None):
+        super().__init__(config, options)
+        self.reach = config.max_position_embeddings - 1 if self.settings["beyond"] == "clip" else None
+        self.r_r_bias = nn.Parameter(torch.empty(self.num_heads, self.head_size))
+        self.r_w_bias = nn.Parameter(torch.empty(self.num_heads, self.head_size))
+
+    @classmethod
+    def scale_of(cls, settings, config):
+        return None if settings["scale"] else 1.0
+
+    def init_weights(self, std):
+        init.xavier_normal_(self.r_r_bias)
+        init.xavier_normal_(self.r_w_bias)
+
+    def sinusoid(self, distances: torch.Tensor) -> torch.Tensor:
+        """R of every distance, (1, N, d)."""
+        if self.reach is not None:
+            distances = distances.clamp(-self.reach, self.reach)
+        return sinusoid_t2t(distances, self.head_size, self.r_w_bias.dtype)[None]
+
+    def terms(self, offsets: Offsets) -> Terms:
+        span = offsets.span(self.r_w_bias.device)
+        rows = self.sinusoid(span)
+        B = () if self.settings["terms"] == "paper" else (by_offset(self.sinusoid(-span), offsets),)
+        return Terms(
+            scale=None if self.settings["scale"] else self.scale,
+            A=(by_offset(rows, offsets),),
+            B=B,
+            u=self.r_r_bias,
+            c=(by_offset(torch.matmul(self.r_w_bias, rows[0].T), offsets),),
+        )

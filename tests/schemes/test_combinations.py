@@ -1,0 +1,213 @@
+"""Several schemes at once: the sum of their terms."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from oracles import (
+    array,
+    extra_inputs,
+    extra_offsets,
+    layer_error,
+    padding,
+    paper_attention,
+    tiny_attention,
+    tiny_config,
+    tiny_model,
+)
+from torch import nn
+
+from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel, Table, Terms
+from hf_relpos.model.scheme import Scheme
+
+
+REAL = padding([9, 5], 9)
+
+
+@pytest.fixture
+def hidden():
+    return torch.randn(2, 9, 24, dtype=torch.float64)
+
+
+def test_relative_key_and_alibi(hidden):
+    layer = tiny_attention(["relative_key", "alibi"])
+    table = array(layer.distance_embedding.parts[0].weight)
+    slopes = [1 / 16, 1 / 256, 1 / 4]  # of three heads: those of two, and the first of four
+
+    def paper(near=1, far=1):
+        def score(q, k, h, i, j):
+            return (q @ k + near * q @ table[i - j + 15]) / math.sqrt(8) - far * slopes[h] * abs(i - j)
+
+        return score
+
+    assert layer_error(layer, hidden, REAL, paper()) <= 1e-10
+    assert layer_error(layer, hidden, REAL, paper(near=0)) > 1e-2
+    assert layer_error(layer, hidden, REAL, paper(far=0)) > 1e-2
+
+
+@torch.no_grad()
+def test_tupe_and_disan(hidden):
+    """A shared module and a scale of one, a mask of the other."""
+    layer = tiny_attention(["tupe", "disan"], position_options={"disan": {"direction": "forward"}})
+    bias, nothing = layer.shared_distance_embedding(extra_offsets(["tupe", "disan"], 2, 9))
+    assert nothing is None
+    bias = array(bias)[0]
+
+    def score(q, k, h, i, j):
+        return q @ k / 4 + bias[h, i, j] if j < i else -math.inf
+
+    expected = [np.nan_to_num(part) for part in paper_attention(layer, hidden, REAL, score)]
+    found = layer(hidden, attention_mask=REAL[:, None, None, :])
+    assert max(np.abs(array(one) - other).max() for one, other in zip(found, expected, strict=True)) <= 1e-10
+
+
+def test_order_does_not_matter(hidden):
+    one, other = tiny_attention(["shaw", "t5"]), tiny_attention(["t5", "shaw"])
+    turned = {"parts.0": "parts.1", "parts.1": "parts.0"}
+
+    def rename(key):
+        for part, new in turned.items():
+            if f".{part}." in key:
+                return key.replace(f".{part}.", f".{new}.")
+        return key
+
+    other.load_state_dict({rename(key): value for key, value in one.state_dict().items()}, strict=True)
+    assert (one(hidden)[0] - other(hidden)[0]).abs().max() <= 1e-12
+
+
+def test_gains_multiply(hidden):
+    layer = tiny_attention(["huang_m1", "huang_m2", "shaw"], position_options={"shaw": {"clip": 2}})
+    near, far, shaw = layer.distance_embedding.parts
+    gains, signed, key, value = (array(table) for table in (near.weight, far.weight, shaw.key, shaw.value))
+
+    def score(q, k, h, i, j):
+        clipped = max(-2, min(2, j - i)) + 2
+        return (q @ k * gains[abs(i - j)] * signed[j - i + 15] + q @ key[clipped]) / math.sqrt(8)
+
+    def averaged(v, h, i, j):
+        return v + value[max(-2, min(2, j - i)) + 2]
+
+    assert layer_error(layer, hidden, REAL, score, averaged) <= 1e-10
+
+
+OPTIONS = {"shaw": {"clip": 3}, "disan": {"direction": "diag"}, "relation": {"num_relations": 4}}
+COMBINATIONS = [
+    ["relative_key", "alibi"],
+    ["tupe", "disan"],
+    ["absolute", "t5"],
+    ["rope", "shaw"],
+    ["shaw", "disan", "relation"],
+    ["huang_m3", "alibi"],
+]
+every_combination = pytest.mark.parametrize("names", COMBINATIONS, ids="+".join)
+
+
+@every_combination
+@torch.no_grad()
+def test_save_and_load(names, tmp_path):
+    options = {name: OPTIONS[name] for name in names if name in OPTIONS}
+    model = tiny_model(RelPosBertModel, names, position_options=options)
+    model.save_pretrained(tmp_path)
+    loaded, info = RelPosBertModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values()), info
+    assert loaded.config.position_embedding_type == names and loaded.config.position_options == options
+    assert loaded.config._attn_implementation == model.config._attn_implementation
+    ids, extra = torch.randint(1, 50, (2, 9)), extra_inputs(names, 2, 9)
+    expected = model(ids, attention_mask=REAL.long(), **extra).last_hidden_state
+    assert (loaded(ids, attention_mask=REAL.long(), **extra).last_hidden_state - expected).abs().max() <= 1e-6
+
+
+@every_combination
+def test_every_parameter_learns(names):
+    model = tiny_model(RelPosBertForMaskedLM, names).train()
+    ids = torch.randint(1, 50, (2, 9))
+    model(ids, attention_mask=REAL.long(), labels=ids, **extra_inputs(names, 2, 9)).loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), name
+        assert "distance_embedding" not in name or parameter.grad.abs().max() > 0, name
+
+
+def test_each_scheme_has_its_options():
+    config = tiny_config(["shaw", "disan"], position_options={"shaw": {"clip": 3}})
+    layer = RelPosBertModel(config).encoder.layer[0].attention.self
+    shaw, disan = layer.distance_embedding.parts
+    assert tuple(shaw.key.shape) == (7, 8) and disan.settings["direction"] == "split"
+    assert config.position_needs == {"value_term", "allow"} and config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        ({"clip": 3}, r"position_options\['clip'\].*dict for each.*shaw, disan"),
+        ({"alibi": {}}, r"position_options\['alibi'\].*shaw, disan"),
+        ({"shaw": 3}, r"position_options\['shaw'\].*dict for each"),
+        ({"shaw": {"clip": 0}}, r"position_options\['clip'\] = 0.*'shaw'"),
+        ({"disan": {"clip": 3}}, r"position_options\['clip'\] = 3.*'disan' has no such option"),
+    ],
+    ids=str,
+)
+def test_options_for_nobody(options, says):
+    with pytest.raises(ValueError, match=says):
+        tiny_config(["shaw", "disan"], position_options=options)
+
+
+@pytest.mark.parametrize("names", [[], ["shaw", "shaw"], ["shaw", "no_such"]], ids=str)
+def test_lists_that_are_no_combination(names):
+    with pytest.raises(ValueError, match="position_embedding_type"):
+        tiny_config(names)
+
+
+@pytest.fixture
+def others():
+    """Two schemes that exist for one test: a second rotation, and a second module at the input."""
+
+    class Twist(Scheme, name="twist"):
+        source, beyond, acts_on = "a test", ("extrapolate",), frozenset({"rotate"})
+
+    class Ramp(Scheme, name="ramp"):
+        source, beyond = "a test", ("extrapolate",)
+
+        @classmethod
+        def input_module(cls, config, settings):
+            return nn.Identity()
+
+    yield
+    del SCHEMES["twist"], SCHEMES["ramp"]
+
+
+@pytest.mark.parametrize(
+    "names, says",
+    [
+        (["tener", "deberta"], r"scales differ \(tener 1, deberta 0\.2041\)"),
+        (["rope", "twist"], "two rotations do not combine"),
+        (["absolute", "ramp"], "absolute and ramp both act on the input"),
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("others")
+def test_what_does_not_combine(names, says):
+    with pytest.raises(ValueError, match=says):
+        RelPosBertModel(tiny_config(names))
+
+
+@pytest.mark.usefixtures("others")
+def test_an_absolute_table_beside_another_input_module():
+    with pytest.raises(ValueError, match="ramp and absolute both act on the input"):
+        RelPosBertModel(tiny_config("ramp", absolute_position_embeddings=True))
+
+
+def test_only_one_gain_by_feature():
+
+    terms = Terms(feature_gain=Table(torch.ones(1, 3, 4), lambda r: r.clamp(-1, 1) + 1))
+    with pytest.raises(ValueError, match="feature_gain"):
+        terms + terms
+
+
+def test_a_combination_round_trips_through_a_configuration(tmp_path):
+    config = tiny_config(["rope", "alibi"], position_options={"alibi": {"variant": "offset"}})
+    config.save_pretrained(tmp_path)
+    loaded = RelPosBertConfig.from_pretrained(tmp_path)
+    assert loaded.position_embedding_type == ["rope", "alibi"]
+    assert loaded.position_options == {"alibi": {"variant": "offset"}}
+    assert loaded.position_scheme_name == "rope+alibi"

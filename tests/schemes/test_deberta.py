@@ -1,0 +1,298 @@
+"""DeBERTa (He et al. 2021, §3.1) as released.
+
+    score = [q_i·k_j + q_i·K_δ(i,j) + k_j·Q_δ(i,j)] / √(3d),    δ(i, j) = clip(i − j + span, 0, 2·span − 1)
+
+The paper has δ(j, i) in the third term.
+"""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from oracles import array, layer_error, padding, tiny_attention, tiny_config, tiny_model
+from safetensors import safe_open
+from transformers import StaticCache
+
+from hf_relpos import Offsets, RelPosBertLMHeadModel, RelPosBertModel
+from hf_relpos.model.scheme_deberta import log_bucket
+
+
+FIXTURE = Path(__file__).parents[1] / "fixtures" / "schemes" / "deberta.safetensors"
+REAL = padding([9, 6], 9)
+PUBLISHED = {"buckets": 8, "share_att_key": True, "norm_rel_ebd": "layer_norm"}  # as v3 has it, but smaller
+
+
+def bucket(distance: int, buckets: int, max_distance: int) -> int:
+    """Logarithmic from buckets/2 on."""
+    middle = buckets // 2
+    if abs(distance) <= middle:
+        return distance
+    steps = math.log(abs(distance) / middle) / math.log((max_distance - 1) / middle) * (middle - 1)
+    return int(math.copysign(math.ceil(steps - 1e-9) + middle, distance))
+
+
+def paper(layer, kinds="c2p|p2c", span=16, buckets=None, third="ij", terms=None, upper=None):
+    """The released score; the last three arguments make the mistakes that the comparison must see.
+
+    Args:
+        span: or, with `buckets`, the distance from which all are alike.
+        third: "ji" takes δ(j, i) in the third term.
+        terms: how many the scale counts.
+        upper: highest row, 2·span − 1 if not given.
+    """
+    scheme, shared = layer.distance_embedding, layer.shared_distance_embedding
+    P = array(shared.rel_embeddings.weight)
+    if shared.LayerNorm is not None:
+        P = (P - P.mean(-1, keepdims=True)) / np.sqrt(P.var(-1, keepdims=True) + layer.config.layer_norm_eps)
+        P = P * array(shared.LayerNorm.weight) + array(shared.LayerNorm.bias)
+    sharing = layer.config.position_options.get("share_att_key")
+    rows = buckets if buckets else span
+    K = Q = None
+    if "c2p" in kinds:
+        K = P @ array((layer.key if sharing else scheme.pos_key_proj).weight).T
+        K = K + array(layer.key.bias) if sharing else K
+    if "p2c" in kinds:
+        projection = layer.query if sharing else scheme.pos_query_proj
+        Q = P @ array(projection.weight).T + array(projection.bias)
+    terms = terms or 1 + len(kinds.split("|"))
+
+    def delta(i, j):
+        distance = bucket(i - j, buckets, span) if buckets else i - j
+        return max(0, min(2 * rows - 1 if upper is None else upper, distance + rows))
+
+    def score(q, k, h, i, j):
+        head = slice(8 * h, 8 * h + 8)
+        total = q @ k
+        if K is not None:
+            total += q @ K[delta(i, j), head]
+        if Q is not None:
+            total += k @ Q[delta(i, j) if third == "ij" else delta(j, i), head]
+        return total / math.sqrt(8 * terms)
+
+    return score
+
+
+@pytest.fixture
+def hidden():
+    return torch.randn(2, 9, 24, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("kinds", ["c2p|p2c", "c2p", "p2c"])
+@pytest.mark.parametrize("max_distance", [None, 4])
+def test_equals_the_released_form(kinds, max_distance, hidden):
+    layer = tiny_attention("deberta", position_options={"pos_att_type": kinds, "max_distance": max_distance})
+    span = 16 if max_distance is None else max_distance
+    assert layer_error(layer, hidden, REAL, paper(layer, kinds, span)) <= 1e-10
+
+
+@pytest.mark.parametrize("options", [{"buckets": 8}, PUBLISHED], ids=["own projections", "shared projections"])
+@pytest.mark.parametrize("length", [4, 9, 20])
+def test_equals_the_second_version(options, length):
+    layer = tiny_attention("deberta", position_options=options)
+    hidden = torch.randn(1, length, 24, dtype=torch.float64)
+    real = padding([length - 1], length)
+    assert layer_error(layer, hidden, real, paper(layer, buckets=8)) <= 1e-10
+
+
+MISTAKES = {
+    "delta(j, i) in the third term": {"third": "ji"},
+    "scale without the terms": {"terms": 1},
+    "one term too few": {"kinds": "c2p", "terms": 3},
+    "another clip": {"span": 3},
+    "a row for +span": {"upper": 6},
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_comparison_sees(mistake, hidden):
+    layer = tiny_attention("deberta", position_options={"max_distance": 4})
+    assert layer_error(layer, hidden, REAL, paper(layer, **{"span": 4, **MISTAKES[mistake]})) > 1e-2
+
+
+def test_table_is_lopsided():
+    """i − j = −span has a row of its own, i − j = span shares that of span − 1."""
+    shared = tiny_attention("deberta", position_options={"max_distance": 4}).shared_distance_embedding
+    _, rows = shared(Offsets(7, 7))
+    by_distance = dict(zip(range(6, -7, -1), rows.tolist(), strict=True))
+    assert by_distance == {6: 7, 5: 7, 4: 7, 3: 7, 2: 6, 1: 5, 0: 4, -1: 3, -2: 2, -3: 1, -4: 0, -5: 0, -6: 0}
+
+
+def test_short_inputs_take_the_middle_of_the_table():
+    """What v1 cuts off by hand; the rows not taken have no gradient, and cost nothing."""
+    layer = tiny_attention("deberta")
+    shared = layer.shared_distance_embedding
+    embeddings, _ = shared(Offsets(5, 5))
+    assert torch.equal(embeddings, shared.rel_embeddings.weight[12:21])
+    layer(torch.randn(1, 5, 24, dtype=torch.float64))[0].square().sum().backward()
+    reached = shared.rel_embeddings.weight.grad.abs().sum(-1) > 0
+    assert reached.tolist() == [12 <= row <= 20 for row in range(32)]
+
+
+def test_log_buckets_of_the_published_models():
+    """Numbers of the released function for 256 buckets and 512 positions."""
+    distances = torch.tensor([0, 1, 127, 128, 129, 200, 511, 512])
+    expected = torch.tensor([0, 1, 127, 128, 129, 169, 255, 256])
+    assert torch.equal(log_bucket(distances, 256, 512), expected)
+    assert torch.equal(log_bucket(-distances, 256, 512), -expected)
+    every = range(-511, 512)
+    assert log_bucket(torch.tensor(every), 256, 512).tolist() == [bucket(d, 256, 512) for d in every]
+
+
+def test_log_buckets_end_where_the_table_does():
+    """512 positions apart and more: to the left the last row once more, to the right one that nothing else has."""
+    shared = tiny_attention(
+        "deberta", position_options={"buckets": 256, "max_distance": 512}
+    ).shared_distance_embedding
+    assert shared.rel_embeddings.weight.shape == (512, 24)
+    embeddings, rows = shared(Offsets(600, 600))
+    assert len(embeddings) == 512
+    by_distance = dict(zip(range(599, -600, -1), rows.tolist(), strict=True))
+    assert [by_distance[d] for d in (599, 512, 511, 0, -511, -512, -599)] == [511, 511, 511, 256, 1, 0, 0]
+
+
+def test_names_and_shapes():
+    model = tiny_model(RelPosBertModel, "deberta")
+    shapes = {key.split("distance_embedding.")[0][-5:] + key.split("distance_embedding.")[1]: tuple(p.shape)
+              for key, p in model.state_dict().items() if "distance_embedding" in key}  # fmt: skip
+    assert shapes == {
+        "oder.rel_embeddings.weight": (32, 24),
+        "self.pos_key_proj.weight": (24, 24),
+        "self.pos_query_proj.weight": (24, 24),
+        "self.pos_query_proj.bias": (24,),
+    }
+
+
+def test_sharing_the_projections_adds_no_parameter_to_the_layers():
+    model = tiny_model(RelPosBertModel, "deberta", position_options=PUBLISHED)
+    names = [name for name in model.state_dict() if "distance_embedding" in name]
+    assert names == [f"encoder.distance_embedding.{name}" for name in
+                     ("rel_embeddings.weight", "LayerNorm.weight", "LayerNorm.bias")]  # fmt: skip
+
+
+@torch.no_grad()
+def test_shared_projections_are_those_of_the_moment(hidden):
+    """An adapter may put another module in the place of `query`."""
+
+    class Twice(torch.nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return 2 * self.inner(x)
+
+    layer = tiny_attention("deberta", position_options=PUBLISHED)
+    changed = tiny_attention("deberta", position_options=PUBLISHED)
+    changed.load_state_dict(layer.state_dict())
+    changed.query = Twice(changed.query)
+    layer.query.weight.mul_(2)
+    layer.query.bias.mul_(2)
+    assert (changed(hidden)[0] - layer(hidden)[0]).abs().max() < 1e-12
+
+
+def test_dropout_of_the_embeddings(hidden):
+    """As released, with the probability of hidden states, in every layer anew."""
+    layer = tiny_attention("deberta", hidden_dropout_prob=0.5)
+    assert torch.equal(layer(hidden)[0], layer(hidden)[0])
+    layer.train()
+    assert not torch.equal(layer(hidden)[0], layer(hidden)[0])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pos_att_type": "c2p|p2p"},
+        {"pos_att_type": ["c2p", "c2p"]},
+        {"pos_att_type": []},
+        {"buckets": 7},
+        {"max_distance": 0},
+        {"buckets": 32},
+        {"norm_rel_ebd": True},
+    ],
+    ids=str,
+)
+def test_options(options):
+    with pytest.raises(ValueError, match=rf"position_options\['{next(iter(options))}'\]"):
+        tiny_config("deberta", position_options=options)
+
+
+@torch.no_grad()
+def test_static_cache():
+    """It has all of its keys from the beginning, the empty ones too, and counts on the device."""
+    model = tiny_model(RelPosBertLMHeadModel, "deberta", position_options=PUBLISHED, is_decoder=True)
+    tokens = torch.randint(50, (2, 9))
+    cache = StaticCache(config=model.config, max_cache_len=20)
+    parts = [model(part, past_key_values=cache, use_cache=True).logits for part in (tokens[:, :5], tokens[:, 5:])]
+    assert (torch.cat(parts, dim=1) - model(tokens, use_cache=False).logits).abs().max() < 1e-5
+
+
+def test_terms_as_a_list(hidden):
+    layer = tiny_attention("deberta", position_options={"pos_att_type": ["p2c", "c2p"]})
+    assert layer_error(layer, hidden, REAL, paper(layer)) <= 1e-10
+
+
+def read_fixture() -> tuple[dict, dict]:
+    """Sizes and tensors of the original layers."""
+    with safe_open(FIXTURE, "pt") as file:
+        return json.loads(file.metadata()["config"]), {name: file.get_tensor(name) for name in file.keys()}
+
+
+@torch.no_grad()
+def original_layer(sizes: dict, settings: dict, found: dict):
+    """Our layer with the weights of the original one."""
+    heads, size = sizes["num_attention_heads"], sizes["hidden_size"]
+    span = settings["max_relative_positions"]
+    layer = tiny_attention(
+        "deberta",
+        hidden_size=size,
+        num_attention_heads=heads,
+        layer_norm_eps=1e-7,
+        position_options={
+            "pos_att_type": settings["pos_att_type"],
+            "max_distance": span if span > 0 else settings["max_position_embeddings"],
+            "buckets": settings.get("position_buckets"),
+            "share_att_key": settings.get("share_att_key", False),
+            "norm_rel_ebd": settings.get("norm_rel_ebd", "none"),
+        },
+    )
+    if settings["version"] == 1:  # rows of a head side by side, no bias for keys
+        weights = found["self.in_proj.weight"].view(heads, 3, -1, size).transpose(0, 1).reshape(3, size, size)
+        biases = found["self.q_bias"], torch.zeros(size), found["self.v_bias"]
+        names = "pos_proj", "pos_q_proj"
+    else:
+        parts = "query_proj", "key_proj", "value_proj"
+        weights = [found[f"self.{part}.weight"] for part in parts]
+        biases = [found[f"self.{part}.bias"] for part in parts]
+        names = "pos_key_proj", "pos_query_proj"
+    for linear, weight, bias in zip((layer.query, layer.key, layer.value), weights, biases, strict=True):
+        linear.weight.copy_(weight)
+        linear.bias.copy_(bias)
+    scheme, shared = layer.distance_embedding, layer.shared_distance_embedding
+    own = zip(("pos_key_proj", "pos_query_proj"), names, strict=True)
+    renamed = {
+        f"{ours}.{part}": found[f"self.{theirs}.{part}"]
+        for ours, theirs in own
+        for part in ("weight", "bias")
+        if f"self.{theirs}.{part}" in found and (ours, part) != ("pos_key_proj", "bias")
+    }
+    scheme.load_state_dict(renamed, strict=True)
+    shared.load_state_dict({name: found[name] for name in shared.state_dict()}, strict=True)
+    return layer
+
+
+CASES = read_fixture()[0]["cases"]
+
+
+@pytest.mark.parametrize("case, length", [(case, length) for case in CASES for length in CASES[case]["lengths"]])
+@torch.no_grad()
+def test_equals_the_original_code(case, length):
+    sizes, tensors = read_fixture()
+    found = {name.removeprefix(f"{case}."): tensor for name, tensor in tensors.items() if name.startswith(f"{case}.")}
+    layer = original_layer(sizes, CASES[case], found)
+    real = found[f"{length}.real"]
+    out, weights = layer(found[f"{length}.hidden_states"], attention_mask=real[:, None, None, :])
+    assert (out - found[f"{length}.context"]).abs().max() <= 1e-6
+    assert (weights - found[f"{length}.weights"]).abs().max() <= 1e-6

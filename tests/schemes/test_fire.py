@@ -1,0 +1,113 @@
+"""FIRE (Li et al. 2023).
+
+    score = q_i·k_j / √d + f(ψ(|i − j|) / (ψ(max(i, j, L₀)) + 1e-6)),    ψ(x) = log(|c|·x + 1)
+
+f is an MLP with one hidden layer of ReLUs. The paper, about causal models, divides by ψ(max(i, L₀)).
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from oracles import array, golden, layer_error, padding, tiny_attention
+
+from hf_relpos.model.offsets import Offsets
+
+
+def paper(module, threshold, normalizer=max, start=0):
+    """The score; `normalizer` makes a number of i and j, `start` is the position of the first token."""
+    W1, b1, W2, b2 = (array(getattr(module.mlp[n], name)) for n in (0, 2) for name in ("weight", "bias"))
+    c, L0 = abs(module.c.item()), abs(module.L_multiplier.item()) * threshold
+
+    def score(q, k, h, i, j):
+        i, j = i + start, j + start
+        share = math.log(c * abs(i - j) + 1) / (math.log(c * max(normalizer(i, j), L0) + 1) + 1e-6)
+        return q @ k / math.sqrt(8) + W2[h] @ np.maximum(W1[:, 0] * share + b1, 0) + b2[h]
+
+    return score
+
+
+def query(i, j):
+    return i
+
+
+LENGTH = 18
+REAL = padding([LENGTH, 11], LENGTH)
+
+
+@pytest.fixture
+def hidden():
+    return torch.randn(2, LENGTH, 24, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("threshold", [512, 5])
+@pytest.mark.parametrize("shared", [False, True])
+def test_equals_the_paper(shared, threshold, hidden):
+    layer = tiny_attention("fire", position_options={"shared": shared, "threshold": threshold})
+    module = layer.shared_distance_embedding if shared else layer.distance_embedding.bias
+    assert (layer.shared_distance_embedding is not None) == shared == (layer.distance_embedding.bias is None)
+    assert layer_error(layer, hidden, REAL, paper(module, threshold)) <= 1e-10
+    if threshold == 5:  # above the threshold the paper's normaliser is lopsided
+        assert layer_error(layer, hidden, REAL, paper(module, threshold, query)) > 1e-3
+        assert layer_error(layer, hidden, REAL, paper(module, threshold, lambda i, j: 0)) > 1e-3
+
+
+def test_normalizer_of_the_paper(hidden):
+    layer = tiny_attention("fire", position_options={"normalizer": "query", "threshold": 5})
+    assert layer_error(layer, hidden, REAL, paper(layer.distance_embedding.bias, 5, query)) <= 1e-10
+
+
+def test_both_normalizers_agree_under_a_causal_mask(hidden):
+    layer = tiny_attention("fire", position_options={"threshold": 5})
+    causal = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()[None, None]
+    out, _ = layer(hidden, attention_mask=causal)
+    layer.distance_embedding.bias.normalizer = "query"
+    assert (layer(hidden, attention_mask=causal)[0] - out).abs().max() == 0
+    assert (layer(hidden)[0] - out).abs().max() > 1e-2
+
+
+def test_is_not_a_function_of_the_offset_above_the_threshold(hidden):
+    """Positions matter themselves: given ones must reach it, and a cache must not restart them."""
+    layer = tiny_attention("fire", position_options={"threshold": 5})
+    module = layer.distance_embedding.bias
+    positions = torch.arange(LENGTH).expand(2, -1) + 40
+    offsets = Offsets(LENGTH, LENGTH, positions=positions, reach=LENGTH - 1)
+    everyone = padding([LENGTH, LENGTH], LENGTH)
+    assert layer_error(layer, hidden, everyone, paper(module, 5, start=40), offsets=offsets) <= 1e-10
+    assert layer_error(layer, hidden, everyone, paper(module, 5), offsets=offsets) > 1e-3
+    last = module(Offsets(2, LENGTH, start=LENGTH - 2))
+    assert (last - module(Offsets(LENGTH, LENGTH))[:, :, -2:]).abs().max() == 0
+
+
+def test_initialisation():
+    module = tiny_attention("fire", dtype=torch.float32).distance_embedding.bias
+    module.init_weights(0.02)
+    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    assert shapes == {
+        "mlp.0.weight": (32, 1),
+        "mlp.0.bias": (32,),
+        "mlp.2.weight": (3, 32),
+        "mlp.2.bias": (3,),
+        "c": (1,),
+        "L_multiplier": (1,),
+    }
+    assert module.c.item() == pytest.approx(0.1) and module.L_multiplier.item() == 1 and module.threshold == 512
+    assert 0.8 < module.mlp[0].weight.abs().max() <= 1 and 0.15 < module.mlp[2].weight.abs().max() <= 32**-0.5
+
+
+@pytest.mark.parametrize("threshold", golden("fire")[0]["thresholds"])
+@torch.no_grad()
+def test_equals_the_original_code(threshold):
+    _, tensors = golden("fire")
+    options = {"threshold": threshold, "normalizer": "query"}
+    module = tiny_attention("fire", dtype=torch.float32, position_options=options).distance_embedding.bias
+    state = {name: tensors[f"{threshold}.{name}"].view_as(parameter) for name, parameter in module.named_parameters()}
+    module.load_state_dict(state, strict=True)
+    expected = tensors[f"{threshold}.bias"]
+    assert (module(Offsets(24, 24)) - expected).abs().max() <= 2e-6
+    module.normalizer = "both"
+    past = torch.ones(24, 24, dtype=torch.bool).tril()
+    error = (module(Offsets(24, 24)) - expected).abs()
+    assert error[..., past].max() <= 2e-6
+    assert (error[..., ~past].max() > 1e-2) == (threshold == 6)

@@ -1,0 +1,126 @@
+"""Music Transformer (Huang et al. 2018), with the causal table of the paper and the two-sided one of tensor2tensor.
+
+e_ij = q_i·(k_j + E_r) / √d,   z_i = Σ_j α_ij (v_j [+ E'_r]),   E_r = 0 for |r| ≥ m
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from oracles import array, attention_by_loop, golden, layer_error, padding, projections, tiny_attention, tiny_config
+
+from hf_relpos import Offsets, attend
+from hf_relpos.model.schemes import build_scheme
+
+
+REAL = padding([9, 5], 9)
+
+
+def paper(layer, reach, causal, beyond="zero", sign=1, reverse=False):
+    """Score and value.
+
+    Args:
+        beyond: "zero", or "clip", which is Shaw's way.
+        sign, reverse: −1 and True make mistakes that the comparison must see.
+    """
+    scheme = layer.distance_embedding
+    tables = [array(table) for table in scheme.parameters()]
+
+    def vector(table, h, i, j):
+        r = sign * (j - i)
+        if (causal and r > 0) or (beyond == "zero" and abs(r) >= reach):
+            return np.zeros(8)
+        row = max(1 - reach, min(reach - 1, r)) + reach - 1
+        rows = table[h] if table.ndim == 3 else table
+        return rows[len(rows) - 1 - row if reverse else row]
+
+    def score(q, k, h, i, j):
+        return q @ (k + vector(tables[0], h, i, j)) / math.sqrt(8)
+
+    def value(v, h, i, j):
+        return v + vector(tables[1], h, i, j) if len(tables) == 2 else v
+
+    return score, value
+
+
+@pytest.fixture
+def hidden():
+    return torch.randn(2, 9, 24, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("beyond", ["zero", "clip"])
+@pytest.mark.parametrize("per_head", [True, False], ids=["heads", "shared"])
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
+@pytest.mark.parametrize("reach, values", [(4, False), (4, True), (1, True), (12, True)])
+def test_equals_the_paper(reach, values, causal, per_head, beyond, hidden):
+    options = {"max_relative_position": reach, "values": values, "causal": causal}
+    layer = tiny_attention("music", position_options={**options, "per_head": per_head, "beyond": beyond})
+    rows = reach if causal else 2 * reach - 1
+    shape = (3, rows, 8) if per_head else (rows, 8)
+    names = ["key_relative_embeddings", "value_relative_embeddings"][: 1 + values]
+    parameters = layer.distance_embedding.named_parameters()
+    assert {name: tuple(parameter.shape) for name, parameter in parameters} == dict.fromkeys(names, shape)
+    assert layer_error(layer, hidden, REAL, *paper(layer, reach, causal, beyond)) <= 1e-10
+
+
+@pytest.mark.parametrize("mistake", [{"beyond": "clip"}, {"sign": -1}, {"reverse": True}], ids=str)
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
+def test_comparison_sees(causal, mistake, hidden):
+    layer = tiny_attention("music", position_options={"max_relative_position": 4, "causal": causal})
+    assert layer_error(layer, hidden, REAL, *paper(layer, 4, causal, **mistake)) > 1e-2
+
+
+def test_by_default_decoders_look_left_and_encoders_both_ways():
+    shapes = {
+        is_decoder: tuple(build_scheme(tiny_config("music", is_decoder=is_decoder)).key_relative_embeddings.shape)
+        for is_decoder in (False, True)
+    }
+    assert shapes == {False: (3, 31, 8), True: (3, 16, 8)}
+
+
+def test_longer_than_the_trained_range():
+    layer = tiny_attention("music")
+    hidden = torch.randn(1, 24, 24, dtype=torch.float64)
+    assert layer_error(layer, hidden, padding([24], 24), *paper(layer, 16, False)) <= 1e-10
+    assert layer_error(layer, hidden, padding([24], 24), *paper(layer, 16, False, beyond="clip")) > 1e-2
+
+
+@pytest.mark.parametrize("as_tensor", [False, True], ids=["number", "tensor"])
+def test_queries_after_a_cache(as_tensor, hidden):
+    """Only rows that can occur are used; which these are depends on where the queries start."""
+    layer = tiny_attention("music", position_options={"max_relative_position": 4, "causal": True})
+    q, k, v = projections(layer, hidden)
+    score, _ = paper(layer, 4, True)
+
+    def pair(b, h, i, j):
+        return score(q[b, h, i], k[b, h, j], h, i, j)
+
+    expected, _ = attention_by_loop(pair, lambda b, h, i, j: v[b, h, j], 2, 3, 2, 9, start=6)
+    offsets = Offsets(2, 9, torch.tensor([6]) if as_tensor else 6)
+    q, k, v = map(torch.from_numpy, (q, k, v))
+    out, _ = attend(q[:, :, 6:8], k, v, layer.distance_embedding.terms(offsets), offsets)
+    assert np.abs(array(out) - expected).max() <= 1e-10
+
+
+@pytest.mark.parametrize("case", golden("music")[0]["cases"])
+@torch.no_grad()
+def test_equals_the_original_code(case):
+    sizes, tensors = golden("music")
+    settings = sizes["cases"][case]
+    scheme = build_scheme(tiny_config("music", position_options=settings))
+    names = [name for name, _ in scheme.named_parameters()]
+    scheme.load_state_dict({name: tensors[f"{case}.{name}"] for name in names}, strict=True)
+    length = sizes["length"]
+    mask = padding(sizes["real"], length)[:, None, None, :]
+    if settings["causal"]:
+        mask = mask & torch.ones(length, length, dtype=torch.bool).tril()
+    offsets = Offsets(length, length)
+    out, _ = attend(*(tensors[name] for name in ("query", "key", "value")), scheme.terms(offsets), offsets, mask)
+    assert (out - tensors[f"{case}.out"]).abs().max() <= 2e-6
+
+
+@pytest.mark.parametrize("reach", [0, -2, True, 1.5, "8"])
+def test_reach_is_a_positive_integer_or_none(reach):
+    with pytest.raises(ValueError, match=r"position_options\['max_relative_position'\]"):
+        tiny_attention("music", position_options={"max_relative_position": reach})

@@ -1,0 +1,168 @@
+"""Edges with labels: Shaw et al. 2018, eq. 3 and 4, with the vectors of a graph's edges.
+
+e_ij = x_i W^Q (x_j W^K + a^K_{e(i,j)})ᵀ / √d,   z_i = Σ_j α_ij (x_j W^V + a^V_{e(i,j)})
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from oracles import array, layer_error, padding, tiny_attention, tiny_config, tiny_model
+
+from hf_relpos import Offsets, RelPosBertForMaskedLM, RelPosBertLMHeadModel, RelPosBertModel
+
+
+REAL = padding([9, 5], 9)
+
+
+def with_labels(labels):
+    return Offsets(labels.shape[1], labels.shape[2], relation_ids=labels)
+
+
+def paper(layer, labels, none=0, turned=False):
+    """A score for each row of the batch, and a value; `turned` takes e(j, i), which the comparison must see."""
+    tables = [array(table) for table in layer.distance_embedding.parameters()]
+    labels = labels.mT if turned else labels
+
+    def vector(table, h, i, j):
+        label = int(labels[i, j])
+        rows = table[h] if table.ndim == 3 else table
+        return np.zeros(8) if label == none else rows[label]
+
+    def score(q, k, h, i, j):
+        return q @ (k + vector(tables[0], h, i, j)) / math.sqrt(8)
+
+    def value(v, h, i, j):
+        return v + vector(tables[1], h, i, j) if len(tables) == 2 else v
+
+    return score, value
+
+
+@pytest.mark.parametrize("values", [True, False], ids=["values", "keys"])
+@pytest.mark.parametrize("per_head", [False, True], ids=["shared", "heads"])
+@pytest.mark.parametrize("none", [0, 4, None])
+def test_equals_the_paper(none, per_head, values):
+    options = {"num_relations": 5, "none_label": none, "per_head": per_head, "values": values}
+    layer = tiny_attention("relation", position_options=options)
+    for table in layer.distance_embedding.parameters():
+        assert tuple(table.shape) == ((3, 5, 8) if per_head else (5, 8))
+    hidden, labels = torch.randn(2, 9, 24, dtype=torch.float64), torch.randint(0, 5, (2, 9, 9))
+    for row in range(2):  # every row of a batch has its own graph
+        arguments = (layer, hidden[row : row + 1], REAL[row : row + 1])
+        offsets = with_labels(labels[row : row + 1])
+        assert layer_error(*arguments, *paper(layer, labels[row], none), offsets) <= 1e-10
+        assert layer_error(*arguments, *paper(layer, labels[row], none, turned=True), offsets) > 1e-2
+        assert layer_error(*arguments, *paper(layer, labels[row], none=1), offsets) > 1e-2
+    with torch.no_grad():
+        together = layer(hidden, offsets=with_labels(labels))[0]
+        apart = [layer(hidden[row : row + 1], offsets=with_labels(labels[row : row + 1]))[0] for row in range(2)]
+    assert (together - torch.cat(apart)).abs().max() <= 1e-12
+
+
+@torch.no_grad()
+def test_distances_as_labels_are_shaw():
+    shaw = tiny_attention("shaw", position_options={"clip": 3})
+    layer = tiny_attention("relation", position_options={"num_relations": 7, "none_label": None})
+    layer.load_state_dict(shaw.state_dict(), strict=True)
+    labels = Offsets(9, 9).matrix(torch.device("cpu")).clamp(-3, 3) + 3
+    hidden, mask = torch.randn(2, 9, 24, dtype=torch.float64), REAL[:, None, None, :]
+    expected, weights = shaw(hidden, attention_mask=mask)
+    out, our_weights = layer(hidden, attention_mask=mask, offsets=with_labels(labels.expand(2, -1, -1)))
+    assert torch.equal(out, expected) and torch.equal(our_weights, weights)
+
+
+@torch.no_grad()
+def test_a_pair_without_an_edge_is_a_pair_of_a_plain_layer():
+    """Whatever the row of that label holds."""
+    layer, plain = tiny_attention("relation"), tiny_attention("absolute")
+    plain.load_state_dict({key: value for key, value in layer.state_dict().items() if "distance" not in key})
+    hidden = torch.randn(2, 9, 24, dtype=torch.float64)
+    layer.distance_embedding.key[0] = layer.distance_embedding.value[0] = torch.nan
+    out, _ = layer(hidden, offsets=with_labels(torch.zeros(2, 9, 9, dtype=torch.long)))
+    assert (out - plain(hidden)[0]).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64], ids=str)
+@torch.no_grad()
+def test_labels_of_any_integer_type(dtype):
+    model = tiny_model(RelPosBertModel, "relation", position_options={"num_relations": 6})
+    ids, labels = torch.randint(1, 50, (2, 9)), torch.randint(0, 6, (2, 9, 9))
+    expected = model(ids, relation_ids=labels).last_hidden_state
+    assert torch.equal(model(ids, relation_ids=labels.to(dtype)).last_hidden_state, expected)
+    assert (model(ids, relation_ids=labels.mT).last_hidden_state - expected).abs().max() > 1e-3
+
+
+def test_every_table_learns():
+    model = tiny_model(RelPosBertForMaskedLM, "relation", position_options={"num_relations": 6})
+    ids, labels = torch.randint(1, 50, (2, 9)), torch.randint(0, 6, (2, 9, 9))
+    model(ids, attention_mask=REAL.long(), relation_ids=labels, labels=ids).loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad.isfinite().all()
+        if "distance_embedding" in name:
+            assert (parameter.grad[1:].abs().amax(-1) > 0).all() and not parameter.grad[0].any()
+
+
+@torch.no_grad()
+def test_padding_changes_nothing():
+    model = tiny_model(RelPosBertModel, "relation", position_options={"num_relations": 6})
+    ids, labels = torch.randint(1, 50, (2, 9)), torch.randint(0, 6, (2, 9, 9))
+    together = model(ids, attention_mask=REAL.long(), relation_ids=labels).last_hidden_state
+    alone = model(ids[1:, :5], relation_ids=labels[1:, :5, :5]).last_hidden_state
+    assert (together[1:, :5] - alone).abs().max() <= 1e-5
+
+
+def test_keys_only_runs_on_sdpa():
+    config = tiny_config("relation", position_options={"values": False})
+    assert RelPosBertModel(config).config._attn_implementation == "sdpa"
+    assert RelPosBertModel(tiny_config("relation")).config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("label", [-1, 6])
+def test_labels_without_a_row(label):
+    model = tiny_model(RelPosBertModel, "relation", position_options={"num_relations": 6})
+    labels = torch.zeros(1, 4, 4, dtype=torch.long)
+    labels[0, 1, 2] = label
+    with pytest.raises(ValueError, match=r"num_relations'\] = 6.*0 to 5") as raised:
+        model(torch.randint(1, 50, (1, 4)), relation_ids=labels)
+    assert str(label) in str(raised.value)
+
+
+def test_labels_are_asked_for():
+    model = tiny_model(RelPosBertModel, "relation")
+    with pytest.raises(ValueError, match=r"needs relation_ids of shape \(batch, length, length\)"):
+        model(torch.randint(1, 50, (1, 4)))
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (1, 4, 5), (1, 3, 4), (1, 3, 4, 4)], ids=str)
+def test_labels_of_another_shape(shape):
+    model = tiny_model(RelPosBertModel, "relation")
+    with pytest.raises(ValueError, match=r"relation_ids has shape .* need \(batch, 4, 4\)"):
+        model(torch.randint(1, 50, (1, 4)), relation_ids=torch.zeros(shape, dtype=torch.long))
+
+
+@torch.no_grad()
+def test_no_labels_for_what_is_in_a_cache():
+    model = tiny_model(RelPosBertLMHeadModel, "relation", is_decoder=True)
+    ids, labels = torch.randint(1, 50, (1, 5)), torch.ones(1, 5, 5, dtype=torch.long)
+    cache = model(ids, relation_ids=labels, use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="use_cache=False"):
+        model(ids[:, :1], relation_ids=labels[:, :1, :1], past_key_values=cache, use_cache=True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_relations": 0},
+        {"num_relations": True},
+        {"none_label": -1},
+        {"none_label": False},
+        {"none_label": 1.0},
+        {"num_relations": 5, "none_label": 5},
+        {"num_relations": 1},
+    ],
+    ids=str,
+)
+def test_options_that_make_no_sense(options):
+    with pytest.raises(ValueError, match=r"position_options\['(num_relations|none_label)'\]"):
+        tiny_config("relation", position_options=options)

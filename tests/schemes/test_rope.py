@@ -1,0 +1,178 @@
+"""Rotary positions (Su et al. 2021, eq. 15 and 34).
+
+score = (R_i q_i)·(R_j k_j) / √d,    R_p turns the plane n by p·base^(−2n/w)
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from oracles import golden, layer_error, padding, tiny_attention, tiny_config
+
+from hf_relpos.model.offsets import Offsets
+
+
+def rotation(position, d, pairing="adjacent", base=10000.0, w=None):
+    """R_p as a (d, d) matrix; `w` components are rotated, all if not given."""
+    w = d if w is None else w
+    R = np.eye(d)
+    for n in range(w // 2):
+        a, b = (2 * n, 2 * n + 1) if pairing == "adjacent" else (n, n + w // 2)
+        angle = position * base ** (-2 * n / w)
+        R[a, a] = R[b, b] = math.cos(angle)
+        R[a, b], R[b, a] = -math.sin(angle), math.sin(angle)
+    return R
+
+
+def paper(place=lambda p: p, **how):
+    """The score; `place` maps the index of a token to its position."""
+
+    def score(q, k, h, i, j):
+        d = len(q)
+        return (rotation(place(i), d, **how) @ q) @ (rotation(place(j), d, **how) @ k) / math.sqrt(d)
+
+    return score
+
+
+LENGTH = 12
+REAL = padding([LENGTH, 7], LENGTH)
+
+
+@pytest.fixture
+def hidden():
+    return 3 * torch.randn(2, LENGTH, 24, dtype=torch.float64)
+
+
+CASES = {
+    "adjacent": ({}, {}),
+    "half": ({"pairing": "half"}, {"pairing": "half"}),
+    "base": ({"base": 50}, {"base": 50}),
+    "partial": ({"rotary_fraction": 0.5}, {"w": 4}),
+    "partial half": ({"rotary_fraction": 0.5, "pairing": "half"}, {"w": 4, "pairing": "half"}),
+    "one plane": ({"rotary_fraction": 0.25}, {"w": 2}),
+    "linear": ({"scaling": "linear", "factor": 4.0}, {"place": lambda p: p / 4}),
+    "ntk": ({"scaling": "ntk", "factor": 4}, {"base": 10000 * 4 ** (8 / 6)}),
+    "ntk, one plane": ({"scaling": "ntk", "factor": 4, "rotary_fraction": 0.25}, {"w": 2}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_equals_the_paper(case, hidden):
+    options, how = CASES[case]
+    layer = tiny_attention("rope", position_options=options)
+    assert not list(layer.distance_embedding.parameters())
+    assert layer_error(layer, hidden, REAL, paper(**how)) <= 1e-10
+    if case not in ("adjacent", "one plane", "ntk, one plane"):
+        assert layer_error(layer, hidden, REAL, paper()) > 1e-2
+    # turning the other way is the same to the keys on the other side
+    place = how.get("place", lambda p: p)
+    assert layer_error(layer, hidden, REAL, paper(**{**how, "place": lambda p: -place(p)})) > 1e-2
+
+
+def test_scores_depend_on_the_offset_only():
+    layer = tiny_attention("rope")
+    hidden = torch.randn(1, 9, 24, dtype=torch.float64)
+    positions = torch.arange(9)[None] + 1000
+    out, _ = layer(hidden)
+    shifted, _ = layer(hidden, offsets=Offsets(9, 9, positions=positions, reach=8))
+    assert (out - shifted).abs().max() <= 1e-10
+
+
+def test_positions_of_each_row(hidden):
+    layer = tiny_attention("rope")
+    positions = torch.stack([torch.arange(LENGTH), torch.arange(LENGTH) * 2 + 5])
+    out, _ = layer(hidden, offsets=Offsets(LENGTH, LENGTH, positions=positions, reach=22))
+    for row in range(2):
+        alone = Offsets(LENGTH, LENGTH, positions=positions[row : row + 1], reach=22)
+        assert (layer(hidden[row : row + 1], offsets=alone)[0] - out[row]).abs().max() <= 1e-12
+    assert (layer(hidden)[0] - out)[1].abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+@torch.no_grad()
+def test_one_pairing_becomes_the_other_by_permuting_rows(fraction, hidden):
+    """The rows of W_q and W_k of each head, [0, 2, 4, …, 1, 3, 5, …] of those that are rotated."""
+    adjacent = tiny_attention("rope", position_options={"rotary_fraction": fraction})
+    half = tiny_attention("rope", position_options={"pairing": "half", "rotary_fraction": fraction})
+    half.load_state_dict(adjacent.state_dict())
+    out, _ = adjacent(hidden)
+    assert (half(hidden)[0] - out).abs().max() > 1e-2  # a mismatch is silent
+    w = int(8 * fraction)
+    order = [*range(0, w, 2), *range(1, w, 2), *range(w, 8)]
+    rows = torch.tensor([8 * head + row for head in range(3) for row in order])
+    for linear in (half.query, half.key):
+        linear.weight.copy_(linear.weight[rows])
+        linear.bias.copy_(linear.bias[rows])
+    assert (half(hidden)[0] - out).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 0.02), (torch.float16, 0.002)])
+def test_far_positions_in_half_precision(dtype, tolerance):
+    """bfloat16 has no whole numbers between 2048 and 2064: angles in it would be off by radians."""
+    scheme = tiny_attention("rope").distance_embedding
+    vectors, positions = torch.randn(1, 3, 4, 8, dtype=torch.float64), torch.tensor([2049, 2055, 4095, 30001])
+    turned = scheme.rotate(vectors.to(dtype), positions)
+    assert turned.dtype == dtype
+    exact = torch.stack(
+        [vectors[0, :, n] @ torch.from_numpy(rotation(int(p), 8)).T for n, p in enumerate(positions)], dim=1
+    )
+    assert (turned.double() - exact).abs().max() <= tolerance * vectors.abs().max()
+    naive = scheme.rotate(vectors, positions.to(torch.bfloat16).double())
+    assert (naive[0] - exact).abs().max() > 0.2
+
+
+@torch.no_grad()
+def test_equals_roformer():
+    sizes, tensors = golden("rope")
+    layer = tiny_attention("rope", dtype=torch.float32, hidden_size=32, num_attention_heads=4)
+    for name in ("query", "key", "value"):
+        for part in ("weight", "bias"):
+            getattr(getattr(layer, name), part).copy_(tensors[f"roformer.{name}.{part}"])
+    hidden = tensors["hidden_states"]
+    mask = padding([hidden.shape[1], sizes["length"]], hidden.shape[1])[:, None, None, :]
+    assert (layer(hidden, attention_mask=mask)[0] - tensors["roformer.out"]).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize("case", golden("rope")[0]["cases"])
+@torch.no_grad()
+def test_equals_gpt_neox(case):
+    sizes, tensors = golden("rope")
+    layer = tiny_attention(
+        "rope",
+        dtype=torch.float32,
+        hidden_size=32,
+        num_attention_heads=4,
+        position_options={"pairing": "half", **sizes["cases"][case]},
+    )
+    for part in ("weight", "bias"):
+        fused = tensors[f"neox.query_key_value.{part}"].unflatten(0, (4, 3, 8))  # head, q k v, d
+        for n, linear in enumerate((layer.query, layer.key, layer.value)):
+            getattr(linear, part).copy_(fused[:, n].flatten(0, 1))
+    hidden, positions = tensors["hidden_states"], tensors[f"{case}.positions"]
+    mask = padding([hidden.shape[1], sizes["length"]], hidden.shape[1])[:, None, None, :]
+    offsets = Offsets(20, 20, positions=positions, reach=57)
+    assert (layer(hidden, attention_mask=mask, offsets=offsets)[0] - tensors[f"{case}.out"]).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize(
+    "options, field",
+    [
+        ({"rotary_fraction": 0.4}, "rotary_fraction"),  # 3 of 8 components
+        ({"rotary_fraction": 0.1}, "rotary_fraction"),
+        ({"rotary_fraction": 1.5}, "rotary_fraction"),
+        ({"base": 0}, "base"),
+        ({"pairing": "llama"}, "pairing"),
+        ({"scaling": "linear"}, "scaling"),
+        ({"factor": 2.0}, "scaling"),
+        ({"scaling": "yarn", "factor": 2.0}, "scaling"),
+    ],
+)
+def test_refuses(options, field):
+    with pytest.raises(ValueError, match=rf"position_options\['{field}'\]"):
+        tiny_config("rope", position_options=options)
+
+
+def test_refuses_an_odd_head_size():
+    with pytest.raises(ValueError, match="rotates 3 of the 3 components"):
+        tiny_config("rope", hidden_size=9)

@@ -1,0 +1,123 @@
+"""T5 (Raffel et al. 2019, §2.1), and MPNet, which has the same bias on scaled scores.
+
+score = s · q_i·k_j + b^h_{bucket(j − i)},    s = 1 in T5, 1/√d in MPNet
+"""
+
+import math
+
+import pytest
+import torch
+from oracles import array, golden, layer_error, padding, tiny_attention, tiny_config
+
+from hf_relpos.model.offsets import t5_bucket
+from hf_relpos.model.schemes import T5
+
+
+def bucket(r, buckets, max_distance, causal=False):
+    """Half of the buckets of a side hold one distance each, the other half ranges that grow by a constant factor."""
+    first = 0
+    if not causal:
+        buckets //= 2
+        first = buckets if r > 0 else 0
+    n = max(-r, 0) if causal else abs(r)
+    exact = buckets // 2
+    if n >= exact:
+        share = math.log(n / exact) / math.log(max_distance / exact)
+        n = min(exact + math.floor(share * (buckets - exact) + 1e-9), buckets - 1)
+    return first + n
+
+
+def paper(layer, scale, sign=1, inside=False, **how):
+    """The score; `sign` −1 turns the offset round, `inside` puts the bias inside the scale."""
+    bias = array(layer.shared_distance_embedding.relative_attention_bias.weight)
+
+    def score(q, k, h, i, j):
+        b = bias[bucket(sign * (j - i), **how), h]
+        return scale * (q @ k + b) if inside else scale * (q @ k) + b
+
+    return score
+
+
+LENGTH = 24
+REAL = padding([LENGTH, 17], LENGTH)
+
+
+@pytest.fixture
+def hidden():
+    return torch.randn(2, LENGTH, 24, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("buckets, max_distance", [(32, 128), (8, 10), (4, 2)])
+@pytest.mark.parametrize("scaling, scale", [("bert", 1 / math.sqrt(8)), ("t5", 1.0)])
+def test_equals_the_paper(scaling, scale, buckets, max_distance, hidden):
+    options = {"scaling": scaling, "buckets": buckets, "max_distance": max_distance}
+    layer = tiny_attention("t5", position_options=options)
+    assert tuple(layer.shared_distance_embedding.relative_attention_bias.weight.shape) == (buckets, 3)
+    how = {"buckets": buckets, "max_distance": max_distance}
+    assert layer_error(layer, hidden, REAL, paper(layer, scale, **how)) <= 1e-10
+    # the comparison must see the other sign, the other buckets, and the other scale
+    assert layer_error(layer, hidden, REAL, paper(layer, scale, sign=-1, **how)) > 1e-2
+    assert layer_error(layer, hidden, REAL, paper(layer, 1.5 - scale, **how)) > 1e-2
+    if scaling == "bert":
+        assert layer_error(layer, hidden, REAL, paper(layer, scale, inside=True, **how)) > 1e-2
+
+
+def test_default_scale_is_berts():
+    assert T5.scale_of(T5.resolve({}, tiny_config("t5")), tiny_config("t5")) is None
+
+
+def test_one_side_in_a_decoder(hidden):
+    layer = tiny_attention("t5", is_decoder=True, position_options={"buckets": 6, "max_distance": 9})
+    out, _ = layer(hidden, attention_mask=torch.ones(24, 24, dtype=torch.bool).tril()[None, None])
+    score = paper(layer, 1 / math.sqrt(8), buckets=6, max_distance=9, causal=True)
+    # the first n tokens of a causal layer are what the last of n tokens sees
+    for n in (1, 9, 24):
+        head = layer(hidden[:, :n])[0][:, -1]
+        assert (head - out[:, n - 1]).abs().max() <= 1e-12
+    assert layer_error(layer, hidden, REAL, score) <= 1e-10
+
+
+def test_buckets_of_the_original():
+    """Far distances too, and the edges, where the logarithm is a whole number up to rounding."""
+    _, tensors = golden("t5")
+    r = torch.arange(-300, 301)
+    assert t5_bucket(r, 32, 128).equal(tensors["buckets.encoder"])
+    assert t5_bucket(r, 32, 128).equal(tensors["buckets.mpnet"])
+    assert t5_bucket(r, 32, 128, bidirectional=False).equal(tensors["buckets.decoder"])
+    assert t5_bucket(r, 16, 40).equal(tensors["buckets.encoder-16-40"])
+    assert 16 not in t5_bucket(r, 32, 128)  # the bucket of r = +0
+    assert [bucket(int(x), 32, 128) for x in r] == t5_bucket(r, 32, 128).tolist()
+
+
+@pytest.mark.parametrize("name, scaling", [("encoder", "t5"), ("decoder", "t5"), ("mpnet", "bert")])
+@torch.no_grad()
+def test_equals_the_original_code(name, scaling):
+    sizes, tensors = golden("t5")
+    layer = tiny_attention(
+        "t5", dtype=torch.float32, is_decoder=name == "decoder", position_options={"scaling": scaling}
+    )
+    for letter, linear in zip("qkv", (layer.query, layer.key, layer.value), strict=True):
+        linear.weight.copy_(tensors[f"{name}.{letter}.weight"])
+        linear.bias.copy_(tensors.get(f"{name}.{letter}.bias", torch.zeros(24)))
+    weight = tensors[f"{name}.relative_attention_bias.weight"]
+    layer.shared_distance_embedding.load_state_dict({"relative_attention_bias.weight": weight}, strict=True)
+    hidden = tensors["hidden_states"]
+    mask = padding([hidden.shape[1], sizes["length"]], hidden.shape[1])[:, None, None, :]
+    if name == "decoder":
+        mask = mask & torch.ones(hidden.shape[1], hidden.shape[1], dtype=torch.bool).tril()
+    assert (layer(hidden, attention_mask=mask)[0] - tensors[f"{name}.out"]).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize(
+    "options, field",
+    [
+        ({"buckets": 6}, "buckets"),  # three for each side
+        ({"buckets": 0}, "buckets"),
+        ({"max_distance": 8}, "max_distance"),  # 8 distances have buckets of their own: log(8/8) = 0
+        ({"max_distance": -1}, "max_distance"),
+        ({"scaling": 1}, "scaling"),
+    ],
+)
+def test_refuses(options, field):
+    with pytest.raises(ValueError, match=rf"position_options\['{field}'\]"):
+        tiny_config("t5", position_options=options)

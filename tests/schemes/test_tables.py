@@ -1,0 +1,113 @@
+"""The general scheme: the formula with free tables, on rows or on knots with linear interpolation between them.
+
+e_ij = (q_i·k_j + q_i·A_r + k_j·B_r + c_r) / √d,   z_i = Σ_j α_ij (v_j + V_r),   r = clip(j − i, ±reach)
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from oracles import array, layer_error, padding, tiny_attention
+
+from hf_relpos.model.scheme_tables import knots
+
+
+def interpolated(rows, places, r):
+    """Row of offset r, (H or 1, …), by np.interp on each number of the table."""
+    flat = rows.reshape(rows.shape[0], rows.shape[1], -1)
+    out = [[np.interp(r, places, head[:, column]) for column in range(flat.shape[2])] for head in flat]
+    return np.array(out).reshape(rows.shape[0], *rows.shape[2:])
+
+
+def paper(layer, sign=1):
+    scheme = layer.distance_embedding
+    places = scheme.places
+    tables = {letter: array(rows) for letter, rows in scheme.named_parameters()}
+
+    def row(letter, h, i, j):
+        if letter not in tables:
+            return 0.0
+        found = interpolated(tables[letter], places, sign * (j - i))
+        return found[h % found.shape[0]]
+
+    def score(q, k, h, i, j):
+        total = q @ k + row("c", h, i, j)
+        if "A" in tables:
+            total += q @ row("A", h, i, j)
+        if "B" in tables:
+            total += k @ row("B", h, i, j)
+        return total / math.sqrt(8)
+
+    def value(v, h, i, j):
+        return v + row("V", h, i, j)
+
+    return score, value
+
+
+@pytest.mark.parametrize("storage", ["knots", "rows"])
+@pytest.mark.parametrize("per_head", [True, False])
+@pytest.mark.parametrize("terms", ["ABcV", "A", "B", "c", "V", "BA"])
+def test_equals_the_formula(terms, per_head, storage):
+    options = {"terms": terms, "per_head": per_head, "storage": storage, "reach": 7, "dense": 2, "per_octave": 1}
+    layer = tiny_attention("tables", position_options=options)
+    hidden, real = torch.randn(2, 11, 24, dtype=torch.float64), padding([11, 6], 11)  # past the reach, too
+    assert layer_error(layer, hidden, real, *paper(layer)) <= 1e-10
+    assert layer_error(layer, hidden, real, *paper(layer, sign=-1)) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("reach", "dense", "per_octave"), [(511, 16, 4), (7, 2, 1), (1, 16, 4), (16, 16, 4), (17, 16, 4)]
+)
+def test_knots(reach, dense, per_octave):
+    places = knots(reach, dense, per_octave)
+    assert places == sorted(set(places)) and places == [-place for place in reversed(places)]
+    assert places[-1] == reach
+    near = min(dense, reach)
+    assert set(range(-near, near + 1)) <= set(places)
+    if reach == 511:  # 33 near ones, and 4 for each of the 5 octaves on both sides
+        assert len(places) == 33 + 2 * 4 * 5
+
+
+def test_interpolation_is_exact_at_knots_and_between_is_the_mean():
+    layer = tiny_attention("tables", position_options={"reach": 64, "dense": 4, "per_octave": 1, "terms": "A"})
+    scheme = layer.distance_embedding
+    assert scheme.places[-5:] == [4, 8, 16, 32, 64]
+    at_knots = scheme.expand(scheme.A, torch.tensor(scheme.places))
+    assert torch.equal(at_knots, scheme.A)
+    between = scheme.expand(scheme.A, torch.tensor([6, -48]))
+    assert torch.allclose(between[:, 0], (scheme.A[:, -5] + scheme.A[:, -4]) / 2)
+    assert torch.allclose(between[:, 1], (scheme.A[:, 0] + scheme.A[:, 1]) / 2)
+
+
+@pytest.mark.parametrize("beyond", ["clip", "zero"])
+def test_past_the_reach(beyond):
+    layer = tiny_attention("tables", position_options={"reach": 5, "terms": "A", "beyond": beyond})
+    scheme = layer.distance_embedding
+    rows = scheme.expand(scheme.A, torch.tensor([-9, -5, 5, 6]))
+    assert torch.equal(rows[:, 1], scheme.A[:, 0]) and torch.equal(rows[:, 2], scheme.A[:, -1])
+    if beyond == "zero":
+        assert rows[:, [0, 3]].abs().max() == 0
+    else:
+        assert torch.equal(rows[:, 0], scheme.A[:, 0]) and torch.equal(rows[:, 3], scheme.A[:, -1])
+
+
+def test_rows_with_shared_key_and_value_tables_are_shaw():
+    """The tables of Shaw et al. are this scheme's A and V, shared by the heads, one row for each distance."""
+    layer = tiny_attention(
+        "tables", position_options={"terms": "AV", "per_head": False, "storage": "rows", "reach": 4}
+    )
+    shaw = tiny_attention("shaw", position_options={"clip": 4})
+    state = {key: value for key, value in shaw.state_dict().items() if "distance" not in key}
+    state["distance_embedding.A"] = shaw.distance_embedding.key[None]
+    state["distance_embedding.V"] = shaw.distance_embedding.value[None]
+    layer.load_state_dict(state)
+    hidden, mask = torch.randn(2, 9, 24, dtype=torch.float64), padding([9, 5], 9)[:, None, None, :]
+    difference = layer(hidden, attention_mask=mask)[0] - shaw(hidden, attention_mask=mask)[0]
+    assert difference.abs().max() <= 1e-14
+
+
+@pytest.mark.parametrize("terms", ["", "AA", "X", "A B", None, ["A"]])
+def test_terms_are_letters(terms):
+    with pytest.raises(ValueError, match=r"position_options\['terms'\]"):
+        tiny_attention("tables", position_options={"terms": terms})

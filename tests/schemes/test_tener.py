@@ -1,0 +1,137 @@
+"""TENER (Yan et al. 2019), as released.
+
+    score = (q_i + u)·k_j + (q_i + v)·R_{j−i} + k_j·R_{i−j}
+
+with R the sinusoid of size d in tensor2tensor's layout, not projected. The paper has no last term.
+"""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from oracles import array, layer_error, padding, sine_cosine, tiny_attention
+from safetensors import safe_open
+
+
+FIXTURE = Path(__file__).parents[1] / "fixtures" / "schemes" / "tener.safetensors"
+REAL = padding([9, 5], 9)
+
+
+def sinusoid(position: float, width: int = 8) -> np.ndarray:
+    """[sin … | cos …] with frequencies from 1 down to 1/10000, both included."""
+    angles = [position / 10000 ** (n / (width // 2 - 1)) for n in range(width // 2)]
+    return np.array([math.sin(angle) for angle in angles] + [math.cos(angle) for angle in angles])
+
+
+def paper(layer, key_side=True, scale=1.0, sign=1, swap=False, R=sinusoid, clip=None):
+    """The score; `sign`, `swap` (u and v exchanged) and `R` make mistakes that the comparison must see."""
+    scheme = layer.distance_embedding
+    u, v = array(scheme.r_r_bias), array(scheme.r_w_bias)
+    if swap:
+        u, v = v, u
+
+    def score(q, k, h, i, j):
+        r = sign * (j - i)
+        r = r if clip is None else max(-clip, min(clip, r))
+        total = (q + u[h]) @ k + (q + v[h]) @ R(r)
+        return scale * (total + k @ R(-r) * key_side)
+
+    return score
+
+
+@pytest.fixture
+def layer():
+    return tiny_attention("tener")
+
+
+@pytest.fixture
+def hidden():
+    return torch.randn(2, 9, 24, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("terms", ["code", "paper"])
+@pytest.mark.parametrize("scale", [False, True])
+def test_equals_the_equation(terms, scale, hidden):
+    layer = tiny_attention("tener", position_options={"terms": terms, "scale": scale})
+    expected = paper(layer, key_side=terms == "code", scale=8**-0.5 if scale else 1.0)
+    assert layer_error(layer, hidden, REAL, expected) <= 1e-10
+
+
+MISTAKES = {
+    "no key side": {"key_side": False},
+    "scaled": {"scale": 8**-0.5},
+    "i - j": {"sign": -1},
+    "names as in Transformer-XL": {"swap": True},
+    "frequencies of the paper": {"R": lambda r: sine_cosine(r, 8)},
+    "interleaved": {"R": lambda r: sinusoid(r).reshape(2, 4).T.ravel()},
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_comparison_sees(mistake, layer, hidden):
+    assert layer_error(layer, hidden, REAL, paper(layer, **MISTAKES[mistake])) > 1e-2
+
+
+def test_only_two_biases(layer):
+    assert {name: tuple(p.shape) for name, p in layer.distance_embedding.state_dict().items()} == {
+        "r_r_bias": (3, 8),
+        "r_w_bias": (3, 8),
+    }
+
+
+@pytest.mark.parametrize("beyond, clip", [("extrapolate", None), ("clip", 15)])
+def test_past_the_trained_range(beyond, clip):
+    layer = tiny_attention("tener", position_options={"beyond": beyond})
+    hidden = torch.randn(1, 20, 24, dtype=torch.float64)
+    assert layer_error(layer, hidden, padding([18], 20), paper(layer, clip=clip)) <= 1e-10
+
+
+@pytest.mark.parametrize("length", [600, 601, 602])
+@torch.no_grad()
+def test_where_the_original_table_ends(length, layer):
+    """The released layer fails at 601 tokens. The first and the last must see each other at the right distance."""
+    hidden = torch.randn(1, length, 24, dtype=torch.float64)
+    ends = torch.zeros(length, dtype=torch.bool)
+    ends[[0, -1]] = True
+    _, weights = layer(hidden, attention_mask=ends[None, None, None])
+    scores = weights[0, :, [0, -1]][:, :, [0, -1]].log()
+    score = paper(layer)
+    q, k = (array(linear(hidden[0, [0, -1]])).reshape(2, 3, 8) for linear in (layer.query, layer.key))
+    place = [0, length - 1]
+    for h in range(3):
+        for a in range(2):
+            expected = [score(q[a, h], k[b, h], h, place[a], place[b]) for b in range(2)]
+            assert abs(float(scores[h, a, 0] - scores[h, a, 1]) - (expected[0] - expected[1])) <= 1e-9
+
+
+@torch.no_grad()
+def test_head_of_two(hidden):
+    """The original divides by zero there."""
+    layer = tiny_attention("tener", hidden_size=6)
+    assert layer(torch.randn(1, 5, 6, dtype=torch.float64))[0].isfinite().all()
+
+
+def read_fixture() -> tuple[dict, dict]:
+    """Sizes and tensors of the original layer."""
+    with safe_open(FIXTURE, "pt") as file:
+        return json.loads(file.metadata()["config"]), {name: file.get_tensor(name) for name in file.keys()}
+
+
+@pytest.mark.parametrize("case", read_fixture()[0]["cases"])
+@torch.no_grad()
+def test_equals_the_original_code(case):
+    sizes, tensors = read_fixture()
+    found = {name.removeprefix(f"{case}."): tensor for name, tensor in tensors.items() if name.startswith(f"{case}.")}
+    layer = tiny_attention("tener", position_options=sizes["cases"][case])
+    parts = found["qkv_linear.weight"].chunk(3)
+    for linear, weight in zip((layer.query, layer.key, layer.value), parts, strict=True):
+        linear.weight.copy_(weight)
+        linear.bias.zero_()
+    biases = {name: found[name] for name in ("r_r_bias", "r_w_bias")}
+    layer.distance_embedding.load_state_dict(biases, strict=True)
+    out, weights = layer(found["hidden_states"], attention_mask=found["real"][:, None, None, :])
+    assert (out - found["context"]).abs().max() <= 5e-7
+    assert (weights - found["weights"]).abs().max() <= 5e-7
