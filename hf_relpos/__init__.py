@@ -4,6 +4,8 @@ Importing this package registers `RelPosBertConfig` and its models with the Auto
 other checkpoint loads differently, no file is read, no kernel compiled.
 """
 
+import importlib
+
 from .model.configuration_relpos_bert import RelPosBertConfig
 from .model.formula import Table, Terms, attend
 from .model.modeling_relpos_bert import (
@@ -21,6 +23,7 @@ from .model.modeling_relpos_bert import (
 from .model.offsets import Offsets
 from .model.scheme import Option, Scheme
 from .model.schemes import SCHEMES
+from .patch import patch_transformers
 from .registration import register
 from .version import __version__
 
@@ -45,6 +48,16 @@ __all__ = [
     "Terms",
     "__version__",
     "attend",
+    "convert",
+    "patch_transformers",
 ]
+
+
+def __getattr__(name: str):
+    """`hf_relpos.convert`, imported on first use: the subpackage, which can be called as the function in it."""
+    if name == "convert":
+        return importlib.import_module(".convert", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 register()

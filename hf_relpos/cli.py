@@ -134,13 +134,31 @@ def print_report(report: "ConversionReport", console: Console) -> None:
 def schemes() -> None:
     """List the position schemes."""
     from .model.attention import capable_backends
+    from .model.configuration_relpos_bert import RelPosBertConfig
     from .model.schemes import SCHEMES
 
-    table = Table("scheme", "source", "options", "past the trained range", "backends")
+    table = Table("scheme", "source", "options, with their defaults", "backends")
     table.columns[0].no_wrap = True
     for name, scheme in SCHEMES.items():
-        defaults = {key: option.default for key, option in scheme.options.items()}
         options = "\n".join(f"{key} = {option.default}: {option.help}" for key, option in scheme.options.items())
-        backends = ", ".join(capable_backends(scheme.has_value_term(defaults)))
-        table.add_row(name, scheme.source, options or "–", scheme.beyond_range, backends)
+        backends = ", ".join(capable_backends(RelPosBertConfig(position_embedding_type=name).position_needs))
+        table.add_row(name, scheme.source, options, backends)
     Console().print(table)
+
+
+@app.command()
+def demo(
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(help="Masked language model with absolute positions: folder or Hub repository, if not our own."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the models.")] = Path("demo-out"),
+    scheme: Annotated[str, typer.Option(help="Position scheme; `hf-relpos schemes` lists them.")] = "transformer_xl",
+    steps: Annotated[int, typer.Option(help="Training steps of the fine-tuning.", min=1)] = 200,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists.")] = False,
+) -> None:
+    """Convert a BERT, show what it kept, fine-tune it, reload it."""
+    with plain_errors():
+        from .demo import run_demo
+
+        run_demo(checkpoint, out=out, scheme=scheme, steps=steps, overwrite=overwrite, console=Console())

@@ -20,7 +20,6 @@ from typing import Any
 import transformers
 from transformers import BertConfig, BertPreTrainedModel, PreTrainedConfig
 
-from .compat import attn_implementation
 from .model.configuration_relpos_bert import RelPosBertConfig
 from .model.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
 from .model.schemes import SCHEMES
@@ -117,24 +116,6 @@ def is_ours(config: Any, changes: Mapping[str, Any] | None = None) -> bool:
     )
 
 
-def to_relpos_config(config: BertConfig, changes: Mapping[str, Any] | None = None) -> RelPosBertConfig:
-    """The configuration as a RelPosBertConfig, with its origin and its attention backend; one of ours as it is.
-
-    Args:
-        config: a BertConfig or a RelPosBertConfig.
-        changes: fields to set, in a copy.
-
-    Raises:
-        ValueError: for a scheme or options that RelPosBertConfig refuses.
-    """
-    if isinstance(config, RelPosBertConfig) and not changes:
-        return config
-    values = {**config.to_dict(), **(changes or {}), "model_type": RelPosBertConfig.model_type}
-    converted = RelPosBertConfig(**values, attn_implementation=attn_implementation(config))
-    converted.name_or_path = config.name_or_path
-    return converted
-
-
 def _saved_scheme(path: Any, config: Any, kwargs: dict[str, Any]) -> Any:
     """The `position_embedding_type` that `from_pretrained(path, config=config, **kwargs)` would give its model.
 
@@ -159,7 +140,7 @@ def _routed_init(stock: type, ours: type) -> Callable[..., None]:
     def __init__(self, config, *args, **kwargs):
         if _active and type(self) is stock and is_ours(config):
             self.__class__ = ours
-            ours.__init__(self, to_relpos_config(config), *args, **kwargs)
+            ours.__init__(self, RelPosBertConfig.from_bert(config), *args, **kwargs)
         else:
             before(self, config, *args, **kwargs)
 
@@ -177,7 +158,7 @@ def _routed_from_pretrained(stock: type, ours: type) -> classmethod:
                 own = {name: value for name, value in kwargs.items() if name in OWN_FIELDS}
                 if is_ours(config, own):
                     kwargs = {name: value for name, value in kwargs.items() if name not in own}
-                    config = to_relpos_config(config, own)
+                    config = RelPosBertConfig.from_bert(config, **own)
                     return ours.from_pretrained(pretrained_model_name_or_path, *args, config=config, **kwargs)
             elif is_relative(_saved_scheme(pretrained_model_name_or_path, config, kwargs)):
                 return ours.from_pretrained(pretrained_model_name_or_path, *args, config=config, **kwargs)

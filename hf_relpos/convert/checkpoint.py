@@ -350,7 +350,7 @@ def make_config(
         saved,
         position_embedding_type=position_embedding_type,
         position_options=dict(position_options or {}),
-        absolute_position_embeddings=method.keeps_table and not scheme.absolute_input,
+        absolute_position_embeddings=method.keeps_table and scheme.name != "absolute",
     )
 
 
@@ -363,11 +363,13 @@ def check_scheme(scheme: type[Scheme], method: Method) -> None:
     fitting = [
         name
         for name, each in SCHEMES.items()
-        if each.zero_is_neutral and (method.keeps_table or not each.absolute_input)
+        if each.zero_is_neutral and not each.requires and (method.keeps_table or name != "absolute")
     ]
     if scheme.name in fitting:
         return
-    if scheme.zero_is_neutral:
+    if scheme.requires:
+        reason = f"this scheme needs inputs that the source does not have ({', '.join(scheme.requires)})"
+    elif scheme.zero_is_neutral:
         reason = "this scheme has absolute positions at the input, which the method removes"
     else:
         reason = "this scheme cannot start without an effect, so the outputs would change at random"

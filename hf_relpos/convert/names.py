@@ -58,7 +58,7 @@ BASE_RULES = (*RULES, Rule("bert.*", "*"))
 # Buffers of older releases: computed, never trained.
 BUFFERS = ("*embeddings.position_ids", "*embeddings.token_type_ids")
 # Ours, not stock BERT's: parameters of the position scheme.
-SCHEME = "*.attention.self.distance_embedding.*"
+SCHEME = "*.distance_embedding.*"
 # Stock BERT's; ours only where `config.has_absolute_table`.
 TABLE = "*embeddings.position_embeddings.weight"
 
