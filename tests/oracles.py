@@ -182,6 +182,12 @@ def extra_inputs(name: str | list[str], batch: int, length: int) -> dict[str, to
     return inputs
 
 
+def grid_ids(height: int, width: int, outside: int = 0) -> torch.Tensor:
+    """Row and column of every token of an image, row by row, after `outside` tokens that have none: (1, L, 2)."""
+    places = torch.cartesian_prod(torch.arange(height), torch.arange(width))
+    return torch.cat([torch.full((outside, 2), -1), places])[None]
+
+
 def extra_offsets(name: str | list[str], batch: int, length: int) -> Offsets:
     """The same, for a single attention layer."""
     inputs = extra_inputs(name, batch, length)

@@ -1,7 +1,8 @@
 """Fixture of CAPE: the sinusoids of the original in evaluation and in training, with the numbers it drew.
 
 Original: github.com/gcambara/cape, commit d45695097bfbb6eb1866a176b5d5ede2e8fbfb0b, cape/cape.py (CAPE1d). It takes
-one token more than `x_lengths` for real, so it is given one less. Environment: Python 3.11, torch 2.13.0, einops 0.8.2.
+one token more than `x_lengths` for real, so it is given one less. Environment: Python 3.11, torch 2.13.0, einops
+0.8.2.
 
     python scripts/golden/cape.py --repo PATH
 

@@ -2,8 +2,8 @@
 
     python scripts/golden/deberta.py
 
-Made with transformers 5.23.0 (`models/deberta`, `models/deberta_v2`) and torch 2.13.0 on a CPU. Float64 but for the
-scale, which the originals keep in float32.
+Original: transformers 5.23.0, models/deberta/modeling_deberta.py and models/deberta_v2/modeling_deberta_v2.py.
+Environment: torch 2.13.0 on a CPU. Float64 but for the scale, which the originals keep in float32.
 
     metadata "config"          JSON: hidden_size D, num_attention_heads H, and for every case the version and what its
                                configuration sets

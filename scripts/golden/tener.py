@@ -3,7 +3,8 @@
     git clone https://github.com/fastnlp/TENER && git -C TENER checkout d2614d509dffb9b30636e3523a2f8f0dc4876708
     python scripts/golden/tener.py --repo TENER
 
-Made with torch 2.13.0 on a CPU; the layer needs nothing else. Float64 but for the sinusoids, which the original
+Original: github.com/fastnlp/TENER, commit d2614d509dffb9b30636e3523a2f8f0dc4876708, modules/relative_transformer.py.
+Environment: torch 2.13.0 on a CPU; the layer needs nothing else. Float64 but for the sinusoids, which the original
 computes in float32.
 
     metadata "config"             JSON: d_model D, n_head H, and for every case whether `scale` is set

@@ -1,6 +1,7 @@
 """Fixtures of sinusoids at the input and of positions on a grid, from tensor2tensor.
 
-Original and environment: those of tensor2tensor.py beside this file.
+Original: github.com/tensorflow/tensor2tensor, commit bafdc1b67730430d38d6ab802cbd51f9d053ba2e,
+tensor2tensor/layers/common_attention.py. Environment: that of tensor2tensor.py beside this file.
 
     python scripts/golden/tensor2tensor_grid.py --repo PATH
 

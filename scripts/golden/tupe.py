@@ -3,8 +3,10 @@
     git clone https://github.com/guolinke/TUPE && git -C TUPE checkout 4c64ff748a7039be4918429f05bbb43d81357107
     python scripts/golden/tupe.py --repo TUPE
 
-Made with torch 2.13.0 on a CPU, in float64. Only four files of its fairseq are run; the rest of that package needs
-compiled extensions and is not imported. The output projection of the attention is set to the identity.
+Original: github.com/guolinke/TUPE, commit 4c64ff748a7039be4918429f05bbb43d81357107, fairseq/modules
+(transformer_sentence_encoder.py). Environment: torch 2.13.0 on a CPU, in float64. Only four files of its fairseq are
+run; the rest of that package needs compiled extensions and is not imported. The output projection of the attention is
+set to the identity.
 
     metadata "config"    JSON: sizes, and for every case whether `rel_pos` is set
     <case>.pos.weight, .pos_ln.*, .pos_q_linear.*, .pos_k_linear.*, .relative_attention_bias.weight

@@ -2,8 +2,8 @@
 
     python scripts/golden/xlnet.py
 
-Made with transformers 5.23.0 (`models/xlnet`, the same in 4.57.6) and torch 2.13.0 on a CPU. Float64 but for the
-sinusoids, which the original computes in float32.
+Original: transformers 5.23.0, models/xlnet/modeling_xlnet.py (the same in 4.57.6). Environment: torch 2.13.0 on a CPU.
+Float64 but for the sinusoids, which the original computes in float32.
 
     metadata "config"    JSON: d_model D, n_head H, and for every case mlen M and clamp_len
     r, r_w_bias, r_r_bias, r_s_bias, seg_embed, q, k, v     the weights, as they are named and shaped there

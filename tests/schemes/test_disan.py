@@ -49,16 +49,23 @@ def test_half_of_the_heads_go_each_way():
         assert (weights[:forward].triu() == 0).all() and (weights[forward:].tril() == 0).all()
 
 
-@pytest.mark.parametrize("direction", ["forward", "backward", "diag"])
+CASES = ["forward", "backward", "diag"]
+
+
 @torch.no_grad()
-def test_equals_the_original_code(direction):
-    """The same pairs have weight, with padding."""
+def parity(direction: str) -> float:
+    """Share of the pairs, padding included, that have weight here and none in the original, or the reverse."""
     sizes, tensors = golden("disan")
     seen = tensors[direction].bool()
     layer = tiny_attention("disan", position_options={"direction": direction})
     real = padding(sizes["real"], seen.shape[-1])
     _, weights = layer(torch.randn(*real.shape, 24, dtype=torch.float64), attention_mask=real[:, None, None, :])
-    assert torch.equal(weights > 0, seen[:, None].expand_as(weights))
+    return ((weights > 0) != seen[:, None]).double().mean().item()
+
+
+@pytest.mark.parametrize("direction", CASES)
+def test_equals_the_original_code(direction):
+    assert parity(direction) == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=["fp32", "fp16", "bf16"])

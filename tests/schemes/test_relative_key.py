@@ -5,12 +5,14 @@ relative_key_query:  score = (q_i·k_j + q_i·e + k_j·e) / √d
 """
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from oracles import array, layer_error, padding, tiny_attention
+from safetensors.torch import load_file
 
-from hf_relpos import SCHEMES
+from hf_relpos import SCHEMES, RelPosBertModel
 
 
 KINDS = ["relative_key", "relative_key_query"]
@@ -18,7 +20,7 @@ P = 16
 
 
 def paper(layer, kind, clip=None, flipped=False):
-    """The score of the old implementation; `clip` limits the distance, `flipped` reads the table from its other end."""
+    """The old score; `clip` limits the distance, `flipped` reads the table from its other end."""
     E = array(layer.distance_embedding.weight)
 
     def score(q, k, h, i, j):
@@ -84,3 +86,22 @@ def test_names_of_the_old_checkpoints():
         names = [name for name, _ in tiny_attention(kind).named_parameters() if "distance" in name]
         assert names == ["distance_embedding.weight"]
         assert SCHEMES[kind].relative
+
+
+CASES = KINDS
+
+
+@torch.no_grad()
+def parity(kind: str) -> float:
+    """Largest difference from the BERT of Transformers 4.57.6, which wrote the checkpoint."""
+    folder = Path(__file__).parents[1] / "fixtures" / "legacy" / kind / "BertModel"
+    stored = load_file(folder / "io.safetensors")
+    inputs = {name.removeprefix("input."): tensor for name, tensor in stored.items() if name.startswith("input.")}
+    out = RelPosBertModel.from_pretrained(folder)(**inputs)
+    errors = (out[name] - stored[f"output.{name}"] for name in ("last_hidden_state", "pooler_output"))
+    return max(error.abs().max().item() for error in errors)
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_equals_the_original_code(kind):
+    assert parity(kind) <= 1e-5

@@ -1,0 +1,296 @@
+"""Pictures of what a scheme adds to the attention score, as a function of the query's place i and the key's place j.
+
+Needs the extra `plot` (matplotlib) for the figures; the numbers need nothing more.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import AutoTokenizer
+
+from .model.configuration_relpos_bert import RelPosBertConfig
+from .model.formula import Terms, allowed, content_scale, content_vectors, featurewise_scores, position_scores
+from .model.modeling_relpos_bert import RelPosBertModel, RelPosBertPreTrainedModel
+from .model.offsets import Offsets
+
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Fields of Terms, and the letters they have in the formula.
+LETTERS = {
+    "A": "A",
+    "B": "B",
+    "u": "u",
+    "c": "c",
+    "c_outer": "c'",
+    "dense": "dense c'",
+    "V": "V",
+    "gain": "gain",
+    "feature_gain": "gain",
+    "allow": "allow",
+    "rotate": "rotate",
+}
+
+
+@dataclass(frozen=True)
+class Call:
+    """What one layer had in its hands during one forward pass.
+
+    Attributes:
+        query: (B, H, L, d).
+        key: (B, H, K, d).
+        terms: what the scheme adds.
+        offsets: r for every query and key.
+        added_to_input: what the input module of the scheme returned, (1 or B, L, D); None without one.
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    terms: Terms
+    offsets: Offsets
+    added_to_input: torch.Tensor | None
+
+    @property
+    def letters(self) -> list[str]:
+        """The terms present, by their letters, in the order of the formula; `input` last."""
+        present = [letter for field, letter in LETTERS.items() if getattr(self.terms, field) not in (None, ())]
+        return list(dict.fromkeys(present)) + ["input"] * (self.added_to_input is not None)
+
+
+def example_inputs(config: RelPosBertConfig, length: int = 64, batch: int = 4) -> dict[str, torch.Tensor]:
+    """Random tokens, and whatever else the scheme requires: a square image, edges to the next tokens and the fourth.
+
+    Args:
+        length: cut to P, which some schemes refuse to pass.
+    """
+    length = min(length, config.max_position_embeddings)
+    places = torch.arange(length)
+    generator = torch.Generator().manual_seed(0)
+    inputs = {"input_ids": torch.randint(config.vocab_size, (batch, length), generator=generator)}
+    if "grid" in config.position_requires:
+        width = round(length**0.5)
+        inputs["position_ids"] = torch.stack([places // width, places % width], dim=-1).expand(batch, -1, -1)
+    if "relation_ids" in config.position_requires:
+        r = places - places[:, None]
+        inputs["relation_ids"] = ((r == 1) | (r == 4)).long().expand(batch, -1, -1)
+    return inputs
+
+
+@torch.no_grad()
+def observe(
+    model: RelPosBertPreTrainedModel | RelPosBertConfig, layer: int = 0, inputs: dict[str, torch.Tensor] | None = None
+) -> Call:
+    """Run a model and note what one of its layers does.
+
+    Args:
+        model: a model, or a configuration, which stands for a fresh model with seed 0.
+        layer: number of the layer.
+        inputs: arguments of `forward`; None for `example_inputs`.
+
+    Raises:
+        ValueError: for a layer that the model does not have.
+    """
+    if isinstance(model, RelPosBertConfig):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = RelPosBertModel(model, add_pooling_layer=False)
+    model = model.base_model
+    count = len(model.encoder.layer)
+    if not 0 <= layer < count:
+        raise ValueError(f"layer = {layer}: the model has layers 0 to {count - 1}")
+    attention = model.encoder.layer[layer].attention.self
+    inputs = example_inputs(model.config) if inputs is None else inputs
+    seen: dict[str, Any] = {}
+
+    def keep(name: str) -> Callable:
+        def hook(module, args, out) -> None:
+            seen.setdefault(name, out)  # a scheme may project something else later
+
+        return hook
+
+    def terms(offsets: Offsets) -> Terms:
+        seen["offsets"], seen["terms"] = offsets, type(scheme).terms(scheme, offsets)
+        return seen["terms"]
+
+    scheme = attention.distance_embedding
+    modules = {"query": attention.query, "key": attention.key, "input": model.embeddings.position_embeddings}
+    hooks = [module.register_forward_hook(keep(name)) for name, module in modules.items() if module is not None]
+    training = model.training
+    scheme.terms = terms
+    try:
+        model.eval()(**{name: tensor.to(model.device) for name, tensor in inputs.items()}, use_cache=False)
+    finally:
+        del scheme.terms
+        model.train(training)
+        for hook in hooks:
+            hook.remove()
+    heads = (attention.num_attention_heads, attention.attention_head_size)
+    query, key = (seen[name].unflatten(-1, heads).transpose(1, 2) for name in ("query", "key"))
+    return Call(query, key, seen["terms"], seen["offsets"], seen.get("input"))
+
+
+@torch.no_grad()
+def score_map(
+    call: Call, head: int | None = None, query: torch.Tensor | None = None, key: torch.Tensor | None = None
+) -> torch.Tensor:
+    """What position adds to the score of a query at i and a key at j, by all terms but V and u (which has no r).
+
+    What depends on content is shown for one query and one key: q·A, k·B for `query` and `key`; rotations and gains by
+    what they change in the product of a vector of length 1 with itself.
+
+    Args:
+        call: what `observe` returned.
+        head: its number, or None for all.
+        query: (H, d); None for the mean over the tokens of the call.
+        key: (H, d), likewise.
+
+    Returns:
+        (L, K), or (H, L, K) for all heads; NaN where the scheme hides the key.
+    """
+    terms, offsets = call.terms, call.offsets
+    query = call.query.mean((0, 2)) if query is None else query
+    key = call.key.mean((0, 2)) if key is None else key
+    query = query[:, None].expand_as(call.query)
+    key = key[:, None].expand_as(call.key)
+    _, turned_query, turned_key = content_vectors(query, key, terms, offsets)
+    added = position_scores(turned_query, turned_key, terms, offsets)
+    if added is None:
+        added = call.query.new_zeros(())
+    if terms.rotate is not None or terms.gain or terms.feature_gain is not None:
+        unit = torch.ones_like(query) * query.shape[-1] ** -0.5
+        _, left, right = content_vectors(unit, unit, terms, offsets)
+        if terms.feature_gain is None:
+            content = left @ right.transpose(-1, -2)
+        else:
+            content = featurewise_scores(left, right, terms.feature_gain, offsets)
+        for table in terms.gain:
+            content = content * table.scalars(offsets)
+        added = added + content_scale(query, terms) * (content - 1)
+    visible = allowed(terms, offsets, None)
+    if visible is not None:
+        added = torch.where(visible, added, torch.nan)
+    added = added.expand(*call.query.shape[:3], call.key.shape[2])[0].float().cpu()
+    return added if head is None else added[head]
+
+
+def input_map(call: Call) -> torch.Tensor | None:
+    """Cosine of what the scheme adds to the input at i and at j, (L, L); None for a scheme without an input module."""
+    if call.added_to_input is None:
+        return None
+    vectors = torch.nn.functional.normalize(call.added_to_input[0].float(), dim=-1)
+    return (vectors @ vectors.T).cpu()
+
+
+def plot_scheme(
+    model: RelPosBertPreTrainedModel | RelPosBertConfig,
+    layer: int = 0,
+    head: int = 0,
+    inputs: dict[str, torch.Tensor] | None = None,
+) -> "Figure":
+    """What a scheme adds, over all pairs and for the query in the middle.
+
+    Args:
+        model: a model, or a configuration, which stands for a fresh model with seed 0.
+        layer: number of the layer.
+        head: number of the head.
+        inputs: arguments of `forward`; None for `example_inputs`.
+
+    Raises:
+        ModuleNotFoundError: without matplotlib.
+        ValueError: for a layer or head that the model does not have.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("plots need matplotlib: pip install 'hf-relpos[plot]'", name=error.name) from error
+    call = observe(model, layer, inputs)
+    count = call.query.shape[1]
+    if not 0 <= head < count:
+        raise ValueError(f"head = {head}: the model has heads 0 to {count - 1}")
+    rows = []
+    similarity = input_map(call)
+    if set(call.letters) != {"input"}:
+        rows.append((score_map(call), f"added to the score, head {head}", "added to the score"))
+    if similarity is not None:
+        rows.append((similarity[None], "cosine of the input vectors of i and j", "cosine"))
+    figure = Figure(figsize=(8, 0.5 + 2.9 * len(rows)), layout="constrained")
+    config = model if isinstance(model, RelPosBertConfig) else model.config
+    figure.suptitle(f"{config.position_scheme_name}, layer {layer}; terms: {', '.join(call.letters)}", fontsize=11)
+    panels = figure.subplots(len(rows), 2, squeeze=False, width_ratios=(1, 1.25))
+    for (maps, title, label), (left, right) in zip(rows, panels, strict=True):
+        _draw_map(figure, left, maps[min(head, len(maps) - 1)], title)
+        _draw_curves(right, maps, min(head, len(maps) - 1), label)
+    return figure
+
+
+def _draw_map(figure: "Figure", axes: Any, values: torch.Tensor, title: str) -> None:
+    """Heat map over (i, j), white at zero, grey where hidden."""
+    limit = float(values.nan_to_num().abs().max()) or 1.0
+    axes.set_facecolor("0.6")
+    image = axes.imshow(values.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
+    bar = figure.colorbar(image, ax=axes, shrink=0.9)
+    bar.ax.tick_params(labelsize=8)
+    axes.set_title(title + (" (grey: hidden)" if values.isnan().any() else ""), fontsize=9)
+    axes.set_xlabel("key j", fontsize=9)
+    axes.set_ylabel("query i", fontsize=9)
+    axes.tick_params(labelsize=8)
+
+
+def _draw_curves(axes: Any, maps: torch.Tensor, head: int, label: str) -> None:
+    """The row of the middle query over r = j − i: every head thin, the chosen one bold, a step for each offset."""
+    i = maps.shape[1] // 2
+    r = torch.arange(maps.shape[2]) - i
+    for number, values in enumerate(maps[:, i]):
+        if number != head:
+            axes.step(r, values, where="mid", color="0.75", linewidth=0.7)
+    axes.step(r, maps[head, i], where="mid", color="tab:blue", linewidth=1.6)
+    axes.axvline(0, color="0.4", linewidth=0.6, linestyle=":")
+    others = "; grey: the other heads" if len(maps) > 1 else ""
+    axes.set_title(f"query i = {i}{others}", fontsize=9)
+    axes.set_xlabel("r = j − i", fontsize=9)
+    axes.set_ylabel(label, fontsize=9)
+    axes.tick_params(labelsize=8)
+
+
+def plot_checkpoint(
+    checkpoint: str | Path,
+    out: str | Path | None = None,
+    layer: int = 0,
+    head: int = 0,
+    text: str | Path | None = None,
+    length: int = 128,
+) -> Path:
+    """Plot what the scheme of a trained model adds, and write the picture.
+
+    Args:
+        checkpoint: folder or Hub repository.
+        out: file to write, its kind by its ending; None for `<checkpoint>-layer<n>-head<n>.png` in this folder.
+        layer: number of the layer.
+        head: number of the head.
+        text: file whose tokens give the mean query and key; None for random tokens.
+        length: tokens per window, at most.
+
+    Returns:
+        The file.
+
+    Raises:
+        ValueError: for a layer or head that the model does not have, or a text without tokens.
+    """
+    model = RelPosBertModel.from_pretrained(checkpoint, add_pooling_layer=False)
+    inputs = example_inputs(model.config, length)
+    if text is not None:
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+        ids = tokenizer(Path(text).read_text(encoding="utf-8"), add_special_tokens=False, verbose=False).input_ids
+        if not ids:
+            raise ValueError(f"{text}: the tokenizer finds no tokens in it")
+        length = min(inputs["input_ids"].shape[1], len(ids))
+        windows = torch.tensor(ids[: len(ids) // length * length][: 16 * length]).view(-1, length)
+        inputs = {**example_inputs(model.config, length, batch=len(windows)), "input_ids": windows}
+    if out is None:
+        out = f"{Path(checkpoint).name}-layer{layer}-head{head}.png"
+    plot_scheme(model, layer, head, inputs).savefig(out, dpi=150)
+    return Path(out)

@@ -1,0 +1,196 @@
+"""Write the table of the schemes, from the schemes: a section of README.md, and model_cards/schemes.md.
+
+    python scripts/scheme_report.py            # both files; measures the errors against the originals
+    python scripts/scheme_report.py --plots    # and model_cards/schemes/<name>.png; needs the extra `plot`
+    python scripts/scheme_report.py --check    # exit code 1 if they are stale; measures nothing
+
+Terms are those of a fresh layer, with the default options. The errors are what `parity` of tests/schemes/test_<name>.py
+returns for its `CASES`, the largest of them; what the fixtures were made with stands in the docstrings of
+scripts/golden/*.py, after "Original:".
+"""
+
+import argparse
+import ast
+import importlib
+import math
+import re
+import sys
+from pathlib import Path
+
+import torch
+
+from hf_relpos import SCHEMES, RelPosBertConfig
+from hf_relpos.model.attention import capable_backends
+from hf_relpos.model.schemes import build_input, build_scheme, build_shared
+from hf_relpos.plot import observe, plot_scheme
+
+
+ROOT = Path(__file__).resolve().parents[1]
+CARD = ROOT / "model_cards" / "schemes.md"
+README = ROOT / "README.md"
+BEGIN, END = "<!-- schemes -->", "<!-- /schemes -->"
+UNMEASURED = "*"
+# Originals of the schemes that have no script in scripts/golden.
+OTHER_ORIGINALS = {
+    "absolute": "BertModel of the installed transformers",
+    "relative_key": "transformers 4.57.6, models/bert/modeling_bert.py",
+    "relative_key_query": "transformers 4.57.6, models/bert/modeling_bert.py",
+    "transformer_xl": "transformers 4.57.6, models/deprecated/transfo_xl/modeling_transfo_xl.py",
+}
+CARD_HEAD = """# Position schemes
+
+Written by `python scripts/scheme_report.py --plots`; terms, parameters and backends are those of the default options.
+
+- **terms**: letters of the formula in `hf_relpos/model/formula.py`; *input* stands for vectors added to the embeddings.
+- **parameters**: what the scheme adds to BERT-base (12 layers, D = 768, H = 12, P = 512), shared ones counted once.
+- **beyond**: the default for inputs longer than the trained range.
+- **error**: largest absolute difference from the original, on the stored outputs that the tests use, rounded up.
+
+"""
+PLOTS_HEAD = """
+## What each scheme adds to the score
+
+Fresh models with 12 heads and seed 0; learned tables are noise then, and show clipping, buckets and sharing by heads.
+Left: head 0, for all queries i and keys j, 64 tokens. Right: the query in the middle, over r = j − i. q·A and k·B are
+shown for the mean query and key of random tokens; rotations and gains by what they change in the product of a vector of
+length 1 with itself; V acts on the values and is not shown. Grid schemes see 8 × 8 tokens, `relation` edges to the next
+token and to the fourth. A trained model: `hf-relpos plot CHECKPOINT`.
+"""
+
+
+def small_config(name: str) -> RelPosBertConfig:
+    """One layer with the heads of BERT-base."""
+    return RelPosBertConfig(
+        position_embedding_type=name,
+        vocab_size=100,
+        hidden_size=192,
+        num_attention_heads=12,
+        num_hidden_layers=1,
+        intermediate_size=64,
+    )
+
+
+def added_parameters(name: str) -> int:
+    """What the scheme adds to BERT-base."""
+    config = RelPosBertConfig(position_embedding_type=name)
+    with torch.device("meta"):
+        modules = [build_scheme(config) for _ in range(config.num_hidden_layers)]
+        modules += [module for module in (build_shared(config), build_input(config)) if module is not None]
+    return sum(parameter.numel() for parameter in torch.nn.ModuleList(modules).parameters())
+
+
+def originals() -> dict[str, str]:
+    """For every fixture, what it was made with: repository, commit or version, file."""
+    found = dict(OTHER_ORIGINALS)
+    for script in sorted((ROOT / "scripts" / "golden").glob("*.py")):
+        text = " ".join((ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or "").split())
+        stated = re.search(r"Original: (.+?)\.(?: |$)", text)
+        if stated:
+            original = re.sub(r"(commit [0-9a-f]{10})[0-9a-f]+", r"\1", stated[1])
+            found |= dict.fromkeys(re.findall(r"(\w+)\.safetensors", text), original)
+    return found
+
+
+def error(name: str) -> float | None:
+    """Largest error against the original, by the test of the scheme; None where there is nothing to compare with."""
+    sys.path[:0] = [path for path in (f"{ROOT}/tests", f"{ROOT}/tests/schemes") if path not in sys.path]
+    test = importlib.import_module(SCHEMES[name].__module__.rpartition(".")[2].replace("scheme_", "test_"))
+    if not hasattr(test, "parity"):
+        return None
+    torch.manual_seed(0)
+    return max(test.parity(case) for case in test.CASES)
+
+
+def rounded_up(value: float | None) -> str:
+    """One digit, so that the next run says the same: 3e-07."""
+    if value is None:
+        return "–"
+    if value == 0:
+        return "0"
+    power = math.floor(math.log10(value))
+    return f"{math.ceil(value / 10**power) * 10.0**power:.0e}"
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+
+
+def report(measure: bool) -> tuple[str, str]:
+    """The section of README.md and the text of the card; with `measure` false, errors are left open."""
+    made_with, short, full = originals(), [], []
+    for name, scheme in SCHEMES.items():
+        config = small_config(name)
+        letters = ", ".join(observe(config).letters)
+        backends = ", ".join(capable_backends(config.position_needs))
+        original = made_with.get(name, "–")
+        reached = rounded_up(error(name)) if measure else "–" if original == "–" else UNMEASURED
+        beyond = scheme.options["beyond"].default
+        code = f"`{name}`"
+        short.append([code, letters, scheme.source, beyond, backends])
+        full.append([code, scheme.source, letters, f"{added_parameters(name):,}", beyond, backends, reached, original])
+    section = table(["`position_embedding_type`", "terms", "source", "past the trained range", "backends"], short)
+    header = ["name", "source", "terms", "parameters", "beyond", "backends", "error", "original"]
+    card = CARD_HEAD + table(header, full) + PLOTS_HEAD
+    card += "".join(f"\n### {name}\n\n![{name}](schemes/{name}.png)\n" for name in SCHEMES)
+    return section, card
+
+
+def split_readme() -> tuple[str, str, str]:
+    """README.md before the section, the section, and after it."""
+    before, begin, rest = README.read_text(encoding="utf-8").partition(BEGIN)
+    section, end, after = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"README.md has no section between {BEGIN} and {END}")
+    return before + begin, section, end + after
+
+
+def without_errors(card: str) -> str:
+    """The card with every measured error replaced, since they differ from machine to machine."""
+    return re.sub(r"\| (?:0|\de-\d+) \|(?=[^|]*\|$)", f"| {UNMEASURED} |", card, flags=re.MULTILINE)
+
+
+def stale() -> list[str]:
+    """Files that do not say what the schemes say."""
+    section, card = report(measure=False)
+    found = []
+    if split_readme()[1].strip() != section.strip():
+        found.append("README.md")
+    if not CARD.exists() or without_errors(CARD.read_text(encoding="utf-8")) != card:
+        found.append("model_cards/schemes.md")
+    missing = [name for name in SCHEMES if not (CARD.parent / "schemes" / f"{name}.png").exists()]
+    return found + [f"model_cards/schemes/{name}.png" for name in missing]
+
+
+def write_plots() -> None:
+    """One picture for each scheme."""
+    folder = CARD.parent / "schemes"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in SCHEMES:
+        figure = plot_scheme(small_config(name))
+        figure.savefig(folder / f"{name}.png", dpi=72, metadata={"Software": None}, pil_kwargs={"optimize": True})
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the files are stale")
+    parser.add_argument("--plots", action="store_true", help="draw the pictures too")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if arguments.check:
+        files = stale()
+        print("\n".join(f"{file} is stale: run python scripts/scheme_report.py --plots" for file in files))
+        return int(bool(files))
+    section, card = report(measure=True)
+    before, _, after = split_readme()
+    README.write_text(f"{before}\n{section}{after}", encoding="utf-8")
+    CARD.parent.mkdir(exist_ok=True)
+    CARD.write_text(card, encoding="utf-8")
+    if arguments.plots:
+        write_plots()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

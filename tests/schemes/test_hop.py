@@ -1,0 +1,141 @@
+"""Positions of hierarchical opacity propagation (Li et al. 2020), as its code has them.
+
+score = q_i·k_j / √d + q_i·(P_|Δy| + P_|Δx|),  P_δ = W S_e + b,  e = max(R − δ, 0),  S_e the sinusoid of e, sin | cos
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from oracles import array, golden, grid_ids, layer_error, padding, sine_cosine, tiny_attention, tiny_config
+
+from hf_relpos import Offsets
+from hf_relpos.model.formula import position_scores
+from hf_relpos.model.schemes import build_scheme
+
+
+def paper(layer, grid, radius, count=None, inner=False, bias=True, lost=True, axes=(0, 1)):
+    """The score of one row of the batch.
+
+    Args:
+        grid: (L, 2).
+        count: distance to the argument of the sinusoid; the code's if not given. The others make mistakes, too.
+        inner: 1/√d divides the position score as well.
+        bias, lost, axes: without b; [CLS] at −1, −1; with one axis.
+    """
+    linear, grid = layer.distance_embedding.pos_embed_linear, grid.tolist()
+    W, b = array(linear.weight), array(linear.bias) * bias
+
+    def score(q, k, h, i, j):
+        content = q @ k / math.sqrt(8)
+        if lost and min(*grid[i], *grid[j]) < 0:
+            return content
+        position = 0.0
+        for axis in axes:
+            distance = abs(grid[j][axis] - grid[i][axis])
+            argument = max(radius - distance, 0) if count is None else count(distance)
+            position += q @ (W @ sine_cosine(argument, 8) + b)
+        return content + (position / math.sqrt(8) if inner else position)
+
+    return score
+
+
+def on(grid):
+    return Offsets(grid.shape[1], grid.shape[1], grid=grid)
+
+
+@pytest.mark.parametrize("radius", [1, 3, 7])
+def test_equals_the_paper(radius):
+    layer = tiny_attention("hop", position_options={"radius": radius})
+    grid, hidden = grid_ids(3, 5, outside=1), torch.randn(1, 16, 24, dtype=torch.float64)
+    score = paper(layer, grid[0], radius)
+    assert layer_error(layer, hidden, padding([13], 16), score, offsets=on(grid)) <= 1e-10
+
+
+MISTAKES = {
+    "distances not reversed": {"count": lambda distance: min(distance, 3)},
+    "far ones without a vector": {"count": lambda distance: 3 - distance},
+    "inside the scale": {"inner": True},
+    "no bias": {"bias": False},
+    "[CLS] on the grid": {"lost": False},
+    "rows only": {"axes": (0,)},
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_comparison_sees(mistake):
+    layer = tiny_attention("hop", position_options={"radius": 3})
+    grid, hidden = grid_ids(2, 8, outside=1), torch.randn(1, 17, 24, dtype=torch.float64)
+    score = paper(layer, grid[0], 3, **MISTAKES[mistake])
+    assert layer_error(layer, hidden, padding([17], 17), score, offsets=on(grid)) > 1e-3
+
+
+CASES = list(golden("hop")[0]["cases"])
+
+
+@torch.no_grad()
+def original(case: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Our scores and those of the original, (H, n, N)."""
+    sizes, tensors = golden("hop")
+    settings, heads = sizes["cases"][case], sizes["heads"]
+    config = tiny_config(
+        "hop",
+        hidden_size=heads * sizes["size"],
+        num_attention_heads=heads,
+        position_options={"radius": settings["radius"]},
+    )
+    scheme = build_scheme(config)
+    linear = {f"pos_embed_linear.{name}": tensors[f"{case}.{name}"] for name in ("weight", "bias")}
+    scheme.load_state_dict(linear, strict=True)
+    offsets, query = on(grid_ids(settings["height"], settings["width"])), tensors[f"{case}.query"][None]
+    scores = position_scores(query, query, scheme.terms(offsets), offsets)[0, :, tensors[f"{case}.queries"]]
+    return scores, tensors[f"{case}.scores"]
+
+
+def parity(case: str) -> float:
+    """Largest difference from the original."""
+    scores, expected = original(case)
+    return (scores - expected).abs().max().item()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_equals_the_original_code(case):
+    assert parity(case) <= 2e-5  # sums of products of size 30
+    scores, expected = original(case)
+    assert (scores - expected.mean(-1, keepdim=True)).abs().max() > 1
+
+
+def test_small_grids_and_one_line():
+    """The original needs grids of twice the radius."""
+    layer = tiny_attention("hop")
+    for height, width in ((1, 1), (1, 9), (2, 2)):
+        grid, length = grid_ids(height, width), height * width
+        hidden, score = torch.randn(1, length, 24, dtype=torch.float64), paper(layer, grid[0], 7)
+        assert layer_error(layer, hidden, padding([length], length), score, offsets=on(grid)) <= 1e-10
+
+
+@torch.no_grad()
+def test_blind_to_directions_and_to_the_axes():
+    layer, grid = tiny_attention("hop"), grid_ids(3, 5)
+    hidden = torch.randn(1, 15, 24, dtype=torch.float64)
+    out = layer(hidden, offsets=on(grid))[0]
+    for turned in (grid.flip(-1), torch.tensor([2, 4]) - grid):
+        assert (layer(hidden, offsets=on(turned))[0] - out).abs().max() <= 1e-12
+
+
+def test_begins_as_the_original_does():
+    linear = tiny_attention("hop", initializer_range=100.0).distance_embedding.pos_embed_linear
+    assert np.abs(array(linear.weight)).max() <= math.sqrt(6 / 16) + 0.6  # Xavier, and the noise of `stir`
+    assert np.abs(array(linear.bias)).max() <= 0.6
+
+
+@pytest.mark.parametrize("radius", [0, -2, None, True, 1.5])
+def test_radius_is_a_positive_integer(radius):
+    with pytest.raises(ValueError, match=r"position_options\['radius'\]"):
+        tiny_config("hop", position_options={"radius": radius})
+
+
+def test_odd_head_sizes_are_refused():
+    with pytest.raises(ValueError, match="head size of 5"):
+        tiny_config("hop", hidden_size=15)

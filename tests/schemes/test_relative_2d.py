@@ -1,0 +1,207 @@
+"""Rows and columns apart (Bello et al. 2019, eq. 4).
+
+l_ij = q_i·(k_j + r^W_{x_j − x_i} + r^H_{y_j − y_i}) / √d,   r_Δ = 0 for |Δ| ≥ m
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from oracles import array, golden, grid_ids, layer_error, padding, tiny_attention, tiny_config, tiny_model
+
+from hf_relpos import Offsets, RelPosBertForMaskedLM, RelPosBertLMHeadModel, RelPosBertModel, attend
+from hf_relpos.model.schemes import build_scheme
+
+
+def paper(layer, grid, reach, beyond="zero", sign=1, swap=False, lost=True):
+    """The score of one row of the batch.
+
+    Args:
+        grid: (L, 2).
+        beyond: "zero", or "clip", which is Shaw's way.
+        sign, swap, lost: −1, True and False make mistakes that the comparison must see.
+    """
+    scheme, grid = layer.distance_embedding, grid.tolist()
+    height, width = array(scheme.height_key_relative_embeddings), array(scheme.width_key_relative_embeddings)
+    tables = (width, height) if swap else (height, width)
+
+    def vector(h, i, j):
+        total = np.zeros(8)
+        if lost and min(*grid[i], *grid[j]) < 0:
+            return total
+        for axis, table in enumerate(tables):
+            step = sign * (grid[j][axis] - grid[i][axis])
+            if beyond == "clip":
+                step = max(1 - reach, min(reach - 1, step))
+            if abs(step) < reach:
+                total = total + (table[h] if table.ndim == 3 else table)[step + reach - 1]
+        return total
+
+    def score(q, k, h, i, j):
+        return q @ (k + vector(h, i, j)) / math.sqrt(8)
+
+    return score
+
+
+def on(grid):
+    return Offsets(grid.shape[1], grid.shape[1], grid=grid)
+
+
+@pytest.mark.parametrize("beyond", ["zero", "clip"])
+@pytest.mark.parametrize("per_head", [False, True], ids=["shared", "heads"])
+@pytest.mark.parametrize("reach", [1, 3, 9])
+def test_equals_the_paper(reach, per_head, beyond):
+    options = {"max_relative_position": reach, "per_head": per_head, "beyond": beyond}
+    layer = tiny_attention("relative_2d", position_options=options)
+    for table in layer.distance_embedding.parameters():
+        assert tuple(table.shape) == ((3, 2 * reach - 1, 8) if per_head else (2 * reach - 1, 8))
+    grid, hidden = grid_ids(3, 5, outside=1), torch.randn(1, 16, 24, dtype=torch.float64)
+    score = paper(layer, grid[0], reach, beyond)
+    assert layer_error(layer, hidden, padding([13], 16), score, offsets=on(grid)) <= 1e-10
+
+
+MISTAKES = {
+    "query minus key": {"sign": -1},
+    "rows for columns": {"swap": True},
+    "clipped": {"beyond": "clip"},
+    "[CLS] on the grid": {"lost": False},
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_comparison_sees(mistake):
+    layer = tiny_attention("relative_2d", position_options={"max_relative_position": 3})
+    grid, hidden = grid_ids(3, 5, outside=1), torch.randn(1, 16, 24, dtype=torch.float64)
+    score = paper(layer, grid[0], 3, **MISTAKES[mistake])
+    assert layer_error(layer, hidden, padding([16], 16), score, offsets=on(grid)) > 1e-2
+
+
+@torch.no_grad()
+def test_every_row_of_the_batch_has_a_grid_of_its_own():
+    layer = tiny_attention("relative_2d")
+    grids = torch.cat([grid_ids(3, 5, outside=1), grid_ids(5, 3, outside=1)])
+    hidden = torch.randn(2, 16, 24, dtype=torch.float64)
+    together = layer(hidden, offsets=on(grids))[0]
+    apart = [layer(hidden[row : row + 1], offsets=on(grids[row : row + 1]))[0] for row in range(2)]
+    assert (together - torch.cat(apart)).abs().max() <= 1e-12
+    assert (together - layer(hidden, offsets=on(grids.flip(0)))[0]).abs().max() > 1e-2
+
+
+@torch.no_grad()
+def test_only_steps_between_places_count():
+    layer, grid = tiny_attention("relative_2d"), grid_ids(3, 5)
+    hidden = torch.randn(1, 15, 24, dtype=torch.float64)
+    out = layer(hidden, offsets=on(grid))[0]
+    assert torch.equal(layer(hidden, offsets=on(grid + torch.tensor([40, 7])))[0], out)
+    assert torch.equal(layer(hidden, offsets=on(grid.int()))[0], out)
+    order = torch.randperm(15)
+    assert (layer(hidden[:, order], offsets=on(grid[:, order]))[0] - out[:, order]).abs().max() <= 1e-12
+
+
+@torch.no_grad()
+def test_tokens_outside_the_grid_are_those_of_a_plain_layer():
+    """Neither as queries nor as keys do they have a term, whichever coordinate is negative."""
+    layer, plain = tiny_attention("relative_2d"), tiny_attention("absolute")
+    plain.load_state_dict({key: value for key, value in layer.state_dict().items() if "distance" not in key})
+    grid = torch.tensor([[[-1, -1], [0, -1], [-3, 2], [1, 1]]])
+    hidden = torch.randn(1, 4, 24, dtype=torch.float64)
+    out, expected = layer(hidden, offsets=on(grid))[0], plain(hidden)[0]
+    assert (out - expected)[:, :3].abs().max() <= 1e-12
+    assert (out - expected)[:, 3].abs().max() > 1e-3
+
+
+CASES = list(golden("relative_2d")[0]["cases"])
+
+
+@torch.no_grad()
+def parity(case: str) -> float:
+    """Largest difference from tensor2tensor, on square grids and others."""
+    sizes, tensors = golden("relative_2d")
+    settings = sizes["cases"][case]
+    height, width = settings["height"], settings["width"]
+    options = {key: settings[key] for key in ("max_relative_position", "per_head")}
+    scheme = build_scheme(tiny_config("relative_2d", position_options=options))
+    tables = {name: tensors[f"{case}.{name}"] for name, _ in scheme.named_parameters()}
+    scheme.load_state_dict(tables, strict=True)
+    query, key, value, expected = (tensors[f"{case}.{n}"].flatten(2, 3) for n in ("query", "key", "value", "out"))
+    offsets = on(grid_ids(height, width).expand(sizes["batch"], -1, -1))
+    mask = padding([height * width, height * width - sizes["hidden"]], height * width)[:, None, None, :]
+    out, _ = attend(query, key, value, scheme.terms(offsets), offsets, mask)
+    return (out - expected).abs().max().item()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_equals_the_original_code(case):
+    assert parity(case) <= 2e-6
+
+
+@pytest.mark.parametrize("name", ["relative_2d", "hop"])
+@torch.no_grad()
+def test_backends_and_padding_agree(name):
+    model, ids = tiny_model(RelPosBertModel, name), torch.randint(1, 50, (2, 16))
+    assert model.config._attn_implementation == "sdpa"
+    grid, mask = grid_ids(3, 5, outside=1).expand(2, -1, -1), padding([16, 11], 16).long()
+    fused = model(ids, attention_mask=mask, position_ids=grid).last_hidden_state
+    alone = model(ids[1:, :11], position_ids=grid[1:, :11]).last_hidden_state
+    assert (alone - fused[1:, :11]).abs().max() <= 1e-5
+    other = grid_ids(5, 3, outside=1).expand(2, -1, -1)
+    assert (model(ids, attention_mask=mask, position_ids=other).last_hidden_state - fused).abs().max() > 1e-3
+    model.set_attn_implementation("eager")
+    plain = model(ids, attention_mask=mask, position_ids=grid).last_hidden_state
+    assert ((fused - plain) * mask[..., None]).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("name", ["relative_2d", "hop"])
+def test_every_parameter_learns(name):
+    model = tiny_model(RelPosBertForMaskedLM, name).train()
+    ids = torch.randint(1, 50, (2, 16))
+    model(ids, position_ids=grid_ids(3, 5, outside=1), labels=ids).loss.backward()
+    for parameter_name, parameter in model.named_parameters():
+        assert parameter.grad.isfinite().all()
+        assert "distance_embedding" not in parameter_name or parameter.grad.any()
+
+
+@pytest.mark.parametrize("input_scheme", ["absolute", "sinusoidal"])
+@torch.no_grad()
+def test_beside_positions_of_a_row(input_scheme):
+    """A scheme at the input that knows no grid counts the tokens."""
+    model, ids = tiny_model(RelPosBertModel, [input_scheme, "relative_2d"]), torch.randint(1, 50, (1, 16))
+    grid = grid_ids(3, 5, outside=1)
+    counted = model.embeddings(ids, position_ids=torch.arange(16)[None])
+    assert torch.equal(model.embeddings(ids, position_ids=grid), counted)
+    assert model(ids, position_ids=grid).last_hidden_state.isfinite().all()
+
+
+@torch.no_grad()
+def test_with_the_sinusoids_of_the_grid():
+    """Both take the same position ids."""
+    model = tiny_model(RelPosBertModel, ["sinusoidal_2d", "relative_2d"])
+    ids, grid = torch.randint(1, 50, (1, 16)), grid_ids(3, 5, outside=1)
+    out = model(ids, position_ids=grid).last_hidden_state
+    assert (model(ids, position_ids=grid + (grid >= 0)).last_hidden_state - out).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["relative_2d", "hop"])
+@torch.no_grad()
+def test_no_grid_for_what_is_in_a_cache(name):
+    model = tiny_model(RelPosBertLMHeadModel, name, is_decoder=True)
+    ids, grid = torch.randint(1, 50, (1, 6)), grid_ids(2, 3)
+    cache = model(ids, position_ids=grid, use_cache=True).past_key_values
+    with pytest.raises(ValueError, match=r"the grid has shape \(1, 1, 2\).*use_cache=False"):
+        model(ids[:, :1], position_ids=grid[:, :1], past_key_values=cache, use_cache=True)
+
+
+@pytest.mark.parametrize("name", ["relative_2d", "hop"])
+def test_grid_is_asked_for(name):
+    model = tiny_model(RelPosBertModel, name)
+    with pytest.raises(ValueError, match=r"needs position_ids of shape \(batch, length, 2\)"):
+        model(torch.randint(1, 50, (1, 6)), position_ids=torch.arange(6)[None])
+    with pytest.raises(ValueError, match=r"the grid has shape \(1, 6, 3\)"):
+        model(torch.randint(1, 50, (1, 6)), position_ids=torch.zeros(1, 6, 3, dtype=torch.long))
+
+
+@pytest.mark.parametrize("reach", [0, -2, None, True, 1.5])
+def test_reach_is_a_positive_integer(reach):
+    with pytest.raises(ValueError, match=r"position_options\['max_relative_position'\]"):
+        tiny_config("relative_2d", position_options={"max_relative_position": reach})
