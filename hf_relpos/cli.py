@@ -58,25 +58,34 @@ def parse_options(pairs: list[str]) -> dict[str, Any]:
 
 @app.command()
 def convert(
-    source: Annotated[str, typer.Argument(help="Folder or Hub repository of a BERT with absolute positions.")],
+    source: Annotated[
+        str, typer.Argument(help="Folder or Hub repository of a BERT with absolute positions, or of a relative one.")
+    ],
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
     scheme: Annotated[
-        str, typer.Option(help="Position scheme of the result; `hf-relpos schemes` lists them.")
-    ] = "relative_key",
+        str | None,
+        typer.Option(
+            help="Position scheme of the result; `hf-relpos schemes` lists them. By default the source's, or "
+            "relative_key for absolute ones."
+        ),
+    ] = None,
     option: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Option of the scheme; may be repeated.")
     ] = None,
     method: Annotated[
-        str,
-        typer.Option(help="keep: absolute positions stay, same outputs. drop: their mean stays, needs training."),
-    ] = "keep",
+        str | None,
+        typer.Option(
+            help="keep (default): absolute positions stay, same outputs. drop: their mean stays, needs training. "
+            "exact (default for a source that is relative already): weights are renamed, same outputs."
+        ),
+    ] = None,
     architecture: Annotated[
         str | None, typer.Option(help="Class whose head to keep, if not the one in config.json: BertModel, ….")
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub repository.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists, after success.")] = False,
 ) -> None:
-    """Convert a BERT with absolute positions to a relative one."""
+    """Convert a BERT with absolute positions to a relative one, or take over a relative one."""
     with plain_errors():
         options = parse_options(option or [])
         from transformers.utils import logging

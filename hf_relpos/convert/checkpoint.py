@@ -1,4 +1,4 @@
-"""From a BERT checkpoint to a relpos_bert folder: plan, apply, write, read back, compare, rename.
+"""From a checkpoint to a relpos_bert folder: plan, apply, write, read back, compare, rename.
 
 A method says what becomes of the positions. `METHODS` lists them; a new one is one function and one entry.
 """
@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial as bind
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,14 @@ import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import BertConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, BertConfig, PreTrainedConfig, PreTrainedModel
 
 from ..model.configuration_relpos_bert import RelPosBertConfig
 from ..model.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
 from ..model.scheme import Scheme
 from ..model.schemes import SCHEMES, find_scheme
 from ..version import __version__
+from .families import TASK_TYPES, Relative, check_relative, choose_head, old_model, recognise
 from .names import inverse, is_buffer, is_scheme, is_table
 from .source import (
     TOKENIZER_FILES,
@@ -58,6 +60,8 @@ KINDS = ("reused", "folded", "dropped", "created")
 
 # Outputs are compared in float64, where a difference is an error and not rounding.
 TOLERANCE = 1e-6
+# Except that a sum of tensors is rounded to the weights' dtype: this many times its precision.
+ROUNDING = 32
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ class ConversionReport:
         source: folder or Hub repository.
         revision: commit of the Hub repository.
         out: the folder written.
-        architecture: stock class of the source.
+        architecture: class of the source.
         converted_to: class of the result.
         method: key of `METHODS`.
         position_embedding_type: scheme.
@@ -157,6 +161,7 @@ class Method:
         help: one line, for the command line.
         keeps_table: the result has a table of absolute positions, the source's.
         exact: the result computes what the source computes, which is checked.
+        from_relative: for sources that are relative already, and not for those with absolute positions.
         apply: changes the result in place, given a model that holds all the source's tensors it has a place for, and
             zero for the scheme's parameters; returns the names it changed, and how, in words.
     """
@@ -165,6 +170,7 @@ class Method:
     keeps_table: bool
     exact: bool
     apply: Callable[[PreTrainedModel, Source], dict[str, str]]
+    from_relative: bool = False
 
 
 def _keep(model: PreTrainedModel, source: Source) -> dict[str, str]:
@@ -172,12 +178,22 @@ def _keep(model: PreTrainedModel, source: Source) -> dict[str, str]:
 
 
 def _drop(model: PreTrainedModel, source: Source) -> dict[str, str]:
-    """Add the mean position vector to every token type: each token has one, and no output layer is tied to them."""
+    """The mean position vector takes the place of all."""
     table = next(tensor for name, tensor in source.tensors.items() if is_table(name))
+    return {_add_to_types(model, table.double().mean(0)): "plus the mean of the position vectors"}
+
+
+def _rename(model: PreTrainedModel, source: Source) -> dict[str, str]:
+    """ERNIE's task types are the only tensor that needs more: task 0 is what every token gets when none is given."""
+    tasks = [tensor for name, tensor in source.tensors.items() if name.endswith(TASK_TYPES)]
+    return {_add_to_types(model, tasks[0][0]): "plus the vector of task type 0"} if tasks else {}
+
+
+def _add_to_types(model: PreTrainedModel, vector: torch.Tensor) -> str:
+    """Add to every token type, of which each token has one and no output layer is tied to them; the table's name."""
     types = model.base_model.embeddings.token_type_embeddings.weight
-    types.copy_(types.double() + table.double().mean(0))
-    name = next(name for name, parameter in model.named_parameters() if parameter is types)
-    return {name: "plus the mean of the position vectors"}
+    types.copy_(types.double() + vector.double())
+    return next(name for name, parameter in model.named_parameters() if parameter is types)
 
 
 METHODS = {
@@ -193,6 +209,14 @@ METHODS = {
         exact=False,
         apply=_drop,
     ),
+    "exact": Method(
+        "for a checkpoint that is relative already (NEZHA; BERT, RoBERTa, ELECTRA, ERNIE with relative_key): rename "
+        "its weights. The same outputs",
+        keeps_table=False,
+        exact=True,
+        apply=_rename,
+        from_relative=True,
+    ),
 }
 
 
@@ -200,14 +224,14 @@ def convert(
     source: str | Path,
     out: str | Path,
     *,
-    position_embedding_type: str = "relative_key",
+    position_embedding_type: str | None = None,
     position_options: Mapping[str, Any] | None = None,
-    method: str = "keep",
+    method: str | None = None,
     architecture: str | None = None,
     revision: str | None = None,
     overwrite: bool = False,
 ) -> ConversionReport:
-    """Write a BERT checkpoint with absolute positions as a relpos_bert folder, with its tokenizer.
+    """Write a BERT checkpoint, or a relative one of `families.FAMILIES`, as a relpos_bert folder with its tokenizer.
 
     The result is written beside `out`, read back and compared, and only then renamed: after an error `out` is as it
     was before.
@@ -215,10 +239,13 @@ def convert(
     Args:
         source: local folder or Hub repository, with safetensors weights.
         out: folder to write; also gets `conversion.json`, the report.
-        position_embedding_type: scheme of the result, a key of `hf_relpos.SCHEMES`.
+        position_embedding_type: scheme of the result, a key of `hf_relpos.SCHEMES`; None for `relative_key`, and for
+            that of a source that is relative already.
         position_options: its options.
-        method: `keep` (absolute positions stay, outputs are the source's) or `drop` (their mean stays).
-        architecture: stock class whose head to keep; by default the one that config.json names.
+        method: `keep` (absolute positions stay, outputs are the source's), `drop` (their mean stays) or, for a source
+            that is relative already and for no other, `exact` (weights are renamed, outputs are the source's). None
+            for `exact` where it applies and `keep` elsewhere.
+        architecture: class whose head to keep; by default the one that config.json names.
         revision: branch, tag or commit of a Hub repository.
         overwrite: replace an existing `out`, after success.
 
@@ -229,7 +256,7 @@ def convert(
         ConversionError: for a source that cannot be converted, a scheme or option that is not known, and a place that
             cannot be written; names what is wrong and what to do.
     """
-    if method not in METHODS:
+    if method is not None and method not in METHODS:
         raise ConversionError(f"method = {method!r} is unknown; known methods: {', '.join(METHODS)}")
     target = check_target(out, overwrite)
     folder, commit = locate(source, revision)
@@ -237,24 +264,47 @@ def convert(
         raise ConversionError(f"out = '{out}' is the source or holds it; choose another folder")
 
     saved = read_config(folder)
-    architecture = choose_architecture(saved, folder, ARCHITECTURES, architecture)
-    config = make_config(folder, saved, position_embedding_type, position_options, METHODS[method])
-    stock_config = _from_dict(BertConfig, f"{folder / 'config.json'}: ", saved)
-    with torch.device("meta"):
-        expected = getattr(transformers, architecture)(stock_config).state_dict()
-    raw = read_tensors(folder)
-    check_absolute(saved, folder, raw, architecture)
-    tensors, origin, extra = normalise(
-        folder,
-        raw,
-        {name: tensor.shape for name, tensor in expected.items()},
-        architecture,
-        tied=stock_config.tie_word_embeddings,
-    )
+    relative = recognise(folder, saved)
+    method = choose_method(method, relative, folder)
+    if relative is None:
+        architecture = own = choose_architecture(saved, folder, ARCHITECTURES, architecture)
+        left_behind = ""
+        position_embedding_type = position_embedding_type or "relative_key"
+        config = make_config(folder, saved, position_embedding_type, position_options, METHODS[method])
+        stock_config = _from_dict(BertConfig, f"{folder / 'config.json'}: ", saved)
+        with torch.device("meta"):
+            expected = shapes(getattr(transformers, architecture)(stock_config))
+        raw = read_tensors(folder)
+        check_absolute(saved, folder, raw, architecture)
+        tensors, origin, extra = normalise(folder, raw, expected, architecture, stock_config.tie_word_embeddings)
+        stock = bind(stock_model, stock_config)
+    else:
+        own, architecture, left_behind = choose_head(relative, folder, architecture)
+        config = make_relative_config(folder, relative, position_embedding_type, position_options)
+        position_embedding_type = relative.scheme
+        stock_config = _from_dict(
+            CONFIG_MAPPING[relative.family.stock], f"{folder / 'config.json'}: ", relative.config
+        )
+        with torch.device("meta"):
+            expected = shapes(ARCHITECTURES[architecture](config))
+        prefix = "" if architecture == "BertModel" else "bert."
+        expected |= {prefix + name: shape for name, shape in relative.more.items()}
+        raw = read_tensors(folder)
+        check_relative(relative, folder, raw)
+        tensors, origin, extra = normalise(
+            folder,
+            raw,
+            expected,
+            architecture,
+            config.tie_word_embeddings,
+            rules=relative.family.naming(base=architecture == "BertModel"),
+            unused=lambda name: is_buffer(name) or is_table(name),
+        )
+        stock = bind(old_model, relative, own, stock_config)
     checkpoint = Source(str(source), folder, commit, saved, architecture, tensors, origin, extra)
 
     model, changed = build(config, checkpoint, METHODS[method])
-    steps = plan(model, checkpoint, changed)
+    steps = plan(model, checkpoint, changed, left_behind)
     try:
         with new_folder(target, overwrite) as partial:
             model.save_pretrained(partial)
@@ -263,12 +313,13 @@ def convert(
             compare_tensors(model, reloaded, checkpoint, steps)
             difference = None
             if METHODS[method].exact:
-                difference = compare_outputs(reloaded, checkpoint, stock_config)
+                rounding = ROUNDING * torch.finfo(checkpoint.dtype).eps if changed else 0.0
+                difference = compare_outputs(reloaded, checkpoint, stock, max(TOLERANCE, rounding))
             report = ConversionReport(
                 source=checkpoint.name,
                 revision=commit,
                 out=str(out),
-                architecture=architecture,
+                architecture=own,
                 converted_to=type(model).__name__,
                 method=method,
                 position_embedding_type=position_embedding_type,
@@ -288,6 +339,31 @@ def convert(
     except (OSError, SafetensorError) as error:
         raise ConversionError(_describe(error, target)) from error
     return report
+
+
+def choose_method(asked: str | None, relative: Relative | None, folder: Path) -> str:
+    """The method asked for, or the one that keeps the outputs.
+
+    Raises:
+        ConversionError: for one that does not fit the positions of the source.
+    """
+    if asked is None:
+        return "keep" if relative is None else "exact"
+    if METHODS[asked].from_relative and relative is None:
+        raise ConversionError(
+            f"method = {asked!r}: {folder} has absolute positions, not relative ones to take over; choose keep or drop"
+        )
+    if relative is not None and not METHODS[asked].from_relative:
+        raise ConversionError(
+            f"method = {asked!r}: {folder} is relative already ({relative.evidence}) and has no absolute positions to "
+            f"{asked}; leave the method out, or choose exact"
+        )
+    return asked
+
+
+def shapes(model: PreTrainedModel) -> dict[str, torch.Size]:
+    """Name to shape of every tensor."""
+    return {name: tensor.shape for name, tensor in model.state_dict().items()}
 
 
 def check_target(out: str | Path, overwrite: bool) -> Path:
@@ -312,7 +388,7 @@ def check_target(out: str | Path, overwrite: bool) -> Path:
     return target
 
 
-def _from_dict(kind: type[BertConfig], where: str, saved: Mapping[str, Any], **fields: Any) -> BertConfig:
+def _from_dict(kind: type[PreTrainedConfig], where: str, saved: Mapping[str, Any], **fields: Any) -> PreTrainedConfig:
     """A configuration with the fields of the source and these; errors begin with `where`."""
     try:
         return kind.from_dict({key: value for key, value in saved.items() if key not in NOT_KEPT} | fields)
@@ -351,6 +427,38 @@ def make_config(
         position_embedding_type=position_embedding_type,
         position_options=dict(position_options or {}),
         absolute_position_embeddings=method.keeps_table and scheme.name != "absolute",
+    )
+
+
+def make_relative_config(
+    folder: Path,
+    relative: Relative,
+    position_embedding_type: str | None,
+    position_options: Mapping[str, Any] | None,
+) -> RelPosBertConfig:
+    """The configuration of a source that is relative already, in our words.
+
+    Raises:
+        ConversionError: for another scheme or other options than the source's, and for values that Transformers or
+            the scheme refuses.
+    """
+    if position_embedding_type not in (None, relative.scheme):
+        raise ConversionError(
+            f"position_embedding_type = {position_embedding_type!r}: {folder} is relative already "
+            f"({relative.evidence}), and its weights fit the scheme {relative.scheme!r} alone; leave it out"
+        )
+    if position_options and position_options != relative.options:
+        raise ConversionError(
+            f"position_options = {position_options!r}: {folder} is relative already ({relative.evidence}), with the "
+            f"options {relative.options}; leave them out, and set others when you load the result"
+        )
+    return _from_dict(
+        RelPosBertConfig,
+        f"{folder / 'config.json'}: ",
+        relative.fields,
+        position_embedding_type=relative.scheme,
+        position_options=relative.options,
+        absolute_position_embeddings=False,
     )
 
 
@@ -396,11 +504,14 @@ def build(
     return model, method.apply(model, source)
 
 
-def plan(model: PreTrainedModel, source: Source, changed: Mapping[str, str]) -> tuple[Step, ...]:
+def plan(
+    model: PreTrainedModel, source: Source, changed: Mapping[str, str], left_behind: str = ""
+) -> tuple[Step, ...]:
     """What becomes of every tensor of the source and where every tensor of the result comes from.
 
     Args:
         changed: tensors of the result that the method changed, and how.
+        left_behind: what the tensors are that have no place in the result; empty for what is not known.
     """
     weights = model.state_dict()
     steps = []
@@ -424,7 +535,11 @@ def plan(model: PreTrainedModel, source: Source, changed: Mapping[str, str]) -> 
             kind, note = ("folded", f"into {', '.join(changed)}") if changed else ("dropped", "")
             steps.append(Step(kind, source.origin[name], None, tuple(tensor.shape), tensor.numel(), note))
     for name, tensor in source.extra.items():
-        note = "a buffer of an older release" if is_buffer(name) else f"not a part of {source.architecture}"
+        note = left_behind or f"not a part of {source.architecture}"
+        if is_buffer(name):
+            note = "a buffer of an older release"
+        elif is_table(name):
+            note = "unused beside relative positions"
         steps.append(Step("dropped", source.origin[name], None, tuple(tensor.shape), tensor.numel(), note))
     return tuple(steps)
 
@@ -447,7 +562,7 @@ def compare_tensors(
         ConversionError: names the first one that is not.
     """
     written, read = model.state_dict(), reloaded.state_dict()
-    restored = inverse(read)
+    restored = {**read, **inverse(read)}
     reused = {step.target for step in steps if step.kind == "reused"}
     for name in written.keys() | read.keys():
         right = name in written and name in read and same(written[name], read[name])
@@ -464,25 +579,32 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 @torch.no_grad()
-def compare_outputs(model: PreTrainedModel, source: Source, config: BertConfig) -> float:
-    """Run stock BERT and the result on one random batch, both in float64.
+def compare_outputs(
+    model: PreTrainedModel,
+    source: Source,
+    stock: Callable[[PreTrainedModel, Source], PreTrainedModel],
+    tolerance: float = TOLERANCE,
+) -> float:
+    """Run the source and the result on one random batch, both in float64.
 
     Args:
         model: the result; comes back in float64.
-        config: configuration of the source.
+        stock: makes the source's model, in float64 and eval mode, from the result and the source's tensors.
+        tolerance: largest difference that is accepted.
 
     Returns:
         Largest difference of an output, relative to the largest value of that output.
 
     Raises:
-        ConversionError: for one above `TOLERANCE`.
+        ConversionError: for one above `tolerance`.
     """
+    config = model.config
     length = min(16, config.max_position_embeddings)
     # the last row is padded
     shape = (1, 2, length) if source.architecture == "BertForMultipleChoice" else (2, length)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        stock = getattr(transformers, source.architecture)(config).double().eval()
+        original = stock(model, source)
         batch = {
             "input_ids": torch.randint(config.vocab_size, shape),
             "token_type_ids": torch.randint(config.type_vocab_size, shape),
@@ -497,20 +619,25 @@ def compare_outputs(model: PreTrainedModel, source: Source, config: BertConfig) 
             batch["use_cache"] = False
             if config.add_cross_attention:
                 batch["encoder_hidden_states"] = torch.randn(2, 5, config.hidden_size, dtype=torch.float64)
-    stock.load_state_dict({**inverse(model.state_dict()), **source.tensors})
-    wanted = stock(**batch).to_tuple()
-    del stock  # so that only one model in float64 is held at a time
-    found = model.double().eval()(**batch).to_tuple()
+    wanted = original(**batch)
+    del original  # so that only one model in float64 is held at a time
+    found = model.double().eval()(**batch)
     worst = max(
-        float((one - other).abs().max() / one.abs().max().clamp_min(1e-30))
-        for one, other in zip(wanted, found, strict=True)
+        float((one - found[name]).abs().max() / one.abs().max().clamp_min(1e-30)) for name, one in wanted.items()
     )
-    if not worst <= TOLERANCE:
+    if not worst <= tolerance:
         raise ConversionError(
             f"the result's outputs differ from the source's by {worst:.1e}, relative, although the method keeps them, "
             "so it was removed; please report this"
         )
     return worst
+
+
+def stock_model(config: BertConfig, model: PreTrainedModel, source: Source) -> PreTrainedModel:
+    """Stock BERT with the source's tensors, and the result's where the source has none; in float64, eval mode."""
+    stock = getattr(transformers, source.architecture)(config).double().eval()
+    stock.load_state_dict({**inverse(model.state_dict()), **source.tensors})
+    return stock
 
 
 @contextmanager

@@ -56,7 +56,7 @@ RULES = (
 BASE_RULES = (*RULES, Rule("bert.*", "*"))
 
 # Buffers of older releases: computed, never trained.
-BUFFERS = ("*embeddings.position_ids", "*embeddings.token_type_ids")
+BUFFERS = ("*embeddings.position_ids", "*embeddings.token_type_ids", "*.relative_positions_encoding.*")
 # Ours, not stock BERT's: parameters of the position scheme.
 SCHEME = "*.distance_embedding.*"
 # Stock BERT's; ours only where `config.has_absolute_table`.

@@ -4,7 +4,7 @@ Only JSON and safetensors are read. Pickles are refused, and no code of a reposi
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
@@ -139,10 +139,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a stock BERT with absolute positions.
+    """config.json of a checkpoint.
 
     Raises:
-        ConversionError: for a folder without it, another architecture, and a model that is relative already.
+        ConversionError: for a folder without it, the result of a conversion, and a quantised model.
     """
     path = folder / "config.json"
     if not path.is_file():
@@ -151,18 +151,10 @@ def read_config(folder: Path) -> dict[str, Any]:
             "`save_pretrained` wrote"
         )
     config = read_json(path)
-    found = config.get("model_type", "bert")  # the first BERT files have none
-    if found == "relpos_bert":
+    if config.get("model_type") == "relpos_bert":
         raise ConversionError(
             f"{folder}: model_type = 'relpos_bert' is the result of a conversion; load it with "
             "AutoModel.from_pretrained after `import hf_relpos`"
-        )
-    if found != "bert":
-        raise ConversionError(f"{folder}: model_type = {found!r}; only 'bert' checkpoints can be converted")
-    if config.get("use_relative_position"):
-        raise ConversionError(
-            f"{folder}: use_relative_position = {config['use_relative_position']!r} marks a NEZHA checkpoint, not a "
-            "BERT with absolute positions; it has none to convert"
         )
     if config.get("quantization_config"):
         raise ConversionError(
@@ -172,32 +164,22 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def check_absolute(config: Mapping[str, Any], folder: Path, names: Iterable[str], architecture: str) -> None:
-    """Refuse a checkpoint that is relative already.
+    """Refuse positions that are not BERT's, and weights that are relative where the configuration is not.
 
     Args:
         config: config.json.
         names: names of the tensors.
 
     Raises:
-        ConversionError: says how to load it instead.
+        ConversionError: says what was found, and how to load it instead.
     """
     kind = config.get("position_embedding_type", "absolute")
     tables = [name for name in names if ".distance_embedding." in name]
     load = f"RelPos{architecture}.from_pretrained({str(folder)!r}"
-    if kind in ("relative_key", "relative_key_query"):
-        if tables:
-            raise ConversionError(
-                f"{folder}: position_embedding_type = {kind!r}: the checkpoint is relative already; load it directly "
-                f"with {load})"
-            )
-        raise ConversionError(
-            f"{folder}: position_embedding_type = {kind!r}, but the weights have no tables of distances. Stock "
-            "Transformers v5 drops them when it loads and saves such a checkpoint: go back to the original files"
-        )
     if kind != "absolute":
         raise ConversionError(
-            f"{folder}: position_embedding_type = {kind!r}; only checkpoints with 'absolute' positions can be "
-            "converted"
+            f"{folder}: position_embedding_type = {kind!r}; only checkpoints with 'absolute', 'relative_key' or "
+            "'relative_key_query' positions can be converted"
         )
     if tables:
         raise ConversionError(
@@ -280,6 +262,8 @@ def normalise(
     expected: Mapping[str, torch.Size],
     architecture: str,
     tied: bool,
+    rules: tuple[Rule, ...] | None = None,
+    unused: Callable[[str], bool] = is_buffer,
 ) -> tuple[dict[str, torch.Tensor], dict[str, str], dict[str, torch.Tensor]]:
     """Tensors under their stock names, checked and completed by what is stored once and used twice.
 
@@ -288,6 +272,8 @@ def normalise(
         expected: stock name to shape, of every tensor of the architecture with this configuration.
         architecture: stock class.
         tied: `config.tie_word_embeddings`.
+        rules: from the names in the file to stock BERT's; None for those of BERT itself.
+        unused: tells stock names in the body that may be left out.
 
     Returns:
         `tensors`, `origin` and `extra` of `Source`.
@@ -297,7 +283,8 @@ def normalise(
             the configuration's, quantised weights, and values that are not finite.
     """
     base = architecture == "BertModel"
-    rules: tuple[Rule, ...] = BASE_RULES if base else RULES
+    if rules is None:
+        rules = BASE_RULES if base else RULES
     found: dict[str, torch.Tensor] = {}
     origin: dict[str, str] = {}
     for name, tensor in raw.items():
@@ -323,7 +310,7 @@ def normalise(
             f"{folder}: the weights lack {len(missing)} of {len(expected)} tensors of {architecture}: "
             f"{some(missing)}; {remedy} (the file holds {some(sorted(raw), 2)})"
         )
-    stray = [origin[name] for name in extra if _in_body(name) and not is_buffer(name)]
+    stray = [origin[name] for name in extra if _in_body(name) and not unused(name)]
     if stray:
         raise ConversionError(
             f"{folder}: {some(stray)}: no place for {'it' if len(stray) == 1 else 'them'} in a BERT of this "

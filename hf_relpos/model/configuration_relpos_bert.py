@@ -89,7 +89,7 @@ class RelPosBertConfig(BertConfig):
             if config.get("use_relative_position"):
                 raise ValueError(
                     f"{pretrained_model_name_or_path}: use_relative_position = True marks a NEZHA checkpoint, not a "
-                    "BERT; its scheme is not among those known here"
+                    f"BERT; convert it with `hf-relpos convert {pretrained_model_name_or_path} OUT` and load OUT"
                 )
             config = {
                 **config,

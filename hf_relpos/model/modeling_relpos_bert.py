@@ -16,7 +16,7 @@ from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
-from transformers.masking_utils import and_masks, create_bidirectional_mask, create_causal_mask
+from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from transformers.models.bert.modeling_bert import (
@@ -45,6 +45,7 @@ from transformers.utils.output_capturing import capture_outputs
 from .attention import capable_backends, check_backend, relative_attention
 from .configuration_relpos_bert import RelPosBertConfig
 from .offsets import Offsets
+from .relations import relations_of, self_attention_mask
 from .scheme import InputScheme, Scheme, SharedScheme
 from .scheme_absolute import LearnedPositions
 from .schemes import build_input, build_scheme, build_shared
@@ -334,9 +335,21 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         on_grid = position_ids is not None and position_ids.dim() == 3
         distance_ids = None if caller_has_cache and not on_grid else position_ids
         tokens = input_ids if inputs_embeds is None else inputs_embeds
-        offsets, segments = self._relations(
-            tokens, past_key_values, past_length, distance_ids, token_type_ids, relation_ids
+        offsets, segments = relations_of(
+            self.config,
+            tokens,
+            past_key_values,
+            past_length,
+            attention_mask,
+            distance_ids,
+            token_type_ids,
+            relation_ids,
         )
+        if self.encoder.distance_embedding is not None:
+            shared = partial(self.encoder.distance_embedding, offsets)
+            # a checkpointed layer computes again in its backward, and may not reach into a graph outside of it
+            checkpointed = self.training and self.encoder.layer[0].gradient_checkpointing
+            offsets = replace(offsets, shared=shared if checkpointed else shared())
         hidden_states = self.embeddings(
             input_ids=input_ids,
             token_type_ids=token_type_ids,
@@ -347,8 +360,8 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         )
         outputs = self.encoder(
             hidden_states,
-            attention_mask=self._self_attention_mask(
-                hidden_states, attention_mask, past_key_values, segments, distance_ids
+            attention_mask=self_attention_mask(
+                self.config, hidden_states, attention_mask, past_key_values, segments, distance_ids
             ),
             encoder_hidden_states=encoder_hidden_states,
             encoder_attention_mask=None
@@ -369,126 +382,6 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             last_hidden_state=sequence,
             pooler_output=self.pooler(sequence) if self.pooler is not None else None,
             past_key_values=outputs.past_key_values,
-        )
-
-    def _relations(
-        self,
-        tokens: torch.Tensor,
-        past_key_values: Cache | None,
-        past_length: int | torch.Tensor,
-        position_ids: torch.Tensor | None,
-        token_type_ids: torch.Tensor | None,
-        relation_ids: torch.Tensor | None,
-    ) -> tuple[Offsets, torch.Tensor | None]:
-        """What this call knows about its pairs, and the document of each token, (B, L), where rows are packed."""
-        batch, length = tokens.shape[:2]
-        # a static cache has all of its keys from the beginning, whatever it holds
-        key_length = length if past_key_values is None else past_key_values.get_mask_sizes(length, 0)[0]
-        requires = self.config.position_requires
-        grid = None
-        if "grid" in requires:
-            if position_ids is None or position_ids.dim() != 3:
-                raise ValueError(
-                    f"position_embedding_type = {self.config.position_scheme_name!r} needs position_ids of shape "
-                    "(batch, length, 2): the row and column of each token"
-                )
-            grid, position_ids = position_ids.expand(batch, -1, -1), None
-        elif position_ids is not None and position_ids.dim() == 3:
-            raise ValueError(
-                f"position_ids has shape {tuple(position_ids.shape)}; position_embedding_type = "
-                f"{self.config.position_scheme_name!r} takes (batch, length)"
-            )
-        if "relation_ids" in requires and relation_ids is None:
-            raise ValueError(
-                f"position_embedding_type = {self.config.position_scheme_name!r} needs relation_ids of shape "
-                "(batch, length, length): the label of the edge from each token to each other"
-            )
-        positions = segments = None
-        reach = 0
-        absolute = self.config.position_terms_absolute
-        if position_ids is not None and (length > 1 or absolute):
-            steps = position_ids[:, 1:] - position_ids[:, :-1]
-            restarts = nn.functional.pad((steps <= 0).long().cumsum(-1), (1, 0)).expand(batch, -1)
-            # a traced graph cannot look at the data: it takes documents to be numbered 0, 1, 2, … and rows as packed
-            if torch.compiler.is_compiling() or torch.jit.is_tracing():
-                segments = restarts
-                if absolute:
-                    positions, reach = position_ids.expand(batch, -1), length - 1
-            else:
-                if absolute:
-                    apart = bool((position_ids != torch.arange(length, device=position_ids.device)).any())
-                else:
-                    apart = bool((steps > 1).any())
-                if apart:
-                    positions = position_ids.expand(batch, -1)
-                    reach = int((position_ids.amax(-1) - position_ids.amin(-1)).max())
-                if bool(restarts[:, -1].any()):
-                    segments = restarts
-        offsets = Offsets(
-            length,
-            key_length,
-            past_length,
-            positions=positions,
-            reach=reach,
-            grid=grid,
-            token_type_ids=token_type_ids,
-            relation_ids=relation_ids,
-        )
-        if self.encoder.distance_embedding is not None:
-            shared = partial(self.encoder.distance_embedding, offsets)
-            # a checkpointed layer computes again in its backward, and may not reach into a graph outside of it
-            checkpointed = self.training and self.encoder.layer[0].gradient_checkpointing
-            offsets = replace(offsets, shared=shared if checkpointed else shared())
-        return offsets, segments
-
-    def _self_attention_mask(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        past_key_values: Cache | None,
-        segments: torch.Tensor | None,
-        position_ids: torch.Tensor | None,
-    ) -> torch.Tensor | None:
-        """The mask for the chosen backend: padding, causality, borders of packed documents, the attention window."""
-        overlays = []
-        if segments is not None:
-
-            def within_document(batch, head, query, key):
-                return segments[batch, query] == segments[batch, key]
-
-            overlays.append(within_document)
-        window = self.config.attention_window
-        if window is not None:
-            wanted = self.config.global_tokens if self.config.global_tokens is not None else [0]
-            place = None
-            if segments is not None and position_ids is not None:
-                # in a packed row the n-th token of each document is the global one
-                place = position_ids.expand(hidden_states.shape[0], -1)
-
-            def within_window(batch, head, query, key):
-                visible = (query - key).abs() <= window
-                for token in wanted:
-                    at_query, at_key = (query, key) if place is None else (place[batch, query], place[batch, key])
-                    visible = visible | (at_query == token) | (at_key == token)
-                return visible
-
-            overlays.append(within_window)
-        overlay = None
-        if overlays:
-            overlay = overlays[0] if len(overlays) == 1 else and_masks(*overlays)
-        if self.config.is_decoder:
-            return create_causal_mask(
-                config=self.config,
-                inputs_embeds=hidden_states,
-                attention_mask=attention_mask,
-                past_key_values=past_key_values,
-                and_mask_function=overlay,
-            )
-        return create_bidirectional_mask(
-            config=self.config,
-            inputs_embeds=hidden_states,
-            attention_mask=attention_mask,
-            and_mask_function=overlay,
         )
 
 

@@ -20,8 +20,8 @@ class Offsets:
         key_length: K.
         start: place of the first query among the keys: 0 without a cache, the number of cached tokens with one. A
             tensor of one element when a static cache keeps it on the device.
-        positions: (B, L), the position of each token where that is not its place in the row; None for consecutive
-            tokens, which is the fast case. Only without a cache.
+        positions: (B, K), the position of each key where that is not its place in the row; None for consecutive
+            tokens, which is the fast case. The queries are the L keys from `start` on.
         reach: the largest |r| that `positions` can make; read only with `positions`.
         grid: (B, L, 2), row and column of each token of an image, negative outside of it; or None.
         token_type_ids: (B, L), or None.
@@ -65,18 +65,17 @@ class Offsets:
 
     def query_positions(self, device: torch.device) -> torch.Tensor:
         """Positions of the queries, (L,), or (B, L) where they were given."""
-        if self.positions is not None:
-            return self.positions
-        return torch.arange(self.query_length, device=device) + self.start
+        places = torch.arange(self.query_length, device=device) + self.start
+        return places if self.positions is None else self.positions[:, places]
 
     def key_positions(self, device: torch.device) -> torch.Tensor:
-        """Positions of the keys, (K,), or (B, L) where they were given."""
+        """Positions of the keys, (K,), or (B, K) where they were given."""
         if self.positions is not None:
             return self.positions
         return torch.arange(self.key_length, device=device)
 
     def matrix(self, device: torch.device) -> torch.Tensor:
-        """r = j − i for every query and key, (L, K), or (B, L, L) where positions were given."""
+        """r = j − i for every query and key, (L, K), or (B, L, K) where positions were given."""
         return self.key_positions(device)[..., None, :] - self.query_positions(device)[..., :, None]
 
     def grid_offsets(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

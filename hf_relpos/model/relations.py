@@ -1,0 +1,148 @@
+"""From what `forward` is given to what attention needs: the relations of the pairs, and the mask."""
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+from transformers.cache_utils import Cache
+from transformers.masking_utils import and_masks, create_bidirectional_mask, create_causal_mask
+
+from .offsets import Offsets
+
+
+def relations_of(
+    config: PreTrainedConfig,
+    tokens: torch.Tensor,
+    past_key_values: Cache | None,
+    past_length: int | torch.Tensor,
+    cached_mask: torch.Tensor | None,
+    position_ids: torch.Tensor | None,
+    token_type_ids: torch.Tensor | None,
+    relation_ids: torch.Tensor | None,
+) -> tuple[Offsets, torch.Tensor | None]:
+    """What this call knows about its pairs, and which document each token belongs to.
+
+    Args:
+        config: a RelPosBertConfig.
+        tokens: (B, L) or (B, L, D); only its shape and device are read.
+        past_length: tokens in the cache.
+        cached_mask: the attention mask, where the caller holds a cache: it tells where its rows begin.
+        position_ids: (B, L) or (1, L), or (B, L, 2) for a grid; None with a cache, whose keys have no ids.
+        token_type_ids: (B, L), or None.
+        relation_ids: (B, L, L), or None.
+
+    Returns:
+        The Offsets, without what the layers share, and the document of each token, (B, L), or None where no row
+        holds more than one.
+
+    Raises:
+        ValueError: for inputs that the scheme requires and does not get, and for ids of another shape.
+    """
+    batch, length = tokens.shape[:2]
+    # a static cache has all of its keys from the beginning, whatever it holds
+    key_length = length if past_key_values is None else past_key_values.get_mask_sizes(length, 0)[0]
+    requires, name = config.position_requires, config.position_scheme_name
+    grid = None
+    if "grid" in requires:
+        if position_ids is None or position_ids.dim() != 3:
+            raise ValueError(
+                f"position_embedding_type = {name!r} needs position_ids of shape (batch, length, 2): the row and "
+                "column of each token"
+            )
+        grid, position_ids = position_ids.expand(batch, -1, -1), None
+    elif position_ids is not None and position_ids.dim() == 3:
+        raise ValueError(
+            f"position_ids has shape {tuple(position_ids.shape)}; position_embedding_type = {name!r} takes "
+            "(batch, length)"
+        )
+    if "relation_ids" in requires and relation_ids is None:
+        raise ValueError(
+            f"position_embedding_type = {name!r} needs relation_ids of shape (batch, length, length): the label of "
+            "the edge from each token to each other"
+        )
+    absolute = config.position_terms_absolute
+    positions = segments = None
+    reach = 0
+    if position_ids is not None and (length > 1 or absolute):
+        steps = position_ids[:, 1:] - position_ids[:, :-1]
+        restarts = nn.functional.pad((steps <= 0).long().cumsum(-1), (1, 0)).expand(batch, -1)
+        # a traced graph cannot look at the data: it takes documents to be numbered 0, 1, 2, … and rows as packed
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+            segments = restarts
+            if absolute:
+                positions, reach = position_ids.expand(batch, -1), length - 1
+        else:
+            if absolute:
+                apart = bool((position_ids != torch.arange(length, device=position_ids.device)).any())
+            else:
+                apart = bool((steps > 1).any())
+            if apart:
+                positions = position_ids.expand(batch, -1)
+                reach = int((position_ids.amax(-1) - position_ids.amin(-1)).max())
+            if bool(restarts[:, -1].any()):
+                segments = restarts
+    elif absolute and isinstance(cached_mask, torch.Tensor):
+        # rows padded on the left begin where their mask does; the last query of a prepared mask sees all of its row
+        seen = cached_mask if cached_mask.dim() == 2 else cached_mask[:, 0, -1]
+        seen = seen > torch.finfo(seen.dtype).min / 2 if seen.is_floating_point() else seen
+        places = (seen.long().cumsum(-1) - 1).clamp(min=0)[:, :key_length].expand(batch, -1)
+        positions = nn.functional.pad(places, (0, key_length - places.shape[1]))
+        reach = key_length - 1
+    offsets = Offsets(
+        length,
+        key_length,
+        past_length,
+        positions=positions,
+        reach=reach,
+        grid=grid,
+        token_type_ids=token_type_ids,
+        relation_ids=relation_ids,
+    )
+    return offsets, segments
+
+
+def self_attention_mask(
+    config: PreTrainedConfig,
+    hidden_states: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    past_key_values: Cache | None,
+    segments: torch.Tensor | None,
+    position_ids: torch.Tensor | None,
+) -> torch.Tensor | None:
+    """The mask for the chosen backend: padding, causality, borders of packed documents, the attention window.
+
+    Args:
+        config: a RelPosBertConfig.
+        hidden_states: (B, L, D); only shape, dtype and device are read.
+        attention_mask: (B, K), or prepared (B, 1, L, K), which is passed through.
+        segments: the document of each token, (B, L), or None.
+        position_ids: (B, L) or (1, L), where global tokens are counted within documents; or None.
+    """
+    overlays = []
+    if segments is not None:
+
+        def within_document(batch, head, query, key):
+            return segments[batch, query] == segments[batch, key]
+
+        overlays.append(within_document)
+    if config.attention_window is not None:
+        window = config.attention_window
+        everywhere = config.global_tokens if config.global_tokens is not None else [0]
+        place = None
+        if segments is not None and position_ids is not None:
+            place = position_ids.expand(hidden_states.shape[0], -1)
+
+        def within_window(batch, head, query, key):
+            visible = (query - key).abs() <= window
+            at_query, at_key = (query, key) if place is None else (place[batch, query], place[batch, key])
+            for token in everywhere:
+                visible = visible | (at_query == token) | (at_key == token)
+            return visible
+
+        overlays.append(within_window)
+    overlay = None
+    if overlays:
+        overlay = overlays[0] if len(overlays) == 1 else and_masks(*overlays)
+    given = {"config": config, "inputs_embeds": hidden_states, "attention_mask": attention_mask}
+    if config.is_decoder:
+        return create_causal_mask(**given, past_key_values=past_key_values, and_mask_function=overlay)
+    return create_bidirectional_mask(**given, and_mask_function=overlay)
