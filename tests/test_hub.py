@@ -77,7 +77,8 @@ def train(model, tokenizer, repo, labels, finish=True, **options):
     before = model.get_input_embeddings().weight.clone()
     trainer = Trainer(model, args, train_dataset=rows, processing_class=tokenizer)
     trainer.train()
-    trainer.push_to_hub() if finish else trainer._finish_current_push()
+    if finish:
+        trainer.push_to_hub()
     assert not torch.equal(before, model.get_input_embeddings().weight)
     outputs[repo] = run(model)
 
@@ -298,7 +299,14 @@ def expected_files(repo: str) -> set[str]:
 
 
 REPOS = [*BY_SCHEME.values(), *BY_HEAD.values(), "user/trained", *TUNED, *SAVED, *BARE[:2]]
-NOT_YET = [pytest.param(repo, marks=pytest.mark.xfail(strict=True)) for repo in (IN_PLACE, STOPPED, BARE[2])]
+NOT_YET = [
+    pytest.param(repo, marks=pytest.mark.xfail(strict=True, reason=reason))
+    for repo, reason in [
+        (IN_PLACE, "code copied before the folder is listed counts as old, and is not pushed"),
+        (STOPPED, "of a checkpoint the Trainer pushes config.json and weights only"),
+        (BARE[2], "a class that was loaded with its code copies it, whatever save_code says"),
+    ]
+]
 
 
 @pytest.mark.parametrize("repo", REPOS + NOT_YET)
@@ -371,6 +379,7 @@ def test_revisions_elsewhere(story):
 @pytest.mark.parametrize("repo", [MAIN, "user/trained"])
 @pytest.mark.parametrize("trust", [False, True], ids=["plain", "trust"])
 def test_tokenizer_elsewhere(story, repo, trust):
+    """Its class is Transformers' own: if nobody agrees to run the code of the model, it loads all the same."""
     assert story.notes["elsewhere"][f"tokens {repo} {trust}"] == story.notes["author"]["input_ids"]
 
 

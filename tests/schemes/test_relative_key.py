@@ -18,7 +18,7 @@ P = 16
 
 
 def paper(layer, kind, clip=None, flipped=False):
-    """The score of the old implementation; `clip` limits the distance, `flipped` reads the table from its other end."""
+    """The old score; `clip` limits the distance, `flipped` reads the table from its other end."""
     E = array(layer.distance_embedding.weight)
 
     def score(q, k, h, i, j):

@@ -134,7 +134,7 @@ def original_layer(sizes: dict, tensors: dict, clamp: int):
 @pytest.mark.parametrize("case", read_fixture()[0]["cases"])
 @torch.no_grad()
 def test_equals_the_original_code(case):
-    """The original sees a memory before the queries, and no future: run all of it, hide the future, drop the memory."""
+    """The original has a memory in front and sees no future: run both parts, hide the future, drop the memory."""
     sizes, tensors = read_fixture()
     settings = sizes["cases"][case]
     memory = settings["mlen"]
