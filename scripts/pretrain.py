@@ -1,7 +1,7 @@
 """Pre-train the small absolute-position BERT that the demo starts from.
 
 A WordPiece tokenizer and a `BertForMaskedLM` are trained from nothing on public-domain English: 94 novels
-(github.com/computationalstylistics/100_english_novels, those out of copyright everywhere) and the Python
+(from github.com/computationalstylistics/100_english_novels; the authors dead for 70 years or more) and the Python
 Enhancement Proposals (github.com/python/peps). `--data` names a folder with three files:
 
     novels.txt.xz      one paragraph per line, an empty line between novels
@@ -16,7 +16,7 @@ for; short windows, laid at random places of the model's range, and sinusoidal i
 all other weights) bring it over that in about a thousand steps:
 
     python scripts/pretrain.py --data DATA --out short --length 32 --batch 128 --steps 3000 --warmup 500
-    python scripts/pretrain.py --data DATA --out bert --start short --length 128 --batch 32 --steps 6000 --warmup 200
+    python scripts/pretrain.py --data DATA --out bert --start short --length 128 --batch 32 --steps 7000 --warmup 200
 
 That is an hour or so on one CPU core. On a GPU give the first more to do, as `--hidden 512 --layers 8 --heads 8
 --intermediate 2048 --lr 5e-4 --attn sdpa --workers 8`, and both more steps. The demo's text comes from
@@ -229,7 +229,7 @@ def main():
     target.add_argument("--out", type=Path, help="folder for the checkpoint")
     target.add_argument("--demo-text", type=Path, help="folder for the demo's text; nothing is trained")
     parser.add_argument("--start", type=Path, help="checkpoint whose weights and tokenizer to start from")
-    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--steps", type=int, default=7000)
     parser.add_argument("--batch", type=int, default=32, help="windows per step and device")
     parser.add_argument("--length", type=int, default=128, help="tokens per window")
     parser.add_argument("--positions", type=int, default=128, help="the model's longest input")

@@ -22,6 +22,7 @@ from hf_relpos import (
     RelPosBertForMaskedLM,
     RelPosBertForSequenceClassification,
     RelPosBertForTokenClassification,
+    RelPosBertLMHeadModel,
 )
 
 
@@ -30,15 +31,17 @@ HEADS = {
     "order": RelPosBertForSequenceClassification,
     "kind": RelPosBertForTokenClassification,
     "echo": RelPosBertForMaskedLM,
+    "next": RelPosBertLMHeadModel,
 }
 
 
 class Toy(Dataset):
-    """One task per head; the first and the last cannot be solved without knowing the order of words.
+    """One task per head; all but `kind` need the order of words.
 
     order: whether word 2 stands before word 3.
     kind: for each word, whether it is in the upper half of the vocabulary; the first one does not count.
     echo: a masked word equals the ones two places to its left and right.
+    next: every word of the same rows, from those before it.
     """
 
     def __init__(self, task: str, count: int = 64):
@@ -53,6 +56,9 @@ class Toy(Dataset):
             elif task == "kind":
                 labels = (ids >= 12).long()
                 labels[0] = -100
+            elif task == "next":
+                ids = ids[:2].repeat(LENGTH // 2)
+                labels = ids
             else:
                 ids = ids[:2].repeat(LENGTH // 2)
                 hidden = torch.randperm(LENGTH, generator=generator)[:2]
@@ -92,6 +98,7 @@ def make_model(task: str, scheme: str, dropout: float = 0.0):
             intermediate_size=32,
             max_position_embeddings=16,
             initializer_range=0.2,
+            is_decoder=task == "next",
             hidden_dropout_prob=dropout,
             attention_probs_dropout_prob=dropout,
         )

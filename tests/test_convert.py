@@ -308,6 +308,14 @@ def test_an_untied_decoder_stays_untied(tmp_path):
     assert_equal_tensors(inverse(model.state_dict()), stock.state_dict())
 
 
+def test_an_untied_decoder_of_an_older_release_has_one_bias(tmp_path):
+    stock = bert("BertForMaskedLM", tie_word_embeddings=False)
+    source = written(tmp_path / "stock", without(BIASES[0])(stock.state_dict()), stock.config, ["BertForMaskedLM"])
+    convert(source, tmp_path / "out")
+    model = load("BertForMaskedLM", tmp_path / "out")
+    assert torch.equal(model.cls.predictions.decoder.bias, stock.cls.predictions.bias)
+
+
 def test_sharded(tmp_path):
     stock = bert("BertForMaskedLM")
     stock.save_pretrained(tmp_path / "stock", max_shard_size="5KB")
@@ -327,7 +335,7 @@ def test_the_dtype_is_kept(tmp_path, dtype):
 
 def test_mixed_dtypes_are_widened(tmp_path):
     stock = bert()
-    tensors = {name: t.half() if "dense" in name else t for name, t in stock.state_dict().items()}
+    tensors = {name: t if "dense" in name else t.half() for name, t in stock.state_dict().items()}
     source = written(tmp_path / "stock", tensors, stock.config, dtype="float16")
     assert convert(source, tmp_path / "out").dtype == "float32"
     restored = inverse(load("BertModel", tmp_path / "out").state_dict())

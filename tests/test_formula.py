@@ -242,6 +242,23 @@ def test_backends_lower_every_combination(chosen, backend, shared):
     assert (got - expected.transpose(1, 2)).abs().max() <= 1e-5
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["fp16", "fp32"])
+@pytest.mark.parametrize("kind", ["boolean", "additive"])
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_hidden_rows_are_finite_under_a_large_bias(backend, kind, dtype):
+    """c' = −100 takes the lowest float16 to −∞ at every key of a row."""
+    module = torch.nn.Module().eval()
+    module.is_causal = False
+    terms = Terms(scale=SCALE, c_outer=(Table(torch.full((1, 1), -100.0), torch.zeros_like),))
+    query, key, value = (torch.randn(BATCH, HEADS, 5, SIZE).to(dtype) for _ in range(3))
+    mask = torch.zeros(BATCH, 1, 5, 5, dtype=torch.bool)
+    mask[0] = True
+    if kind == "additive":
+        mask = torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
+    out, _ = relative_attention(module, backend, query, key, value, terms, Offsets(5, 5), mask)
+    assert out.isfinite().all()
+
+
 class LargestTensor(TorchDispatchMode):
     """Remembers the largest tensor that any operation returns, in elements."""
 

@@ -45,6 +45,15 @@ def test_resume_gives_the_same_curve(scheme, tmp_path):
     assert all(torch.equal(tensor, trained[key]) for key, tensor in loaded.state_dict().items())
 
 
+@pytest.mark.parametrize("task", HEADS)
+def test_accumulated_gradients_give_the_curve_of_the_larger_batch(task, tmp_path):
+    """The Trainer leaves the division to heads that take `num_items_in_batch`; the others must not claim to."""
+    whole, _ = train(make_model(task, "shaw"), task, tmp_path, max_steps=5)
+    parts = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 5}
+    accumulated, _ = train(make_model(task, "shaw"), task, tmp_path, **parts)
+    assert accumulated == pytest.approx(whole, abs=1e-5)
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_gradient_checkpointing_gives_the_same_curve(scheme, tmp_path):
     plain, _ = train(make_model("echo", scheme), "echo", tmp_path, max_steps=5)
