@@ -65,5 +65,5 @@ def test_equals_stock_bert(implementation):
 def test_refuses_more_tokens_than_positions():
     model = tiny_model(RelPosBertModel, "absolute")
     model(torch.ones(1, 16, dtype=torch.long))
-    with pytest.raises(ValueError, match="17 tokens.*max_position_embeddings = 16"):
+    with pytest.raises(ValueError, match=r"17 tokens.*max_position_embeddings = 16"):
         model(torch.ones(1, 17, dtype=torch.long))
