@@ -219,7 +219,8 @@ def plot_scheme(
         rows.append((similarity[None], "cosine of the input vectors of i and j", "cosine"))
     figure = Figure(figsize=(8, 0.5 + 2.9 * len(rows)), layout="constrained")
     config = model if isinstance(model, RelPosBertConfig) else model.config
-    figure.suptitle(f"{config.position_scheme_name}, layer {layer}; terms: {', '.join(call.letters)}", fontsize=11)
+    letters = ", ".join("V (not shown)" if letter == "V" else letter for letter in call.letters)
+    figure.suptitle(f"{config.position_scheme_name}, layer {layer}; terms: {letters}", fontsize=11)
     panels = figure.subplots(len(rows), 2, squeeze=False, width_ratios=(1, 1.25))
     for (maps, title, label), (left, right) in zip(rows, panels, strict=True):
         _draw_map(figure, left, maps[min(head, len(maps) - 1)], title)

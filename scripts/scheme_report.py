@@ -4,20 +4,21 @@
     python scripts/scheme_report.py --plots    # and model_cards/schemes/<name>.png; needs the extra `plot`
     python scripts/scheme_report.py --check    # exit code 1 if they are stale; measures nothing
 
-Terms are those of a fresh layer, with the default options. The errors are what `parity` of tests/schemes/test_<name>.py
-returns for its `CASES`, the largest of them; what the fixtures were made with stands in the docstrings of
-scripts/golden/*.py, after "Original:".
+Terms are those of a fresh layer, with the default options. The error is the largest that `parity` of the scheme's test
+returns for its `CASES`; what the fixtures were made with stands in the docstrings of scripts/golden after "Original:".
 """
 
 import argparse
 import ast
 import importlib
+import io
 import math
 import re
 import sys
 from pathlib import Path
 
 import torch
+from transformers.utils import logging
 
 from hf_relpos import SCHEMES, RelPosBertConfig
 from hf_relpos.model.attention import capable_backends
@@ -41,7 +42,7 @@ CARD_HEAD = """# Position schemes
 
 Written by `python scripts/scheme_report.py --plots`; terms, parameters and backends are those of the default options.
 
-- **terms**: letters of the formula in `hf_relpos/model/formula.py`; *input* stands for vectors added to the embeddings.
+- **terms**: letters of the formula in `hf_relpos/model/formula.py`; *input*: vectors added to the embeddings.
 - **parameters**: what the scheme adds to BERT-base (12 layers, D = 768, H = 12, P = 512), shared ones counted once.
 - **beyond**: the default for inputs longer than the trained range.
 - **error**: largest absolute difference from the original, on the stored outputs that the tests use, rounded up.
@@ -52,9 +53,9 @@ PLOTS_HEAD = """
 
 Fresh models with 12 heads and seed 0; learned tables are noise then, and show clipping, buckets and sharing by heads.
 Left: head 0, for all queries i and keys j, 64 tokens. Right: the query in the middle, over r = j − i. q·A and k·B are
-shown for the mean query and key of random tokens; rotations and gains by what they change in the product of a vector of
-length 1 with itself; V acts on the values and is not shown. Grid schemes see 8 × 8 tokens, `relation` edges to the next
-token and to the fourth. A trained model: `hf-relpos plot CHECKPOINT`.
+shown for the mean query and key of random tokens; rotations and gains by what they change in the product of a vector
+of length 1 with itself; V acts on the values and is not shown. Grid schemes see 8 × 8 tokens, `relation` edges to the
+next token and to the fourth. A trained model: `hf-relpos plot CHECKPOINT`.
 """
 
 
@@ -125,7 +126,11 @@ def report(measure: bool) -> tuple[str, str]:
         letters = ", ".join(observe(config).letters)
         backends = ", ".join(capable_backends(config.position_needs))
         original = made_with.get(name, "–")
-        reached = rounded_up(error(name)) if measure else "–" if original == "–" else UNMEASURED
+        reached = UNMEASURED if name in made_with else "–"
+        if measure:
+            reached = rounded_up(error(name))
+            if (reached == "–") != (name not in made_with):
+                raise SystemExit(f"{name}: an original is named, but its test has no parity(case), or the reverse")
         beyond = scheme.options["beyond"].default
         code = f"`{name}`"
         short.append([code, letters, scheme.source, beyond, backends])
@@ -164,12 +169,17 @@ def stale() -> list[str]:
 
 
 def write_plots() -> None:
-    """One picture for each scheme."""
+    """One picture for each scheme, with a palette to keep the repository small."""
+    from PIL import Image
+
     folder = CARD.parent / "schemes"
     folder.mkdir(parents=True, exist_ok=True)
     for name in SCHEMES:
-        figure = plot_scheme(small_config(name))
-        figure.savefig(folder / f"{name}.png", dpi=72, metadata={"Software": None}, pil_kwargs={"optimize": True})
+        drawn = io.BytesIO()
+        plot_scheme(small_config(name)).savefig(drawn, dpi=80)
+        Image.open(drawn).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(
+            folder / f"{name}.png", optimize=True
+        )
 
 
 def main() -> int:
@@ -178,6 +188,7 @@ def main() -> int:
     parser.add_argument("--plots", action="store_true", help="draw the pictures too")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    logging.disable_progress_bar()
     if arguments.check:
         files = stale()
         print("\n".join(f"{file} is stale: run python scripts/scheme_report.py --plots" for file in files))

@@ -1,4 +1,4 @@
-"""What must hold for the attention layer of any scheme: finite numbers, and gradients that finite differences confirm."""
+"""What must hold for the layer of any scheme: finite numbers, and gradients that finite differences confirm."""
 
 import pytest
 import torch

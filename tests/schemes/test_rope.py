@@ -44,7 +44,7 @@ def hidden():
     return 3 * torch.randn(2, LENGTH, 24, dtype=torch.float64)
 
 
-CASES = {
+VARIANTS = {
     "adjacent": ({}, {}),
     "half": ({"pairing": "half"}, {"pairing": "half"}),
     "base": ({"base": 50}, {"base": 50}),
@@ -57,9 +57,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", VARIANTS)
 def test_equals_the_paper(case, hidden):
-    options, how = CASES[case]
+    options, how = VARIANTS[case]
     layer = tiny_attention("rope", position_options=options)
     assert not list(layer.distance_embedding.parameters())
     assert layer_error(layer, hidden, REAL, paper(**how)) <= 1e-10

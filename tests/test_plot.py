@@ -1,0 +1,123 @@
+"""Pictures of schemes: the numbers behind them, and that every scheme has one."""
+
+import sys
+from importlib.util import find_spec
+
+import pytest
+import torch
+from oracles import tiny_config, tiny_model
+from transformers import BertTokenizer
+
+from hf_relpos import SCHEMES, RelPosBertForMaskedLM, RelPosBertModel
+from hf_relpos.plot import input_map, observe, plot_checkpoint, plot_scheme, score_map
+
+
+needs_matplotlib = pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs the extra `plot`")
+R = torch.arange(16) - torch.arange(16)[:, None]  # j − i, L = P = 16
+
+
+def test_alibi_is_a_cone():
+    call = observe(tiny_config("alibi", num_attention_heads=4))
+    slopes = torch.tensor([1 / 4, 1 / 16, 1 / 64, 1 / 256])
+    assert call.letters == ["c'"]
+    assert (score_map(call) + slopes[:, None, None] * R.abs()).abs().max() <= 1e-6
+    assert score_map(call, head=2).equal(score_map(call)[2])
+
+
+def test_tables_are_shown_for_one_query():
+    model = tiny_model(RelPosBertModel, "shaw", position_options={"clip": 3})
+    call = observe(model, layer=1)
+    assert call.letters == ["A", "V"]
+    rows = model.encoder.layer[1].attention.self.distance_embedding.key[R.clamp(-3, 3) + 3]  # (L, L, d)
+    query = torch.randn(3, 8)
+    expected = torch.einsum("hd,ijd->hij", query, rows) / 8**0.5
+    assert (score_map(call, query=query) - expected).abs().max() <= 1e-6
+    mean = call.query.mean((0, 2))
+    assert (score_map(call) - score_map(call, query=mean)).abs().max() <= 1e-6
+
+
+def test_rotation_favours_the_same_place():
+    added = score_map(observe(tiny_config("rope")), head=0)
+    cosines = torch.cos(R[..., None] * 10000.0 ** -(torch.arange(4) / 4)).mean(-1)
+    assert (added - (cosines - 1) / 8**0.5).abs().max() <= 1e-6
+
+
+def test_a_gain_of_one_adds_nothing():
+    config = tiny_config("huang_m1")
+    model = RelPosBertModel(config)
+    for parameter in model.encoder.layer[0].attention.self.distance_embedding.parameters():
+        torch.nn.init.ones_(parameter)
+    assert score_map(observe(model)).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_hidden_keys(direction):
+    added = score_map(observe(tiny_config("disan", position_options={"direction": direction})))
+    hidden = added.isnan()
+    assert not added[~hidden].any()
+    assert hidden[0].equal(R >= 0) != hidden[0].equal(R <= 0)
+
+
+def test_input_vectors():
+    assert input_map(observe(tiny_config("alibi"))) is None
+    cosine = input_map(observe(tiny_config("sinusoidal")))
+    assert (cosine.diagonal() - 1).abs().max() <= 1e-6 and (cosine - cosine.T).abs().max() <= 1e-6
+    assert cosine[0, 1] > cosine[0, 8]
+
+
+@needs_matplotlib
+@pytest.mark.parametrize("name", SCHEMES)
+def test_every_scheme(name):
+    config = tiny_config(name)
+    call = observe(config)
+    assert call.letters
+    assert score_map(call).shape == (3, 16, 16) and not score_map(call).isinf().any()
+    figure = plot_scheme(config, layer=1, head=2)
+    assert name in figure.get_suptitle() and len(figure.axes) >= 3  # map, its scale, curves
+
+
+@needs_matplotlib
+def test_combinations_and_hybrids():
+    config = tiny_config(["relative_key", "alibi"], absolute_position_embeddings=True)
+    assert observe(config).letters == ["A", "c'", "input"]
+    assert len(plot_scheme(config).axes) == 6
+
+
+def test_leaves_the_model_as_it_was():
+    model = tiny_model(RelPosBertForMaskedLM, "t5").train()
+    hooks = [len(module._forward_hooks) for module in model.modules()]
+    first, again = observe(model), observe(model)
+    assert model.training and score_map(first).equal(score_map(again))
+    assert hooks == [len(module._forward_hooks) for module in model.modules()]
+    assert "terms" not in vars(model.bert.encoder.layer[0].attention.self.distance_embedding)
+
+
+@needs_matplotlib
+def test_checkpoint(tmp_path, monkeypatch):
+    tiny_model(RelPosBertForMaskedLM, "relative_key").save_pretrained(tmp_path / "model")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "model")
+    (tmp_path / "text.txt").write_text("the cat sat the cat " * 9)
+    out = plot_checkpoint(tmp_path / "model", tmp_path / "a.png", layer=1, head=2, text=tmp_path / "text.txt")
+    assert out.read_bytes().startswith(b"\x89PNG")
+    monkeypatch.chdir(tmp_path)
+    assert plot_checkpoint("model").name == "model-layer0-head0.png"
+    (tmp_path / "text.txt").write_text(" ")
+    with pytest.raises(ValueError, match=r"text.txt: the tokenizer finds no tokens"):
+        plot_checkpoint("model", text="text.txt")
+
+
+@needs_matplotlib
+def test_refuses():
+    config = tiny_config("alibi")
+    with pytest.raises(ValueError, match="layer = 2: the model has layers 0 to 1"):
+        plot_scheme(config, layer=2)
+    with pytest.raises(ValueError, match="head = -1: the model has heads 0 to 2"):
+        plot_scheme(config, head=-1)
+
+
+def test_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'hf-relpos\[plot\]'"):
+        plot_scheme(tiny_config("alibi"))

@@ -1,0 +1,50 @@
+"""README.md and model_cards/schemes.md say what the schemes say."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "scheme_report.py"
+
+
+@pytest.fixture(scope="module")
+def report():
+    """The script, as a module."""
+    spec = importlib.util.spec_from_file_location("scheme_report", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_tables_are_current(report):
+    assert not report.stale(), "run: python scripts/scheme_report.py --plots"
+
+
+def test_stale_files_are_seen(report, tmp_path, monkeypatch):
+    for name in ("README", "CARD"):
+        text = getattr(report, name).read_text(encoding="utf-8")
+        (tmp_path / name).write_text(text.replace("| `shaw` |", "| `show` |"), encoding="utf-8")
+        monkeypatch.setattr(report, name, tmp_path / name)
+    monkeypatch.setattr(report, "SCHEMES", {"shaw": report.SCHEMES["shaw"]})
+    assert report.stale() == ["README.md", "model_cards/schemes.md", "model_cards/schemes/shaw.png"]
+
+
+def test_numbers(report):
+    assert report.added_parameters("absolute") == 512 * 768
+    assert report.added_parameters("relative_key") == 12 * 1023 * 64
+    assert report.added_parameters("t5") == 32 * 12  # shared by the layers
+    assert report.added_parameters("rope") == 0
+    assert [report.rounded_up(x) for x in (None, 0.0, 2.1e-7, 9.2e-7)] == ["–", "0", "3e-07", "1e-06"]
+
+
+def test_errors_are_measured(report):
+    assert 0 < report.error("alibi") <= 1e-6
+    assert report.error("huang_m1") is None
+
+
+def test_errors_do_not_make_a_file_stale(report):
+    row = "| `t5` | Raffel | c' | 384 | clip | sdpa | {} | transformers |\n"
+    assert report.without_errors(row.format("2e-07")) == report.without_errors(row.format("0")) == row.format("*")
+    assert report.without_errors(row.format("–")) == row.format("–")
