@@ -24,7 +24,7 @@ from .model.offsets import Offsets
 from .model.scheme import Option, Scheme
 from .model.schemes import SCHEMES
 from .patch import patch_transformers
-from .registration import register
+from .registration import register as _register
 from .version import __version__
 
 
@@ -60,4 +60,4 @@ def __getattr__(name: str):
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-register()
+_register()

@@ -30,10 +30,10 @@ app = typer.Typer(
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Print a ValueError (`ConversionError` is one) as text and leave with exit code 2."""
+    """Print what the user can correct, a bad value or a missing extra, as text; leave with exit code 2."""
     try:
         yield
-    except ValueError as error:
+    except (ValueError, ModuleNotFoundError) as error:
         Console(stderr=True).print(f"Error: {error}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(2) from None
 
@@ -171,3 +171,20 @@ def demo(
         from .demo import run_demo
 
         run_demo(checkpoint, out=out, scheme=scheme, steps=steps, overwrite=overwrite, console=Console())
+
+
+@app.command()
+def plot(
+    checkpoint: Annotated[str, typer.Argument(help="Folder or Hub repository of a model with relative positions.")],
+    out: Annotated[Path | None, typer.Option(help="Picture to write; its ending says which kind.")] = None,
+    layer: Annotated[int, typer.Option(help="Number of the layer.")] = 0,
+    head: Annotated[int, typer.Option(help="Number of the head.")] = 0,
+    text: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="Text that gives the mean query and key.")
+    ] = None,
+) -> None:
+    """Plot what the position scheme of a model adds to its attention scores."""
+    with plain_errors():
+        from .plot import plot_checkpoint
+
+        Console().print(f"written to {plot_checkpoint(checkpoint, out, layer, head, text)}", markup=False)

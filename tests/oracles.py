@@ -18,7 +18,7 @@ import torch
 from safetensors import safe_open
 from transformers import initialization as init
 
-from hf_relpos import RelPosBertConfig
+from hf_relpos import SCHEMES, RelPosBertConfig
 from hf_relpos.model.modeling_relpos_bert import RelPosBertSelfAttention
 from hf_relpos.model.offsets import Offsets
 from hf_relpos.model.scheme import Scheme, SharedScheme
@@ -166,6 +166,10 @@ def tiny_model(head: type, name: str, attn_implementation: str | None = None, **
     if attn_implementation is not None:
         config._attn_implementation = attn_implementation
     return stir(head(config)).eval()
+
+
+# schemes that need nothing but tokens
+ON_TOKENS = [name for name, scheme in SCHEMES.items() if not scheme.requires]
 
 
 def extra_inputs(name: str | list[str], batch: int, length: int) -> dict[str, torch.Tensor]:

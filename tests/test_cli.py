@@ -43,7 +43,7 @@ def test_convert(source, tmp_path):
     for words in (
         "layer.*.attention.self.distance_embedding.key",
         "plus the mean of the position vectors",
-        "BertModel → RelPosBertModel, method drop, scheme shaw (clip = 4)",
+        "BertModel → RelPosBertModel, method drop, scheme shaw (clip = 4, ",
         f"{report['totals']['reused']['parameters']:,} parameters",
         f"written to {out}",
     ):
@@ -54,7 +54,7 @@ def test_convert(source, tmp_path):
 def test_convert_by_default_keeps_and_says_how_exactly(source, tmp_path):
     result = run("convert", source, tmp_path / "out")
     assert result.exit_code == 0, result.output
-    assert "method keep, scheme relative_key (clip = None)" in result.output
+    assert "method keep, scheme relative_key (clip = None, " in result.output
     assert "largest difference of an output to the source's, relative: " in result.output
 
 

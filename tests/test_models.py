@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassFieldValidationError
-from oracles import extra_inputs, padding, stir, tiny_config, tiny_model, uncompiled
+from oracles import ON_TOKENS, extra_inputs, padding, stir, tiny_config, tiny_model, uncompiled
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 
 from hf_relpos import (
@@ -27,8 +27,6 @@ BATCH, CHOICES, LENGTH, WORDS, WIDTH = 2, 3, 9, 50, 24
 RELATIVE = [name for name, scheme in SCHEMES.items() if scheme.relative]
 UNBOUNDED = [name for name, scheme in SCHEMES.items() if scheme.beyond[0] != "refuse"]
 CAPABLE = {name: capable_backends(tiny_config(name).position_needs) for name in SCHEMES}
-# those that need nothing but tokens; tests/schemes has the same for those that need more
-ON_TOKENS = [name for name, scheme in SCHEMES.items() if not scheme.requires]
 ON_CPU = ("eager", "sdpa")  # those that run here without compiling
 
 # (scheme, backend) for every backend that can run it

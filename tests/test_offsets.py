@@ -46,11 +46,12 @@ def test_start_as_tensor(length, keys, start, shape):
 def test_sinusoid_is_the_formula(dim):
     positions = torch.tensor([-30, -1, 0, 1, 2, 17, 511])
     expected = np.stack([sine_cosine(position, dim) for position in positions.tolist()])
-    exact = sinusoid_concat(positions.double(), dim)
+    exact = sinusoid_concat(positions, dim, torch.float64)
     assert exact.dtype == torch.float64 and exact.shape == (7, dim)
     assert np.abs(exact.numpy() - expected).max() <= 1e-12
     assert torch.equal(exact[2], torch.tensor([0.0] * (dim // 2) + [1.0] * (dim // 2), dtype=torch.float64))
     single = sinusoid_concat(positions, dim)
     assert single.dtype == torch.float32
     assert np.abs(single.numpy() - expected).max() <= 511 * 2**-23  # rounding of the angle
-    assert sinusoid_concat(positions.half(), dim).dtype == torch.float32
+    half = sinusoid_concat(positions, dim, torch.float16)
+    assert torch.equal(half, single.half())  # the angles are not

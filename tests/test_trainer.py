@@ -10,24 +10,27 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from ddp_train import HEADS, make_model, train, train_every_scheme
-
-from hf_relpos import SCHEMES
+from ddp_train import ALIKE, HEADS, make_model, train, train_every_scheme
+from oracles import ON_TOKENS
 
 
 def mean(values):
     return sum(values) / len(values)
 
 
-@pytest.mark.parametrize("task", HEADS)
-@pytest.mark.parametrize("scheme", SCHEMES)
+# these do not see direction, or are random in training: the tasks that ask for the order of words are not for them
+ORDERLESS = {"alibi", "cape", "huang_m1", "kerple", "sandwich"}
+LEARNABLE = [(scheme, task) for scheme in ON_TOKENS for task in HEADS if task == "kind" or scheme not in ORDERLESS]
+
+
+@pytest.mark.parametrize("scheme, task", LEARNABLE, ids=["-".join(pair) for pair in LEARNABLE])
 def test_loss_goes_down(scheme, task, tmp_path):
     losses, _ = train(make_model(task, scheme), task, tmp_path)
     assert len(losses) == 30
     assert mean(losses[-5:]) < 0.8 * mean(losses[:5])
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", ON_TOKENS)
 def test_resume_gives_the_same_curve(scheme, tmp_path):
     """With dropout, whose random state is part of a checkpoint; the last step lies in a second epoch."""
     steps = {"max_steps": 10, "save_strategy": "steps", "save_steps": 5}
@@ -54,7 +57,7 @@ def test_accumulated_gradients_give_the_curve_of_the_larger_batch(task, tmp_path
     assert accumulated == pytest.approx(whole, abs=1e-5)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", ON_TOKENS)
 def test_gradient_checkpointing_gives_the_same_curve(scheme, tmp_path):
     plain, _ = train(make_model("echo", scheme), "echo", tmp_path, max_steps=5)
     saved, trainer = train(make_model("echo", scheme), "echo", tmp_path, max_steps=5, gradient_checkpointing=True)
@@ -62,12 +65,12 @@ def test_gradient_checkpointing_gives_the_same_curve(scheme, tmp_path):
     assert plain == pytest.approx(saved, abs=1e-5)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", ON_TOKENS)
 def test_bf16(scheme, tmp_path):
-    model, seen = make_model("order", scheme), set()
+    model, seen = make_model("kind", scheme), set()
     for layer in model.bert.encoder.layer:
         layer.attention.self.register_forward_hook(lambda module, inputs, output: seen.add(output[0].dtype))
-    losses, _ = train(model, "order", tmp_path, bf16=True)
+    losses, _ = train(model, "kind", tmp_path, bf16=True)
     assert mean(losses[-5:]) < 0.8 * mean(losses[:5])
     assert seen == {torch.bfloat16}
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
@@ -95,8 +98,8 @@ def test_two_processes_give_the_curve_of_one(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     two = json.loads(out.read_text())
     one = train_every_scheme(tmp_path / "one", 8)
-    assert list(one) == list(two) == list(SCHEMES)
-    for scheme in SCHEMES:
+    assert list(one) == list(two) == ALIKE
+    for scheme in ALIKE:
         assert (one[scheme]["processes"], two[scheme]["processes"]) == (1, 2)
         assert len(one[scheme]["losses"]) == 6
         assert two[scheme]["losses"] == pytest.approx(one[scheme]["losses"], abs=1e-5), scheme

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from oracles import padding, tiny_model
+from oracles import extra_inputs, padding, tiny_model
 from safetensors.torch import load_file, save_file
 from transformers.dynamic_module_utils import get_imports, get_relative_import_files, get_relative_imports
 
@@ -181,11 +181,12 @@ def run_elsewhere(jobs: list[dict], folder: Path) -> list[torch.Tensor]:
     return [load_file(job["output"])["output"] for job in jobs]
 
 
-def write_inputs(folder: Path) -> tuple[dict, Path]:
+def write_inputs(folder: Path, name: str = "shaw") -> tuple[dict, Path]:
     real = padding([9, 5], 9)
     inputs = {"input_ids": torch.randint(1, 50, (2, 9)) * real, "attention_mask": real.long()}
-    save_file(inputs, folder / "inputs.safetensors")
-    return inputs, folder / "inputs.safetensors"
+    inputs |= {key: tensor.contiguous() for key, tensor in extra_inputs(name, 2, 9).items()}
+    save_file(inputs, folder / f"inputs-{name}.safetensors")
+    return inputs, folder / f"inputs-{name}.safetensors"
 
 
 @torch.no_grad()
@@ -199,11 +200,11 @@ def close(one, other):
 
 def test_every_scheme_runs_without_the_package(tmp_path):
     """Saved here, loaded there, saved there, loaded there and here."""
-    inputs, file = write_inputs(tmp_path)
     models = {name: tiny_model(RelPosBertForMaskedLM, name) for name in SCHEMES}
     jobs = []
     for name, model in models.items():
         model.save_pretrained(tmp_path / f"{name}-1")
+        _, file = write_inputs(tmp_path, name)
         paths = [tmp_path / f"{name}-{number}" for number in (1, 2, 3)]
         jobs += [
             {"auto": "AutoModelForMaskedLM", "load": paths[0], "inputs": file, "save": paths[1]},
@@ -212,6 +213,7 @@ def test_every_scheme_runs_without_the_package(tmp_path):
         ]
     outputs = run_elsewhere(jobs, tmp_path / "run")
     for place, (name, model) in enumerate(models.items()):
+        inputs = load_file(tmp_path / f"inputs-{name}.safetensors")
         expected = first_output(model, inputs)
         first, second, bare = outputs[3 * place : 3 * place + 3]
         assert close(first, expected) and close(second, expected), name

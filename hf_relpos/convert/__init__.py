@@ -1,13 +1,23 @@
-"""Conversion of BERT checkpoints with absolute positions to relative ones."""
+"""Conversion of BERT checkpoints with absolute positions to relative ones, and of relative ones to ours."""
 
 import sys
 from types import ModuleType
 
 from .checkpoint import METHODS, ConversionReport, Method, Step, convert
+from .layers import attention_config, attention_weights
 from .source import ConversionError
 
 
-__all__ = ["METHODS", "ConversionError", "ConversionReport", "Method", "Step", "convert"]
+__all__ = [
+    "METHODS",
+    "ConversionError",
+    "ConversionReport",
+    "Method",
+    "Step",
+    "attention_config",
+    "attention_weights",
+    "convert",
+]
 
 
 class _CallableModule(ModuleType):

@@ -313,8 +313,10 @@ def convert(
             compare_tensors(model, reloaded, checkpoint, steps)
             difference = None
             if METHODS[method].exact:
-                rounding = ROUNDING * torch.finfo(checkpoint.dtype).eps if changed else 0.0
-                difference = compare_outputs(reloaded, checkpoint, stock, max(TOLERANCE, rounding))
+                tolerance = TOLERANCE
+                if changed:
+                    tolerance = max(tolerance, ROUNDING * torch.finfo(checkpoint.dtype).eps)
+                difference = compare_outputs(reloaded, checkpoint, stock, tolerance)
             report = ConversionReport(
                 source=checkpoint.name,
                 revision=commit,
@@ -583,7 +585,7 @@ def compare_outputs(
     model: PreTrainedModel,
     source: Source,
     stock: Callable[[PreTrainedModel, Source], PreTrainedModel],
-    tolerance: float = TOLERANCE,
+    tolerance: float,
 ) -> float:
     """Run the source and the result on one random batch, both in float64.
 

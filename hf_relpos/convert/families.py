@@ -1,4 +1,4 @@
-"""Checkpoints that are relative already, with a body like BERT's: recognised, renamed, and compared with what they were.
+"""Checkpoints that are relative already, with a body like BERT's: recognise them, rename them, run them as they were.
 
 NEZHA in both layouts, and BERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA and ERNIE with `relative_key` or
 `relative_key_query`, as Transformers ≤ 4.57 wrote them. Their weights are only renamed. A new family is one entry of
@@ -212,15 +212,15 @@ def recognise(folder: Path, config: Mapping[str, Any]) -> Relative | None:
         return None
     else:
         raise ConversionError(
-            f"{folder}: model_type = {found!r} with position_embedding_type = {kind!r}; only 'bert' checkpoints can be "
-            f"converted from absolute positions, and {found!r} from {' and '.join(map(repr, KINDS))}"
+            f"{folder}: model_type = {found!r} with position_embedding_type = {kind!r}; only 'bert' checkpoints can "
+            f"be converted from absolute positions, and {found!r} from {' and '.join(map(repr, KINDS))}"
         )
     completed = {**family.defaults, **config}
     if family is FAMILIES["electra"] and completed["embedding_size"] != completed["hidden_size"]:
         raise ConversionError(
             f"{folder}: embedding_size = {completed['embedding_size']!r} and hidden_size = "
-            f"{completed['hidden_size']!r}: this ELECTRA projects its embeddings, for which BERT has no place; only one "
-            "with both sizes equal can be converted"
+            f"{completed['hidden_size']!r}: this ELECTRA projects its embeddings, for which BERT has no place; only "
+            "one with both sizes equal can be converted"
         )
     return Relative(family, evidence, scheme, options, completed)
 
@@ -315,7 +315,7 @@ class NoPositions(nn.Module):
 
 
 class OldSelfAttention(nn.Module):
-    """The three relative self-attentions of Transformers 4.57, with a vector for every pair: slow, and easy to read."""
+    """The relative self-attentions of Transformers 4.57, with a vector for every pair: slow, and easy to read."""
 
     def __init__(self, stock: nn.Module, relative: Relative, table: torch.Tensor | None):
         super().__init__()

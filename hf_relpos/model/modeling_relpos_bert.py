@@ -5,6 +5,7 @@ Everything but embeddings, self-attention and masks is Transformers' own BERT, b
 """
 
 import os
+import re
 import shutil
 from dataclasses import replace
 from functools import partial
@@ -182,6 +183,18 @@ class RelPosBertEncoder(BertEncoder):
         self.distance_embedding = build_shared(config)
 
 
+def _code_files() -> set[str]:
+    """This file and all that it imports from beside it."""
+    here = os.path.abspath(__file__)
+    return {here, *map(os.path.abspath, get_relative_import_files(here))}
+
+
+def _copy_code(folder: str) -> None:
+    os.makedirs(folder, exist_ok=True)
+    for file in _code_files():
+        shutil.copyfile(file, os.path.join(folder, os.path.basename(file)))
+
+
 class RelPosBertPreTrainedModel(BertPreTrainedModel):
     """Loading, saving and initialisation, common to all heads."""
 
@@ -193,6 +206,8 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
     _supports_flash_attn = False
     _supports_attention_backend = True
     _no_split_modules = ["RelPosBertEmbeddings", "RelPosBertLayer"]
+    # BERT's losses are means over what they are given; the Trainer must divide when it accumulates gradients
+    accepts_loss_kwargs = False
     # Transformers ≤ 4.57 saved an unused absolute table, and buffers, with every relative BERT
     _keys_to_ignore_on_load_unexpected = [r"embeddings\.position_embeddings\.weight", r"embeddings\.position_ids"]
 
@@ -270,13 +285,25 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
         if self.config.save_code:
             self.config.auto_map = dict(AUTO_MAP)
             if is_main_process and not os.path.isfile(save_directory):
-                os.makedirs(save_directory, exist_ok=True)
-                here = os.path.abspath(__file__)
-                for file in {here, *map(os.path.abspath, get_relative_import_files(here))}:
-                    shutil.copyfile(file, os.path.join(save_directory, os.path.basename(file)))
+                folder = os.path.abspath(save_directory)
+                _copy_code(folder)
+                if re.fullmatch(r"checkpoint-\d+", os.path.basename(folder)):
+                    # from there the Trainer pushes config.json and weights of a checkpoint, but no other file of it
+                    _copy_code(os.path.dirname(folder))
         elif getattr(self.config, "auto_map", None) is not None:
             del self.config.auto_map
-        super().save_pretrained(save_directory, is_main_process=is_main_process, **kwargs)
+        # classes that were loaded with `trust_remote_code` would copy their code themselves, wanted or not
+        self.config._auto_class = None
+        auto_class, type(self)._auto_class = type(self)._auto_class, None
+        try:
+            super().save_pretrained(save_directory, is_main_process=is_main_process, **kwargs)
+        finally:
+            type(self)._auto_class = auto_class
+
+    def _get_files_timestamps(self, working_dir) -> dict[str, float]:
+        """What `save_pretrained(push_to_hub=True)` takes for old and does not push; the code just copied is new."""
+        code = {os.path.basename(file) for file in _code_files()}
+        return {name: time for name, time in super()._get_files_timestamps(working_dir).items() if name not in code}
 
 
 class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
@@ -340,10 +367,10 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             tokens,
             past_key_values,
             past_length,
-            attention_mask,
-            distance_ids,
-            token_type_ids,
-            relation_ids,
+            cached_mask=attention_mask if caller_has_cache else None,
+            position_ids=distance_ids,
+            token_type_ids=token_type_ids,
+            relation_ids=relation_ids,
         )
         if self.encoder.distance_embedding is not None:
             shared = partial(self.encoder.distance_embedding, offsets)
@@ -414,6 +441,7 @@ class RelPosBertForMaskedLM(RelPosBertPreTrainedModel, BertForMaskedLM):
 class RelPosBertLMHeadModel(RelPosBertPreTrainedModel, BertLMHeadModel):
     """Causal language modelling head on a relative BERT; `forward` and `generate` as BertLMHeadModel's."""
 
+    accepts_loss_kwargs = True  # its loss takes `num_items_in_batch`
     _tp_plan = DECODER_PLAN
 
     def __init__(self, config: RelPosBertConfig):

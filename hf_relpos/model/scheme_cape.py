@@ -77,6 +77,7 @@ class Cape(Scheme, name="cape"):
     source = "Likhomanenko et al. 2021, arXiv 2106.03143, §3"
     beyond = ("extrapolate",)
     relative = False
+    zero_is_neutral = False  # the input has positions from the start
     options = {
         "max_global_shift": Option(5.0, help="largest |Δ|, in tokens; a number from 0 on", accepts=is_shift),
         "max_local_shift": Option(0.5, help="largest |ε|, in tokens; a number from 0 on", accepts=is_shift),

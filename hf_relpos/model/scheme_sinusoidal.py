@@ -52,6 +52,7 @@ class Sinusoidal(Scheme, name="sinusoidal"):
     source = "Vaswani et al. 2017, arXiv 1706.03762, §3.5"
     beyond = ("extrapolate",)
     relative = False
+    zero_is_neutral = False  # the input has positions from the start
     options = {
         "layout": choice("interleaved", "concat", "t2t", help="order and frequencies of sines and cosines"),
         "amplitude": AMPLITUDE,

@@ -37,6 +37,7 @@ class Sinusoidal2d(Scheme, name="sinusoidal_2d"):
     source = "Parmar et al. 2018, arXiv 1802.05751, §3.1; tensor2tensor add_timing_signal_nd"
     beyond = ("extrapolate",)
     relative = False
+    zero_is_neutral = False  # the input has positions from the start
     requires = frozenset({"grid"})
     options = {"amplitude": AMPLITUDE}
 

@@ -1,0 +1,558 @@
+"""Relative checkpoints of other architectures: whole models become ours, and attention layers of the others too.
+
+Folders and their contents are described in scripts/golden/families.py; the layers are those of tests/schemes.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from oracles import golden, padding, tiny_attention
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import CONFIG_MAPPING, AutoModel, BertConfig
+from typer.testing import CliRunner
+
+import hf_relpos
+from hf_relpos import Offsets, RelPosBertConfig, RelPosBertModel
+from hf_relpos.cli import app
+from hf_relpos.convert import ConversionError, attention_config, attention_weights, checkpoint, convert
+from hf_relpos.convert.families import COUNTERPARTS, FAMILIES
+from hf_relpos.convert.layers import LAYER_FAMILIES
+from hf_relpos.convert.names import inverse, is_scheme
+from hf_relpos.convert.source import DTYPES
+
+
+FIXTURES = Path(__file__).parent / "fixtures"
+FAMILY_FOLDERS = sorted(path for path in (FIXTURES / "families").iterdir())
+BERT_FOLDERS = sorted(FIXTURES.glob("legacy/*/Bert*"))
+# of each folder: the class that wrote it, ours, the scheme
+EXPECTED = {
+    "nezha": ("NezhaForPreTraining", "RelPosBertForPreTraining", "nezha"),
+    "nezha-original": ("BertForPreTraining", "RelPosBertForPreTraining", "nezha"),
+    "roberta-relative_key": ("RobertaForMaskedLM", "RelPosBertForMaskedLM", "relative_key"),
+    "roberta-relative_key_query": (
+        "RobertaForSequenceClassification",
+        "RelPosBertForSequenceClassification",
+        "relative_key_query",
+    ),
+    "electra-relative_key": ("ElectraForMaskedLM", "RelPosBertForMaskedLM", "relative_key"),
+    "electra-relative_key_query": ("ElectraModel", "RelPosBertModel", "relative_key_query"),
+    "ernie-relative_key": ("ErnieForPreTraining", "RelPosBertForPreTraining", "relative_key"),
+    "ernie-relative_key_query": ("ErnieForMaskedLM", "RelPosBertForMaskedLM", "relative_key_query"),
+}
+
+
+def name_of(folder):
+    return folder.name
+
+
+def load(folder, report, **arguments):
+    """The result, by the class that the report names."""
+    return getattr(hf_relpos, report.converted_to).from_pretrained(folder, **arguments)
+
+
+@torch.no_grad()
+def assert_old_outputs(model, file, missing=()):
+    """What the old model returned, up to 1e-5."""
+    stored = load_file(file)
+    inputs = {name.removeprefix("input."): tensor for name, tensor in stored.items() if name.startswith("input.")}
+    more = {"use_cache": False} if model.config.is_decoder else {}
+    found = model(**inputs, **more, output_hidden_states=True)
+    compared = 0
+    for name, expected in stored.items():
+        part, _, rest = name.partition(".")
+        field, _, number = rest.partition(".")
+        if part == "output" and field not in ("loss", "attentions", "cross_attentions", *missing):
+            value = found[field][int(number)] if number else found[field]
+            torch.testing.assert_close(value, expected, rtol=0, atol=1e-5, msg=lambda text, name=name: name + text)
+            compared += 1
+    assert compared >= 3
+
+
+# --- whole models
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("folder", FAMILY_FOLDERS, ids=name_of)
+def test_old_outputs(folder, backend, tmp_path):
+    report = convert(folder, tmp_path / "out")
+    own, ours, scheme = EXPECTED[folder.name]
+    assert (report.architecture, report.converted_to, report.position_embedding_type) == (own, ours, scheme)
+    assert report.method == "exact" and report.difference <= (1e-6 if folder.name == "ernie-relative_key" else 1e-12)
+    if scheme == "nezha" and backend == "sdpa":
+        backend = None  # the value term is beyond it
+    model = load(tmp_path / "out", report, attn_implementation=backend)
+    assert not model.config.has_absolute_table and model.config.model_type == "relpos_bert"
+    assert_old_outputs(model, folder / "io.safetensors", missing=["logits"] if ours == "RelPosBertModel" else ())
+    assert type(AutoModel.from_pretrained(tmp_path / "out")) is RelPosBertModel
+
+
+@pytest.mark.parametrize("folder", BERT_FOLDERS, ids=lambda folder: f"{folder.parent.name}-{folder.name}")
+def test_bert_of_the_old_library(folder, tmp_path):
+    """Its scheme is ours: nothing but the dead table of absolute positions goes."""
+    report = convert(folder, tmp_path / "out")
+    assert report.method == "exact" and report.difference <= 1e-12
+    assert {step.kind for step in report.steps if not step.note} == {"reused"}
+    assert [step.note for step in report.of_kind("dropped")] == ["unused beside relative positions"]
+    model = load(tmp_path / "out", report)
+    if "cross" not in folder.name and "MultipleChoice" not in folder.name:
+        assert_old_outputs(model, folder / "io.safetensors")
+    direct = type(model).from_pretrained(folder).state_dict()
+    assert direct.keys() == model.state_dict().keys()
+    assert all(torch.equal(tensor, direct[name]) for name, tensor in model.state_dict().items())
+
+
+def relative(folder, family, suffix, kind, dtype=torch.float32, **fields):
+    """A stock model of Transformers v5 as 4.57 would have saved it with relative positions."""
+    config = CONFIG_MAPPING[family](
+        vocab_size=50,
+        hidden_size=16,
+        num_attention_heads=2,
+        num_hidden_layers=2,
+        intermediate_size=24,
+        max_position_embeddings=20,
+        is_decoder=suffix in ("ForCausalLM", "LMHeadModel"),
+        **({"embedding_size": 16} if family == "electra" else {}),
+        **fields,
+    )
+    architecture = FAMILIES[family].stems[0] + suffix
+    model = getattr(transformers, architecture)(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.3)
+    model.to(dtype).save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("attention.self.query.weight")]:
+        tensors[name.replace("query", "distance_embedding")] = torch.randn(39, 8).to(dtype)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    edit(folder, position_embedding_type=kind)
+    return folder
+
+
+def edit(folder, **fields):
+    """Set fields of config.json; None removes."""
+    path = folder / "config.json"
+    content = {**json.loads(path.read_text()), **fields}
+    path.write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
+    return folder
+
+
+HEADS = [(family, suffix) for family in FAMILIES if family != "nezha" for suffix in FAMILIES[family].suffixes]
+
+
+@pytest.mark.parametrize("family, suffix", HEADS, ids=lambda value: str(value))
+def test_every_head(tmp_path, family, suffix):
+    """The converter compares with the family's own class, into which the old attention was put."""
+    kind = "relative_key_query" if len(suffix) % 2 else "relative_key"
+    source = relative(tmp_path / "stock", family, suffix, kind)
+    report = convert(source, tmp_path / "out")
+    assert report.difference <= 1e-12
+    assert report.architecture == FAMILIES[family].stems[0] + suffix
+    assert report.converted_to == "RelPos" + COUNTERPARTS[suffix]
+    assert not [step for step in report.of_kind("dropped") if "position_embeddings" not in step.source]
+    created = [step.target for step in report.of_kind("created")]
+    assert all("pooler" in name for name in created) and bool(created) == (family == "electra" and suffix == "Model")
+
+
+@pytest.mark.parametrize("suffix", FAMILIES["nezha"].suffixes)
+def test_every_head_of_nezha(tmp_path, suffix):
+    """A stock BERT with the names of NEZHA, and without its table of positions."""
+    source = relative(tmp_path / "stock", "bert", suffix, None)
+    tensors = load_file(source / "model.safetensors")
+    prefix = "nezha." if suffix == "Model" else ""
+    tensors = {
+        prefix + name.replace("bert.", "nezha."): tensor
+        for name, tensor in tensors.items()
+        if "position_embeddings" not in name and not is_scheme(name)
+    }
+    buffer = "nezha.encoder.layer.0.attention.self.relative_positions_encoding.positions_encoding"
+    tensors[buffer] = torch.zeros(4, 4, 8)
+    save_file(tensors, source / "model.safetensors", {"format": "pt"})
+    edit(source, model_type="nezha", architectures=[f"Nezha{suffix}"], max_relative_position=None, embedding_size=128)
+    report = convert(source, tmp_path / "out")
+    assert report.difference <= 1e-12 and report.position_options["max_relative_position"] == 64
+    assert [step.note for step in report.of_kind("dropped")] == ["a buffer of an older release"]
+    assert not hasattr(load(tmp_path / "out", report).config, "embedding_size")
+
+
+@pytest.mark.parametrize("mistake", ["reversed", "zeroed", "other"])
+def test_the_comparison_sees(tmp_path, monkeypatch, mistake):
+    """A converter that puts tables in wrongly does not get away with it."""
+    source = relative(tmp_path / "stock", "roberta", "ForMaskedLM", "relative_key_query")
+    original = checkpoint.build
+
+    def build(config, *arguments):
+        if mistake == "other":
+            config.position_embedding_type = "relative_key"
+        model, changed = original(config, *arguments)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if is_scheme(name) and mistake != "other":
+                    parameter.copy_(parameter.flip(0) if mistake == "reversed" else parameter * 0)
+                    changed[name] = mistake
+        return model, changed
+
+    monkeypatch.setattr(checkpoint, "build", build)
+    with pytest.raises(ConversionError, match="outputs differ from the source's"):
+        convert(source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_task_types_are_folded(tmp_path, dtype):
+    """What no task_type_ids stand for; the sum is rounded to the dtype of the weights."""
+    source = relative(tmp_path / "stock", "ernie", "Model", "relative_key", dtype, use_task_id=True)
+    tensors = load_file(source / "model.safetensors")
+    report = convert(source, tmp_path / "out")
+    types, tasks = (tensors[f"embeddings.{name}_type_embeddings.weight"] for name in ("token", "task"))
+    model = RelPosBertModel.from_pretrained(tmp_path / "out", dtype="auto")
+    expected = (types.double() + tasks[0].double()).to(dtype)
+    assert torch.equal(model.embeddings.token_type_embeddings.weight, expected)
+    folded = {step.source: step.note for step in report.of_kind("folded")}
+    assert folded == {
+        "embeddings.token_type_embeddings.weight": "plus the vector of task type 0",
+        "embeddings.task_type_embeddings.weight": "into embeddings.token_type_embeddings.weight",
+    }
+    assert not hasattr(model.config, "use_task_id")
+
+
+def test_rows_of_roberta(tmp_path):
+    """514 positions, of which real tokens never took the first two: 1027 rows, none of them in use differently."""
+    source = relative(tmp_path / "stock", "roberta", "Model", "relative_key", type_vocab_size=1)
+    tensors = load_file(source / "model.safetensors")
+    for name in [name for name in tensors if is_scheme(name)]:
+        tensors[name] = torch.randn(1027, 8)
+    tensors["embeddings.position_embeddings.weight"] = torch.randn(514, 16)
+    save_file(tensors, source / "model.safetensors", {"format": "pt"})
+    convert(edit(source, max_position_embeddings=514), tmp_path / "out")
+    model = RelPosBertModel.from_pretrained(tmp_path / "out")
+    assert model.encoder.layer[0].attention.self.distance_embedding.weight.shape == (1027, 8)
+    assert (model.config.pad_token_id, model.embeddings.word_embeddings.padding_idx) == (1, 1)
+    assert inverse(model.state_dict())["embeddings.token_type_embeddings.weight"].shape == (1, 16)
+
+
+@pytest.mark.parametrize("family, suffix", [("electra", "ForPreTraining"), ("electra", "ForSequenceClassification")])
+def test_a_head_that_bert_does_not_have_is_left_behind(tmp_path, family, suffix):
+    source = relative(tmp_path / "stock", family, suffix, "relative_key")
+    report = convert(source, tmp_path / "out")
+    assert report.converted_to == "RelPosBertModel" and report.difference <= 1e-12
+    notes = {step.note for step in report.of_kind("dropped") if "position" not in step.source}
+    assert notes == {f"the head of Electra{suffix}, which BERT does not have"}
+
+
+@pytest.mark.parametrize("family", ["roberta", "electra"])
+def test_a_language_head_with_another_activation(tmp_path, family):
+    """These heads apply GELU in any case, BERT's the configuration's function: with another one they differ."""
+    source = relative(tmp_path / "stock", family, "ForMaskedLM", "relative_key", hidden_act="relu")
+    report = convert(source, tmp_path / "out")
+    assert report.converted_to == "RelPosBertModel" and report.difference <= 1e-12
+    with pytest.raises(ConversionError, match="architecture = 'BertForMaskedLM' has no counterpart"):
+        convert(source, tmp_path / "other", architecture="BertForMaskedLM")
+
+
+@pytest.mark.parametrize("asked", ["RobertaModel", "BertModel"])
+def test_the_encoder_alone(tmp_path, asked):
+    report = convert(FIXTURES / "families" / "roberta-relative_key", tmp_path / "out", architecture=asked)
+    assert (report.architecture, report.converted_to) == ("RobertaModel", "RelPosBertModel")
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in ("bert", "nezha")])
+def test_defaults_are_those_of_the_library(family):
+    """A configuration that leaves a field out means its own family's default."""
+    own, bert = CONFIG_MAPPING[family]().to_dict(), BertConfig().to_dict()
+    differing = {name: value for name, value in own.items() if name in bert and value != bert[name]}
+    ours = FAMILIES[family].defaults
+    assert differing.keys() - {"model_type"} <= ours.keys()
+    assert all(own[name] == value for name, value in ours.items())
+    new = own.keys() - bert.keys()
+    assert new <= set(FAMILIES[family].not_kept)
+
+
+NEZHA, ROBERTA, ERNIE, ELECTRA = (
+    FIXTURES / "families" / name
+    for name in ("nezha", "roberta-relative_key", "ernie-relative_key", "electra-relative_key")
+)
+BERT = FIXTURES / "legacy" / "relative_key" / "BertForMaskedLM"
+# source, what to change in config.json, arguments of convert, what the error must say
+REFUSED = {
+    "keep": (NEZHA, {}, {"method": "keep"}, ["method = 'keep'", "relative already", "model_type = 'nezha'", "exact"]),
+    "drop": (BERT, {}, {"method": "drop"}, ["position_embedding_type = 'relative_key'", "leave the method out"]),
+    "scheme": (
+        ROBERTA,
+        {},
+        {"position_embedding_type": "shaw"},
+        ["position_embedding_type = 'shaw'", "'relative_key' alone", "leave it out"],
+    ),
+    "options": (
+        NEZHA,
+        {},
+        {"position_options": {"max_relative_position": 9}},
+        ["'max_relative_position': 9", "'max_relative_position': 3", "leave them out"],
+    ),
+    "option of the source": (NEZHA, {"max_relative_position": 0}, {}, ["config.json", "max_relative_position", "0"]),
+    "absolute": (
+        ROBERTA,
+        {"position_embedding_type": "absolute"},
+        {},
+        ["model_type = 'roberta'", "'absolute'", "'relative_key_query'"],
+    ),
+    "exact of absolute": (
+        BERT,
+        {"position_embedding_type": "absolute"},
+        {"method": "exact"},
+        ["method = 'exact'", "absolute positions", "keep or drop"],
+    ),
+    "no tables": (
+        NEZHA,
+        {"model_type": "roberta", "position_embedding_type": "relative_key", "architectures": None},
+        {},
+        ["position_embedding_type = 'relative_key'", "no tables of distances", "go back to the original files"],
+    ),
+    "nezha with tables": (
+        ROBERTA,
+        {"model_type": "nezha", "position_embedding_type": None, "architectures": None},
+        {},
+        ["model_type = 'nezha'", "roberta.embeddings.position_embeddings.weight", "another model"],
+    ),
+    "nezha and another": (NEZHA, {"position_embedding_type": "relative_key"}, {}, ["'nezha'", "correct config.json"]),
+    "nezha with cross-attention": (NEZHA, {"add_cross_attention": True}, {}, ["add_cross_attention = True"]),
+    "projected embeddings": (ELECTRA, {"embedding_size": 8}, {}, ["embedding_size = 8", "hidden_size = 16"]),
+    "default embedding size": (ELECTRA, {"embedding_size": None}, {}, ["embedding_size = 128", "hidden_size = 16"]),
+    "task types not declared": (ERNIE, {"use_task_id": False}, {}, ["task_type_embeddings", "no place"]),
+    "positions": (ROBERTA, {"max_position_embeddings": 20}, {}, ["distance_embedding.weight", "(27, 8)", "(39, 8)"]),
+    "head": (ROBERTA, {}, {"architecture": "BertForPreTraining"}, ["'BertForPreTraining'", "RobertaForMaskedLM"]),
+    "head of another family": (ROBERTA, {"architectures": ["BartModel"]}, {}, ["'BartModel'", "RobertaModel"]),
+    "family": (ROBERTA, {"model_type": "albert"}, {}, ["model_type = 'albert'", "'electra'"]),
+}
+
+
+@pytest.mark.parametrize("folder, fields, arguments, words", REFUSED.values(), ids=REFUSED)
+def test_refusals_write_nothing(tmp_path, folder, fields, arguments, words):
+    source = edit(Path(shutil.copytree(folder, tmp_path / "source")), **fields)
+    with pytest.raises(ConversionError) as caught:
+        convert(source, tmp_path / "out", **arguments)
+    assert all(word in str(caught.value) for word in words), caught.value
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_a_layer_without_its_table(tmp_path):
+    source = Path(shutil.copytree(ROBERTA, tmp_path / "source"))
+    tensors = load_file(source / "model.safetensors")
+    del tensors["roberta.encoder.layer.1.attention.self.distance_embedding.weight"]
+    save_file(tensors, source / "model.safetensors")
+    with pytest.raises(ConversionError, match=r"lack 1 of .*layer\.1\.attention\.self\.distance_embedding\.weight"):
+        convert(source, tmp_path / "out")
+
+
+def test_what_the_source_says_may_be_said(tmp_path):
+    convert(
+        NEZHA,
+        tmp_path / "out",
+        method="exact",
+        position_embedding_type="nezha",
+        position_options={"max_relative_position": 3},
+    )
+
+
+def test_the_command_line(tmp_path):
+    result = CliRunner().invoke(app, ["convert", str(NEZHA), str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    assert "NezhaForPreTraining → RelPosBertForPreTraining, method exact, scheme nezha" in result.output
+    refused = CliRunner().invoke(app, ["convert", str(NEZHA), str(tmp_path / "more"), "--scheme", "shaw"])
+    assert refused.exit_code == 2
+
+
+def test_nezha_cannot_be_loaded_as_it_is():
+    with pytest.raises(ValueError, match=r"NEZHA.*hf-relpos convert"):
+        RelPosBertModel.from_pretrained(FIXTURES / "families" / "nezha-original")
+
+
+# --- attention layers of the others
+
+
+def with_weights(family, state_dict, layer, config, dtype=torch.float64):
+    """Our layer with these weights, all of them."""
+    fields = attention_config(family, config)
+    ours = tiny_attention(fields.pop("position_embedding_type"), dtype, **fields)
+    weights = attention_weights(family, state_dict, layer, config)
+    renamed = {name.replace("shared.", "shared_distance_embedding."): tensor for name, tensor in weights.items()}
+    ours.load_state_dict(renamed, strict=True)
+    return ours
+
+
+def part(tensors, prefix):
+    """The tensors of that prefix, without it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+@torch.no_grad()
+def assert_attends(layer, found, out="context", weights="weights", skip=0, tolerance=1e-6, **arguments):
+    """The stored outputs and weights of the original, from its inputs."""
+    if "real" in found:
+        arguments["attention_mask"] = found["real"][:, None, None, :]
+    outputs = layer(found["hidden_states"], **arguments)
+    for value, name in zip(outputs, (out, weights), strict=True):
+        if name in found:
+            assert (value[..., skip:, :] - found[name]).abs().max() <= tolerance
+
+
+def transformer_xl():
+    """Sizes and tensors of the layer; time comes first there."""
+    with safe_open(FIXTURES / "transformer_xl" / "attention.safetensors", "pt") as file:
+        return json.loads(file.metadata()["config"]), {name: file.get_tensor(name) for name in file.keys()}
+
+
+@pytest.mark.parametrize("case", transformer_xl()[0]["cases"])
+def test_transformer_xl(case):
+    """Its queries see a memory before them, and no future."""
+    sizes, tensors = transformer_xl()
+    found, memory = part(tensors, f"{case}."), sizes["cases"][case]["mlen"]
+    layer = with_weights("transformer_xl", tensors, 0, {**sizes, **sizes["cases"][case]}, torch.float32)
+    hidden = torch.cat([found["mems"], found["hidden_states"]]) if memory else found["hidden_states"]
+    found = {
+        "hidden_states": hidden.transpose(0, 1),
+        "context": found["context"].transpose(0, 1),
+        "weights": found["attn_prob"].permute(2, 3, 0, 1),
+    }
+    causal = torch.ones(len(hidden), len(hidden), dtype=torch.bool).tril()[None, None]
+    assert_attends(layer, found, skip=memory, tolerance=1e-5, attention_mask=causal)
+
+
+@pytest.mark.parametrize("case", golden("xlnet")[0]["cases"])
+def test_xlnet(case):
+    sizes, tensors = golden("xlnet")
+    found = part(tensors, f"{case}.")
+    layer = with_weights("xlnet", tensors, 0, {**sizes, **sizes["cases"][case]})
+    length = found["hidden_states"].shape[1]
+    offsets = Offsets(length, length, token_type_ids=found["token_type_ids"])
+    assert_attends(layer, found, weights="attn_prob", skip=sizes["cases"][case]["mlen"], offsets=offsets)
+
+
+DEBERTA = golden("deberta")[0]["cases"]
+
+
+@pytest.mark.parametrize("case, length", [(case, length) for case in DEBERTA for length in DEBERTA[case]["lengths"]])
+def test_deberta(case, length):
+    sizes, tensors = golden("deberta")
+    found = part(tensors, f"{case}.")
+    family = "deberta" if DEBERTA[case]["version"] == 1 else "deberta_v2"
+    assert_attends(with_weights(family, found, 0, {**sizes, **DEBERTA[case]}), part(found, f"{length}."))
+
+
+def test_roformer():
+    sizes, tensors = golden("rope")
+    config = {"hidden_size": 32, "num_attention_heads": 4, "rotary_value": False}
+    layer = with_weights("roformer", part(tensors, "roformer."), 0, config, torch.float32)
+    hidden = tensors["hidden_states"]
+    real = padding([hidden.shape[1], sizes["length"]], hidden.shape[1])
+    assert_attends(layer, {"hidden_states": hidden, "real": real, "context": tensors["roformer.out"]})
+
+
+@pytest.mark.parametrize("case", golden("tener")[0]["cases"])
+def test_tener(case):
+    sizes, tensors = golden("tener")
+    found = part(tensors, f"{case}.")
+    assert_attends(with_weights("tener", found, 0, {**sizes, **sizes["cases"][case]}), found)
+
+
+@pytest.mark.parametrize("variant", golden("tupe")[0]["cases"])
+@pytest.mark.parametrize("number", range(golden("tupe")[0]["layers"]))
+def test_tupe(variant, number):
+    sizes, tensors = golden("tupe")
+    found = part(tensors, f"{variant}.")
+    layer = with_weights("tupe", found, number, {**sizes, "rel_pos": variant == "R"})
+    real = {"real": found["real"], **part(found, f"{number}.")}
+    assert_attends(layer, real, tolerance=1e-12)
+
+
+# family, prefix of its layers' tensors in a whole checkpoint, and the configuration of its fixture
+WHOLE = {
+    "transformer_xl": ("transformer.layers.{}.dec_attn.", transformer_xl),
+    "xlnet": ("transformer.layer.{}.rel_attn.", lambda: golden("xlnet")),
+    "tener": ("transformer.layers.{}.self_attn.", lambda: (golden("tener")[0], part(golden("tener")[1], "scaled."))),
+    "roformer": (
+        "roformer.encoder.layer.{}.attention.self.",
+        lambda: ({"hidden_size": 32, "num_attention_heads": 4}, part(golden("rope")[1], "roformer.")),
+    ),
+}
+
+
+@pytest.mark.parametrize("family", WHOLE)
+def test_a_layer_of_a_whole_checkpoint(family):
+    prefix, read = WHOLE[family]
+    config, tensors = read()
+    whole = {prefix.format(n) + name: tensor * n for n in (1, 2, 12) for name, tensor in tensors.items()}
+    alone = attention_weights(family, tensors, 0, config)
+    for number in (1, 2, 12):
+        layer = attention_weights(family, whole, number, config)
+        assert all(torch.equal(layer[name], tensor * number) for name, tensor in alone.items())
+    with pytest.raises(ConversionError, match="layer = 3: state_dict has 0 layers"):
+        attention_weights(family, whole, 3, config)
+
+
+@pytest.mark.parametrize("version", ["deberta", "deberta_v2"])
+def test_deberta_as_the_library_saves_it(version):
+    """A whole model, by its configuration object."""
+    config = CONFIG_MAPPING[version.replace("_", "-")](
+        vocab_size=50,
+        hidden_size=16,
+        num_attention_heads=2,
+        num_hidden_layers=2,
+        intermediate_size=24,
+        relative_attention=True,
+        max_relative_positions=-1,
+        max_position_embeddings=20,
+        pos_att_type="c2p|p2c",
+        **({"position_buckets": 8, "share_att_key": True, "norm_rel_ebd": "layer_norm"} if "v2" in version else {}),
+    )
+    model = AutoModel.from_config(config)
+    weights = attention_weights(version, model.state_dict(), 1, config)
+    assert torch.equal(weights["shared.rel_embeddings.weight"], model.encoder.rel_embeddings.weight)
+    ours = RelPosBertModel(RelPosBertConfig(vocab_size=50, num_hidden_layers=2, **attention_config(version, config)))
+    ours.encoder.distance_embedding.load_state_dict(part(weights, "shared."))
+    own = {name: tensor for name, tensor in weights.items() if not name.startswith("shared.")}
+    ours.encoder.layer[1].attention.self.load_state_dict(own)
+    assert ours.config.layer_norm_eps == 1e-7
+
+
+def test_biases_that_all_layers_of_transformer_xl_share():
+    sizes, tensors = transformer_xl()
+    names = ("r_w_bias", "r_r_bias")
+    whole = {f"transformer.layers.4.dec_attn.{name}": t for name, t in tensors.items() if name not in names}
+    whole |= {f"transformer.{name}": tensors[name] for name in names}
+    weights = attention_weights("transformer_xl", whole, 4, sizes)
+    assert all(torch.equal(weights[f"distance_embedding.{name}"], tensors[name]) for name in names)
+
+
+XL, ROPE = transformer_xl(), part(golden("rope")[1], "roformer.")
+LAYERS_REFUSED = {
+    "family": ("funnel", XL[1], XL[0], "family = 'funnel' is unknown; known: transformer_xl"),
+    "sizes": ("transformer_xl", XL[1], {"d_model": 24}, "none of num_attention_heads, n_head"),
+    "other sizes": (
+        "transformer_xl",
+        XL[1],
+        {"d_model": 24, "n_head": 2},
+        r"r_w_bias: the weights give \(3, 8\), .* \(2, 12\)",
+    ),
+    "narrow heads": ("transformer_xl", XL[1], {**XL[0], "d_head": 4}, "heads of 4 do not add up to 24"),
+    "other attention": ("transformer_xl", XL[1], {**XL[0], "attn_type": 1}, "attn_type = 1: only 0"),
+    "another model": ("transformer_xl", ROPE, XL[0], "0 layers of that number with qkv_net.weight"),
+    "missing": ("roformer", {"query.weight": ROPE["query.weight"]}, {"d_model": 32, "n_head": 4}, "lacks query.bias"),
+    "rotated values": ("roformer", ROPE, {"d_model": 32, "n_head": 4, "rotary_value": True}, "rotary_value = True"),
+    "heads": ("roformer", ROPE, {"d_model": 32, "n_head": 5}, "num_attention_heads = 5"),
+    "absolute": ("deberta", {}, {"d_model": 12, "n_head": 2, "relative_attention": False}, "relative_attention = F"),
+}
+
+
+@pytest.mark.parametrize("family, tensors, config, words", LAYERS_REFUSED.values(), ids=LAYERS_REFUSED)
+def test_layers_that_are_refused(family, tensors, config, words):
+    with pytest.raises(ConversionError, match=words):
+        attention_weights(family, tensors, 0, config)
+
+
+def test_every_family_of_layers_has_a_scheme():
+    assert {family.scheme for family in LAYER_FAMILIES.values()} <= hf_relpos.SCHEMES.keys()
