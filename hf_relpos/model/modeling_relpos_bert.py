@@ -358,9 +358,10 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         if isinstance(past_length, torch.Tensor):
             past_length = past_length.clone()  # a static cache counts in place
 
-        # beside a cache they tell the new tokens only, whose distances `past_length` gives
+        # beside a filled cache they tell the new tokens only, whose distances `past_length` gives
         on_grid = position_ids is not None and position_ids.dim() == 3
-        distance_ids = None if caller_has_cache and not on_grid else position_ids
+        empty = isinstance(past_key_values, DynamicCache) and isinstance(past_length, int) and past_length == 0
+        distance_ids = position_ids if on_grid or empty or not caller_has_cache else None
         tokens = input_ids if inputs_embeds is None else inputs_embeds
         offsets, segments = relations_of(
             self.config,
