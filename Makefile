@@ -1,5 +1,5 @@
 # make demo    convert a real BERT, fine-tune it, reload it
-# make test    every test
+# make test    style, and every test
 # make lint    style only
 # make test-floor   every test, on the oldest Transformers that is supported
 # Each makes its own virtual environment first. PYTHON chooses the interpreter.

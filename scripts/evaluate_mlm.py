@@ -25,54 +25,22 @@ import numpy as np
 import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-
-def windows(tokenizer, paragraphs, length, limit, rng, rate=0.15):
-    """Token ids with masks, and the labels (-100 where nothing is masked), both of shape (windows, length)."""
-    room = length - 2
-    ids = np.concatenate([tokenizer(s, add_special_tokens=False, verbose=False)["input_ids"] for s in paragraphs])
-    ids = ids[: min(len(ids) // room, limit) * room].astype(np.int64).reshape(-1, room)
-    chosen = (rng.random(ids.shape) < rate) & (ids != tokenizer.unk_token_id)
-    edges = {"constant_values": ((0, 0), (tokenizer.cls_token_id, tokenizer.sep_token_id))}
-    inputs = np.pad(np.where(chosen, tokenizer.mask_token_id, ids), ((0, 0), (1, 1)), **edges)
-    labels = np.pad(np.where(chosen, ids, -100), ((0, 0), (1, 1)), constant_values=-100)
-    return torch.from_numpy(inputs), torch.from_numpy(labels)
-
-
-def orders(count, length, rng):
-    """For each window the numbers 0 ... length-1 with all but the first and the last in random order."""
-    inner = rng.permuted(np.tile(np.arange(1, length - 1), (count, 1)), axis=1)
-    return torch.from_numpy(np.pad(inner, ((0, 0), (1, 1)), constant_values=((0, 0), (0, length - 1))))
-
-
-@torch.inference_mode()
-def score(model, inputs, labels, position_ids=None, batch=32):
-    """Accuracy in % and mean negative log-likelihood in nats over the masked tokens."""
-    right, loss, count = 0, 0.0, 0
-    for at in range(0, len(inputs), batch):
-        part = slice(at, at + batch)
-        extra = {} if position_ids is None else {"position_ids": position_ids[part].to(model.device)}
-        logits = model(input_ids=inputs[part].to(model.device), **extra).logits
-        target = labels[part].to(model.device)
-        logits, target = logits[target != -100].float(), target[target != -100]
-        right += (logits.argmax(-1) == target).sum().item()
-        loss += torch.nn.functional.cross_entropy(logits, target, reduction="sum").item()
-        count += len(target)
-    return {"accuracy": round(100 * right / count, 2), "nll": round(loss / count, 4)}
+from hf_relpos.evaluate import masked_accuracy, masked_windows, random_orders
 
 
 def evaluate(model, tokenizer, paragraphs, length, limit, seed):
     """All the figures for one text."""
     rng = np.random.default_rng(seed)
-    inputs, labels = windows(tokenizer, paragraphs, length, limit, rng)
-    order, positions = orders(*inputs.shape, rng), orders(*inputs.shape, rng)
+    inputs, labels = masked_windows(tokenizer, paragraphs, length, limit, rng)
+    order, positions = random_orders(*inputs.shape, rng), random_orders(*inputs.shape, rng)
     targets = labels[labels != -100]
     return {
         "windows": len(inputs),
         "masked_tokens": len(targets),
-        "ordered": score(model, inputs, labels),
-        "shuffled": score(model, inputs.gather(1, order), labels.gather(1, order)),
-        "positions_zero": score(model, inputs, labels, torch.zeros_like(inputs)),
-        "positions_random": score(model, inputs, labels, positions),
+        "ordered": masked_accuracy(model, inputs, labels),
+        "shuffled": masked_accuracy(model, inputs.gather(1, order), labels.gather(1, order)),
+        "positions_zero": masked_accuracy(model, inputs, labels, torch.zeros_like(inputs)),
+        "positions_random": masked_accuracy(model, inputs, labels, positions),
         "unigram": {"accuracy": round(100 * targets.bincount().max().item() / len(targets), 2)},
     }
 

@@ -4,6 +4,7 @@ import sys
 from types import ModuleType
 
 from .checkpoint import METHODS, ConversionReport, Method, Step, convert
+from .export import ExportReport, export_tables
 from .layers import attention_config, attention_weights
 from .source import ConversionError
 
@@ -12,11 +13,13 @@ __all__ = [
     "METHODS",
     "ConversionError",
     "ConversionReport",
+    "ExportReport",
     "Method",
     "Step",
     "attention_config",
     "attention_weights",
     "convert",
+    "export_tables",
 ]
 
 
