@@ -163,7 +163,7 @@ def demo(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the models.")] = Path("demo-out"),
     scheme: Annotated[str, typer.Option(help="Position scheme; `hf-relpos schemes` lists them.")] = "transformer_xl",
-    steps: Annotated[int, typer.Option(help="Training steps of the fine-tuning.", min=1)] = 200,
+    steps: Annotated[int, typer.Option(help="Training steps of the fine-tuning.", min=1)] = 150,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists.")] = False,
 ) -> None:
     """Convert a BERT, show what it kept, fine-tune it, reload it."""

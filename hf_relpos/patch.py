@@ -21,7 +21,7 @@ import transformers
 from transformers import BertConfig, BertPreTrainedModel, PreTrainedConfig
 
 from .model.configuration_relpos_bert import RelPosBertConfig
-from .model.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
+from .model.modeling_relpos_bert import HEADS, HUB_ARGUMENTS, RelPosBertPreTrainedModel
 from .model.schemes import SCHEMES
 
 
@@ -31,7 +31,6 @@ STOCK_HEADS: dict[type[BertPreTrainedModel], type[RelPosBertPreTrainedModel]] = 
 }
 # What only our configuration has; the Auto classes, which read a BertConfig, pass these keywords on to the model.
 OWN_FIELDS = {field.name for field in fields(RelPosBertConfig)} - {field.name for field in fields(BertConfig)}
-HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 MISSING = object()  # the class inherits the attribute
 
 

@@ -548,6 +548,31 @@ def test_greedy_generation_with_left_padding(name, backend, how):
         assert together[row, 8 - length :].tolist() == alone[0].tolist()
 
 
+# the mask of a static cache does not tell where a row begins, which those with absolute positions must know
+WINDOWED = [(*pair, how) for pair in PAIRS for how in ("dynamic", "static") if how == "dynamic" or pair[0] in RELATIVE]
+
+
+@pytest.mark.parametrize("everywhere", [[0], []], ids=["cls", "none"])
+@pytest.mark.parametrize("name, backend, how", WINDOWED, ids=["-".join(case) for case in WINDOWED])
+def test_generation_in_a_window(name, backend, everywhere, how):
+    """With left padding, and with either cache, as one row alone without a cache."""
+    model = tiny_model(
+        RelPosBertLMHeadModel,
+        name,
+        attn_implementation=backend,
+        is_decoder=True,
+        attention_window=2,
+        global_tokens=everywhere,
+    )
+    settings = {"do_sample": False, "max_new_tokens": 6, "min_new_tokens": 6, "pad_token_id": 0}
+    ids, real = token_ids(2, 8), padding([8, 5], 8).flip(1)
+    together = model.generate(ids * real, attention_mask=real.long(), **settings, **GENERATION[how])
+    for row, length in enumerate([8, 5]):
+        prompt = ids[row : row + 1, 8 - length :]
+        alone = model.generate(prompt, attention_mask=torch.ones_like(prompt), use_cache=False, **settings)
+        assert together[row, 8 - length :].tolist() == alone[0].tolist()
+
+
 # Configuration ---------------------------------------------------------------------------------------------------
 
 
@@ -682,6 +707,23 @@ def test_attention_window_in_packed_rows(name, backend):
     together = last_state(model, ids, position_ids=torch.tensor([[*range(4), *range(5)]]))
     for part, alone in ((slice(0, 4), ids[:, :4]), (slice(4, 9), ids[:, 4:])):
         assert difference(together[:, part], last_state(model, alone)) <= 1e-5
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (3, LENGTH), (LENGTH,)], ids=str)
+def test_position_ids_of_another_shape(shape):
+    model = tiny_model(RelPosBertModel, "relative_key")
+    with pytest.raises(ValueError, match="position_ids has shape"):
+        model(token_ids(BATCH, LENGTH), position_ids=torch.zeros(shape).long())
+
+
+@pytest.mark.parametrize("name", ["shaw", "t5", "tupe"])
+def test_tables_lost_on_the_way(name, tmp_path):
+    """Also those that all layers share: stock BERT leaves them out when it loads and saves our model."""
+    tiny_model(RelPosBertModel, name).save_pretrained(tmp_path / "ours")
+    config = transformers.BertConfig(**tiny_config(name).to_dict() | {"model_type": "bert", "auto_map": None})
+    transformers.BertModel.from_pretrained(tmp_path / "ours", config=config).save_pretrained(tmp_path / "stock")
+    with pytest.raises(ValueError, match="but the weights lack"):
+        RelPosBertModel.from_pretrained(tmp_path / "stock")
 
 
 @pytest.mark.parametrize(

@@ -103,4 +103,4 @@ def test_two_processes_give_the_curve_of_one(tmp_path):
         assert (one[scheme]["processes"], two[scheme]["processes"]) == (1, 2)
         assert len(one[scheme]["losses"]) == 6
         assert two[scheme]["losses"] == pytest.approx(one[scheme]["losses"], abs=1e-5), scheme
-        assert two[scheme]["squares"] == pytest.approx(one[scheme]["squares"], abs=1e-3), scheme
+        assert two[scheme]["squares"] == pytest.approx(one[scheme]["squares"], rel=1e-3, abs=1e-3), scheme

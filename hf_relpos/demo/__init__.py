@@ -73,7 +73,7 @@ def run_demo(
     checkpoint: str | Path | None = None,
     out: str | Path = "demo-out",
     scheme: str = "transformer_xl",
-    steps: int = 200,
+    steps: int = 150,
     overwrite: bool = False,
     console: Console | None = None,
 ) -> dict[str, dict[str, float]]:

@@ -2,10 +2,11 @@
 
 from typing import Any
 
+import torch
 from huggingface_hub.dataclasses import strict
 from transformers import BertConfig
 
-from .schemes import scheme_parts
+from .schemes import build_input, scheme_parts
 
 
 @strict
@@ -22,7 +23,7 @@ class RelPosBertConfig(BertConfig):
             w: a token attends to tokens at most w places away, and to the global ones. None: to all.
         global_tokens (`list[int]`, *optional*):
             Places that attend to all and are attended to by all, in spite of the window; None for `[0]`, the [CLS]
-            token. In packed rows they count within each document.
+            token. In packed rows they count within each document, in rows padded on the left from the first token on.
         absolute_position_embeddings (`bool`, defaults to `False`):
             Also add a learned table of absolute positions at the input, as stock BERT does: the hybrid that a
             converter with `method="keep"` starts from. Limits inputs to `max_position_embeddings` tokens.
@@ -143,6 +144,8 @@ class RelPosBertConfig(BertConfig):
             raise ValueError(f"position_embedding_type = {self.position_embedding_type}: the scales differ ({listed})")
         if sum("rotate" in scheme.acts_on for scheme, _ in parts) > 1:
             raise ValueError(f"position_embedding_type = {self.position_embedding_type}: two rotations do not combine")
+        with torch.device("meta"):
+            build_input(self)  # raises for two schemes that act on the input
 
     def validate_attention_window(self) -> None:
         """The window must be a positive number of places, and global tokens make sense with a window only."""

@@ -256,8 +256,9 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
             kwargs["config"] = RelPosBertConfig.from_bert(kwargs["config"])
         model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
         # all tables missing from layers that are there: fewer are new layers, more is a file of something else
-        names = [name for name, _ in model.named_parameters() if ".attention.self." in name]
-        tables = [name for name in names if ".distance_embedding." in name]
+        own = (".attention.self.", "encoder.distance_embedding.")
+        names = [name for name, _ in model.named_parameters() if any(part in name for part in own)]
+        tables = [name for name in names if "distance_embedding." in name]
         missing = set(info["missing_keys"])
         damaged = bool(tables) and missing.issuperset(tables) and not missing.issuperset(names)
         if damaged and pretrained_model_name_or_path is not None:
@@ -368,7 +369,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             tokens,
             past_key_values,
             past_length,
-            cached_mask=attention_mask if caller_has_cache else None,
+            decoder_mask=attention_mask if self.config.is_decoder else None,
             position_ids=distance_ids,
             token_type_ids=token_type_ids,
             relation_ids=relation_ids,
@@ -453,6 +454,11 @@ class RelPosBertLMHeadModel(RelPosBertPreTrainedModel, BertLMHeadModel):
         self.bert = RelPosBertModel(config, add_pooling_layer=False)
         self.cls = BertOnlyMLMHead(config)
         self.post_init()
+
+    @staticmethod
+    def create_masks_for_generate(config, inputs_embeds, attention_mask, past_key_values, **kwargs):
+        """The mask that `generate` prepares for a static cache; Transformers' own has no attention window."""
+        return self_attention_mask(config, inputs_embeds, attention_mask, past_key_values, None, None)
 
 
 class RelPosBertForNextSentencePrediction(RelPosBertPreTrainedModel, BertForNextSentencePrediction):

@@ -14,7 +14,7 @@ def relations_of(
     tokens: torch.Tensor,
     past_key_values: Cache | None,
     past_length: int | torch.Tensor,
-    cached_mask: torch.Tensor | None,
+    decoder_mask: torch.Tensor | None,
     position_ids: torch.Tensor | None,
     token_type_ids: torch.Tensor | None,
     relation_ids: torch.Tensor | None,
@@ -25,7 +25,7 @@ def relations_of(
         config: a RelPosBertConfig.
         tokens: (B, L) or (B, L, D); only its shape and device are read.
         past_length: tokens in the cache.
-        cached_mask: the attention mask, where the caller holds a cache: it tells where its rows begin.
+        decoder_mask: a decoder's attention mask, which tells where rows padded on the left begin, in a cache too.
         position_ids: (B, L) or (1, L), or (B, L, 2) for a grid; None with a cache, whose keys have no ids.
         token_type_ids: (B, L), or None.
         relation_ids: (B, L, L), or None.
@@ -41,6 +41,13 @@ def relations_of(
     # a static cache has all of its keys from the beginning, whatever it holds
     key_length = length if past_key_values is None else past_key_values.get_mask_sizes(length, 0)[0]
     requires, name = config.position_requires, config.position_scheme_name
+    if position_ids is not None and (
+        position_ids.dim() not in (2, 3) or position_ids.shape[1] != length or position_ids.shape[0] not in (1, batch)
+    ):
+        raise ValueError(
+            f"position_ids has shape {tuple(position_ids.shape)}; {batch} rows of {length} tokens need "
+            f"({batch}, {length}) or (1, {length})"
+        )
     grid = None
     if "grid" in requires:
         if position_ids is None or position_ids.dim() != 3:
@@ -80,10 +87,12 @@ def relations_of(
                 reach = int((position_ids.amax(-1) - position_ids.amin(-1)).max())
             if bool(restarts[:, -1].any()):
                 segments = restarts
-    elif absolute and isinstance(cached_mask, torch.Tensor):
-        # rows padded on the left begin where their mask does; the last query of a prepared mask sees all of its row
-        seen = cached_mask if cached_mask.dim() == 2 else cached_mask[:, 0, -1]
-        seen = seen > torch.finfo(seen.dtype).min / 2 if seen.is_floating_point() else seen
+    elif absolute and isinstance(decoder_mask, torch.Tensor):
+        # rows padded on the left begin where their mask does; in a prepared mask, at the first key that a query sees.
+        # (One query with a window does not see its beginning: the mask of a static cache then counts from the window.)
+        seen = decoder_mask
+        seen = seen > torch.finfo(seen.dtype).min / 2 if seen.is_floating_point() else seen != 0
+        seen = seen if seen.dim() == 2 else seen[:, 0].any(-2)
         places = (seen.long().cumsum(-1) - 1).clamp(min=0)[:, :key_length].expand(batch, -1)
         positions = nn.functional.pad(places, (0, key_length - places.shape[1]))
         reach = key_length - 1
@@ -130,6 +139,12 @@ def self_attention_mask(
         place = None
         if segments is not None and position_ids is not None:
             place = position_ids.expand(hidden_states.shape[0], -1)
+        elif attention_mask is not None and attention_mask.dim() == 2:
+            # rows padded on the left begin where their mask does
+            length = hidden_states.shape[1]
+            keys = length if past_key_values is None else past_key_values.get_mask_sizes(length, 0)[0]
+            begin = attention_mask.long().argmax(-1, keepdim=True)
+            place = torch.arange(keys, device=hidden_states.device) - begin
 
         def within_window(batch, head, query, key):
             visible = (query - key).abs() <= window

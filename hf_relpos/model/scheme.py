@@ -50,6 +50,28 @@ def choice(default: Any, *others: Any, help: str) -> Option:
     return Option(default=default, help=f"{help}; one of {listed}", accepts=one_of(default, *others))
 
 
+def refuse_odd_width(config: Any, name: str) -> None:
+    """
+    Raises:
+        ValueError: for a model size that pairs of sine and cosine do not fill.
+    """
+    if config.hidden_size % 2:
+        raise ValueError(f"hidden_size = {config.hidden_size}: the sinusoids of the scheme {name!r} need an even one")
+
+
+def refuse_odd_heads(config: Any, name: str) -> None:
+    """
+    Raises:
+        ValueError: for a head size that pairs of sine and cosine do not fill.
+    """
+    size = config.hidden_size // config.num_attention_heads
+    if size % 2:
+        raise ValueError(
+            f"hidden_size = {config.hidden_size} with num_attention_heads = {config.num_attention_heads} makes a head "
+            f"size of {size}; the sinusoids of the scheme {name!r} need an even one"
+        )
+
+
 BEYOND = {
     "clip": "distances past the range share its last row",
     "zero": "distances past the range have no term",

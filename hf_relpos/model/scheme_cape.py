@@ -8,8 +8,8 @@ import torch
 
 from .formula import Terms
 from .offsets import Offsets, sinusoid_interleaved
-from .scheme import InputScheme, Option, Scheme, choice, is_number
-from .scheme_sinusoidal import AMPLITUDE, refuse_odd_width
+from .scheme import InputScheme, Option, Scheme, choice, is_number, refuse_odd_width
+from .scheme_sinusoidal import AMPLITUDE
 
 
 def is_shift(value: Any) -> bool:

@@ -6,7 +6,7 @@ from transformers import initialization as init
 
 from .formula import Table, Terms
 from .offsets import Offsets, sinusoid_concat
-from .scheme import Option, Scheme, is_count
+from .scheme import Option, Scheme, is_count, refuse_odd_heads
 
 
 class Hop(Scheme, name="hop"):
@@ -38,12 +38,7 @@ class Hop(Scheme, name="hop"):
 
     @classmethod
     def resolve(cls, options, config):
-        head_size = config.hidden_size // config.num_attention_heads
-        if head_size % 2:
-            raise ValueError(
-                f"hidden_size = {config.hidden_size} with num_attention_heads = {config.num_attention_heads} makes a "
-                f"head size of {head_size}; the sinusoids of the scheme {cls.name!r} need an even one"
-            )
+        refuse_odd_heads(config, cls.name)
         return super().resolve(options, config)
 
     def init_weights(self, std):

@@ -56,12 +56,10 @@ class Music(Scheme, name="music"):
         for table in self.parameters():
             init.normal_(table, mean=0.0, std=self.head_size**-0.5)
 
-    def table(self, rows: torch.Tensor, offsets: Offsets) -> Table:
-        """The rows that can occur in this call, and after them a row of zeros for keys without a term."""
+    def table(self, rows: torch.Tensor) -> Table:
+        """All rows, and after them a row of zeros for keys without a term."""
         rows = rows if rows.dim() == 3 else rows[None]
-        low = max(offsets.low, -self.reach)
-        high = min(offsets.high, 0 if self.causal else self.reach)
-        rows = rows[:, low + self.reach : high + self.reach + 1]
+        low, high = -self.reach, 0 if self.causal else self.reach
         nothing = rows.shape[1]
 
         def row_of(r):
@@ -73,7 +71,7 @@ class Music(Scheme, name="music"):
         return Table(nn.functional.pad(rows, (0, 0, 0, 1)), row_of)
 
     def terms(self, offsets: Offsets) -> Terms:
-        key = self.table(self.key_relative_embeddings, offsets)
+        key = self.table(self.key_relative_embeddings)
         if not self.settings["values"]:
             return Terms(A=(key,))
-        return Terms(A=(key,), V=(self.table(self.value_relative_embeddings, offsets),))
+        return Terms(A=(key,), V=(self.table(self.value_relative_embeddings),))

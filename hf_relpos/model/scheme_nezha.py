@@ -4,7 +4,7 @@ import torch
 
 from .formula import Table, Terms
 from .offsets import Offsets, sinusoid_interleaved
-from .scheme import Option, Scheme, is_count
+from .scheme import Option, Scheme, is_count, refuse_odd_heads
 
 
 class Nezha(Scheme, name="nezha"):
@@ -28,12 +28,7 @@ class Nezha(Scheme, name="nezha"):
 
     @classmethod
     def resolve(cls, options, config):
-        head_size = config.hidden_size // config.num_attention_heads
-        if head_size % 2:
-            raise ValueError(
-                f"hidden_size = {config.hidden_size} with num_attention_heads = {config.num_attention_heads} makes a "
-                f"head size of {head_size}; the sinusoids of the scheme {cls.name!r} need an even one"
-            )
+        refuse_odd_heads(config, cls.name)
         return super().resolve(options, config)
 
     def terms(self, offsets: Offsets) -> Terms:

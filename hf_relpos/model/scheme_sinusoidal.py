@@ -1,12 +1,10 @@
 """Sinusoids at the input (Vaswani et al., arXiv 1706.03762, §3.5)."""
 
-from typing import Any
-
 import torch
 
 from .formula import Terms
 from .offsets import Offsets, sinusoid_concat, sinusoid_interleaved, sinusoid_t2t
-from .scheme import InputScheme, Option, Scheme, choice, is_number
+from .scheme import InputScheme, Option, Scheme, choice, is_number, refuse_odd_width
 
 
 LAYOUTS = {"interleaved": sinusoid_interleaved, "concat": sinusoid_concat, "t2t": sinusoid_t2t}
@@ -17,15 +15,6 @@ AMPLITUDE = Option(
     "paper's factor √D on the word embeddings does",
     accepts=is_number,
 )
-
-
-def refuse_odd_width(config: Any, name: str) -> None:
-    """
-    Raises:
-        ValueError: for a model size that pairs of sine and cosine do not fill.
-    """
-    if config.hidden_size % 2:
-        raise ValueError(f"hidden_size = {config.hidden_size}: the sinusoids of the scheme {name!r} need an even one")
 
 
 class Sinusoid(InputScheme):

@@ -6,7 +6,7 @@ from transformers import initialization as init
 
 from .formula import Terms, by_offset
 from .offsets import Offsets, sinusoid_t2t
-from .scheme import Scheme, choice
+from .scheme import Scheme, choice, refuse_odd_heads
 
 
 class Tener(Scheme, name="tener"):
@@ -39,6 +39,11 @@ class Tener(Scheme, name="tener"):
     @classmethod
     def scale_of(cls, settings, config):
         return None if settings["scale"] else 1.0
+
+    @classmethod
+    def resolve(cls, options, config):
+        refuse_odd_heads(config, cls.name)
+        return super().resolve(options, config)
 
     def init_weights(self, std):
         init.xavier_normal_(self.r_r_bias)

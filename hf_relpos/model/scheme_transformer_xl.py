@@ -6,7 +6,7 @@ from transformers import initialization as init
 
 from .formula import Terms, by_offset
 from .offsets import Offsets, sinusoid_concat
-from .scheme import Option, Scheme, is_count
+from .scheme import Option, Scheme, is_count, refuse_odd_width
 
 
 class TransformerXL(Scheme, name="transformer_xl"):
@@ -37,6 +37,11 @@ class TransformerXL(Scheme, name="transformer_xl"):
         self.r_net = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
         self.r_w_bias = nn.Parameter(torch.empty(self.num_heads, self.head_size))
         self.r_r_bias = nn.Parameter(torch.empty(self.num_heads, self.head_size))
+
+    @classmethod
+    def resolve(cls, options, config):
+        refuse_odd_width(config, cls.name)
+        return super().resolve(options, config)
 
     def init_weights(self, std):
         init.normal_(self.r_net.weight, mean=0.0, std=std)

@@ -6,7 +6,7 @@ from transformers import initialization as init
 
 from .formula import Table, Terms, by_offset
 from .offsets import Offsets, sinusoid_concat
-from .scheme import Scheme, choice
+from .scheme import Scheme, choice, refuse_odd_width
 from .scheme_transformer_xl import TransformerXL
 
 
@@ -43,6 +43,11 @@ class XLNet(Scheme, name="xlnet"):
         if self.settings["segments"]:
             self.r_s_bias = nn.Parameter(torch.empty(heads))
             self.seg_embed = nn.Parameter(torch.empty(2, *heads))
+
+    @classmethod
+    def resolve(cls, options, config):
+        refuse_odd_width(config, cls.name)
+        return super().resolve(options, config)
 
     def init_weights(self, std):
         for parameter in self.parameters():
