@@ -7,6 +7,13 @@ import torch
 from torch import nn
 
 
+def token_ids(tokenizer, paragraphs: Sequence[str]) -> list[int]:
+    """The tokens of a text, its paragraphs strung together, without special ones."""
+    return [
+        token for text in paragraphs for token in tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+    ]
+
+
 def masked_windows(
     tokenizer, paragraphs: Sequence[str], length: int, limit: int, rng: np.random.Generator, rate: float = 0.15
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -26,9 +33,7 @@ def masked_windows(
         ValueError: when the text does not fill one window.
     """
     room = length - 2
-    ids = [
-        token for text in paragraphs for token in tokenizer(text, add_special_tokens=False, verbose=False).input_ids
-    ]
+    ids = token_ids(tokenizer, paragraphs)
     count = min(len(ids) // room, limit)
     if count < 1:
         raise ValueError(

@@ -1,7 +1,6 @@
 """Pictures of schemes: the numbers behind them, and that every scheme has one."""
 
 import sys
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from hf_relpos import SCHEMES, RelPosBertForMaskedLM, RelPosBertModel
 from hf_relpos.plot import input_map, observe, plot_checkpoint, plot_scheme, score_map
 
 
-needs_matplotlib = pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs the extra `plot`")
 R = torch.arange(16) - torch.arange(16)[:, None]  # j − i, L = P = 16
 
 
@@ -65,7 +63,6 @@ def test_input_vectors():
     assert cosine[0, 1] > cosine[0, 8]
 
 
-@needs_matplotlib
 @pytest.mark.parametrize("name", SCHEMES)
 def test_every_scheme(name):
     config = tiny_config(name)
@@ -76,7 +73,6 @@ def test_every_scheme(name):
     assert name in figure.get_suptitle() and len(figure.axes) >= 3  # map, its scale, curves
 
 
-@needs_matplotlib
 def test_combinations_and_hybrids():
     config = tiny_config(["relative_key", "alibi"], absolute_position_embeddings=True)
     assert observe(config).letters == ["A", "c'", "input"]
@@ -92,7 +88,6 @@ def test_leaves_the_model_as_it_was():
     assert "terms" not in vars(model.bert.encoder.layer[0].attention.self.distance_embedding)
 
 
-@needs_matplotlib
 def test_checkpoint(tmp_path, monkeypatch):
     tiny_model(RelPosBertForMaskedLM, "relative_key").save_pretrained(tmp_path / "model")
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat"]
@@ -108,7 +103,6 @@ def test_checkpoint(tmp_path, monkeypatch):
         plot_checkpoint("model", text="text.txt")
 
 
-@needs_matplotlib
 def test_refuses():
     config = tiny_config("alibi")
     with pytest.raises(ValueError, match="layer = 2: the model has layers 0 to 1"):

@@ -27,7 +27,7 @@ from transformers import (
 from transformers.utils import logging
 
 from ..convert import ConversionError, convert
-from ..evaluate import masked_accuracy, masked_windows, random_orders
+from ..evaluate import masked_accuracy, masked_windows, random_orders, token_ids
 
 
 HERE = Path(__file__).parent
@@ -45,7 +45,7 @@ class Windows(torch.utils.data.Dataset):
 
     def __init__(self, tokenizer, paragraphs: list[str], length: int):
         room = length - 2
-        ids = [t for text in paragraphs for t in tokenizer(text, add_special_tokens=False, verbose=False).input_ids]
+        ids = token_ids(tokenizer, paragraphs)
         self.rows = [
             [tokenizer.cls_token_id, *ids[at : at + room], tokenizer.sep_token_id]
             for at in range(0, len(ids) - room + 1, room)
