@@ -30,10 +30,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
 
-# the floor pins what the constraints pin, but for Transformers and the Hub client that came with it
+# the floor pins what the constraints pin, but for Transformers and what it bounds from above: Hub client, tokenizers
 $(FLOOR)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(FLOOR)
-	grep -vE '^(transformers|huggingface_hub)==' constraints.txt > $(FLOOR)/constraints.txt
+	grep -vE '^(transformers|huggingface_hub|tokenizers)==' constraints.txt > $(FLOOR)/constraints.txt
 	$(FLOOR)/bin/python -m pip install --quiet --disable-pip-version-check -c $(FLOOR)/constraints.txt torch
 	$(FLOOR)/bin/python -m pip install --quiet --disable-pip-version-check -c $(FLOOR)/constraints.txt \
 		"transformers==5.14.0" -e ".[dev]"
