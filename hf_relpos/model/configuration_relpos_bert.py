@@ -9,6 +9,9 @@ from transformers import BertConfig
 from .schemes import build_input, scheme_parts
 
 
+TEMPERATURES = ("none", "log")
+
+
 @strict
 class RelPosBertConfig(BertConfig):
     r"""BERT's configuration, and which position scheme its self-attention uses.
@@ -24,6 +27,11 @@ class RelPosBertConfig(BertConfig):
         global_tokens (`list[int]`, *optional*):
             Places that attend to all and are attended to by all, in spite of the window; None for `[0]`, the [CLS]
             token. In packed rows they count within each document, in rows padded on the left from the first token on.
+        attention_temperature (`str`, defaults to `"none"`):
+            `"log"`: the scores of a query that may attend to n keys are multiplied by max(1, log n / log n₀), which
+            counters the flatter attention of rows longer than those trained on (Chiang and Cholak, arXiv 2202.12172).
+        attention_temperature_length (`int`, *optional*):
+            n₀, the trained length; None for `max_position_embeddings`.
         absolute_position_embeddings (`bool`, defaults to `False`):
             Also add a learned table of absolute positions at the input, as stock BERT does: the hybrid that a
             converter with `method="keep"` starts from. Limits inputs to `max_position_embeddings` tokens.
@@ -53,6 +61,8 @@ class RelPosBertConfig(BertConfig):
     position_options: dict[str, Any] | None = None
     attention_window: int | None = None
     global_tokens: list[int] | None = None
+    attention_temperature: str = "none"
+    attention_temperature_length: int | None = None
     absolute_position_embeddings: bool = False
     save_code: bool = True
 
@@ -74,6 +84,7 @@ class RelPosBertConfig(BertConfig):
         self.validate_heads()
         self.validate_position_scheme()
         self.validate_attention_window()
+        self.validate_attention_temperature()
 
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
@@ -157,6 +168,28 @@ class RelPosBertConfig(BertConfig):
             raise ValueError(
                 f"global_tokens = {self.global_tokens} with attention_window = {self.attention_window}: give places "
                 "from 0 on, and a window"
+            )
+
+    def validate_attention_temperature(self) -> None:
+        """The temperature must be known, and the trained length one whose logarithm can be divided by."""
+        if self.attention_temperature not in TEMPERATURES:
+            raise ValueError(
+                f"attention_temperature = {self.attention_temperature!r} is unknown; known: "
+                f"{', '.join(map(repr, TEMPERATURES))}"
+            )
+        if self.attention_temperature_length is not None and self.attention_temperature == "none":
+            raise ValueError(
+                f"attention_temperature_length = {self.attention_temperature_length} with attention_temperature = "
+                "'none' has no effect; set attention_temperature='log', or leave the length out"
+            )
+        trained = self.attention_temperature_length
+        field = "attention_temperature_length"
+        if trained is None:
+            trained, field = self.max_position_embeddings, "max_position_embeddings"
+        if self.attention_temperature != "none" and trained < 2:
+            raise ValueError(
+                f"{field} = {trained} with attention_temperature = {self.attention_temperature!r}: give a trained "
+                "length of at least 2"
             )
 
     @property

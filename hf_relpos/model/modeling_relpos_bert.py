@@ -46,7 +46,7 @@ from transformers.utils.output_capturing import capture_outputs
 from .attention import capable_backends, check_backend, relative_attention
 from .configuration_relpos_bert import RelPosBertConfig
 from .offsets import Offsets
-from .relations import relations_of, self_attention_mask
+from .relations import relations_of, self_attention_mask, temperature
 from .scheme import InputScheme, Scheme, SharedScheme
 from .scheme_absolute import LearnedPositions
 from .schemes import build_input, build_scheme, build_shared
@@ -140,6 +140,7 @@ class RelPosBertSelfAttention(BertSelfAttention):
             key, value = cache.update(key, value, self.layer_idx)
         if offsets is None:
             offsets = Offsets(query.shape[2], key.shape[2])
+            offsets = replace(offsets, temperature=temperature(self.config, attention_mask, offsets, query.device))
         precise = torch.promote_types(query.dtype, torch.float32)
         offsets = replace(
             offsets,
@@ -387,11 +388,11 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             past_length=past_length,
             attention_mask=attention_mask,
         )
+        mask = self_attention_mask(self.config, hidden_states, attention_mask, past_key_values, segments, distance_ids)
+        offsets = replace(offsets, temperature=temperature(self.config, mask, offsets, hidden_states.device))
         outputs = self.encoder(
             hidden_states,
-            attention_mask=self_attention_mask(
-                self.config, hidden_states, attention_mask, past_key_values, segments, distance_ids
-            ),
+            attention_mask=mask,
             encoder_hidden_states=encoder_hidden_states,
             encoder_attention_mask=None
             if encoder_attention_mask is None
