@@ -35,6 +35,9 @@ class RelPosBertConfig(BertConfig):
         absolute_position_embeddings (`bool`, defaults to `False`):
             Also add a learned table of absolute positions at the input, as stock BERT does: the hybrid that a
             converter with `method="keep"` starts from. Limits inputs to `max_position_embeddings` tokens.
+        absolute_position_fade (`float`, defaults to 1.0):
+            f: of that table P with mean row m, m + f (P − m) is added. 1: the table; 0: the same vector everywhere,
+            which `hf_relpos.drop_absolute_positions` then takes out. `hf_relpos.AnnealAbsolutePositions` moves it.
         save_code (`bool`, defaults to `True`):
             Whether `save_pretrained` and `push_to_hub` of a model put its code beside the weights, for loading with
             `trust_remote_code=True` where hf_relpos is not installed.
@@ -64,6 +67,7 @@ class RelPosBertConfig(BertConfig):
     attention_temperature: str = "none"
     attention_temperature_length: int | None = None
     absolute_position_embeddings: bool = False
+    absolute_position_fade: float | int = 1.0
     save_code: bool = True
 
     # BERT has no plans of its own, and the defaults of Transformers look for `layers.*`
@@ -85,6 +89,7 @@ class RelPosBertConfig(BertConfig):
         self.validate_position_scheme()
         self.validate_attention_window()
         self.validate_attention_temperature()
+        self.validate_absolute_position_fade()
 
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
@@ -190,6 +195,16 @@ class RelPosBertConfig(BertConfig):
             raise ValueError(
                 f"{field} = {trained} with attention_temperature = {self.attention_temperature!r}: give a trained "
                 "length of at least 2"
+            )
+
+    def validate_absolute_position_fade(self) -> None:
+        """What fades must be there, by a share of it."""
+        if not 0 <= self.absolute_position_fade <= 1:
+            raise ValueError(f"absolute_position_fade = {self.absolute_position_fade}: give a number from 0 to 1")
+        if self.absolute_position_fade != 1 and not self.absolute_position_embeddings:
+            raise ValueError(
+                f"absolute_position_fade = {self.absolute_position_fade} with absolute_position_embeddings = False: "
+                "there is no table to fade; leave the fade at 1, or convert with method='keep'"
             )
 
     @property

@@ -64,6 +64,7 @@ class RelPosBertEmbeddings(nn.Module):
 
     def __init__(self, config: RelPosBertConfig):
         super().__init__()
+        self.config = config
         self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
         self.position_embeddings = build_input(config)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
@@ -104,9 +105,21 @@ class RelPosBertEmbeddings(nn.Module):
                         length if isinstance(past_length, torch.Tensor) else past_length + length
                     )
                 position_ids = (torch.arange(length, device=inputs_embeds.device) + past_length)[None]
-            context = (embeddings, attention_mask) if computed else ()
-            embeddings = embeddings + self.position_embeddings(position_ids, *context).to(embeddings.dtype)
+            if self.config.absolute_position_fade != 1:
+                vectors = self.position_embeddings.faded(position_ids, self.config.absolute_position_fade)
+            else:
+                vectors = self.position_embeddings(position_ids, *((embeddings, attention_mask) if computed else ()))
+            embeddings = embeddings + vectors.to(embeddings.dtype)
         return self.dropout(self.LayerNorm(embeddings))
+
+    @torch.no_grad()
+    def add_everywhere(self, vector: torch.Tensor) -> None:
+        """Add a vector (D,) to the embedding of every token, whatever its word and position, for good.
+
+        It goes into the token types, of which each token has one and to which no output layer is tied.
+        """
+        types = self.token_type_embeddings.weight
+        types.copy_(types.to(vector.dtype) + vector)
 
 
 class RelPosBertSelfAttention(BertSelfAttention):
