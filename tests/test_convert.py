@@ -16,9 +16,10 @@ from transformers import AutoTokenizer, BertConfig, BertTokenizer
 
 import hf_relpos.convert
 from hf_relpos import SCHEMES, RelPosBertForMaskedLM, RelPosBertModel
-from hf_relpos.convert import METHODS, ConversionError, ConversionReport, checkpoint, convert
+from hf_relpos.convert import METHODS, ConversionError, ConversionReport, convert, verify
 from hf_relpos.convert.names import BASE_RULES, RULES, inverse, is_scheme, to_old, to_stock
 from hf_relpos.model.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
+from hf_relpos.model.scheme import Option, is_count, is_number
 
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -165,6 +166,37 @@ def test_keep_with_cross_attention(tmp_path):
     convert(source, tmp_path / "out")
     batch = {**inputs("BertLMHeadModel"), "encoder_hidden_states": torch.randn(2, 5, 24)}
     assert_same_outputs(stock, load("BertLMHeadModel", tmp_path / "out"), batch)
+
+
+def test_what_a_method_is_given(tmp_path, monkeypatch):
+    """The teacher computes what the source computes; texts, options and seed arrive; details reach the report."""
+    stock, source = saved(tmp_path / "stock", "BertForMaskedLM")
+
+    def apply(model, work):
+        assert not any(parameter.any() for name, parameter in model.named_parameters() if is_scheme(name))
+        assert_same_outputs(stock, work.keep(), inputs())
+        assert work.tokenizer_folder == source.resolve()
+        work.details.update(texts=list(work.texts), seed=work.seed, **work.options)
+        return {}
+
+    options = {"rounds": Option(3, "a positive integer", is_count), "ridge": Option(1.0, "a number", is_number)}
+    reader = dataclasses.replace(METHODS["drop"], apply=apply, text="needed", options=options)
+    monkeypatch.setitem(METHODS, "drop", reader)
+    arguments = {"method": "drop", "texts": ["a cat"], "method_options": {"rounds": 5}, "seed": 7}
+    report = convert(source, tmp_path / "out", **arguments)
+    assert report.details == {"texts": ["a cat"], "seed": 7, "rounds": 5, "ridge": 1.0}
+    assert json.loads((tmp_path / "out" / "conversion.json").read_text())["details"] == report.details
+    for changes, words in (
+        ({"texts": None}, "texts = None: method = 'drop' learns from text; give texts"),
+        ({"method_options": {"rounds": 0}}, r"\['rounds'\] = 0 is not accepted .*a positive integer"),
+        ({"method_options": {"depth": 0}}, r"\['depth'\] = 0: .*no such option; known: rounds, ridge"),
+        ({"method": "keep", "method_options": None}, "method = 'keep' reads none; leave them out, .* 'drop'"),
+        ({"method": "keep", "texts": None}, r"\['rounds'\] = 5: method = 'keep' .*it has none, leave it out"),
+        ({"method_options": "rounds=5"}, "method_options = 'rounds=5' is not a mapping"),
+    ):
+        with pytest.raises(ConversionError, match=words):
+            convert(source, tmp_path / "other", **{**arguments, **changes})
+    assert not (tmp_path / "other").exists()
 
 
 def test_options_reach_the_scheme(tmp_path):
@@ -756,7 +788,7 @@ FAILURES = {
     "report-full": ((Path, "write_text"), fail(full()), "free some space"),
     "not-permitted": ((Path, "mkdir"), fail(PermissionError(errno.EACCES, "Permission denied")), "can be written"),
     "rename": ((Path, "rename"), rename_failing_second(PermissionError(errno.EACCES, "no")), "can be written"),
-    "outputs": ((checkpoint, "TOLERANCE"), -1.0, "outputs differ from the source's"),
+    "outputs": ((verify, "TOLERANCE"), -1.0, "outputs differ from the source's"),
 }
 
 
