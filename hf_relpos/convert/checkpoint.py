@@ -73,12 +73,13 @@ def convert(
     Args:
         source: local folder or Hub repository, with safetensors weights.
         out: folder to write; also gets `conversion.json`, the report.
-        position_embedding_type: scheme of the result, a key of `hf_relpos.SCHEMES`; None for `relative_key`, and for
-            that of a source that is relative already.
+        position_embedding_type: scheme of the result, a key of `hf_relpos.SCHEMES`; None for `relative_key`, for that
+            of a source that is relative already, and for `absolute` where the method makes nothing else.
         position_options: its options.
-        method: `keep` (absolute positions stay, outputs are the source's), `drop` (their mean stays) or, for a source
-            that is relative already and for no other, `exact` (weights are renamed, outputs are the source's). None
-            for `exact` where it applies and `keep` elsewhere.
+        method: `keep` (absolute positions stay, outputs are the source's), `drop` (their mean stays), `interpolate`
+            or `hierarchical` (a longer table of absolute positions, and nothing relative) or, for a source that is
+            relative already and for no other, `exact` (weights are renamed, outputs are the source's). None for
+            `exact` where it applies and `keep` elsewhere.
         method_options: options of the method: keys of `METHODS[method].options`.
         texts: for a method that learns from text.
         seed: for a method that draws at random.
@@ -109,8 +110,8 @@ def convert(
     if relative is None:
         architecture = own = choose_architecture(saved, folder, ARCHITECTURES, architecture)
         left_behind = ""
-        position_embedding_type = position_embedding_type or "relative_key"
-        config = make_config(folder, saved, position_embedding_type, position_options, METHODS[method])
+        position_embedding_type = position_embedding_type or METHODS[method].scheme
+        config = make_config(folder, saved, position_embedding_type, position_options, METHODS[method], settings)
         stock_config = _from_dict(BertConfig, f"{folder / 'config.json'}: ", saved)
         with torch.device("meta"):
             expected = shapes(getattr(transformers, architecture)(stock_config))
@@ -202,12 +203,16 @@ def make_config(
     position_embedding_type: str,
     position_options: Mapping[str, Any] | None,
     method: Method,
+    settings: Mapping[str, Any],
 ) -> RelPosBertConfig:
     """The source's configuration with the scheme.
 
+    Args:
+        settings: options of the method.
+
     Raises:
-        ConversionError: for an unknown scheme or option, a scheme that does not fit the method, and values that
-            Transformers refuses.
+        ConversionError: for an unknown scheme or option, a scheme or length that does not fit the method, and values
+            that Transformers refuses.
     """
     try:
         scheme = find_scheme(position_embedding_type)
@@ -219,7 +224,9 @@ def make_config(
             f"position_options = {position_options!r} is not a mapping; give option names and values, such as "
             "{'clip': 32}"
         )
-    _from_dict(RelPosBertConfig, f"{folder / 'config.json'}: ", saved, position_embedding_type="absolute")
+    own = _from_dict(RelPosBertConfig, f"{folder / 'config.json'}: ", saved, position_embedding_type="absolute")
+    if method.positions is not None:
+        saved = {**saved, "max_position_embeddings": method.positions(own.max_position_embeddings, settings)}
     return _from_dict(  # what is wrong now came from the caller
         RelPosBertConfig,
         "",
@@ -266,7 +273,7 @@ def make_relative_config(
 def assemble(config: RelPosBertConfig, source: Source) -> RelPosBertPreTrainedModel:
     """A model with all the source's tensors that it has a place for, and zero for the scheme's other parameters.
 
-    It is in the dtype of the source and in eval mode.
+    A table of another length is left to the method. It is in the dtype of the source and in eval mode.
     """
     with torch.random.fork_rng(devices=[]):
         # a pooler that the source lacks comes out the same each time; torch.manual_seed would reach other devices too
@@ -276,7 +283,7 @@ def assemble(config: RelPosBertConfig, source: Source) -> RelPosBertPreTrainedMo
         if is_scheme(name):
             parameter.zero_()
     for name, tensor in model.state_dict().items():
-        if name in source.tensors:
+        if name in source.tensors and source.tensors[name].shape == tensor.shape:
             tensor.copy_(source.tensors[name])
     return model
 

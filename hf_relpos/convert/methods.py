@@ -9,11 +9,12 @@ import torch
 from transformers import PreTrainedModel
 
 from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
-from ..model.scheme import Option, Scheme
+from ..model.scheme import Option, Scheme, choice, is_count
 from ..model.schemes import SCHEMES
 from .families import TASK_TYPES, Relative
 from .names import is_table
 from .source import ConversionError, Source
+from .stretch import ALPHA, decompose, interpolate
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,9 @@ class Method:
         from_relative: for sources that are relative already, and not for those with absolute positions.
         text: whether it learns from text: never, if there is any, or always.
         options: its own options.
+        scheme: the result's when none is asked for.
+        positions: the result's `max_position_embeddings`, from the source's and the resolved options; None where it
+            stays.
     """
 
     help: str
@@ -69,6 +73,8 @@ class Method:
     from_relative: bool = False
     text: Literal["unused", "optional", "needed"] = "unused"
     options: Mapping[str, Option] = field(default_factory=dict)
+    scheme: str = "relative_key"
+    positions: Callable[[int, Mapping[str, Any]], int] | None = None
 
 
 def starts_neutral(scheme: type[Scheme]) -> str:
@@ -87,6 +93,11 @@ def starts_neutral_without_table(scheme: type[Scheme]) -> str:
     return starts_neutral(scheme)
 
 
+def absolute_alone(scheme: type[Scheme]) -> str:
+    """Refuses all but a table of absolute positions."""
+    return "" if scheme.name == "absolute" else "the result of this method has absolute positions and no others"
+
+
 def any_target(scheme: type[Scheme]) -> str:
     """Refuses nothing."""
     return ""
@@ -98,8 +109,7 @@ def _keep(model: PreTrainedModel, work: Work) -> dict[str, str]:
 
 def _drop(model: PreTrainedModel, work: Work) -> dict[str, str]:
     """The mean position vector takes the place of all."""
-    table = next(tensor for name, tensor in work.source.tensors.items() if is_table(name))
-    return {add_to_types(model, table.double().mean(0)): "plus the mean of the position vectors"}
+    return {add_to_types(model, _source_table(work).double().mean(0)): "plus the mean of the position vectors"}
 
 
 def _rename(model: PreTrainedModel, work: Work) -> dict[str, str]:
@@ -109,11 +119,75 @@ def _rename(model: PreTrainedModel, work: Work) -> dict[str, str]:
 
 
 def add_to_types(model: PreTrainedModel, vector: torch.Tensor) -> str:
-    """Add to every token type, of which each token has one and no output layer is tied to them; the table's name."""
-    types = model.base_model.embeddings.token_type_embeddings.weight
-    types.copy_(types.double() + vector.double())
+    """Add to what every token gets; the name of the table that holds it then."""
+    embeddings = model.base_model.embeddings
+    embeddings.add_everywhere(vector.double())
+    types = embeddings.token_type_embeddings.weight
     return next(name for name, parameter in model.named_parameters() if parameter is types)
 
+
+def longer(positions: int, options: Mapping[str, Any]) -> int:
+    """Rows of a stretched table.
+
+    Args:
+        positions: those of the source.
+        options: `length`, and `cls` where the method has it.
+
+    Raises:
+        ConversionError: for a table too small to stretch, and a length that is not longer or not to be had.
+    """
+    if positions < 2:
+        raise ConversionError(f"max_position_embeddings = {positions}: a table of one row cannot be stretched")
+    kept = int(options.get("cls", False))
+    limit = kept + (positions - kept) ** 2 if "cls" in options else None
+    if options["length"] is None:
+        return 4 * positions if limit is None else min(4 * positions, limit)
+    length = options["length"]
+    if length <= positions:
+        raise ConversionError(
+            f"method_options['length'] = {length}: the source reads {positions} tokens already; give more, or choose "
+            "another method"
+        )
+    if limit is not None and length > limit:
+        raise ConversionError(
+            f"method_options['length'] = {length}: the decomposition of {positions} positions ends at {limit:,}; give "
+            "fewer, or method='interpolate'"
+        )
+    return length
+
+
+def _replace_table(model: PreTrainedModel, rows: torch.Tensor, note: str) -> dict[str, str]:
+    table = model.base_model.embeddings.position_embeddings.weight
+    table.copy_(rows)
+    return {next(name for name, parameter in model.named_parameters() if parameter is table): note}
+
+
+def _source_table(work: Work) -> torch.Tensor:
+    return next(tensor for name, tensor in work.source.tensors.items() if is_table(name))
+
+
+def _interpolate(model: PreTrainedModel, work: Work) -> dict[str, str]:
+    """The rows of the table drawn apart, and new ones between them."""
+    table, length = _source_table(work), model.config.max_position_embeddings
+    work.details["positions"] = {"source": len(table), "result": length, "kept": 1}
+    note = f"rows 1 to {len(table) - 1} of {len(table)} stretched over 1 to {length - 1}, linear in between"
+    return _replace_table(model, interpolate(table, length), note)
+
+
+def _decompose(model: PreTrainedModel, work: Work) -> dict[str, str]:
+    """The rows of the table, and sums of two of them for the places beyond."""
+    table, length, cls = _source_table(work), model.config.max_position_embeddings, work.options["cls"]
+    count = len(table)
+    work.details["positions"] = {"source": count, "result": length, "kept": count, "alpha": ALPHA, "cls": cls}
+    note = f"{count} rows, and {length - count} sums of two, by block ({ALPHA}) and place in it"
+    return _replace_table(model, decompose(table, length, cls), note)
+
+
+LENGTH = Option(
+    default=None,
+    help="tokens that the result reads; an integer above the source's max_position_embeddings, or None for 4 times it",
+    accepts=lambda value: value is None or is_count(value),
+)
 
 METHODS = {
     "keep": Method(
@@ -129,6 +203,30 @@ METHODS = {
         exact=False,
         apply=_drop,
         targets=starts_neutral_without_table,
+    ),
+    "interpolate": Method(
+        "absolute positions for longer inputs: the table stretched linearly. A baseline; changes all outputs",
+        keeps_table=True,
+        exact=False,
+        apply=_interpolate,
+        targets=absolute_alone,
+        scheme="absolute",
+        positions=longer,
+        options={"length": LENGTH},
+    ),
+    "hierarchical": Method(
+        "absolute positions for longer inputs: the table, then sums of two of its rows (Su). A baseline; the same "
+        "outputs up to the source's length",
+        keeps_table=True,
+        exact=True,
+        apply=_decompose,
+        targets=absolute_alone,
+        scheme="absolute",
+        positions=longer,
+        options={
+            "length": LENGTH,
+            "cls": choice(True, False, help="keep row 0 out of the sums, for [CLS] is no place like others"),
+        },
     ),
     "exact": Method(
         "for a checkpoint that is relative already (NEZHA; BERT, RoBERTa, ELECTRA, ERNIE with relative_key): rename "
