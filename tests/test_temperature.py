@@ -221,13 +221,16 @@ def test_the_trained_length_is_that_of_the_configuration():
     assert seen[0].unique().tolist() == pytest.approx([math.log(LENGTH) / math.log(6)])
 
 
-def test_it_is_saved(tmp_path):
-    model = tiny_model(RelPosBertModel, SCHEME, **LOG)
-    model.save_pretrained(tmp_path)
-    loaded = RelPosBertModel.from_pretrained(tmp_path).eval()
-    ids = words(1, LENGTH)
-    assert torch.equal(run(loaded, ids), run(model, ids))
-    assert loaded.config.attention_temperature_length == TRAINED
+def test_it_is_saved_and_can_be_chosen_at_loading(tmp_path):
+    model, ids = tiny_model(RelPosBertModel, SCHEME, **LOG), words(1, LENGTH)
+    model.save_pretrained(tmp_path / "with")
+    warm = run(model, ids)
+    model.config.attention_temperature, model.config.attention_temperature_length = "none", None
+    model.save_pretrained(tmp_path / "without")
+    for folder, settings in (("with", {}), ("without", LOG)):
+        loaded = RelPosBertModel.from_pretrained(tmp_path / folder, **settings).eval()
+        assert torch.equal(run(loaded, ids), warm)
+        assert loaded.config.attention_temperature_length == TRAINED
 
 
 @pytest.mark.parametrize(
