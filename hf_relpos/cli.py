@@ -129,7 +129,7 @@ def print_report(report: "ConversionReport", console: Console) -> None:
     options = ", ".join(f"{key} = {value}" for key, value in report.position_options.items())
     lines = [
         f"{report.architecture} → {report.converted_to}, method {report.method}, scheme "
-        f"{report.position_embedding_type}" + (f" ({options})" if options else "")
+        f"{report.scheme}" + (f" ({options})" if options else "")
     ]
     for kind, total in report.totals.items():
         lines.append(f"{kind:8} {total['tensors']:6,} tensors {total['parameters']:14,} parameters")

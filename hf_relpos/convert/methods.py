@@ -9,9 +9,9 @@ import torch
 from transformers import PreTrainedModel
 
 from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
-from ..model.scheme import Option, Scheme
+from ..model.scheme import Option, Scheme, choice
 from ..model.schemes import SCHEMES
-from .families import TASK_TYPES, Relative
+from .families import Known
 from .names import is_table
 from .source import ConversionError, Source
 
@@ -93,6 +93,7 @@ def any_target(scheme: type[Scheme]) -> str:
 
 
 def _keep(model: PreTrainedModel, work: Work) -> dict[str, str]:
+    """Nothing is left to do."""
     return {}
 
 
@@ -102,18 +103,14 @@ def _drop(model: PreTrainedModel, work: Work) -> dict[str, str]:
     return {add_to_types(model, table.double().mean(0)): "plus the mean of the position vectors"}
 
 
-def _rename(model: PreTrainedModel, work: Work) -> dict[str, str]:
-    """ERNIE's task types are the only tensor that needs more: task 0 is what every token gets when none is given."""
-    tasks = [tensor for name, tensor in work.source.tensors.items() if name.endswith(TASK_TYPES)]
-    return {add_to_types(model, tasks[0][0]): "plus the vector of task type 0"} if tasks else {}
-
-
 def add_to_types(model: PreTrainedModel, vector: torch.Tensor) -> str:
     """Add to every token type, of which each token has one and no output layer is tied to them; the table's name."""
     types = model.base_model.embeddings.token_type_embeddings.weight
     types.copy_(types.double() + vector.double())
     return next(name for name, parameter in model.named_parameters() if parameter is types)
 
+
+OWN_BIAS = choice("keep", "drop", help="what becomes of the source's own relative bias, which MPNet has")
 
 METHODS = {
     "keep": Method(
@@ -129,37 +126,40 @@ METHODS = {
         exact=False,
         apply=_drop,
         targets=starts_neutral_without_table,
+        options={"own_bias": OWN_BIAS},
     ),
     "exact": Method(
         "for a checkpoint that is relative already (NEZHA; BERT, RoBERTa, ELECTRA, ERNIE with relative_key): rename "
         "its weights. The same outputs",
         keeps_table=False,
         exact=True,
-        apply=_rename,
+        apply=_keep,
         targets=any_target,
         from_relative=True,
     ),
 }
 
 
-def choose_method(asked: str | None, relative: Relative | None, folder: Path) -> str:
+def choose_method(asked: str | None, known: Known, folder: Path) -> str:
     """The method asked for, or the one that keeps the outputs.
 
     Raises:
         ConversionError: for one that does not fit the positions of the source.
     """
     if asked is None:
-        return "keep" if relative is None else "exact"
-    if METHODS[asked].from_relative and relative is None:
+        return "keep" if known.absolute else "exact"
+    fitting = [name for name, method in METHODS.items() if method.from_relative != known.absolute]
+    if asked in fitting:
+        return asked
+    if known.absolute:
         raise ConversionError(
-            f"method = {asked!r}: {folder} has absolute positions, not relative ones to take over; choose keep or drop"
+            f"method = {asked!r}: {folder} has absolute positions, not relative ones to take over; choose "
+            f"{' or '.join(fitting)}"
         )
-    if relative is not None and not METHODS[asked].from_relative:
-        raise ConversionError(
-            f"method = {asked!r}: {folder} is relative already ({relative.evidence}) and has no absolute positions to "
-            f"{asked}; leave the method out, or choose exact"
-        )
-    return asked
+    raise ConversionError(
+        f"method = {asked!r}: {folder} is relative already ({known.evidence}) and has no absolute positions to "
+        f"{asked}; leave the method out, or choose {' or '.join(fitting)}"
+    )
 
 
 def check_scheme(scheme: type[Scheme], method: Method) -> None:
