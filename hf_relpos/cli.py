@@ -135,6 +135,7 @@ def print_report(report: "ConversionReport", console: Console) -> None:
         lines.append(f"{kind:8} {total['tensors']:6,} tensors {total['parameters']:14,} parameters")
     if report.difference is not None:
         lines.append(f"largest difference of an output to the source's, relative: {report.difference:.1e}")
+    lines += report.notes
     lines.append(f"written to {report.out}")
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 

@@ -20,9 +20,10 @@ from ..version import __version__
 from .families import TASK_TYPES, TOKEN_TYPES, Known, check_tables, choose_head, recognise
 from .folder import check_target, copy_companions, describe, new_folder
 from .methods import METHODS, Method, Work, add_to_types, check_scheme, check_text, choose_method, resolve_options
+from .modules import locate
 from .names import is_buffer, is_scheme, is_table
 from .report import ConversionReport, plan
-from .source import ConversionError, Source, locate, normalise, read_config, read_tensors
+from .source import ConversionError, Source, normalise, read_config, read_tensors
 from .verify import compare_outputs, compare_tensors, source_model
 
 
@@ -64,7 +65,8 @@ def convert(
 
     Args:
         source: local folder or Hub repository, with safetensors weights.
-        out: folder to write; also gets `conversion.json`, the report.
+        out: folder to write; also gets `conversion.json`, the report. That of a sentence-transformers folder has its
+            modules, too.
         position_embedding_type: scheme of the result, a key of `hf_relpos.SCHEMES`; None for `relative_key`, and for
             that of a source that is relative already.
         position_options: its options.
@@ -89,10 +91,11 @@ def convert(
     if method is not None and method not in METHODS:
         raise ConversionError(f"method = {method!r} is unknown; known methods: {', '.join(METHODS)}")
     target = check_target(out, overwrite)
-    folder, commit = locate(source, revision)
-    if folder == target or target in folder.parents:
+    top, commit, layout = locate(source, revision)
+    if top == target or target in top.parents:
         raise ConversionError(f"out = '{out}' is the source or holds it; choose another folder")
 
+    folder = top / layout.encoder
     saved = read_config(folder)
     known = recognise(folder, saved)
     own, architecture, left_behind = choose_head(known, folder, architecture)
@@ -123,9 +126,10 @@ def convert(
     steps = plan(model, placed, changed, left_behind)
     try:
         with new_folder(target, overwrite) as unfinished:
-            model.save_pretrained(unfinished)
-            files = copy_companions(folder, unfinished, model)
-            reloaded = type(model).from_pretrained(unfinished, dtype="auto", local_files_only=True)
+            inside = unfinished / layout.encoder
+            model.save_pretrained(inside)
+            files = [str(Path(layout.encoder, name)) for name in copy_companions(folder, inside, model)]
+            reloaded = type(model).from_pretrained(inside, dtype="auto", local_files_only=True)
             compare_tensors(model, reloaded, placed, steps)
             difference = None
             if METHODS[method].exact:
@@ -142,7 +146,8 @@ def convert(
                 dtype=str(checkpoint.dtype).removeprefix("torch."),
                 steps=steps,
                 difference=difference,
-                files=files,
+                files=(*files, *layout.copy(top, unfinished)),
+                notes=layout.notes(top),
                 details=work.details,
                 versions={
                     "hf_relpos": __version__,

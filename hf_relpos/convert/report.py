@@ -56,6 +56,7 @@ class ConversionReport:
         files: copied from the source as they are.
         versions: of hf_relpos, transformers and torch.
         details: what the method has to say; {} for nothing.
+        notes: what the caller may want to know or to change, in words.
     """
 
     source: str
@@ -72,6 +73,7 @@ class ConversionReport:
     files: tuple[str, ...]
     versions: dict[str, str]
     details: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def scheme(self) -> str:
@@ -108,6 +110,7 @@ class ConversionReport:
         content = asdict(self)
         content["steps"] = [{**asdict(step), "shape": list(step.shape)} for step in self.steps]
         content["files"] = list(self.files)
+        content["notes"] = list(self.notes)
         return {**content, "totals": self.totals}
 
 

@@ -18,6 +18,7 @@ from .names import TIES, is_buffer, is_table
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+CHECKPOINT_FILES = ("config.json", "generation_config.json", "model*.safetensors", INDEX)
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -75,11 +76,11 @@ def some(names: Iterable[str], limit: int = 4) -> str:
     return ", ".join(names[:limit]) + more
 
 
-def locate(source: str | Path, revision: str | None = None) -> tuple[Path, str | None]:
-    """The folder of a checkpoint, downloaded if it is on the Hub, and the commit it was downloaded at.
+def local_folder(source: str | Path, revision: str | None) -> Path | None:
+    """The folder of that name on this machine; None for what may be a Hub repository.
 
     Raises:
-        ConversionError: when there is no such folder and no such repository, or no way to reach it.
+        ConversionError: for a file, and a revision of a folder.
     """
     folder = Path(source).expanduser()
     if folder.is_dir():
@@ -87,14 +88,26 @@ def locate(source: str | Path, revision: str | None = None) -> tuple[Path, str |
             raise ConversionError(
                 f"revision = {revision!r}: {source} is a local folder, which has one state; leave it out"
             )
-        return folder.resolve(), None
+        return folder.resolve()
     if folder.exists():
         raise ConversionError(f"source = '{source}' is a file; give the folder that holds config.json")
+    return None
+
+
+def download(repository: str, revision: str | None, folder: str, patterns: Iterable[str]) -> tuple[Path, str]:
+    """Files of a Hub repository, and the commit they were downloaded at.
+
+    Args:
+        folder: of the repository; empty for its top, of which no folder is downloaded.
+        patterns: of the files in that folder.
+
+    Raises:
+        ConversionError: when there is no such repository, or no way to reach it.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
     from huggingface_hub.utils import validate_repo_id
 
-    repository = str(source)
     try:
         validate_repo_id(repository)
     except HFValidationError as error:
@@ -102,12 +115,13 @@ def locate(source: str | Path, revision: str | None = None) -> tuple[Path, str |
             f"source = {repository!r}: there is no such folder, and it cannot be a Hub repository, whose form is "
             "'user/name'; check the path"
         ) from error
+    prefix = f"{folder}/" if folder else ""
     try:
         downloaded = snapshot_download(
             repository,
             revision=revision,
-            allow_patterns=["config.json", "generation_config.json", "model*.safetensors", INDEX, *TOKENIZER_FILES],
-            ignore_patterns=["*/*"],
+            allow_patterns=[prefix + pattern for pattern in patterns],
+            ignore_patterns=[f"{prefix}*/*"],
         )
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         at = "" if revision is None else f" at revision {revision!r}"
@@ -125,8 +139,12 @@ def locate(source: str | Path, revision: str | None = None) -> tuple[Path, str |
     return Path(downloaded).resolve(), Path(downloaded).name
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object.
+def read_json(path: Path, kind: type = dict) -> Any:
+    """A JSON object, or list of objects.
+
+    Args:
+        path: the file.
+        kind: dict or list.
 
     Raises:
         ConversionError: for a file that cannot be read or holds something else.
@@ -135,8 +153,11 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConversionError(f"{path}: not readable as JSON ({error}); restore the file") from error
-    if not isinstance(content, dict):
-        raise ConversionError(f"{path}: holds a {type(content).__name__}, not a JSON object; restore the file")
+    if not isinstance(content, kind):
+        wanted = "object" if kind is dict else "list"
+        raise ConversionError(f"{path}: holds a {type(content).__name__}, not a JSON {wanted}; restore the file")
+    if kind is list and not all(isinstance(entry, dict) for entry in content):
+        raise ConversionError(f"{path}: holds a list of other things than JSON objects; restore the file")
     return content
 
 
