@@ -232,9 +232,10 @@ def test_what_cannot_be_annealed(scheme, settings, words, tmp_path):
 # --- when it is gone
 
 
+@pytest.mark.parametrize("size", [None, 12], ids=["plain", "narrow"])
 @pytest.mark.parametrize("scheme", [SCHEME, "shaw", ["relative_key", "alibi"]], ids=str)
-def test_dropping_it_changes_no_output_and_lifts_the_limit(scheme, tmp_path):
-    model = tiny_model(RelPosBertForMaskedLM, scheme, absolute_position_fade=0.0, **TABLE)
+def test_dropping_it_changes_no_output_and_lifts_the_limit(scheme, size, tmp_path):
+    model = tiny_model(RelPosBertForMaskedLM, scheme, absolute_position_fade=0.0, embedding_size=size, **TABLE)
     ids, types = words(2, 16), torch.randint(0, 2, (2, 16))
     with torch.no_grad():
         expected = model(ids, token_type_ids=types).logits

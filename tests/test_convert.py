@@ -547,7 +547,7 @@ REFUSED = {
     "tables": (
         edit_weights(lambda t: t.update({QUERY.replace("query", "distance_embedding"): torch.zeros(39, 8)})),
         {},
-        ["distance_embedding.weight", "relative already", "RelPosBertForMaskedLM.from_pretrained"],
+        ["distance_embedding.weight", "relative already", "set position_embedding_type in config.json"],
     ),
     "quantised-config": (edit(quantization_config={"bits": 8}), {}, ["quantization_config", "convert the checkpoint"]),
     "quantised-tensor": (

@@ -1,6 +1,7 @@
 """Longer tables of absolute positions: the rows, the checkpoints made with them, and what is refused."""
 
 import pytest
+import test_sources
 import torch
 from test_convert import POSITIONS, TABLE, assert_same_outputs, contents, every_head, inputs, load, saved
 from transformers import BertModel
@@ -87,6 +88,23 @@ def test_a_checkpoint(tmp_path, architecture, method):
         assert_same_outputs(stock, model, inputs(architecture, POSITIONS))
     else:
         assert report.difference is None
+
+
+@pytest.mark.parametrize("family", test_sources.ABSOLUTE)
+@pytest.mark.parametrize("method", METHODS)
+def test_other_families(tmp_path, family, method):
+    """Tables that begin at another row; embeddings of another width; MPNet's own bias, which stays."""
+    stock, source = test_sources.saved(tmp_path / "stock", family, "ForMaskedLM")
+    report = convert(source, tmp_path / "out", method=method)
+    model = test_sources.load(tmp_path / "out", report)
+    positions = test_sources.POSITIONS - (2 if test_sources.FAMILIES[family].padding else 0)
+    assert report.details["positions"]["source"] == positions
+    assert model.config.max_position_embeddings == 4 * positions
+    assert model.config.position_embedding_type == (["t5", "absolute"] if family == "mpnet" else "absolute")
+    with torch.no_grad():
+        assert model(torch.randint(2, test_sources.WORDS, (1, 4 * positions))).logits.isfinite().all()
+    if method == "hierarchical":
+        test_sources.assert_same_outputs(stock, model, test_sources.batch(family))
 
 
 def test_report(tmp_path):

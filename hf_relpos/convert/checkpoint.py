@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from functools import partial as bind
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,28 +11,20 @@ import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import CONFIG_MAPPING, BertConfig, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from ..model.configuration_relpos_bert import RelPosBertConfig
 from ..model.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
-from ..model.schemes import find_scheme
+from ..model.schemes import find_scheme, scheme_parts
 from ..version import __version__
-from .families import Relative, check_relative, choose_head, old_model, recognise
+from .families import TASK_TYPES, TOKEN_TYPES, Known, check_tables, choose_head, recognise
 from .folder import check_target, copy_companions, describe, new_folder
-from .methods import METHODS, Method, Work, check_scheme, check_text, choose_method, resolve_options
+from .methods import METHODS, Method, Work, add_to_types, check_scheme, check_text, choose_method, resolve_options
+from .modules import locate
 from .names import is_buffer, is_scheme, is_table
 from .report import ConversionReport, plan
-from .source import (
-    ConversionError,
-    Source,
-    check_absolute,
-    choose_architecture,
-    locate,
-    normalise,
-    read_config,
-    read_tensors,
-)
-from .verify import compare_outputs, compare_tensors, stock_model
+from .source import ConversionError, Source, normalise, read_config, read_tensors
+from .verify import compare_outputs, compare_tensors, source_model
 
 
 # Stock class to ours: BertForMaskedLM to RelPosBertForMaskedLM, and so on.
@@ -72,7 +65,8 @@ def convert(
 
     Args:
         source: local folder or Hub repository, with safetensors weights.
-        out: folder to write; also gets `conversion.json`, the report.
+        out: folder to write; also gets `conversion.json`, the report. That of a sentence-transformers folder has its
+            modules, too.
         position_embedding_type: scheme of the result, a key of `hf_relpos.SCHEMES`; None for `relative_key`, for that
             of a source that is relative already, and for `absolute` where the method makes nothing else.
         position_options: its options.
@@ -98,65 +92,49 @@ def convert(
     if method is not None and method not in METHODS:
         raise ConversionError(f"method = {method!r} is unknown; known methods: {', '.join(METHODS)}")
     target = check_target(out, overwrite)
-    folder, commit = locate(source, revision)
-    if folder == target or target in folder.parents:
+    top, commit, layout = locate(source, revision)
+    if top == target or target in top.parents:
         raise ConversionError(f"out = '{out}' is the source or holds it; choose another folder")
 
+    folder = top / layout.encoder
     saved = read_config(folder)
-    relative = recognise(folder, saved)
-    method = choose_method(method, relative, folder)
+    known = recognise(folder, saved)
+    own, architecture, left_behind = choose_head(known, folder, architecture)
+    method = choose_method(method, known, folder)
     check_text(method, texts)
     settings = resolve_options(method, method_options)
-    if relative is None:
-        architecture = own = choose_architecture(saved, folder, ARCHITECTURES, architecture)
-        left_behind = ""
-        position_embedding_type = position_embedding_type or METHODS[method].scheme
-        config = make_config(folder, saved, position_embedding_type, position_options, METHODS[method], settings)
-        stock_config = _from_dict(BertConfig, f"{folder / 'config.json'}: ", saved)
-        with torch.device("meta"):
-            expected = shapes(getattr(transformers, architecture)(stock_config))
-        raw = read_tensors(folder)
-        check_absolute(saved, folder, raw, architecture)
-        tensors, origin, extra = normalise(folder, raw, expected, architecture, stock_config.tie_word_embeddings)
-        stock = bind(stock_model, stock_config)
-    else:
-        own, architecture, left_behind = choose_head(relative, folder, architecture)
-        config = make_relative_config(folder, relative, position_embedding_type, position_options)
-        position_embedding_type = relative.scheme
-        stock_config = _from_dict(
-            CONFIG_MAPPING[relative.family.stock], f"{folder / 'config.json'}: ", relative.config
-        )
-        with torch.device("meta"):
-            expected = shapes(ARCHITECTURES[architecture](config))
-        prefix = "" if architecture == "BertModel" else "bert."
-        expected |= {prefix + name: shape for name, shape in relative.more.items()}
-        raw = read_tensors(folder)
-        check_relative(relative, folder, raw)
-        tensors, origin, extra = normalise(
-            folder,
-            raw,
-            expected,
-            architecture,
-            config.tie_word_embeddings,
-            rules=relative.family.naming(base=architecture == "BertModel"),
-            unused=lambda name: is_buffer(name) or is_table(name),
-        )
-        stock = bind(old_model, relative, own, stock_config)
-    checkpoint = Source(str(source), folder, commit, saved, architecture, tensors, origin, extra)
+    same = own_config(folder, known)
+    config = target_config(folder, known, same, position_embedding_type, position_options, METHODS[method], settings)
 
-    same = config if relative else RelPosBertConfig.from_bert(stock_config)
-    work = Work(checkpoint, bind(assemble, same, checkpoint), texts, settings, seed, progress)
-    model, changed = build(config, METHODS[method], work)
-    steps = plan(model, checkpoint, changed, left_behind)
+    raw = read_tensors(folder)
+    check_tables(known, folder, raw)
+    base = architecture == "BertModel"
+    checkpoint = normalise(
+        Source(str(source), folder, commit, saved, architecture),
+        raw,
+        expected=expected_shapes(known, architecture, same),
+        spell=partial(known.spell, base=base),
+        tied=same.tie_word_embeddings,
+        unused=lambda name: is_buffer(name) or (is_table(name) and not known.absolute),
+        cut=known.cut,
+    )
+    stock_config = _from_dict(CONFIG_MAPPING[known.family.stock], f"{folder / 'config.json'}: ", known.config)
+    stock = partial(source_model, known, own, stock_config)
+
+    work = Work(checkpoint, lambda: assemble(same, checkpoint)[0], texts, settings, seed, progress)
+    placed = place(checkpoint, same, config)
+    model, changed = build(config, placed, METHODS[method], work)
+    steps = plan(model, placed, changed, left_behind)
     try:
-        with new_folder(target, overwrite) as partial:
-            model.save_pretrained(partial)
-            files = copy_companions(folder, partial, model)
-            reloaded = type(model).from_pretrained(partial, dtype="auto", local_files_only=True)
-            compare_tensors(model, reloaded, checkpoint, steps)
+        with new_folder(target, overwrite) as unfinished:
+            inside = unfinished / layout.encoder
+            model.save_pretrained(inside)
+            files = [str(Path(layout.encoder, name)) for name in copy_companions(folder, inside, model)]
+            reloaded = type(model).from_pretrained(inside, dtype="auto", local_files_only=True)
+            compare_tensors(model, reloaded, placed, steps)
             difference = None
             if METHODS[method].exact:
-                difference = compare_outputs(reloaded, checkpoint, stock, rounded=bool(changed))
+                difference = compare_outputs(reloaded, checkpoint, known, stock, rounded=bool(changed))
             report = ConversionReport(
                 source=checkpoint.name,
                 revision=commit,
@@ -164,12 +142,13 @@ def convert(
                 architecture=own,
                 converted_to=type(model).__name__,
                 method=method,
-                position_embedding_type=position_embedding_type,
-                position_options=find_scheme(position_embedding_type).resolve(config.position_options, config),
+                position_embedding_type=config.position_embedding_type,
+                position_options=resolved_options(config),
                 dtype=str(checkpoint.dtype).removeprefix("torch."),
                 steps=steps,
                 difference=difference,
-                files=files,
+                files=(*files, *layout.copy(top, unfinished)),
+                notes=layout.notes(top),
                 details=work.details,
                 versions={
                     "hf_relpos": __version__,
@@ -178,15 +157,10 @@ def convert(
                 },
             )
             text = json.dumps(report.to_dict(), indent=2, ensure_ascii=False)
-            (partial / "conversion.json").write_text(text + "\n", encoding="utf-8")
+            (unfinished / "conversion.json").write_text(text + "\n", encoding="utf-8")
     except (OSError, SafetensorError) as error:
         raise ConversionError(describe(error, target)) from error
     return report
-
-
-def shapes(model: PreTrainedModel) -> dict[str, torch.Size]:
-    """Name to shape of every tensor."""
-    return {name: tensor.shape for name, tensor in model.state_dict().items()}
 
 
 def _from_dict(kind: type[PreTrainedConfig], where: str, saved: Mapping[str, Any], **fields: Any) -> PreTrainedConfig:
@@ -197,99 +171,182 @@ def _from_dict(kind: type[PreTrainedConfig], where: str, saved: Mapping[str, Any
         raise ConversionError(f"{where}{error}") from error
 
 
-def make_config(
+def own_config(folder: Path, known: Known) -> RelPosBertConfig:
+    """The configuration of a source in our words, positions and all.
+
+    Raises:
+        ConversionError: for values that Transformers or the scheme refuses.
+    """
+    return _from_dict(
+        RelPosBertConfig,
+        f"{folder / 'config.json'}: ",
+        known.fields,
+        position_embedding_type=known.scheme or "absolute",
+        position_options=known.options,
+        absolute_position_embeddings=known.absolute and known.scheme is not None,
+    )
+
+
+def target_config(
     folder: Path,
-    saved: Mapping[str, Any],
-    position_embedding_type: str,
+    known: Known,
+    same: RelPosBertConfig,
+    position_embedding_type: str | None,
     position_options: Mapping[str, Any] | None,
     method: Method,
     settings: Mapping[str, Any],
 ) -> RelPosBertConfig:
-    """The source's configuration with the scheme.
+    """The configuration of the result.
 
     Args:
-        settings: options of the method.
+        same: that of the source, in our words.
+        position_embedding_type: as the caller gave it; None for the default.
+        position_options: as the caller gave them.
+        settings: the method's options.
 
     Raises:
-        ConversionError: for an unknown scheme or option, a scheme or length that does not fit the method, and values
-            that Transformers refuses.
+        ConversionError: for an unknown scheme or option, and a scheme that does not fit the method or the source.
     """
-    try:
-        scheme = find_scheme(position_embedding_type)
-    except ValueError as error:
-        raise ConversionError(str(error)) from error
-    check_scheme(scheme, method)
     if position_options is not None and not isinstance(position_options, Mapping):
         raise ConversionError(
             f"position_options = {position_options!r} is not a mapping; give option names and values, such as "
             "{'clip': 32}"
         )
-    own = _from_dict(RelPosBertConfig, f"{folder / 'config.json'}: ", saved, position_embedding_type="absolute")
+    options = dict(position_options or {})
+    if not known.absolute:
+        return relative_config(folder, known, same, position_embedding_type, options)
+    own = known.scheme if settings.get("own_bias") != "drop" else None
+    name = position_embedding_type or method.scheme or own or "relative_key"
+    try:
+        scheme = find_scheme(name)
+    except ValueError as error:
+        raise ConversionError(str(error)) from error
+    check_scheme(scheme, method)
+    if name == own:
+        if options and {**known.options, **options} != known.options:
+            raise ConversionError(
+                f"position_options = {options}: {folder} has this scheme already, with the options {known.options}; "
+                "leave them out, or drop its own with method = 'drop' and method_options = {'own_bias': 'drop'}"
+            )
+        options = known.options
+    elif own is not None:
+        name, options = [own, name], {own: known.options, name: options}
+    fields = dict(known.fields)
     if method.positions is not None:
-        saved = {**saved, "max_position_embeddings": method.positions(own.max_position_embeddings, settings)}
+        fields["max_position_embeddings"] = method.positions(same.max_position_embeddings, settings)
     return _from_dict(  # what is wrong now came from the caller
         RelPosBertConfig,
         "",
-        saved,
-        position_embedding_type=position_embedding_type,
-        position_options=dict(position_options or {}),
+        fields,
+        position_embedding_type=name,
+        position_options=options,
         absolute_position_embeddings=method.keeps_table and scheme.name != "absolute",
     )
 
 
-def make_relative_config(
+def relative_config(
     folder: Path,
-    relative: Relative,
+    known: Known,
+    same: RelPosBertConfig,
     position_embedding_type: str | None,
-    position_options: Mapping[str, Any] | None,
+    position_options: dict[str, Any],
 ) -> RelPosBertConfig:
-    """The configuration of a source that is relative already, in our words.
+    """The configuration of a result whose source is relative already: the source's own.
 
     Raises:
-        ConversionError: for another scheme or other options than the source's, and for values that Transformers or
-            the scheme refuses.
+        ConversionError: for another scheme or other options than the source's.
     """
-    if position_embedding_type not in (None, relative.scheme):
+    if position_embedding_type not in (None, known.scheme):
         raise ConversionError(
             f"position_embedding_type = {position_embedding_type!r}: {folder} is relative already "
-            f"({relative.evidence}), and its weights fit the scheme {relative.scheme!r} alone; leave it out"
+            f"({known.evidence}), and its weights fit the scheme {known.scheme!r} alone; leave it out"
         )
-    if position_options and position_options != relative.options:
+    if position_options and position_options != known.options:
         raise ConversionError(
-            f"position_options = {position_options!r}: {folder} is relative already ({relative.evidence}), with the "
-            f"options {relative.options}; leave them out, and set others when you load the result"
+            f"position_options = {position_options!r}: {folder} is relative already ({known.evidence}), with the "
+            f"options {known.options}; leave them out, and set others when you load the result"
         )
-    return _from_dict(
-        RelPosBertConfig,
-        f"{folder / 'config.json'}: ",
-        relative.fields,
-        position_embedding_type=relative.scheme,
-        position_options=relative.options,
-        absolute_position_embeddings=False,
-    )
+    return same
+
+
+def resolved_options(config: RelPosBertConfig) -> dict[str, Any]:
+    """The options of a scheme with their defaults; those of a combination by scheme."""
+    parts = {scheme.name: settings for scheme, settings in scheme_parts(config)}
+    return parts if isinstance(config.position_embedding_type, list) else parts[config.position_embedding_type]
+
+
+def expected_shapes(known: Known, architecture: str, same: RelPosBertConfig) -> dict[str, torch.Size]:
+    """Stock name to shape of every tensor that the source must have.
+
+    Args:
+        architecture: class of stock BERT.
+        same: the configuration of the source, in our words.
+    """
+    with torch.device("meta"):
+        model = ARCHITECTURES[architecture](same)
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    if not known.family.token_types:
+        shapes = {name: shape for name, shape in shapes.items() if not name.endswith(TOKEN_TYPES)}
+    return shapes | known.more(base=architecture == "BertModel")
+
+
+def place(source: Source, same: RelPosBertConfig, config: RelPosBertConfig) -> Source:
+    """The source with its relative positions under the names that the result has for them; else among its `extra`.
+
+    Args:
+        same: the configuration of the source, in our words.
+        config: that of the result.
+    """
+    kinds = same.position_embedding_type, config.position_embedding_type
+    if kinds[0] == kinds[1] and resolved_options(same) == resolved_options(config):
+        return source
+    part = kinds[1].index(kinds[0]) if isinstance(kinds[1], list) and kinds[0] in kinds[1] else None
+    tensors, origin, extra = dict(source.tensors), dict(source.origin), dict(source.extra)
+    for name in filter(is_scheme, source.tensors):
+        tensor = tensors.pop(name)
+        if part is None:
+            extra[name] = tensor
+        else:
+            there = name.replace(".distance_embedding.", f".distance_embedding.parts.{part}.")
+            tensors[there], origin[there] = tensor, origin.pop(name)
+    return replace(source, tensors=tensors, origin=origin, extra=extra)
 
 
 @torch.no_grad()
-def assemble(config: RelPosBertConfig, source: Source) -> RelPosBertPreTrainedModel:
-    """A model with all the source's tensors that it has a place for, and zero for the scheme's other parameters.
+def assemble(config: RelPosBertConfig, source: Source) -> tuple[RelPosBertPreTrainedModel, dict[str, str]]:
+    """A model with all the source's tensors that it has a place for, in the dtype of the source and in eval mode.
 
-    A table of another length is left to the method. It is in the dtype of the source and in eval mode.
+    The scheme's other parameters are zero, and so are the token types of a source that has none. A table of another
+    length is left to the method.
+
+    Returns:
+        The model, and a note on each tensor into which another one went: ERNIE's task 0, which is what every token
+        gets when none is given.
     """
     with torch.random.fork_rng(devices=[]):
         # a pooler that the source lacks comes out the same each time; torch.manual_seed would reach other devices too
         torch.default_generator.manual_seed(0)
         model = ARCHITECTURES[source.architecture](config).to(source.dtype).eval()
     for name, parameter in model.named_parameters():
-        if is_scheme(name):
+        if is_scheme(name) or name.endswith(TOKEN_TYPES):
             parameter.zero_()
     for name, tensor in model.state_dict().items():
         if name in source.tensors and source.tensors[name].shape == tensor.shape:
             tensor.copy_(source.tensors[name])
-    return model
+    tasks = [tensor for name, tensor in source.tensors.items() if name.endswith(TASK_TYPES)]
+    return model, {add_to_types(model, tasks[0][0]): "plus the vector of task type 0"} if tasks else {}
 
 
 @torch.no_grad()
-def build(config: RelPosBertConfig, method: Method, work: Work) -> tuple[RelPosBertPreTrainedModel, dict[str, str]]:
-    """The result in memory, and the tensors that the method changed, with a note on each."""
-    model = assemble(config, work.source)
-    return model, method.apply(model, work)
+def build(
+    config: RelPosBertConfig, source: Source, method: Method, work: Work
+) -> tuple[RelPosBertPreTrainedModel, dict[str, str]]:
+    """The result in memory, and the tensors that were changed, with a note on each.
+
+    Args:
+        source: under the names of the result.
+    """
+    model, folded = assemble(config, source)
+    changed = method.apply(model, work)
+    notes = {name: ", ".join(each[name] for each in (folded, changed) if name in each) for name in folded | changed}
+    return model, notes

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from .modules import MODULES
 from .source import TOKENIZER_FILES, ConversionError
 
 
@@ -27,7 +28,7 @@ def check_target(out: str | Path, overwrite: bool) -> Path:
             raise ConversionError(
                 f"out = '{out}' exists; choose another folder, or replace it with overwrite=True (--overwrite)"
             )
-        if not (target / "config.json").is_file() and any(target.iterdir()):
+        if not any((target / name).is_file() for name in ("config.json", MODULES)) and any(target.iterdir()):
             raise ConversionError(
                 f"out = '{out}' holds no config.json: only a checkpoint is overwritten, never another folder; choose "
                 "another one"

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..model.scheme import Option, Scheme, choice, is_count
 from ..model.schemes import SCHEMES
-from .families import TASK_TYPES, Relative
+from .families import Known
 from .names import is_table
 from .source import ConversionError, Source
 from .stretch import ALPHA, decompose, interpolate
@@ -60,7 +60,7 @@ class Method:
         from_relative: for sources that are relative already, and not for those with absolute positions.
         text: whether it learns from text: never, if there is any, or always.
         options: its own options.
-        scheme: the result's when none is asked for.
+        scheme: the only one that it adds to a source; None for any of `targets`.
         positions: the result's `max_position_embeddings`, from the source's and the resolved options; None where it
             stays.
     """
@@ -73,7 +73,7 @@ class Method:
     from_relative: bool = False
     text: Literal["unused", "optional", "needed"] = "unused"
     options: Mapping[str, Option] = field(default_factory=dict)
-    scheme: str = "relative_key"
+    scheme: str | None = None
     positions: Callable[[int, Mapping[str, Any]], int] | None = None
 
 
@@ -104,18 +104,13 @@ def any_target(scheme: type[Scheme]) -> str:
 
 
 def _keep(model: PreTrainedModel, work: Work) -> dict[str, str]:
+    """Nothing is left to do."""
     return {}
 
 
 def _drop(model: PreTrainedModel, work: Work) -> dict[str, str]:
     """The mean position vector takes the place of all."""
     return {add_to_types(model, _source_table(work).double().mean(0)): "plus the mean of the position vectors"}
-
-
-def _rename(model: PreTrainedModel, work: Work) -> dict[str, str]:
-    """ERNIE's task types are the only tensor that needs more: task 0 is what every token gets when none is given."""
-    tasks = [tensor for name, tensor in work.source.tensors.items() if name.endswith(TASK_TYPES)]
-    return {add_to_types(model, tasks[0][0]): "plus the vector of task type 0"} if tasks else {}
 
 
 def add_to_types(model: PreTrainedModel, vector: torch.Tensor) -> str:
@@ -188,6 +183,7 @@ LENGTH = Option(
     help="tokens that the result reads; an integer above the source's max_position_embeddings, or None for 4 times it",
     accepts=lambda value: value is None or is_count(value),
 )
+OWN_BIAS = choice("keep", "drop", help="what becomes of the source's own relative bias, which MPNet has")
 
 METHODS = {
     "keep": Method(
@@ -203,6 +199,7 @@ METHODS = {
         exact=False,
         apply=_drop,
         targets=starts_neutral_without_table,
+        options={"own_bias": OWN_BIAS},
     ),
     "interpolate": Method(
         "absolute positions for longer inputs: the table stretched linearly. A baseline; changes all outputs",
@@ -233,31 +230,33 @@ METHODS = {
         "its weights. The same outputs",
         keeps_table=False,
         exact=True,
-        apply=_rename,
+        apply=_keep,
         targets=any_target,
         from_relative=True,
     ),
 }
 
 
-def choose_method(asked: str | None, relative: Relative | None, folder: Path) -> str:
+def choose_method(asked: str | None, known: Known, folder: Path) -> str:
     """The method asked for, or the one that keeps the outputs.
 
     Raises:
         ConversionError: for one that does not fit the positions of the source.
     """
     if asked is None:
-        return "keep" if relative is None else "exact"
-    if METHODS[asked].from_relative and relative is None:
+        return "keep" if known.absolute else "exact"
+    fitting = [name for name, method in METHODS.items() if method.from_relative != known.absolute]
+    if asked in fitting:
+        return asked
+    if known.absolute:
         raise ConversionError(
-            f"method = {asked!r}: {folder} has absolute positions, not relative ones to take over; choose keep or drop"
+            f"method = {asked!r}: {folder} has absolute positions, not relative ones to take over; choose "
+            f"{' or '.join(fitting)}"
         )
-    if relative is not None and not METHODS[asked].from_relative:
-        raise ConversionError(
-            f"method = {asked!r}: {folder} is relative already ({relative.evidence}) and has no absolute positions to "
-            f"{asked}; leave the method out, or choose exact"
-        )
-    return asked
+    raise ConversionError(
+        f"method = {asked!r}: {folder} is relative already ({known.evidence}) and has no absolute positions to "
+        f"{asked}; leave the method out, or choose {' or '.join(fitting)}"
+    )
 
 
 def check_scheme(scheme: type[Scheme], method: Method) -> None:

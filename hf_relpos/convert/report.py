@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from .families import TOKEN_TYPES
 from .names import is_buffer, is_scheme, is_table
 from .source import Source
 
@@ -46,8 +47,8 @@ class ConversionReport:
         architecture: class of the source.
         converted_to: class of the result.
         method: key of `METHODS`.
-        position_embedding_type: scheme.
-        position_options: its options, with defaults.
+        position_embedding_type: scheme, or several that are combined.
+        position_options: its options, with defaults; those of a combination by scheme.
         dtype: of the weights.
         steps: one per tensor.
         difference: largest difference of the outputs on a random batch, relative to the largest output, in float64;
@@ -55,6 +56,7 @@ class ConversionReport:
         files: copied from the source as they are.
         versions: of hf_relpos, transformers and torch.
         details: what the method has to say; {} for nothing.
+        notes: what the caller may want to know or to change, in words.
     """
 
     source: str
@@ -63,7 +65,7 @@ class ConversionReport:
     architecture: str
     converted_to: str
     method: str
-    position_embedding_type: str
+    position_embedding_type: str | list[str]
     position_options: dict[str, Any]
     dtype: str
     steps: tuple[Step, ...]
@@ -71,6 +73,13 @@ class ConversionReport:
     files: tuple[str, ...]
     versions: dict[str, str]
     details: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def scheme(self) -> str:
+        """The scheme's name, or those of a combination joined by `+`."""
+        name = self.position_embedding_type
+        return name if isinstance(name, str) else "+".join(name)
 
     def of_kind(self, kind: str) -> tuple[Step, ...]:
         """The steps of one kind."""
@@ -101,6 +110,7 @@ class ConversionReport:
         content = asdict(self)
         content["steps"] = [{**asdict(step), "shape": list(step.shape)} for step in self.steps]
         content["files"] = list(self.files)
+        content["notes"] = list(self.notes)
         return {**content, "totals": self.totals}
 
 
@@ -123,7 +133,7 @@ def plan(
             kind, note = ("folded" if origin else "created"), changed[first]
         elif origin:
             kind, note = "reused", ""
-        elif is_scheme(name):
+        elif is_scheme(name) or name.endswith(TOKEN_TYPES):
             kind, note = "created", "zero"
         else:
             kind, note = "created", "random, as in stock BERT: the source lacks it"
@@ -134,11 +144,18 @@ def plan(
         if name not in weights:  # the table of absolute positions
             kind, note = ("folded", f"into {', '.join(changed)}") if changed else ("dropped", "")
             steps.append(Step(kind, source.origin[name], None, tuple(tensor.shape), tensor.numel(), note))
+    for name, front in source.cut.items():
+        note = f"rows 0 to {len(front) - 1}, of padding and what has no position"
+        steps.append(Step("dropped", source.origin[name], None, tuple(front.shape), front.numel(), note))
     for name, tensor in source.extra.items():
         note = left_behind or f"not a part of {source.architecture}"
+        kind = "dropped"
         if is_buffer(name):
             note = "a buffer of an older release"
         elif is_table(name):
             note = "unused beside relative positions"
-        steps.append(Step("dropped", source.origin[name], None, tuple(tensor.shape), tensor.numel(), note))
+        elif is_scheme(name):
+            fitted = any(map(is_scheme, changed))
+            kind, note = ("folded", "into the tables") if fitted else (kind, "the relative positions of the source")
+        steps.append(Step(kind, source.origin[name], None, tuple(tensor.shape), tensor.numel(), note))
     return tuple(steps)

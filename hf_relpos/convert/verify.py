@@ -1,11 +1,14 @@
 """The result against its source: every tensor that was written, and the outputs where they must be the same."""
 
+import math
 from collections.abc import Callable
 
 import torch
 import transformers
-from transformers import BertConfig, PreTrainedModel
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
+from .families import Known
 from .names import inverse, is_table
 from .report import Step
 from .source import ConversionError, Source
@@ -46,6 +49,7 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
 def compare_outputs(
     model: PreTrainedModel,
     source: Source,
+    known: Known,
     stock: Callable[[PreTrainedModel, Source], PreTrainedModel],
     rounded: bool,
 ) -> float:
@@ -53,11 +57,13 @@ def compare_outputs(
 
     Args:
         model: the result; comes back in float64.
+        known: what the source is.
         stock: makes the source's model, in float64 and eval mode, from the result and the source's tensors.
         rounded: sums of tensors are in the result, which are rounded to the dtype of the source.
 
     Returns:
-        Largest difference of an output, relative to the largest value of that output.
+        Largest difference of an output, relative to the largest value of that output. Where padding has positions of
+        its own, outputs at padding are left out.
 
     Raises:
         ConversionError: for one that rounding does not explain.
@@ -85,12 +91,24 @@ def compare_outputs(
             batch["use_cache"] = False
             if config.add_cross_attention:
                 batch["encoder_hidden_states"] = torch.randn(2, 5, config.hidden_size, dtype=torch.float64)
+    real = batch["attention_mask"].bool()
+    if known.cut:
+        padding = known.cut - 1
+        ids = batch["input_ids"]
+        ids[ids == padding] = (padding + 1) % config.vocab_size
+        ids[~real] = padding
+    if not known.family.token_types:
+        del batch["token_type_ids"]
     wanted = original(**batch)
     del original  # so that only one model in float64 is held at a time
     found = model.double().eval()(**batch)
-    worst = max(
-        float((one - found[name]).abs().max() / one.abs().max().clamp_min(1e-30)) for name, one in wanted.items()
-    )
+    differences = []
+    for name, one in wanted.items():
+        other = found[name]
+        if known.cut and (one.dim() == 3 or name in ("start_logits", "end_logits")):  # one for each token
+            one, other = one[real], other[real]
+        differences.append((one - other).abs().max() / one.abs().max().clamp_min(1e-30))
+    worst = float(torch.stack(differences).max())  # which NaN survives
     if not worst <= tolerance:
         raise ConversionError(
             f"the result's outputs differ from the source's by {worst:.1e}, relative, although the method keeps them, "
@@ -99,8 +117,82 @@ def compare_outputs(
     return worst
 
 
-def stock_model(config: BertConfig, model: PreTrainedModel, source: Source) -> PreTrainedModel:
-    """Stock BERT with the source's tensors, and the result's where the source has none; in float64, eval mode."""
-    stock = getattr(transformers, source.architecture)(config).double().eval()
-    stock.load_state_dict({**inverse(model.state_dict()), **source.tensors})
+def source_model(
+    known: Known, own: str, config: PreTrainedConfig, model: PreTrainedModel, source: Source
+) -> PreTrainedModel:
+    """The source as it was: its class in Transformers, relative ones with the attention that it had until 4.57.
+
+    Independent of the schemes here: those relative terms are spelled out in `OldSelfAttention`.
+
+    Args:
+        own: class of the source.
+        config: of `known.family.stock`, with the source's fields.
+        model: the result, for the tensors that the source lacks (a fresh pooler).
+        source: under the names of stock BERT.
+
+    Returns:
+        A model in float64, eval mode.
+    """
+    config._attn_implementation = "eager"
+    base = source.architecture == "BertModel"
+    stock = getattr(transformers, source.architecture if known.family.stock == "bert" else own)(config)
+    if not known.absolute:
+        stock.base_model.embeddings.position_embeddings = NoPositions()
+        prefix = "" if base else "bert."
+        for number, layer in enumerate(stock.base_model.encoder.layer):
+            table = source.tensors.get(f"{prefix}encoder.layer.{number}.attention.self.distance_embedding.weight")
+            layer.attention.self = OldSelfAttention(layer.attention.self, known, table)
+    whole = {name: torch.cat([front, source.tensors[name]]) for name, front in source.cut.items()}
+    tensors = {**model.state_dict(), **source.tensors, **whole}
+    stock = stock.double().eval()
+    stock.load_state_dict({name: tensors[known.spell(name, base)[0]] for name in stock.state_dict()})
     return stock
+
+
+class NoPositions(nn.Module):
+    """In the place of a table of absolute positions."""
+
+    def forward(self, position_ids: torch.Tensor) -> float:
+        """Nothing."""
+        return 0.0
+
+
+class OldSelfAttention(nn.Module):
+    """The relative self-attentions of Transformers 4.57, with a vector for every pair: slow, and easy to read."""
+
+    def __init__(self, stock: nn.Module, known: Known, table: torch.Tensor | None):
+        super().__init__()
+        self.query, self.key, self.value = stock.query, stock.key, stock.value
+        self.head_size = stock.attention_head_size
+        self.scheme = known.scheme
+        self.reach = known.options.get("max_relative_position")
+        self.stored = None if table is None else table.double()
+
+    def relations(self, length: int) -> torch.Tensor:
+        """The vector of every pair i, j: (L, L, d)."""
+        place = torch.arange(length)
+        if self.scheme != "nezha":
+            return self.stored[place[:, None] - place[None] + len(self.stored) // 2]
+        row = (place[None] - place[:, None]).clamp(-self.reach, self.reach) + self.reach
+        steps = torch.arange(0, self.head_size, 2, dtype=torch.float64)
+        angles = row[..., None] * torch.exp(steps * (-math.log(10000.0) / self.head_size))
+        return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)
+
+    def forward(
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """hidden_states (B, L, D) and an additive mask to (B, L, D) and the weights (B, H, L, L)."""
+        query, key, value = (
+            linear(hidden_states).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
+            for linear in (self.query, self.key, self.value)
+        )
+        relations = self.relations(hidden_states.shape[1])
+        scores = query @ key.transpose(-1, -2) + torch.einsum("bhid,ijd->bhij", query, relations)
+        if self.scheme == "relative_key_query":
+            scores = scores + torch.einsum("bhjd,ijd->bhij", key, relations)
+        scores = scores / math.sqrt(self.head_size)
+        weights = (scores if attention_mask is None else scores + attention_mask).softmax(-1)
+        out = weights @ value
+        if self.scheme == "nezha":
+            out = out + torch.einsum("bhij,ijd->bhid", weights, relations)
+        return out.transpose(1, 2).flatten(2), weights

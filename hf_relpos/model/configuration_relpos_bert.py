@@ -38,6 +38,9 @@ class RelPosBertConfig(BertConfig):
         absolute_position_fade (`float`, defaults to 1.0):
             f: of that table P with mean row m, m + f (P − m) is added. 1: the table; 0: the same vector everywhere,
             which `hf_relpos.drop_absolute_positions` then takes out. `hf_relpos.AnnealAbsolutePositions` moves it.
+        embedding_size (`int`, *optional*):
+            Width of the embeddings, which a linear layer then takes to `hidden_size`, as in ALBERT and ELECTRA; None
+            for `hidden_size` and no such layer.
         save_code (`bool`, defaults to `True`):
             Whether `save_pretrained` and `push_to_hub` of a model put its code beside the weights, for loading with
             `trust_remote_code=True` where hf_relpos is not installed.
@@ -46,7 +49,7 @@ class RelPosBertConfig(BertConfig):
 
     Raises:
         ValueError: for an unknown scheme, an unknown option, or an option value that the scheme refuses; and for a
-            `hidden_size` that `num_attention_heads` does not divide.
+            `hidden_size` that `num_attention_heads` does not divide, or an `embedding_size` that is not positive.
 
     Example:
 
@@ -68,6 +71,7 @@ class RelPosBertConfig(BertConfig):
     attention_temperature_length: int | None = None
     absolute_position_embeddings: bool = False
     absolute_position_fade: float | int = 1.0
+    embedding_size: int | None = None
     save_code: bool = True
 
     # BERT has no plans of its own, and the defaults of Transformers look for `layers.*`
@@ -112,6 +116,7 @@ class RelPosBertConfig(BertConfig):
                 **config,
                 "model_type": cls.model_type,
                 "position_embedding_type": config.get("position_embedding_type", "absolute"),
+                "embedding_size": None,  # some files have it, and stock BERT does not read it
             }
         elif found != cls.model_type and not any(
             isinstance(part, dict) and part.get("model_type") == cls.model_type for part in config.values()
@@ -135,17 +140,24 @@ class RelPosBertConfig(BertConfig):
         """
         if isinstance(config, cls) and not changes:
             return config
-        values = {"position_embedding_type": "absolute", **config.to_dict(), **changes, "model_type": cls.model_type}
+        values = {"position_embedding_type": "absolute", **config.to_dict()}
+        if not isinstance(config, cls):
+            values["embedding_size"] = None
+        values |= {**changes, "model_type": cls.model_type}
         converted = cls(**values, attn_implementation=config._attn_implementation)
         converted.name_or_path = config.name_or_path
         return converted
 
     def validate_heads(self) -> None:
-        """Heads must divide the hidden size."""
+        """Heads must divide the hidden size, and embeddings have a width."""
         if self.num_attention_heads < 1 or self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"hidden_size = {self.hidden_size} is not a multiple of num_attention_heads = "
                 f"{self.num_attention_heads}; choose a number of heads that divides it"
+            )
+        if self.embedding_size is not None and self.embedding_size < 1:
+            raise ValueError(
+                f"embedding_size = {self.embedding_size}: give a positive number, or None for hidden_size"
             )
 
     def validate_position_scheme(self) -> None:
@@ -206,6 +218,11 @@ class RelPosBertConfig(BertConfig):
                 f"absolute_position_fade = {self.absolute_position_fade} with absolute_position_embeddings = False: "
                 "there is no table to fade; leave the fade at 1, or convert with method='keep'"
             )
+
+    @property
+    def input_size(self) -> int:
+        """Width of the embeddings, and of what schemes add to them."""
+        return self.hidden_size if self.embedding_size is None else self.embedding_size
 
     @property
     def position_scheme_name(self) -> str:

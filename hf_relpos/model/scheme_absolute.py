@@ -56,7 +56,7 @@ class Absolute(Scheme, name="absolute"):
 
     @classmethod
     def input_module(cls, config, settings):
-        return LearnedPositions(config.max_position_embeddings, config.hidden_size, settings["beyond"])
+        return LearnedPositions(config.max_position_embeddings, config.input_size, settings["beyond"])
 
     def terms(self, offsets: Offsets) -> Terms:
         return Terms()
