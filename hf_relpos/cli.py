@@ -76,8 +76,8 @@ def convert(
         str | None,
         typer.Option(
             help="keep (default): absolute positions stay, same outputs. drop: their mean stays, needs training. "
-            "exact (default for a source that is relative already): same tables, or others that hold them, same outputs. "
-            "refit (for such a source): the closest tables of another scheme."
+            "For a source that is relative already: exact (default): same tables, or others that hold them, same "
+            "outputs. refit: the closest tables of another scheme."
         ),
     ] = None,
     architecture: Annotated[

@@ -109,7 +109,7 @@ def convert(
     folder = top / layout.encoder
     saved = read_config(folder)
     known = recognise(folder, saved)
-    own, architecture, left_behind = choose_head(known, folder, architecture)
+    asked, (own, architecture, left_behind) = architecture, choose_head(known, folder, architecture)
     method = choose_method(method, known, folder)
     check_text(method, texts)
     settings = resolve_options(method, method_options)
@@ -118,6 +118,10 @@ def convert(
 
     raw = read_tensors(folder)
     check_tables(known, folder, raw)
+    stored = {stock for name in raw for stock in known.spell(name, base=False)}
+    if layout.listed and asked is None and all(name.startswith("bert.") for name in stored):
+        # sentence-transformers saves the encoder of a model, under the name of the class that it was read with
+        own, architecture, left_behind = choose_head(known, folder, f"{known.family.stems[0]}Model")
     base = architecture == "BertModel"
     checkpoint = normalise(
         Source(str(source), folder, commit, saved, architecture),
