@@ -135,7 +135,7 @@ def convert(
     stock_config = _from_dict(CONFIG_MAPPING[known.family.stock], f"{folder / 'config.json'}: ", known.config)
     stock = partial(source_model, known, own, stock_config)
 
-    work = Work(checkpoint, lambda: assemble(same, checkpoint)[0], texts, settings, seed, progress)
+    work = Work(checkpoint, same, lambda: assemble(same, checkpoint)[0], texts, settings, seed, progress)
     placed = place(checkpoint, same, config)
     model, changed = build(config, placed, METHODS[method], work)
     steps = plan(model, placed, changed, left_behind)

@@ -25,6 +25,7 @@ class Work:
 
     Attributes:
         source: the checkpoint.
+        config: its configuration in our words, positions and all: that of the teacher.
         keep: makes a model of ours, in the dtype of the source and in eval mode, that computes exactly what the source
             computes: the teacher.
         texts: what the caller gave to learn from; None for nothing.
@@ -35,6 +36,7 @@ class Work:
     """
 
     source: Source
+    config: RelPosBertConfig
     keep: Callable[[], RelPosBertPreTrainedModel]
     texts: Iterable[str] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -123,10 +125,9 @@ def _exact(model: PreTrainedModel, work: Work) -> dict[str, str]:
 
 def _refit(model: PreTrainedModel, work: Work) -> dict[str, str]:
     """The closest tables; nothing for a model that has the source's own."""
-    teacher = work.keep()
-    if same_positions(teacher.config, model.config):
+    if same_positions(work.config, model.config):
         return {}
-    work.details["lost"] = refit_tables(teacher, model)
+    work.details["lost"] = refit_tables(work.keep(), model)
     return {name: "fitted to the source's tables" for name, _ in model.named_parameters() if is_scheme(name)}
 
 
