@@ -59,7 +59,7 @@ def parse_options(pairs: list[str]) -> dict[str, Any]:
 @app.command()
 def convert(
     source: Annotated[
-        str, typer.Argument(help="Folder or Hub repository of a BERT with absolute positions, or of a relative one.")
+        str, typer.Argument(help="Folder or Hub repository of a BERT or a model like it, such as RoBERTa.")
     ],
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
     scheme: Annotated[
@@ -77,7 +77,8 @@ def convert(
         typer.Option(
             help="keep (default): absolute positions stay, same outputs. drop: their mean stays, needs training. "
             "interpolate, hierarchical: a longer absolute table, nothing relative. "
-            "exact (default for a source that is relative already): weights are renamed, same outputs."
+            "For a source that is relative already: exact (default): same tables, or others that hold them, same "
+            "outputs. refit: the closest tables of another scheme."
         ),
     ] = None,
     architecture: Annotated[

@@ -1,11 +1,13 @@
-"""From `tables` to a smaller scheme: exact where it can be, and told how inexact where it cannot."""
+"""From one scheme made of tables to another, or range: exact where it can be, and told how inexact elsewhere."""
 
+import numpy as np
 import pytest
 import torch
 from oracles import tiny_config, tiny_model
 
 from hf_relpos import RelPosBertForMaskedLM
-from hf_relpos.convert import ConversionError, export_tables
+from hf_relpos.convert import ConversionError, export_tables, resize_tables
+from hf_relpos.convert.export import table_rows
 
 
 def source(**options):
@@ -47,7 +49,10 @@ def test_one_table_for_both_sides():
 
 
 def test_what_is_lost():
-    """The mean over heads is the closest table; its loss is worked out anew here; letters without a place are lost."""
+    """The mean over heads is the closest table; its loss is worked out anew here; letters without a place are lost.
+
+    In a row of 16 tokens, 16 − |r| pairs are r apart.
+    """
     model = source(terms="ABcV", storage="rows")
     smaller, report = export_tables(model, "relative_key")
     assert report.lost["B"] == report.lost["c"] == report.lost["V"] == 1.0
@@ -57,15 +62,155 @@ def test_what_is_lost():
         weight = other.attention.self.distance_embedding.weight.detach().double()
         for r in range(-15, 16):
             for head in range(3):
-                missed += (rows[head, r + 15] - weight[15 - r]).square().sum().item()
-                whole += rows[head, r + 15].square().sum().item()
+                missed += (16 - abs(r)) * (rows[head, r + 15] - weight[15 - r]).square().sum().item()
+                whole += (16 - abs(r)) * rows[head, r + 15].square().sum().item()
     assert report.lost["A"] == pytest.approx(missed / whole, rel=1e-5)
     assert 0.1 < report.lost["A"] < 1
     assert (logits(smaller) - logits(model)).abs().max() > 1e-2
 
 
+T5 = {"buckets": 8, "max_distance": 9}
+SOURCES = {
+    "relative_key": {},
+    "relative_key clipped": {"clip": 4},
+    "relative_key albert": {"scaling": "albert"},
+    "relative_key_query": {},
+    "relative_key_query esm": {"scaling": "esm"},
+    "shaw": {"clip": 4, "beyond": "zero"},
+    "shaw per head": {"clip": 9, "per_head": True},
+    "music": {"values": True},
+    "music causal": {"causal": True, "max_relative_position": 5},
+    "nezha": {"max_relative_position": 6},
+    "t5": T5,
+    "alibi": {},
+    "sandwich": {},
+    "tables": {"terms": "ABcV"},
+}
+
+
+@pytest.mark.parametrize("options", SOURCES.values(), ids=SOURCES)
+def test_tables_hold_every_scheme_that_is_made_of_them(options, request):
+    scheme = request.node.callspec.id.split()[0]
+    model = tiny_model(RelPosBertForMaskedLM, scheme, position_options=options)
+    whole, report = export_tables(model, "tables", {"terms": "ABcV", "storage": "rows"})
+    assert max(report.lost.values()) <= 1e-11
+    assert (logits(whole) - logits(model)).abs().max() <= 2e-5
+    again, report = export_tables(whole, "tables", {"terms": "ABcV", "storage": "rows", "per_head": True})
+    assert max(report.lost.values()) <= 1e-11 and (logits(again) - logits(model)).abs().max() <= 2e-5
+
+
+def test_a_combination_becomes_one_scheme():
+    model = tiny_model(RelPosBertForMaskedLM, ["relative_key", "t5"], position_options={"t5": T5})
+    whole, report = export_tables(model, "tables", {"terms": "Ac", "storage": "rows"})
+    assert report.lost.keys() == {"A", "c"} and max(report.lost.values()) <= 1e-11
+    assert (logits(whole) - logits(model)).abs().max() <= 2e-5
+
+
+def test_distances_that_share_a_row_get_their_weighted_mean():
+    model = source(terms="A", storage="rows")
+    smaller, _ = export_tables(model, "shaw", {"clip": 3, "per_head": True})
+    rows = model.bert.encoder.layer[0].attention.self.distance_embedding.A
+    key = smaller.bert.encoder.layer[0].attention.self.distance_embedding.key
+    weights = torch.tensor([16.0 - r for r in range(3, 16)])
+    expected = (rows[:, 18:] * weights[:, None]).sum(1) / weights.sum()
+    torch.testing.assert_close(key[:, 6], expected)
+    torch.testing.assert_close(key[:, 5], rows[:, 17])
+
+
+def test_knots_are_a_least_squares_fit():
+    """Against NumPy's, of the hat functions written out."""
+    model = source(terms="c", storage="rows")
+    smaller, report = export_tables(model, "tables", {"terms": "c", "dense": 2, "per_octave": 1})
+    scheme = smaller.bert.encoder.layer[1].attention.self.distance_embedding
+    r = np.arange(-15, 16)
+    hats = np.stack([np.interp(r, scheme.places, unit) for unit in np.eye(len(scheme.places))], axis=1)
+    root = np.sqrt(16.0 - np.abs(r))
+    wanted = model.bert.encoder.layer[1].attention.self.distance_embedding.c.detach().double().numpy()
+    best = np.linalg.lstsq(root[:, None] * hats, root[:, None] * wanted.T, rcond=None)[0]
+    assert np.abs(best.T - scheme.c.detach().numpy()).max() <= 1e-5
+    assert 0.1 < report.lost["c"] < 0.9
+
+
+# --- another range
+
+
+RESIZED = {"relative_key": {}, "relative_key_query": {}, "shaw": {"clip": 15}, "music": {"values": True}}
+RESIZED |= {"tables": {"terms": "ABcV", "storage": "rows"}}
+
+
+@pytest.mark.parametrize("scheme", RESIZED)
+@pytest.mark.parametrize("fill", ["clip", "interpolate"])
+def test_longer_and_back(scheme, fill):
+    """Inside the old range nothing changes with "clip"; stretched and compressed again, every row comes back."""
+    model = tiny_model(RelPosBertForMaskedLM, scheme, position_options=RESIZED[scheme])
+    longer, report = resize_tables(model, 45, fill)
+    far = table_rows(longer, 45)
+    old = table_rows(model, 15)
+    for one, other in zip(old, far, strict=True):
+        for letter, rows in one.items():
+            step = 3 if fill == "interpolate" else 1
+            middle = other[letter][:, 45 - 15 * step : 46 + 15 * step : step]
+            torch.testing.assert_close(middle, rows, rtol=0, atol=1e-6)
+            torch.testing.assert_close(other[letter][:, -1], rows[:, -1], rtol=0, atol=1e-6)
+    if fill == "clip":
+        assert max(report.lost.values()) <= 1e-12 and (logits(longer) - logits(model)).abs().max() <= 1e-5
+    else:
+        assert min(report.lost.values()) > 0.01
+    back, report = resize_tables(longer, 15, fill)
+    for (name, one), other in zip(model.named_parameters(), back.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6, msg=name)
+    assert back.config.max_position_embeddings == 16 or scheme != "relative_key"
+
+
+@pytest.mark.parametrize("scheme", RESIZED)
+def test_shorter_is_clipped(scheme):
+    """Near rows stay bit for bit; what the far ones were is lost, and said."""
+    model = tiny_model(RelPosBertForMaskedLM, scheme, position_options=RESIZED[scheme])
+    shorter, report = resize_tables(model, 4)
+    for one, other in zip(table_rows(model, 4), table_rows(shorter, 4), strict=True):
+        assert all(torch.equal(one[letter], other[letter]) for letter in one)
+    assert all(0.2 < share < 2 for share in report.lost.values())  # one far row for many is worse than none
+    short = torch.arange(1, 6)[None]
+    with torch.no_grad():
+        assert (model(short).logits - shorter(short).logits).abs().max() <= 1e-5
+
+
+def test_a_clip_inside_the_table_is_the_range():
+    """What lies past it is not read, and does not come back."""
+    model = tiny_model(RelPosBertForMaskedLM, "relative_key", position_options={"clip": 4})
+    longer, report = resize_tables(model, 30)
+    assert "clip" not in longer.config.position_options and longer.config.max_position_embeddings == 31
+    assert report.lost["A"] <= 1e-12 and (logits(longer) - logits(model)).abs().max() <= 1e-5
+
+
+def test_what_cannot_be_resized():
+    model = source()
+    for reach in (0, -3, 2.5, True, None):
+        with pytest.raises(ConversionError, match=r"reach = .*: give the largest distance"):
+            resize_tables(model, reach)
+    with pytest.raises(ConversionError, match="fill = 'zero' is unknown"):
+        resize_tables(model, 8, "zero")
+    for scheme in ("alibi", "t5", "nezha", ["relative_key", "alibi"]):
+        with pytest.raises(ConversionError, match=r"only one of relative_key, .* to resize"):
+            resize_tables(tiny_model(RelPosBertForMaskedLM, scheme), 8)
+    hybrid = tiny_model(RelPosBertForMaskedLM, "relative_key", absolute_position_embeddings=True)
+    with pytest.raises(ConversionError, match="absolute_position_embeddings = True"):
+        resize_tables(hybrid, 8)
+
+
 def test_other_sources_and_targets_are_refused():
     with pytest.raises(ConversionError, match="'alibi' is no target"):
         export_tables(source(), "alibi")
-    with pytest.raises(ConversionError, match="only models with 'tables'"):
-        export_tables(RelPosBertForMaskedLM(tiny_config("shaw")), "relative_key")
+    with pytest.raises(ConversionError, match=r"'clip'.*reaches past"):
+        export_tables(source(), "relative_key", {"clip": 99})
+    for scheme, words in {
+        "rope": "adds a rotation, which is no table",
+        "transformer_xl": "adds u, which",
+        "disan": "adds hidden keys",
+        "deberta": "adds a scale",
+        "tupe": "adds a scale, c' in full",
+        "huang_m1": "adds a gain",
+        "absolute": "adds nothing to the attention",
+    }.items():
+        with pytest.raises(ConversionError, match=words):
+            export_tables(RelPosBertForMaskedLM(tiny_config(scheme)), "tables")

@@ -284,6 +284,7 @@ NEZHA, ROBERTA, ERNIE, ELECTRA = (
     FIXTURES / "families" / name
     for name in ("nezha", "roberta-relative_key", "ernie-relative_key", "electra-relative_key")
 )
+ELECTRA_QUERY = FIXTURES / "families" / "electra-relative_key_query"
 BERT = FIXTURES / "legacy" / "relative_key" / "BertForMaskedLM"
 # source, what to change in config.json, arguments of convert, what the error must say
 REFUSED = {
@@ -292,14 +293,26 @@ REFUSED = {
     "scheme": (
         ROBERTA,
         {},
-        {"position_embedding_type": "shaw"},
-        ["position_embedding_type = 'shaw'", "'relative_key' alone", "leave it out"],
+        {"position_embedding_type": "alibi"},
+        ["position_embedding_type = 'alibi'", "no tables to fit", "can start from: music, relative_key"],
+    ),
+    "too small a scheme": (
+        ROBERTA,
+        {},
+        {"position_embedding_type": "shaw", "position_options": {"clip": 2}},
+        ["position_embedding_type = 'shaw'", "{'clip': 2}", "% of A", "method = 'refit'"],
     ),
     "options": (
         NEZHA,
         {},
         {"position_options": {"max_relative_position": 9}},
-        ["'max_relative_position': 9", "'max_relative_position': 3", "leave them out"],
+        ["position_embedding_type = 'nezha'", "no tables to fit"],
+    ),
+    "positions of keep": (
+        ROBERTA,
+        {},
+        {"method_options": {"max_position_embeddings": 0}},
+        ["method_options['max_position_embeddings'] = 0", "a positive integer"],
     ),
     "option of the source": (NEZHA, {"max_relative_position": 0}, {}, ["config.json", "max_relative_position", "0"]),
     "exact of absolute": (
@@ -364,13 +377,56 @@ def test_the_command_line(tmp_path):
     result = CliRunner().invoke(app, ["convert", str(NEZHA), str(tmp_path / "out")])
     assert result.exit_code == 0, result.output
     assert "NezhaForPreTraining → RelPosBertForPreTraining, method exact, scheme nezha" in result.output
-    refused = CliRunner().invoke(app, ["convert", str(NEZHA), str(tmp_path / "more"), "--scheme", "shaw"])
+    refused = CliRunner().invoke(app, ["convert", str(NEZHA), str(tmp_path / "more"), "--scheme", "alibi"])
     assert refused.exit_code == 2
 
 
 def test_nezha_cannot_be_loaded_as_it_is():
     with pytest.raises(ValueError, match=r"NEZHA.*hf-relpos convert"):
         RelPosBertModel.from_pretrained(FIXTURES / "families" / "nezha-original")
+
+
+# --- from one relative scheme to another
+
+
+HELD = {
+    "nezha as shaw": (NEZHA, "shaw", {"clip": 3}, None),
+    "nezha as tables": (NEZHA, "tables", {"terms": "AV", "storage": "rows", "per_head": False}, None),
+    "relative_key as shaw": (ROBERTA, "shaw", {"clip": 13}, None),
+    "relative_key, more positions": (ROBERTA, "relative_key", {}, 40),
+    "relative_key_query as tables": (ELECTRA_QUERY, "tables", {"terms": "AB", "storage": "rows"}, None),
+}
+
+
+@pytest.mark.parametrize("folder, scheme, options, positions", HELD.values(), ids=HELD)
+def test_a_scheme_that_holds_the_tables(tmp_path, folder, scheme, options, positions):
+    arguments = {"method_options": {"max_position_embeddings": positions}} if positions else {}
+    report = convert(folder, tmp_path / "out", position_embedding_type=scheme, position_options=options, **arguments)
+    assert report.method == "exact" and report.difference <= 1e-6 and max(report.details["lost"].values()) <= 1e-12
+    assert report.position_embedding_type == scheme
+    model = load(tmp_path / "out", report, attn_implementation="eager")
+    assert positions is None or model.config.max_position_embeddings == positions
+    assert_old_outputs(
+        model, folder / "io.safetensors", missing=["logits"] if report.converted_to.endswith("tModel") else ()
+    )
+    tables = {step.source: step.note for step in report.of_kind("folded")}
+    assert folder is NEZHA or set(tables.values()) == {"into the tables"}
+    made = {step.note for step in report.of_kind("created") if "distance_embedding" in step.target}
+    assert made == {"fitted to the source's tables"}
+
+
+def test_the_closest_scheme(tmp_path):
+    """What is lost is in the report; without any loss it is the same as `exact`."""
+    report = convert(
+        NEZHA, tmp_path / "out", position_embedding_type="relative_key", position_options={"clip": 2}, method="refit"
+    )
+    assert report.difference is None and report.details["lost"]["V"] == 1.0 and 0 < report.details["lost"]["A"] < 1
+    assert json.loads((tmp_path / "out" / "conversion.json").read_text())["details"] == report.details
+    own = convert(ROBERTA, tmp_path / "own", method="refit")
+    assert own.details == {} and own.position_embedding_type == "relative_key"
+    before, after = load_file(ROBERTA / "model.safetensors"), load_file(tmp_path / "own" / "model.safetensors")
+    name = "encoder.layer.0.attention.self.distance_embedding.weight"
+    assert torch.equal(before[f"roberta.{name}"], after[f"bert.{name}"])
 
 
 # --- attention layers of the others

@@ -118,6 +118,17 @@ def test_from_the_hub(tmp_path, hub, encoder):
     assert not [path for path in fetched if path.endswith((".bin", ".py", ".md")) or "onnx" in path or "deep" in path]
 
 
+def test_an_encoder_under_the_name_of_its_head(tmp_path):
+    """As all-mpnet-base-v2 and others are: config.json names a head, which the weights do not have."""
+    source = sentence_folder(tmp_path / "stock")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "architectures": ["BertForMaskedLM"]}))
+    assert convert(source, tmp_path / "out").converted_to == "RelPosBertModel"
+    (source / "modules.json").unlink()
+    with pytest.raises(ConversionError, match=r"lack 6 of 44 tensors .*architecture='BertModel'"):
+        convert(source, tmp_path / "other")
+
+
 def test_the_encoder_alone(tmp_path):
     """Its own folder is an ordinary checkpoint."""
     source = sentence_folder(tmp_path / "stock", "0_Transformer")

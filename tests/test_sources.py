@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import CONFIG_MAPPING, AutoModel, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import CONFIG_MAPPING, AutoModel, AutoTokenizer, PreTrainedTokenizerFast, RobertaTokenizer
 
 import hf_relpos
 from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel
@@ -338,3 +338,28 @@ def test_the_tokenizer_of_another_family(tmp_path, family):
     encoded = found(["a cat", "cat"], padding=True, return_tensors="pt")
     assert encoded["input_ids"].tolist() == [[4, 5], [5, 1]] and ("token_type_ids" in encoded) == (len(inputs) == 3)
     assert RelPosBertModel.from_pretrained(tmp_path / "out")(**encoded).last_hidden_state.shape == (2, 2, 16)
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["named", "not named"])
+@pytest.mark.parametrize("files", [("vocab.json", "merges.txt"), ("tokenizer.json",)], ids=["vocabulary", "fast"])
+def test_a_tokenizer_whose_files_do_not_name_it(tmp_path, named, files):
+    """roberta-base: config.json alone says that it is RoBERTa's."""
+    _, source = saved(tmp_path / "stock", "roberta")
+    words = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *"acts", "\u0120", "ca", "cat", "\u0120cat"]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    merges = [("c", "a"), ("ca", "t"), ("\u0120", "cat")]
+    RobertaTokenizer(vocab=vocabulary, merges=merges).save_pretrained(source)
+    path = source / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    if not named:
+        settings.pop("tokenizer_class")
+    path.write_text(json.dumps(settings))
+    if "vocab.json" in files:
+        (source / "tokenizer.json").unlink()
+        (source / "vocab.json").write_text(json.dumps(vocabulary))
+        (source / "merges.txt").write_text("#version: 0.2\n" + "\n".join(map(" ".join, merges)) + "\n")
+    report = convert(source, tmp_path / "out")
+    assert set(files) <= set(report.files)
+    one, two = (AutoTokenizer.from_pretrained(folder) for folder in (source, tmp_path / "out"))
+    assert type(one) is type(two) is RobertaTokenizer
+    assert one("cat cats")["input_ids"] == two("cat cats")["input_ids"] == [0, 11, 12, 8, 2]

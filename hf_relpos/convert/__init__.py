@@ -4,7 +4,7 @@ import sys
 from types import ModuleType
 
 from .checkpoint import convert
-from .export import ExportReport, export_tables
+from .export import ExportReport, export_tables, resize_tables
 from .layers import attention_config, attention_weights
 from .methods import METHODS, Method, Work
 from .report import ConversionReport, Step
@@ -23,6 +23,7 @@ __all__ = [
     "attention_weights",
     "convert",
     "export_tables",
+    "resize_tables",
 ]
 
 

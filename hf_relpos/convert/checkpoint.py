@@ -19,7 +19,17 @@ from ..model.schemes import find_scheme, scheme_parts
 from ..version import __version__
 from .families import TASK_TYPES, TOKEN_TYPES, Known, check_tables, choose_head, recognise
 from .folder import check_target, copy_companions, describe, new_folder
-from .methods import METHODS, Method, Work, add_to_types, check_scheme, check_text, choose_method, resolve_options
+from .methods import (
+    METHODS,
+    Method,
+    Work,
+    add_to_types,
+    check_scheme,
+    check_text,
+    choose_method,
+    resolve_options,
+    same_positions,
+)
 from .modules import locate
 from .names import is_buffer, is_scheme, is_table
 from .report import ConversionReport, plan
@@ -58,7 +68,7 @@ def convert(
     overwrite: bool = False,
     progress: bool = False,
 ) -> ConversionReport:
-    """Write a BERT checkpoint, or a relative one of `families.FAMILIES`, as a relpos_bert folder with its tokenizer.
+    """Write a checkpoint of one of `families.FAMILIES` as a relpos_bert folder with its tokenizer.
 
     The result is written beside `out`, read back and compared, and only then renamed: after an error `out` is as it
     was before.
@@ -68,12 +78,14 @@ def convert(
         out: folder to write; also gets `conversion.json`, the report. That of a sentence-transformers folder has its
             modules, too.
         position_embedding_type: scheme of the result, a key of `hf_relpos.SCHEMES`; None for `relative_key`, for that
-            of a source that is relative already, and for `absolute` where the method makes nothing else.
+            of a source that is relative already, and for `absolute` where the method makes nothing else. MPNet keeps
+            its own beside it.
         position_options: its options.
         method: `keep` (absolute positions stay, outputs are the source's), `drop` (their mean stays), `interpolate`
             or `hierarchical` (a longer table of absolute positions, and nothing relative) or, for a source that is
-            relative already and for no other, `exact` (weights are renamed, outputs are the source's). None for
-            `exact` where it applies and `keep` elsewhere.
+            relative already and for no other, `exact` (its tables stay, or fit into those of another scheme; outputs
+            are the source's) and `refit` (the closest tables of another scheme; `details["lost"]` says what they do
+            not hold). None for `exact` where it applies and `keep` elsewhere.
         method_options: options of the method: keys of `METHODS[method].options`.
         texts: for a method that learns from text.
         seed: for a method that draws at random.
@@ -99,7 +111,7 @@ def convert(
     folder = top / layout.encoder
     saved = read_config(folder)
     known = recognise(folder, saved)
-    own, architecture, left_behind = choose_head(known, folder, architecture)
+    asked, (own, architecture, left_behind) = architecture, choose_head(known, folder, architecture)
     method = choose_method(method, known, folder)
     check_text(method, texts)
     settings = resolve_options(method, method_options)
@@ -108,6 +120,10 @@ def convert(
 
     raw = read_tensors(folder)
     check_tables(known, folder, raw)
+    stored = {stock for name in raw for stock in known.spell(name, base=False)}
+    if layout.listed and asked is None and all(name.startswith("bert.") for name in stored):
+        # sentence-transformers saves the encoder of a model, under the name of the class that it was read with
+        own, architecture, left_behind = choose_head(known, folder, f"{known.family.stems[0]}Model")
     base = architecture == "BertModel"
     checkpoint = normalise(
         Source(str(source), folder, commit, saved, architecture),
@@ -121,7 +137,7 @@ def convert(
     stock_config = _from_dict(CONFIG_MAPPING[known.family.stock], f"{folder / 'config.json'}: ", known.config)
     stock = partial(source_model, known, own, stock_config)
 
-    work = Work(checkpoint, lambda: assemble(same, checkpoint)[0], texts, settings, seed, progress)
+    work = Work(checkpoint, same, lambda: assemble(same, checkpoint)[0], texts, settings, seed, progress)
     placed = place(checkpoint, same, config)
     model, changed = build(config, placed, METHODS[method], work)
     steps = plan(model, placed, changed, left_behind)
@@ -214,7 +230,7 @@ def target_config(
         )
     options = dict(position_options or {})
     if not known.absolute:
-        return relative_config(folder, known, same, position_embedding_type, options)
+        return relative_config(known, same, position_embedding_type, options, method, settings)
     own = known.scheme if settings.get("own_bias") != "drop" else None
     name = position_embedding_type or method.scheme or own or "relative_key"
     try:
@@ -245,28 +261,33 @@ def target_config(
 
 
 def relative_config(
-    folder: Path,
     known: Known,
     same: RelPosBertConfig,
     position_embedding_type: str | None,
     position_options: dict[str, Any],
+    method: Method,
+    settings: Mapping[str, Any],
 ) -> RelPosBertConfig:
-    """The configuration of a result whose source is relative already: the source's own.
+    """The configuration of a result whose source is relative already: the source's own, or one with other tables.
 
     Raises:
-        ConversionError: for another scheme or other options than the source's.
+        ConversionError: for a scheme, option or size that is not accepted.
     """
-    if position_embedding_type not in (None, known.scheme):
-        raise ConversionError(
-            f"position_embedding_type = {position_embedding_type!r}: {folder} is relative already "
-            f"({known.evidence}), and its weights fit the scheme {known.scheme!r} alone; leave it out"
-        )
-    if position_options and position_options != known.options:
-        raise ConversionError(
-            f"position_options = {position_options!r}: {folder} is relative already ({known.evidence}), with the "
-            f"options {known.options}; leave them out, and set others when you load the result"
-        )
-    return same
+    name = position_embedding_type or known.scheme
+    positions = settings["max_position_embeddings"] or same.max_position_embeddings
+    config = _from_dict(
+        RelPosBertConfig,
+        "",
+        known.fields,
+        position_embedding_type=name,
+        position_options=position_options or (known.options if name == known.scheme else {}),
+        max_position_embeddings=positions,
+        absolute_position_embeddings=False,
+    )
+    if same_positions(same, config):
+        return same
+    check_scheme(find_scheme(name), method)
+    return config
 
 
 def resolved_options(config: RelPosBertConfig) -> dict[str, Any]:
@@ -297,9 +318,9 @@ def place(source: Source, same: RelPosBertConfig, config: RelPosBertConfig) -> S
         same: the configuration of the source, in our words.
         config: that of the result.
     """
-    kinds = same.position_embedding_type, config.position_embedding_type
-    if kinds[0] == kinds[1] and resolved_options(same) == resolved_options(config):
+    if same_positions(same, config):
         return source
+    kinds = same.position_embedding_type, config.position_embedding_type
     part = kinds[1].index(kinds[0]) if isinstance(kinds[1], list) and kinds[0] in kinds[1] else None
     tensors, origin, extra = dict(source.tensors), dict(source.origin), dict(source.extra)
     for name in filter(is_scheme, source.tensors):

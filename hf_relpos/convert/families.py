@@ -56,6 +56,7 @@ class Family:
             of positions, in which those of the others begin one row later. None where rows are positions.
         layers: given the configuration, what the names of each layer's tensors begin with (`encoder.…`), in order and
             with repetitions, where layers share tensors. None for BERT's own, one for each.
+        tokenizer: class of its tokenizer, for files that do not say it; None for BERT's.
         own_scheme: key of `hf_relpos.SCHEMES`: what its attention adds beside absolute positions; None for nothing.
         own_options: options of that.
     """
@@ -72,6 +73,7 @@ class Family:
     token_types: bool = True
     padding: Callable[[Mapping[str, Any]], int] | None = None
     layers: Callable[[Mapping[str, Any]], list[str]] | None = None
+    tokenizer: str | None = None
     own_scheme: str | None = None
     own_options: dict[str, Any] = field(default_factory=dict)
 
@@ -148,10 +150,22 @@ FAMILIES = {
         not_kept=("use_relative_position", "max_relative_position", "embedding_size"),
     ),
     "roberta": Family(
-        stems=("Roberta",), stock="roberta", defaults={"vocab_size": 50265, **SPECIAL_TOKENS}, **ROBERTA
+        stems=("Roberta",),
+        stock="roberta",
+        defaults={"vocab_size": 50265, **SPECIAL_TOKENS},
+        tokenizer="RobertaTokenizer",
+        **ROBERTA,
     ),
-    "xlm-roberta": Family(stems=("XLMRoberta",), stock="xlm-roberta", defaults=SPECIAL_TOKENS, **ROBERTA),
-    "camembert": Family(stems=("Camembert",), stock="camembert", defaults=SPECIAL_TOKENS, **ROBERTA),
+    "xlm-roberta": Family(
+        stems=("XLMRoberta",),
+        stock="xlm-roberta",
+        defaults=SPECIAL_TOKENS,
+        tokenizer="XLMRobertaTokenizer",
+        **ROBERTA,
+    ),
+    "camembert": Family(
+        stems=("Camembert",), stock="camembert", defaults=SPECIAL_TOKENS, tokenizer="CamembertTokenizer", **ROBERTA
+    ),
     "electra": Family(
         stems=("Electra",),
         suffixes=("Model", "ForMaskedLM", "ForCausalLM", "ForTokenClassification", "ForQuestionAnswering"),
@@ -271,10 +285,18 @@ FAMILIES = {
             "bos_token_id": 2,
             "eos_token_id": 3,
         },
-        not_kept=("num_hidden_groups", "inner_group_num", "gap_size", "net_structure_type", "num_memory_blocks"),
+        not_kept=(
+            "num_hidden_groups",
+            "inner_group_num",
+            "gap_size",
+            "net_structure_type",
+            "num_memory_blocks",
+            "down_scale_factor",
+        ),
         spellings={"classifier_dropout_prob": "classifier_dropout"},
         relative=False,
         layers=albert_layers,
+        tokenizer="AlbertTokenizer",
     ),
     "mpnet": Family(
         stems=("MPNet",),
@@ -303,6 +325,7 @@ FAMILIES = {
         relative=False,
         token_types=False,
         padding=lambda config: 1,  # whatever the configuration says
+        tokenizer="MPNetTokenizer",
         own_scheme="t5",
         own_options={"buckets": 32, "max_distance": 128},
     ),
@@ -344,6 +367,8 @@ class Known:
         fields["max_position_embeddings"] = fields.get("max_position_embeddings", 512) - self.cut
         if family.layers:
             fields["num_hidden_layers"] = len(family.layers(self.config))
+        if family.tokenizer and not fields.get("tokenizer_class"):
+            fields["tokenizer_class"] = family.tokenizer
         if fields.get("embedding_size") == fields.get("hidden_size", 768):
             fields.pop("embedding_size", None)
         return fields

@@ -8,13 +8,16 @@ from typing import Any, Literal
 import torch
 from transformers import PreTrainedModel
 
+from ..model.configuration_relpos_bert import RelPosBertConfig
 from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..model.scheme import Option, Scheme, choice, is_count
-from ..model.schemes import SCHEMES
+from ..model.schemes import SCHEMES, scheme_parts
+from .export import TARGETS, refit_tables
 from .families import Known
-from .names import is_table
+from .names import is_scheme, is_table
 from .source import ConversionError, Source
 from .stretch import ALPHA, decompose, interpolate
+from .verify import ROUNDING
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,7 @@ class Work:
 
     Attributes:
         source: the checkpoint.
+        config: its configuration in our words, positions and all: that of the teacher.
         keep: makes a model of ours, in the dtype of the source and in eval mode, that computes exactly what the source
             computes: the teacher.
         texts: what the caller gave to learn from; None for nothing.
@@ -33,6 +37,7 @@ class Work:
     """
 
     source: Source
+    config: RelPosBertConfig
     keep: Callable[[], RelPosBertPreTrainedModel]
     texts: Iterable[str] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -98,9 +103,9 @@ def absolute_alone(scheme: type[Scheme]) -> str:
     return "" if scheme.name == "absolute" else "the result of this method has absolute positions and no others"
 
 
-def any_target(scheme: type[Scheme]) -> str:
-    """Refuses nothing."""
-    return ""
+def has_tables(scheme: type[Scheme]) -> str:
+    """Refuses a scheme that is not made of tables of distances."""
+    return "" if scheme.name in TARGETS else "this scheme has no tables to fit"
 
 
 def _keep(model: PreTrainedModel, work: Work) -> dict[str, str]:
@@ -111,6 +116,37 @@ def _keep(model: PreTrainedModel, work: Work) -> dict[str, str]:
 def _drop(model: PreTrainedModel, work: Work) -> dict[str, str]:
     """The mean position vector takes the place of all."""
     return {add_to_types(model, _source_table(work).double().mean(0)): "plus the mean of the position vectors"}
+
+
+def _exact(model: PreTrainedModel, work: Work) -> dict[str, str]:
+    """Tables that hold all of the source's, or its own."""
+    changed = _refit(model, work)
+    held = (ROUNDING * torch.finfo(model.dtype).eps) ** 2
+    lost = {letter: share for letter, share in work.details.get("lost", {}).items() if share > held}
+    if lost:
+        listed = ", ".join(f"{share:.1%} of {letter}" for letter, share in lost.items())
+        raise ConversionError(
+            f"position_embedding_type = {model.config.position_embedding_type!r}, position_options = "
+            f"{model.config.position_options}: this would lose {listed} of the source's tables, and method = 'exact' "
+            "loses nothing; choose a scheme or options that hold them, or method = 'refit' for the closest"
+        )
+    return changed
+
+
+def _refit(model: PreTrainedModel, work: Work) -> dict[str, str]:
+    """The closest tables; nothing for a model that has the source's own."""
+    if same_positions(work.config, model.config):
+        return {}
+    work.details["lost"] = refit_tables(work.keep(), model)
+    return {name: "fitted to the source's tables" for name, _ in model.named_parameters() if is_scheme(name)}
+
+
+def same_positions(one: RelPosBertConfig, other: RelPosBertConfig) -> bool:
+    """Whether two configurations have the same scheme, down to the shapes of its tables."""
+    kinds = [each.position_embedding_type for each in (one, other)]
+    sizes = [each.max_position_embeddings for each in (one, other)]
+    options = [[settings for _, settings in scheme_parts(each)] for each in (one, other)]
+    return all(pair[0] == pair[1] for pair in (kinds, sizes, options))
 
 
 def add_to_types(model: PreTrainedModel, vector: torch.Tensor) -> str:
@@ -184,6 +220,12 @@ LENGTH = Option(
     accepts=lambda value: value is None or is_count(value),
 )
 OWN_BIAS = choice("keep", "drop", help="what becomes of the source's own relative bias, which MPNet has")
+POSITIONS = Option(
+    None,
+    "max_position_embeddings of the result, which is the size of the tables of relative_key; a positive integer, or "
+    "None for the source's",
+    lambda value: value is None or is_count(value),
+)
 
 METHODS = {
     "keep": Method(
@@ -227,12 +269,22 @@ METHODS = {
     ),
     "exact": Method(
         "for a checkpoint that is relative already (NEZHA; BERT, RoBERTa, ELECTRA, ERNIE with relative_key): rename "
-        "its weights. The same outputs",
+        "its weights, or put its tables into a scheme that holds them. The same outputs",
         keeps_table=False,
         exact=True,
-        apply=_keep,
-        targets=any_target,
+        apply=_exact,
+        targets=has_tables,
         from_relative=True,
+        options={"max_position_embeddings": POSITIONS},
+    ),
+    "refit": Method(
+        "for a checkpoint that is relative already: the closest tables of another scheme; says what is lost",
+        keeps_table=False,
+        exact=False,
+        apply=_refit,
+        targets=has_tables,
+        from_relative=True,
+        options={"max_position_embeddings": POSITIONS},
     ),
 }
 
