@@ -178,6 +178,7 @@ def plot(
     checkpoint: Annotated[str, typer.Argument(help="Folder or Hub repository of a model with relative positions.")],
     out: Annotated[Path | None, typer.Option(help="Picture to write; its ending says which kind.")] = None,
     layer: Annotated[int, typer.Option(help="Number of the layer.")] = 0,
+    whole: Annotated[bool, typer.Option("--all", help="Every head of every layer, as one heat map.")] = False,
     head: Annotated[int, typer.Option(help="Number of the head.")] = 0,
     text: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="Text that gives the mean query and key.")
@@ -187,10 +188,14 @@ def plot(
     with plain_errors():
         from .plot import plot_checkpoint
 
-        Console().print(f"written to {plot_checkpoint(checkpoint, out, layer, head, text)}", markup=False)
+        Console().print(
+            f"written to {plot_checkpoint(checkpoint, out, None if whole else layer, head, text)}", markup=False
+        )
 
 
 COLUMNS = "Columns of the --sts files: score, first sentence, second sentence, separated by commas."
+TEXT = "Text: .txt, .jsonl, .tsv, packed or not, a folder of such, or a Hub dataset."
+FIELD = "Key or column of the text in .jsonl, .tsv and datasets."
 LENGTHS = "Lengths in tokens, separated by commas, such as 64,256,1024."
 
 
@@ -212,10 +217,8 @@ def parse_lengths(text: str | None) -> list[int] | None:
 def compare(
     teacher: Annotated[str, typer.Argument(help="Folder or Hub repository of the model that was converted.")],
     student: Annotated[str, typer.Argument(help="Folder or Hub repository of the result.")],
-    text: Annotated[
-        list[Path],
-        typer.Option(exists=True, dir_okay=False, help="Text that neither was fitted on; may be repeated."),
-    ],
+    text: Annotated[list[str], typer.Option(help=f"{TEXT} Neither may be fitted on it. May be repeated.")],
+    field: Annotated[str, typer.Option(help=FIELD)] = "text",
     lengths: Annotated[str | None, typer.Option(help=LENGTHS)] = None,
     sts: Annotated[
         list[Path] | None,
@@ -232,12 +235,17 @@ def compare(
 ) -> None:
     """Measure how faithful a converted model is to its source."""
     with plain_errors():
+        from transformers.utils import logging
+
         from .evaluate.commands import run_compare
+
+        logging.disable_progress_bar()
 
         run_compare(
             teacher,
             student,
             text,
+            field=field,
             lengths=parse_lengths(lengths),
             sts=sts or [],
             columns=columns.split(","),
@@ -262,19 +270,22 @@ def evaluate(
         tuple[Path, Path] | None,
         typer.Option(metavar="DOCS QUERIES", help="Documents (id, text) and queries (query, doc), .tsv or .jsonl."),
     ] = None,
-    mlm: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="Text whose masked tokens are to be predicted.")
-    ] = None,
-    passkey: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="Text to hide a key in.")] = None,
+    mlm: Annotated[str | None, typer.Option(help=f"{TEXT} Its masked tokens are to be predicted.")] = None,
+    passkey: Annotated[str | None, typer.Option(help=f"{TEXT} Keys are hidden in it.")] = None,
+    field: Annotated[str, typer.Option(help=FIELD)] = "text",
     lengths: Annotated[str | None, typer.Option(help=LENGTHS + " For --mlm and --passkey.")] = None,
-    max_length: Annotated[int | None, typer.Option(help="Tokens read of a document in retrieval.", min=3)] = None,
+    max_length: Annotated[int, typer.Option(help="Tokens read of a document in retrieval.", min=3)] = 2048,
     pooling: Annotated[str | None, typer.Option(help="mean or cls; by default what the model asks for.")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Where the tokenizer is, if not beside the model.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="JSON file to write.")] = None,
 ) -> None:
     """Measure a model: similarity, long-document retrieval, masked tokens, passkeys."""
     with plain_errors():
+        from transformers.utils import logging
+
         from .evaluate.commands import run_evaluate
+
+        logging.disable_progress_bar()
 
         run_evaluate(
             model,
@@ -283,6 +294,7 @@ def evaluate(
             retrieval=retrieval,
             mlm=mlm,
             passkey=passkey,
+            field=field,
             lengths=parse_lengths(lengths),
             max_length=max_length,
             pooling=pooling,

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -15,19 +15,22 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from ..text import UNKNOWN_LIMIT, TextError, cut_windows, read_texts
 from .fidelity import Fidelity, default_lengths, fidelity
 from .loading import load_encoder
 from .masked import masked_accuracy_by_length, token_ids
 from .passkey import passkey_by_mask, passkey_by_vector, passkeys
 from .reading import Encoder, has_masked_head, readable_length, unknown_rate
 from .reading import Progress as Report
-from .records import read_documents, read_lines, read_pairs, read_queries
-from .retrieval import Query, Retrieval, difference, retrieve
+from .records import read_documents, read_pairs, read_queries
+from .retrieval import CHUNK, Query, Retrieval, difference, retrieve
 from .similarity import Pair, pair_vectors, similarities, spearman_difference
 from .statistics import rank_correlation
 
 
-UNKNOWN_LIMIT = 0.05
+# Tokens of text that masked tokens are drawn from, for each length, and that passkeys are hidden in.
+MASKED_TOKENS = 32_768
+FILLER_TOKENS = 100_000
 
 
 @contextmanager
@@ -65,19 +68,8 @@ def write_json(path: Path, content: Any) -> None:
         aside.unlink(missing_ok=True)
 
 
-def read_text(files: Sequence[Path], tokenizer, console: Console) -> list[str]:
-    """The lines of text files; warns of text that the tokenizer does not know.
-
-    Raises:
-        ValueError: for a file without text.
-    """
-    lines = []
-    for path in files:
-        own = [line for line in read_lines(path) if line.strip()]
-        if not own:
-            raise ValueError(f"{path}: holds no text; give another file")
-        lines += own
-    rate = unknown_rate(tokenizer, lines[:: max(1, len(lines) // 500)])
+def warn_unknown(rate: float, console: Console) -> None:
+    """Say so if a tokenizer does not know much of a text."""
     if rate > UNKNOWN_LIMIT:
         console.print(
             f"Warning: the tokenizer does not know {100 * rate:.0f} % of the tokens of the text. Is it in the "
@@ -85,40 +77,48 @@ def read_text(files: Sequence[Path], tokenizer, console: Console) -> list[str]:
             style="yellow",
             markup=False,
         )
-    return lines
 
 
-def cut_windows(tokenizer, ids: Sequence[int], length: int, count: int) -> list[list[int]]:
-    """At most `count` windows `[CLS] … [SEP]` of `length` tokens, spread over the whole text."""
-    room = length - 2
-    whole = len(ids) // room
-    starts = (
-        [whole * number // count * room for number in range(count)] if whole > count else range(0, whole * room, room)
-    )
-    return [[tokenizer.cls_token_id, *ids[at : at + room], tokenizer.sep_token_id] for at in starts]
+def some_text(source: str, field: str, tokenizer, tokens: int, console: Console) -> list[str]:
+    """The first documents of a text, as many as surely hold that many tokens; warns of another language.
+
+    Raises:
+        TextError: for what cannot be read, and a text that is empty.
+    """
+    documents, letters = [], 0
+    for document in read_texts(source, field):
+        documents.append(document)
+        letters += len(document)
+        if letters > 12 * tokens:
+            break
+    if not documents:
+        raise TextError(f"text = '{source}': holds no text; give another file")
+    warn_unknown(unknown_rate(tokenizer, documents[:: max(1, len(documents) // 100)]), console)
+    return documents
 
 
 def windows_by_length(
-    tokenizer, lines: Sequence[str], lengths: Sequence[int], tokens: int
-) -> tuple[dict[int, list[list[int]]], dict[int, str]]:
-    """Windows for each length, about `tokens` tokens of them but 4 to 64, and the lengths that the text does not fill.
+    tokenizer, text: Sequence[str], field: str, lengths: Sequence[int], tokens: int, seed: int = 0
+) -> tuple[dict[int, list[list[int]]], dict[int, str], float]:
+    """Windows for each length, about `tokens` tokens of them but four at least.
+
+    Returns:
+        Windows by length; lengths that the text does not fill, with the reason; share of unknown tokens.
 
     Raises:
-        ValueError: when it fills none.
+        TextError: for text that cannot be read, or fills none of the lengths.
     """
-    ids = token_ids(tokenizer, lines)
-    found, skipped = {}, {}
+    found, skipped, unknown = {}, {}, 0.0
     for length in lengths:
-        windows = cut_windows(tokenizer, ids, length, max(4, min(64, tokens // length)))
-        if windows:
-            found[length] = windows
+        try:
+            cut = cut_windows(tokenizer, read_texts(text, field), max(tokens, 4 * length), (length,), 0.0, seed)
+        except TextError as error:
+            if length == min(lengths):  # longer ones will not do either, or it cannot be read at all
+                raise
+            skipped[length] = str(error)
         else:
-            skipped[length] = f"the text has {len(ids)} tokens"
-    if not found:
-        raise ValueError(
-            f"the text has {len(ids)} tokens, and the shortest window takes {min(lengths)}: give more text"
-        )
-    return found, skipped
+            found[length], unknown = cut.ids, max(unknown, cut.unknown)
+    return found, skipped, unknown
 
 
 def _percent(value: float | None) -> str:
@@ -129,60 +129,55 @@ def _cosine(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
-def print_fidelity(measured: Fidelity, console: Console) -> None:
-    """Tables by length and by layer, and the verdict."""
-    table = Table(
-        "tokens",
-        "windows",
-        "token cosine",
-        "sentence cosine",
-        "by quarter",
-        "ceiling: token",
-        "sentence",
-        box=box.SIMPLE_HEAD,
-        title="Fidelity to the teacher",
-    )
-    masked = any(entry.masked for entry in measured.lengths)
-    if masked:
-        table.add_column("same masked token, %")
-        table.add_column("teacher right, %")
-        table.add_column("student right, %")
-    for column in table.columns:
+def show(console: Console, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A table whose first column is text and whose others are numbers."""
+    table = Table(*columns, title=title, box=box.SIMPLE_HEAD)
+    for column in table.columns[1:]:
         column.justify = "right"
-    for entry in measured.lengths:
-        own, ceiling = entry.masked, entry.ceiling
-        cells = [
-            f"{entry.length:,}" + ("" if entry.reference == "teacher" else " *"),
-            str(entry.windows),
-            _cosine(entry.token_cosine),
-            _cosine(entry.sentence_cosine),
-            " ".join(_cosine(value) for value in entry.token_cosine_by_quarter),
-            _cosine(ceiling and ceiling.token_cosine),
-            _cosine(ceiling and ceiling.sentence_cosine),
-        ]
-        if masked:
-            cells += [
-                _percent(own and own.agreement),
-                _percent(own and own.teacher_accuracy),
-                _percent(own and own.student_accuracy),
-            ]
-        table.add_row(*cells)
+    for row in rows:
+        table.add_row(*row)
     console.print(table)
+
+
+def print_fidelity(measured: Fidelity, console: Console) -> None:
+    """Tables by length, and what they leave open."""
+    past = [entry for entry in measured.lengths if entry.reference != "teacher"]
+    rows = []
+    for entry in measured.lengths:
+        ceiling = entry.ceiling
+        cosines = [entry.token_cosine, entry.sentence_cosine]
+        cosines += [ceiling and ceiling.token_cosine, ceiling and ceiling.sentence_cosine]
+        name = f"{entry.length:,}" + (" *" if entry in past else "")
+        rows.append((name, str(entry.windows), *map(_cosine, cosines)))
+    columns = ("tokens", "windows", "token", "sentence", "ceiling: token", "sentence")
+    show(console, "Cosine to the teacher", columns, rows)
     notes = ["ceiling: how far the teacher agrees with itself when its input moves by some positions"]
-    if any(entry.reference != "teacher" for entry in measured.lengths):
+    if past:
         notes.append("* compared with what the teacher says of overlapping windows")
-    notes += [f"{length:,} tokens: not measured, {reason}" for length, reason in measured.skipped.items()]
-    console.print("\n".join(notes), style="dim", markup=False, highlight=False)
-    rows = [entry for entry in measured.lengths if entry.divergence]
-    if rows:
-        layers = range(len(rows[0].divergence))
-        table = Table("tokens", *(f"layer {layer}" for layer in layers), box=box.SIMPLE_HEAD)
-        table.title = "Attention: KL(teacher‖student), nats"
-        for column in table.columns:
-            column.justify = "right"
-        for entry in rows:
-            table.add_row(f"{entry.length:,}", *(f"{value:.3f}" for value in entry.divergence))
-        console.print(table)
+    notes += [f"{length:,} tokens not measured: {reason}" for length, reason in measured.skipped.items()]
+    console.print("\n".join(notes), markup=False, highlight=False)
+    if past:
+        rows = [(f"{entry.length:,}", *map(_cosine, entry.token_cosine_by_quarter)) for entry in past]
+        show(console, "Token cosine by quarter of the text", ("tokens", "1st", "2nd", "3rd", "4th"), rows)
+    compared = [entry for entry in measured.lengths if entry.divergence]
+    if compared:
+        layers = [f"layer {layer}" for layer in range(len(compared[0].divergence))]
+        rows = [(f"{entry.length:,}", *(f"{value:.3f}" for value in entry.divergence)) for entry in compared]
+        show(console, "Attention: KL(teacher‖student), nats", ("tokens", *layers), rows)
+    masked = [entry for entry in measured.lengths if entry.masked]
+    if masked:
+        rows = [
+            (
+                f"{entry.length:,}",
+                f"{entry.masked.tokens:,}",
+                _percent(entry.masked.agreement),
+                _percent(entry.masked.teacher_accuracy),
+                _percent(entry.masked.student_accuracy),
+            )
+            for entry in masked
+        ]
+        columns = ("tokens", "masked", "same prediction", "teacher right", "student right")
+        show(console, "Masked tokens, %", columns, rows)
 
 
 def compare_similarity(
@@ -211,7 +206,8 @@ def compare_similarity(
 def run_compare(
     teacher: str,
     student: str,
-    text: Sequence[Path],
+    text: Sequence[str],
+    field: str = "text",
     lengths: Sequence[int] | None = None,
     sts: Sequence[Path] = (),
     columns: Sequence[str] = ("score", "sentence1", "sentence2"),
@@ -227,7 +223,8 @@ def run_compare(
     Args:
         teacher: folder or Hub repository.
         student: likewise.
-        text: files that neither was fitted on; their lines are strung together.
+        text: files or Hub datasets that neither was fitted on, as `read_texts` takes them.
+        field: key or column of the text in them.
         lengths: tokens per window; None for `default_lengths`.
         sts: files of scored sentence pairs.
         columns: their columns: score, first and second sentence.
@@ -251,35 +248,29 @@ def run_compare(
     sets = {str(path): read_pairs(path, columns) for path in sts}
     one = load_encoder(teacher, tokenizer, pooling)
     other = load_encoder(student, tokenizer or teacher, one.pooling)
-    lines = read_text(text, one.tokenizer, console)
     wanted = sorted(set(lengths or default_lengths(readable_length(one.model))))
-    windows, skipped = windows_by_length(one.tokenizer, lines, wanted, tokens)
+    windows, skipped, unknown = windows_by_length(one.tokenizer, text, field, wanted, tokens)
+    warn_unknown(unknown, console)
     with progress_bar(console) as progress:
         measured = fidelity(
             one.model, other.model, windows, one.pooling, one.tokenizer.mask_token_id, progress=progress
         )
         similarity = {name: compare_similarity(one, other, pairs, progress) for name, pairs in sets.items()}
     measured.skipped.update(skipped)
-    found = {"teacher": teacher, "student": student, "text": [str(path) for path in text], **measured.to_dict()}
+    found = {"teacher": teacher, "student": student, "text": list(text), "unknown": unknown, **measured.to_dict()}
     if similarity:
         found["similarity"] = similarity
     print_fidelity(measured, console)
     if similarity:
-        table = Table(
-            "set", "pairs", "teacher", "student", "difference, 95 %", "sentence cosine, smallest", box=box.SIMPLE_HEAD
-        )
-        table.title = "Similarity: Spearman × 100"
+        rows = []
         for name, row in similarity.items():
             gap, near = row["difference"], row["sentence_cosine"]
-            table.add_row(
-                Path(name).name,
-                f"{row['pairs']:,}",
-                f"{row['teacher']:.2f}",
-                f"{row['student']:.2f}",
-                f"{gap['mean']:+.2f} ({gap['low']:+.2f} to {gap['high']:+.2f})",
-                f"{near['mean']:.3f}, {near['min']:.3f}",
-            )
-        console.print(table)
+            figures = [f"{row['teacher']:.2f}", f"{row['student']:.2f}"]
+            figures += [f"{gap['mean']:+.2f} ({gap['low']:+.2f} to {gap['high']:+.2f})"]
+            figures += [f"{near['mean']:.3f} ({near['min']:.3f})"]
+            rows.append((Path(name).name, f"{row['pairs']:,}", *figures))
+        columns = ("set", "pairs", "teacher", "student", "difference, 95 %", "cosine (least)")
+        show(console, "Similarity: Spearman × 100", columns, rows)
     console.print(f"Verdict: {found['verdict']}.", markup=False, highlight=False, soft_wrap=True)
     if out is not None:
         write_json(out, found)
@@ -294,18 +285,21 @@ def evaluate_retrieval(
     encoder: Encoder,
     documents: dict[str, str],
     queries: Sequence[Query],
-    length: int | None = None,
+    length: int = 2048,
     progress: Report | None = None,
 ) -> dict[str, Any]:
     """Retrieval by each reader that the model can be, and what the others gain on `truncate`.
 
     Args:
-        length: tokens read of a document; None for what the model reads at once, in chunks for all of it.
+        length: tokens that `chunks` and `full` read of a document; where the model cannot, there is no `full`.
     """
     limit = readable_length(encoder.model)
-    settings: dict[str, dict[str, Any]] = {"truncate": {"reader": "truncate", "chunk": min(512, limit or 512)}}
-    settings["chunks"] = {"reader": "chunks", "length": length, "chunk": min(512, limit or 512)}
-    if (length or 513) > 512 and (limit is None or (length or limit) <= limit) and limit != 512:
+    chunk = CHUNK if limit is None else min(CHUNK, limit)
+    settings: dict[str, dict[str, Any]] = {
+        "truncate": {"reader": "truncate", "chunk": chunk},
+        "chunks": {"reader": "chunks", "length": length, "chunk": chunk},
+    }
+    if length > chunk and (limit is None or length <= limit):
         settings["full"] = {"reader": "full", "length": length}
     results: dict[str, Retrieval] = {
         name: retrieve(encoder, documents, queries, progress=progress, **kwargs) for name, kwargs in settings.items()
@@ -324,10 +318,11 @@ def run_evaluate(
     sts: Sequence[Path] = (),
     columns: Sequence[str] = ("score", "sentence1", "sentence2"),
     retrieval: tuple[Path, Path] | None = None,
-    mlm: Path | None = None,
-    passkey: Path | None = None,
+    mlm: str | None = None,
+    passkey: str | None = None,
+    field: str = "text",
     lengths: Sequence[int] | None = None,
-    max_length: int | None = None,
+    max_length: int = 2048,
     pooling: str | None = None,
     tokenizer: str | None = None,
     out: Path | None = None,
@@ -342,6 +337,7 @@ def run_evaluate(
         retrieval: files of documents (id, text) and of queries (query, doc).
         mlm: text whose masked tokens are to be predicted.
         passkey: text to hide keys in.
+        field: key or column of these texts.
         lengths: tokens per window or text, for `mlm` and `passkey`; None for some that the model reads.
         max_length: tokens read of a document in retrieval.
         pooling: `mean` or `cls`; None for what the repository asks for, else `mean`.
@@ -378,11 +374,14 @@ def run_evaluate(
         if retrieval:
             found["retrieval"] = evaluate_retrieval(encoder, documents, queries, max_length, progress)
         if mlm:
-            text = read_text([mlm], encoder.tokenizer, console)
-            rows = masked_accuracy_by_length(encoder.model, encoder.tokenizer, text, chosen, progress=progress)
+            text = some_text(mlm, field, encoder.tokenizer, MASKED_TOKENS, console)
+            rows = masked_accuracy_by_length(
+                encoder.model, encoder.tokenizer, text, chosen, MASKED_TOKENS, progress=progress
+            )
             found["masked"] = {str(length): row for length, row in rows.items()}
         if passkey:
-            ids = token_ids(encoder.tokenizer, read_text([passkey], encoder.tokenizer, console))
+            text = some_text(passkey, field, encoder.tokenizer, FILLER_TOKENS, console)
+            ids = token_ids(encoder.tokenizer, text)
             rows = {}
             for length in chosen:
                 trials = passkeys(encoder.tokenizer, ids, length)
@@ -399,17 +398,9 @@ def run_evaluate(
 
 
 def _print_evaluation(found: dict[str, Any], console: Console) -> None:
-    def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        table = Table(*columns, title=title, box=box.SIMPLE_HEAD)
-        for column in table.columns[1:]:
-            column.justify = "right"
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
-
     if "similarity" in found:
         rows = [(Path(n).name, f"{r['pairs']:,}", f"{r['spearman']:.2f}") for n, r in found["similarity"].items()]
-        show("Similarity", ("set", "pairs", "Spearman × 100"), rows)
+        show(console, "Similarity", ("set", "pairs", "Spearman × 100"), rows)
     if "retrieval" in found:
         rows = []
         for name, row in found["retrieval"].items():
@@ -418,13 +409,13 @@ def _print_evaluation(found: dict[str, Any], console: Console) -> None:
             rows.append((name, _percent(row["accuracy@1"]), f"{row['mrr']:.3f}", f"{row['ndcg@10']:.3f}", shown))
         count = found["retrieval"]["truncate"]["queries"]
         columns = ("reader", "accuracy@1, %", "MRR", "nDCG@10", "nDCG on truncate, 95 %")
-        show(f"Retrieval, {count:,} queries", columns, rows)
+        show(console, f"Retrieval, {count:,} queries", columns, rows)
     if "masked" in found:
         rows = [
             (length, str(row["windows"]), f"{row['accuracy']:.2f}", f"{row['nll']:.3f}")
             for length, row in found["masked"].items()
         ]
-        show("Masked tokens", ("tokens", "windows", "accuracy, %", "nll, nats"), rows)
+        show(console, "Masked tokens", ("tokens", "windows", "accuracy, %", "nll, nats"), rows)
     if "passkey" in found:
         rows = [
             (
@@ -437,4 +428,4 @@ def _print_evaluation(found: dict[str, Any], console: Console) -> None:
             for length, both in found["passkey"].items()
             for how, row in both.items()
         ]
-        show("Passkey, %", ("tokens", "by", "found", "by depth", "chance"), rows)
+        show(console, "Passkey, %", ("tokens", "by", "found", "by depth", "chance"), rows)

@@ -1,6 +1,5 @@
 """Records in files: JSON lines or tab-separated, plain or packed (.xz, .gz), with errors that name the line."""
 
-import gzip
 import json
 import lzma
 import math
@@ -8,11 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..text import OPENERS
 from .retrieval import Query
 from .similarity import Pair
-
-
-OPENERS = {".xz": lzma.open, ".gz": gzip.open}
 
 
 def read_lines(path: str | Path) -> list[str]:
