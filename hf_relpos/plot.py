@@ -364,15 +364,11 @@ def plot_model(model: RelPosBertPreTrainedModel, inputs: dict[str, torch.Tensor]
     return figure
 
 
-def plot_fidelity(report: Mapping[str, Any], path: str | Path) -> Path:
-    """Draw fidelity by length with its ceiling, and the attention's divergence by layer; write the picture.
+def fidelity_figure(report: Mapping[str, Any]) -> "Figure":
+    """Fidelity by length with its ceiling, and the attention's divergence by layer.
 
     Args:
         report: what `evaluate.Fidelity.to_dict` gives, or the JSON of `hf-relpos compare`.
-        path: file to write, its kind by its ending.
-
-    Returns:
-        The file.
 
     Raises:
         ModuleNotFoundError: without matplotlib.
@@ -413,5 +409,22 @@ def plot_fidelity(report: Mapping[str, Any], path: str | Path) -> Path:
         panels[1].legend(fontsize=8)
     for axes in panels:
         axes.tick_params(labelsize=8)
-    figure.savefig(path, dpi=150)
+    return figure
+
+
+def plot_fidelity(report: Mapping[str, Any], path: str | Path) -> Path:
+    """Write `fidelity_figure`.
+
+    Args:
+        report: as there.
+        path: file to write, its kind by its ending.
+
+    Returns:
+        The file.
+
+    Raises:
+        ModuleNotFoundError: without matplotlib.
+        ValueError: for a report without lengths.
+    """
+    fidelity_figure(report).savefig(path, dpi=150)
     return Path(path)

@@ -1,18 +1,19 @@
 """Fine-tune a relative or a stock BERT on a task and measure it: classification of texts or pairs, named entities.
 
     python scripts/finetune.py classification MODEL --train train.tsv --dev dev.tsv --columns label,text
-    python scripts/finetune.py classification MODEL --train train.tsv.xz --dev dev.tsv --columns label,sentence1,sentence2
+    python scripts/finetune.py classification MODEL --train train.tsv.xz --dev dev.tsv --columns label,one,other
     python scripts/finetune.py ner MODEL --train train.conll --dev dev.conll --json results.json
 
-Classification reads tab-separated files or JSON lines, packed (.xz, .gz) or not; `--columns` names the label and one or
-two texts. Named entities come in CoNLL files: one token per line with its IOB2 tag last, a blank line between sentences.
-Printed, and written by `--json`: accuracy, or precision, recall and F1 of entities on the development file, which is
-measured once, at the end. MODEL is a folder or a Hub repository.
+Classification reads tab-separated files or JSON lines, packed (.xz, .gz) or not; `--columns` names the label and one
+or two texts. Named entities come in CoNLL files: one token per line with its IOB2 tag last, a blank line between
+sentences. Printed, and written by `--json`: accuracy, or precision, recall and F1 of entities on the development file,
+which is measured once, at the end. MODEL is a folder or a Hub repository.
 """
 
 import argparse
 import json
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from transformers import (
     set_seed,
 )
 
-import hf_relpos  # noqa: F401  the Auto classes learn relpos_bert
+from hf_relpos import patch_transformers
 from hf_relpos.evaluate.commands import write_json
 from hf_relpos.evaluate.loading import load_tokenizer
 from hf_relpos.evaluate.records import read_lines, read_records
@@ -169,53 +170,62 @@ def ner(args, tokenizer):
 
 
 def finetune(args: argparse.Namespace) -> dict:
-    """Train, measure, and return the figures."""
+    """Train, measure, and return the figures.
+
+    Raises:
+        ValueError: for files that cannot be read, and a folder to save to that exists.
+    """
+    if args.save and args.save.exists():
+        raise ValueError(f"--save {args.save} exists; choose another folder")
     set_seed(args.seed)
     tokenizer = load_tokenizer(args.tokenizer or args.model)
     train, dev, names, auto, collator, measure = {"classification": classification, "ner": ner}[args.task](
         args, tokenizer
     )
-    model = auto.from_pretrained(
-        args.model, id2label=dict(enumerate(names)), label2id={name: n for n, name in enumerate(names)}
-    )
-    arguments = TrainingArguments(
-        output_dir=str(args.save or "trainer-output"),
-        max_steps=args.steps,
-        num_train_epochs=args.epochs,
-        per_device_train_batch_size=args.batch,
-        per_device_eval_batch_size=2 * args.batch,
-        learning_rate=args.lr,
-        warmup_steps=args.warmup,
-        weight_decay=0.01,
-        save_strategy="no",
-        logging_steps=50,
-        report_to="none",
-        dataloader_pin_memory=False,
-        seed=args.seed,
-    )
-    trainer = Trainer(
-        model=model,
-        args=arguments,
-        train_dataset=train,
-        eval_dataset=dev,
-        data_collator=collator,
-        processing_class=tokenizer,
-        preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1),
-    )
-    trainer.train()
-    predicted = trainer.predict(dev).predictions
-    found = {
-        "model": args.model,
-        "task": args.task,
-        "train": str(args.train),
-        "dev": str(args.dev),
-        "seed": args.seed,
-        "steps": trainer.state.global_step,
-        **measure(predicted.tolist()),
-    }
-    if args.save:
-        trainer.save_model(str(args.save))
-    return found
+    numbers = {name: n for n, name in enumerate(names)}
+    with patch_transformers():  # for relative BERTs of Transformers ≤ 4.57
+        model = auto.from_pretrained(args.model, id2label=dict(enumerate(names)), label2id=numbers)
+    # written aside, and renamed when it is whole
+    with tempfile.TemporaryDirectory(dir=args.save and args.save.absolute().parent) as folder:
+        arguments = TrainingArguments(
+            output_dir=folder,
+            max_steps=args.steps,
+            num_train_epochs=args.epochs,
+            per_device_train_batch_size=args.batch,
+            per_device_eval_batch_size=2 * args.batch,
+            learning_rate=args.lr,
+            warmup_steps=args.warmup,
+            weight_decay=0.01,
+            save_strategy="no",
+            logging_steps=50,
+            report_to="none",
+            dataloader_pin_memory=False,
+            seed=args.seed,
+        )
+        trainer = Trainer(
+            model=model,
+            args=arguments,
+            train_dataset=train,
+            eval_dataset=dev,
+            data_collator=collator,
+            processing_class=tokenizer,
+            preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1),
+        )
+        trainer.train()
+        predicted = trainer.predict(dev).predictions
+        found = {
+            "model": args.model,
+            "task": args.task,
+            "train": str(args.train),
+            "dev": str(args.dev),
+            "seed": args.seed,
+            "steps": trainer.state.global_step,
+            **measure(predicted.tolist()),
+        }
+        if args.save:
+            trainer.save_model(f"{folder}/model")
+            Path(folder, "model").rename(args.save)
+        return found
 
 
 def main() -> None:

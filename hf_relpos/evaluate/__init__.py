@@ -1,6 +1,6 @@
 """Measuring models: fidelity of a conversion to its source, similarity, retrieval, passkeys, masked tokens."""
 
-from .fidelity import (
+from .conversion import (
     Fidelity,
     LengthFidelity,
     MaskedAgreement,

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from ..text import UNKNOWN_LIMIT, TextError, cut_windows, read_texts
-from .fidelity import Fidelity, default_lengths, fidelity
+from .conversion import Fidelity, default_lengths, fidelity
 from .loading import load_encoder
 from .masked import masked_accuracy_by_length, token_ids
 from .passkey import passkey_by_mask, passkey_by_vector, passkeys

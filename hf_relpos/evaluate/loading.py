@@ -73,13 +73,17 @@ def load_tokenizer(name: str | Path) -> Any:
         ValueError: when there is none.
     """
     try:
-        return AutoTokenizer.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        reason = "it knows no tokens but special ones"
     except (OSError, ValueError, KeyError) as error:
-        reason = shorten(str(error), 160, placeholder=" …")
+        tokenizer, reason = None, shorten(str(error), 160, placeholder=" …")
+    # of a folder without its files, Transformers v5 makes one that knows nothing, and says nothing
+    if tokenizer is None or not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
         raise ValueError(
             f"{name}: no tokenizer could be loaded ({reason}); put the tokenizer's files into the folder "
             "(`tokenizer.save_pretrained`), or name another place with --tokenizer"
-        ) from error
+        )
+    return tokenizer
 
 
 def pooling_of(name: str | Path) -> str | None:
@@ -139,5 +143,10 @@ def load_encoder(
     """
     pooling = pooling or pooling_of(name) or "mean"
     check_pooling(pooling)
-    model = load_model(name, masked, device)
-    return Encoder(model, load_tokenizer(tokenizer or name), pooling, max_length)
+    model, words = load_model(name, masked, device), load_tokenizer(tokenizer or name)
+    if len(words) > model.config.vocab_size:
+        raise ValueError(
+            f"{tokenizer or name}: the tokenizer has {len(words)} tokens and {name} knows {model.config.vocab_size}; "
+            "give the tokenizer that the model was trained with"
+        )
+    return Encoder(model, words, pooling, max_length)

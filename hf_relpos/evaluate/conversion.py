@@ -265,27 +265,27 @@ class _Divergence:
         states = None
         for start in range(0, layers, at_once):
             kept: dict[int, torch.Tensor] = {}
+            seen = {"teacher": [], "student": []}  # shapes of the weights, layer by layer
 
-            def keep(layer: int, weights: torch.Tensor, start=start, kept=kept) -> None:
+            def keep(layer: int, weights: torch.Tensor, start=start, kept=kept, seen=seen) -> None:
+                seen["teacher"].append(weights.shape)
                 if start <= layer < start + at_once:
                     kept[layer] = weights
 
-            def compare(layer: int, weights: torch.Tensor, kept=kept) -> None:
+            def compare(layer: int, weights: torch.Tensor, kept=kept, seen=seen) -> None:
+                seen["student"].append(weights.shape)
                 theirs = kept.pop(layer, None)
-                if theirs is None or theirs.shape != weights.shape:
-                    return
-                found = attention_divergence(theirs, weights, mask)
-                self.totals[layer] = self.totals.get(layer, 0.0) + found / weights.shape[1]
+                if theirs is not None and theirs.shape == weights.shape:
+                    found = attention_divergence(theirs, weights, mask) / weights.shape[1]
+                    self.totals[layer] = self.totals.get(layer, 0.0) + found
 
             with attention_weights(self.teacher, keep):
                 one = hidden_states(self.teacher, ids, mask)
-            found = bool(kept)
             with attention_weights(self.student, compare):
                 other = hidden_states(self.student, ids, mask)
             states = states or (one, other)
-            if not found or kept:  # weights of one model that the other has no counterpart of
-                self.comparable = False
-            if not self.comparable:
+            if not seen["teacher"] or seen["teacher"] != seen["student"]:
+                self.comparable = False  # no weights, or others than the student's
                 break
         self.rows += int(mask.sum())
         return states
