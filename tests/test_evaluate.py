@@ -177,7 +177,14 @@ def test_past_the_limit():
     found = fidelity(teacher, student, {8: rows(8), 40: long})
     inside, past = found.lengths
     assert (inside.reference, past.reference) == ("teacher", "windowed teacher")
-    assert past.divergence is None and past.ceiling is None and past.masked is None
+    assert past.divergence is None and past.masked is None
+    own = [
+        cosine(one, other)
+        for row in long
+        for one, other in zip(*(windowed_hidden_states(teacher, row, stride=n) for n in (8, 6)), strict=True)
+    ]
+    assert past.ceiling.by_shift == {} and past.ceiling.token_cosine == pytest.approx(np.mean(own), abs=1e-6) < 1
+    assert fidelity(teacher, student, {40: long}, ceiling=False).lengths[0].ceiling is None
     with torch.no_grad():
         states = [student(torch.tensor([row])).last_hidden_state[0] for row in long]
     expected = [

@@ -153,7 +153,7 @@ def print_fidelity(measured: Fidelity, console: Console) -> None:
     show(console, "Cosine to the teacher", columns, rows)
     notes = ["ceiling: how far the teacher agrees with itself when its input moves by some positions"]
     if past:
-        notes.append("* compared with what the teacher says of overlapping windows")
+        notes.append("* compared with what the teacher says of overlapping windows; ceiling: when these are others")
     notes += [f"{length:,} tokens not measured: {reason}" for length, reason in measured.skipped.items()]
     console.print("\n".join(notes), markup=False, highlight=False)
     if past:

@@ -99,7 +99,9 @@ class LengthFidelity:
         divergence: KL(teacher‖student) of the attention weights in nats, for each layer, mean over heads and query
             tokens; None past the limit and for models whose weights cannot be compared.
         masked: None unless both models predict masked tokens, and past the limit.
-        ceiling: the teacher's agreement with itself; None where no shift fits into its positions.
+        ceiling: the teacher's agreement with itself, when its input moves by some positions; None where no shift fits
+            into them. Past the limit, when its windows start elsewhere (3/8 of a window apart instead of a half), with
+            no `by_shift`.
     """
 
     length: int
@@ -377,6 +379,12 @@ def masked_agreement(
     return MaskedAgreement(count, same / count, right / count, right_too / count)
 
 
+def _windowed(teacher: PreTrainedModel, rows: Sequence[Row], stride: int, batch_tokens: int) -> torch.Tensor:
+    """`windowed_hidden_states` of several rows, (B, L, D), padded with zeros."""
+    found = [windowed_hidden_states(teacher, row, stride=stride, batch_tokens=batch_tokens) for row in rows]
+    return nn.utils.rnn.pad_sequence(found, batch_first=True)
+
+
 def fidelity(
     teacher: PreTrainedModel,
     student: PreTrainedModel,
@@ -440,7 +448,7 @@ def fidelity(
             done += count
             continue
         inside = limit is None or length <= limit
-        cosines = _Cosines(pooling)
+        cosines, moved = _Cosines(pooling), _Cosines(pooling)
         weights = _Divergence(teacher, student) if inside and divergence else None
         with _eager(teacher, student) if weights is not None else nullcontext():
             for numbers in batches(windows, batch_tokens):
@@ -451,14 +459,20 @@ def fidelity(
                 elif inside:
                     states = tuple(hidden_states(model, ids, mask) for model in (teacher, student))
                 else:
-                    reference = [windowed_hidden_states(teacher, row, batch_tokens=batch_tokens) for row in rows]
-                    states = nn.utils.rnn.pad_sequence(reference, batch_first=True), hidden_states(student, ids, mask)
+                    reference = _windowed(teacher, rows, limit // 2, batch_tokens)
+                    states = reference, hidden_states(student, ids, mask)
+                    if ceiling:
+                        moved.add(_windowed(teacher, rows, 3 * limit // 8, batch_tokens), reference, mask)
                 cosines.add(*states, mask)
                 done += int(mask.sum())
                 if progress is not None:
                     progress(f"{length} tokens", done, total)
-        longest = max(map(len, windows))
-        room = takes_positions(teacher) and (limit is None or longest + min(shifts) <= limit)
+        own = None
+        if ceiling and not inside:
+            own = ShiftConsistency(len(windows), *moved.means(), {})
+        elif ceiling and takes_positions(teacher):
+            if limit is None or max(map(len, windows)) + min(shifts) <= limit:
+                own = shift_consistency(teacher, windows, shifts, pooling, batch_tokens)
         token, sentence = cosines.means()
         lengths.append(
             LengthFidelity(
@@ -473,9 +487,7 @@ def fidelity(
                 masked=masked_agreement(teacher, student, windows, mask_token_id, seed=seed, batch_tokens=batch_tokens)
                 if inside and both_masked
                 else None,
-                ceiling=shift_consistency(teacher, windows, shifts, pooling, batch_tokens)
-                if inside and ceiling and room
-                else None,
+                ceiling=own,
             )
         )
     return Fidelity(limit, student_limit, pooling, lengths, skipped)
