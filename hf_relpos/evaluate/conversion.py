@@ -406,7 +406,7 @@ def fidelity(
 
     Args:
         teacher: any model with `last_hidden_state`, or with a head on top of such a one; in eval mode.
-        student: likewise, of the same hidden size and tokenizer.
+        student: likewise, of the same hidden size and tokenizer, on the same device.
         windows_by_length: for each length rows of tokens, `[CLS] … [SEP]`, of that length at most.
         pooling: of the sentence vectors, `mean` or `cls`.
         mask_token_id: [MASK], for the agreement on masked tokens where both models predict them; None for without.
