@@ -6,6 +6,7 @@ other checkpoint loads differently, no file is read, no kernel compiled.
 
 import importlib
 
+from .anneal import AnnealAbsolutePositions, drop_absolute_positions
 from .model.configuration_relpos_bert import RelPosBertConfig
 from .model.formula import Table, Terms, attend
 from .model.modeling_relpos_bert import (
@@ -30,6 +31,7 @@ from .version import __version__
 
 __all__ = [
     "SCHEMES",
+    "AnnealAbsolutePositions",
     "Offsets",
     "Option",
     "RelPosBertConfig",
@@ -49,6 +51,7 @@ __all__ = [
     "__version__",
     "attend",
     "convert",
+    "drop_absolute_positions",
     "patch_transformers",
 ]
 

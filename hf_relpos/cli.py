@@ -76,6 +76,7 @@ def convert(
         str | None,
         typer.Option(
             help="keep (default): absolute positions stay, same outputs. drop: their mean stays, needs training. "
+            "interpolate, hierarchical: a longer absolute table, nothing relative. "
             "exact (default for a source that is relative already): weights are renamed, same outputs."
         ),
     ] = None,
@@ -129,12 +130,13 @@ def print_report(report: "ConversionReport", console: Console) -> None:
     options = ", ".join(f"{key} = {value}" for key, value in report.position_options.items())
     lines = [
         f"{report.architecture} → {report.converted_to}, method {report.method}, scheme "
-        f"{report.position_embedding_type}" + (f" ({options})" if options else "")
+        f"{report.scheme}" + (f" ({options})" if options else "")
     ]
     for kind, total in report.totals.items():
         lines.append(f"{kind:8} {total['tensors']:6,} tensors {total['parameters']:14,} parameters")
     if report.difference is not None:
         lines.append(f"largest difference of an output to the source's, relative: {report.difference:.1e}")
+    lines += report.notes
     lines.append(f"written to {report.out}")
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 

@@ -1,4 +1,4 @@
-"""Write the table of the schemes, from the schemes: a section of README.md, and model_cards/schemes.md.
+"""Write the tables of the schemes, from the schemes: two sections of README.md, and model_cards/schemes.md.
 
     python scripts/scheme_report.py            # both files; measures the errors against the originals
     python scripts/scheme_report.py --plots    # and model_cards/schemes/<name>.png; needs the extra `plot`
@@ -22,6 +22,7 @@ from transformers.utils import logging
 
 from hf_relpos import SCHEMES, RelPosBertConfig
 from hf_relpos.model.attention import capable_backends
+from hf_relpos.model.scheme import BEYOND
 from hf_relpos.model.schemes import build_input, build_scheme, build_shared
 from hf_relpos.plot import observe, plot_scheme
 
@@ -29,7 +30,7 @@ from hf_relpos.plot import observe, plot_scheme
 ROOT = Path(__file__).resolve().parents[1]
 CARD = ROOT / "model_cards" / "schemes.md"
 README = ROOT / "README.md"
-BEGIN, END = "<!-- schemes -->", "<!-- /schemes -->"
+SECTIONS = ("schemes", "beyond")  # of README.md, between <!-- NAME --> and <!-- /NAME -->
 UNMEASURED = "*"
 # Originals of the schemes that have no script in scripts/golden.
 OTHER_ORIGINALS = {
@@ -118,8 +119,19 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
 
 
-def report(measure: bool) -> tuple[str, str]:
-    """The section of README.md and the text of the card; with `measure` false, errors are left open."""
+def beyond_table() -> str:
+    """What happens past the trained range, and with which schemes."""
+    rows = []
+    for word, meaning in BEYOND.items():
+        able = {name: scheme.beyond for name, scheme in SCHEMES.items() if word in scheme.beyond}
+        default = ", ".join(f"`{name}`" for name, words in able.items() if words[0] == word)
+        asked = ", ".join(f"`{name}`" for name, words in able.items() if words[0] != word)
+        rows.append([f"`{word}`", meaning, default or "–", asked or "–"])
+    return table(["`beyond`", "past the trained range", "default of", "also an option of"], rows)
+
+
+def report(measure: bool) -> tuple[dict[str, str], str]:
+    """The sections of README.md and the text of the card; with `measure` false, errors are left open."""
     made_with, short, full = originals(), [], []
     for name, scheme in SCHEMES.items():
         config = small_config(name)
@@ -135,20 +147,27 @@ def report(measure: bool) -> tuple[str, str]:
         code = f"`{name}`"
         short.append([code, letters, scheme.source, beyond, backends])
         full.append([code, scheme.source, letters, f"{added_parameters(name):,}", beyond, backends, reached, original])
-    section = table(["`position_embedding_type`", "terms", "source", "past the trained range", "backends"], short)
+    overview = table(["`position_embedding_type`", "terms", "source", "past the trained range", "backends"], short)
     header = ["name", "source", "terms", "parameters", "beyond", "backends", "error", "original"]
     card = CARD_HEAD + table(header, full) + PLOTS_HEAD
     card += "".join(f"\n### {name}\n\n![{name}](schemes/{name}.png)\n" for name in SCHEMES)
-    return section, card
+    return {"schemes": overview, "beyond": beyond_table()}, card
 
 
-def split_readme() -> tuple[str, str, str]:
-    """README.md before the section, the section, and after it."""
-    before, begin, rest = README.read_text(encoding="utf-8").partition(BEGIN)
-    section, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"README.md has no section between {BEGIN} and {END}")
-    return before + begin, section, end + after
+def with_sections(readme: str, sections: dict[str, str]) -> str:
+    """README.md with these sections in place of its own.
+
+    Raises:
+        SystemExit: for one that it does not have.
+    """
+    for name in SECTIONS:
+        begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+        before, found, rest = readme.partition(begin)
+        _, closed, after = rest.partition(end)
+        if not found or not closed:
+            raise SystemExit(f"README.md has no section between {begin} and {end}")
+        readme = f"{before}{begin}\n{sections[name]}{end}{after}"
+    return readme
 
 
 def without_errors(card: str) -> str:
@@ -158,9 +177,9 @@ def without_errors(card: str) -> str:
 
 def stale() -> list[str]:
     """Files that do not say what the schemes say."""
-    section, card = report(measure=False)
-    found = []
-    if split_readme()[1].strip() != section.strip():
+    sections, card = report(measure=False)
+    found, readme = [], README.read_text(encoding="utf-8")
+    if readme != with_sections(readme, sections):
         found.append("README.md")
     if not CARD.exists() or without_errors(CARD.read_text(encoding="utf-8")) != card:
         found.append("model_cards/schemes.md")
@@ -193,9 +212,8 @@ def main() -> int:
         files = stale()
         print("\n".join(f"{file} is stale: run python scripts/scheme_report.py --plots" for file in files))
         return int(bool(files))
-    section, card = report(measure=True)
-    before, _, after = split_readme()
-    README.write_text(f"{before}\n{section}{after}", encoding="utf-8")
+    sections, card = report(measure=True)
+    README.write_text(with_sections(README.read_text(encoding="utf-8"), sections), encoding="utf-8")
     CARD.parent.mkdir(exist_ok=True)
     CARD.write_text(card, encoding="utf-8")
     if arguments.plots:

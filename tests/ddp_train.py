@@ -109,12 +109,15 @@ def make_model(task: str, scheme: str, dropout: float = 0.0):
     )
 
 
-def train(model, task: str, folder: Path, resume: Path | None = None, **arguments) -> tuple[list[float], Trainer]:
+def train(
+    model, task: str, folder: Path, resume: Path | None = None, more_callbacks: tuple | list = (), **arguments
+) -> tuple[list[float], Trainer]:
     """Train with the stock Trainer on CPU.
 
     Args:
         folder: for checkpoints.
         resume: checkpoint to go on from.
+        more_callbacks: beside the one that collects the losses.
         arguments: of `TrainingArguments`, in place of the defaults here.
 
     Returns:
@@ -139,7 +142,8 @@ def train(model, task: str, folder: Path, resume: Path | None = None, **argument
         model=model,
         args=TrainingArguments(output_dir=str(folder), **{**defaults, **arguments}),
         train_dataset=Toy(task),
-        callbacks=[losses],
+        eval_dataset=Toy(task, count=16),
+        callbacks=[losses, *more_callbacks],
     )
     trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
     return losses.values, trainer

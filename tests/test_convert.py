@@ -16,9 +16,10 @@ from transformers import AutoTokenizer, BertConfig, BertTokenizer
 
 import hf_relpos.convert
 from hf_relpos import SCHEMES, RelPosBertForMaskedLM, RelPosBertModel
-from hf_relpos.convert import METHODS, ConversionError, ConversionReport, checkpoint, convert
+from hf_relpos.convert import METHODS, ConversionError, ConversionReport, convert, verify
 from hf_relpos.convert.names import BASE_RULES, RULES, inverse, is_scheme, to_old, to_stock
 from hf_relpos.model.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
+from hf_relpos.model.scheme import Option, is_count, is_number
 
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -30,6 +31,7 @@ RELATIVE = [
 ]
 every_head = pytest.mark.parametrize("architecture", AUTO)
 ABSOLUTE_METHODS = [name for name, method in METHODS.items() if not method.from_relative]
+TO_RELATIVE = [name for name in ABSOLUTE_METHODS if not METHODS[name].targets(SCHEMES["relative_key"])]
 every_scheme = pytest.mark.parametrize("scheme", RELATIVE)
 
 
@@ -134,7 +136,7 @@ def test_drop_equals_the_source_with_its_mean_position_everywhere(tmp_path, arch
 
 
 @every_scheme
-@pytest.mark.parametrize("method", ABSOLUTE_METHODS)
+@pytest.mark.parametrize("method", TO_RELATIVE)
 def test_every_scheme_starts_at_zero_and_can_be_trained(tmp_path, scheme, method):
     stock, source = saved(tmp_path / "stock", "BertForMaskedLM")
     convert(source, tmp_path / "out", position_embedding_type=scheme, method=method)
@@ -165,6 +167,37 @@ def test_keep_with_cross_attention(tmp_path):
     convert(source, tmp_path / "out")
     batch = {**inputs("BertLMHeadModel"), "encoder_hidden_states": torch.randn(2, 5, 24)}
     assert_same_outputs(stock, load("BertLMHeadModel", tmp_path / "out"), batch)
+
+
+def test_what_a_method_is_given(tmp_path, monkeypatch):
+    """The teacher computes what the source computes; texts, options and seed arrive; details reach the report."""
+    stock, source = saved(tmp_path / "stock", "BertForMaskedLM")
+
+    def apply(model, work):
+        assert not any(parameter.any() for name, parameter in model.named_parameters() if is_scheme(name))
+        assert_same_outputs(stock, work.keep(), inputs())
+        assert work.tokenizer_folder == source.resolve()
+        work.details.update(texts=list(work.texts), seed=work.seed, **work.options)
+        return {}
+
+    options = {"rounds": Option(3, "a positive integer", is_count), "ridge": Option(1.0, "a number", is_number)}
+    reader = dataclasses.replace(METHODS["drop"], apply=apply, text="needed", options=options)
+    monkeypatch.setitem(METHODS, "drop", reader)
+    arguments = {"method": "drop", "texts": ["a cat"], "method_options": {"rounds": 5}, "seed": 7}
+    report = convert(source, tmp_path / "out", **arguments)
+    assert report.details == {"texts": ["a cat"], "seed": 7, "rounds": 5, "ridge": 1.0}
+    assert json.loads((tmp_path / "out" / "conversion.json").read_text())["details"] == report.details
+    for changes, words in (
+        ({"texts": None}, "texts = None: method = 'drop' learns from text; give texts"),
+        ({"method_options": {"rounds": 0}}, r"\['rounds'\] = 0 is not accepted .*a positive integer"),
+        ({"method_options": {"depth": 0}}, r"\['depth'\] = 0: .*no such option; known: rounds, ridge"),
+        ({"method": "keep", "method_options": None}, "method = 'keep' reads none; leave them out, .* 'drop'"),
+        ({"method": "keep", "texts": None}, r"\['rounds'\] = 5: method = 'keep' .*it has none, leave it out"),
+        ({"method_options": "rounds=5"}, "method_options = 'rounds=5' is not a mapping"),
+    ):
+        with pytest.raises(ConversionError, match=words):
+            convert(source, tmp_path / "other", **{**arguments, **changes})
+    assert not (tmp_path / "other").exists()
 
 
 def test_options_reach_the_scheme(tmp_path):
@@ -514,7 +547,7 @@ REFUSED = {
     "tables": (
         edit_weights(lambda t: t.update({QUERY.replace("query", "distance_embedding"): torch.zeros(39, 8)})),
         {},
-        ["distance_embedding.weight", "relative already", "RelPosBertForMaskedLM.from_pretrained"],
+        ["distance_embedding.weight", "relative already", "set position_embedding_type in config.json"],
     ),
     "quantised-config": (edit(quantization_config={"bits": 8}), {}, ["quantization_config", "convert the checkpoint"]),
     "quantised-tensor": (
@@ -640,7 +673,7 @@ def test_a_relative_checkpoint_has_nothing_to_keep_or_drop(tmp_path, kind, metho
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("method", ABSOLUTE_METHODS)
+@pytest.mark.parametrize("method", TO_RELATIVE)
 def test_a_scheme_without_a_neutral_start_is_refused(tmp_path, masked, monkeypatch, method):
     monkeypatch.setattr(SCHEMES["shaw"], "zero_is_neutral", False)
     with pytest.raises(ConversionError, match=r"'shaw': this scheme cannot start without .* from: .*relative_key"):
@@ -756,7 +789,7 @@ FAILURES = {
     "report-full": ((Path, "write_text"), fail(full()), "free some space"),
     "not-permitted": ((Path, "mkdir"), fail(PermissionError(errno.EACCES, "Permission denied")), "can be written"),
     "rename": ((Path, "rename"), rename_failing_second(PermissionError(errno.EACCES, "no")), "can be written"),
-    "outputs": ((checkpoint, "TOLERANCE"), -1.0, "outputs differ from the source's"),
+    "outputs": ((verify, "TOLERANCE"), -1.0, "outputs differ from the source's"),
 }
 
 

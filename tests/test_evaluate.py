@@ -243,6 +243,7 @@ def test_readable_length():
     assert readable_length(roberta()) == 16  # of 18 positions, those after the padding id
     assert readable_length(tiny_model(RelPosBertModel, "alibi")) is None
     assert readable_length(tiny_model(RelPosBertModel, "absolute")) == 16
+    assert readable_length(tiny_model(RelPosBertModel, "absolute", position_options={"beyond": "clip"})) is None
     assert readable_length(tiny_model(RelPosBertModel, "alibi", absolute_position_embeddings=True)) == 16
     assert default_lengths(512) == default_lengths(None) == [16, 64, 128, 256, 512, 1024, 2048]
     assert default_lengths(100) == [16, 64, 100, 200, 400]

@@ -141,7 +141,8 @@ def edit(folder, **fields):
     return folder
 
 
-HEADS = [(family, suffix) for family in FAMILIES if family != "nezha" for suffix in FAMILIES[family].suffixes]
+RELATIVE = [name for name, family in FAMILIES.items() if family.relative and name != "nezha"]
+HEADS = [(family, suffix) for family in RELATIVE for suffix in FAMILIES[family].suffixes]
 
 
 @pytest.mark.parametrize("family, suffix", HEADS, ids=lambda value: str(value))
@@ -176,7 +177,7 @@ def test_every_head_of_nezha(tmp_path, suffix):
     report = convert(source, tmp_path / "out")
     assert report.difference <= 1e-12 and report.position_options["max_relative_position"] == 64
     assert [step.note for step in report.of_kind("dropped")] == ["a buffer of an older release"]
-    assert not hasattr(load(tmp_path / "out", report).config, "embedding_size")
+    assert load(tmp_path / "out", report).config.embedding_size is None
 
 
 @pytest.mark.parametrize("mistake", ["reversed", "zeroed", "other"])
@@ -235,13 +236,20 @@ def test_rows_of_roberta(tmp_path):
     assert inverse(model.state_dict())["embeddings.token_type_embeddings.weight"].shape == (1, 16)
 
 
-@pytest.mark.parametrize("family, suffix", [("electra", "ForPreTraining"), ("electra", "ForSequenceClassification")])
-def test_a_head_that_bert_does_not_have_is_left_behind(tmp_path, family, suffix):
-    source = relative(tmp_path / "stock", family, suffix, "relative_key")
+def test_a_pretraining_head_that_bert_does_not_have_is_left_behind(tmp_path):
+    source = relative(tmp_path / "stock", "electra", "ForPreTraining", "relative_key")
     report = convert(source, tmp_path / "out")
     assert report.converted_to == "RelPosBertModel" and report.difference <= 1e-12
     notes = {step.note for step in report.of_kind("dropped") if "position" not in step.source}
-    assert notes == {f"the head of Electra{suffix}, which BERT does not have"}
+    assert notes == {"the head of ElectraForPreTraining, which BERT does not have"}
+
+
+def test_a_task_head_that_bert_does_not_have_is_refused(tmp_path):
+    source = relative(tmp_path / "stock", "electra", "ForSequenceClassification", "relative_key")
+    with pytest.raises(ConversionError, match=r"no counterpart here; .*pass architecture='ElectraModel'"):
+        convert(source, tmp_path / "out")
+    report = convert(source, tmp_path / "out", architecture="ElectraModel")
+    assert report.converted_to == "RelPosBertModel" and report.difference <= 1e-12
 
 
 @pytest.mark.parametrize("family", ["roberta", "electra"])
@@ -269,7 +277,7 @@ def test_defaults_are_those_of_the_library(family):
     assert differing.keys() - {"model_type"} <= ours.keys()
     assert all(own[name] == value for name, value in ours.items())
     new = own.keys() - bert.keys()
-    assert new <= set(FAMILIES[family].not_kept)
+    assert new <= {*FAMILIES[family].not_kept, *FAMILIES[family].spellings, "embedding_size"}
 
 
 NEZHA, ROBERTA, ERNIE, ELECTRA = (
@@ -294,12 +302,6 @@ REFUSED = {
         ["'max_relative_position': 9", "'max_relative_position': 3", "leave them out"],
     ),
     "option of the source": (NEZHA, {"max_relative_position": 0}, {}, ["config.json", "max_relative_position", "0"]),
-    "absolute": (
-        ROBERTA,
-        {"position_embedding_type": "absolute"},
-        {},
-        ["model_type = 'roberta'", "'absolute'", "'relative_key_query'"],
-    ),
     "exact of absolute": (
         BERT,
         {"position_embedding_type": "absolute"},
@@ -320,13 +322,13 @@ REFUSED = {
     ),
     "nezha and another": (NEZHA, {"position_embedding_type": "relative_key"}, {}, ["'nezha'", "correct config.json"]),
     "nezha with cross-attention": (NEZHA, {"add_cross_attention": True}, {}, ["add_cross_attention = True"]),
-    "projected embeddings": (ELECTRA, {"embedding_size": 8}, {}, ["embedding_size = 8", "hidden_size = 16"]),
-    "default embedding size": (ELECTRA, {"embedding_size": None}, {}, ["embedding_size = 128", "hidden_size = 16"]),
+    "default embedding size": (ELECTRA, {"embedding_size": None}, {}, ["lack 2 of 47", "embeddings_project.weight"]),
     "task types not declared": (ERNIE, {"use_task_id": False}, {}, ["task_type_embeddings", "no place"]),
     "positions": (ROBERTA, {"max_position_embeddings": 20}, {}, ["distance_embedding.weight", "(27, 8)", "(39, 8)"]),
     "head": (ROBERTA, {}, {"architecture": "BertForPreTraining"}, ["'BertForPreTraining'", "RobertaForMaskedLM"]),
     "head of another family": (ROBERTA, {"architectures": ["BartModel"]}, {}, ["'BartModel'", "RobertaModel"]),
-    "family": (ROBERTA, {"model_type": "albert"}, {}, ["model_type = 'albert'", "'electra'"]),
+    "family": (ROBERTA, {"model_type": "bart"}, {}, ["model_type = 'bart'", "'electra'"]),
+    "never relative": (ROBERTA, {"model_type": "mpnet"}, {}, ["'relative_key'", "'mpnet'", "'absolute'"]),
 }
 
 

@@ -3,9 +3,11 @@
 import sys
 from types import ModuleType
 
-from .checkpoint import METHODS, ConversionReport, Method, Step, convert
+from .checkpoint import convert
 from .export import ExportReport, export_tables
 from .layers import attention_config, attention_weights
+from .methods import METHODS, Method, Work
+from .report import ConversionReport, Step
 from .source import ConversionError
 
 
@@ -16,6 +18,7 @@ __all__ = [
     "ExportReport",
     "Method",
     "Step",
+    "Work",
     "attention_config",
     "attention_weights",
     "convert",

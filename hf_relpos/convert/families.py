@@ -1,23 +1,19 @@
-"""Checkpoints that are relative already, with a body like BERT's: recognise them, rename them, run them as they were.
+"""Checkpoints with a body like BERT's: recognise them, and say what their tensors, fields and heads are in BERT.
 
-NEZHA in both layouts, and BERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA and ERNIE with `relative_key` or
-`relative_key_query`, as Transformers ≤ 4.57 wrote them. Their weights are only renamed. A new family is one entry of
-`FAMILIES`.
+BERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, ERNIE, DistilBERT, ALBERT and MPNet, whose positions are absolute
+(MPNet has T5's bias beside them); and those that are relative already: NEZHA in both layouts, and the first six with
+`relative_key` or `relative_key_query`, as Transformers ≤ 4.57 wrote them. A new family is one entry of `FAMILIES`.
 """
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
 
 from .names import BASE_RULES, RULES, Rule, is_scheme, is_table, to_stock
-from .source import ConversionError, Source, some
+from .source import ConversionError, some
 
 
 KINDS = ("relative_key", "relative_key_query")
@@ -35,6 +31,9 @@ COUNTERPARTS = {
 }
 # Heads of language modelling that apply GELU whatever `hidden_act` says, where BERT's obeys it.
 OWN_ACTIVATION = ("ForMaskedLM", "ForCausalLM")
+# A head of these that BERT does not have is left behind; one of a task is what the checkpoint is for, and refused.
+PRETRAINING = ("ForPreTraining", "ForMaskedLM", "ForCausalLM", "LMHeadModel", "WithLMHead")
+TOKEN_TYPES = "embeddings.token_type_embeddings.weight"
 TASK_TYPES = "embeddings.task_type_embeddings.weight"
 
 
@@ -46,10 +45,19 @@ class Family:
         stems: what the names of its classes begin with.
         suffixes: keys of `COUNTERPARTS`: the heads that compute what BERT's compute.
         rules: its own names, on the left, and BERT's.
+        stock: `model_type` of the Transformers class that has the same body, but absolute positions.
         defaults: of its configuration, where they are not BERT's.
         not_kept: fields of its configuration that mean nothing to BERT.
+        spellings: fields of its configuration that BERT spells differently.
         always_gelu: whether `OWN_ACTIVATION` holds for its heads.
-        stock: `model_type` of the Transformers class that has the same body, but absolute positions.
+        relative: whether Transformers had it with the relative positions of `KINDS`, too.
+        token_types: whether it has them; where not, BERT's are zero.
+        padding: given the configuration, the token that takes no position: its id is the row of its own in the table
+            of positions, in which those of the others begin one row later. None where rows are positions.
+        layers: given the configuration, what the names of each layer's tensors begin with (`encoder.…`), in order and
+            with repetitions, where layers share tensors. None for BERT's own, one for each.
+        own_scheme: key of `hf_relpos.SCHEMES`: what its attention adds beside absolute positions; None for nothing.
+        own_options: options of that.
     """
 
     stems: tuple[str, ...]
@@ -58,7 +66,14 @@ class Family:
     stock: str
     defaults: dict[str, Any] = field(default_factory=dict)
     not_kept: tuple[str, ...] = ()
+    spellings: dict[str, str] = field(default_factory=dict)
     always_gelu: bool = False
+    relative: bool = True
+    token_types: bool = True
+    padding: Callable[[Mapping[str, Any]], int] | None = None
+    layers: Callable[[Mapping[str, Any]], list[str]] | None = None
+    own_scheme: str | None = None
+    own_options: dict[str, Any] = field(default_factory=dict)
 
     def heads(self, config: Mapping[str, Any]) -> dict[str, str]:
         """Class of the family to class of BERT, for every head that this configuration lets BERT compute."""
@@ -72,7 +87,36 @@ class Family:
         return (*RULES, *self.rules, *(BASE_RULES[len(RULES) :] if base else ()))
 
 
+def renamed(names: Mapping[str, str]) -> tuple[Rule, ...]:
+    """Rules for the weight and the bias of modules, of which each layer has one."""
+    return tuple(
+        Rule(f"*.{old}.{part}", f"*.{new}.{part}") for old, new in names.items() for part in ("weight", "bias")
+    )
+
+
+def pad_token(config: Mapping[str, Any]) -> int:
+    """The padding token, as the configuration names it."""
+    return config["pad_token_id"]
+
+
+def albert_layers(config: Mapping[str, Any]) -> list[str]:
+    """Groups of consecutive layers share one set of tensors, of `inner_group_num` layers that are passed in turn."""
+    layers, groups = config["num_hidden_layers"], config["num_hidden_groups"]
+    return [
+        f"encoder.albert_layer_groups.{number * groups // layers}.albert_layers.{inner}."
+        for number in range(layers)
+        for inner in range(config["inner_group_num"])
+    ]
+
+
 ALL = tuple(suffix for suffix in COUNTERPARTS if suffix not in ("ForCausalLM", "LMHeadModel"))
+ROBERTA_HEADS = (
+    Rule("lm_head.dense.*", "cls.predictions.transform.dense.*"),
+    Rule("lm_head.layer_norm.*", "cls.predictions.transform.LayerNorm.*"),
+    Rule("lm_head.*", "cls.predictions.*"),
+    Rule("classifier.dense.*", "bert.pooler.dense.*"),
+    Rule("classifier.out_proj.*", "classifier.*"),
+)
 ROBERTA = {
     "suffixes": (
         "Model",
@@ -83,21 +127,18 @@ ROBERTA = {
         "ForTokenClassification",
         "ForQuestionAnswering",
     ),
-    "rules": (
-        Rule("roberta.*", "bert.*"),
-        Rule("lm_head.dense.*", "cls.predictions.transform.dense.*"),
-        Rule("lm_head.layer_norm.*", "cls.predictions.transform.LayerNorm.*"),
-        Rule("lm_head.*", "cls.predictions.*"),
-        Rule("classifier.dense.*", "bert.pooler.dense.*"),
-        Rule("classifier.out_proj.*", "classifier.*"),
-    ),
+    "rules": (Rule("roberta.*", "bert.*"), *ROBERTA_HEADS),
+    "not_kept": ("embedding_size",),
     "always_gelu": True,
+    "padding": pad_token,
 }
 SPECIAL_TOKENS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
 
 # By `model_type`. NEZHA's original layout calls itself "bert" and is told apart by `use_relative_position`.
 FAMILIES = {
-    "bert": Family(stems=("Bert",), suffixes=(*ALL, "LMHeadModel"), rules=(), stock="bert"),
+    "bert": Family(
+        stems=("Bert",), suffixes=(*ALL, "LMHeadModel"), rules=(), stock="bert", not_kept=("embedding_size",)
+    ),
     "nezha": Family(
         stems=("Nezha", "Bert"),
         suffixes=ALL,
@@ -116,19 +157,15 @@ FAMILIES = {
         suffixes=("Model", "ForMaskedLM", "ForCausalLM", "ForTokenClassification", "ForQuestionAnswering"),
         rules=(
             Rule("electra.*", "bert.*"),
+            Rule("embeddings_project.*", "bert.embeddings_project.*"),
+            Rule("bert.embeddings_project.*", "bert.embeddings.embeddings_project.*"),
             Rule("generator_predictions.*", "cls.predictions.transform.*"),
             Rule("generator_lm_head.w*", "cls.predictions.decoder.w*"),
             Rule("generator_lm_head.b*", "cls.predictions.b*"),
         ),
         stock="electra",
         defaults={"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024, "embedding_size": 128},
-        not_kept=(
-            "embedding_size",
-            "summary_activation",
-            "summary_last_dropout",
-            "summary_type",
-            "summary_use_proj",
-        ),
+        not_kept=("summary_activation", "summary_last_dropout", "summary_type", "summary_use_proj"),
         always_gelu=True,
     ),
     "ernie": Family(
@@ -137,58 +174,216 @@ FAMILIES = {
         rules=(Rule("ernie.*", "bert.*"),),
         stock="ernie",
         defaults={"task_type_vocab_size": 3},
-        not_kept=("use_task_id", "task_type_vocab_size"),
+        not_kept=("use_task_id", "task_type_vocab_size", "embedding_size"),
+    ),
+    "distilbert": Family(
+        stems=("DistilBert",),
+        suffixes=("Model", "ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering"),
+        rules=(
+            Rule("distilbert.*", "bert.*"),
+            Rule("transformer.*", "bert.transformer.*"),
+            Rule("bert.transformer.*", "bert.encoder.*"),
+            *renamed(
+                {
+                    "attention.q_lin": "attention.self.query",
+                    "attention.k_lin": "attention.self.key",
+                    "attention.v_lin": "attention.self.value",
+                    "attention.out_lin": "attention.output.dense",
+                    "sa_layer_norm": "attention.output.LayerNorm",
+                    "ffn.lin1": "intermediate.dense",
+                    "ffn.lin2": "output.dense",
+                    "output_layer_norm": "output.LayerNorm",
+                }
+            ),
+            Rule("vocab_transform.*", "cls.predictions.transform.dense.*"),
+            Rule("vocab_layer_norm.*", "cls.predictions.transform.LayerNorm.*"),
+            Rule("vocab_projector.w*", "cls.predictions.decoder.w*"),
+            Rule("vocab_projector.b*", "cls.predictions.b*"),
+        ),
+        stock="distilbert",
+        defaults={
+            "dim": 768,
+            "hidden_dim": 3072,
+            "n_heads": 12,
+            "n_layers": 6,
+            "activation": "gelu",
+            "dropout": 0.1,
+            "attention_dropout": 0.1,
+        },
+        not_kept=("sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_weights_", "embedding_size"),
+        spellings={
+            "dim": "hidden_size",
+            "hidden_dim": "intermediate_size",
+            "n_heads": "num_attention_heads",
+            "n_layers": "num_hidden_layers",
+            "activation": "hidden_act",
+            "dropout": "hidden_dropout_prob",
+            "attention_dropout": "attention_probs_dropout_prob",
+        },
+        relative=False,
+        token_types=False,
+    ),
+    "albert": Family(
+        stems=("Albert",),
+        suffixes=(
+            "Model",
+            "ForMaskedLM",
+            "ForSequenceClassification",
+            "ForMultipleChoice",
+            "ForTokenClassification",
+            "ForQuestionAnswering",
+        ),
+        rules=(
+            Rule("albert.*", "bert.*"),
+            Rule("bert.encoder.embedding_hidden_mapping_in.*", "bert.embeddings.embeddings_project.*"),
+            *renamed(
+                {
+                    "attention.query": "attention.self.query",
+                    "attention.key": "attention.self.key",
+                    "attention.value": "attention.self.value",
+                    "attention.dense": "attention.output.dense",
+                    "attention.LayerNorm": "attention.output.LayerNorm",
+                    "ffn": "intermediate.dense",
+                    "ffn_output": "output.dense",
+                    "full_layer_layer_norm": "output.LayerNorm",
+                }
+            ),
+            Rule("bert.pooler.w*", "bert.pooler.dense.w*"),
+            Rule("bert.pooler.b*", "bert.pooler.dense.b*"),
+            Rule("predictions.dense.*", "cls.predictions.transform.dense.*"),
+            Rule("predictions.LayerNorm.*", "cls.predictions.transform.LayerNorm.*"),
+            Rule("predictions.*", "cls.predictions.*"),
+        ),
+        stock="albert",
+        defaults={
+            "vocab_size": 30000,
+            "embedding_size": 128,
+            "hidden_size": 4096,
+            "num_hidden_layers": 12,
+            "num_hidden_groups": 1,
+            "inner_group_num": 1,
+            "num_attention_heads": 64,
+            "intermediate_size": 16384,
+            "hidden_act": "gelu_new",
+            "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0,
+            "classifier_dropout_prob": 0.1,
+            "bos_token_id": 2,
+            "eos_token_id": 3,
+        },
+        not_kept=("num_hidden_groups", "inner_group_num", "gap_size", "net_structure_type", "num_memory_blocks"),
+        spellings={"classifier_dropout_prob": "classifier_dropout"},
+        relative=False,
+        layers=albert_layers,
+    ),
+    "mpnet": Family(
+        stems=("MPNet",),
+        suffixes=tuple(suffix for suffix in ROBERTA["suffixes"] if suffix != "ForCausalLM"),
+        rules=(
+            Rule("mpnet.*", "bert.*"),
+            *renamed(
+                {
+                    "attention.attn.q": "attention.self.query",
+                    "attention.attn.k": "attention.self.key",
+                    "attention.attn.v": "attention.self.value",
+                    "attention.attn.o": "attention.output.dense",
+                    "attention.LayerNorm": "attention.output.LayerNorm",
+                }
+            ),
+            Rule(
+                "bert.encoder.relative_attention_bias.*",
+                "bert.encoder.distance_embedding.relative_attention_bias.*",
+            ),
+            *ROBERTA_HEADS,
+        ),
+        stock="mpnet",
+        defaults={"vocab_size": 30527, "relative_attention_num_buckets": 32, **SPECIAL_TOKENS},
+        not_kept=("relative_attention_num_buckets", "embedding_size"),
+        always_gelu=True,
+        relative=False,
+        token_types=False,
+        padding=lambda config: 1,  # whatever the configuration says
+        own_scheme="t5",
+        own_options={"buckets": 32, "max_distance": 128},
     ),
 }
 
 
 @dataclass(frozen=True)
-class Relative:
-    """A checkpoint that is relative already, as its configuration describes it.
+class Known:
+    """A checkpoint of one of the families, as its configuration describes it.
 
     Attributes:
         family: value of `FAMILIES`.
         evidence: the field that says so, and its value.
-        scheme: key of `hf_relpos.SCHEMES`.
+        absolute: it adds a table of absolute positions at the input.
+        scheme: key of `hf_relpos.SCHEMES`, of what is relative in it; None for nothing.
         options: of the scheme.
         config: config.json, completed with the family's defaults.
     """
 
     family: Family
     evidence: str
-    scheme: str
+    absolute: bool
+    scheme: str | None
     options: dict[str, Any]
     config: dict[str, Any]
 
     @property
-    def fields(self) -> dict[str, Any]:
-        """What BERT's configuration takes over."""
-        return {key: value for key, value in self.config.items() if key not in self.family.not_kept}
+    def cut(self) -> int:
+        """Rows in front of the table of absolute positions that no token with a position reads."""
+        return self.family.padding(self.config) + 1 if self.absolute and self.family.padding else 0
 
     @property
-    def more(self) -> dict[str, torch.Size]:
-        """Stock name, without prefix, and shape of tensors that our model has no place for and that are folded."""
+    def fields(self) -> dict[str, Any]:
+        """What BERT's configuration takes over."""
+        family = self.family
+        fields = {
+            family.spellings.get(key, key): value for key, value in self.config.items() if key not in family.not_kept
+        }
+        fields["max_position_embeddings"] = fields.get("max_position_embeddings", 512) - self.cut
+        if family.layers:
+            fields["num_hidden_layers"] = len(family.layers(self.config))
+        if fields.get("embedding_size") == fields.get("hidden_size", 768):
+            fields.pop("embedding_size", None)
+        return fields
+
+    def more(self, base: bool) -> dict[str, torch.Size]:
+        """Stock name and shape of tensors that our model has no place for and that are folded."""
         if not self.config.get("use_task_id"):
             return {}
-        return {TASK_TYPES: torch.Size((self.config["task_type_vocab_size"], self.config.get("hidden_size", 768)))}
+        shape = torch.Size((self.config["task_type_vocab_size"], self.config.get("hidden_size", 768)))
+        return {TASK_TYPES if base else f"bert.{TASK_TYPES}": shape}
+
+    def spell(self, name: str, base: bool) -> list[str]:
+        """The names in stock BERT of a tensor in a file: one, or one for each layer that shares it.
+
+        Args:
+            base: for BertModel, which is the encoder itself.
+        """
+        names = [name]
+        if self.family.layers:
+            shared = enumerate(self.family.layers(self.config))
+            names = [name.replace(old, f"encoder.layer.{number}.") for number, old in shared if old in name] or names
+        return [to_stock(each, self.family.naming(base))[0] for each in names]
 
 
-def recognise(folder: Path, config: Mapping[str, Any]) -> Relative | None:
-    """What config.json says of a relative checkpoint; None for BERT with absolute positions.
+def recognise(folder: Path, config: Mapping[str, Any]) -> Known:
+    """What config.json says of a checkpoint.
 
     Raises:
-        ConversionError: for an architecture that is not known, or known only with relative positions; for a NEZHA
-            with cross-attention, and an ELECTRA whose embeddings have a size of their own.
+        ConversionError: for an architecture or kind of positions that is not known; a NEZHA with cross-attention, an
+            ALBERT that projects its embeddings to their own size, and an MPNet with other buckets than it computes.
     """
     found = config.get("model_type", "bert")  # the first BERT files have none
     if found not in FAMILIES:
         raise ConversionError(
-            f"{folder}: model_type = {found!r}; only 'bert' checkpoints can be converted, and "
-            f"{some(map(repr, [name for name in FAMILIES if name != 'bert']), 9)} with relative positions"
+            f"{folder}: model_type = {found!r}; only {some(map(repr, FAMILIES), 20)} checkpoints can be converted"
         )
-    kind = config.get("position_embedding_type", "absolute")
-    nezha = found == "nezha" or (found == "bert" and bool(config.get("use_relative_position")))
-    if nezha:
+    kind = config.get("position_embedding_type") or "absolute"
+    family, evidence = FAMILIES[found], f"position_embedding_type = {kind!r}"
+    absolute, scheme, options = False, kind, {}
+    if found == "nezha" or (found == "bert" and bool(config.get("use_relative_position"))):
         evidence = (
             "model_type = 'nezha'"
             if found == "nezha"
@@ -205,151 +400,88 @@ def recognise(folder: Path, config: Mapping[str, Any]) -> Relative | None:
             )
         family, scheme = FAMILIES["nezha"], "nezha"
         options = {"max_relative_position": config.get("max_relative_position", 64)}
-    elif kind in KINDS:
-        family, scheme, options = FAMILIES[found], kind, {}
-        evidence = f"position_embedding_type = {kind!r}"
-    elif found == "bert":
-        return None
-    else:
+    elif kind == "absolute":
+        absolute, scheme, options = True, family.own_scheme, family.own_options
+    elif kind not in KINDS or not family.relative:
+        kinds = ["absolute", *(KINDS if family.relative else ())]
         raise ConversionError(
-            f"{folder}: model_type = {found!r} with position_embedding_type = {kind!r}; only 'bert' checkpoints can "
-            f"be converted from absolute positions, and {found!r} from {' and '.join(map(repr, KINDS))}"
+            f"{folder}: {evidence}; of model_type = {found!r}, only checkpoints with {some(map(repr, kinds))} "
+            "positions can be converted"
         )
     completed = {**family.defaults, **config}
-    if family is FAMILIES["electra"] and completed["embedding_size"] != completed["hidden_size"]:
+    if found == "albert" and completed["embedding_size"] == completed["hidden_size"]:
         raise ConversionError(
-            f"{folder}: embedding_size = {completed['embedding_size']!r} and hidden_size = "
-            f"{completed['hidden_size']!r}: this ELECTRA projects its embeddings, for which BERT has no place; only "
-            "one with both sizes equal can be converted"
+            f"{folder}: embedding_size = hidden_size = {completed['hidden_size']!r}: this ALBERT projects its "
+            "embeddings all the same, for which there is no place here; only one with a smaller embedding_size can be "
+            "converted"
         )
-    return Relative(family, evidence, scheme, options, completed)
+    buckets = completed.get("relative_attention_num_buckets")
+    if found == "mpnet" and buckets != family.own_options["buckets"]:
+        raise ConversionError(
+            f"{folder}: relative_attention_num_buckets = {buckets!r}: Transformers computes "
+            f"{family.own_options['buckets']} buckets whatever this says, so it is not clear which are meant; only "
+            "one with that number can be converted"
+        )
+    return Known(family, evidence, absolute, scheme, options, completed)
 
 
-def check_relative(relative: Relative, folder: Path, names: Iterable[str]) -> None:
+def check_tables(known: Known, folder: Path, names: Iterable[str]) -> None:
     """Refuse weights that are not what the configuration claims.
 
     Args:
         names: names of the tensors in the files.
 
     Raises:
-        ConversionError: for tables of distances that are missing, or positions in a NEZHA, which has none.
+        ConversionError: for tables of distances that are missing, or there although the configuration is absolute, and
+            positions in a NEZHA, which has none.
     """
     names = list(names)
-    if relative.scheme == "nezha":
+    tables = [name for name in names if is_scheme(name)]
+    if known.absolute:
+        if tables:
+            raise ConversionError(
+                f"{folder}: the weights have tables of distances ({some(tables, 1)}), so the checkpoint is relative "
+                "already; set position_embedding_type in config.json to 'relative_key' or 'relative_key_query', "
+                "whichever it was trained with"
+            )
+    elif known.scheme == "nezha":
         wrong = [name for name in names if is_table(name) or is_scheme(name)]
         if wrong:
             raise ConversionError(
-                f"{folder}: {relative.evidence}, whose positions are computed, but the weights hold {some(wrong, 1)}: "
+                f"{folder}: {known.evidence}, whose positions are computed, but the weights hold {some(wrong, 1)}: "
                 "they belong to another model; correct config.json or restore the file"
             )
-    elif not any(map(is_scheme, names)):
+    elif not tables:
         raise ConversionError(
-            f"{folder}: {relative.evidence}, but the weights have no tables of distances. Stock Transformers v5 drops "
+            f"{folder}: {known.evidence}, but the weights have no tables of distances. Stock Transformers v5 drops "
             "them when it loads and saves such a checkpoint: go back to the original files"
         )
 
 
-def choose_head(relative: Relative, folder: Path, asked: str | None = None) -> tuple[str, str, str]:
+def choose_head(known: Known, folder: Path, asked: str | None = None) -> tuple[str, str, str]:
     """The class of the source, that of stock BERT with the same outputs, and a note on a head that is left behind.
 
     Args:
         asked: either of the two classes; None for the first of `config.architectures`.
 
     Returns:
-        For a head that BERT does not have, the classes without head, and the note; else an empty note.
+        For a pre-training head that BERT does not have, the classes without head, and the note; else an empty note.
 
     Raises:
-        ConversionError: for a class that is not the family's, or that BERT does not have although it was asked for.
+        ConversionError: for a class that is not the family's, one whose head computes something else than BERT's, and
+            one that BERT does not have although it was asked for.
     """
-    family, heads = relative.family, relative.family.heads(relative.config)
+    family, heads = known.family, known.family.heads(known.config)
     base = f"{family.stems[0]}Model"
-    listed = relative.config.get("architectures") or [base]
+    listed = known.config.get("architectures") or [base]
     found = asked if asked is not None else listed[0] if isinstance(listed, list) else listed
     if found in heads:
         return found, heads[found], ""
     if asked is not None and asked in heads.values():
         return next(own for own, stock in heads.items() if stock == asked), asked, ""
-    if asked is None and family.stems != ("Bert",) and str(found).startswith(family.stems):
+    ours = family.stems != ("Bert",) and str(found).startswith(family.stems)
+    if asked is None and ours and str(found).endswith(PRETRAINING):
         return base, "BertModel", f"the head of {found}, which BERT does not have"
     where = "architecture" if asked is not None else f"{folder}: architectures"
     remedy = "" if asked is not None else f"; pass architecture={base!r} to convert the encoder without its head"
     raise ConversionError(f"{where} = {found!r} has no counterpart here; known: {', '.join(heads)}{remedy}")
-
-
-def old_model(
-    relative: Relative, own: str, config: PreTrainedConfig, model: PreTrainedModel, source: Source
-) -> PreTrainedModel:
-    """The source as it was: its class in Transformers, with the attention that Transformers had until 4.57.
-
-    Independent of the schemes here: the relative terms are spelled out in `OldSelfAttention`.
-
-    Args:
-        own: class of the source.
-        config: of `relative.family.stock`, with the source's fields.
-        model: the result, for the tensors that the source lacks (a fresh pooler).
-
-    Returns:
-        A model in float64, eval mode.
-    """
-    config._attn_implementation = "eager"
-    stock = source.architecture if relative.family.stock == "bert" else own
-    old = getattr(transformers, stock)(config)
-    old.base_model.embeddings.position_embeddings = NoPositions()
-    prefix = "" if source.architecture == "BertModel" else "bert."
-    for number, layer in enumerate(old.base_model.encoder.layer):
-        table = source.tensors.get(f"{prefix}encoder.layer.{number}.attention.self.distance_embedding.weight")
-        layer.attention.self = OldSelfAttention(layer.attention.self, relative, table)
-    rules = relative.family.naming(base=source.architecture == "BertModel")
-    known = {**model.state_dict(), **source.tensors}
-    old = old.double().eval()
-    old.load_state_dict({name: known[to_stock(name, rules)[0]] for name in old.state_dict()})
-    return old
-
-
-class NoPositions(nn.Module):
-    """In the place of a table of absolute positions."""
-
-    def forward(self, position_ids: torch.Tensor) -> float:
-        """Nothing."""
-        return 0.0
-
-
-class OldSelfAttention(nn.Module):
-    """The relative self-attentions of Transformers 4.57, with a vector for every pair: slow, and easy to read."""
-
-    def __init__(self, stock: nn.Module, relative: Relative, table: torch.Tensor | None):
-        super().__init__()
-        self.query, self.key, self.value = stock.query, stock.key, stock.value
-        self.head_size = stock.attention_head_size
-        self.scheme = relative.scheme
-        self.reach = relative.options.get("max_relative_position")
-        self.stored = None if table is None else table.double()
-
-    def relations(self, length: int) -> torch.Tensor:
-        """The vector of every pair i, j: (L, L, d)."""
-        place = torch.arange(length)
-        if self.scheme != "nezha":
-            return self.stored[place[:, None] - place[None] + len(self.stored) // 2]
-        row = (place[None] - place[:, None]).clamp(-self.reach, self.reach) + self.reach
-        steps = torch.arange(0, self.head_size, 2, dtype=torch.float64)
-        angles = row[..., None] * torch.exp(steps * (-math.log(10000.0) / self.head_size))
-        return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)
-
-    def forward(
-        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """hidden_states (B, L, D) and an additive mask to (B, L, D) and the weights (B, H, L, L)."""
-        query, key, value = (
-            linear(hidden_states).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
-            for linear in (self.query, self.key, self.value)
-        )
-        relations = self.relations(hidden_states.shape[1])
-        scores = query @ key.transpose(-1, -2) + torch.einsum("bhid,ijd->bhij", query, relations)
-        if self.scheme == "relative_key_query":
-            scores = scores + torch.einsum("bhjd,ijd->bhij", key, relations)
-        scores = scores / math.sqrt(self.head_size)
-        weights = (scores if attention_mask is None else scores + attention_mask).softmax(-1)
-        out = weights @ value
-        if self.scheme == "nezha":
-            out = out + torch.einsum("bhij,ijd->bhid", weights, relations)
-        return out.transpose(1, 2).flatten(2), weights

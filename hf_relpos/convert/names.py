@@ -46,8 +46,8 @@ def _respell(name: str, pattern: str, other: str) -> str | None:
 RULES = (
     Rule("module.*", "*"),  # torch.nn.DataParallel
     Rule("model.*", "*"),  # a wrapper's attribute
-    Rule("*LayerNorm.gamma", "*LayerNorm.weight"),  # TensorFlow
-    Rule("*LayerNorm.beta", "*LayerNorm.bias"),
+    Rule("*.gamma", "*.weight"),  # TensorFlow's normalisations
+    Rule("*.beta", "*.bias"),
     Rule("embeddings.*", "bert.embeddings.*"),  # BertModel's own dump
     Rule("encoder.*", "bert.encoder.*"),
     Rule("pooler.*", "bert.pooler.*"),

@@ -1,11 +1,11 @@
-"""Reading a BERT checkpoint of any age: find it, check it, give its tensors their stock names.
+"""Reading a checkpoint of any age: find it, check it, give its tensors their stock names.
 
 Only JSON and safetensors are read. Pickles are refused, and no code of a repository is run.
 """
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from .names import BASE_RULES, RULES, TIES, Rule, is_buffer, to_stock
+from .names import TIES, is_buffer, is_table
 
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+CHECKPOINT_FILES = ("config.json", "generation_config.json", "model*.safetensors", INDEX)
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -49,6 +50,7 @@ class Source:
         tensors: stock name to tensor, of one dtype, complete but for a missing pooler of BertModel.
         origin: stock name to the name in the file; also of the tensors in `extra`.
         extra: tensors with no place in the architecture, under the stock rules.
+        cut: stock name of a tensor to its first rows, which are left behind; `tensors` has the others.
     """
 
     name: str
@@ -56,9 +58,10 @@ class Source:
     revision: str | None
     config: dict[str, Any]
     architecture: str
-    tensors: dict[str, torch.Tensor]
-    origin: dict[str, str]
-    extra: dict[str, torch.Tensor]
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    origin: dict[str, str] = field(default_factory=dict)
+    extra: dict[str, torch.Tensor] = field(default_factory=dict)
+    cut: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -73,11 +76,11 @@ def some(names: Iterable[str], limit: int = 4) -> str:
     return ", ".join(names[:limit]) + more
 
 
-def locate(source: str | Path, revision: str | None = None) -> tuple[Path, str | None]:
-    """The folder of a checkpoint, downloaded if it is on the Hub, and the commit it was downloaded at.
+def local_folder(source: str | Path, revision: str | None) -> Path | None:
+    """The folder of that name on this machine; None for what may be a Hub repository.
 
     Raises:
-        ConversionError: when there is no such folder and no such repository, or no way to reach it.
+        ConversionError: for a file, and a revision of a folder.
     """
     folder = Path(source).expanduser()
     if folder.is_dir():
@@ -85,14 +88,26 @@ def locate(source: str | Path, revision: str | None = None) -> tuple[Path, str |
             raise ConversionError(
                 f"revision = {revision!r}: {source} is a local folder, which has one state; leave it out"
             )
-        return folder.resolve(), None
+        return folder.resolve()
     if folder.exists():
         raise ConversionError(f"source = '{source}' is a file; give the folder that holds config.json")
+    return None
+
+
+def download(repository: str, revision: str | None, folder: str, patterns: Iterable[str]) -> tuple[Path, str]:
+    """Files of a Hub repository, and the commit they were downloaded at.
+
+    Args:
+        folder: of the repository; empty for its top, of which no folder is downloaded.
+        patterns: of the files in that folder.
+
+    Raises:
+        ConversionError: when there is no such repository, or no way to reach it.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
     from huggingface_hub.utils import validate_repo_id
 
-    repository = str(source)
     try:
         validate_repo_id(repository)
     except HFValidationError as error:
@@ -100,12 +115,13 @@ def locate(source: str | Path, revision: str | None = None) -> tuple[Path, str |
             f"source = {repository!r}: there is no such folder, and it cannot be a Hub repository, whose form is "
             "'user/name'; check the path"
         ) from error
+    prefix = f"{folder}/" if folder else ""
     try:
         downloaded = snapshot_download(
             repository,
             revision=revision,
-            allow_patterns=["config.json", "generation_config.json", "model*.safetensors", INDEX, *TOKENIZER_FILES],
-            ignore_patterns=["*/*"],
+            allow_patterns=[prefix + pattern for pattern in patterns],
+            ignore_patterns=[f"{prefix}*/*"],
         )
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         at = "" if revision is None else f" at revision {revision!r}"
@@ -123,8 +139,12 @@ def locate(source: str | Path, revision: str | None = None) -> tuple[Path, str |
     return Path(downloaded).resolve(), Path(downloaded).name
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object.
+def read_json(path: Path, kind: type = dict) -> Any:
+    """A JSON object, or list of objects.
+
+    Args:
+        path: the file.
+        kind: dict or list.
 
     Raises:
         ConversionError: for a file that cannot be read or holds something else.
@@ -133,8 +153,11 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConversionError(f"{path}: not readable as JSON ({error}); restore the file") from error
-    if not isinstance(content, dict):
-        raise ConversionError(f"{path}: holds a {type(content).__name__}, not a JSON object; restore the file")
+    if not isinstance(content, kind):
+        wanted = "object" if kind is dict else "list"
+        raise ConversionError(f"{path}: holds a {type(content).__name__}, not a JSON {wanted}; restore the file")
+    if kind is list and not all(isinstance(entry, dict) for entry in content):
+        raise ConversionError(f"{path}: holds a list of other things than JSON objects; restore the file")
     return content
 
 
@@ -161,50 +184,6 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{folder}: quantization_config is set; convert the checkpoint it was made from, and quantise the result"
         )
     return config
-
-
-def check_absolute(config: Mapping[str, Any], folder: Path, names: Iterable[str], architecture: str) -> None:
-    """Refuse positions that are not BERT's, and weights that are relative where the configuration is not.
-
-    Args:
-        config: config.json.
-        names: names of the tensors.
-
-    Raises:
-        ConversionError: says what was found, and how to load it instead.
-    """
-    kind = config.get("position_embedding_type", "absolute")
-    tables = [name for name in names if ".distance_embedding." in name]
-    load = f"RelPos{architecture}.from_pretrained({str(folder)!r}"
-    if kind != "absolute":
-        raise ConversionError(
-            f"{folder}: position_embedding_type = {kind!r}; only checkpoints with 'absolute', 'relative_key' or "
-            "'relative_key_query' positions can be converted"
-        )
-    if tables:
-        raise ConversionError(
-            f"{folder}: the weights have tables of distances ({some(tables, 1)}), so the checkpoint is relative "
-            f"already; load it directly with {load}, position_embedding_type='relative_key'), or with "
-            "'relative_key_query', whichever it was trained with"
-        )
-
-
-def choose_architecture(
-    config: Mapping[str, Any], folder: Path, known: Iterable[str], asked: str | None = None
-) -> str:
-    """The stock class whose head is kept: `asked`, else the first of `config.architectures`, else BertModel.
-
-    Raises:
-        ConversionError: for a class that has no counterpart here.
-    """
-    known = list(known)
-    listed = config.get("architectures") or ["BertModel"]
-    found = asked if asked is not None else listed[0] if isinstance(listed, list) else listed
-    if found not in known:
-        where = "architecture" if asked is not None else f"{folder}: architectures"
-        remedy = "" if asked is not None else "; pass architecture='BertModel' to convert the encoder without its head"
-        raise ConversionError(f"{where} = {found!r} has no counterpart here; known: {', '.join(known)}{remedy}")
-    return found
 
 
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
@@ -257,43 +236,42 @@ def _read_file(path: Path) -> dict[str, torch.Tensor]:
 
 
 def normalise(
-    folder: Path,
+    source: Source,
     raw: Mapping[str, torch.Tensor],
     expected: Mapping[str, torch.Size],
-    architecture: str,
+    spell: Callable[[str], list[str]],
     tied: bool,
-    rules: tuple[Rule, ...] | None = None,
     unused: Callable[[str], bool] = is_buffer,
-) -> tuple[dict[str, torch.Tensor], dict[str, str], dict[str, torch.Tensor]]:
-    """Tensors under their stock names, checked and completed by what is stored once and used twice.
+    cut: int = 0,
+) -> Source:
+    """A source whose tensors have their stock names, checked and completed by what is stored once and used twice.
 
     Args:
+        source: without tensors.
         raw: name in the file to tensor.
         expected: stock name to shape, of every tensor of the architecture with this configuration.
-        architecture: stock class.
+        spell: name in the file to stock names: one, or several for a tensor that layers share.
         tied: `config.tie_word_embeddings`.
-        rules: from the names in the file to stock BERT's; None for those of BERT itself.
         unused: tells stock names in the body that may be left out.
+        cut: so many rows in front of the table of absolute positions have no place.
 
     Returns:
-        `tensors`, `origin` and `extra` of `Source`.
+        The source with its tensors.
 
     Raises:
         ConversionError: for names that collide, tensors that are missing or have no place, shapes that differ from
             the configuration's, quantised weights, and values that are not finite.
     """
-    base = architecture == "BertModel"
-    if rules is None:
-        rules = BASE_RULES if base else RULES
+    folder, base = source.folder, source.architecture == "BertModel"
     found: dict[str, torch.Tensor] = {}
     origin: dict[str, str] = {}
     for name, tensor in raw.items():
-        stock, _ = to_stock(name, rules)
-        if stock in found:
-            raise ConversionError(
-                f"{folder}: {origin[stock]} and {name} are two spellings of one tensor; remove one of them"
-            )
-        found[stock], origin[stock] = tensor, name
+        for stock in spell(name):
+            if stock in found:
+                raise ConversionError(
+                    f"{folder}: {origin[stock]} and {name} are two spellings of one tensor; remove one of them"
+                )
+            found[stock], origin[stock] = tensor, name
     for tie in TIES:
         _complete(folder, found, origin, expected, tie.name, tie.other, tied, tied or tie.always)
 
@@ -307,10 +285,10 @@ def normalise(
         if not any(_in_body(name) for name in missing):
             remedy += ", or pass architecture='BertModel' to convert the encoder without its head"
         raise ConversionError(
-            f"{folder}: the weights lack {len(missing)} of {len(expected)} tensors of {architecture}: "
+            f"{folder}: the weights lack {len(missing)} of {len(expected)} tensors of {source.architecture}: "
             f"{some(missing)}; {remedy} (the file holds {some(sorted(raw), 2)})"
         )
-    stray = [origin[name] for name in extra if _in_body(name) and not unused(name)]
+    stray = list(dict.fromkeys(origin[name] for name in extra if _in_body(name) and not unused(name)))
     if stray:
         raise ConversionError(
             f"{folder}: {some(stray)}: no place for {'it' if len(stray) == 1 else 'them'} in a BERT of this "
@@ -318,12 +296,16 @@ def normalise(
             "Correct config.json, or remove the tensors if they are unused"
         )
     for name, tensor in tensors.items():
-        _check_tensor(folder, origin[name], tensor, expected[name])
+        more = cut if is_table(name) else 0
+        _check_tensor(folder, origin[name], tensor, torch.Size((expected[name][0] + more, *expected[name][1:])))
     # a file of mixed types is widened to the common one, which changes no value
     dtype = next(iter(tensors.values())).dtype
     for tensor in tensors.values():
         dtype = torch.promote_types(dtype, tensor.dtype)
-    return {name: tensor.to(dtype) for name, tensor in tensors.items()}, origin, extra
+    tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+    front = {name: tensor[:cut] for name, tensor in tensors.items() if cut and is_table(name)}
+    tensors |= {name: tensors[name][cut:] for name in front}
+    return replace(source, tensors=tensors, origin=origin, extra=extra, cut=front)
 
 
 def _in_body(name: str) -> bool:

@@ -61,6 +61,8 @@ def readable_length(model: PreTrainedModel) -> int | None:
     RoBERTa and those made after it start to count past the padding id, so that their table of 514 reads 512.
     """
     table = _position_table(model)
+    if table is not None and getattr(table, "beyond", "refuse") == "clip":  # ours, told to go on with its last row
+        return None
     if table is not None:
         return table.num_embeddings - first_position(model)
     # ours: purely relative, unless a table of absolute positions is there

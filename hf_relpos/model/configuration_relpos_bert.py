@@ -9,6 +9,9 @@ from transformers import BertConfig
 from .schemes import build_input, scheme_parts
 
 
+TEMPERATURES = ("none", "log")
+
+
 @strict
 class RelPosBertConfig(BertConfig):
     r"""BERT's configuration, and which position scheme its self-attention uses.
@@ -24,9 +27,20 @@ class RelPosBertConfig(BertConfig):
         global_tokens (`list[int]`, *optional*):
             Places that attend to all and are attended to by all, in spite of the window; None for `[0]`, the [CLS]
             token. In packed rows they count within each document, in rows padded on the left from the first token on.
+        attention_temperature (`str`, defaults to `"none"`):
+            `"log"`: the scores of a query that may attend to n keys are multiplied by max(1, log n / log n₀), which
+            counters the flatter attention of rows longer than those trained on (Chiang and Cholak, arXiv 2202.12172).
+        attention_temperature_length (`int`, *optional*):
+            n₀, the trained length; None for `max_position_embeddings`.
         absolute_position_embeddings (`bool`, defaults to `False`):
             Also add a learned table of absolute positions at the input, as stock BERT does: the hybrid that a
             converter with `method="keep"` starts from. Limits inputs to `max_position_embeddings` tokens.
+        absolute_position_fade (`float`, defaults to 1.0):
+            f: of that table P with mean row m, m + f (P − m) is added. 1: the table; 0: the same vector everywhere,
+            which `hf_relpos.drop_absolute_positions` then takes out. `hf_relpos.AnnealAbsolutePositions` moves it.
+        embedding_size (`int`, *optional*):
+            Width of the embeddings, which a linear layer then takes to `hidden_size`, as in ALBERT and ELECTRA; None
+            for `hidden_size` and no such layer.
         save_code (`bool`, defaults to `True`):
             Whether `save_pretrained` and `push_to_hub` of a model put its code beside the weights, for loading with
             `trust_remote_code=True` where hf_relpos is not installed.
@@ -35,7 +49,7 @@ class RelPosBertConfig(BertConfig):
 
     Raises:
         ValueError: for an unknown scheme, an unknown option, or an option value that the scheme refuses; and for a
-            `hidden_size` that `num_attention_heads` does not divide.
+            `hidden_size` that `num_attention_heads` does not divide, or an `embedding_size` that is not positive.
 
     Example:
 
@@ -53,7 +67,11 @@ class RelPosBertConfig(BertConfig):
     position_options: dict[str, Any] | None = None
     attention_window: int | None = None
     global_tokens: list[int] | None = None
+    attention_temperature: str = "none"
+    attention_temperature_length: int | None = None
     absolute_position_embeddings: bool = False
+    absolute_position_fade: float | int = 1.0
+    embedding_size: int | None = None
     save_code: bool = True
 
     # BERT has no plans of its own, and the defaults of Transformers look for `layers.*`
@@ -74,6 +92,8 @@ class RelPosBertConfig(BertConfig):
         self.validate_heads()
         self.validate_position_scheme()
         self.validate_attention_window()
+        self.validate_attention_temperature()
+        self.validate_absolute_position_fade()
 
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
@@ -96,6 +116,7 @@ class RelPosBertConfig(BertConfig):
                 **config,
                 "model_type": cls.model_type,
                 "position_embedding_type": config.get("position_embedding_type", "absolute"),
+                "embedding_size": None,  # some files have it, and stock BERT does not read it
             }
         elif found != cls.model_type and not any(
             isinstance(part, dict) and part.get("model_type") == cls.model_type for part in config.values()
@@ -119,17 +140,24 @@ class RelPosBertConfig(BertConfig):
         """
         if isinstance(config, cls) and not changes:
             return config
-        values = {"position_embedding_type": "absolute", **config.to_dict(), **changes, "model_type": cls.model_type}
+        values = {"position_embedding_type": "absolute", **config.to_dict()}
+        if not isinstance(config, cls):
+            values["embedding_size"] = None
+        values |= {**changes, "model_type": cls.model_type}
         converted = cls(**values, attn_implementation=config._attn_implementation)
         converted.name_or_path = config.name_or_path
         return converted
 
     def validate_heads(self) -> None:
-        """Heads must divide the hidden size."""
+        """Heads must divide the hidden size, and embeddings have a width."""
         if self.num_attention_heads < 1 or self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"hidden_size = {self.hidden_size} is not a multiple of num_attention_heads = "
                 f"{self.num_attention_heads}; choose a number of heads that divides it"
+            )
+        if self.embedding_size is not None and self.embedding_size < 1:
+            raise ValueError(
+                f"embedding_size = {self.embedding_size}: give a positive number, or None for hidden_size"
             )
 
     def validate_position_scheme(self) -> None:
@@ -158,6 +186,43 @@ class RelPosBertConfig(BertConfig):
                 f"global_tokens = {self.global_tokens} with attention_window = {self.attention_window}: give places "
                 "from 0 on, and a window"
             )
+
+    def validate_attention_temperature(self) -> None:
+        """The temperature must be known, and the trained length one whose logarithm can be divided by."""
+        if self.attention_temperature not in TEMPERATURES:
+            raise ValueError(
+                f"attention_temperature = {self.attention_temperature!r} is unknown; known: "
+                f"{', '.join(map(repr, TEMPERATURES))}"
+            )
+        if self.attention_temperature_length is not None and self.attention_temperature == "none":
+            raise ValueError(
+                f"attention_temperature_length = {self.attention_temperature_length} with attention_temperature = "
+                "'none' has no effect; set attention_temperature='log', or leave the length out"
+            )
+        trained = self.attention_temperature_length
+        field = "attention_temperature_length"
+        if trained is None:
+            trained, field = self.max_position_embeddings, "max_position_embeddings"
+        if self.attention_temperature != "none" and trained < 2:
+            raise ValueError(
+                f"{field} = {trained} with attention_temperature = {self.attention_temperature!r}: give a trained "
+                "length of at least 2"
+            )
+
+    def validate_absolute_position_fade(self) -> None:
+        """What fades must be there, by a share of it."""
+        if not 0 <= self.absolute_position_fade <= 1:
+            raise ValueError(f"absolute_position_fade = {self.absolute_position_fade}: give a number from 0 to 1")
+        if self.absolute_position_fade != 1 and not self.absolute_position_embeddings:
+            raise ValueError(
+                f"absolute_position_fade = {self.absolute_position_fade} with absolute_position_embeddings = False: "
+                "there is no table to fade; leave the fade at 1, or convert with method='keep'"
+            )
+
+    @property
+    def input_size(self) -> int:
+        """Width of the embeddings, and of what schemes add to them."""
+        return self.hidden_size if self.embedding_size is None else self.embedding_size
 
     @property
     def position_scheme_name(self) -> str:

@@ -1,6 +1,6 @@
 """The one formula. Every scheme declares which of its terms it has; every backend computes it.
 
-    score_ij = s · [ g_r (q_i·k_j + u·k_j) + q_i·A_r + k_j·B_r + c_r ] + c'_r + mask_ij,     r = r(i, j)
+    score_ij = τ_i · { s · [ g_r (q_i·k_j + u·k_j) + q_i·A_r + k_j·B_r + c_r ] + c'_r } + mask_ij,     r = r(i, j)
     out_i    = Σ_j softmax_j(score)_ij · (v_j + V_r)
 
 i is a query, j a key, r = j − i their offset (key minus query: a key to the left has r < 0). A, B and V are tables of
@@ -9,7 +9,8 @@ be clipped where another is bucketed; a table may also be indexed by another rel
 stands inside the scale, c' outside; c' may also be given in full. q and k may be rotated first (RoPE). A term that
 depends on i alone would cancel in the softmax, so there is none. g, a gain on the content score (1 unless a scheme has
 one), is what the multiplicative methods of Huang et al. need; it may also be a vector, one factor for each feature of
-q_i·k_j. A scheme may also hide keys by their offset (`allow`).
+q_i·k_j. A scheme may also hide keys by their offset (`allow`). τ, the temperature of a query, is no scheme's: it is 1
+unless the configuration asks for one, and arrives with the offsets (`relations.temperature`).
 
 Letters, everywhere: B batch, H heads, L queries, K keys, D model size, d = D / H head size, R rows of a table.
 
@@ -125,12 +126,14 @@ def content_vectors(
         key: (B, H, K, d).
 
     Returns:
-        q̂ + u for the content product, (B, H, L, d); q̂ for the A term, (B, H, L, d); k̂, (B, H, K, d).
+        τ (q̂ + u) for the content product, (B, H, L, d); q̂ for the A term, (B, H, L, d); k̂, (B, H, K, d).
     """
     if terms.rotate is not None:
         query = terms.rotate(query, offsets.query_positions(query.device))
         key = terms.rotate(key, offsets.key_positions(key.device))
     content = query if terms.u is None else query + terms.u[:, None].to(query.dtype)
+    if offsets.temperature is not None:
+        content = content * offsets.temperature[..., None].to(content.dtype)
     return content, query, key
 
 
@@ -140,7 +143,7 @@ def content_scale(query: torch.Tensor, terms: Terms) -> float:
 
 
 def position_scores(query: torch.Tensor, key: torch.Tensor, terms: Terms, offsets: Offsets) -> torch.Tensor | None:
-    """s · [q_i·A_r + k_j·B_r + c_r] + c'_r: all of the score but the content product and the mask.
+    """τ_i {s · [q_i·A_r + k_j·B_r + c_r] + c'_r}: all of the score but the content product and the mask.
 
     Args:
         query: q̂, (B, H, L, d), rotated if the scheme rotates.
@@ -167,6 +170,8 @@ def position_scores(query: torch.Tensor, key: torch.Tensor, terms: Terms, offset
     total = sum(outer)
     if inner:
         total = total + content_scale(query, terms) * sum(inner)
+    if offsets.temperature is not None:
+        total = total * offsets.temperature[..., None].to(total.dtype)
     return total.to(query.dtype)
 
 

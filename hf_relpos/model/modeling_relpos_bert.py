@@ -46,7 +46,7 @@ from transformers.utils.output_capturing import capture_outputs
 from .attention import capable_backends, check_backend, relative_attention
 from .configuration_relpos_bert import RelPosBertConfig
 from .offsets import Offsets
-from .relations import relations_of, self_attention_mask
+from .relations import relations_of, self_attention_mask, temperature
 from .scheme import InputScheme, Scheme, SharedScheme
 from .scheme_absolute import LearnedPositions
 from .schemes import build_input, build_scheme, build_shared
@@ -64,11 +64,14 @@ class RelPosBertEmbeddings(nn.Module):
 
     def __init__(self, config: RelPosBertConfig):
         super().__init__()
-        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
+        size = config.input_size
+        self.config = config
+        self.word_embeddings = nn.Embedding(config.vocab_size, size, padding_idx=config.pad_token_id)
         self.position_embeddings = build_input(config)
-        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size)
+        self.LayerNorm = nn.LayerNorm(size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.embeddings_project = nn.Linear(size, config.hidden_size) if size != config.hidden_size else None
 
     def forward(
         self,
@@ -79,7 +82,9 @@ class RelPosBertEmbeddings(nn.Module):
         past_length: int | torch.Tensor = 0,
         attention_mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """input_ids, token_type_ids, position_ids (B, L) or inputs_embeds (B, L, D) to embeddings (B, L, D).
+        """input_ids, token_type_ids, position_ids (B, L) or inputs_embeds (B, L, E) to embeddings (B, L, D).
+
+        E is D, or `config.embedding_size`.
 
         Args:
             position_ids: on a grid (B, L, 2); a module that does not take these counts the tokens of a row instead.
@@ -104,9 +109,22 @@ class RelPosBertEmbeddings(nn.Module):
                         length if isinstance(past_length, torch.Tensor) else past_length + length
                     )
                 position_ids = (torch.arange(length, device=inputs_embeds.device) + past_length)[None]
-            context = (embeddings, attention_mask) if computed else ()
-            embeddings = embeddings + self.position_embeddings(position_ids, *context).to(embeddings.dtype)
-        return self.dropout(self.LayerNorm(embeddings))
+            if self.config.absolute_position_fade != 1:
+                vectors = self.position_embeddings.faded(position_ids, self.config.absolute_position_fade)
+            else:
+                vectors = self.position_embeddings(position_ids, *((embeddings, attention_mask) if computed else ()))
+            embeddings = embeddings + vectors.to(embeddings.dtype)
+        embeddings = self.dropout(self.LayerNorm(embeddings))
+        return embeddings if self.embeddings_project is None else self.embeddings_project(embeddings)
+
+    @torch.no_grad()
+    def add_everywhere(self, vector: torch.Tensor) -> None:
+        """Add a vector (D,) to the embedding of every token, whatever its word and position, for good.
+
+        It goes into the token types, of which each token has one and to which no output layer is tied.
+        """
+        types = self.token_type_embeddings.weight
+        types.copy_(types.to(vector.dtype) + vector)
 
 
 class RelPosBertSelfAttention(BertSelfAttention):
@@ -140,6 +158,7 @@ class RelPosBertSelfAttention(BertSelfAttention):
             key, value = cache.update(key, value, self.layer_idx)
         if offsets is None:
             offsets = Offsets(query.shape[2], key.shape[2])
+            offsets = replace(offsets, temperature=temperature(self.config, attention_mask, offsets, query.device))
         precise = torch.promote_types(query.dtype, torch.float32)
         offsets = replace(
             offsets,
@@ -387,11 +406,11 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             past_length=past_length,
             attention_mask=attention_mask,
         )
+        mask = self_attention_mask(self.config, hidden_states, attention_mask, past_key_values, segments, distance_ids)
+        offsets = replace(offsets, temperature=temperature(self.config, mask, offsets, hidden_states.device))
         outputs = self.encoder(
             hidden_states,
-            attention_mask=self_attention_mask(
-                self.config, hidden_states, attention_mask, past_key_values, segments, distance_ids
-            ),
+            attention_mask=mask,
             encoder_hidden_states=encoder_hidden_states,
             encoder_attention_mask=None
             if encoder_attention_mask is None
@@ -414,6 +433,15 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         )
 
 
+def _fit_decoder(head: BertOnlyMLMHead | BertPreTrainingHeads, config: RelPosBertConfig) -> None:
+    """The decoder, which is tied to the word embeddings, takes vectors of their width, as in ALBERT and ELECTRA."""
+    size, predictions = config.input_size, head.predictions
+    if size != config.hidden_size:
+        predictions.transform.dense = nn.Linear(config.hidden_size, size)
+        predictions.transform.LayerNorm = nn.LayerNorm(size, eps=config.layer_norm_eps)
+        predictions.decoder = nn.Linear(size, config.vocab_size)
+
+
 class RelPosBertForPreTraining(RelPosBertPreTrainedModel, BertForPreTraining):
     """Masked language modelling and next sentence heads on a relative BERT; `forward` as BertForPreTraining's."""
 
@@ -423,6 +451,7 @@ class RelPosBertForPreTraining(RelPosBertPreTrainedModel, BertForPreTraining):
         RelPosBertPreTrainedModel.__init__(self, config)
         self.bert = RelPosBertModel(config)
         self.cls = BertPreTrainingHeads(config)
+        _fit_decoder(self.cls, config)
         self.post_init()
 
 
@@ -437,6 +466,7 @@ class RelPosBertForMaskedLM(RelPosBertPreTrainedModel, BertForMaskedLM):
             logger.warning("RelPosBertForMaskedLM with config.is_decoder = True masks the future; set it to False.")
         self.bert = RelPosBertModel(config, add_pooling_layer=False)
         self.cls = BertOnlyMLMHead(config)
+        _fit_decoder(self.cls, config)
         self.post_init()
 
 
@@ -453,6 +483,7 @@ class RelPosBertLMHeadModel(RelPosBertPreTrainedModel, BertLMHeadModel):
         self.loss_type = "ForCausalLM"  # Transformers reads it off the class name, which BERT's does not have
         self.bert = RelPosBertModel(config, add_pooling_layer=False)
         self.cls = BertOnlyMLMHead(config)
+        _fit_decoder(self.cls, config)
         self.post_init()
 
     @staticmethod

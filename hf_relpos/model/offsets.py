@@ -30,6 +30,7 @@ class Offsets:
             a function that returns that; or None.
         query_projection: the W_q of the layer that asks for terms, D to H·d; or None.
         key_projection: its W_k.
+        temperature: τ of the formula, (1 or B, 1 or H, L); None for 1.
         device: where the layer computes, for schemes without parameters to tell it; None for the default device.
         dtype: what to compute angles, slopes and the like in: that of the layer, float32 at least.
     """
@@ -45,6 +46,7 @@ class Offsets:
     shared: Any = None
     query_projection: Callable[[torch.Tensor], torch.Tensor] | None = None
     key_projection: Callable[[torch.Tensor], torch.Tensor] | None = None
+    temperature: torch.Tensor | None = None
     device: torch.device | None = None
     dtype: torch.dtype = torch.float32
 

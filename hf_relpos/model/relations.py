@@ -1,7 +1,10 @@
-"""From what `forward` is given to what attention needs: the relations of the pairs, and the mask."""
+"""From what `forward` is given to what attention needs: the relations of the pairs, the mask, the temperature."""
+
+import math
 
 import torch
 from torch import nn
+from torch.nn.attention.flex_attention import BlockMask, create_mask
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 from transformers.masking_utils import and_masks, create_bidirectional_mask, create_causal_mask
@@ -161,3 +164,54 @@ def self_attention_mask(
     if config.is_decoder:
         return create_causal_mask(**given, past_key_values=past_key_values, and_mask_function=overlay)
     return create_bidirectional_mask(**given, and_mask_function=overlay)
+
+
+def visible_keys(
+    mask: torch.Tensor | BlockMask | None, offsets: Offsets, is_causal: bool, device: torch.device
+) -> torch.Tensor:
+    """How many keys each query may attend to.
+
+    Args:
+        mask: as `self_attention_mask` returns it: boolean or additive (B, 1 or H, L, K), a block mask, or None.
+        is_causal: that without a mask a query sees no later key.
+
+    Returns:
+        (1 or B, 1 or H, L), integers.
+    """
+    length, keys = offsets.query_length, offsets.key_length
+    if isinstance(mask, BlockMask):
+        mask = create_mask(mask.mask_mod, mask.shape[0], None, length, keys, device)
+    if mask is not None:
+        seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+        return seen.sum(-1)
+    if is_causal:
+        return (torch.arange(1, length + 1, device=device) + offsets.start)[None, None]
+    return torch.full((1, 1, length), keys, device=device)
+
+
+def temperature(
+    config: PreTrainedConfig, mask: torch.Tensor | BlockMask | None, offsets: Offsets, device: torch.device
+) -> torch.Tensor | None:
+    """τ of the formula: max(1, log n / log n₀) for a query that may attend to n keys, with n₀ the trained length.
+
+    A softmax over more keys is flatter; a factor that grows with log n keeps its entropy about where training put it
+    (Chiang and Cholak 2022, arXiv 2202.12172; Su 2021, kexue.fm/archives/8823; YaRN's attention factor, Peng et
+    al. 2023, arXiv 2309.00071, §3.4, serves the same end). Rows of at most n₀ keys are left exactly as they are. It
+    depends on n alone, so that padding and the rest of a batch change nothing. Keys that a scheme itself hides
+    (`disan`) are counted.
+
+    Args:
+        config: a RelPosBertConfig.
+        mask: as `visible_keys` takes it.
+
+    Returns:
+        (1 or B, 1 or H, L) in float32; None where every τ is 1, which costs nothing.
+    """
+    if config.attention_temperature == "none":
+        return None
+    trained = config.attention_temperature_length or config.max_position_embeddings
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # such a graph may meet longer rows
+    if not traced and offsets.key_length <= trained:
+        return None
+    count = visible_keys(mask, offsets, config.is_decoder, device)
+    return (count.clamp(min=1).float().log() / math.log(trained)).clamp(min=1.0)

@@ -37,6 +37,15 @@ class LearnedPositions(nn.Embedding):
             position_ids = position_ids.clamp(max=self.num_embeddings - 1)
         return super().forward(position_ids)
 
+    def faded(self, position_ids: torch.Tensor, fade: float) -> torch.Tensor:
+        """As `forward`, with the rows drawn towards their mean m: m + fade · (P − m)."""
+        mean = self.mean()
+        return mean + fade * (self(position_ids) - mean)
+
+    def mean(self) -> torch.Tensor:
+        """m, the mean row, (D,); in float32 at least."""
+        return self.weight.mean(0, dtype=torch.promote_types(self.weight.dtype, torch.float32))
+
 
 class Absolute(Scheme, name="absolute"):
     """Stock BERT, the baseline: x_i = LayerNorm(word + type + p_i), one table (P, D) at the input."""
@@ -47,7 +56,7 @@ class Absolute(Scheme, name="absolute"):
 
     @classmethod
     def input_module(cls, config, settings):
-        return LearnedPositions(config.max_position_embeddings, config.hidden_size, settings["beyond"])
+        return LearnedPositions(config.max_position_embeddings, config.input_size, settings["beyond"])
 
     def terms(self, offsets: Offsets) -> Terms:
         return Terms()

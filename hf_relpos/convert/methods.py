@@ -1,0 +1,316 @@
+"""What becomes of the positions. `METHODS` lists the ways; a new one is one function and one entry."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import PreTrainedModel
+
+from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
+from ..model.scheme import Option, Scheme, choice, is_count
+from ..model.schemes import SCHEMES
+from .families import Known
+from .names import is_table
+from .source import ConversionError, Source
+from .stretch import ALPHA, decompose, interpolate
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a method may need beside the model that it changes.
+
+    Attributes:
+        source: the checkpoint.
+        keep: makes a model of ours, in the dtype of the source and in eval mode, that computes exactly what the source
+            computes: the teacher.
+        texts: what the caller gave to learn from; None for nothing.
+        options: of the method, with its defaults.
+        seed: of whatever is drawn at random.
+        progress: whether to show how far long work has come.
+        details: filled by the method with what the report should say of it; JSON values only.
+    """
+
+    source: Source
+    keep: Callable[[], RelPosBertPreTrainedModel]
+    texts: Iterable[str] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    progress: bool = False
+    details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """Where the tokenizer of the source lies."""
+        return self.source.folder
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to treat the positions.
+
+    Attributes:
+        help: one line, for the command line.
+        keeps_table: the result has a table of absolute positions, the source's.
+        exact: the result computes what the source computes, which is checked.
+        apply: changes the result in place, given a model that holds all the source's tensors it has a place for, and
+            zero for the scheme's parameters; returns the names it changed, and how, in words.
+        targets: why a scheme cannot be the result's, in words; empty for one that can.
+        from_relative: for sources that are relative already, and not for those with absolute positions.
+        text: whether it learns from text: never, if there is any, or always.
+        options: its own options.
+        scheme: the only one that it adds to a source; None for any of `targets`.
+        positions: the result's `max_position_embeddings`, from the source's and the resolved options; None where it
+            stays.
+    """
+
+    help: str
+    keeps_table: bool
+    exact: bool
+    apply: Callable[[PreTrainedModel, Work], dict[str, str]]
+    targets: Callable[[type[Scheme]], str]
+    from_relative: bool = False
+    text: Literal["unused", "optional", "needed"] = "unused"
+    options: Mapping[str, Option] = field(default_factory=dict)
+    scheme: str | None = None
+    positions: Callable[[int, Mapping[str, Any]], int] | None = None
+
+
+def starts_neutral(scheme: type[Scheme]) -> str:
+    """Refuses a scheme whose parameters at zero have an effect, and one that needs more than text."""
+    if scheme.requires:
+        return f"this scheme needs inputs that the source does not have ({', '.join(scheme.requires)})"
+    if not scheme.zero_is_neutral:
+        return "this scheme cannot start without an effect, so the outputs would change at random"
+    return ""
+
+
+def starts_neutral_without_table(scheme: type[Scheme]) -> str:
+    """Also refuses a scheme that is a table of absolute positions."""
+    if scheme.name == "absolute":
+        return "this scheme has absolute positions at the input, which the method removes"
+    return starts_neutral(scheme)
+
+
+def absolute_alone(scheme: type[Scheme]) -> str:
+    """Refuses all but a table of absolute positions."""
+    return "" if scheme.name == "absolute" else "the result of this method has absolute positions and no others"
+
+
+def any_target(scheme: type[Scheme]) -> str:
+    """Refuses nothing."""
+    return ""
+
+
+def _keep(model: PreTrainedModel, work: Work) -> dict[str, str]:
+    """Nothing is left to do."""
+    return {}
+
+
+def _drop(model: PreTrainedModel, work: Work) -> dict[str, str]:
+    """The mean position vector takes the place of all."""
+    return {add_to_types(model, _source_table(work).double().mean(0)): "plus the mean of the position vectors"}
+
+
+def add_to_types(model: PreTrainedModel, vector: torch.Tensor) -> str:
+    """Add to what every token gets; the name of the table that holds it then."""
+    embeddings = model.base_model.embeddings
+    embeddings.add_everywhere(vector.double())
+    types = embeddings.token_type_embeddings.weight
+    return next(name for name, parameter in model.named_parameters() if parameter is types)
+
+
+def longer(positions: int, options: Mapping[str, Any]) -> int:
+    """Rows of a stretched table.
+
+    Args:
+        positions: those of the source.
+        options: `length`, and `cls` where the method has it.
+
+    Raises:
+        ConversionError: for a table too small to stretch, and a length that is not longer or not to be had.
+    """
+    if positions < 2:
+        raise ConversionError(f"max_position_embeddings = {positions}: a table of one row cannot be stretched")
+    kept = int(options.get("cls", False))
+    limit = kept + (positions - kept) ** 2 if "cls" in options else None
+    if options["length"] is None:
+        return 4 * positions if limit is None else min(4 * positions, limit)
+    length = options["length"]
+    if length <= positions:
+        raise ConversionError(
+            f"method_options['length'] = {length}: the source reads {positions} tokens already; give more, or choose "
+            "another method"
+        )
+    if limit is not None and length > limit:
+        raise ConversionError(
+            f"method_options['length'] = {length}: the decomposition of {positions} positions ends at {limit:,}; give "
+            "fewer, or method='interpolate'"
+        )
+    return length
+
+
+def _replace_table(model: PreTrainedModel, rows: torch.Tensor, note: str) -> dict[str, str]:
+    table = model.base_model.embeddings.position_embeddings.weight
+    table.copy_(rows)
+    return {next(name for name, parameter in model.named_parameters() if parameter is table): note}
+
+
+def _source_table(work: Work) -> torch.Tensor:
+    return next(tensor for name, tensor in work.source.tensors.items() if is_table(name))
+
+
+def _interpolate(model: PreTrainedModel, work: Work) -> dict[str, str]:
+    """The rows of the table drawn apart, and new ones between them."""
+    table, length = _source_table(work), model.config.max_position_embeddings
+    work.details["positions"] = {"source": len(table), "result": length, "kept": 1}
+    note = f"rows 1 to {len(table) - 1} of {len(table)} stretched over 1 to {length - 1}, linear in between"
+    return _replace_table(model, interpolate(table, length), note)
+
+
+def _decompose(model: PreTrainedModel, work: Work) -> dict[str, str]:
+    """The rows of the table, and sums of two of them for the places beyond."""
+    table, length, cls = _source_table(work), model.config.max_position_embeddings, work.options["cls"]
+    count = len(table)
+    work.details["positions"] = {"source": count, "result": length, "kept": count, "alpha": ALPHA, "cls": cls}
+    note = f"{count} rows, and {length - count} sums of two, by block ({ALPHA}) and place in it"
+    return _replace_table(model, decompose(table, length, cls), note)
+
+
+LENGTH = Option(
+    default=None,
+    help="tokens that the result reads; an integer above the source's max_position_embeddings, or None for 4 times it",
+    accepts=lambda value: value is None or is_count(value),
+)
+OWN_BIAS = choice("keep", "drop", help="what becomes of the source's own relative bias, which MPNet has")
+
+METHODS = {
+    "keep": Method(
+        "keep absolute positions; relative terms start at zero. The same outputs, to be trained further",
+        keeps_table=True,
+        exact=True,
+        apply=_keep,
+        targets=starts_neutral,
+    ),
+    "drop": Method(
+        "replace absolute positions by their mean vector; relative terms start at zero. Needs training",
+        keeps_table=False,
+        exact=False,
+        apply=_drop,
+        targets=starts_neutral_without_table,
+        options={"own_bias": OWN_BIAS},
+    ),
+    "interpolate": Method(
+        "absolute positions for longer inputs: the table stretched linearly. A baseline; changes all outputs",
+        keeps_table=True,
+        exact=False,
+        apply=_interpolate,
+        targets=absolute_alone,
+        scheme="absolute",
+        positions=longer,
+        options={"length": LENGTH},
+    ),
+    "hierarchical": Method(
+        "absolute positions for longer inputs: the table, then sums of two of its rows (Su). A baseline; the same "
+        "outputs up to the source's length",
+        keeps_table=True,
+        exact=True,
+        apply=_decompose,
+        targets=absolute_alone,
+        scheme="absolute",
+        positions=longer,
+        options={
+            "length": LENGTH,
+            "cls": choice(True, False, help="keep row 0 out of the sums, for [CLS] is no place like others"),
+        },
+    ),
+    "exact": Method(
+        "for a checkpoint that is relative already (NEZHA; BERT, RoBERTa, ELECTRA, ERNIE with relative_key): rename "
+        "its weights. The same outputs",
+        keeps_table=False,
+        exact=True,
+        apply=_keep,
+        targets=any_target,
+        from_relative=True,
+    ),
+}
+
+
+def choose_method(asked: str | None, known: Known, folder: Path) -> str:
+    """The method asked for, or the one that keeps the outputs.
+
+    Raises:
+        ConversionError: for one that does not fit the positions of the source.
+    """
+    if asked is None:
+        return "keep" if known.absolute else "exact"
+    fitting = [name for name, method in METHODS.items() if method.from_relative != known.absolute]
+    if asked in fitting:
+        return asked
+    if known.absolute:
+        raise ConversionError(
+            f"method = {asked!r}: {folder} has absolute positions, not relative ones to take over; choose "
+            f"{' or '.join(fitting)}"
+        )
+    raise ConversionError(
+        f"method = {asked!r}: {folder} is relative already ({known.evidence}) and has no absolute positions to "
+        f"{asked}; leave the method out, or choose {' or '.join(fitting)}"
+    )
+
+
+def check_scheme(scheme: type[Scheme], method: Method) -> None:
+    """Refuse a scheme that the method cannot aim at.
+
+    Raises:
+        ConversionError: names the schemes that fit.
+    """
+    reason = method.targets(scheme)
+    if reason:
+        fitting = [name for name, each in SCHEMES.items() if not method.targets(each)]
+        raise ConversionError(
+            f"position_embedding_type = {scheme.name!r}: {reason}; this method can start from: {', '.join(fitting)}"
+        )
+
+
+def check_text(name: str, texts: Iterable[str] | None) -> None:
+    """Refuse a method that needs text without any, and text that would not be read.
+
+    Args:
+        name: key of `METHODS`.
+
+    Raises:
+        ConversionError: says what to give or to leave out.
+    """
+    use = METHODS[name].text
+    if use == "needed" and texts is None:
+        raise ConversionError(f"texts = None: method = {name!r} learns from text; give texts, some hundred sentences")
+    if use == "unused" and texts is not None:
+        readers = [repr(other) for other, method in METHODS.items() if method.text != "unused"]
+        instead = f", or choose a method that does: {', '.join(readers)}" if readers else ""
+        raise ConversionError(f"texts were given, but method = {name!r} reads none; leave them out{instead}")
+
+
+def resolve_options(name: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The options of a method, completed with its defaults.
+
+    Args:
+        name: key of `METHODS`.
+
+    Raises:
+        ConversionError: for an unknown option or a value that is not accepted; names field, value and remedy.
+    """
+    known = METHODS[name].options
+    if given is not None and not isinstance(given, Mapping):
+        raise ConversionError(f"method_options = {given!r} is not a mapping; give option names and values")
+    for key, value in (given or {}).items():
+        if key not in known:
+            listed = f"known: {', '.join(known)}" if known else "it has none, leave it out"
+            raise ConversionError(
+                f"method_options[{key!r}] = {value!r}: method = {name!r} has no such option; {listed}"
+            )
+        if not known[key].accepts(value):
+            raise ConversionError(
+                f"method_options[{key!r}] = {value!r} is not accepted by method = {name!r}; {key}: {known[key].help}"
+            )
+    return {key: (given or {}).get(key, option.default) for key, option in known.items()}

@@ -1,0 +1,142 @@
+"""Folders of sentence-transformers: an encoder, and modules such as pooling around it, which stay as they are.
+
+`modules.json` lists the modules, each with its class and its folder; the first is the Transformer, in the folder
+itself or in `0_Transformer`. What is copied loads again as a SentenceTransformer, after `import hf_relpos` or with
+`trust_remote_code=True`.
+"""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from .source import (
+    CHECKPOINT_FILES,
+    TOKENIZER_FILES,
+    WEIGHTS,
+    ConversionError,
+    download,
+    local_folder,
+    read_json,
+)
+
+
+MODULES = "modules.json"
+# Beside modules.json, and beside the encoder's config.json: text only.
+TOP_FILES = (MODULES, "config_sentence_transformers.json")
+ENCODER_FILES = ("sentence_*_config.json",)
+MODULE_FILES = ("*.json", "*.txt", WEIGHTS)
+# Modules without parameters; all others must have them in safetensors.
+WEIGHTLESS = ("Pooling", "Normalize", "Dropout", "WordWeights")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the parts of a checkpoint lie in its folder.
+
+    Attributes:
+        encoder: the folder of config.json and the weights, relative; empty for the folder itself.
+        modules: the folders of the modules around it, relative; none but in a folder of sentence-transformers.
+        listed: whether there is a modules.json.
+    """
+
+    encoder: str = ""
+    modules: tuple[str, ...] = ()
+    listed: bool = False
+
+    def copy(self, source: Path, target: Path) -> tuple[str, ...]:
+        """Copy modules.json and what it names, byte for byte; their names, relative."""
+        if not self.listed:
+            return ()
+        wanted = [(folder, MODULE_FILES) for folder in self.modules]
+        wanted += [("", TOP_FILES), (self.encoder, ENCODER_FILES)]
+        found = {
+            path for folder, patterns in wanted for pattern in patterns for path in (source / folder).glob(pattern)
+        }
+        files = sorted(found)
+        names = [path.relative_to(source) for path in files if path.is_file()]
+        for folder in self.modules:  # some have no files, and are asked for all the same
+            (target / folder).mkdir(parents=True, exist_ok=True)
+        for name in names:
+            shutil.copyfile(source / name, target / name)
+        return tuple(name.as_posix() for name in names)
+
+    def notes(self, source: Path) -> tuple[str, ...]:
+        """What the caller may want to change in them."""
+        if not self.listed:
+            return ()
+        folder = source / self.encoder
+        found = [(path, read_json(path).get("max_seq_length")) for path in sorted(folder.glob(ENCODER_FILES[0]))]
+        return tuple(
+            f"{path.relative_to(source).as_posix()}: max_seq_length = {length} stays, and SentenceTransformer cuts "
+            "texts there; raise it for longer ones"
+            for path, length in found
+            if length is not None
+        )
+
+
+def locate(source: str | Path, revision: str | None = None) -> tuple[Path, str | None, Layout]:
+    """The folder of a checkpoint, downloaded if it is on the Hub; the commit it was downloaded at; and its layout.
+
+    Raises:
+        ConversionError: when there is no such folder and no such repository, or no way to reach it; for what
+            `read_layout` refuses, and modules whose weights are not in safetensors.
+    """
+    folder, commit = local_folder(source, revision), None
+    if folder is None:
+        whole = (*CHECKPOINT_FILES, *TOKENIZER_FILES)
+        folder, commit = download(str(source), revision, "", (*whole, *TOP_FILES, *ENCODER_FILES))
+        layout = read_layout(folder)
+        if layout.encoder:
+            download(str(source), commit, layout.encoder, (*whole, *ENCODER_FILES))
+        for module in layout.modules:
+            download(str(source), commit, module, MODULE_FILES)
+    layout = read_layout(folder)
+    check_modules(folder)
+    return folder, commit, layout
+
+
+def read_layout(source: Path) -> Layout:
+    """Where things are in this folder.
+
+    Raises:
+        ConversionError: for a modules.json without exactly one Transformer, with classes that are code of the
+            repository, or with paths that lead out of it.
+    """
+    if not (source / MODULES).is_file():
+        return Layout()
+    listing, encoders, modules = source / MODULES, [], []
+    for entry in read_json(listing, list):
+        kind, path = str(entry.get("type", "")), str(entry.get("path", ""))
+        if not kind.startswith("sentence_transformers."):
+            raise ConversionError(
+                f"{listing}: type = {kind!r} is code of the repository, which is not run; to convert the encoder "
+                "alone, remove modules.json from a copy of the folder"
+            )
+        if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts or "\\" in path:
+            raise ConversionError(f"{listing}: path = {path!r} leads out of the folder; correct it")
+        (encoders if kind.endswith("Transformer") else modules).append((kind, path))
+    if len(encoders) != 1:
+        raise ConversionError(
+            f"{listing}: lists {len(encoders)} modules of type Transformer, not one; to convert an encoder alone, "
+            "give its folder, without modules.json"
+        )
+    own = {"", ".", encoders[0][1]}  # a module without a folder of its own has no files of its own
+    return Layout(encoders[0][1], tuple(path for _, path in modules if path not in own), listed=True)
+
+
+def check_modules(source: Path) -> None:
+    """Refuse modules whose weights are not in safetensors.
+
+    Raises:
+        ConversionError: names the module, and how to get it in safetensors.
+    """
+    if not (source / MODULES).is_file():
+        return
+    for entry in read_json(source / MODULES, list):
+        kind, path = str(entry["type"]).rsplit(".", 1)[-1], str(entry.get("path", ""))
+        if kind not in (*WEIGHTLESS, "Transformer") and not (source / path / WEIGHTS).is_file():
+            raise ConversionError(
+                f"{source / path}: the module {kind} has no {WEIGHTS}. Pickles are not read, since loading one can "
+                "run code. If you trust it, load the folder as a SentenceTransformer and save it again, which writes "
+                "safetensors, and convert that"
+            )

@@ -1,0 +1,126 @@
+"""Folders of sentence-transformers: the encoder is converted, the modules around it stay as they are."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from test_convert import contents, saved
+from transformers import AutoModel
+
+from hf_relpos import RelPosBertModel
+from hf_relpos.convert import ConversionError, convert
+
+
+KIND = "sentence_transformers.models."
+
+
+def sentence_folder(folder, encoder="", dense=False, kind=KIND):
+    """A tiny BERT with mean pooling, as sentence-transformers saves it."""
+    folder.mkdir()
+    saved(folder / encoder)
+    modules = [(encoder, "Transformer"), ("1_Pooling", "Pooling")]
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"word_embedding_dimension": 24}')
+    if dense:
+        modules.append(("2_Dense", "Dense"))
+        (folder / "2_Dense").mkdir()
+        (folder / "2_Dense" / "config.json").write_text('{"in_features": 24, "out_features": 8}')
+        save_file({"linear.weight": torch.randn(8, 24)}, folder / "2_Dense" / "model.safetensors")
+        (folder / "2_Dense" / "pytorch_model.bin").write_bytes(b"a pickle")
+    modules.append((f"{len(modules)}_Normalize", "Normalize"))  # which has no folder
+    listed = [{"idx": i, "name": str(i), "path": path, "type": kind + name} for i, (path, name) in enumerate(modules)]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    (folder / "config_sentence_transformers.json").write_text('{"similarity_fn_name": "cosine"}')
+    (folder / encoder / "sentence_bert_config.json").write_text('{"max_seq_length": 12}')
+    (folder / encoder / "vocab.txt").write_text("[PAD]\n[UNK]\n")
+    (folder / "README.md").write_text("of the source")
+    return folder
+
+
+@pytest.mark.parametrize("encoder", ["", "0_Transformer"])
+@pytest.mark.parametrize("dense", [False, True], ids=["pooling", "dense"])
+def test_modules_are_kept(tmp_path, encoder, dense):
+    source = sentence_folder(tmp_path / "stock", encoder, dense)
+    report = convert(source, tmp_path / "out")
+    before, after = contents(source), contents(tmp_path / "out")
+    here = f"{encoder}/" if encoder else ""
+    expected = {
+        "1_Pooling/config.json",
+        "config_sentence_transformers.json",
+        "modules.json",
+        f"{here}sentence_bert_config.json",
+        f"{here}vocab.txt",
+    }
+    expected |= {"2_Dense/config.json", "2_Dense/model.safetensors"} if dense else set()
+    assert set(report.files) == expected and all(after[name] == before[name] for name in expected)
+    assert not {"README.md", "2_Dense/pytorch_model.bin"} & after.keys()
+    assert list(report.notes) == json.loads(after["conversion.json"])["notes"]
+    assert report.notes[0].startswith(f"{here}sentence_bert_config.json: max_seq_length = 12 stays")
+    for entry in json.loads(after["modules.json"]):
+        assert (tmp_path / "out" / entry["path"]).is_dir()
+    assert type(AutoModel.from_pretrained(tmp_path / "out" / encoder)) is RelPosBertModel
+    convert(source, tmp_path / "out", overwrite=True)
+    assert contents(tmp_path / "out").keys() == after.keys()
+
+
+def edit_modules(source, number, **fields):
+    content = json.loads((source / "modules.json").read_text())
+    content[number].update(fields)
+    (source / "modules.json").write_text(json.dumps(content))
+
+
+REFUSED = {
+    "pickled": (
+        lambda source: (source / "2_Dense" / "model.safetensors").unlink(),
+        "2_Dense: the module Dense has no model.safetensors.*as a SentenceTransformer and save it again",
+    ),
+    "own code": (
+        lambda source: edit_modules(source, 1, type="own.Pooling"),
+        "type = 'own.Pooling' is code of",
+    ),
+    "outside": (lambda source: edit_modules(source, 2, path="../2_Dense"), "path = '../2_Dense' leads out"),
+    "absolute": (lambda source: edit_modules(source, 2, path="/etc"), "path = '/etc' leads out"),
+    "no encoder": (lambda source: edit_modules(source, 0, type=f"{KIND}BoW"), "lists 0 modules of type Transformer"),
+    "not a list": (lambda source: (source / "modules.json").write_text("{}"), "holds a dict, not a JSON list"),
+    "other things": (lambda source: (source / "modules.json").write_text("[1]"), "a list of other things"),
+}
+
+
+@pytest.mark.parametrize("spoil, words", REFUSED.values(), ids=REFUSED)
+def test_refusals_write_nothing(tmp_path, spoil, words):
+    source = sentence_folder(tmp_path / "stock", dense=True)
+    spoil(source)
+    with pytest.raises(ConversionError, match=words):
+        convert(source, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["stock"]
+
+
+@pytest.mark.parametrize("encoder", ["", "0_Transformer"])
+def test_from_the_hub(tmp_path, hub, encoder):
+    """Module files are downloaded, and nothing else: no pickle, no export, no other folder."""
+    source = sentence_folder(tmp_path / "stock", encoder, dense=True)
+    others = {"onnx/model.safetensors": b"other", "2_Dense/own.py": "raise SystemExit", "1_Pooling/deep/a.json": "{}"}
+    hub.put("user/sentences", {**contents(source), **others})
+    hub.run(
+        f"""
+        from hf_relpos.convert import convert
+
+        convert("user/sentences", {str(tmp_path / "out")!r})
+        """,
+        without=(),
+    )
+    convert(source, tmp_path / "local")
+    found, expected = contents(tmp_path / "out"), contents(tmp_path / "local")
+    assert {name for name in found if not name.endswith(".py")} == {n for n in expected if not n.endswith(".py")}
+    assert all(found[name] == expected[name] for name in expected if name != "conversion.json")
+    fetched = {request.path for request in hub.requests if request.method == "GET" and "/resolve/" in request.path}
+    assert not [path for path in fetched if path.endswith((".bin", ".py", ".md")) or "onnx" in path or "deep" in path]
+
+
+def test_the_encoder_alone(tmp_path):
+    """Its own folder is an ordinary checkpoint."""
+    source = sentence_folder(tmp_path / "stock", "0_Transformer")
+    report = convert(source / "0_Transformer", tmp_path / "out")
+    assert report.files == ("vocab.txt",) and not report.notes
+    assert type(AutoModel.from_pretrained(tmp_path / "out")) is RelPosBertModel

@@ -1,0 +1,340 @@
+"""Checkpoints with absolute positions of other families than BERT: what each computes is kept, head by head."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers import CONFIG_MAPPING, AutoModel, AutoTokenizer, PreTrainedTokenizerFast
+
+import hf_relpos
+from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel
+from hf_relpos.convert import ConversionError, convert, verify
+from hf_relpos.convert.families import COUNTERPARTS, FAMILIES
+from hf_relpos.convert.names import is_scheme
+
+
+WORDS, POSITIONS, LENGTH = 50, 20, 9
+ABSOLUTE = [name for name in FAMILIES if name not in ("bert", "nezha")]
+HEADS = [(family, suffix) for family in ABSOLUTE for suffix in FAMILIES[family].suffixes]
+SIZES = {
+    "vocab_size": WORDS,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": POSITIONS,
+}
+OWN = {
+    "distilbert": {"dim": 16, "n_heads": 2, "n_layers": 2, "hidden_dim": 24},
+    "electra": {"embedding_size": 16},
+    "albert": {"embedding_size": 12, "num_hidden_layers": 4, "num_hidden_groups": 2},
+    "ernie": {"use_task_id": True},
+}
+BERT_ONLY = ("hidden_size", "num_attention_heads", "num_hidden_layers", "intermediate_size")
+
+
+def stock_model(family, suffix="Model", **fields):
+    """A tiny stock model, every parameter of which has an effect."""
+    sizes = {name: value for name, value in SIZES.items() if family != "distilbert" or name not in BERT_ONLY}
+    decoder = {"is_decoder": True} if suffix == "ForCausalLM" else {}
+    config = CONFIG_MAPPING[family](**{**sizes, **OWN.get(family, {}), **decoder, **fields})
+    model = getattr(transformers, FAMILIES[family].stems[0] + suffix)(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.3)
+    return model
+
+
+def saved(folder, family, suffix="Model", shards=None, **fields):
+    """A tiny stock model and the folder it was saved to."""
+    model = stock_model(family, suffix, **fields)
+    model.save_pretrained(folder, **({"max_shard_size": shards} if shards else {}))
+    return model, folder
+
+
+def batch(family, decoder=False, multiple=False):
+    """Rows of two lengths, padded on the right as the family's tokenizer does; no token types."""
+    padding = 1 if FAMILIES[family].padding else 0
+    ids = torch.randint(2, WORDS, (2, LENGTH))
+    mask = torch.ones_like(ids)
+    ids[1, 6:], mask[1, 6:] = padding, 0
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    if multiple:
+        inputs = {name: tensor[None] for name, tensor in inputs.items()}
+    return {**inputs, "use_cache": False} if decoder else inputs
+
+
+@torch.no_grad()
+def assert_same_outputs(stock, model, inputs, tolerance=2e-6):
+    """At the tokens that are not padding; in float32."""
+    wanted, found = stock(**inputs), model(**inputs)
+    real = inputs["attention_mask"].bool()
+    assert wanted.keys() <= found.keys()
+    for name in wanted:
+        one, other = wanted[name], found[name]
+        if one.shape[: real.dim()] == real.shape:
+            one, other = one[real], other[real]
+        assert (one - other).abs().max() / one.abs().max() <= tolerance, name
+
+
+def load(folder, report):
+    return getattr(hf_relpos, report.converted_to).from_pretrained(folder).eval()
+
+
+@pytest.mark.parametrize("family, suffix", HEADS)
+def test_every_head(tmp_path, family, suffix):
+    """The converter's own comparison is in float64, with token types; this one as a user would run both."""
+    stock, source = saved(tmp_path / "stock", family, suffix)
+    report = convert(source, tmp_path / "out", position_embedding_type="relative_key")
+    assert report.method == "keep" and report.difference <= (1e-6 if family == "ernie" else 1e-12)
+    assert report.architecture == FAMILIES[family].stems[0] + suffix
+    assert report.converted_to == "RelPos" + COUNTERPARTS[suffix]
+    inputs = batch(family, suffix == "ForCausalLM", suffix == "ForMultipleChoice")
+    assert_same_outputs(stock, load(tmp_path / "out", report), inputs)
+    assert type(AutoModel.from_pretrained(tmp_path / "out")) is RelPosBertModel
+    counted = sum(step.parameters for step in report.steps if step.source and step.kind != "created")
+    shared = {"albert": 2}.get(family, 1)
+    layers = sum(p.numel() for name, p in stock.named_parameters() if "albert_layer_groups" in name)
+    assert counted == stock.num_parameters() + (shared - 1) * layers
+
+
+@pytest.mark.parametrize("family", ABSOLUTE)
+def test_drop_is_purely_relative_and_has_no_limit(tmp_path, family):
+    stock, source = saved(tmp_path / "stock", family, "ForMaskedLM")
+    report = convert(source, tmp_path / "out", method="drop", position_embedding_type="relative_key")
+    model = load(tmp_path / "out", report)
+    assert model.bert.embeddings.position_embeddings is None
+    with torch.no_grad():
+        assert model(torch.randint(2, WORDS, (1, 3 * POSITIONS))).logits.isfinite().all()
+        table = stock.base_model.embeddings.position_embeddings.weight
+        cut = 2 if FAMILIES[family].padding else 0
+        table.copy_(table[cut:].mean(0, keepdim=True).expand_as(table))
+    assert_same_outputs(stock, model, batch(family), tolerance=1e-5)
+
+
+@pytest.mark.parametrize("family", ABSOLUTE)
+def test_shards_and_tensorflow_names(tmp_path, family):
+    stock, source = saved(tmp_path / "stock", family, "ForMaskedLM", shards="4KB")
+    shards = list(source.glob("model-*.safetensors"))
+    assert len(shards) > 2
+    one = convert(source, tmp_path / "one")
+    index = json.loads((source / "model.safetensors.index.json").read_text())["weight_map"]
+    tensors = {}
+    for shard in shards:
+        tensors |= load_file(shard)
+        shard.unlink()
+    assert tensors.keys() == index.keys()
+    (source / "model.safetensors.index.json").unlink()
+
+    def old(name):
+        norm = name.rsplit(".", 2)[-2].lower().endswith("norm")
+        return name.replace(".weight", ".gamma").replace(".bias", ".beta") if norm else name
+
+    renamed = {"module." + old(name): tensor for name, tensor in tensors.items()}
+    assert any(name.endswith(".gamma") for name in renamed)
+    save_file(renamed, source / "model.safetensors")
+    two = convert(source, tmp_path / "two")
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    assert one.converted_to == two.converted_to == "RelPosBertForMaskedLM"
+    assert_same_outputs(stock, load(tmp_path / "two", two), batch(family))
+
+
+@pytest.mark.parametrize("family", ABSOLUTE)
+def test_an_encoder_stored_bare(tmp_path, family):
+    """Names without the family's prefix and with it lead to the same."""
+    _, source = saved(tmp_path / "stock", family)
+    convert(source, tmp_path / "one")
+    tensors = load_file(source / "model.safetensors")
+    prefix = stock_model(family).base_model_prefix
+    save_file({f"{prefix}.{name}": tensor for name, tensor in tensors.items()}, source / "model.safetensors")
+    convert(source, tmp_path / "two")
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("family", [name for name in ABSOLUTE if FAMILIES[name].padding])
+def test_rows_of_padding_are_cut_off(tmp_path, family):
+    """514 rows are 512 positions; both numbers and the rows that go are in the report."""
+    stock, source = saved(tmp_path / "stock", family)
+    report = convert(source, tmp_path / "out")
+    model = load(tmp_path / "out", report)
+    table = stock.embeddings.position_embeddings.weight
+    assert model.config.max_position_embeddings == POSITIONS - 2
+    assert torch.equal(model.embeddings.position_embeddings.weight, table[2:])
+    (step,) = report.of_kind("dropped")
+    assert step.shape == (2, 16) and step.parameters == 32 and step.note.startswith("rows 0 to 1")
+    with pytest.raises(ValueError, match=f"max_position_embeddings = {POSITIONS - 2}"):
+        model(torch.full((1, POSITIONS - 1), 5))
+
+
+@pytest.mark.parametrize("family", ["roberta", "mpnet"])
+def test_the_comparison_sees_positions_that_are_off_by_one(tmp_path, monkeypatch, family):
+    _, source = saved(tmp_path / "stock", family)
+    original = verify.source_model
+
+    def shifted(known, own, config, model, checkpoint):
+        stock = original(known, own, config, model, checkpoint)
+        with torch.no_grad():
+            table = stock.embeddings.position_embeddings.weight
+            table.copy_(table.roll(1, 0))
+        return stock
+
+    monkeypatch.setattr("hf_relpos.convert.checkpoint.source_model", shifted)
+    with pytest.raises(ConversionError, match="outputs differ from the source's"):
+        convert(source, tmp_path / "out")
+
+
+def test_token_types_that_a_source_lacks_are_zero(tmp_path):
+    """So that a tokenizer may pass none, or zeros, or ones."""
+    _, source = saved(tmp_path / "stock", "distilbert")
+    report = convert(source, tmp_path / "out")
+    model = load(tmp_path / "out", report)
+    types = model.embeddings.token_type_embeddings.weight
+    assert types.shape == (2, 16) and not types.any()
+    assert {step.note for step in report.of_kind("created") if "token_type" in step.target} == {"zero"}
+    inputs = batch("distilbert")
+    with torch.no_grad():
+        plain = model(**inputs).last_hidden_state
+        assert torch.equal(plain, model(**inputs, token_type_ids=torch.ones(2, LENGTH).long()).last_hidden_state)
+
+
+@pytest.mark.parametrize("suffix", ["ForSequenceClassification", "ForMultipleChoice"])
+def test_heads_with_another_pooler_are_refused(tmp_path, suffix):
+    """DistilBERT's goes through a ReLU, ours through tanh."""
+    _, source = saved(tmp_path / "stock", "distilbert", suffix)
+    with pytest.raises(ConversionError, match=rf"DistilBert{suffix}' has no .*architecture='DistilBertModel'"):
+        convert(source, tmp_path / "out")
+    report = convert(source, tmp_path / "out", architecture="DistilBertModel")
+    assert {step.note for step in report.of_kind("dropped")} == {"not a part of BertModel"}
+
+
+# --- MPNet, which is relative and absolute
+
+
+def test_mpnet_keeps_its_bias(tmp_path):
+    stock, source = saved(tmp_path / "stock", "mpnet")
+    report = convert(source, tmp_path / "out")
+    assert report.position_embedding_type == "t5" and report.difference <= 1e-12
+    assert (report.position_options["buckets"], report.position_options["max_distance"]) == (32, 128)
+    model = load(tmp_path / "out", report)
+    bias = model.encoder.distance_embedding.relative_attention_bias.weight
+    assert torch.equal(bias, stock.encoder.relative_attention_bias.weight)
+    both = convert(source, tmp_path / "both", position_embedding_type="shaw", position_options={"clip": 3})
+    assert both.position_embedding_type == ["t5", "shaw"] and both.difference <= 1e-12
+    assert both.position_options["shaw"]["clip"] == 3 and both.position_options["t5"]["buckets"] == 32
+    combined = load(tmp_path / "both", both)
+    assert torch.equal(combined.encoder.distance_embedding.parts[0].relative_attention_bias.weight, bias)
+    assert_same_outputs(stock, combined, batch("mpnet"))
+    origin = {step.source: step.kind for step in both.steps if step.source}
+    assert origin["encoder.relative_attention_bias.weight"] == "reused"
+
+
+def test_mpnet_past_all_its_buckets(tmp_path):
+    """Distances from 1 to 150: on the same logarithmic scale as the source's."""
+    stock, source = saved(tmp_path / "stock", "mpnet", max_position_embeddings=162)
+    convert(source, tmp_path / "out")
+    ids = torch.randint(2, WORDS, (1, 160))
+    model = RelPosBertModel.from_pretrained(tmp_path / "out")
+    assert_same_outputs(stock, model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+
+
+def test_mpnet_without_its_bias(tmp_path):
+    _, source = saved(tmp_path / "stock", "mpnet")
+    dropped = convert(source, tmp_path / "relative", method="drop")
+    assert dropped.position_embedding_type == "t5"  # all that is left of its positions
+    bare = convert(source, tmp_path / "bare", method="drop", method_options={"own_bias": "drop"})
+    assert bare.position_embedding_type == "relative_key"
+    notes = {step.source: step.note for step in bare.of_kind("dropped")}
+    assert notes["encoder.relative_attention_bias.weight"] == "the relative positions of the source"
+    model = load(tmp_path / "bare", bare)
+    assert not any(parameter.any() for name, parameter in model.named_parameters() if is_scheme(name))
+
+
+# --- embeddings of a width of their own
+
+
+@pytest.mark.parametrize("family", ["electra", "albert"])
+def test_projected_embeddings(tmp_path, family):
+    stock, source = saved(tmp_path / "stock", family, "ForMaskedLM", embedding_size=12)
+    report = convert(source, tmp_path / "out")
+    model = load(tmp_path / "out", report)
+    assert report.difference <= 1e-12 and model.config.embedding_size == model.config.input_size == 12
+    assert model.bert.embeddings.embeddings_project.weight.shape == (16, 12)
+    assert model.cls.predictions.decoder.weight is model.bert.embeddings.word_embeddings.weight
+    assert_same_outputs(stock, model, batch(family))
+    model.resize_token_embeddings(WORDS + 3)
+    assert model(torch.full((1, 4), WORDS + 2)).logits.shape == (1, 4, WORDS + 3)
+
+
+def test_projected_embeddings_with_positions_at_the_input(tmp_path):
+    """Sinusoids are as wide as the embeddings they are added to."""
+    config = RelPosBertConfig(**SIZES, embedding_size=12, position_embedding_type="sinusoidal")
+    assert RelPosBertForMaskedLM(config)(torch.full((1, 4), 3)).logits.shape == (1, 4, WORDS)
+    with pytest.raises(ValueError, match="embedding_size = 0"):
+        RelPosBertConfig(embedding_size=0)
+
+
+def test_a_stray_embedding_size_of_a_bert_is_not_read():
+    """Some files of stock BERT have the field, which nothing reads."""
+    bert = transformers.BertConfig(**SIZES, embedding_size=128)
+    assert RelPosBertConfig.from_bert(bert).embedding_size is None
+    ours = RelPosBertConfig(**SIZES, embedding_size=12)
+    assert RelPosBertConfig.from_bert(ours, hidden_act="relu").embedding_size == 12
+
+
+@pytest.mark.parametrize("groups, inner", [(1, 1), (4, 1), (2, 2)])
+def test_layers_that_albert_shares(tmp_path, groups, inner):
+    stock, source = saved(tmp_path / "stock", "albert", num_hidden_groups=groups, inner_group_num=inner)
+    report = convert(source, tmp_path / "out")
+    model = load(tmp_path / "out", report)
+    assert len(model.encoder.layer) == 4 * inner
+    assert_same_outputs(stock, model, batch("albert"))
+    origins = [step.source for step in report.steps if "attention.self.query.weight" in (step.target or "")]
+    assert len(origins) == 4 * inner and len(set(origins)) == groups * inner
+
+
+REFUSED = {
+    "albert": ("albert", {"embedding_size": 16}, {}, "embedding_size = hidden_size = 16"),
+    "mpnet": ("mpnet", {"relative_attention_num_buckets": 40}, {}, "relative_attention_num_buckets = 40"),
+    "other buckets": (
+        "mpnet",
+        {},
+        {"position_embedding_type": "t5", "position_options": {"buckets": 8}},
+        r"position_options = \{'buckets': 8\}.*has this scheme already.*'own_bias': 'drop'",
+    ),
+    "exact": ("roberta", {}, {"method": "exact"}, "has absolute positions, .*; choose keep or drop"),
+}
+
+
+@pytest.mark.parametrize("family, fields, arguments, words", REFUSED.values(), ids=REFUSED)
+def test_what_is_refused(tmp_path, family, fields, arguments, words):
+    _, source = saved(tmp_path / "stock", family, **fields)
+    with pytest.raises(ConversionError, match=words):
+        convert(source, tmp_path / "out", **arguments)
+    assert not (tmp_path / "out").exists()
+
+
+# --- tokenizers
+
+
+@pytest.mark.parametrize("family", ["roberta", "distilbert", "albert", "mpnet"])
+def test_the_tokenizer_of_another_family(tmp_path, family):
+    """AutoTokenizer reads from its own files which one it is, and what it passes is what the model takes."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    _, source = saved(tmp_path / "stock", family)
+    words = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "a": 4, "cat": 5}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    inputs = ["input_ids", "attention_mask", *(["token_type_ids"] if FAMILIES[family].token_types else [])]
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>", model_input_names=inputs
+    ).save_pretrained(source)
+    convert(source, tmp_path / "out")
+    found = AutoTokenizer.from_pretrained(tmp_path / "out")
+    encoded = found(["a cat", "cat"], padding=True, return_tensors="pt")
+    assert encoded["input_ids"].tolist() == [[4, 5], [5, 1]] and ("token_type_ids" in encoded) == (len(inputs) == 3)
+    assert RelPosBertModel.from_pretrained(tmp_path / "out")(**encoded).last_hidden_state.shape == (2, 2, 16)
