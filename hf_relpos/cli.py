@@ -181,6 +181,7 @@ def plot(
     checkpoint: Annotated[str, typer.Argument(help="Folder or Hub repository of a model with relative positions.")],
     out: Annotated[Path | None, typer.Option(help="Picture to write; its ending says which kind.")] = None,
     layer: Annotated[int, typer.Option(help="Number of the layer.")] = 0,
+    whole: Annotated[bool, typer.Option("--all", help="Every head of every layer, as one heat map.")] = False,
     head: Annotated[int, typer.Option(help="Number of the head.")] = 0,
     text: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="Text that gives the mean query and key.")
@@ -190,4 +191,117 @@ def plot(
     with plain_errors():
         from .plot import plot_checkpoint
 
-        Console().print(f"written to {plot_checkpoint(checkpoint, out, layer, head, text)}", markup=False)
+        Console().print(
+            f"written to {plot_checkpoint(checkpoint, out, None if whole else layer, head, text)}", markup=False
+        )
+
+
+COLUMNS = "Columns of the --sts files: score, first sentence, second sentence, separated by commas."
+TEXT = "Text: .txt, .jsonl, .tsv, packed or not, a folder of such, or a Hub dataset."
+FIELD = "Key or column of the text in .jsonl, .tsv and datasets."
+LENGTHS = "Lengths in tokens, separated by commas, such as 64,256,1024."
+
+
+def parse_lengths(text: str | None) -> list[int] | None:
+    """ "64,256" to [64, 256].
+
+    Raises:
+        ValueError: for what is not a list of positive numbers.
+    """
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise ValueError(f"--lengths {text!r} is not a list of positive numbers, such as 64,256,1024")
+    return [int(part) for part in parts]
+
+
+@app.command()
+def compare(
+    teacher: Annotated[str, typer.Argument(help="Folder or Hub repository of the model that was converted.")],
+    student: Annotated[str, typer.Argument(help="Folder or Hub repository of the result.")],
+    text: Annotated[list[str], typer.Option(help=f"{TEXT} Neither may be fitted on it. May be repeated.")],
+    field: Annotated[str, typer.Option(help=FIELD)] = "text",
+    lengths: Annotated[str | None, typer.Option(help=LENGTHS)] = None,
+    sts: Annotated[
+        list[Path] | None,
+        typer.Option(exists=True, dir_okay=False, help="Scored sentence pairs, .tsv or .jsonl; may be repeated."),
+    ] = None,
+    columns: Annotated[str, typer.Option(help=COLUMNS)] = "score,sentence1,sentence2",
+    pooling: Annotated[str | None, typer.Option(help="mean or cls; by default what the teacher asks for.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Where the tokenizer is, if not beside the teacher.")] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens of text for each length, about.", min=1)] = 4096,
+    json_file: Annotated[Path | None, typer.Option("--json", help="JSON file to write.")] = None,
+    plot_file: Annotated[
+        Path | None, typer.Option("--plot", help="Picture of the fidelity by length to write.")
+    ] = None,
+) -> None:
+    """Measure how faithful a converted model is to its source."""
+    with plain_errors():
+        from transformers.utils import logging
+
+        from .evaluate.commands import run_compare
+
+        logging.disable_progress_bar()
+
+        run_compare(
+            teacher,
+            student,
+            text,
+            field=field,
+            lengths=parse_lengths(lengths),
+            sts=sts or [],
+            columns=columns.split(","),
+            pooling=pooling,
+            tokenizer=tokenizer,
+            tokens=tokens,
+            out=json_file,
+            plot=plot_file,
+            console=Console(),
+        )
+
+
+@app.command()
+def evaluate(
+    model: Annotated[str, typer.Argument(help="Folder or Hub repository of a stock or relative model.")],
+    sts: Annotated[
+        list[Path] | None,
+        typer.Option(exists=True, dir_okay=False, help="Scored sentence pairs, .tsv or .jsonl; may be repeated."),
+    ] = None,
+    columns: Annotated[str, typer.Option(help=COLUMNS)] = "score,sentence1,sentence2",
+    retrieval: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(metavar="DOCS QUERIES", help="Documents (id, text) and queries (query, doc), .tsv or .jsonl."),
+    ] = None,
+    mlm: Annotated[str | None, typer.Option(help=f"{TEXT} Its masked tokens are to be predicted.")] = None,
+    passkey: Annotated[str | None, typer.Option(help=f"{TEXT} Keys are hidden in it.")] = None,
+    field: Annotated[str, typer.Option(help=FIELD)] = "text",
+    lengths: Annotated[str | None, typer.Option(help=LENGTHS + " For --mlm and --passkey.")] = None,
+    max_length: Annotated[int, typer.Option(help="Tokens read of a document in retrieval.", min=3)] = 2048,
+    pooling: Annotated[str | None, typer.Option(help="mean or cls; by default what the model asks for.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Where the tokenizer is, if not beside the model.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="JSON file to write.")] = None,
+) -> None:
+    """Measure a model: similarity, long-document retrieval, masked tokens, passkeys."""
+    with plain_errors():
+        from transformers.utils import logging
+
+        from .evaluate.commands import run_evaluate
+
+        logging.disable_progress_bar()
+
+        run_evaluate(
+            model,
+            sts=sts or [],
+            columns=columns.split(","),
+            retrieval=retrieval,
+            mlm=mlm,
+            passkey=passkey,
+            field=field,
+            lengths=parse_lengths(lengths),
+            max_length=max_length,
+            pooling=pooling,
+            tokenizer=tokenizer,
+            out=json_file,
+            console=Console(),
+        )

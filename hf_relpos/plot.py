@@ -3,7 +3,7 @@
 Needs the extra `plot` (matplotlib) for the figures; the numbers need nothing more.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -185,6 +185,19 @@ def input_map(call: Call) -> torch.Tensor | None:
     return (vectors @ vectors.T).cpu()
 
 
+def _figure(width: float, height: float) -> "Figure":
+    """An empty figure of that many inches.
+
+    Raises:
+        ModuleNotFoundError: without matplotlib.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("plots need matplotlib: pip install 'hf-relpos[plot]'", name=error.name) from error
+    return Figure(figsize=(width, height), layout="constrained")
+
+
 def plot_scheme(
     model: RelPosBertPreTrainedModel | RelPosBertConfig,
     layer: int = 0,
@@ -203,10 +216,6 @@ def plot_scheme(
         ModuleNotFoundError: without matplotlib.
         ValueError: for a layer or head that the model does not have.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("plots need matplotlib: pip install 'hf-relpos[plot]'", name=error.name) from error
     call = observe(model, layer, inputs)
     count = call.query.shape[1]
     if not 0 <= head < count:
@@ -217,7 +226,7 @@ def plot_scheme(
         rows.append((score_map(call), f"added to the score, head {head}", "added to the score"))
     if similarity is not None:
         rows.append((similarity[None], "cosine of the input vectors of i and j", "cosine"))
-    figure = Figure(figsize=(8, 0.5 + 2.9 * len(rows)), layout="constrained")
+    figure = _figure(8, 0.5 + 2.9 * len(rows))
     config = model if isinstance(model, RelPosBertConfig) else model.config
     letters = ", ".join("V (not shown)" if letter == "V" else letter for letter in call.letters)
     figure.suptitle(f"{config.position_scheme_name}, layer {layer}; terms: {letters}", fontsize=11)
@@ -260,7 +269,7 @@ def _draw_curves(axes: Any, maps: torch.Tensor, head: int, label: str) -> None:
 def plot_checkpoint(
     checkpoint: str | Path,
     out: str | Path | None = None,
-    layer: int = 0,
+    layer: int | None = 0,
     head: int = 0,
     text: str | Path | None = None,
     length: int = 128,
@@ -269,9 +278,10 @@ def plot_checkpoint(
 
     Args:
         checkpoint: folder or Hub repository.
-        out: file to write, its kind by its ending; None for `<checkpoint>-layer<n>-head<n>.png` in this folder.
-        layer: number of the layer.
-        head: number of the head.
+        out: file to write, its kind by its ending; None for `<checkpoint>-layer<n>-head<n>.png` in this folder, or
+            `<checkpoint>.png` for the whole model.
+        layer: number of the layer; None for the whole model.
+        head: number of the head, if there is a layer.
         text: file whose tokens give the mean query and key; None for random tokens.
         length: tokens per window, at most.
 
@@ -291,7 +301,130 @@ def plot_checkpoint(
         length = min(inputs["input_ids"].shape[1], len(ids))
         windows = torch.tensor(ids[: len(ids) // length * length][: 16 * length]).view(-1, length)
         inputs = {**example_inputs(model.config, length, batch=len(windows)), "input_ids": windows}
-    if out is None:
-        out = f"{Path(checkpoint).name}-layer{layer}-head{head}.png"
-    plot_scheme(model, layer, head, inputs).savefig(out, dpi=150)
+    if layer is None:
+        figure, name = plot_model(model, inputs), f"{Path(checkpoint).name}.png"
+    else:
+        figure, name = plot_scheme(model, layer, head, inputs), f"{Path(checkpoint).name}-layer{layer}-head{head}.png"
+    out = name if out is None else out
+    figure.savefig(out, dpi=150)
     return Path(out)
+
+
+def offset_curves(model: RelPosBertPreTrainedModel, inputs: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
+    """What position adds to the score of the query in the middle, by offset, for every layer and head.
+
+    Args:
+        model: a model whose terms depend on r = j − i.
+        inputs: arguments of `forward`; None for `example_inputs`. Their length is that of the longest offsets shown.
+
+    Returns:
+        (layers, H, L): entry n is for r = n − L // 2. The terms of content are those of the mean query and key of the
+        layer, as in `score_map`; NaN where the scheme hides the key.
+    """
+    layers = range(len(model.base_model.encoder.layer))
+    maps = (score_map(observe(model, layer, inputs)) for layer in layers)
+    return torch.stack([added[:, added.shape[1] // 2] for added in maps])
+
+
+def plot_model(model: RelPosBertPreTrainedModel, inputs: dict[str, torch.Tensor] | None = None) -> "Figure":
+    """Heat map of a whole model: what position adds to the score, every head of every layer against r = j − i.
+
+    Args:
+        model: a model whose terms depend on r = j − i.
+        inputs: arguments of `forward`; None for `example_inputs`.
+
+    Raises:
+        ModuleNotFoundError: without matplotlib.
+    """
+    curves = offset_curves(model, inputs)
+    layers, heads, length = curves.shape
+    figure = _figure(8, 1.2 + 0.13 * layers * heads)
+    axes = figure.subplots()
+    # a constant in each row changes no softmax
+    rows = (curves - curves.nanmean(-1, keepdim=True)).flatten(0, 1)
+    limit = float(rows.nan_to_num().abs().flatten().quantile(0.99)) or 1.0  # a few large ones would pale the rest
+    first = -(length // 2) - 0.5
+    axes.set_facecolor("0.6")
+    image = axes.imshow(
+        rows.numpy(),
+        cmap="RdBu_r",
+        vmin=-limit,
+        vmax=limit,
+        aspect="auto",
+        interpolation="nearest",
+        extent=(first, first + length, layers * heads - 0.5, -0.5),
+    )
+    figure.colorbar(image, ax=axes, extend="both").ax.tick_params(labelsize=8)
+    for layer in range(1, layers):
+        axes.axhline(layer * heads - 0.5, color="0.2", linewidth=0.6)
+    axes.set_yticks([heads * (layer + 0.5) - 0.5 for layer in range(layers)], [f"layer {n}" for n in range(layers)])
+    axes.set_xlabel("r = j − i", fontsize=9)
+    axes.set_title(f"{model.config.position_scheme_name}: added to the score, each head less its mean", fontsize=10)
+    axes.tick_params(labelsize=8)
+    return figure
+
+
+def fidelity_figure(report: Mapping[str, Any]) -> "Figure":
+    """Fidelity by length with its ceiling, and the attention's divergence by layer.
+
+    Args:
+        report: what `evaluate.Fidelity.to_dict` gives, or the JSON of `hf-relpos compare`.
+
+    Raises:
+        ModuleNotFoundError: without matplotlib.
+        ValueError: for a report without lengths.
+    """
+    entries = report.get("lengths") or []
+    if not entries:
+        raise ValueError("the report holds no lengths, so there is nothing to draw; give what `fidelity` returned")
+    compared = [entry for entry in entries if entry["divergence"]]
+    figure = _figure(9 if compared else 5, 3.4)
+    panels = figure.subplots(1, 2 if compared else 1, squeeze=False)[0]
+    for key, label, color in (
+        ("token_cosine", "tokens", "tab:blue"),
+        ("sentence_cosine", "sentence vectors", "tab:red"),
+    ):
+        lengths = [entry["length"] for entry in entries]
+        panels[0].plot(lengths, [entry[key] for entry in entries], color=color, marker="o", markersize=3, label=label)
+        shown = [(entry["length"], entry["ceiling"][key]) for entry in entries if entry["ceiling"]]
+        if shown:
+            where, ceiling = zip(*shown, strict=True)
+            panels[0].plot(where, ceiling, color=color, linestyle=":", linewidth=1.2, label=f"{label}, ceiling")
+    if report.get("teacher_limit"):
+        panels[0].axvline(report["teacher_limit"], color="0.4", linewidth=0.8)
+        panels[0].set_title("cosine to the teacher; past the line to its windows", fontsize=9)
+    else:
+        panels[0].set_title("cosine to the teacher", fontsize=9)
+    panels[0].set_xscale("log", base=2)
+    panels[0].set_xticks(lengths, [str(length) for length in lengths])
+    panels[0].set_xlabel("tokens", fontsize=9)
+    panels[0].legend(fontsize=8)
+    if compared:
+        for entry in compared:
+            panels[1].plot(entry["divergence"], marker="o", markersize=3, label=f"{entry['length']} tokens")
+        panels[1].set_xticks(range(len(compared[0]["divergence"])))
+        panels[1].set_title("attention, KL(teacher‖student) in nats", fontsize=9)
+        panels[1].set_xlabel("layer", fontsize=9)
+        panels[1].set_ylim(bottom=0)
+        panels[1].legend(fontsize=8)
+    for axes in panels:
+        axes.tick_params(labelsize=8)
+    return figure
+
+
+def plot_fidelity(report: Mapping[str, Any], path: str | Path) -> Path:
+    """Write `fidelity_figure`.
+
+    Args:
+        report: as there.
+        path: file to write, its kind by its ending.
+
+    Returns:
+        The file.
+
+    Raises:
+        ModuleNotFoundError: without matplotlib.
+        ValueError: for a report without lengths.
+    """
+    fidelity_figure(report).savefig(path, dpi=150)
+    return Path(path)

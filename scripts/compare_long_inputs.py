@@ -12,7 +12,6 @@ documents, without [CLS] and [SEP]. Documents are taken from places of the text 
 import argparse
 import json
 import lzma
-from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -20,6 +19,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer
 from transformers.utils import logging
 
 from hf_relpos.cli import parse_options
+from hf_relpos.evaluate import windowed_hidden_states
 
 
 CHARACTERS = 12  # of text for a token, more than enough
@@ -45,30 +45,6 @@ def documents(path: Path, tokenizer, count: int, length: int) -> torch.Tensor:
     return torch.tensor(rows)
 
 
-def windows(tokens: int, size: int) -> list[tuple[int, int, int]]:
-    """How to read `tokens` places in windows of `size` that overlap by half: (start, first, end) of each window.
-
-    A window covers places start to start + size − 1; taken from it are places first to end − 1.
-    """
-    stride = max(size // 2, 1)
-    last = max(tokens - size, 0)
-    starts = [*range(0, last, stride), last]
-    borders = [0, *((one + other + size) // 2 for one, other in pairwise(starts))]  # equally far from both middles
-    return list(zip(starts, borders, [*borders[1:], tokens], strict=True))
-
-
-@torch.inference_mode()
-def read_in_windows(model, ids: torch.Tensor, size: int) -> torch.Tensor:
-    """Vectors (L − 1, D) of a document (L,) that begins with [CLS], all but that of [CLS] itself."""
-    cls, rest = ids[:1], ids[1:]
-    parts = []
-    for start, first, end in windows(len(rest), size - 1):
-        window = torch.cat([cls, rest[start : start + size - 1]])
-        vectors = model(window[None]).last_hidden_state[0, 1:]
-        parts.append(vectors[first - start : end - start])
-    return torch.cat(parts)
-
-
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -86,7 +62,7 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(args.source)
     ids = torch.cat([documents(path, tokenizer, args.documents, args.length) for path in args.texts])
     teacher = AutoModel.from_pretrained(args.source, dtype=torch.float32).eval()
-    wanted = [read_in_windows(teacher, row, teacher.config.max_position_embeddings)[:-1] for row in ids]
+    wanted = [windowed_hidden_states(teacher, row.tolist())[1:-1] for row in ids]
     settings = parse_options(args.set)
     for folder in args.model:
         config = AutoConfig.from_pretrained(folder, **settings)

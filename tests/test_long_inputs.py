@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from test_convert import bert
 from transformers import AutoTokenizer
 
@@ -23,33 +22,6 @@ def script():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.mark.parametrize("tokens, size", [(40, 10), (41, 10), (10, 10), (11, 10), (3, 10), (23, 7), (5, 1)])
-def test_every_place_is_taken_from_where_it_is_most_central(script, tokens, size):
-    found = script.windows(tokens, size)
-    middles = [start + (size - 1) / 2 for start, _, _ in found]
-    place = 0
-    for number, (start, first, end) in enumerate(found):
-        assert first == place and start <= first < end <= max(start + size, tokens)
-        for place in range(first, end):
-            assert abs(place - middles[number]) == min(abs(place - middle) for middle in middles)
-        place = end
-    assert place == tokens and all(start + size <= max(tokens, size) for start, _, _ in found)
-
-
-def test_the_vectors_are_those_of_the_windows(script):
-    model, ids = bert(), torch.randint(1, 60, (53,))
-    vectors = script.read_in_windows(model, ids, 20)
-    assert vectors.shape == (52, 24)
-    rest = ids[1:]
-    with torch.no_grad():
-        for start, first, end in script.windows(52, 19):
-            whole = model(torch.cat([ids[:1], rest[start : start + 19]])[None]).last_hidden_state[0]
-            for place in range(first, end):
-                assert torch.equal(vectors[place], whole[1 + place - start])
-        short = model(ids[None, :20]).last_hidden_state[0, 1:]
-        assert torch.equal(script.read_in_windows(model, ids[:20], 20), short)
 
 
 def test_the_script(script, tmp_path, monkeypatch, capsys):

@@ -8,7 +8,17 @@ from oracles import tiny_config, tiny_model
 from transformers import BertTokenizer
 
 from hf_relpos import SCHEMES, RelPosBertForMaskedLM, RelPosBertModel
-from hf_relpos.plot import input_map, observe, plot_checkpoint, plot_scheme, score_map
+from hf_relpos.plot import (
+    fidelity_figure,
+    input_map,
+    observe,
+    offset_curves,
+    plot_checkpoint,
+    plot_fidelity,
+    plot_model,
+    plot_scheme,
+    score_map,
+)
 
 
 R = torch.arange(16) - torch.arange(16)[:, None]  # j − i, L = P = 16
@@ -101,6 +111,39 @@ def test_checkpoint(tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text(" ")
     with pytest.raises(ValueError, match=r"text.txt: the tokenizer finds no tokens"):
         plot_checkpoint("model", text="text.txt")
+
+
+def test_a_whole_model(tmp_path):
+    model = tiny_model(RelPosBertModel, "tables", position_options={"terms": "c"})
+    curves = offset_curves(model)
+    r = torch.arange(16) - 8
+    for layer, block in enumerate(model.encoder.layer):
+        scheme = block.attention.self.distance_embedding
+        assert (curves[layer] - scheme.expand(scheme.c, r) / 8**0.5).abs().max() < 1e-6
+    image = plot_model(model).axes[0].images[0]
+    assert image.get_array().shape == (6, 16)  # layers times heads, offsets
+    assert abs(image.get_array().mean(1)).max() < 1e-6
+    assert tuple(image.get_extent()) == (-8.5, 7.5, 5.5, -0.5)
+    model.save_pretrained(tmp_path / "model")
+    out = plot_checkpoint(tmp_path / "model", tmp_path / "all.png", layer=None)
+    assert out.read_bytes().startswith(b"\x89PNG")
+
+
+def test_fidelity_by_length(tmp_path):
+    ceiling = {"token_cosine": 0.98, "sentence_cosine": 0.99}
+    entry = {"token_cosine": 0.9, "sentence_cosine": 0.95, "divergence": [0.2, 0.1], "ceiling": ceiling}
+    report = {"teacher_limit": 64, "lengths": [{**entry, "length": 16}, {**entry, "length": 64, "ceiling": None}]}
+    past = {**entry, "length": 128, "divergence": None, "ceiling": None}
+    figure = fidelity_figure({**report, "lengths": [*report["lengths"], past]})
+    cosines, divergence = figure.axes
+    drawn = {line.get_label(): line.get_xydata().tolist() for line in cosines.lines}
+    assert drawn["tokens"] == [[16, 0.9], [64, 0.9], [128, 0.9]] and drawn["tokens, ceiling"] == [[16, 0.98]]
+    assert [line.get_label() for line in divergence.lines] == ["16 tokens", "64 tokens"]
+    assert plot_fidelity(report, tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert len(fidelity_figure({"lengths": [past]}).axes) == 1
+    with pytest.raises(ValueError, match="the report holds no lengths"):
+        plot_fidelity({"lengths": []}, tmp_path / "b.png")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
 
 
 def test_refuses():

@@ -1,0 +1,429 @@
+"""What is measured of a conversion: exact where a model meets itself, loops in float64 where two models meet."""
+
+import json
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from oracles import stir, tiny_model
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForPreTraining,
+    BertModel,
+    DistilBertConfig,
+    DistilBertModel,
+    ElectraConfig,
+    ElectraForPreTraining,
+    ElectraModel,
+    RobertaConfig,
+    RobertaModel,
+)
+
+from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel
+from hf_relpos.evaluate import (
+    Fidelity,
+    LengthFidelity,
+    attention_divergence,
+    conversion,
+    default_lengths,
+    fidelity,
+    hidden_states,
+    load_model,
+    mask_rows,
+    masked_agreement,
+    readable_length,
+    shift_consistency,
+    unknown_rate,
+    verdict,
+    windowed_hidden_states,
+)
+from hf_relpos.evaluate.reading import BATCH_TOKENS, batches, pad, pool
+
+
+CLS, SEP, MASK = 1, 2, 3
+SIZES = {
+    "vocab_size": 50,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 32,
+    "max_position_embeddings": 16,
+    "initializer_range": 0.2,
+}
+
+
+def bert(head=BertModel, seed=0, **changes):
+    """A tiny stock BERT with random weights, in eval mode."""
+    torch.manual_seed(seed)
+    return stir(head(BertConfig(**{**SIZES, **changes}))).eval()
+
+
+def rows(*lengths, seed=0):
+    """Random rows `[CLS] … [SEP]` of these lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    return [[CLS, *torch.randint(4, 50, (n - 2,), generator=generator).tolist(), SEP] for n in lengths]
+
+
+def cosine(one, other):
+    one, other = np.asarray(one, dtype=np.float64), np.asarray(other, dtype=np.float64)
+    return float(one @ other / math.sqrt((one @ one) * (other @ other)))
+
+
+@pytest.mark.parametrize("head", [BertModel, BertForMaskedLM, BertForPreTraining])
+def test_a_model_is_faithful_to_itself(head):
+    model = bert(head)
+    found = fidelity(model, model, {8: rows(8, 8, 5), 16: rows(16)}, mask_token_id=MASK)
+    assert [entry.length for entry in found.lengths] == [8, 16]
+    for entry in found.lengths:
+        assert entry.reference == "teacher"
+        assert entry.token_cosine == pytest.approx(1, abs=1e-12) and entry.sentence_cosine == pytest.approx(1)
+        assert entry.divergence == [0.0, 0.0]
+        if head is BertModel:
+            assert entry.masked is None
+        else:
+            assert entry.masked.agreement == 1.0 and entry.masked.tokens >= entry.windows
+            assert entry.masked.teacher_accuracy == entry.masked.student_accuracy
+    assert found.lengths[0].tokens == 21
+    # no shift fits into sixteen positions
+    assert found.lengths[0].ceiling.by_shift.keys() == {1, 4} and found.lengths[1].ceiling is None
+    assert json.loads(json.dumps(found.to_dict()))["verdict"].startswith("safe inside 16")
+
+
+def test_fidelity_by_loop():
+    """Every figure against plain loops over single rows, without padding."""
+    teacher, student = bert(seed=1), tiny_model(RelPosBertModel, "tables")
+    windows = rows(10, 7, 10)
+    found = fidelity(teacher, student, {10: windows}, ceiling=False).lengths[0]
+    tokens, sentences, divergence, quarters = [], [], [[], []], [[], [], [], []]
+    for model in (teacher, student):
+        model.set_attn_implementation("eager")
+    for row in windows:
+        with torch.no_grad():
+            one, other = (model(torch.tensor([row]), output_attentions=True) for model in (teacher, student))
+        states = [out.last_hidden_state[0].double().numpy() for out in (one, other)]
+        own = [cosine(states[0][i], states[1][i]) for i in range(len(row))]
+        tokens += own
+        for i, value in enumerate(own):
+            quarters[4 * i // len(row)].append(value)
+        sentences.append(cosine(states[0].mean(0), states[1].mean(0)))
+        for layer in range(2):
+            p, q = (out.attentions[layer][0].double().numpy() for out in (one, other))
+            for i in range(len(row)):
+                total = 0.0
+                for h in range(3):
+                    total += sum(p[h, i, j] * math.log(p[h, i, j] / q[h, i, j]) for j in range(len(row)))
+                divergence[layer].append(total / 3)
+    assert found.token_cosine == pytest.approx(np.mean(tokens), abs=1e-5)
+    assert found.sentence_cosine == pytest.approx(np.mean(sentences), abs=1e-5)
+    assert found.token_cosine_by_quarter == pytest.approx([np.mean(part) for part in quarters], abs=1e-5)
+    assert found.divergence == pytest.approx([np.mean(part) for part in divergence], rel=1e-4)
+    assert found.divergence[0] > 0.01
+
+
+def test_neither_padding_nor_batch_size_matters():
+    teacher, student = bert(BertForMaskedLM, seed=1), tiny_model(RelPosBertForMaskedLM, "shaw")
+    windows = {12: rows(12, 5, 9, 12, 3)}
+    whole, single = (
+        fidelity(teacher, student, windows, mask_token_id=MASK, batch_tokens=tokens) for tokens in (BATCH_TOKENS, 1)
+    )
+    for one, other in zip(whole.lengths, single.lengths, strict=True):
+        assert one.token_cosine == pytest.approx(other.token_cosine, abs=1e-6)
+        assert one.sentence_cosine == pytest.approx(other.sentence_cosine, abs=1e-6)
+        assert one.divergence == pytest.approx(other.divergence, abs=1e-5)
+        assert one.masked == other.masked
+        assert one.ceiling.token_cosine == pytest.approx(other.ceiling.token_cosine, abs=1e-6)
+
+
+def test_little_memory_gives_the_same_divergence(monkeypatch):
+    """The teacher's weights are kept for one layer at a time, and both read the batch once for each."""
+    teacher, student = bert(seed=1), tiny_model(RelPosBertModel, "shaw")
+    windows = {9: rows(9, 6)}
+    plenty = fidelity(teacher, student, windows, ceiling=False).lengths[0].divergence
+    monkeypatch.setattr(conversion, "ATTENTION_BYTES", 1)
+    assert fidelity(teacher, student, windows, ceiling=False).lengths[0].divergence == plenty
+    assert len(plenty) == 2 and min(plenty) > 0
+
+
+def test_divergence_of_padded_rows_and_hidden_keys():
+    p = torch.tensor([[[[0.5, 0.5, 0.0], [0.25, 0.75, 0.0], [0.2, 0.8, 0.0]]]])
+    q = torch.tensor([[[[0.25, 0.75, 0.0], [0.25, 0.75, 0.0], [0.9, 0.1, 0.0]]]])
+    mask = torch.tensor([[True, True, False]])
+    expected = 0.5 * math.log(2) + 0.5 * math.log(2 / 3)
+    assert attention_divergence(p, q, mask) == pytest.approx(expected, abs=1e-6)
+    hidden = torch.tensor([[[[1.0, 0.0, 0.0], [0.25, 0.75, 0.0], [0.9, 0.1, 0.0]]]])
+    found = attention_divergence(p, hidden, mask)  # a window would make it infinite
+    assert found == pytest.approx(0.5 * math.log(0.5) + 0.5 * math.log(0.5 / 1e-10), rel=1e-5)
+
+
+def test_attention_backends_are_left_as_they_were():
+    teacher, student = bert(), tiny_model(RelPosBertModel, "alibi")
+    before = [model.config._attn_implementation for model in (teacher, student)]
+    fidelity(teacher, student, {8: rows(8)})
+    assert [model.config._attn_implementation for model in (teacher, student)] == before == ["sdpa", "sdpa"]
+
+
+def test_models_with_other_layers_are_compared_without_attention():
+    found = fidelity(bert(seed=1), bert(seed=2, num_hidden_layers=3), {8: rows(8)}).lengths[0]
+    assert found.divergence is None and found.token_cosine < 1
+    assert fidelity(bert(), bert(), {8: rows(8)}, divergence=False).lengths[0].divergence is None
+
+
+def test_past_the_limit():
+    teacher, student = bert(), tiny_model(RelPosBertModel, "alibi")
+    long = rows(40, 40)
+    found = fidelity(teacher, student, {8: rows(8), 40: long})
+    inside, past = found.lengths
+    assert (inside.reference, past.reference) == ("teacher", "windowed teacher")
+    assert past.divergence is None and past.masked is None
+    own = [
+        cosine(one, other)
+        for row in long
+        for one, other in zip(*(windowed_hidden_states(teacher, row, stride=n) for n in (8, 6)), strict=True)
+    ]
+    assert past.ceiling.by_shift == {} and past.ceiling.token_cosine == pytest.approx(np.mean(own), abs=1e-6)
+    assert past.ceiling.token_cosine < 0.999
+    assert fidelity(teacher, student, {40: long}, ceiling=False).lengths[0].ceiling is None
+    with torch.no_grad():
+        states = [student(torch.tensor([row])).last_hidden_state[0] for row in long]
+    expected = [
+        cosine(one, other)
+        for row, own in zip(long, states, strict=True)
+        for one, other in zip(windowed_hidden_states(teacher, row), own, strict=True)
+    ]
+    assert past.token_cosine == pytest.approx(np.mean(expected), abs=1e-6)
+    refused = fidelity(teacher, bert(), {8: rows(8), 40: long})
+    assert [entry.length for entry in refused.lengths] == [8]
+    assert refused.skipped == {40: "the student reads 16 tokens"}
+    assert "16 tokens" in refused.to_dict()["skipped"]["40"]
+
+
+@pytest.mark.parametrize("length", [3, 11, 16])
+def test_windowed_reader_is_the_plain_one_inside_the_limit(length):
+    model = bert()
+    row = rows(length)[0]
+    assert torch.equal(windowed_hidden_states(model, row), hidden_states(model, *pad([row], model))[0])
+
+
+@pytest.mark.parametrize("total, stride", [(17, None), (40, None), (41, 5), (40, 15)])
+def test_windowed_reader_takes_the_most_central_window(total, stride):
+    model = bert()
+    row = rows(total)[0]
+    found = windowed_hidden_states(model, row, stride=stride)
+    room, step = 15, 8 if stride is None else stride
+    starts, at = [], 0
+    while at + room < total - 1:
+        starts.append(at)
+        at += step
+    starts.append(total - 1 - room)
+    with torch.no_grad():
+        read = [model(torch.tensor([[CLS, *row[1 + s : 1 + s + room]]])).last_hidden_state[0] for s in starts]
+    assert (found[0] - torch.stack([states[0] for states in read]).mean(0)).abs().max() < 1e-6
+    for place in range(total - 1):
+        margins = [min(place - s, s + room - 1 - place) for s in starts]
+        best = margins.index(max(margins))
+        assert margins[best] >= 0
+        assert (found[place + 1] - read[best][place - starts[best] + 1]).abs().max() < 1e-5
+
+
+def test_windowed_reader_refuses():
+    with pytest.raises(ValueError, match="length = 16, stride = 16: windows need"):
+        windowed_hidden_states(bert(), rows(40)[0], stride=16)
+
+
+def roberta():
+    torch.manual_seed(0)
+    return stir(RobertaModel(RobertaConfig(**{**SIZES, "max_position_embeddings": 18}, pad_token_id=1))).eval()
+
+
+def test_readable_length():
+    assert readable_length(bert()) == readable_length(bert(BertForMaskedLM)) == 16
+    assert readable_length(roberta()) == 16  # of 18 positions, those after the padding id
+    assert readable_length(tiny_model(RelPosBertModel, "alibi")) is None
+    assert readable_length(tiny_model(RelPosBertModel, "absolute")) == 16
+    assert readable_length(tiny_model(RelPosBertModel, "absolute", position_options={"beyond": "clip"})) is None
+    assert readable_length(tiny_model(RelPosBertModel, "alibi", absolute_position_embeddings=True)) == 16
+    assert default_lengths(512) == default_lengths(None) == [16, 64, 128, 256, 512, 1024, 2048]
+    assert default_lengths(100) == [16, 64, 100, 200, 400]
+
+
+def test_shifts_by_hand():
+    model = bert()
+    row = rows(9)[0]
+    found = shift_consistency(model, [row], shifts=(2, 7, 8))
+    assert found.by_shift.keys() == {2, 7}  # 9 + 8 > 16
+    ids = torch.tensor([row])
+    with torch.no_grad():
+        plain = model(ids).last_hidden_state[0]
+        moved = {
+            s: model(ids, position_ids=torch.tensor([[0, *range(1 + s, 9 + s)]])).last_hidden_state[0] for s in (2, 7)
+        }
+    for shift, states in moved.items():
+        token, sentence = found.by_shift[shift]
+        assert token == pytest.approx(np.mean([cosine(a, b) for a, b in zip(states, plain, strict=True)]), abs=1e-6)
+        assert sentence == pytest.approx(cosine(states.mean(0), plain.mean(0)), abs=1e-6)
+    mean = (moved[2] + moved[7]) / 2
+    assert found.token_cosine == pytest.approx(np.mean([cosine(a, b) for a, b in zip(mean, plain, strict=True)]))
+    with pytest.raises(ValueError, match="windows of 16 tokens leave no room for a shift of 1"):
+        shift_consistency(model, rows(16))
+
+
+@pytest.mark.parametrize("model", [bert, roberta])
+def test_no_shift_is_the_model_itself(model):
+    """Checks the first position id too, which is 2 in RoBERTa."""
+    found = shift_consistency(model(), [[0, 7, 8, 9, 2], [0, 9, 2]], shifts=(0,))
+    assert found.token_cosine == pytest.approx(1, abs=1e-6) and found.sentence_cosine == pytest.approx(1, abs=1e-6)
+
+
+def test_a_model_without_positions_does_not_care():
+    model = bert()
+    torch.nn.init.zeros_(model.embeddings.position_embeddings.weight)
+    found = shift_consistency(model, rows(9, 12), shifts=(1, 3))
+    assert found.token_cosine == pytest.approx(1, abs=1e-6)
+
+
+def test_pooling():
+    hidden, mask = torch.randn(2, 3, 4), torch.tensor([[True, True, False], [True, True, True]])
+    assert torch.allclose(pool(hidden, mask)[0], hidden[0, :2].mean(0))
+    assert torch.equal(pool(hidden, mask, "cls"), hidden[:, 0])
+    with pytest.raises(ValueError, match="pooling = 'max' is unknown; use one of: 'mean', 'cls'"):
+        fidelity(bert(), bert(), {8: rows(8)}, pooling="max")
+    teacher, student = bert(seed=1), bert(seed=2)
+    row = rows(8)
+    with torch.no_grad():
+        expected = cosine(*(model(torch.tensor(row)).last_hidden_state[0, 0] for model in (teacher, student)))
+    assert fidelity(teacher, student, {8: row}, pooling="cls").lengths[0].sentence_cosine == pytest.approx(expected)
+
+
+def test_batches():
+    lengths = [5, 9, 2, 9, 1]
+    found = list(batches([[0] * n for n in lengths], batch_tokens=18))
+    assert found == [[1, 3], [0, 2, 4]]
+
+
+def test_fidelity_refuses():
+    with pytest.raises(ValueError, match=r"windows_by_length\[8\] has 1 windows, the longest of 9 tokens"):
+        fidelity(bert(), bert(), {8: rows(9)})
+    with pytest.raises(ValueError, match=r"windows_by_length\[8\] has 0 windows"):
+        fidelity(bert(), bert(), {8: []})
+    with pytest.raises(ValueError, match="hidden_size = 24 in the teacher and 12 in the student"):
+        fidelity(bert(), bert(hidden_size=12), {8: rows(8)})
+    broken = bert()
+    torch.nn.init.constant_(broken.encoder.layer[1].output.dense.bias, math.nan)
+    with pytest.raises(ValueError, match="BertModel: the hidden states are not finite"):
+        fidelity(broken, bert(), {8: rows(8)})
+
+
+def test_masked_agreement_by_hand():
+    teacher, student = bert(BertForMaskedLM, seed=1), bert(BertForMaskedLM, seed=2)
+    windows = rows(10, 6)
+    found = masked_agreement(teacher, student, windows, MASK, seed=5)
+    inputs, labels = mask_rows(windows, MASK, np.random.default_rng(5))
+    same = right = right_too = count = 0
+    for row, label in zip(inputs, labels, strict=True):
+        with torch.no_grad():
+            one, other = (model(torch.tensor([row])).logits[0].argmax(-1).tolist() for model in (teacher, student))
+        for place, wanted in enumerate(label):
+            if wanted != -100:
+                same += one[place] == other[place]
+                right += one[place] == wanted
+                right_too += other[place] == wanted
+                count += 1
+    assert found.tokens == count
+    assert (found.agreement, found.teacher_accuracy, found.student_accuracy) == (
+        same / count,
+        right / count,
+        right_too / count,
+    )
+
+
+def test_mask_rows():
+    windows = rows(3, 20, 200)
+    inputs, labels = mask_rows(windows, MASK, np.random.default_rng(0))
+    for row, masked, label in zip(windows, inputs, labels, strict=True):
+        places = [place for place, wanted in enumerate(label) if wanted != -100]
+        assert places and 0 not in places and len(row) - 1 not in places
+        for place, token in enumerate(row):
+            assert (masked[place], label[place]) == ((MASK, token) if place in places else (token, -100))
+    assert 15 <= sum(label != -100 for label in labels[2]) <= 45
+    with pytest.raises(ValueError, match="a row of 2 tokens has none to mask"):
+        mask_rows([[CLS, SEP]], MASK, np.random.default_rng(0))
+
+
+def entry(length, token, sentence, reference="teacher"):
+    return LengthFidelity(length, 1, length, reference, token, sentence, [token] * 4)
+
+
+@pytest.mark.parametrize(
+    "entries, limits, words",
+    [
+        (
+            [entry(64, 0.97, 0.98), entry(256, 0.93, 0.96), entry(512, 0.9, 0.93)],
+            (512, None),
+            "safe inside 256; usable after fine-tuning inside 512; past 512 untested by the teacher",
+        ),
+        (
+            [entry(512, 0.97, 0.98), entry(1024, 0.91, 0.9, "windowed teacher")],
+            (512, None),
+            "safe inside 512; past 512 untested by the teacher (token cosine to its windows: 0.91 at 1,024)",
+        ),
+        (
+            [entry(16, 0.95, 0.96), entry(64, 0.7, 0.6), entry(128, 0.95, 0.96)],
+            (128, 128),
+            "safe inside 16; not the teacher's at 64 (sentence cosine 0.60); past 128 the student reads nothing",
+        ),
+        ([entry(512, 0.96, 0.97)], (None, None), "safe inside 512"),
+    ],
+)
+def test_verdict(entries, limits, words):
+    assert verdict(Fidelity(*limits, "mean", entries)) == words
+
+
+def test_unknown_rate():
+    def tokenizer(text, **kwargs):
+        return SimpleNamespace(input_ids=[0 if word.isupper() else 5 for word in text.split()])
+
+    tokenizer.unk_token_id = 0
+    assert unknown_rate(tokenizer, ["a B c", "d"]) == 0.25
+    tokenizer.unk_token_id = None
+    assert unknown_rate(tokenizer, ["a B c"]) == 0.0
+
+
+def test_load_model(tmp_path):
+    bert(BertForMaskedLM).save_pretrained(tmp_path / "masked")
+    assert type(load_model(tmp_path / "masked")) is BertForMaskedLM
+    assert type(load_model(tmp_path / "masked", masked=False)) is BertModel
+    tiny_model(RelPosBertModel, "shaw").save_pretrained(tmp_path / "relative")
+    assert type(load_model(tmp_path / "relative")) is RelPosBertModel
+    with pytest.raises(ValueError, match=r"architectures = \['RelPosBertModel'\] has no head that predicts masked"):
+        load_model(tmp_path / "relative", masked=True)
+    discriminator = ElectraForPreTraining(ElectraConfig(**SIZES, embedding_size=24))
+    discriminator.save_pretrained(tmp_path / "electra")
+    assert type(load_model(tmp_path / "electra")) is ElectraModel
+    with pytest.raises(ValueError, match="none: no such folder"):
+        load_model(tmp_path / "none")
+    config = json.loads((tmp_path / "masked" / "config.json").read_text())
+    config["num_hidden_layers"] = 3
+    (tmp_path / "masked" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"the weights lack .*layer\.2.* \(16 tensors\)"):
+        load_model(tmp_path / "masked", masked=False)
+
+
+def test_old_relative_berts_are_read_as_such(tmp_path):
+    tiny_model(RelPosBertModel, "relative_key").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["auto_map"]
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "bert"}))
+    assert type(load_model(tmp_path)) is RelPosBertModel
+
+
+def test_other_families():
+    """DistilBERT has other names for its parts, and a limit and attention weights all the same."""
+    torch.manual_seed(0)
+    config = DistilBertConfig(vocab_size=50, dim=24, hidden_dim=32, n_layers=2, n_heads=3, max_position_embeddings=16)
+    one, other = (stir(DistilBertModel(config)).eval() for _ in range(2))
+    found = fidelity(one, other, {8: rows(8, 5)}).lengths[0]
+    assert readable_length(one) == 16 and len(found.divergence) == 2 and min(found.divergence) > 0
+    assert found.ceiling.by_shift.keys() == {1, 4}

@@ -1,0 +1,241 @@
+"""`hf-relpos compare` and `hf-relpos evaluate`, and the fine-tuning script: what they print, write and refuse."""
+
+import argparse
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from oracles import stir, tiny_model
+from transformers import AutoModelForTokenClassification, BertConfig, BertForMaskedLM, BertTokenizer
+from typer.testing import CliRunner
+
+from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel
+from hf_relpos.cli import app
+from hf_relpos.evaluate import load_encoder, rank_correlation, similarities
+from hf_relpos.evaluate.records import read_pairs
+from hf_relpos.evaluate.similarity import pair_vectors
+
+
+WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    *"the pass key is remember it . cat sat mat red sun sky".split(),
+]
+WORDS += [f"{n:02}" for n in range(10, 100)] + [f"##{n:03}" for n in range(1000)]
+SCRIPT = Path(__file__).parents[1] / "scripts" / "finetune.py"
+
+
+@pytest.fixture(autouse=True)
+def width(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A teacher and a student with tokenizers, and files of each kind."""
+    folder = tmp_path_factory.mktemp("evaluate")
+    (folder / "vocab.txt").write_text("\n".join(WORDS))
+    tokenizer = BertTokenizer(str(folder / "vocab.txt"))
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 32}
+    config = BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, initializer_range=0.2, **sizes)
+    stir(BertForMaskedLM(config)).save_pretrained(folder / "teacher")
+    sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 64}
+    tiny_model(RelPosBertForMaskedLM, "alibi", **sizes).save_pretrained(folder / "student")
+    tiny_model(RelPosBertModel, "alibi", **sizes).save_pretrained(folder / "bare")
+    tiny_model(RelPosBertModel, "alibi").save_pretrained(folder / "small")
+    for name in ("teacher", "student"):
+        tokenizer.save_pretrained(folder / name)
+    (folder / "text.txt").write_text("The cat sat. The sun is red. Remember the key.\n\n" * 200)
+    (folder / "sts.tsv").write_text("5\tthe cat sat\tthe cat sat\n1\tthe cat\tred sun sky\n3\tsun\tsun is red\n")
+    (folder / "docs.tsv").write_text("id\ttext\na\tthe cat sat\nb\tred sun sky\n")
+    (folder / "queries.tsv").write_text("query\tdoc\ncat\ta\nsun\tb\nsky\tb\n")
+    return folder
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_compare(folder, tmp_path):
+    out, picture = tmp_path / "out.json", tmp_path / "out.png"
+    result = run(
+        *("compare", folder / "teacher", folder / "student", "--text", folder / "text.txt", "--lengths", "16,48,128"),
+        *("--sts", folder / "sts.tsv", "--json", out, "--plot", picture, "--tokens", 128),
+    )
+    assert result.exit_code == 0, result.output
+    found = json.loads(out.read_text())
+    assert [(entry["length"], entry["windows"], entry["reference"]) for entry in found["lengths"]] == [
+        (16, 8, "teacher"),
+        (48, 4, "teacher"),
+        (128, 4, "windowed teacher"),
+    ]
+    assert found["text"] == [str(folder / "text.txt")] and found["unknown"] == 0
+    assert len(found["lengths"][0]["divergence"]) == 2 and found["lengths"][0]["masked"]["tokens"] >= 8
+    own = found["similarity"][str(folder / "sts.tsv")]
+    pairs = read_pairs(folder / "sts.tsv")
+    for name in ("teacher", "student"):
+        cosines = similarities(pair_vectors(load_encoder(folder / name), pairs))
+        assert own[name] == pytest.approx(100 * rank_correlation(cosines, [pair.score for pair in pairs]))
+    assert own["difference"]["mean"] == pytest.approx(own["student"] - own["teacher"])
+    assert own["sentence_cosine"]["sentence_of_min"] in {text for p in pairs for text in (p.sentence1, p.sentence2)}
+    for words in ("128 *", "Cosine to the teacher", "layer 1", "Masked tokens, %", f"Verdict: {found['verdict']}."):
+        assert words in result.output
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "out.png"]
+
+
+def test_compare_by_default(folder):
+    """A model with itself; the lengths follow its limit, and those past it are not read."""
+    result = run("compare", folder / "teacher", folder / "teacher", "--text", folder / "text.txt", "--tokens", 64)
+    assert result.exit_code == 0, result.output
+    assert "Verdict: safe inside 64; past 64 the student reads nothing." in result.output
+    assert "256 tokens not measured: the student reads 64 tokens" in result.output
+
+
+def test_short_text_and_another_language(folder, tmp_path):
+    (tmp_path / "short.txt").write_text("кот сел. " * 8)
+    result = run("compare", folder / "teacher", folder / "student", "--text", tmp_path / "short.txt")
+    assert result.exit_code == 0, result.output
+    # two of three tokens, but [CLS] and [SEP]
+    assert "Warning: the tokenizer does not know 62 % of the tokens" in result.output
+    assert "256 tokens not measured: the text does not fill one window of 256 tokens" in result.output
+
+
+def test_evaluate(folder, tmp_path):
+    out = tmp_path / "out.json"
+    result = run(
+        *("evaluate", folder / "student", "--sts", folder / "sts.tsv", "--mlm", folder / "text.txt"),
+        *("--retrieval", folder / "docs.tsv", folder / "queries.tsv", "--passkey", folder / "text.txt"),
+        *("--lengths", "64,100", "--json", out, "--max-length", 600),
+    )
+    assert result.exit_code == 0, result.output
+    found = json.loads(out.read_text())
+    assert found["similarity"][str(folder / "sts.tsv")]["pairs"] == 3
+    assert found["masked"].keys() == found["passkey"].keys() == {"64", "100"}
+    assert found["passkey"]["64"].keys() == {"vector", "masked"}
+    assert found["retrieval"].keys() == {"truncate", "chunks", "full"}
+    # the documents are short, so that all readers read the same
+    assert found["retrieval"]["full"]["difference"]["mrr"] == {"mean": 0.0, "low": 0.0, "high": 0.0}
+    for words in ("Spearman × 100", "Retrieval, 3 queries", "Masked tokens", "Passkey, %"):
+        assert words in result.output
+
+
+def test_an_absolute_model_reads_no_long_documents_at_once(folder, tmp_path):
+    out = tmp_path / "out.json"
+    arguments = ("--retrieval", folder / "docs.tsv", folder / "queries.tsv", "--json", out)
+    assert run("evaluate", folder / "teacher", *arguments).exit_code == 0
+    assert json.loads(out.read_text())["retrieval"].keys() == {"truncate", "chunks"}
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (("compare", "teacher", "student", "--text", "none.txt"), "there is no such file"),
+        (("compare", "teacher", "bare", "--text", "text.txt", "--lengths", "8,x"), "--lengths '8,x' is not a list of"),
+        (("compare", "teacher", "bare", "--text", "text.txt", "--lengths", "2"), "--lengths 2: [CLS] and [SEP]"),
+        (("compare", "teacher", "bare", "--text", "text.txt", "--json", "no/out.json"), "its folder does not"),
+        (("compare", "bare", "student", "--text", "text.txt"), "bare: no tokenizer could be loaded"),
+        (
+            ("compare", "small", "student", "--tokenizer", "teacher", "--text", "text.txt"),
+            "and small knows 50; give the",
+        ),
+        (("compare", "nothing", "student", "--text", "text.txt"), "nothing: no such folder"),
+        (("compare", "teacher", "student", "--text", "text.txt", "--pooling", "max"), "pooling = 'max' is unknown"),
+        (
+            ("compare", "teacher", "student", "--text", "text.txt", "--sts", "docs.tsv"),
+            "docs.tsv, line 1: 2 fields between tabs, and 'sentence2' is column 3",
+        ),
+        (("compare", "teacher", "student", "--text", "docs.tsv", "--field", "body"), "'body' is not one of them"),
+        (("compare", "teacher", "student", "--text", "docs.tsv"), "does not fill one window of 16 tokens"),
+        (("evaluate", "student"), "nothing to measure: give --sts, --retrieval, --mlm or --passkey"),
+        (("evaluate", "bare", "--tokenizer", "teacher", "--mlm", "text.txt"), "has no head that predicts masked"),
+        (("evaluate", "teacher", "--mlm", "text.txt", "--lengths", "128"), "the model reads 64 tokens"),
+    ],
+)
+def test_errors_are_text_and_exit_code_2(folder, monkeypatch, arguments, words):
+    monkeypatch.chdir(folder)
+    before = sorted(path.name for path in folder.iterdir())
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("Error: ") and words in result.stderr and "Traceback" not in result.output
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+@pytest.fixture(scope="module")
+def script():
+    """scripts/finetune.py as a module."""
+    spec = importlib.util.spec_from_file_location("finetune", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    "tags, expected",
+    [
+        ("O O", set()),
+        ("B-a I-a O B-b", {("a", 0, 2), ("b", 3, 4)}),
+        ("B-a B-a I-a", {("a", 0, 1), ("a", 1, 3)}),
+        ("B-a I-b I-b", {("a", 0, 1), ("b", 1, 3)}),  # I- of another type begins an entity
+        ("O I-a I-a", {("a", 1, 3)}),
+        ("B-x-y I-x-y", {("x-y", 0, 2)}),
+    ],
+)
+def test_entities(script, tags, expected):
+    assert script.entities(tags.split()) == expected
+
+
+def test_entity_scores(script):
+    truth = ["B-a I-a O B-b".split(), "O B-a".split()]
+    guess = ["B-a I-a O B-a".split(), "O O".split()]  # one right, one of the wrong type, one missed
+    found = script.entity_scores(truth, guess)
+    assert found == pytest.approx({"precision": 50, "recall": 100 / 3, "f1": 40, "entities": 3})
+    assert script.entity_scores([["O"]], [["O"]])["f1"] == 0
+
+
+def finetune(script, task, model, **changes):
+    settings = {
+        **{"task": task, "model": str(model), "columns": "label,text", "tokenizer": None, "max_length": 16},
+        **{"limit": None, "epochs": 3.0, "steps": 60, "batch": 8, "lr": 3e-3, "warmup": 2, "seed": 0, "save": None},
+    }
+    return script.finetune(argparse.Namespace(**{**settings, **changes}))
+
+
+@pytest.mark.parametrize("model", ["teacher", "student"])
+def test_finetuning(script, folder, tmp_path, model):
+    """Both tasks can be learnt by heart: the label is whether there is a cat, entities are cats, in two tokens."""
+    texts = ["the cat sat", "red sun sky", "cat is red", "the sun is it", "sat cat", "sky mat"]
+    (tmp_path / "a.tsv").write_text("text\tlabel\n" + "".join(f"{t}\t{'cat' in t}\n" for t in texts * 4))
+    files = {"train": tmp_path / "a.tsv", "dev": tmp_path / "a.tsv"}
+    found = finetune(script, "classification", folder / model, **files)
+    assert found["accuracy"] == 100 and found["examples"] == 24 and found["steps"] == 60
+
+    lines = [f"{w}\t{'B-cat' if w == 'cat' else 'O'}\n" for t in texts for w in [*t.split(), "12345"]]
+    text = "".join(lines).replace("12345\tO\n", "12345\tO\n\n").replace("red\tO", "red\tI-cat")
+    (tmp_path / "a.conll").write_text(text * 4)
+    files = {"train": tmp_path / "a.conll", "dev": tmp_path / "a.conll"}
+    found = finetune(script, "ner", folder / model, **files, save=tmp_path / "saved")
+    assert found["f1"] == 100 and found["entities"] == 5 * 4
+    loaded = AutoModelForTokenClassification.from_pretrained(tmp_path / "saved")
+    assert set(loaded.config.label2id) == {"O", "B-cat", "I-cat"}
+    with pytest.raises(ValueError, match="saved exists"):
+        finetune(script, "ner", folder / model, **files, save=tmp_path / "saved")
+
+
+def test_finetuning_refuses(script, folder, tmp_path):
+    (tmp_path / "a.tsv").write_text("label\ttext\nyes\tcat\n")
+    (tmp_path / "b.tsv").write_text("label\ttext\nno\tcat\n")
+    with pytest.raises(ValueError, match=r"b.tsv: label 'no' is not in the training file, which has yes"):
+        finetune(script, "classification", folder / "teacher", train=tmp_path / "a.tsv", dev=tmp_path / "b.tsv")
+    (tmp_path / "a.conll").write_text("cat\tO\nsat\n")
+    with pytest.raises(ValueError, match=r"a.conll, line 2: 'sat' does not end in an IOB2 tag"):
+        finetune(script, "ner", folder / "teacher", train=tmp_path / "a.conll", dev=tmp_path / "a.conll")
+    (tmp_path / "a.conll").write_text("\n\n")
+    with pytest.raises(ValueError, match=r"a.conll: holds no sentences"):
+        script.read_conll(tmp_path / "a.conll")
