@@ -246,6 +246,26 @@ def read_outputs(model: nn.Module, batch: Mapping[str, torch.Tensor], names: Ite
     return Targets(outputs["hidden_states"], outputs["attentions"] if "attention" in names else None, logits)
 
 
+def row_targets(read: Callable[[list[int]], torch.Tensor]) -> Provider:
+    """Targets for `losses={"hidden": …}` from a function that reads one window, however long it is.
+
+    With `partial(hf_relpos.evaluate.windowed_hidden_states, teacher)` the student learns on windows past the teacher's
+    limit what the teacher says in overlapping pieces.
+
+    Args:
+        read: maps the token ids of one window to its last hidden states, (L, D).
+    """
+
+    def targets(batch: Mapping[str, torch.Tensor]) -> Targets:
+        rows = [
+            ids[mask.bool()].tolist() for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)
+        ]
+        states = nn.utils.rnn.pad_sequence([read(row) for row in rows], batch_first=True)
+        return Targets((states.to(batch["input_ids"].device),))
+
+    return targets
+
+
 # Batches -----------------------------------------------------------------------------------------------------------
 
 
@@ -476,11 +496,11 @@ def distil(
     Args:
         student: of this package.
         teacher: a model with BERT's outputs and the student's sizes, which stays as it is; or a function from a batch,
-            `input_ids` and `attention_mask` (B, L) on the training device, to Targets, for a teacher that reads long
-            windows in pieces.
+            `input_ids` and `attention_mask` (B, L) on the training device, to Targets: see `row_targets`.
         windows: token ids, special tokens included, of differing lengths: a list or dataset of lists or of mappings
-            with `input_ids`, or an iterable that can be started again. Lengths that are not among them stay as bad as
-            they were: 512 tokens need windows of 512.
+            with `input_ids`, such as `hf_relpos.text.cut_windows(…).ids`; or an iterable that can be started again,
+            such as a streamed Hub dataset, tokenized and shuffled. Lengths that are not among them stay as bad as they
+            were: 512 tokens need windows of 512.
         steps: optimizer steps.
         batch_tokens: tokens of a batch, padding included; a longer window makes a batch of its own.
         learning_rate: peak, of everything but the tables.
