@@ -188,3 +188,105 @@ def plot(
         from .plot import plot_checkpoint
 
         Console().print(f"written to {plot_checkpoint(checkpoint, out, layer, head, text)}", markup=False)
+
+
+COLUMNS = "Columns of the --sts files: score, first sentence, second sentence, separated by commas."
+LENGTHS = "Lengths in tokens, separated by commas, such as 64,256,1024."
+
+
+def parse_lengths(text: str | None) -> list[int] | None:
+    """ "64,256" to [64, 256].
+
+    Raises:
+        ValueError: for what is not a list of positive numbers.
+    """
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise ValueError(f"--lengths {text!r} is not a list of positive numbers, such as 64,256,1024")
+    return [int(part) for part in parts]
+
+
+@app.command()
+def compare(
+    teacher: Annotated[str, typer.Argument(help="Folder or Hub repository of the model that was converted.")],
+    student: Annotated[str, typer.Argument(help="Folder or Hub repository of the result.")],
+    text: Annotated[
+        list[Path],
+        typer.Option(exists=True, dir_okay=False, help="Text that neither was fitted on; may be repeated."),
+    ],
+    lengths: Annotated[str | None, typer.Option(help=LENGTHS)] = None,
+    sts: Annotated[
+        list[Path] | None,
+        typer.Option(exists=True, dir_okay=False, help="Scored sentence pairs, .tsv or .jsonl; may be repeated."),
+    ] = None,
+    columns: Annotated[str, typer.Option(help=COLUMNS)] = "score,sentence1,sentence2",
+    pooling: Annotated[str | None, typer.Option(help="mean or cls; by default what the teacher asks for.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Where the tokenizer is, if not beside the teacher.")] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens of text for each length, about.", min=1)] = 4096,
+    json_file: Annotated[Path | None, typer.Option("--json", help="JSON file to write.")] = None,
+    plot_file: Annotated[
+        Path | None, typer.Option("--plot", help="Picture of the fidelity by length to write.")
+    ] = None,
+) -> None:
+    """Measure how faithful a converted model is to its source."""
+    with plain_errors():
+        from .evaluate.commands import run_compare
+
+        run_compare(
+            teacher,
+            student,
+            text,
+            lengths=parse_lengths(lengths),
+            sts=sts or [],
+            columns=columns.split(","),
+            pooling=pooling,
+            tokenizer=tokenizer,
+            tokens=tokens,
+            out=json_file,
+            plot=plot_file,
+            console=Console(),
+        )
+
+
+@app.command()
+def evaluate(
+    model: Annotated[str, typer.Argument(help="Folder or Hub repository of a stock or relative model.")],
+    sts: Annotated[
+        list[Path] | None,
+        typer.Option(exists=True, dir_okay=False, help="Scored sentence pairs, .tsv or .jsonl; may be repeated."),
+    ] = None,
+    columns: Annotated[str, typer.Option(help=COLUMNS)] = "score,sentence1,sentence2",
+    retrieval: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(metavar="DOCS QUERIES", help="Documents (id, text) and queries (query, doc), .tsv or .jsonl."),
+    ] = None,
+    mlm: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="Text whose masked tokens are to be predicted.")
+    ] = None,
+    passkey: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="Text to hide a key in.")] = None,
+    lengths: Annotated[str | None, typer.Option(help=LENGTHS + " For --mlm and --passkey.")] = None,
+    max_length: Annotated[int | None, typer.Option(help="Tokens read of a document in retrieval.", min=3)] = None,
+    pooling: Annotated[str | None, typer.Option(help="mean or cls; by default what the model asks for.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Where the tokenizer is, if not beside the model.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="JSON file to write.")] = None,
+) -> None:
+    """Measure a model: similarity, long-document retrieval, masked tokens, passkeys."""
+    with plain_errors():
+        from .evaluate.commands import run_evaluate
+
+        run_evaluate(
+            model,
+            sts=sts or [],
+            columns=columns.split(","),
+            retrieval=retrieval,
+            mlm=mlm,
+            passkey=passkey,
+            lengths=parse_lengths(lengths),
+            max_length=max_length,
+            pooling=pooling,
+            tokenizer=tokenizer,
+            out=json_file,
+            console=Console(),
+        )

@@ -5,6 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import nn
+from transformers import PreTrainedModel
+
+from .reading import Progress, pad, readable_length, rows_per_batch
 
 
 def token_ids(tokenizer, paragraphs: Sequence[str]) -> list[int]:
@@ -81,3 +84,86 @@ def masked_accuracy(
         loss += float(nn.functional.cross_entropy(logits, target, reduction="sum"))
         count += len(target)
     return {"accuracy": round(100 * right / count, 2), "nll": round(loss / count, 4)}
+
+
+def mask_rows(
+    rows: Sequence[Sequence[int]], mask_token_id: int, rng: np.random.Generator, rate: float = 0.15
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Rows `[CLS] … [SEP]` with tokens replaced by [MASK] at random, at least one in each, and their labels.
+
+    Args:
+        rows: token ids, of any lengths; the first and the last are never masked.
+        mask_token_id: [MASK].
+        rng: decides which tokens are masked.
+        rate: share of the tokens to mask.
+
+    Returns:
+        Rows, and labels of the same lengths, −100 where nothing is to be predicted.
+
+    Raises:
+        ValueError: for a row without a token between the first and the last.
+    """
+    inputs, labels = [], []
+    for row in rows:
+        if len(row) < 3:
+            raise ValueError(f"a row of {len(row)} tokens has none to mask between [CLS] and [SEP]; leave it out")
+        ids = np.asarray(row)
+        chosen = rng.random(len(ids)) < rate
+        chosen[[0, -1]] = False
+        if not chosen.any():
+            chosen[rng.integers(1, len(ids) - 1)] = True
+        inputs.append(np.where(chosen, mask_token_id, ids).tolist())
+        labels.append(np.where(chosen, ids, -100).tolist())
+    return inputs, labels
+
+
+@torch.inference_mode()
+def masked_predictions(
+    model: PreTrainedModel, rows: Sequence[Sequence[int]], places: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """Logits at some places of one batch of rows, (places in all, V) in float32, row by row.
+
+    Args:
+        model: a masked language model.
+        rows: token ids, of any lengths.
+        places: for each row a boolean for each of its tokens.
+    """
+    ids, mask = pad(rows, model)
+    out = model(input_ids=ids, attention_mask=mask.long())
+    logits = out.logits if "logits" in out else out.prediction_logits  # …ForPreTraining
+    return torch.cat(
+        [row[: len(chosen)][chosen.to(row.device)] for row, chosen in zip(logits, places, strict=True)]
+    ).float()
+
+
+def masked_accuracy_by_length(
+    model: PreTrainedModel,
+    tokenizer,
+    paragraphs: Sequence[str],
+    lengths: Sequence[int],
+    tokens: int = 32_768,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> dict[int, dict[str, float]]:
+    """`masked_accuracy` of windows of several lengths, on about as much text for each; keys are lengths.
+
+    Args:
+        lengths: tokens per window; those that the model does not read are left out.
+        tokens: of text for each length, at most (one window at least).
+
+    Raises:
+        ValueError: when the text does not fill one window, or the model reads none of the lengths.
+    """
+    limit = readable_length(model)
+    fitting = [length for length in lengths if limit is None or length <= limit]
+    if not fitting:
+        raise ValueError(f"lengths = {list(lengths)}: the model reads {limit} tokens; give shorter ones")
+    found = {}
+    for number, length in enumerate(fitting, 1):
+        windows = max(1, tokens // length)
+        inputs, labels = masked_windows(tokenizer, paragraphs, length, windows, np.random.default_rng(seed))
+        accuracy = masked_accuracy(model, inputs, labels, batch_size=rows_per_batch(length))
+        found[length] = {"windows": len(inputs), "masked": int((labels != -100).sum()), **accuracy}
+        if progress is not None:
+            progress(f"masked tokens, {length}", number, len(fitting))
+    return found
