@@ -13,6 +13,7 @@ import os
 import shutil
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -32,6 +33,7 @@ from transformers import (
     TrainingArguments,
 )
 
+from .evaluate.reading import has_masked_head, readable_length
 from .model.modeling_relpos_bert import RelPosBertPreTrainedModel
 from .model.scheme import is_count, is_number
 
@@ -294,17 +296,25 @@ class Batches(torch.utils.data.IterableDataset):
         self.longest = longest
         self.seed = seed
 
-    def look(self) -> None:
+    def look(self) -> str | None:
         """Check the windows before training: all those of a list, the first of what is read or made on demand.
+
+        Returns:
+            What tells a list of windows from another; None where not all were seen.
 
         Raises:
             ValueError: when there is none, and for one that `_check` refuses.
         """
         if isinstance(self.windows, Iterator):  # what is read now would be missing later
-            return
-        some = enumerate(self.windows if isinstance(self.windows, list | tuple) else _first(self.windows))
-        if not [self._check(number, window) for number, window in some]:
+            return None
+        whole = isinstance(self.windows, list | tuple)
+        count = checksum = 0
+        for number, window in enumerate(self.windows if whole else _first(self.windows)):
+            count += 1
+            checksum = zlib.crc32(np.array(self._check(number, window), dtype="<i8").tobytes(), checksum)
+        if not count:
             raise ValueError("windows is empty: give at least one window of token ids")
+        return f"{count} windows, CRC {checksum:08x}" if whole else None
 
     def __iter__(self) -> Iterator[list[list[int]]]:
         batches = self._batches()
@@ -539,8 +549,10 @@ def distil(
             f"train = 'tables': the scheme {student.config.position_scheme_name!r} of the student has no parameters; "
             "use train = 'all'"
         )
-    batches = Batches(windows, batch_tokens, student.config.vocab_size, _longest(student, teacher), seed)
-    batches.look()
+    limits = [readable_length(model) for model in (student, teacher) if isinstance(model, nn.Module)]
+    longest = min((limit for limit in limits if limit is not None), default=None)
+    batches = Batches(windows, batch_tokens, student.config.vocab_size, longest, seed)
+    fingerprint = batches.look()
 
     settings = {
         "steps": steps,
@@ -553,6 +565,7 @@ def distil(
         "temperature": temperature,
         "dropout": dropout,
         "seed": seed,
+        "windows": fingerprint,
         "trainer_arguments": dict(trainer_arguments or {}),
     }
     logging_steps = max(1, steps // 20)
@@ -771,7 +784,7 @@ def _check_models(student: nn.Module, teacher: nn.Module | Provider, losses: Map
                     "from this teacher"
                 )
     for name, model in models.items():
-        if "logits" in losses and model.get_output_embeddings() is None:
+        if "logits" in losses and not has_masked_head(model):
             raise ValueError(
                 f"losses['logits'] = {losses['logits']!r}: the {name}, a {type(model).__name__}, has no masked "
                 "language model head; load it as …ForMaskedLM, or leave 'logits' out"
@@ -783,14 +796,3 @@ def _check_models(student: nn.Module, teacher: nn.Module | Provider, losses: Map
                 f"which does not hold the attention weights; call {name}.set_attn_implementation('eager'), or leave "
                 "'attention' out"
             )
-
-
-def _longest(*models: nn.Module | Provider) -> int | None:
-    """Tokens that all the models can read at once, by their tables of absolute positions; None without one."""
-    limits = []
-    for model in models:
-        if isinstance(model, nn.Module):
-            table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
-            if isinstance(table, nn.Embedding):  # RoBERTa counts from behind the index of padding
-                limits.append(table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1))
-    return min(limits, default=None)

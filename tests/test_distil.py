@@ -203,6 +203,8 @@ def test_resumed_is_uninterrupted(dropout, tmp_path):
         run(resumed, teacher, output_dir=tmp_path / "run", **arguments)
     with pytest.raises(ValueError, match=r"batch_tokens = 32: .* has 64"):
         run(resumed, teacher, output_dir=tmp_path / "run", resume=True, **arguments, batch_tokens=32)
+    with pytest.raises(ValueError, match=r"windows = '63 windows.* has '64 windows"):
+        run(resumed, teacher, texts()[1:], output_dir=tmp_path / "run", resume=True, **arguments)
     again = run(resumed, teacher, output_dir=tmp_path / "run", resume=True, **arguments)
     assert same(weights(whole), weights(resumed))
     assert (again.steps, again.tokens) == (12, report.tokens)
