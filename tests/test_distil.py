@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from transformers import BertConfig, BertForMaskedLM, BertModel, RobertaConfig, 
 
 from hf_relpos import RelPosBertConfig, RelPosBertModel
 from hf_relpos.distil import LOSSES, Batches, collate, distil, loss_parts, read_outputs, row_targets
+from hf_relpos.evaluate import windowed_hidden_states
 
 
 CPU = {"use_cpu": True}
@@ -230,10 +232,7 @@ def test_a_function_in_place_of_the_teacher():
     run(other, lambda batch: read_outputs(teacher.eval(), batch, ["layers"]))
     assert same(weights(student), weights(other))
 
-    def read(ids):
-        pieces = [torch.tensor([ids[at : at + LIMIT]]) for at in range(0, len(ids), LIMIT)]
-        return torch.cat([teacher(input_ids=piece).last_hidden_state[0] for piece in pieces])
-
+    read = partial(windowed_hidden_states, teacher)
     windows = [window + texts()[0] for window in texts() if len(window) == LIMIT]
     assert windows
     report = run(short, row_targets(read), windows, steps=60, losses={"hidden": 1.0})
