@@ -15,7 +15,7 @@ from distil_train import LIMIT, VOCABULARY, pair, texts
 from transformers import BertConfig, BertForMaskedLM, BertModel, RobertaConfig, RobertaModel, TrainerCallback
 
 from hf_relpos import RelPosBertConfig, RelPosBertModel
-from hf_relpos.distil import LOSSES, Batches, collate, distil, loss_parts, read_outputs, row_targets
+from hf_relpos.distil import DEFAULT_LOSSES, LOSSES, Batches, collate, distil, loss_parts, read_outputs, row_targets
 from hf_relpos.evaluate import windowed_hidden_states
 
 
@@ -73,6 +73,15 @@ def test_defaults_bring_the_hidden_states_nearer():
     assert 0 < report.tokens <= 60 * 64
     assert json.loads(json.dumps(report.to_dict()))["settings"]["steps"] == 60
     assert "60 steps" in report.summary()
+
+
+def test_attention_is_compared_where_it_is_held():
+    assert run(*reversed(pair(heads=True)), steps=1).settings["losses"] == DEFAULT_LOSSES
+    assert "attention" in DEFAULT_LOSSES
+    assert run(*reversed(pair()), steps=1).settings["losses"] == {"layers": 1.0}  # the teacher has sdpa
+    teacher, student = pair(heads=True)
+    provider = partial(read_outputs, teacher, names=["layers"])
+    assert run(student, provider, steps=1).settings["losses"] == {"layers": 1.0}
 
 
 def test_tables_only_leaves_everything_else_bit_for_bit():
