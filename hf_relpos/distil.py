@@ -45,9 +45,10 @@ LOSSES = {
     "attention": "the attention weights of every layer; both models need attn_implementation='eager'",
     "logits": "the predictions of the masked language model heads",
 }
-# Of the ways tried on all-MiniLM-L6-v2 (50 steps of 512 tokens) the attention brought most: it tells the tables
-# directly what to do. "attention" is left out where a model does not hold its weights.
-DEFAULT_LOSSES = {"layers": 1.0, "attention": 1.0}
+# Weights and learning rates are the best of those tried on all-MiniLM-L6-v2 with `tables` from zero, 50 steps of 512
+# tokens: mean token cosine on fresh text .831 before, .909 with layers alone, .935 with attention at weight 1, .956 with
+# these. Attention tells the tables directly what to do; it is left out where a model does not hold its weights.
+DEFAULT_LOSSES = {"layers": 1.0, "attention": 3.0}
 TRAIN = ("all", "tables")
 SCHEDULES = ("linear", "cosine", "constant_with_warmup")
 
@@ -487,7 +488,7 @@ def distil(
     steps: int = 200,
     batch_tokens: int = 4096,
     learning_rate: float = 1e-4,
-    table_learning_rate: float = 5e-3,
+    table_learning_rate: float = 3e-2,
     schedule: str = "linear",
     train: str = "all",
     losses: Mapping[str, float] | None = None,
