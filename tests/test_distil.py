@@ -1,0 +1,352 @@
+"""Distillation: what the loss measures, which weights move, resuming, several processes, and what is refused."""
+
+import copy
+import json
+import os
+import socket
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from distil_train import LIMIT, VOCABULARY, pair, texts
+from transformers import BertConfig, BertForMaskedLM, BertModel, RobertaConfig, RobertaModel, TrainerCallback
+
+from hf_relpos import RelPosBertConfig, RelPosBertModel
+from hf_relpos.distil import DEFAULT_LOSSES, LOSSES, Batches, collate, distil, loss_parts, read_outputs, row_targets
+from hf_relpos.evaluate import windowed_hidden_states
+
+
+CPU = {"use_cpu": True}
+ALL = dict.fromkeys(LOSSES, 1.0)
+
+
+def run(student, teacher, windows=None, **arguments):
+    """A short distillation, with rates for tiny models."""
+    settings = {
+        "steps": 10,
+        "batch_tokens": 64,
+        "learning_rate": 1e-3,
+        "table_learning_rate": 1e-2,
+        "trainer_arguments": CPU,
+        **arguments,
+    }
+    return distil(student, teacher, texts() if windows is None else windows, **settings)
+
+
+def weights(model):
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def same(left, right):
+    return all(torch.equal(tensor, right[name]) for name, tensor in left.items())
+
+
+@pytest.mark.parametrize("part", LOSSES)
+def test_each_part_falls_and_the_teacher_stays(part):
+    teacher, student = pair(heads=True)
+    before = weights(teacher)
+    teacher.train()
+    report = run(student, teacher, steps=60, losses={part: 2.0})
+    assert report.losses[part]["end"] < 0.7 * report.losses[part]["start"]
+    assert report.losses["total"]["end"] == pytest.approx(2 * report.losses[part]["end"], rel=1e-4)
+    assert same(before, weights(teacher)) and teacher.training
+    assert not student.training and all(p.requires_grad for p in student.parameters())
+
+
+def test_defaults_bring_the_hidden_states_nearer():
+    """On windows that were not trained on, with a stock teacher."""
+    teacher, student = pair()
+    fresh = collate([texts(seed=9)[:8]], pad=0)
+
+    def error():
+        with torch.no_grad():
+            outputs, targets = (read_outputs(model.eval(), fresh, ["layers"]) for model in (student, teacher))
+        return float(loss_parts(outputs, targets, fresh["attention_mask"], ["layers"])["layers"])
+
+    start = error()
+    report = run(student, teacher, steps=60)
+    assert error() < 0.8 * start
+    assert report.steps == 60 and report.processes == 1
+    assert 0 < report.tokens <= 60 * 64
+    assert json.loads(json.dumps(report.to_dict()))["settings"]["steps"] == 60
+    assert "60 steps" in report.summary()
+
+
+def test_attention_is_compared_where_it_is_held():
+    assert run(*reversed(pair(heads=True)), steps=1).settings["losses"] == DEFAULT_LOSSES
+    assert "attention" in DEFAULT_LOSSES
+    assert run(*reversed(pair()), steps=1).settings["losses"] == {"layers": 1.0}  # the teacher has sdpa
+    teacher, student = pair(heads=True)
+    provider = partial(read_outputs, teacher, names=["layers"])
+    assert run(student, provider, steps=1).settings["losses"] == {"layers": 1.0}
+
+
+def test_tables_only_leaves_everything_else_bit_for_bit():
+    teacher, student = pair()
+    before = weights(student)
+    run(student, teacher, train="tables")
+    moved = {name for name, tensor in weights(student).items() if not torch.equal(tensor, before[name])}
+    assert moved == {name for name in before if "distance_embedding" in name}
+    assert all(parameter.requires_grad for parameter in student.parameters())
+
+
+def test_the_tables_have_a_learning_rate_of_their_own():
+    """With Adam the first step moves each number by the learning rate."""
+    teacher, student = pair()
+    before = weights(student)
+    constant = {**CPU, "warmup_steps": 0}
+    run(student, teacher, steps=1, schedule="constant_with_warmup", learning_rate=1e-4, trainer_arguments=constant)
+    moved = {name: float((tensor - before[name]).abs().max()) for name, tensor in weights(student).items()}
+    for name, distance in moved.items():
+        if "pooler" not in name:
+            assert distance == pytest.approx(1e-2 if "distance_embedding" in name else 1e-4, rel=1e-2), name
+
+
+def test_a_head_that_is_not_compared_stays():
+    teacher, student = pair(heads=True)
+    before = weights(student.cls.predictions.transform)
+    run(student, teacher)
+    assert same(before, weights(student.cls.predictions.transform))
+
+
+def test_padding_has_no_weight():
+    """A short example beside a long one counts as it does alone, whatever stands in the padding."""
+    teacher, student = pair(heads=True)
+    long, short = texts()[0] * 2, texts()[1][:5]
+
+    def parts(windows, pad=0):
+        batch = collate([windows], pad)
+        outputs, targets = (read_outputs(model.eval(), batch, LOSSES) for model in (student, teacher))
+        return loss_parts(outputs, targets, batch["attention_mask"], LOSSES), targets
+
+    with torch.no_grad():
+        (padded, targets), (other, _) = parts([long[:15], short]), parts([long[:15], short], pad=7)
+        (first, _), (second, _) = parts([long[:15]]), parts([short])
+    assert {name: float(value) for name, value in other.items()} == pytest.approx(
+        {name: float(value) for name, value in padded.items()}, abs=1e-6
+    )
+    for name in ("attention", "logits"):
+        assert float(padded[name]) == pytest.approx(float(first[name] + second[name]) / 2, abs=1e-6)
+    # the hidden states are measured in the variance of their own batch
+    final = targets.hidden_states[-1]
+    spread = {
+        "both": torch.cat([final[0], final[1, :5]]),
+        "first": final[0],
+        "second": final[1, :5],
+    }
+    spread = {name: (rows - rows.mean(0)).square().sum(-1).mean() for name, rows in spread.items()}
+    expected = (first["hidden"] * spread["first"] + second["hidden"] * spread["second"]) / 2 / spread["both"]
+    assert float(padded["hidden"]) == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_equal_models_have_no_loss():
+    teacher, _ = pair(heads=True)
+    batch = collate([texts()[:3]], pad=0)
+    with torch.no_grad():
+        outputs = read_outputs(teacher.eval(), batch, LOSSES)
+    for name, value in loss_parts(outputs, outputs, batch["attention_mask"], LOSSES).items():
+        assert float(value) == pytest.approx(0.0, abs=1e-6), name
+
+
+def test_batches_are_bounded_alike_and_reproducible():
+    def take(seed, count=300):
+        stream = iter(Batches(windows, 64, VOCABULARY, LIMIT, seed))
+        return [next(stream) for _ in range(count)]
+
+    windows = texts(count=100)
+    batches = take(0)
+    assert batches == take(0) != take(1)
+    for batch in batches:
+        lengths = sorted(map(len, batch))
+        assert lengths[-1] <= 1.2 * lengths[0]
+        assert len(batch) == 1 or len(batch) * lengths[-1] <= 64
+    # nothing is left out, and nothing comes much more often than the rest
+    counts = {tuple(window): 0 for window in windows}
+    for batch in batches:
+        for window in batch:
+            counts[tuple(window)] += 1
+    assert min(counts.values()) >= 2 and max(counts.values()) - min(counts.values()) <= 2
+
+
+def test_a_stream_and_loader_workers_keep_the_order():
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            yield from ({"input_ids": window} for window in texts())
+
+    teacher, student = pair()
+    results = []
+    for workers in (0, 2):
+        trained = copy.deepcopy(student)
+        more = {**CPU, "dataloader_num_workers": workers}
+        run(trained, teacher, Stream(), trainer_arguments=more)
+        results.append(weights(trained))
+    assert same(*results)
+
+
+class Stop(TrainerCallback):
+    """Ctrl-C in the middle of a step."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("dropout", [False, True])
+def test_resumed_is_uninterrupted(dropout, tmp_path):
+    teacher, student = pair()
+    whole, stopped, resumed = (copy.deepcopy(student) for _ in range(3))
+    arguments = {"steps": 12, "dropout": dropout, "trainer_arguments": {**CPU, "save_steps": 4}}
+    report = run(whole, teacher, **arguments)
+    with pytest.raises(KeyboardInterrupt):
+        run(stopped, teacher, output_dir=tmp_path / "run", callbacks=[Stop(9)], **arguments)
+    assert not stopped.training and stopped.embeddings.dropout.p == 0.1
+
+    # a checkpoint that was being written is not gone on from
+    (tmp_path / "run" / "checkpoint-9").mkdir()
+    (tmp_path / "run" / "checkpoint-9" / "model.safetensors").write_bytes(b"half")
+    with pytest.raises(ValueError, match="resume=True"):
+        run(resumed, teacher, output_dir=tmp_path / "run", **arguments)
+    with pytest.raises(ValueError, match=r"batch_tokens = 32: .* has 64"):
+        run(resumed, teacher, output_dir=tmp_path / "run", resume=True, **arguments, batch_tokens=32)
+    with pytest.raises(ValueError, match=r"windows = '63 windows.* has '64 windows"):
+        run(resumed, teacher, texts()[1:], output_dir=tmp_path / "run", resume=True, **arguments)
+    again = run(resumed, teacher, output_dir=tmp_path / "run", resume=True, **arguments)
+    assert same(weights(whole), weights(resumed))
+    assert (again.steps, again.tokens) == (12, report.tokens)
+    assert again.losses["total"]["start"] == report.losses["total"]["start"]
+    assert not (tmp_path / "run" / "checkpoint-9").exists()
+
+
+def test_without_output_dir_nothing_is_left(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    teacher, student = pair()
+    run(student, teacher, steps=2)
+    with pytest.raises(KeyboardInterrupt):
+        run(student, teacher, steps=2, callbacks=[Stop(1)])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_function_in_place_of_the_teacher():
+    """The same targets from a function give the same weights, and windows past the teacher's limit are its affair."""
+    teacher, student = pair()
+    other, short = copy.deepcopy(student), copy.deepcopy(student)
+    run(student, teacher)
+    run(other, lambda batch: read_outputs(teacher.eval(), batch, ["layers"]))
+    assert same(weights(student), weights(other))
+
+    read = partial(windowed_hidden_states, teacher)
+    windows = [window + texts()[0] for window in texts() if len(window) == LIMIT]
+    assert windows
+    report = run(short, row_targets(read), windows, steps=60, losses={"hidden": 1.0})
+    assert report.losses["hidden"]["end"] < 0.8 * report.losses["hidden"]["start"]
+    with pytest.raises(ValueError, match="'layers' compares 3 hidden states and the targets hold 1"):
+        run(short, row_targets(read), windows)
+
+
+def test_two_processes_are_one_that_accumulates(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    script = Path(__file__).with_name("distil_train.py")
+    # as in test_trainer.py: `--cpu` starts several processes only through MPI
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+    launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    launch += ["--main_process_port", str(port), str(script), str(tmp_path)]
+    done = subprocess.run(
+        launch, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    two = json.loads((tmp_path / "report.json").read_text())
+    trained = RelPosBertModel.from_pretrained(tmp_path / "student")
+
+    teacher, student = pair()
+    more = {**CPU, "gradient_accumulation_steps": 2}
+    one = run(student, teacher, trainer_arguments=more)
+    assert (two["processes"], one.processes) == (2, 1)
+    assert two["tokens"] == one.tokens
+    assert two["losses"]["layers"] == pytest.approx(one.losses["layers"], rel=1e-4)
+    assert two["losses"]["total"] == pytest.approx(one.losses["total"], rel=1e-4)
+    other = trained.state_dict()
+    for name, tensor in student.state_dict().items():
+        assert torch.allclose(tensor, other[name], atol=1e-4), name
+
+
+def test_bf16():
+    teacher, student = pair()
+    report = run(student, teacher, steps=60, trainer_arguments={**CPU, "bf16": True})
+    assert report.losses["layers"]["end"] < 0.8 * report.losses["layers"]["start"]
+    assert {parameter.dtype for parameter in student.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"steps": 0}, "steps = 0: give a whole number from 1 on"),
+        ({"batch_tokens": 1.5}, r"batch_tokens = 1.5: give a whole number"),
+        ({"learning_rate": -1.0}, r"learning_rate = -1.0: give a positive number"),
+        ({"train": "head"}, "train = 'head' is unknown; known: all, tables"),
+        ({"schedule": "step"}, "schedule = 'step' is unknown"),
+        ({"windows": []}, "windows is empty"),
+        ({"windows": iter([[1, 2, 3]])}, r"windows ended after 1, before the last step"),
+        ({"windows": [[1, 2], []]}, r"windows\[1\] is empty"),
+        ({"windows": [[1] * (LIMIT + 1)]}, rf"windows\[0\] has {LIMIT + 1} tokens .* at most {LIMIT}; cut"),
+        ({"windows": [[1, VOCABULARY]]}, r"windows\[0\] holds something else than token ids from 0 to"),
+        ({"windows": ["text"]}, r"windows\[0\] holds something else than token ids"),
+        ({"losses": {"sentence": 1.0}}, r"losses\['sentence'\] is unknown; known parts: hidden, layers, attention"),
+        ({"losses": {"hidden": 0.0}}, r"losses\['hidden'\] = 0.0: give a positive weight, or leave the part out"),
+        ({"losses": {}}, "losses is empty: name at least one"),
+        ({"losses": {"logits": 1.0}}, r"losses\['logits'\] = 1.0: the student, a RelPosBertModel, has no masked"),
+        ({"losses": {"attention": 1.0}, "dropout": True}, "dropout = True with"),
+        ({"trainer_arguments": {"max_steps": 3}}, r"trainer_arguments\['max_steps'\] = 3: give steps to distil"),
+        ({"trainer_arguments": {"bf61": True}}, r"trainer_arguments\['bf61'\] = True: TrainingArguments has no such"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_is_written(arguments, message, tmp_path):
+    teacher, student = pair()
+    before = weights(student)
+    with pytest.raises(ValueError, match=message):
+        run(student, teacher, **{"output_dir": tmp_path / "run", **arguments})
+    assert same(before, weights(student))
+    if not hasattr(arguments.get("windows"), "__next__"):  # what a stream lacks is known when it ends
+        assert not (tmp_path / "run").exists()
+
+
+SIZES = {"hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 32}
+
+
+@pytest.mark.parametrize("field, value", [("vocab_size", 21), ("hidden_size", 48), ("num_hidden_layers", 3)])
+def test_models_of_other_sizes_are_refused(field, value):
+    _, student = pair()
+    config = BertConfig(**{**SIZES, "vocab_size": VOCABULARY, "max_position_embeddings": LIMIT, field: value})
+    with pytest.raises(ValueError, match=rf"{field}: the student's \d+ is not the teacher's {value}"):
+        run(student, BertModel(config))
+
+
+def test_what_the_models_lack_is_named(tmp_path):
+    teacher, student = pair(heads=True)
+    with pytest.raises(ValueError, match="the teacher, a BertModel, has no masked language model head"):
+        run(student, BertModel(teacher.config), losses={"logits": 1.0})
+    sdpa = BertForMaskedLM(teacher.config)
+    sdpa.set_attn_implementation("sdpa")
+    with pytest.raises(ValueError, match=r"the teacher has attn_implementation = 'sdpa'.*set_attn_implementation"):
+        run(student, sdpa, losses={"attention": 1.0})
+    with pytest.raises(ValueError, match="student and teacher are one model"):
+        run(student, student)
+    config = {**SIZES, "vocab_size": VOCABULARY, "position_embedding_type": "alibi"}
+    alibi = RelPosBertModel(RelPosBertConfig(**config))
+    with pytest.raises(ValueError, match="train = 'tables': the scheme 'alibi' of the student has no parameters"):
+        run(alibi, teacher, train="tables")
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"output_dir = '.*file' is a file"):
+        run(student, teacher, output_dir=tmp_path / "file")
+    # RoBERTa counts positions from behind the index of padding
+    roberta = RobertaModel(RobertaConfig(**SIZES, vocab_size=VOCABULARY, max_position_embeddings=LIMIT + 2))
+    with pytest.raises(ValueError, match=f"has {LIMIT + 1} tokens and the teacher reads at most {LIMIT}"):
+        run(student, roberta, [[1] * (LIMIT + 1)])
