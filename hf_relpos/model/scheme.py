@@ -98,6 +98,9 @@ class Scheme(nn.Module):
             `needs_of`.
         acts_on: "rotate" for schemes that rotate q and k, of which a combination can hold one.
         requires: inputs that `forward` must be given for it: `grid`, `relation_ids`.
+        linear: parameters on which its terms depend linearly when all others are zero: name to the axis along which
+            neighbours are neighbouring distances (None: there is none), and the letters of the terms they make. What a
+            converter can fit in closed form; empty for schemes that are not linear in anything.
         needs_positions: its terms depend on the positions themselves, so that consecutive ones are not all alike:
             `offsets.positions` is given whenever they are not 0, 1, 2, …
     """
@@ -112,6 +115,7 @@ class Scheme(nn.Module):
     requires: ClassVar[frozenset[str]] = frozenset()
     acts_on: ClassVar[frozenset[str]] = frozenset()
     needs_positions: ClassVar[bool] = False
+    linear: ClassVar[dict[str, tuple[int | None, str]]] = {}
 
     def __init_subclass__(cls, name: str, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -25,6 +25,7 @@ class Music(Scheme, name="music"):
         "dot_product_unmasked_self_attention_relative_v2"
     )
     beyond = ("zero", "clip")
+    linear = {"key_relative_embeddings": (-2, "A"), "value_relative_embeddings": (-2, "V")}
     options = {
         "max_relative_position": Option(
             default=None,

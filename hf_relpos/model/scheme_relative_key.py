@@ -21,6 +21,7 @@ class RelativeKey(Scheme, name="relative_key"):
 
     source = "transformers 4.57.6 models/bert; Shaw et al. 2018, arXiv 1803.02155, eq. 4 without values"
     beyond = ("clip", "zero")
+    linear = {"weight": (-2, "A")}
     options = {
         "clip": Option(
             default=None,
@@ -75,6 +76,7 @@ class RelativeKeyQuery(RelativeKey, name="relative_key_query"):
     """score = s · (q_i·k_j + q_i·A_r + k_j·A_r): the same table on both sides."""
 
     source = "transformers 4.57.6 models/bert; Huang et al. 2020, arXiv 2009.13658, method 4"
+    linear = {"weight": (-2, "AB")}
 
     def terms(self, offsets: Offsets) -> Terms:
         rows = self.rows(offsets)

@@ -42,6 +42,7 @@ class Tables(Scheme, name="tables"):
 
     source = "hf_relpos; hat functions on knots as in shape-constrained regression"
     beyond = ("clip", "zero")
+    linear = {"A": (-2, "A"), "B": (-2, "B"), "c": (-1, "c"), "V": (-2, "V")}
     options = {
         "terms": Option(
             default="ABV",

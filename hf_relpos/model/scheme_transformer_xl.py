@@ -20,6 +20,7 @@ class TransformerXL(Scheme, name="transformer_xl"):
 
     source = "Dai et al. 2019, arXiv 1901.02860, §3.3"
     beyond = ("extrapolate", "clip")
+    linear = {"r_net.weight": (None, "A"), "r_w_bias": (None, "u")}
     options = {
         "clamp_len": Option(
             default=None,
