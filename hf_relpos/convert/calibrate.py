@@ -35,6 +35,8 @@ from ..model.schemes import Combination
 from .fit import ROWS, Block, Parameters, Reduce, Ridge, ScoreFit, ValueFit, alone
 
 
+# Factors of the penalties, tried in turn while a fit does harm on held-out text.
+STRICTER = (1.0, 30.0, 1000.0)
 # Positions whose mean stands for all where no text tells which occur.
 USUAL = 128
 
@@ -520,10 +522,26 @@ class Calibrator:
         fit = ScoreFit(parameters, blocks, self.reduce)
         before = after = left = None
         if parameters.names:
-            before = self._divergence(fit, torch.zeros_like(parameters.flat()), held)
-            fit.solve(settings.ridge, settings.smooth, settings.newton, settings.iterations, settings.tolerance)
-            after = self._divergence(fit, parameters.flat(), held)
-            tables = parameters.tables(parameters.flat())
+            nothing = torch.zeros_like(parameters.flat())
+            before = self._divergence(fit, nothing, held)
+            found = []
+            for factor in STRICTER:
+                fit.solve(
+                    factor * settings.ridge,
+                    factor * settings.smooth,
+                    settings.newton,
+                    settings.iterations,
+                    settings.tolerance,
+                )
+                after = self._divergence(fit, parameters.flat(), held)
+                found.append((after, parameters.flat()))
+                if after is None or after <= before:
+                    break
+            else:  # too little text for any fit
+                found.append((before, nothing))
+            after, best = found[-1] if after is None else min(found, key=lambda each: each[0])
+            parameters.assign(best)
+            tables = parameters.tables(best)
             attentions = [fit.attention(block, tables) for block in blocks]
         else:
             attentions = [torch.softmax(block.content, -1) for block in blocks]

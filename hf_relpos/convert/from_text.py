@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from transformers import AutoTokenizer, PreTrainedModel
@@ -45,8 +46,15 @@ FEW, TOO_FEW = 10_000, 500
 LEARNING_RATE, TABLE_LEARNING_RATE = 5e-5, 1e-2
 
 OUTPUT = choice(
-    "ridge", "bias", "none", help="what corrects the residual stream: output projections, their biases, or nothing"
+    None,
+    "ridge",
+    "bias",
+    "none",
+    help="what corrects the residual stream: output projections (ridge), their biases, or nothing; None: ridge with "
+    "text, bias without",
 )
+# Tokens of the windows that stand in for text; more were not better.
+RANDOM_TOKENS = 30_000
 CALIBRATE = {
     "tokens": Option(50_000, "tokens of text to fit; a positive integer", is_count),
     "output": OUTPUT,
@@ -89,11 +97,15 @@ def _learn(model: RelPosBertPreTrainedModel, work: "Work", distil: bool) -> dict
     limit = work.config.max_position_embeddings
     options = work.options
     lengths = tuple(length for length in LENGTHS if length <= limit) or (limit,)
-    try:
-        windows = gather(tokenizer, work.texts, options["tokens"], lengths, "fit", options["field"], work.seed)
-    except TextError as error:
-        raise ConversionError(f"texts: {error}") from error
-    notes = check_windows(windows, limit)
+    if work.texts is None:
+        windows = random_windows(tokenizer, min(options["tokens"], RANDOM_TOKENS), limit, work.seed)
+        notes = ["no text was given: fitted to random tokens. With some text of its kind the result would be closer"]
+    else:
+        try:
+            windows = gather(tokenizer, work.texts, options["tokens"], lengths, "fit", options["field"], work.seed)
+        except TextError as error:
+            raise ConversionError(f"texts: {error}") from error
+        notes = check_windows(windows, limit)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     dtype = model.dtype
     student, teacher = model.float(), work.keep().float()
@@ -108,7 +120,8 @@ def _learn(model: RelPosBertPreTrainedModel, work: "Work", distil: bool) -> dict
     fold_positions(student, table, first, counts)
 
     state = processes()
-    settings = Settings(ridge=options["ridge"], smooth=options["smooth"], output=options["output"], seed=work.seed)
+    output = options["output"] or ("bias" if work.texts is None else "ridge")
+    settings = Settings(ridge=options["ridge"], smooth=options["smooth"], output=output, seed=work.seed)
     pad = model.config.pad_token_id or 0
     batches = make_batches(
         windows.ids, pad, settings.batch_tokens, settings.holdout, state.process_index, state.num_processes
@@ -191,6 +204,33 @@ def gather(
         unknown = sum(part.unknown * part.tokens for part in parts) / total
         return Windows([ids for part in parts for ids in part.ids], unknown, tokens)
     return cut_windows(tokenizer, texts, tokens, lengths, short, seed, part)
+
+
+def random_windows(tokenizer, tokens: int, limit: int, seed: int) -> Windows:
+    """Windows of tokens drawn at random, where there is no text: much of a model's attention is to positions.
+
+    Tokens are drawn by Zipf's law in the order of the vocabulary, which roughly is that of their frequency. Most
+    windows are short.
+
+    Args:
+        limit: tokens of the longest window.
+    """
+    rng = np.random.default_rng(seed)
+    special = set(tokenizer.all_special_ids)
+    words = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    usable = [at for at, word in enumerate(words) if at not in special and not word.startswith("[unused")]
+    weight = 1 / (np.arange(len(usable)) + 10.0)
+    before, after = special_tokens(tokenizer)
+    lengths = {16: 0.3, 24: 0.25, 32: 0.2, 48: 0.15, 128: 0.06, 256: 0.03, 512: 0.01}
+    kept = {length: share for length, share in lengths.items() if length <= limit} or {limit: 1.0}
+    shares = np.array(list(kept.values())) / sum(kept.values())
+    windows, count = [], 0
+    while count < tokens:
+        length = int(rng.choice(list(kept), p=shares))
+        body = rng.choice(usable, size=max(1, length - len(before) - len(after)), p=weight / weight.sum())
+        windows.append([*before, *body.tolist(), *after])
+        count += length
+    return Windows(windows, 0.0, tokens)
 
 
 def check_windows(windows: Windows, limit: int) -> list[str]:
@@ -329,6 +369,8 @@ def _distil(student, teacher, work: "Work", tokenizer, lengths: Sequence[int], c
 
 def check(student, teacher, work: "Work", tokenizer, limit: int) -> dict[str, Any]:
     """Fidelity on text that nothing was fitted to, by length."""
+    if work.texts is None:
+        return {"skipped": "there was no text; `hf-relpos compare` measures it on yours"}
     from ..evaluate import fidelity, verdict
 
     lengths = [length for length in CHECKED if length <= limit] or [limit]

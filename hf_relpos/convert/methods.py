@@ -253,7 +253,7 @@ METHODS = {
         apply=calibrate,
         targets=can_be_fitted,
         scheme="tables",
-        text="needed",
+        text="optional",
         options={**CALIBRATE, "own_bias": OWN_BIAS},
     ),
     "calibrate+distil": Method(
