@@ -4,21 +4,16 @@ Commands import what they need when they run. What the user can correct is print
 """
 
 import json
-import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-
-if TYPE_CHECKING:
-    from .convert import ConversionReport
 
 app = typer.Typer(
     help="BERT with relative positions.",
@@ -26,6 +21,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+# Help that several options share.
+TEXT = "Text: .txt, .jsonl, .tsv, packed or not, a folder of such, or a Hub dataset."
 
 
 @contextmanager
@@ -38,8 +37,27 @@ def plain_errors() -> Iterator[None]:
         raise typer.Exit(2) from None
 
 
-def parse_options(pairs: list[str]) -> dict[str, Any]:
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Print each warning that is for the user as one line of text; those for programmers as ever."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def show_plainly(message, category, filename, lineno, file=None, line=None) -> None:
+            if category is not UserWarning:
+                return show(message, category, filename, lineno, file, line)
+            text = f"Warning: {' '.join(str(message).split())}"
+            Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
+
+        warnings.showwarning = show_plainly
+        yield
+
+
+def parse_options(pairs: list[str], flag: str = "--option") -> dict[str, Any]:
     """["clip=32", "mode=log"] to {"clip": 32, "mode": "log"}: JSON where a value is JSON, else text.
+
+    Args:
+        flag: that the pairs were given with.
 
     Raises:
         ValueError: for one without a key.
@@ -48,7 +66,7 @@ def parse_options(pairs: list[str]) -> dict[str, Any]:
     for pair in pairs:
         key, found, value = pair.partition("=")
         if not key or not found:
-            raise ValueError(f"--option {pair!r} is not of the form KEY=VALUE, such as clip=32")
+            raise ValueError(f"{flag} {pair!r} is not of the form KEY=VALUE, such as clip=32")
         try:
             options[key] = json.loads(value)
         except ValueError:
@@ -65,8 +83,8 @@ def convert(
     scheme: Annotated[
         str | None,
         typer.Option(
-            help="Position scheme of the result; `hf-relpos schemes` lists them. By default the source's, or "
-            "relative_key for absolute ones."
+            help="Position scheme of the result; `hf-relpos schemes` lists them. By default the source's; for "
+            "absolute ones relative_key, and tables with calibrate and calibrate+distil."
         ),
     ] = None,
     option: Annotated[
@@ -76,23 +94,42 @@ def convert(
         str | None,
         typer.Option(
             help="keep (default): absolute positions stay, same outputs. drop: their mean stays, needs training. "
+            "calibrate: relative terms fitted to the source's attention on --text, close to its outputs. "
+            "calibrate+distil: then trained for some steps to have its outputs, closer. "
             "interpolate, hierarchical: a longer absolute table, nothing relative. "
             "For a source that is relative already: exact (default): same tables, or others that hold them, same "
             "outputs. refit: the closest tables of another scheme."
         ),
     ] = None,
+    method_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE", help="Option of the method, such as tokens=20000 or steps=400; may be repeated."
+        ),
+    ] = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(help=f"{TEXT} For calibrate and calibrate+distil; needs no labels. May be repeated."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of what is drawn at random.")] = 0,
     architecture: Annotated[
         str | None, typer.Option(help="Class whose head to keep, if not the one in config.json: BertModel, ….")
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub repository.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists, after success.")] = False,
+    plots: Annotated[
+        bool,
+        typer.Option("--plots", help="Draw fidelity and tables into OUT, for calibrate and calibrate+distil."),
+    ] = False,
 ) -> None:
     """Convert a BERT with absolute positions to a relative one, or take over a relative one."""
-    with plain_errors():
+    with plain_errors(), plain_warnings():
         options = parse_options(option or [])
+        method_options = parse_options(method_option or [], "--method-option")
         from transformers.utils import logging
 
         from .convert import convert
+        from .convert.printing import print_report
 
         logging.disable_progress_bar()
         report = convert(
@@ -101,45 +138,16 @@ def convert(
             position_embedding_type=scheme,
             position_options=options,
             method=method,
+            method_options=method_options,
+            texts=[Path(each) for each in text] if text else None,
+            seed=seed,
             architecture=architecture,
             revision=revision,
             overwrite=overwrite,
+            progress=True,
+            plots=plots,
         )
     print_report(report, Console())
-
-
-def print_report(report: "ConversionReport", console: Console) -> None:
-    """The tensors of a report, layers put together, and a summary."""
-    rows: dict[tuple, list[int]] = {}
-    for step in report.steps:
-        name = step.target or step.source
-        key = (step.kind, re.sub(r"^(bert\.)?encoder\.layer\.\d+\.", "layer.*.", name), step.shape, step.note)
-        count = rows.setdefault(key, [0, 0])
-        count[0] += 1
-        count[1] += step.parameters
-
-    table = Table("", "", "tensor", "shape", "parameters", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in (1, 4):
-        table.columns[column].justify = "right"
-    table.columns[2].overflow = "fold"
-    for (kind, name, shape, note), (tensors, parameters) in rows.items():
-        times = f"{tensors} ×" if tensors > 1 else ""
-        tensor = Text(name).append(f"\n{note}" if note else "", style="italic")
-        table.add_row(kind, times, tensor, "×".join(map(str, shape)), f"{parameters:,}")
-    console.print(table)
-
-    options = ", ".join(f"{key} = {value}" for key, value in report.position_options.items())
-    lines = [
-        f"{report.architecture} → {report.converted_to}, method {report.method}, scheme "
-        f"{report.scheme}" + (f" ({options})" if options else "")
-    ]
-    for kind, total in report.totals.items():
-        lines.append(f"{kind:8} {total['tensors']:6,} tensors {total['parameters']:14,} parameters")
-    if report.difference is not None:
-        lines.append(f"largest difference of an output to the source's, relative: {report.difference:.1e}")
-    lines += report.notes
-    lines.append(f"written to {report.out}")
-    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -197,7 +205,6 @@ def plot(
 
 
 COLUMNS = "Columns of the --sts files: score, first sentence, second sentence, separated by commas."
-TEXT = "Text: .txt, .jsonl, .tsv, packed or not, a folder of such, or a Hub dataset."
 FIELD = "Key or column of the text in .jsonl, .tsv and datasets."
 LENGTHS = "Lengths in tokens, separated by commas, such as 64,256,1024."
 

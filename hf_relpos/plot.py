@@ -185,17 +185,26 @@ def input_map(call: Call) -> torch.Tensor | None:
     return (vectors @ vectors.T).cpu()
 
 
+def figure_class() -> type["Figure"]:
+    """The figure of matplotlib; a way to ask for matplotlib before long work whose result is to be drawn.
+
+    Raises:
+        ModuleNotFoundError: without matplotlib; names the extra.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("plots need matplotlib: pip install 'hf-relpos[plot]'", name=error.name) from error
+    return Figure
+
+
 def _figure(width: float, height: float) -> "Figure":
     """An empty figure of that many inches.
 
     Raises:
         ModuleNotFoundError: without matplotlib.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("plots need matplotlib: pip install 'hf-relpos[plot]'", name=error.name) from error
-    return Figure(figsize=(width, height), layout="constrained")
+    return figure_class()(figsize=(width, height), layout="constrained")
 
 
 def plot_scheme(

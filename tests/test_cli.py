@@ -1,8 +1,10 @@
 """The command line: what it prints, its exit codes, and that it does what the function does."""
 
 import json
+import re
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
@@ -10,7 +12,8 @@ from transformers import AutoModel, BertConfig, BertModel
 from typer.testing import CliRunner
 
 from hf_relpos import SCHEMES, cli
-from hf_relpos.cli import app, parse_options
+from hf_relpos.cli import app, parse_options, plain_warnings
+from hf_relpos.convert import METHODS
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +75,11 @@ def test_overwrite(source, tmp_path):
         (["--option", "clip=-1"], "position_options['clip'] = -1 is not accepted"),
         (["--option", "clip"], "--option 'clip' is not of the form KEY=VALUE"),
         (["--method", "guess"], "method = 'guess' is unknown"),
+        (["--method-option", "steps"], "--method-option 'steps' is not of the form KEY=VALUE"),
+        (["--method-option", "steps=3"], "method_options['steps'] = 3: method = 'keep' has no such option"),
+        (["--method", "calibrate+distil"], "texts = None: method = 'calibrate+distil' learns from text"),
+        (["--text", "some.txt"], "texts were given, but method = 'keep' reads none"),
+        (["--plots"], "method = 'keep' measures nothing that could be drawn"),
         (["--architecture", "GPT2"], "architecture = 'GPT2' has no counterpart here"),
         (["--revision", "main"], "revision = 'main'"),
     ],
@@ -91,6 +99,22 @@ def test_a_source_that_is_not_there(tmp_path):
 def test_parse_options():
     parsed = parse_options(["clip=32", "mode=log", "none=null", "yes=true", "empty=", "equal=a=b"])
     assert parsed == {"clip": 32, "mode": "log", "none": None, "yes": True, "empty": "", "equal": "a=b"}
+
+
+def test_the_help_names_every_method():
+    result = run("convert", "--help")
+    assert result.exit_code == 0
+    for name in METHODS:
+        assert re.search(rf"\b{re.escape(name)}\b", result.output), name
+
+
+def test_warnings_are_one_line_each(capfd):
+    with plain_warnings():
+        warnings.warn("twenty\n tokens are [few]", stacklevel=1)
+        with pytest.warns(DeprecationWarning):
+            warnings.warn("old", DeprecationWarning, stacklevel=1)
+    assert capfd.readouterr().err == "Warning: twenty tokens are [few]\n"
+    assert warnings.showwarning.__name__ != "show_plainly"
 
 
 def test_schemes():

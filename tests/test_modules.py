@@ -54,7 +54,8 @@ def test_modules_are_kept(tmp_path, encoder, dense):
     }
     expected |= {"2_Dense/config.json", "2_Dense/model.safetensors"} if dense else set()
     assert set(report.files) == expected and all(after[name] == before[name] for name in expected)
-    assert not {"README.md", "2_Dense/pytorch_model.bin"} & after.keys()
+    assert "2_Dense/pytorch_model.bin" not in after and after["README.md"] != before["README.md"]
+    assert b"library_name: sentence-transformers" in after["README.md"]
     assert list(report.notes) == json.loads(after["conversion.json"])["notes"]
     assert report.notes[0].startswith(f"{here}sentence_bert_config.json: max_seq_length = 12 stays")
     for entry in json.loads(after["modules.json"]):
@@ -101,6 +102,7 @@ def test_from_the_hub(tmp_path, hub, encoder):
     """Module files are downloaded, and nothing else: no pickle, no export, no other folder."""
     source = sentence_folder(tmp_path / "stock", encoder, dense=True)
     others = {"onnx/model.safetensors": b"other", "2_Dense/own.py": "raise SystemExit", "1_Pooling/deep/a.json": "{}"}
+    (source / "README.md").write_text("---\nlicense: mit\n---\n")
     hub.put("user/sentences", {**contents(source), **others})
     hub.run(
         f"""
@@ -113,9 +115,10 @@ def test_from_the_hub(tmp_path, hub, encoder):
     convert(source, tmp_path / "local")
     found, expected = contents(tmp_path / "out"), contents(tmp_path / "local")
     assert {name for name in found if not name.endswith(".py")} == {n for n in expected if not n.endswith(".py")}
-    assert all(found[name] == expected[name] for name in expected if name != "conversion.json")
+    assert all(found[name] == expected[name] for name in expected.keys() - {"conversion.json", "README.md"})
+    assert b"base_model: user/sentences" in found["README.md"] and b"license: mit" in found["README.md"]
     fetched = {request.path for request in hub.requests if request.method == "GET" and "/resolve/" in request.path}
-    assert not [path for path in fetched if path.endswith((".bin", ".py", ".md")) or "onnx" in path or "deep" in path]
+    assert not [path for path in fetched if path.endswith((".bin", ".py")) or "onnx" in path or "deep" in path]
 
 
 def test_an_encoder_under_the_name_of_its_head(tmp_path):

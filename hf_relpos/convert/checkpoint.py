@@ -16,7 +16,9 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 from ..model.configuration_relpos_bert import RelPosBertConfig
 from ..model.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
 from ..model.schemes import find_scheme, scheme_parts
+from ..plot import figure_class
 from ..version import __version__
+from .card import draw, source_metadata, write_card
 from .families import TASK_TYPES, TOKEN_TYPES, Known, check_tables, choose_head, recognise
 from .folder import check_target, copy_companions, describe, new_folder
 from .methods import (
@@ -24,11 +26,13 @@ from .methods import (
     Method,
     Work,
     add_to_types,
+    check_plots,
     check_scheme,
     check_text,
     choose_method,
     resolve_options,
     same_positions,
+    text_names,
 )
 from .modules import locate
 from .names import is_buffer, is_scheme, is_table
@@ -68,6 +72,7 @@ def convert(
     revision: str | None = None,
     overwrite: bool = False,
     progress: bool = False,
+    plots: bool = False,
 ) -> ConversionReport:
     """Write a checkpoint of one of `families.FAMILIES` as a relpos_bert folder with its tokenizer.
 
@@ -76,19 +81,18 @@ def convert(
 
     Args:
         source: local folder or Hub repository, with safetensors weights.
-        out: folder to write; also gets `conversion.json`, the report. That of a sentence-transformers folder has its
-            modules, too.
+        out: folder to write; also gets `conversion.json`, the report, and `README.md`, a model card. That of a
+            sentence-transformers folder has its modules, too.
         position_embedding_type: scheme of the result, a key of `hf_relpos.SCHEMES`; None for `relative_key`, for that
             of a source that is relative already, `tables` for `calibrate`, and `absolute` where the method makes
             nothing else. MPNet keeps its own beside it.
         position_options: its options.
         method: `keep` (absolute positions stay, outputs are the source's), `drop` (their mean stays), `calibrate`
             (relative terms are fitted to the source's attention on `texts`), `calibrate+distil` (and then trained to
-            its outputs), `interpolate` or `hierarchical` (a longer table of absolute positions, and nothing
-            relative) or, for a source that is
-            relative already and for no other, `exact` (its tables stay, or fit into those of another scheme; outputs
-            are the source's) and `refit` (the closest tables of another scheme; `details["lost"]` says what they do
-            not hold). None for `exact` where it applies and `keep` elsewhere.
+            its outputs), `interpolate` or `hierarchical` (a longer table of absolute positions, and nothing relative)
+            or, for a source that is relative already and for no other, `exact` (its tables stay, or fit into those of
+            another scheme; outputs are the source's) and `refit` (the closest tables of another scheme;
+            `details["lost"]` says what they do not hold). None for `exact` where it applies and `keep` elsewhere.
         method_options: options of the method: keys of `METHODS[method].options`.
         texts: for a method that learns from text: one path or several (as Path objects), read by
             `hf_relpos.text.read_texts`, each with the same share of the tokens; or documents, strings.
@@ -97,6 +101,8 @@ def convert(
         revision: branch, tag or commit of a Hub repository.
         overwrite: replace an existing `out`, after success.
         progress: show how far long work has come.
+        plots: for a method that learns from text: draw the fidelity by length (`fidelity.png`) and the tables
+            (`tables.png`) into `out`. Needs the extra `plot`.
 
     Returns:
         What became of every tensor.
@@ -104,9 +110,12 @@ def convert(
     Raises:
         ConversionError: for a source that cannot be converted, a scheme or option that is not known, and a place that
             cannot be written; names what is wrong and what to do.
+        ModuleNotFoundError: with `plots`, without matplotlib.
     """
     if method is not None and method not in METHODS:
         raise ConversionError(f"method = {method!r} is unknown; known methods: {', '.join(METHODS)}")
+    if plots:
+        figure_class()  # raises without matplotlib, before any work
     target = check_target(out, overwrite)
     top, commit, layout = locate(source, revision)
     if top == target or target in top.parents:
@@ -118,6 +127,8 @@ def convert(
     asked, (own, architecture, left_behind) = architecture, choose_head(known, folder, architecture)
     method = choose_method(method, known, folder)
     check_text(method, texts)
+    if plots:
+        check_plots(method)
     settings = resolve_options(method, method_options)
     same = own_config(folder, known)
     config = target_config(folder, known, same, position_embedding_type, position_options, METHODS[method], settings)
@@ -155,6 +166,17 @@ def convert(
         method=method,
         position_embedding_type=config.position_embedding_type,
         position_options=resolved_options(config),
+        method_options=settings,
+        asked=request(
+            position_embedding_type=position_embedding_type,
+            position_options=position_options,
+            method=method,
+            method_options=method_options,
+            texts=text_names(texts),
+            seed=None if METHODS[method].text == "unused" else seed,
+            architecture=asked,
+            revision=commit,
+        ),
         dtype=str(checkpoint.dtype).removeprefix("torch."),
         steps=plan(model, placed, changed, left_behind),
         difference=None,
@@ -183,10 +205,18 @@ def convert(
             report = replace(report, difference=difference, files=(*files, *layout.copy(top, unfinished)))
             text = json.dumps(report.to_dict(), indent=2, ensure_ascii=False)
             (unfinished / "conversion.json").write_text(text + "\n", encoding="utf-8")
+            pictures = draw(reloaded, report, unfinished) if plots else ()
+            write_card(unfinished, report, config, same.max_position_embeddings, source_metadata(top), pictures)
     except (OSError, SafetensorError) as error:
         raise ConversionError(describe(error, target)) from error
     process.wait_for_everyone()
     return report
+
+
+def request(**arguments: Any) -> dict[str, Any]:
+    """What the caller asked for: arguments that are not None, and no empty mapping."""
+    plain = {key: dict(value) if isinstance(value, Mapping) else value for key, value in arguments.items()}
+    return {key: value for key, value in plain.items() if value is not None and value != {}}
 
 
 def _from_dict(kind: type[PreTrainedConfig], where: str, saved: Mapping[str, Any], **fields: Any) -> PreTrainedConfig:

@@ -1,6 +1,6 @@
 """What becomes of the positions. `METHODS` lists the ways; a new one is one function and one entry."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from .export import TARGETS, refit_tables
 from .families import Known
 from .from_text import CALIBRATE, DISTIL, calibrate, calibrate_and_distil, can_be_fitted
 from .names import is_scheme, is_table
+from .report import lost_in_words
 from .source import ConversionError, Source
 from .stretch import ALPHA, decompose, interpolate
 from .verify import ROUNDING
@@ -127,11 +128,11 @@ def _exact(model: PreTrainedModel, work: Work) -> dict[str, str]:
     held = (ROUNDING * torch.finfo(model.dtype).eps) ** 2
     lost = {letter: share for letter, share in work.details.get("lost", {}).items() if share > held}
     if lost:
-        listed = ", ".join(f"{share:.1%} of {letter}" for letter, share in lost.items())
         raise ConversionError(
             f"position_embedding_type = {model.config.position_embedding_type!r}, position_options = "
-            f"{model.config.position_options}: this would lose {listed} of the source's tables, and method = 'exact' "
-            "loses nothing; choose a scheme or options that hold them, or method = 'refit' for the closest"
+            f"{model.config.position_options}: this would lose {lost_in_words(lost)} of the source's tables, and "
+            "method = 'exact' loses nothing; choose a scheme or options that hold them, or method = 'refit' for the "
+            "closest"
         )
     return changed
 
@@ -364,6 +365,37 @@ def check_text(name: str, texts: Iterable[str] | None) -> None:
         readers = [repr(other) for other, method in METHODS.items() if method.text != "unused"]
         instead = f", or choose a method that does: {', '.join(readers)}" if readers else ""
         raise ConversionError(f"texts were given, but method = {name!r} reads none; leave them out{instead}")
+
+
+def text_names(texts: str | Path | Iterable[str | Path] | None) -> list[str] | None:
+    """What a report calls the texts that `convert` was given.
+
+    Returns:
+        Names of files, without their folders, and of Hub datasets; [] for documents, None for no texts.
+    """
+    if texts is None:
+        return None
+    if isinstance(texts, str | Path):
+        texts = [Path(texts)]
+    if not isinstance(texts, Sequence) or not all(isinstance(each, Path) for each in texts):
+        return []
+    return [path.name if path.expanduser().exists() else str(path) for path in texts]
+
+
+def check_plots(name: str) -> None:
+    """Refuse pictures of what is not measured.
+
+    Args:
+        name: key of `METHODS`.
+
+    Raises:
+        ConversionError: says what to do instead.
+    """
+    if METHODS[name].text == "unused":
+        raise ConversionError(
+            f"plots = True: method = {name!r} measures nothing that could be drawn; leave it out, and draw the result "
+            "with `hf-relpos plot --all` or `hf-relpos compare --plot`"
+        )
 
 
 def resolve_options(name: str, given: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from .source import (
+    CARD,
     CHECKPOINT_FILES,
     TOKENIZER_FILES,
     WEIGHTS,
@@ -84,7 +85,7 @@ def locate(source: str | Path, revision: str | None = None) -> tuple[Path, str |
     folder, commit = local_folder(source, revision), None
     if folder is None:
         whole = (*CHECKPOINT_FILES, *TOKENIZER_FILES)
-        folder, commit = download(str(source), revision, "", (*whole, *TOP_FILES, *ENCODER_FILES))
+        folder, commit = download(str(source), revision, "", (*whole, *TOP_FILES, *ENCODER_FILES, CARD))
         layout = read_layout(folder)
         if layout.encoder:
             download(str(source), commit, layout.encoder, (*whole, *ENCODER_FILES))

@@ -2,14 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
 from .families import TOKEN_TYPES
 from .names import is_buffer, is_scheme, is_table
-from .source import Source
+from .source import Source, some
 
+
+if TYPE_CHECKING:
+    from ..evaluate import Fidelity
 
 KINDS = ("reused", "folded", "dropped", "created")
 
@@ -49,6 +52,9 @@ class ConversionReport:
         method: key of `METHODS`.
         position_embedding_type: scheme, or several that are combined.
         position_options: its options, with defaults; those of a combination by scheme.
+        method_options: options of the method, with defaults.
+        asked: what the caller asked for, by the names of the arguments of `convert`; what was left out is not there.
+            Of texts the names, without folders; `[]` for documents that came from Python.
         dtype: of the weights.
         steps: one per tensor.
         difference: largest difference of the outputs on a random batch, relative to the largest output, in float64;
@@ -67,6 +73,8 @@ class ConversionReport:
     method: str
     position_embedding_type: str | list[str]
     position_options: dict[str, Any]
+    method_options: dict[str, Any]
+    asked: dict[str, Any]
     dtype: str
     steps: tuple[Step, ...]
     difference: float | None
@@ -94,8 +102,21 @@ class ConversionReport:
             for kind, steps in kinds.items()
         }
 
+    @property
+    def fidelity(self) -> "Fidelity | None":
+        """How near the result is to its source on text; None where that was not measured."""
+        from ..evaluate import Fidelity
+
+        found = self.details.get("fidelity", {})
+        return Fidelity.from_dict(found) if "lengths" in found else None
+
+    @property
+    def verdict(self) -> str | None:
+        """How far the result may stand in for the source, in words; None where nothing was measured."""
+        return self.details.get("fidelity", {}).get("verdict")
+
     def summary(self) -> str:
-        """One line: what became of how many tensors, and the difference, if it was measured."""
+        """One line: what became of how many tensors; the difference and the verdict, if they were measured."""
         parts = [
             f"{total['tensors']:,} tensors {kind} ({total['parameters']:,} parameters)"
             for kind, total in self.totals.items()
@@ -103,7 +124,7 @@ class ConversionReport:
         ]
         if self.difference is not None:
             parts.append(f"largest relative difference of an output {self.difference:.1e}")
-        return ", ".join(parts)
+        return ", ".join(parts) + (f". Verdict: {self.verdict}" if self.verdict else "")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as in conversion.json."""
@@ -112,6 +133,11 @@ class ConversionReport:
         content["files"] = list(self.files)
         content["notes"] = list(self.notes)
         return {**content, "totals": self.totals}
+
+
+def lost_in_words(lost: Mapping[str, float]) -> str:
+    """`details["lost"]`, shares of the source's tables, as "1.2% of A, 0.3% of B"."""
+    return ", ".join(f"{share:.1%} of {letter}" for letter, share in lost.items())
 
 
 def plan(
@@ -142,7 +168,7 @@ def plan(
         steps.append(Step(kind, origin, name, tuple(tensor.shape), tensor.numel() if first == name else 0, note))
     for name, tensor in source.tensors.items():
         if name not in weights:  # the table of absolute positions
-            kind, note = ("folded", f"into {', '.join(changed)}") if changed else ("dropped", "")
+            kind, note = ("folded", f"into {some(changed)}") if changed else ("dropped", "")
             steps.append(Step(kind, source.origin[name], None, tuple(tensor.shape), tensor.numel(), note))
     for name, front in source.cut.items():
         note = f"rows 0 to {len(front) - 1}, of padding and what has no position"

@@ -30,6 +30,7 @@ TOKENIZER_FILES = (
     "merges.txt",
     "*.model",
 )
+CARD = "README.md"
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 

@@ -146,6 +146,39 @@ class Fidelity:
                 }
         return {**plain, "verdict": verdict(self)}
 
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> "Fidelity":
+        """The measurements that `to_dict` gave, read from JSON or not.
+
+        Args:
+            plain: all of it; other keys are left alone.
+
+        Raises:
+            ValueError: for what is not of that form.
+        """
+        try:
+            lengths = [_length_from_dict(entry) for entry in plain["lengths"]]
+            skipped = {int(length): reason for length, reason in plain["skipped"].items()}
+            return cls(plain["teacher_limit"], plain["student_limit"], plain["pooling"], lengths, skipped)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"the fidelity cannot be read ({type(error).__name__}: {error}); give what Fidelity.to_dict returned"
+            ) from error
+
+
+def _length_from_dict(plain: Mapping[str, Any]) -> LengthFidelity:
+    """One entry of `Fidelity.to_dict()["lengths"]`."""
+    entry = dict(plain)
+    if entry["masked"]:
+        entry["masked"] = MaskedAgreement(**entry["masked"])
+    if entry["ceiling"]:
+        shifts = {
+            int(shift): (both["token_cosine"], both["sentence_cosine"])
+            for shift, both in entry["ceiling"]["by_shift"].items()
+        }
+        entry["ceiling"] = ShiftConsistency(**{**entry["ceiling"], "by_shift": shifts})
+    return LengthFidelity(**entry)
+
 
 def default_lengths(limit: int | None) -> list[int]:
     """Window lengths up to a teacher's limit, that limit, and twice and four times as much.

@@ -1,0 +1,293 @@
+"""The model card of a conversion: README.md beside the weights, for the Hub and for whoever finds the folder."""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import ModelCardData, metadata_load
+from transformers import PreTrainedModel
+
+from ..model.configuration_relpos_bert import RelPosBertConfig
+from ..model.modeling_relpos_bert import HEADS
+from .methods import METHODS
+from .modules import MODULES
+from .report import KINDS, ConversionReport, lost_in_words
+from .source import CARD
+
+
+# Of the source's card: what stays true of the result.
+KEPT = ("license", "license_name", "license_link", "language")
+# What the kinds of a report mean to one who did not make it.
+MEANING = {
+    "reused": "as they were, bit for bit",
+    "folded": "changed, or put into others",
+    "dropped": "left out",
+    "created": "new",
+}
+PICTURES = {
+    "fidelity.png": "Fidelity by length, and divergence of the attention by layer",
+    "tables.png": "What position adds to the attention scores, head by head; mean query and key of random tokens",
+}
+
+
+def source_metadata(folder: Path) -> dict[str, Any]:
+    """License and language that the card of a source names; {} without a card, or with one that cannot be read."""
+    try:
+        found = metadata_load(folder / CARD) or {}
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return {
+        key: found[key]
+        for key in KEPT
+        if isinstance(found.get(key), str)
+        or (isinstance(found.get(key), list) and all(isinstance(value, str) for value in found[key]))
+    }
+
+
+def draw(model: PreTrainedModel, report: ConversionReport, folder: Path) -> tuple[str, ...]:
+    """Write the fidelity by length, where it was measured, and the tables of a result; the names of the files.
+
+    Raises:
+        ModuleNotFoundError: without matplotlib.
+    """
+    from ..plot import example_inputs, plot_fidelity, plot_model
+
+    names = []
+    if report.fidelity is not None:
+        names.append(plot_fidelity(report.details["fidelity"], folder / "fidelity.png").name)
+    plot_model(model, example_inputs(model.config, 128)).savefig(folder / "tables.png", dpi=150)
+    return (*names, "tables.png")
+
+
+def write_card(
+    folder: Path,
+    report: ConversionReport,
+    config: RelPosBertConfig,
+    limit: int,
+    metadata: Mapping[str, Any] | None = None,
+    pictures: Sequence[str] = (),
+) -> None:
+    """Write README.md unless there is one.
+
+    Args:
+        folder: of the result; with modules.json it is one of sentence-transformers.
+        report: of the conversion.
+        config: of the result.
+        limit: tokens that the source reads.
+        metadata: what `source_metadata` found.
+        pictures: files in the folder to show, keys of `PICTURES`.
+    """
+    path = folder / CARD
+    if not path.exists():
+        listed = (folder / MODULES).is_file()
+        path.write_text(model_card(report, config, limit, metadata, pictures, listed), encoding="utf-8")
+
+
+def model_card(
+    report: ConversionReport,
+    config: RelPosBertConfig,
+    limit: int,
+    metadata: Mapping[str, Any] | None = None,
+    pictures: Sequence[str] = (),
+    sentence_transformers: bool = False,
+) -> str:
+    """The text of the card; see `write_card`.
+
+    Args:
+        sentence_transformers: whether the result loads as a SentenceTransformer.
+    """
+    data = ModelCardData(
+        base_model=report.source if report.revision else None,
+        library_name="sentence-transformers" if sentence_transformers else "transformers",
+        tags=["hf_relpos", "relative-position"],
+        **(metadata or {}),
+    )
+    parts = [
+        f"---\n{data.to_yaml()}\n---",
+        *_what(report),
+        *_use(report, config, sentence_transformers),
+        "## Weights",
+        _table(
+            ("", "tensors", "parameters"),
+            [
+                (f"{kind}: {MEANING[kind]}", f"{total['tensors']:,}", f"{total['parameters']:,}")
+                for kind in KINDS
+                if (total := report.totals[kind])["tensors"]
+            ],
+        ),
+        *_text(report),
+        *_fidelity(report, pictures),
+        "## What is not promised",
+        "\n".join(f"- {line}" for line in _limits(report, config, limit)),
+        "## How it was made",
+        " · ".join(f"{name} {version}" for name, version in report.versions.items()),
+        f"```\n{command(report)}\n```",
+        "`conversion.json` holds every tensor, option and figure.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def command(report: ConversionReport) -> str:
+    """A command line that does it again; a local source and files stand there without their folders."""
+    asked = report.asked
+    words = ["hf-relpos", "convert", _name(report, full=True), "OUT"]
+    if "position_embedding_type" in asked:
+        words += ["--scheme", asked["position_embedding_type"]]
+    words += _options("--option", asked.get("position_options", {}))
+    words += ["--method", asked["method"]]
+    words += _options("--method-option", asked.get("method_options", {}))
+    if "texts" in asked:
+        words += [word for name in asked["texts"] or ["TEXT"] for word in ("--text", name)]
+    for key in ("seed", "architecture", "revision"):
+        if key in asked:
+            words += [f"--{key}", str(asked[key])]
+    return shlex.join(words)
+
+
+def _options(flag: str, options: Mapping[str, Any]) -> list[str]:
+    """`["--option", "clip=32"]`, as the command line reads it."""
+    return [word for key, value in options.items() for word in (flag, f"{key}={_spelled(value)}")]
+
+
+def _spelled(value: Any) -> str:
+    """JSON, but text that is no JSON as it stands."""
+    if isinstance(value, str):
+        try:
+            json.loads(value)
+        except ValueError:
+            return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _name(report: ConversionReport, full: bool = False) -> str:
+    """The Hub repository, or the name of the folder; without `full` the repository's name alone."""
+    if report.revision and full:
+        return report.source
+    return Path(report.source).expanduser().resolve().name or "source"
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table whose first column is text and whose others are numbers."""
+    lines = [columns, ["---"] + ["---:"] * (len(columns) - 1), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _listed(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in options.items())
+
+
+def _what(report: ConversionReport) -> list[str]:
+    relative = "a longer table of positions" if report.scheme == "absolute" else "relative positions"
+    source = f"`{_name(report)}`"
+    if report.revision:
+        source = f"[{report.source}](https://huggingface.co/{report.source}), commit `{report.revision[:12]}`,"
+    lines = [
+        f"Scheme `{report.scheme}`" + (f": {_listed(report.position_options)}" if report.position_options else ""),
+        f"Method `{report.method}`: {METHODS[report.method].help}",
+    ]
+    if report.method_options:
+        lines.append(f"Options of the method: {_listed(report.method_options)}")
+    return [
+        f"# {_name(report)} with {relative}",
+        f"Converted from {source} by hf_relpos: `{report.architecture}` became `{report.converted_to}`.",
+        "\n".join(f"- {line}" for line in lines),
+    ]
+
+
+def _use(report: ConversionReport, config: RelPosBertConfig, sentence_transformers: bool) -> list[str]:
+    auto = next(auto for auto, head in HEADS.items() if head.__name__ == report.converted_to)
+    load, imported = f"{auto}.from_pretrained", f"from transformers import {auto}"
+    if sentence_transformers:
+        load, imported = "SentenceTransformer", "from sentence_transformers import SentenceTransformer"
+    lines = [imported, "", f'model = {load}("PATH")  # this folder, or its name on the Hub']
+    if not config.save_code:
+        lines.insert(0, "import hf_relpos")
+        return ["## Use", _python(lines), "It needs hf_relpos to be installed."]
+    with_code = f'model = {load}("PATH", trust_remote_code=True)  # runs the code that lies beside the weights'
+    return [
+        "## Use",
+        "Where hf_relpos is installed:",
+        _python(["import hf_relpos", *lines]),
+        "Elsewhere:",
+        _python([*lines[:-1], with_code]),
+    ]
+
+
+def _python(lines: Sequence[str]) -> str:
+    return "\n".join(["```python", *lines, "```"])
+
+
+def _text(report: ConversionReport) -> list[str]:
+    found = report.details.get("calibration")
+    if found is None:
+        return []
+    names = ", ".join(f"`{name}`" for name in report.asked.get("texts", [])) or "documents given in Python"
+    lines = [
+        f"Calibrated on {found['tokens']:,} tokens in {found['windows']:,} windows of {names}; "
+        f"{100 * found['unknown_share']:.1f} % of the tokens are unknown to the tokenizer."
+    ]
+    if (distilled := report.details.get("distillation")) is not None:
+        lines.append(f"Then distilled for {distilled['steps']:,} steps on {distilled['tokens']:,} tokens of it.")
+    lines += [f"Note: {note}." for note in found["notes"]]
+    return ["## Text", "\n".join(lines)]
+
+
+def _fidelity(report: ConversionReport, pictures: Sequence[str]) -> list[str]:
+    lines = ["## Fidelity"]
+    measured = report.fidelity
+    if measured is not None:
+        masked = any(entry.masked for entry in measured.lengths)
+        columns = ["tokens", "token", "sentence", "ceiling: token", "ceiling: sentence"]
+        columns += ["same prediction, %", "source right, %", "right, %"] if masked else []
+        rows = []
+        for entry in measured.lengths:
+            own = entry.ceiling
+            cosines = [entry.token_cosine, entry.sentence_cosine]
+            cosines += [own and own.token_cosine, own and own.sentence_cosine]
+            row = [f"{entry.length:,}", *("–" if value is None else f"{value:.3f}" for value in cosines)]
+            if masked:
+                found = entry.masked
+                shares = [found.agreement, found.teacher_accuracy, found.student_accuracy] if found else [None] * 3
+                row += ["–" if share is None else f"{100 * share:.1f}" for share in shares]
+            rows.append(row)
+        lines += [
+            "Cosine of the hidden states of tokens, and of sentence vectors, to the source's, on passages of the text "
+            "above that nothing was fitted to. Ceiling: how far the source agrees with itself when its input moves by "
+            "some positions." + (" Right of that, masked tokens and their predictions." if masked else ""),
+            _table(columns, rows),
+            f"**Verdict: {report.verdict}.**",
+        ]
+    elif report.difference is not None:
+        lines.append(
+            f"Its outputs are the source's: the largest difference on a random batch is {report.difference:.1e} of "
+            "the largest output."
+        )
+    else:
+        why = report.details.get("fidelity", {}).get("skipped")
+        lines.append(
+            f"Not measured{f' ({why})' if why else ''}. "
+            "`hf-relpos compare SOURCE OUT --text held-out.txt` measures it."
+        )
+    if lost := report.details.get("lost"):
+        lines.append(f"Of the source's tables these do not hold: {lost_in_words(lost)}.")
+    return lines + [f"![{PICTURES[name]}]({name})\n\n{PICTURES[name]}." for name in pictures]
+
+
+def _limits(report: ConversionReport, config: RelPosBertConfig, limit: int) -> list[str]:
+    lines = []
+    if report.of_kind("folded"):
+        lines.append("Adapters (LoRA and the like) that were trained on the source's weights do not fit these.")
+    if "calibration" in report.details:
+        lines.append("On text of another kind or language than that above it may be further from the source.")
+    if config.has_absolute_table:
+        lines.append(f"It reads {config.max_position_embeddings:,} tokens and not one more.")
+    else:
+        lines.append(
+            f"It reads inputs of any length, but the source was made for {limit:,} tokens, and past them nothing says "
+            f"what is right. There, load it with `attention_window={max(1, limit // 2)}`, so that no token meets a "
+            "distance that is new to it, and test it on your task."
+        )
+    return lines

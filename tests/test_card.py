@@ -1,0 +1,284 @@
+"""What a conversion leaves for people: the model card, the pictures, and what the report says in the terminal."""
+
+import json
+import shlex
+import sys
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from oracles import stir
+from transformers import AutoModel, AutoModelForMaskedLM, BertConfig, BertForMaskedLM, BertTokenizer
+from typer.testing import CliRunner
+
+from hf_relpos.cli import app
+from hf_relpos.convert import METHODS, ConversionError, convert
+from hf_relpos.convert.card import PICTURES, command, source_metadata
+from hf_relpos.evaluate import Fidelity
+
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "."]
+WORDS += [first + second for first in "bdfghklmnprst" for second in ("a", "e", "i", "o", "u")]
+TOKENS = 1500
+
+
+def write_text(path, letters="bdfghklmnprst", paragraphs=150):
+    """Paragraphs of nine words, each word followed by one that it decides."""
+    words = [word for word in WORDS[6:] if word[0] in letters]
+    lines = []
+    for number in range(paragraphs):
+        at = number
+        line = []
+        for _ in range(9):
+            line += [words[at % len(words)], words[(7 * at + 3) % len(words)]]
+            at = 5 * at + 1 + number
+        lines.append(" ".join(line) + ".")
+    path.write_text("\n\n".join(lines))
+    return path
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A tiny BERT with a tokenizer, a card of its own and a text that it can be calibrated on."""
+    folder = tmp_path_factory.mktemp("card")
+    (folder / "vocab.txt").write_text("\n".join(WORDS))
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 32}
+    config = BertConfig(vocab_size=len(WORDS), max_position_embeddings=32, initializer_range=0.2, **sizes)
+    stir(BertForMaskedLM(config)).save_pretrained(folder / "stock")
+    BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder / "stock")
+    card = "---\nlicense: mit\nlanguage: [en, de]\npipeline_tag: fill-mask\n---\n# Theirs\n"
+    (folder / "stock" / "README.md").write_text(card)
+    write_text(folder / "text.txt")
+    return folder / "stock"
+
+
+@pytest.fixture(scope="module")
+def calibrated(source, tmp_path_factory):
+    """The tiny BERT calibrated, with pictures: folder and report."""
+    out = tmp_path_factory.mktemp("calibrated") / "out"
+    with pytest.warns(UserWarning, match="only .* tokens"):
+        report = convert(
+            source,
+            out,
+            method="calibrate",
+            position_options={"beyond": "zero"},
+            texts=source.parent / "text.txt",
+            method_options={"tokens": TOKENS},
+            seed=3,
+            plots=True,
+        )
+    return out, report
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def card_of(folder):
+    return ModelCard((folder / "README.md").read_text(encoding="utf-8"))
+
+
+def test_the_card_of_a_calibration(source, calibrated):
+    out, report = calibrated
+    card = card_of(out)
+    assert card.data.to_dict() == {
+        "library_name": "transformers",
+        "license": "mit",
+        "language": ["en", "de"],
+        "tags": ["hf_relpos", "relative-position"],
+    }
+    # no path of the one who made it
+    assert str(source.parent) not in card.content and str(out.parent) not in card.content
+    assert f"**Verdict: {report.verdict}.**" in card.text
+    for entry in report.fidelity.lengths:
+        row = f"| {entry.length} | {entry.token_cosine:.3f} | {entry.sentence_cosine:.3f} | "
+        ceiling = entry.ceiling.token_cosine if entry.ceiling else None
+        row += "– | –" if ceiling is None else f"{ceiling:.3f} | {entry.ceiling.sentence_cosine:.3f}"
+        assert f"{row} | {100 * entry.masked.agreement:.1f} |" in card.text
+    for kind, total in report.totals.items():
+        assert (f"| {kind}: " in card.text) == (total["tensors"] > 0)
+    tokens = report.details["calibration"]["tokens"]
+    for words in (
+        "`BertForMaskedLM` became `RelPosBertForMaskedLM`",
+        f"Method `calibrate`: {METHODS['calibrate'].help}",
+        "beyond = zero",
+        f"Calibrated on {tokens:,} tokens in ",
+        " windows of `text.txt`",
+        "Adapters (LoRA and the like)",
+        "the source was made for 32 tokens",
+        "attention_window=16",
+        f"transformers {report.versions['transformers']}",
+        command(report),
+    ):
+        assert words in card.text, words
+
+
+def test_what_the_card_says_loads(calibrated):
+    out, report = calibrated
+    lines = [line for line in card_of(out).text.splitlines() if line.startswith("model = ")]
+    assert len(lines) == 2 and "trust_remote_code=True" in lines[1]
+    scope = {"AutoModelForMaskedLM": AutoModelForMaskedLM}
+    exec(lines[0].replace('"PATH"', repr(str(out))), scope)
+    assert type(scope["model"]).__name__ == report.converted_to
+
+
+def test_the_command_in_the_card_does_it_again(calibrated, source, tmp_path, monkeypatch):
+    out, report = calibrated
+    line = command(report)
+    assert line in card_of(out).text
+    monkeypatch.chdir(source.parent)  # where the files lie that it names
+    program, *words = shlex.split(line)
+    assert program == "hf-relpos"
+    result = run(*(str(tmp_path / "again") if word == "OUT" else word for word in words))
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "again" / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
+
+
+def test_pictures(calibrated):
+    out, _ = calibrated
+    for name in PICTURES:
+        assert (out / name).read_bytes().startswith(b"\x89PNG") and f"]({name})" in card_of(out).text
+
+
+def test_conversion_json_holds_it_all(calibrated):
+    out, report = calibrated
+    written = json.loads((out / "conversion.json").read_text())
+    assert written == json.loads(json.dumps(report.to_dict()))
+    assert written["asked"] == {
+        "method": "calibrate",
+        "position_options": {"beyond": "zero"},
+        "method_options": {"tokens": TOKENS},
+        "texts": ["text.txt"],
+        "seed": 3,
+    }
+    assert written["method_options"]["tokens"] == TOKENS and written["method_options"]["output"] is None
+    assert Fidelity.from_dict(written["details"]["fidelity"]) == report.fidelity
+    assert report.summary().endswith(f"Verdict: {report.verdict}")
+
+
+def test_a_note_on_what_takes_every_tensor_is_short(calibrated):
+    _, report = calibrated
+    (step,) = [step for step in report.steps if step.target is None]
+    assert step.note.startswith("into bert.embeddings.") and step.note.endswith(" more") and len(step.note) < 250
+
+
+def test_the_card_of_an_exact_conversion(source, tmp_path):
+    report = convert(source, tmp_path / "out")
+    text = card_of(tmp_path / "out").text
+    assert f"the largest difference on a random batch is {report.difference:.1e}" in text
+    assert "It reads 32 tokens and not one more." in text
+    assert "Adapters" not in text and "Calibrated" not in text
+    assert report.verdict is None and report.fidelity is None and "Verdict" not in report.summary()
+
+
+def test_the_card_of_what_was_not_measured(source, tmp_path):
+    convert(source, tmp_path / "out", method="drop", position_embedding_type="shaw", position_options={"clip": 4})
+    text = card_of(tmp_path / "out").text
+    assert "Not measured. `hf-relpos compare" in text and "Adapters" in text
+    assert "hf-relpos convert stock OUT --scheme shaw --option clip=4 --method drop\n" in text
+
+
+def test_a_card_without_code_says_that_the_package_is_needed(source, tmp_path):
+    config = json.loads((source / "config.json").read_text())
+    stock = tmp_path / "stock"
+    stock.mkdir()
+    for path in source.iterdir():
+        (stock / path.name).write_bytes(path.read_bytes())
+    (stock / "config.json").write_text(json.dumps({**config, "save_code": False}))
+    convert(stock, tmp_path / "out")
+    text = card_of(tmp_path / "out").text
+    assert "trust_remote_code" not in text and "needs hf_relpos" in text
+
+
+@pytest.mark.parametrize(
+    "card, found",
+    [
+        (None, {}),
+        ("no front matter", {}),
+        ("---\nlicense: [\n---\n", {}),
+        ("---\n- a\n- list\n---\n", {}),
+        ("---\nlicense: {a: 1}\nlanguage: en\n---\n", {"language": "en"}),
+        ("---\nlicense: other\nlicense_name: own\nlicense_link: x\ntags: [a]\n---\n", 3),
+        (b"---\nlicense: \xff\n---\n", {}),
+    ],
+)
+def test_cards_of_sources(tmp_path, card, found):
+    if card is not None:
+        (tmp_path / "README.md").write_bytes(card if isinstance(card, bytes) else card.encode())
+    metadata = source_metadata(tmp_path)
+    assert (len(metadata) if isinstance(found, int) else metadata) == found
+
+
+def test_documents_from_python_have_no_name(source, tmp_path):
+    documents = (source.parent / "text.txt").read_text().split("\n\n")
+    options = {"tokens": TOKENS}
+    with pytest.warns(UserWarning, match="only .* tokens"):
+        report = convert(source, tmp_path / "out", method="calibrate", texts=documents, method_options=options)
+    assert report.asked["texts"] == [] and "--text TEXT" in command(report)
+    assert "windows of documents given in Python" in card_of(tmp_path / "out").text
+
+
+def test_a_hub_dataset_by_name(source, tmp_path, monkeypatch):
+    """`--text user/name:part` streams the dataset."""
+    asked = []
+
+    class Datasets:
+        @staticmethod
+        def load_dataset(name, configuration, split, streaming):
+            asked.append((name, configuration, split, streaming))
+            return [{"body": text} for text in (source.parent / "text.txt").read_text().split("\n\n")]
+
+    monkeypatch.setitem(sys.modules, "datasets", Datasets)
+    monkeypatch.chdir(tmp_path)
+    result = run(
+        *("convert", source, "out", "--method", "calibrate", "--text", "user/name:part"),
+        *("--method-option", f"tokens={TOKENS}", "--method-option", "field=body"),
+    )
+    assert result.exit_code == 0, result.output
+    assert set(asked) == {("user/name", None, "part", True)}
+    assert "windows of `user/name:part`" in card_of(tmp_path / "out").text
+
+
+def test_plots_are_refused_before_any_work(source, tmp_path, monkeypatch):
+    with pytest.raises(ConversionError, match=r"plots = True: method = 'keep' measures nothing"):
+        convert(source, tmp_path / "out", plots=True)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    result = run("convert", tmp_path / "nowhere", tmp_path / "out", "--method", "calibrate", "--text", "a", "--plots")
+    assert result.exit_code == 2 and "pip install 'hf-relpos[plot]'" in result.stderr
+    assert not any(tmp_path.iterdir())
+
+
+def test_the_terminal_says_what_was_fitted_and_measured(source, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "140")
+    other = write_text(tmp_path / "other.txt", letters="bxyz", paragraphs=60)
+    result = run(
+        *("convert", source, tmp_path / "out", "--method", "calibrate+distil", "--scheme", "shaw"),
+        *("--text", source.parent / "text.txt", "--text", other, "--seed", "1"),
+        *("--method-option", f"tokens={TOKENS}", "--method-option", "steps=2", "--method-option", "batch_tokens=64"),
+    )
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "out" / "conversion.json").read_text())
+    found = report["details"]["calibration"]
+    warnings = [line for line in result.stderr.splitlines() if "Warning" in line]
+    assert len(warnings) == len(found["notes"]) >= 1
+    assert warnings[0] == f"Warning: {found['notes'][0]}" and "from_text.py" not in result.stderr
+    for words in (
+        "¹ fitted to the source's outputs on text",
+        *(f"{layer['divergence_before']:.3f}" for layer in found["layers"] if layer["divergence_before"]),
+        *(f"{100 * layer['missing']:.1f}" for layer in found["layers"]),
+        f"calibrated on {found['tokens']:,} tokens in {found['windows']:,} windows of text.txt, other.txt; ",
+        f"by distance: 1: {found['seen']['1']:,} · 2-3: ",
+        "distilled: 2 steps, ",
+        "s of processor time",
+        "Cosine to the teacher",
+        f"Note: {found['notes'][0]}",
+        f"Verdict: {report['details']['fidelity']['verdict']}.",
+    ):
+        assert words in result.stdout, words
+    assert AutoModel.from_pretrained(tmp_path / "out").config.position_embedding_type == "shaw"
+
+
+def test_fidelity_that_is_none_is_refused():
+    with pytest.raises(ValueError, match=r"KeyError: 'lengths'.*give what Fidelity.to_dict returned"):
+        Fidelity.from_dict({"teacher_limit": 3})
