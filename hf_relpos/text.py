@@ -14,6 +14,8 @@ import numpy as np
 
 OPENERS = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
 SENTENCE_END = re.compile(r"(?<=[.!?。！？])[\"'”’)\]]*\s+")
+# What is read of a text at most: a stream may have no end.
+LETTERS = 100_000_000
 # Share of unknown tokens above which a text is taken for one of another language.
 UNKNOWN_LIMIT = 0.05
 
@@ -200,6 +202,7 @@ def cut_windows(
     lengths: Sequence[int] = (128, 256, 512),
     short: float = 0.5,
     seed: int = 0,
+    part: str = "all",
 ) -> Windows:
     """Windows at random places of a text: single sentences, and full windows of several lengths.
 
@@ -212,6 +215,8 @@ def cut_windows(
         lengths: of the full windows, special tokens included; each length gets about the same number of tokens.
         short: share of the budget that single sentences get, cut at the shortest of `lengths`.
         seed: of the choice.
+        part: `all`, or one of the two parts of a text that have no passage in common, given the same other arguments
+            but `tokens`: `fit`, seven eighths of it, or `check`, the rest.
 
     Raises:
         TextError: when the text does not fill one window.
@@ -226,7 +231,7 @@ def cut_windows(
     size = 0
     # four letters a token is little, so that a piece seldom falls short; other scripts need fewer
     room = longest * 7
-    seen, enough = 0, 2000 * tokens  # a stream may have no end
+    seen = 0
     for text in texts:
         seen += len(text)
         for part in sentences(text) if len(text) > room else [text]:
@@ -235,13 +240,15 @@ def cut_windows(
             if size >= room:
                 pieces.append(" ".join(current))
                 current, size = [], 0
-        if seen > enough:
+        if seen > LETTERS:
             break
     if current:
         pieces.append(" ".join(current))
     if not pieces:
         raise TextError("the text is empty; give another file")
-    order = iter(rng.permutation(len(pieces)).tolist())
+    order = rng.permutation(len(pieces)).tolist()
+    if part != "all":
+        order = [at for number, at in enumerate(order) if (number % 8 == 7) == (part == "check")]
 
     windows: list[list[int]] = []
     left = {"short": int(tokens * short)} | {length: tokens * (1 - short) / len(lengths) for length in lengths}

@@ -8,23 +8,30 @@ layer, in this order:
 3. a ridge regression corrects the output projection of the attention, W_o, for what is still missing in the residual
    stream, and after the feed-forward part a second one corrects W_2.
 
-Every sixth batch enters no fit of any layer; the strength of each ridge is the one that is best there. Before the first
-layer the position vectors are folded into the embeddings: that of place 0 into the vector of the token that stands
+Every sixth batch enters no fit of any layer; the strength of each ridge is the one that is best there. Before the
+first layer the position vectors are folded into the embeddings: that of place 0 into the vector of the token that stands
 there, the mean of the others into all tokens; then the gain and bias of the LayerNorm are fitted.
 """
 
+import json
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
-from ..model.formula import attend
+from ..model.formula import Terms, attend, content_scale, content_vectors, position_scores
 from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..model.offsets import Offsets
 from ..model.relations import self_attention_mask
+from ..model.scheme import Scheme
+from ..model.schemes import Combination
 from .fit import ROWS, Block, Parameters, Reduce, Ridge, ScoreFit, ValueFit, alone
 
 
@@ -72,6 +79,7 @@ class Batch:
         ids: (B, L), padded on the right.
         mask: (B, L), 1 for tokens.
         held_out: enters no fit.
+        longest: of the windows of all batches.
         teacher: hidden states, (B, L, D).
         student: hidden states, (B, L, D).
     """
@@ -80,8 +88,9 @@ class Batch:
     ids: torch.Tensor
     mask: torch.Tensor
     held_out: bool
-    teacher: torch.Tensor = None
-    student: torch.Tensor = None
+    longest: int
+    teacher: torch.Tensor | None = None
+    student: torch.Tensor | None = None
 
     def real(self, tensor: torch.Tensor) -> torch.Tensor:
         """The rows of tokens, (N, …), of (B, L, …)."""
@@ -110,8 +119,7 @@ def make_batches(
         for row, at in enumerate(group):
             ids[row, : len(windows[at])] = torch.tensor(windows[at])
             mask[row, : len(windows[at])] = 1
-        # the first of the longest must not be the only one and held out
-        batches.append(Batch(number, ids, mask, held_out=number % holdout == holdout // 2))
+        batches.append(Batch(number, ids, mask, number % holdout == holdout // 2, len(windows[order[-1]])))
     return batches
 
 
@@ -120,9 +128,11 @@ class LayerReport:
     """What calibration did in one layer.
 
     Attributes:
-        divergence_before: KL(teacher ‖ student) of the attention on held-out text, nats per row, tables at zero.
+        divergence_before: KL(teacher ‖ student) of the attention on held-out text, nats per row, tables at zero; None
+            where no score is fitted.
         divergence_after: the same after the fit.
-        value_missing: share of the mean square difference of the heads' outputs that V leaves, on the fitted text.
+        value_missing: share of the mean square difference of the heads' outputs that V leaves, on the fitted text;
+            None without V.
         strength_attention: chosen ridge strength for W_o; None where only the bias, or nothing, was corrected.
         strength_output: the same for W_2.
         missing: mean square difference of the hidden states to the teacher's after the layer, relative to the
@@ -130,9 +140,9 @@ class LayerReport:
     """
 
     layer: int
-    divergence_before: float
-    divergence_after: float
-    value_missing: float
+    divergence_before: float | None
+    divergence_after: float | None
+    value_missing: float | None
     strength_attention: float | None
     strength_output: float | None
     missing: float
@@ -145,28 +155,70 @@ class Calibration:
     Attributes:
         tokens: of text, special ones included; those held out, too.
         windows: number of windows.
-        rows: query rows that entered the score fits.
+        embedding_missing: mean square difference of the embeddings to the teacher's, relative to the teacher's
+            variance, on held-out text.
         layers: one report each.
-        seen: number of query-key pairs of the fitted rows by octave of the distance: "1", "2-3", "4-7", ….
-        unseen: distances in the range that no fitted row has, as "first-last" ranges; they have the values of their
-            neighbours.
-        embedding_missing: mean square difference of the embeddings, relative to the teacher's variance.
-        fitted: parameters that the fits moved.
+        settings: what it was asked for.
     """
 
     tokens: int = 0
     windows: int = 0
-    rows: int = 0
-    layers: list[LayerReport] = field(default_factory=list)
-    seen: dict[str, int] = field(default_factory=dict)
-    unseen: list[str] = field(default_factory=list)
     embedding_missing: float = 0.0
-    fitted: int = 0
+    layers: list[LayerReport] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         return asdict(self)
+
+
+class Saved:
+    """Layers that are fitted, in a folder, so that an interrupted calibration can go on.
+
+    Whatever another calibration left there is removed.
+    """
+
+    def __init__(self, folder: Path, fingerprint: str, writes: bool = True):
+        """
+        Args:
+            folder: made if it is not there.
+            fingerprint: of all that the fits depend on.
+            writes: whether this process does; of several processes one.
+        """
+        self.folder, self.writes = folder, writes
+        if not writes:
+            return
+        mark = folder / "fingerprint"
+        if not mark.is_file() or mark.read_text(encoding="utf-8") != fingerprint:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            mark.write_text(fingerprint, encoding="utf-8")
+
+    def load(self, layer: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:
+        """Tensors and report of a layer, or None."""
+        path = self.folder / f"layer-{layer}"
+        if not path.with_suffix(".json").is_file():  # written last
+            return None
+        report = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        return load_file(path.with_suffix(".safetensors")), report
+
+    def save(self, layer: int, tensors: Mapping[str, torch.Tensor], report: Mapping[str, Any]) -> None:
+        """Keep a layer."""
+        if not self.writes:
+            return
+        path = self.folder / f"layer-{layer}"
+        for suffix, write in (
+            (".safetensors", lambda file: save_file({name: t.contiguous() for name, t in tensors.items()}, file)),
+            (".json", lambda file: file.write_text(json.dumps(report), encoding="utf-8")),
+        ):
+            aside = path.with_suffix(f"{suffix}.{os.getpid()}")
+            write(aside)
+            aside.replace(path.with_suffix(suffix))
+
+    def clear(self) -> None:
+        """Remove the folder."""
+        if self.writes:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class _Run:
@@ -207,32 +259,56 @@ class _Run:
             for project in (attention.query, attention.key, attention.value)
         )
 
-    def attend(self, layer: int, batch: Batch, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Context, (B, L, D), and attention, (B, H, L, L)."""
+    def scheme(self, layer: int) -> Scheme | None:
+        """What can be fitted of a layer's scheme, or of a combination of schemes; None for nothing."""
+        scheme = self.layers[layer].attention.self.distance_embedding
+        parts = scheme.parts if isinstance(scheme, Combination) else [scheme]
+        return next((part for part in parts if part.linear), None)
+
+    def terms(self, layer: int, hidden: torch.Tensor) -> tuple[Terms, Offsets]:
+        """What the scheme adds in a layer."""
         attention = self.layers[layer].attention.self
-        query, key, value = self.projections(layer, hidden)
-        length = hidden.shape[1]
         offsets = Offsets(
-            length,
-            length,
+            hidden.shape[1],
+            hidden.shape[1],
             device=hidden.device,
             dtype=hidden.dtype,
             query_projection=attention.query,
             key_projection=attention.key,
         )
         if (shared := self.body.encoder.distance_embedding) is not None:
-            offsets = Offsets(**{**vars(offsets), "shared": shared(offsets)})
-        terms = attention.distance_embedding.terms(offsets)
-        out, weights = attend(query, key, value, terms, offsets, self.visible(batch, hidden))
+            offsets = replace(offsets, shared=shared(offsets))
+        return attention.distance_embedding.terms(offsets), offsets
+
+    def attend(self, layer: int, batch: Batch, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Context, (B, L, D), and attention, (B, H, L, L)."""
+        terms, offsets = self.terms(layer, hidden)
+        out, weights = attend(*self.projections(layer, hidden), terms, offsets, self.visible(batch, hidden))
         return out.transpose(1, 2).flatten(2), weights
+
+    def fixed_scores(self, layer: int, batch: Batch, hidden: torch.Tensor):
+        """q, k and v, rotated if the scheme rotates, and a function from a slice of rows to the scores of all that is
+        not fitted: what is fitted is at zero when this is called."""
+        terms, offsets = self.terms(layer, hidden)
+        query, key, value = self.projections(layer, hidden)
+        content, query, key = content_vectors(query, key, terms, offsets)
+        scale = content_scale(query, terms)
+        alone = self.scheme(layer) is self.layers[layer].attention.self.distance_embedding
+        positional = None if alone else position_scores(query, key, terms, offsets)
+
+        def scores(rows: slice) -> torch.Tensor:
+            total = torch.matmul(content[:, :, rows], key.transpose(-1, -2)) * scale
+            return total if positional is None else total + positional[:, :, rows]
+
+        return query, key, value, scores
 
     def attention_sum(self, layer: int, context: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """What enters the LayerNorm after the attention."""
         return self.layers[layer].attention.output.dense(context) + hidden
 
-    def attention_norm(self, layer: int, total: torch.Tensor) -> torch.Tensor:
+    def after_attention(self, layer: int, context: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """What enters the feed-forward part."""
-        return self.layers[layer].attention.output.LayerNorm(total)
+        return self.layers[layer].attention.output.LayerNorm(self.attention_sum(layer, context, hidden))
 
     def inner(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
         """What enters W_2."""
@@ -242,9 +318,9 @@ class _Run:
         """What enters the last LayerNorm of the layer."""
         return self.layers[layer].output.dense(inner) + hidden
 
-    def output_norm(self, layer: int, total: torch.Tensor) -> torch.Tensor:
+    def after_output(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
         """The hidden states after the layer."""
-        return self.layers[layer].output.LayerNorm(total)
+        return self.layers[layer].output.LayerNorm(self.output_sum(layer, self.inner(layer, hidden), hidden))
 
 
 @torch.no_grad()
@@ -275,10 +351,9 @@ def fold_positions(
     if first_token is not None:
         weight[0] = 0
     mean = (table.double() * (weight / weight.sum())[:, None]).sum(0)
-    types = embeddings.token_type_embeddings.weight
-    types.copy_(types.double() + mean)
+    embeddings.add_everywhere(mean)
     names = {id(parameter): name for name, parameter in student.named_parameters()}
-    changed = {names[id(types)]: "plus the mean of the position vectors"}
+    changed = {names[id(embeddings.token_type_embeddings.weight)]: "plus the mean of the position vectors"}
     if first_token is not None:
         words = embeddings.word_embeddings.weight
         difference = table[0].double() - mean
@@ -295,19 +370,33 @@ class Calibrator:
         teacher: RelPosBertPreTrainedModel,
         student: RelPosBertPreTrainedModel,
         batches: Sequence[Batch],
-        settings: Settings,
+        settings: Settings | None = None,
         reduce: Reduce = alone,
-        progress: Callable[[str], None] = lambda what: None,
+        progress: Callable[[str, int, int], None] = lambda what, done, total: None,
     ):
-        self.settings, self.reduce, self.progress = settings, reduce, progress
+        """
+        Args:
+            teacher: absolute, or relative with whatever scheme.
+            student: of the same sizes; the parameters of its scheme are fitted from zero.
+            batches: those of this process, from `make_batches`.
+            reduce: adds up over processes.
+            progress: called with a word, steps done, and steps in all.
+        """
+        self.settings = settings or Settings()
+        self.reduce, self.progress = reduce, progress
         self.teacher, self.student = _Run(teacher.eval()), _Run(student.eval())
         self.batches = list(batches)
         self.fitted = [batch for batch in self.batches if not batch.held_out]
         self.held = [batch for batch in self.batches if batch.held_out]
-        self.report = Calibration(settings=asdict(settings))
-        total = torch.tensor([sum(int(batch.mask.sum()) for batch in self.batches), sum(map(lambda b: len(b.ids), self.batches))])
-        self.report.tokens, self.report.windows = (int(value) for value in reduce(total.double()))
-        self.longest = int(max(reduce_max(reduce, max((b.ids.shape[1] for b in self.batches), default=1)), 1))
+        counts = [sum(int(batch.mask.sum()) for batch in self.batches), sum(len(batch.ids) for batch in self.batches)]
+        tokens, windows = reduce(torch.tensor(counts, dtype=torch.float64)).tolist()
+        self.report = Calibration(int(tokens), int(windows), settings=asdict(self.settings))
+        self.longest = max((batch.longest for batch in self.batches), default=1)
+        self.done = 0
+
+    def _step(self, what: str) -> None:
+        self.progress(what, self.done, 3 * len(self.student.layers))
+        self.done += 1
 
     # -- embeddings ----------------------------------------------------------------------------------------------
 
@@ -320,78 +409,77 @@ class Calibrator:
         for batch in self.fitted:
             before, _ = self.student.embed(batch)
             x = batch.real(nn.functional.layer_norm(before, (width,), eps=norm.eps)).double()
-            kept, _ = self._normed(self.teacher, batch)
-            y = batch.real(kept).double()
-            sums += torch.stack([torch.full((width,), float(len(x))).double(), x.sum(0), y.sum(0), (x * x).sum(0), (x * y).sum(0)])
+            theirs, _ = self.teacher.embed(batch)
+            y = batch.real(self.teacher.body.embeddings.LayerNorm(theirs)).double()
+            count = torch.full((width,), len(x), dtype=torch.float64)
+            sums += torch.stack([count, x.sum(0), y.sum(0), (x * x).sum(0), (x * y).sum(0)])
         count, x, y, xx, xy = self.reduce(sums)
         variance = xx - x * x / count
-        gain = torch.where(variance > 1e-9 * count, (xy - x * y / count) / variance.clamp(min=1e-30), norm.weight.double())
+        known = variance > 1e-9 * count
+        gain = torch.where(known, (xy - x * y / count) / variance.clamp(min=1e-30), norm.weight.double())
         norm.weight.copy_(gain)
         norm.bias.copy_((y - gain * x) / count)
-        missing = torch.zeros(2, dtype=torch.float64)
         for batch in self.batches:
             _, batch.teacher = self.teacher.embed(batch)
             _, batch.student = self.student.embed(batch)
         self.report.embedding_missing = self._missing()
 
-    @staticmethod
-    def _normed(run: _Run, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """What leaves the embeddings' LayerNorm, and the embeddings."""
-        norm = run.body.embeddings.LayerNorm
-        before, hidden = run.embed(batch)
-        return norm(before), hidden
-
     def _missing(self) -> float:
         """Mean square difference of student and teacher on held-out text, relative to the teacher's variance."""
-        sums = torch.zeros(3, dtype=torch.float64)
+        sums = torch.zeros(2, dtype=torch.float64)
         for batch in self.held or self.batches:
             teacher, student = batch.real(batch.teacher).double(), batch.real(batch.student).double()
-            sums += torch.stack([(teacher - student).square().sum(), teacher.var(0, unbiased=False).sum() * len(teacher), sums.new_zeros(())])
-        sums = self.reduce(sums)
-        return float(sums[0] / sums[1].clamp(min=1e-30))
+            spread = (teacher - teacher.mean(0)).square().sum()
+            sums += torch.stack([(teacher - student).square().sum(), spread])
+        missing, spread = self.reduce(sums).tolist()
+        return missing / max(spread, 1e-30)
 
     # -- one layer -----------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def fit_layer(self, layer: int) -> LayerReport:
         """Fit one layer, and take all batches through it."""
-        scheme = self.student.layers[layer].attention.self.distance_embedding
-        contexts = {}
-        blocks, held = [], []
-        self.progress(f"layer {layer}: attention")
+        self._step(f"layer {layer}: attention")
+        contexts, blocks, held = {}, [], []
         for batch in self.batches:
             context, weights = self.teacher.attend(layer, batch, batch.teacher)
             contexts[batch.number] = context
             (held if batch.held_out else blocks).extend(self._blocks(layer, batch, context, weights))
-        before, after, left = self._fit_tables(scheme, blocks, held)
+        before, after, left = self._fit_tables(self.student.scheme(layer), blocks, held)
         del blocks, held
         for batch in self.batches:
             context, _ = self.student.attend(layer, batch, batch.student)
             contexts[batch.number] = (contexts[batch.number], context)
 
-        self.progress(f"layer {layer}: output of the attention")
+        self._step(f"layer {layer}: output of the attention")
         strength_attention = self._correct(
             self.student.layers[layer].attention.output.dense,
             lambda batch: self._attention_sides(layer, batch, contexts),
         )
         for batch in self.batches:
             theirs, ours = contexts.pop(batch.number)
-            for run, name, context in ((self.teacher, "teacher", theirs), (self.student, "student", ours)):
-                total = run.attention_sum(layer, context, getattr(batch, name))
-                setattr(batch, name, run.attention_norm(layer, total))
+            batch.teacher = self.teacher.after_attention(layer, theirs, batch.teacher)
+            batch.student = self.student.after_attention(layer, ours, batch.student)
 
-        self.progress(f"layer {layer}: output of the feed-forward part")
+        self._step(f"layer {layer}: output of the feed-forward part")
         strength_output = self._correct(
             self.student.layers[layer].output.dense, lambda batch: self._output_sides(layer, batch)
         )
         for batch in self.batches:
+            batch.teacher = self.teacher.after_output(layer, batch.teacher)
+            batch.student = self.student.after_output(layer, batch.student)
+        return LayerReport(layer, before, after, left, strength_attention, strength_output, self._missing())
+
+    @torch.no_grad()
+    def pass_layer(self, layer: int) -> None:
+        """Take all batches through a layer that is fitted already."""
+        for what in ("attention", "output of the attention", "output of the feed-forward part"):
+            self._step(f"layer {layer}: {what}")
+        for batch in self.batches:
             for run, name in ((self.teacher, "teacher"), (self.student, "student")):
                 hidden = getattr(batch, name)
-                total = run.output_sum(layer, run.inner(layer, hidden), hidden)
-                setattr(batch, name, run.output_norm(layer, total))
-        report = LayerReport(layer, before, after, left, strength_attention, strength_output, self._missing())
-        self.report.layers.append(report)
-        return report
+                context, _ = run.attend(layer, batch, hidden)
+                setattr(batch, name, run.after_output(layer, run.after_attention(layer, context, hidden)))
 
     def _blocks(self, layer: int, batch: Batch, context: torch.Tensor, weights: torch.Tensor) -> list[Block]:
         """The rows of a batch that the fits of scores and values read."""
@@ -400,53 +488,54 @@ class Calibrator:
         wanted = min(len(firsts), max(1, self.settings.rows // ROWS))
         generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + batch.number)
         chosen = sorted(torch.randperm(len(firsts), generator=generator)[:wanted].tolist())
-        query, key, value = self.student.projections(layer, batch.student)
+        query, key, value, scores = self.student.fixed_scores(layer, batch, batch.student)
         visible = self.student.visible(batch, batch.student)
-        scale = self.student.layers[layer].attention.self.distance_embedding.scale
-        wanted_heads = context.unflatten(-1, (self.teacher.heads, -1)).transpose(1, 2)
+        heads = context.unflatten(-1, (self.teacher.heads, -1)).transpose(1, 2)
         blocks = []
         for at in chosen:
             rows = slice(firsts[at], min(firsts[at] + ROWS, length))
-            content = torch.matmul(query[:, :, rows], key.transpose(-1, -2)) * scale
-            content = content.masked_fill(~visible[:, :, rows], -math.inf)
             target = weights[:, :, rows] * visible[:, :, rows]
-            target = target / target.sum(-1, keepdim=True).clamp(min=1e-12)
             blocks.append(
                 Block(
                     first=rows.start,
                     query=query[:, :, rows],
                     key=key,
-                    content=content,
-                    target=target,
-                    weight=batch.mask[:, rows].to(content.dtype),
+                    content=scores(rows).masked_fill(~visible[:, :, rows], -math.inf),
+                    target=target / target.sum(-1, keepdim=True).clamp(min=1e-12),
+                    weight=batch.mask[:, rows].to(query.dtype),
                     values=value,
-                    wanted=wanted_heads[:, :, rows],
+                    wanted=heads[:, :, rows],
                 )
             )
         return blocks
 
-    def _fit_tables(self, scheme: nn.Module, blocks: list[Block], held: list[Block]) -> tuple[float, float, float]:
+    def _fit_tables(
+        self, scheme: Scheme | None, blocks: list[Block], held: list[Block]
+    ) -> tuple[float | None, float | None, float | None]:
+        """Fit scores and values; divergence on held-out rows before and after, and what V leaves."""
+        if scheme is None:
+            return None, None, None
         settings = self.settings
         parameters = Parameters(scheme, "ABcu", self.longest)
-        before = after = math.nan
         fit = ScoreFit(parameters, blocks, self.reduce)
+        before = after = left = None
         if parameters.names:
-            zero = parameters.tables(torch.zeros_like(parameters.flat()))
-            total, rows = fit.divergence(zero, held)
-            before = total / max(rows, 1)
+            before = self._divergence(fit, torch.zeros_like(parameters.flat()), held)
             fit.solve(settings.ridge, settings.smooth, settings.newton, settings.iterations, settings.tolerance)
+            after = self._divergence(fit, parameters.flat(), held)
             tables = parameters.tables(parameters.flat())
-            total, rows = fit.divergence(tables, held)
-            after = total / max(rows, 1)
             attentions = [fit.attention(block, tables) for block in blocks]
         else:
             attentions = [torch.softmax(block.content, -1) for block in blocks]
         values = Parameters(scheme, "V", self.longest)
-        left = math.nan
         if values.names:
             missing, rest = ValueFit(values, blocks, attentions, self.reduce).solve(settings.ridge, settings.smooth)
             left = rest / max(missing, 1e-30)
         return before, after, left
+
+    def _divergence(self, fit: ScoreFit, vector: torch.Tensor, held: list[Block]) -> float | None:
+        total, rows = fit.divergence(fit.parameters.tables(vector), held)
+        return total / rows if rows else None
 
     def _attention_sides(self, layer: int, batch: Batch, contexts: dict[int, tuple[torch.Tensor, torch.Tensor]]):
         theirs, ours = contexts[batch.number]
@@ -469,28 +558,37 @@ class Calibrator:
         fitted, held = (part.reduced(self.reduce) for part in sums)
         judge = held if held.count > 0 else fitted
         nothing = torch.zeros(dense.in_features, dense.out_features, dtype=torch.float64)
-        best = (judge.error(nothing, torch.zeros(dense.out_features, dtype=torch.float64)), None, None, None)
-        bias = fitted.y / fitted.count
-        candidates = [(judge.error(nothing, bias), None, nothing, bias)]
+        mean = fitted.y / fitted.count
+        # what is tried: strength, weights and bias; the first ones win where nothing else is better on held-out text
+        candidates = [(None, nothing, torch.zeros_like(mean)), (None, nothing, mean)]
         if self.settings.output == "ridge":
-            for strength in self.settings.strengths:
-                weights, bias = fitted.solve(strength)
-                candidates.append((judge.error(weights, bias), strength, weights, bias))
-        best = min([best, *candidates], key=lambda candidate: candidate[0])
-        _, strength, weights, bias = best
-        if weights is not None:
-            dense.weight.copy_(dense.weight.double() + weights.T)
-            dense.bias.copy_(dense.bias.double() + bias)
+            candidates += [(strength, *fitted.solve(strength)) for strength in self.settings.strengths]
+        strength, weights, bias = min(candidates, key=lambda candidate: judge.error(*candidate[1:]))
+        dense.weight.copy_(dense.weight.double() + weights.T)
+        dense.bias.copy_(dense.bias.double() + bias)
         return strength
 
-    def run(self) -> Calibration:
-        """All of it."""
-        self.embed()
+    def run(self, saved: "Saved | None" = None) -> Calibration:
+        """All of it.
+
+        Args:
+            saved: where layers are kept once they are fitted, and taken from if they are there.
+        """
         for layer in range(len(self.student.layers)):
-            self.fit_layer(layer)
+            if (scheme := self.student.scheme(layer)) is not None:
+                for parameter in scheme.parameters():
+                    nn.init.zeros_(parameter)
+        self.embed()
+        for layer, module in enumerate(self.student.layers):
+            found = saved.load(layer) if saved is not None else None
+            if found is None:
+                report = self.fit_layer(layer)
+                if saved is not None:
+                    saved.save(layer, module.state_dict(), asdict(report))
+            else:
+                tensors, kept = found
+                module.load_state_dict(tensors)
+                self.pass_layer(layer)
+                report = LayerReport(**kept)
+            self.report.layers.append(report)
         return self.report
-
-
-def reduce_max(reduce: Reduce, value: int) -> int:
-    """The largest of all processes' values, by sums."""
-    return value

@@ -5,10 +5,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 import transformers
+from accelerate import PartialState
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import CONFIG_MAPPING, PreTrainedConfig
@@ -78,16 +80,18 @@ def convert(
         out: folder to write; also gets `conversion.json`, the report. That of a sentence-transformers folder has its
             modules, too.
         position_embedding_type: scheme of the result, a key of `hf_relpos.SCHEMES`; None for `relative_key`, for that
-            of a source that is relative already, and for `absolute` where the method makes nothing else. MPNet keeps
-            its own beside it.
+            of a source that is relative already, `tables` for `calibrate`, and `absolute` where the method makes
+            nothing else. MPNet keeps its own beside it.
         position_options: its options.
-        method: `keep` (absolute positions stay, outputs are the source's), `drop` (their mean stays), `interpolate`
-            or `hierarchical` (a longer table of absolute positions, and nothing relative) or, for a source that is
+        method: `keep` (absolute positions stay, outputs are the source's), `drop` (their mean stays), `calibrate`
+            (relative terms are fitted to the source's attention on `texts`), `calibrate+distil` (and then trained to
+            its outputs), `interpolate` or `hierarchical` (a longer table of absolute positions, and nothing relative) or, for a source that is
             relative already and for no other, `exact` (its tables stay, or fit into those of another scheme; outputs
             are the source's) and `refit` (the closest tables of another scheme; `details["lost"]` says what they do
             not hold). None for `exact` where it applies and `keep` elsewhere.
         method_options: options of the method: keys of `METHODS[method].options`.
-        texts: for a method that learns from text.
+        texts: for a method that learns from text: one path or several (as Path objects), read by
+            `hf_relpos.text.read_texts`, each with the same share of the tokens; or documents, strings.
         seed: for a method that draws at random.
         architecture: class whose head to keep; by default the one that config.json names.
         revision: branch, tag or commit of a Hub repository.
@@ -137,12 +141,17 @@ def convert(
     stock_config = _from_dict(CONFIG_MAPPING[known.family.stock], f"{folder / 'config.json'}: ", known.config)
     stock = partial(source_model, known, own, stock_config)
 
-    work = Work(checkpoint, same, lambda: assemble(same, checkpoint)[0], texts, settings, seed, progress)
+    # one process writes; the others take part in what learns from text
+    processes = PartialState()
+    state = target.with_name(f".{target.name}.{method}") if METHODS[method].text != "unused" else None
+    work = Work(checkpoint, same, lambda: assemble(same, checkpoint)[0], texts, settings, seed, state, progress)
     placed = place(checkpoint, same, config)
     model, changed = build(config, placed, METHODS[method], work)
     steps = plan(model, placed, changed, left_behind)
     try:
-        with new_folder(target, overwrite) as unfinished:
+        place_to_write = new_folder(target, overwrite) if processes.is_main_process else TemporaryDirectory()
+        with place_to_write as folder_name:
+            unfinished = Path(folder_name)
             inside = unfinished / layout.encoder
             model.save_pretrained(inside)
             files = [str(Path(layout.encoder, name)) for name in copy_companions(folder, inside, model)]
@@ -176,6 +185,9 @@ def convert(
             (unfinished / "conversion.json").write_text(text + "\n", encoding="utf-8")
     except (OSError, SafetensorError) as error:
         raise ConversionError(describe(error, target)) from error
+    finally:
+        if processes.num_processes > 1:
+            processes.wait_for_everyone()
     return report
 
 

@@ -14,6 +14,7 @@ from ..model.scheme import Option, Scheme, choice, is_count
 from ..model.schemes import SCHEMES, scheme_parts
 from .export import TARGETS, refit_tables
 from .families import Known
+from .from_text import CALIBRATE, DISTIL, calibrate, calibrate_and_distil, can_be_fitted
 from .names import is_scheme, is_table
 from .source import ConversionError, Source
 from .stretch import ALPHA, decompose, interpolate
@@ -32,6 +33,7 @@ class Work:
         texts: what the caller gave to learn from; None for nothing.
         options: of the method, with its defaults.
         seed: of whatever is drawn at random.
+        state: folder for what an interrupted method needs to go on; None for none.
         progress: whether to show how far long work has come.
         details: filled by the method with what the report should say of it; JSON values only.
     """
@@ -42,6 +44,7 @@ class Work:
     texts: Iterable[str] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
+    state: Path | None = None
     progress: bool = False
     details: dict[str, Any] = field(default_factory=dict)
 
@@ -65,7 +68,7 @@ class Method:
         from_relative: for sources that are relative already, and not for those with absolute positions.
         text: whether it learns from text: never, if there is any, or always.
         options: its own options.
-        scheme: the only one that it adds to a source; None for any of `targets`.
+        scheme: that it adds to a source unless the caller names another of `targets`; None for relative_key.
         positions: the result's `max_position_embeddings`, from the source's and the resolved options; None where it
             stays.
     """
@@ -242,6 +245,26 @@ METHODS = {
         apply=_drop,
         targets=starts_neutral_without_table,
         options={"own_bias": OWN_BIAS},
+    ),
+    "calibrate": Method(
+        "fit relative terms to the source's own attention on text, in closed form. Close to the source's outputs",
+        keeps_table=False,
+        exact=False,
+        apply=calibrate,
+        targets=can_be_fitted,
+        scheme="tables",
+        text="needed",
+        options={**CALIBRATE, "own_bias": OWN_BIAS},
+    ),
+    "calibrate+distil": Method(
+        "calibrate, then train the result for some steps to compute what the source computes. Closer",
+        keeps_table=False,
+        exact=False,
+        apply=calibrate_and_distil,
+        targets=can_be_fitted,
+        scheme="tables",
+        text="needed",
+        options={**CALIBRATE, **DISTIL, "own_bias": OWN_BIAS},
     ),
     "interpolate": Method(
         "absolute positions for longer inputs: the table stretched linearly. A baseline; changes all outputs",

@@ -1,0 +1,377 @@
+"""The methods that learn from text: `calibrate`, and `calibrate+distil`.
+
+What surrounds the fits of `calibrate.py`: windows of text, several processes, going on after an interruption, and what
+the report says of the result.
+"""
+
+import hashlib
+import json
+import time
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate import PartialState
+from rich.console import Console
+from transformers import AutoTokenizer, PreTrainedModel
+
+from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
+from ..model.scheme import Option, Scheme, choice, is_count, is_number
+from ..model.schemes import SCHEMES
+from ..text import UNKNOWN_LIMIT, TextError, Windows, cut_windows, read_texts, special_tokens
+from .calibrate import Calibrator, Saved, Settings, fold_positions, make_batches
+from .names import is_scheme, is_table
+from .source import ConversionError
+
+
+if TYPE_CHECKING:
+    from .methods import Work
+
+
+# Lengths of the windows that are fitted, beside single sentences, as far as the teacher reads them.
+LENGTHS = (128, 256, 512)
+# Lengths at which the report compares teacher and student, and tokens of text for each.
+CHECKED = (16, 64, 128, 256, 512)
+CHECK_TOKENS = 6144
+# Below this the report warns; below the second figure nothing can be fitted.
+FEW, TOO_FEW = 10_000, 500
+
+OUTPUT = choice(
+    "ridge", "bias", "none", help="what corrects the residual stream: output projections, their biases, or nothing"
+)
+CALIBRATE = {
+    "tokens": Option(50_000, "tokens of text to fit; a positive integer", is_count),
+    "output": OUTPUT,
+    "ridge": Option(Settings.ridge, "penalty of the tables' squares, relative to their curvature", is_number),
+    "smooth": Option(Settings.smooth, "penalty of the difference of neighbouring distances, likewise", is_number),
+    "field": Option("text", "key or column of the text in .jsonl, .tsv and .csv files", lambda v: isinstance(v, str)),
+}
+DISTIL = {
+    "steps": Option(200, "steps of the distillation; a positive integer", is_count),
+    "batch_tokens": Option(1024, "tokens in a step of the distillation; a positive integer", is_count),
+    "distil_tokens": Option(
+        None, "tokens of text to distil on; None: as many as the steps read", lambda v: v is None or is_count(v)
+    ),
+}
+
+
+def can_be_fitted(scheme: type[Scheme]) -> str:
+    """Refuses a scheme none of whose terms is linear in parameters of a layer; names those that can be fitted."""
+    if scheme.linear:
+        return ""
+    fitting = ", ".join(name for name, each in SCHEMES.items() if each.linear)
+    return f"nothing of this scheme can be fitted in closed form; the schemes that can: {fitting}"
+
+
+def calibrate(model: RelPosBertPreTrainedModel, work: "Work") -> dict[str, str]:
+    """Fit the model to its source; see `calibrate.py`."""
+    return _learn(model, work, distil=False)
+
+
+def calibrate_and_distil(model: RelPosBertPreTrainedModel, work: "Work") -> dict[str, str]:
+    """Fit the model to its source, then train it to compute what the source computes; see `hf_relpos.distil`."""
+    return _learn(model, work, distil=True)
+
+
+def _learn(model: RelPosBertPreTrainedModel, work: "Work", distil: bool) -> dict[str, str]:
+    started, cpu = time.perf_counter(), time.process_time()
+    if model.config.is_decoder:
+        raise ConversionError("is_decoder = True: only encoders are calibrated; choose method = 'keep' or 'drop'")
+    tokenizer = load_tokenizer(work.tokenizer_folder)
+    limit = work.config.max_position_embeddings
+    options = work.options
+    lengths = tuple(length for length in LENGTHS if length <= limit) or (limit,)
+    try:
+        windows = gather(tokenizer, work.texts, options["tokens"], lengths, "fit", options["field"], work.seed)
+    except TextError as error:
+        raise ConversionError(f"texts: {error}") from error
+    notes = check_windows(windows, limit)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    dtype = model.dtype
+    student, teacher = model.float(), work.keep().float()
+    for each in (student, teacher):
+        each.set_attn_implementation("eager")
+
+    first = shared_first(windows.ids)
+    table = next(tensor for name, tensor in work.source.tensors.items() if is_table(name)).float()
+    counts = torch.zeros(len(table), dtype=torch.float64)
+    for ids in windows.ids:
+        counts[: len(ids)] += 1
+    fold_positions(student, table, first, counts)
+
+    state = PartialState()
+    settings = Settings(ridge=options["ridge"], smooth=options["smooth"], output=options["output"], seed=work.seed)
+    pad = model.config.pad_token_id or 0
+    batches = make_batches(
+        windows.ids, pad, settings.batch_tokens, settings.holdout, state.process_index, state.num_processes
+    )
+    memory = memory_needed(windows, settings, model, state.num_processes)
+    saved = None
+    if work.state is not None:
+        saved = Saved(work.state, fingerprint(work, windows, settings, model), writes=state.is_main_process)
+        state.wait_for_everyone()
+    console = Console(stderr=True, quiet=not (work.progress and state.is_main_process))
+    console.print(
+        f"calibrating on {windows.tokens:,} tokens in {len(windows.ids):,} windows; about {memory / 2**20:,.0f} MB of "
+        "memory beside the models. Interrupted, the same command goes on where it was",
+        highlight=False,
+    )
+    with progress_bar(console, work.progress and state.is_main_process) as report:
+        run = Calibrator(teacher, student, batches, settings, sum_over_processes(state), report)
+        result = run.run(saved)
+    if first is not None:
+        spare_first_token(student, run, first, before)
+    details = work.details
+    details["calibration"] = {
+        **result.to_dict(),
+        "seen": octaves(windows.ids),
+        "unknown_share": round(windows.unknown, 5),
+        "memory_bytes": memory,
+        "seconds": time.perf_counter() - started,
+        "cpu_seconds": time.process_time() - cpu,
+        "notes": notes,
+    }
+    if distil:
+        details["distillation"] = _distil(student, teacher, work, tokenizer, lengths, console)
+    details["fidelity"] = check(student, teacher, work, tokenizer, limit)
+    model.to(dtype)
+    if saved is not None:
+        state.wait_for_everyone()
+        saved.clear()
+    return {
+        name: "fitted" if is_scheme(name) else "fitted to the source's outputs on text"
+        for name, tensor in model.state_dict().items()
+        if not torch.equal(tensor, before[name])
+    }
+
+
+def load_tokenizer(folder: Path):
+    """The tokenizer of the source.
+
+    Raises:
+        ConversionError: for a folder without one.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        known = len(tokenizer)
+    except (OSError, ValueError, ImportError) as error:
+        raise ConversionError(
+            f"{folder}: its tokenizer cannot be loaded ({error}); add its files to the folder"
+        ) from error
+    if known < 10:
+        raise ConversionError(f"{folder}: has no tokenizer files, and text must be cut into tokens; add them")
+    return tokenizer
+
+
+def gather(
+    tokenizer, texts: Any, tokens: int, lengths: Sequence[int], part: str, field: str, seed: int, short: float = 0.5
+) -> Windows:
+    """Windows of the text that the caller gave: files, each with the same share of the tokens, or documents.
+
+    Args:
+        texts: a path, several (as Path objects), or documents (strings).
+        part: as `cut_windows` takes it.
+    """
+    if isinstance(texts, str | Path):
+        texts = [Path(texts)]
+    if isinstance(texts, Sequence) and texts and all(isinstance(each, Path) for each in texts):
+        parts = [
+            cut_windows(tokenizer, read_texts(path, field), -(-tokens // len(texts)), lengths, short, seed, part)
+            for path in texts
+        ]
+        total = sum(part.tokens for part in parts)
+        unknown = sum(part.unknown * part.tokens for part in parts) / total
+        return Windows([ids for part in parts for ids in part.ids], unknown, tokens)
+    return cut_windows(tokenizer, texts, tokens, lengths, short, seed, part)
+
+
+def check_windows(windows: Windows, limit: int) -> list[str]:
+    """What the report says of the text; each is a warning, too.
+
+    Raises:
+        ConversionError: for text too short to fit anything.
+    """
+    if windows.tokens < TOO_FEW:
+        raise ConversionError(
+            f"texts: {windows.tokens} tokens are too few to fit anything; give at least {TOO_FEW}, better 50,000"
+        )
+    longest = max(map(len, windows.ids))
+    notes = []
+    if windows.tokens < FEW:
+        notes.append(
+            f"only {windows.tokens:,} tokens of text ({windows.asked:,} were asked for): fits need about 50,000; give "
+            "more text"
+        )
+    if windows.unknown > UNKNOWN_LIMIT:
+        notes.append(
+            f"the tokenizer does not know {100 * windows.unknown:.0f} % of the tokens; is the text in the model's "
+            "language?"
+        )
+    if longest < min(limit, max(LENGTHS)):
+        notes.append(
+            f"no window has more than {longest} tokens: distances from {longest} to {limit - 1} were never seen and "
+            "take the values of their neighbours; give longer documents"
+        )
+    for note in notes:
+        warnings.warn(note, stacklevel=2)
+    return notes
+
+
+def shared_first(windows: Sequence[Sequence[int]]) -> int | None:
+    """The token that every window begins with, [CLS] or the like; None where they differ."""
+    firsts = {ids[0] for ids in windows}
+    return firsts.pop() if len(firsts) == 1 else None
+
+
+def octaves(windows: Iterable[Sequence[int]]) -> dict[str, int]:
+    """How many pairs of tokens the windows have at each distance, by octave: "1", "2-3", "4-7", …."""
+    found: dict[str, int] = {}
+    for ids in windows:
+        low = 1
+        while low < len(ids):
+            high = min(2 * low - 1, len(ids) - 1)
+            name = str(low) if low == 1 else f"{low}-{2 * low - 1}"
+            pairs = sum(range(len(ids) - high, len(ids) - low + 1))
+            found[name] = found.get(name, 0) + pairs
+            low *= 2
+    return dict(sorted(found.items(), key=lambda item: int(item[0].split("-")[0])))
+
+
+def sum_over_processes(state: PartialState):
+    """Adds a tensor up over processes; with one process the tensor itself."""
+    if state.num_processes == 1:
+        return lambda tensor: tensor
+
+    def reduce(tensor: torch.Tensor) -> torch.Tensor:
+        moved = tensor.to(state.device)
+        torch.distributed.all_reduce(moved)
+        return moved.to(tensor.device)
+
+    return reduce
+
+
+def memory_needed(windows: Windows, settings: Settings, model: PreTrainedModel, processes: int) -> int:
+    """About how many bytes a process holds beside the models: hidden states, and the rows of the score fits."""
+    config = model.config
+    width = config.hidden_size
+    states = 6 * windows.tokens * width
+    pairs = sum(min(settings.rows, len(ids)) * len(ids) for ids in windows.ids) * config.num_attention_heads
+    keys = 2 * sum(map(len, windows.ids)) * width
+    sums = 4 * 2 * config.intermediate_size**2  # float64
+    return 4 * ((states + 5 * pairs + keys) // processes + sums)
+
+
+def fingerprint(work: "Work", windows: Windows, settings: Settings, model: PreTrainedModel) -> str:
+    """Tells one calibration from another: weights, text, scheme and settings."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(work.source.tensors.items()):
+        digest.update(name.encode())
+        digest.update(tensor.double().sum().numpy().tobytes())
+    digest.update(json.dumps([windows.ids, asdict(settings)]).encode())
+    digest.update(json.dumps([model.config.position_embedding_type, model.config.position_options]).encode())
+    return digest.hexdigest()
+
+
+def progress_bar(console: Console, shown: bool):
+    """A bar with the time left, or nothing."""
+    if not shown:
+        return nullcontext(lambda what, done, total: None)
+    from ..evaluate.commands import progress_bar
+
+    return progress_bar(console)
+
+
+@torch.no_grad()
+def spare_first_token(
+    student: RelPosBertPreTrainedModel, run: Calibrator, first: int, before: Mapping[str, torch.Tensor]
+) -> None:
+    """Undo, for a language model's predictions, what the fold did to the word vector of the first token.
+
+    The output layer is tied to the word vectors. The position vector of place 0, folded into that of [CLS], would make
+    it likelier everywhere: its bias gives back the mean over the text.
+    """
+    head = getattr(student, "cls", None)
+    decoder = getattr(getattr(head, "predictions", None), "decoder", None)
+    words = student.base_model.embeddings.word_embeddings.weight
+    if decoder is None or decoder.weight is not words or decoder.bias is None:
+        return
+    name = next(name for name, parameter in student.named_parameters() if parameter is words)
+    difference = words[first].double() - before[name][first].double()
+    sums = torch.zeros(2, dtype=torch.float64)
+    for batch in run.batches:
+        hidden = batch.real(head.predictions.transform(batch.student)).double()
+        sums += torch.stack([(hidden @ difference).sum(), torch.tensor(float(len(hidden)), dtype=torch.float64)])
+    total, count = run.reduce(sums).tolist()
+    decoder.bias[first] -= total / count
+
+
+def _distil(student, teacher, work: "Work", tokenizer, lengths: Sequence[int], console: Console) -> dict[str, Any]:
+    from ..distil import DEFAULT_LOSSES, distil
+
+    options = work.options
+    tokens = options["distil_tokens"] or options["steps"] * options["batch_tokens"]
+    windows = gather(tokenizer, work.texts, tokens, lengths, "fit", options["field"], work.seed + 1)
+    losses = dict(DEFAULT_LOSSES)
+    if has_masked_head(student):
+        losses["logits"] = 1.0
+    console.print(f"distilling: {options['steps']} steps on {windows.tokens:,} tokens", highlight=False)
+    with torch.enable_grad():
+        report = distil(
+            student,
+            teacher,
+            windows.ids,
+            steps=options["steps"],
+            batch_tokens=options["batch_tokens"],
+            losses=losses,
+            seed=work.seed,
+            progress=work.progress,
+        )
+    student.to("cpu")
+    return report.to_dict()
+
+
+def check(student, teacher, work: "Work", tokenizer, limit: int) -> dict[str, Any]:
+    """Fidelity on text that nothing was fitted to, by length."""
+    from ..evaluate import fidelity, verdict
+
+    lengths = [length for length in CHECKED if length <= limit] or [limit]
+    try:
+        windows = gather(
+            tokenizer,
+            work.texts,
+            len(lengths) * CHECK_TOKENS,
+            tuple(length for length in LENGTHS if length <= limit) or (limit,),
+            "check",
+            work.options["field"],
+            work.seed,
+            short=0.0,
+        ).ids
+    except TextError as error:
+        return {"skipped": f"no text was left to check with: {error}"}
+    before, after = special_tokens(tokenizer)
+    by_length: dict[int, list[list[int]]] = {}
+    for length in lengths:
+        inner = length - len(before) - len(after)
+        rows = []
+        for ids in windows:
+            body = ids[len(before) : len(ids) - len(after)]
+            rows += [[*before, *body[at : at + inner], *after] for at in range(0, len(body) - inner + 1, inner)]
+        if rows:
+            step = max(1, len(rows) // max(1, CHECK_TOKENS // length))
+            by_length[length] = rows[::step][: max(4, CHECK_TOKENS // length)]
+    if not by_length:
+        return {"skipped": f"no text was left to check with that fills {min(lengths)} tokens"}
+    mask = tokenizer.mask_token_id if has_masked_head(student) and has_masked_head(teacher) else None
+    found = fidelity(teacher, student, by_length, mask_token_id=mask, seed=work.seed)
+    return {**found.to_dict(), "verdict": verdict(found)}
+
+
+def has_masked_head(model: PreTrainedModel) -> bool:
+    """Whether a model predicts masked tokens."""
+    from ..evaluate.reading import has_masked_head
+
+    return has_masked_head(model)
