@@ -5,9 +5,10 @@
     python scripts/bench_conversion.py --source … --data … --rows 'fidelity/*' long/calibrated+window   # only these
     python scripts/bench_conversion.py --list                                                  # names of the rows
 
-Writes OUT/conversion.json, .md and .png after every row (extra `plot`). A row that is in the JSON already, with the
-same settings, is not measured again; converted models and vectors of documents are kept in WORK. SOURCE is a
-sentence-embedding BERT. DATA is a folder with the files that `DATA` below names.
+Writes OUT/conversion.json and .md after every row, and .png at the end (extra `plot`). A row that is in the JSON
+already, with the same settings, is not measured again; converted models and vectors of documents are kept in WORK.
+Settings say nothing of the code: after a change of it, `--again calibrated` forgets that student and what rests on it.
+SOURCE is a sentence-embedding BERT. DATA is a folder with the files that `DATA` below names.
 
 Text is `FILE` or `FILE#FIELD`. What is learnt from is cut into stretches, about equally many of each file; stretches
 that share twelve words in a row with an evaluation text are left out. Seconds are CPU seconds of this process.
@@ -20,6 +21,7 @@ import json
 import os
 import platform
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -77,6 +79,9 @@ STRETCH = 12_000  # letters of text that are taken in one piece
 LETTERS = 12  # of training text for each token that is asked for; windows use a part of what they are given
 SHARED = 12  # words in a row that no training text shares with an evaluation text
 SLICE = 16  # documents between two writings of their vectors
+KINDS = ("fidelity/", "long/", "demo/", "retrieval/")
+COST = ("cpu_seconds", "tokens")
+TEACHERS = ("truncate", "chunks")  # readers that are the teacher itself
 BASELINES = ("truncate", "chunks", "interpolate", "hierarchical")
 
 
@@ -108,7 +113,7 @@ STUDENTS = {
     "random": Student("positions dropped, tables N(0, 0.02)", "drop", "relative_key", then="random"),
     "zero": Student("positions dropped, tables zero", "drop"),
     "fold": Student("+ mean vector and [CLS] folded in", "drop", then="fold"),
-    "no-data": Student("no data: analytic tables", "calibrate"),
+    "no-data": Student("no data: analytic tables", "analytic"),
     "calibrated": Student("calibrated (A, B, V per head)", "calibrate", needs_text=True),
     "distilled": Student("calibrated, distilled", None, start="calibrated", then="distil", needs_text=True),
     "key": Student("`relative_key`, calibrated", "calibrate", "relative_key", needs_text=True),
@@ -296,8 +301,8 @@ class Bench:
             more = self._convert(student, partial, demonstration, texts)
         if student.then is not None:
             more |= self._change(student, partial, demonstration, texts)
-        own = {"cpu_seconds": time.process_time() - started, "tokens": more.pop("tokens", 0)}
-        made = {**own, "before": {what: before[what] for what in own}, **more}
+        own = {"cpu_seconds": time.process_time() - started, "tokens": 0}
+        made = {**own, "before": {what: before[what] for what in COST}, **more}
         write_json(partial / "made.json", made)
         partial.rename(folder)
         return folder, made
@@ -327,7 +332,8 @@ class Bench:
             seed=self.args.seed,
         )
         details = json.loads(json.dumps(report.details))
-        return {"tokens": details.get("tokens", 0), "details": details}
+        found = {name: details["calibration"][name] for name in COST if "calibration" in details}
+        return {**found, "details": details}  # the cost of the fits, without that of the converter's own checks
 
     def _change(
         self, student: Student, folder: Path, demonstration: bool, texts: Sequence[str] | None
@@ -365,6 +371,7 @@ class Bench:
                 steps=self.args.steps,
                 batch_tokens=self.args.batch_tokens,
                 seed=self.args.seed,
+                **({"losses": {**distil.DEFAULT_LOSSES, "logits": 1.0}} if demonstration else {}),
                 **self.args.distil,
             )
             more = {"tokens": report.tokens, "losses": report.losses}
@@ -394,7 +401,7 @@ class Bench:
         """An array that is kept in the work folder."""
         path = self.work / f"{name}.{digest(settings)}.npy"
         if not path.is_file():
-            keep(path, compute())
+            replace_file(path, lambda aside: save_array(aside, compute()))
         return np.load(path)
 
     def settings(self, key: str) -> dict[str, Any]:
@@ -409,6 +416,7 @@ class Bench:
         if kind == "fidelity":
             found |= {"lengths": args.lengths, "window_tokens": args.window_tokens}
             found |= {"text": [*map(fingerprint, args.eval_text)], "sts": [*map(fingerprint, args.sts)]}
+            found["sts_pairs"] = args.sts_pairs
         elif kind == "long":
             found |= {"length": args.long_length, "documents": args.documents}
             found["text"] = [*map(fingerprint, args.long_text)]
@@ -435,7 +443,8 @@ class Bench:
         texts: dict[str, Any] = {}
         for number, (text, windows) in enumerate(self.held_out.items()):
             if name == "teacher":
-                texts[text] = self._ceiling(windows)
+                if number == 0:  # five readings more
+                    texts[text] = self._ceiling(windows)
                 continue
             found = fidelity(
                 self.teacher.model,
@@ -475,10 +484,13 @@ class Bench:
     def _similarity(self, path: str, name: str, encoder: Encoder) -> dict[str, Any]:
         """Spearman's ρ × 100, and how much more than the teacher's."""
         pairs = read_pairs(path)
+        if self.args.sts_pairs and len(pairs) > self.args.sts_pairs:
+            drawn = np.random.default_rng(self.args.seed).permutation(len(pairs))[: self.args.sts_pairs]
+            pairs = [pairs[number] for number in sorted(drawn)]
         scores = np.array([pair.score for pair in pairs])
         theirs = self.cached(
             f"sts-{Path(path).stem}",
-            [self.origin, fingerprint(path)],
+            [self.origin, fingerprint(path), self.args.sts_pairs],
             lambda: similarities(pair_vectors(self.teacher, pairs)),
         )
         mine = theirs if name == "teacher" else similarities(pair_vectors(encoder, pairs))
@@ -526,8 +538,8 @@ class Bench:
             names = list(documents)
             documents = {names[number]: documents[names[number]] for number in sorted(kept)}
             queries = [query for query in queries if query.document in documents]
-        encoder = self.teacher if name in STUDENTS_OF_TEACHER else self.load(name, variant)[0]
-        reader = name if name in STUDENTS_OF_TEACHER else "full"
+        encoder = self.teacher if name in TEACHERS else self.load(name, variant)[0]
+        reader = name if name in TEACHERS else "full"
         settings = self.settings(f"retrieval/{name}{variant}")
         found = self._documents(f"docs-{name}{variant}", settings, encoder, list(documents.values()), reader)
         asked = self.cached(
@@ -550,7 +562,7 @@ class Bench:
         while len(rows) < len(texts):
             part = texts[len(rows) : len(rows) + SLICE]
             rows += list(document_vectors(encoder, part, reader, self.args.long_length, self.args.chunk).numpy())
-            keep(path, np.stack(rows))
+            replace_file(path, lambda aside, rows=tuple(rows): save_array(aside, np.stack(rows)))
             spent = time.process_time() - started
             left = spent / (len(rows) - first) * (len(texts) - len(rows))
             self.console.print(f"  {len(rows)} of {len(texts)} documents, {left:.0f} CPU s left", style="dim")
@@ -571,14 +583,30 @@ class Bench:
         return load_model(folder), made
 
 
-STUDENTS_OF_TEACHER = ("truncate", "chunks")  # readers that are the teacher itself
+def chain(name: str | None) -> list[str]:
+    """A student and those that it started from."""
+    found = []
+    while name is not None:
+        found.append(name)
+        name = STUDENTS[name].start if name in STUDENTS else None
+    return found
 
 
-def keep(path: Path, array: np.ndarray) -> None:
-    """Write an array to a temporary name beside `path`, then rename it."""
-    aside = path.with_name(f".{path.stem}.{os.getpid()}.tmp.npy")
-    np.save(aside, array)
-    aside.replace(path)
+def student_of(name: str) -> str:
+    """The student in the key of a row, or in the name of something in the work folder."""
+    name = name.partition(".")[0]
+    for prefix in (*KINDS, "demo-", "docs-", "queries-"):
+        name = name.removeprefix(prefix)
+    return name.partition("+")[0]
+
+
+def forget(names: Sequence[str], rows: dict[str, Any], work: Path) -> None:
+    """Remove students, those that started from them, and what was measured of them."""
+    for path in list(work.iterdir()) if work.is_dir() else []:
+        if set(chain(student_of(path.name))) & set(names):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for key in [key for key in rows if set(chain(student_of(key))) & set(names)]:
+        del rows[key]
 
 
 # What is to be reached ---------------------------------------------------------------------------------------------
@@ -649,8 +677,15 @@ def worst_quarter(row: str) -> Callable[[dict[str, Any]], float | None]:
 def rank_gain(rows: dict[str, Any], name: str) -> dict[str, Any] | None:
     """How much more a reader reaches than the best baseline (by nDCG@10), by measure; None where that is missing."""
     found = {key.partition("/")[2]: row for key, row in rows.items() if key.startswith("retrieval/")}
-    there = [baseline for baseline in BASELINES if baseline in found]
-    if name not in found or name in BASELINES or not there:
+    if name not in found or name in BASELINES:
+        return None
+    size = found[name]["documents"], found[name]["queries"]
+    there = [
+        baseline
+        for baseline in BASELINES
+        if baseline in found and (found[baseline]["documents"], found[baseline]["queries"]) == size
+    ]
+    if not there:
         return None
     best = max(there, key=lambda baseline: found[baseline]["ndcg@10"])
     one, other = (Retrieval(np.array([int(rank) for rank in found[each]["ranks"].split()])) for each in (best, name))
@@ -730,10 +765,12 @@ def tables(rows: dict[str, Any], lengths: Sequence[int]) -> list[Table]:
         for kind in ("fidelity", "long", "demo", "retrieval")
     }
     if group["fidelity"]:
-        for number_, text in enumerate(next(iter(group["fidelity"].values()))["texts"]):
-            columns = ["student", *map(str, lengths)] + ["CPU s", "tokens"] * (number_ == 0)
+        for place, text in enumerate(max((row["texts"] for row in group["fidelity"].values()), key=len)):
+            columns = ["student", *map(str, lengths)] + ["CPU s", "tokens"] * (place == 0)
             cells = []
             for name, row in group["fidelity"].items():
+                if text not in row["texts"]:
+                    continue
                 words = "ceiling: the teacher, moved" if name == "teacher" else label(name)
                 cost = ["–", "–"]
                 if name != "teacher":
@@ -742,7 +779,7 @@ def tables(rows: dict[str, Any], lengths: Sequence[int]) -> list[Table]:
                         f"{before[what]:{form}} + {row[what]:{form}}" if before[what] else f"{row[what]:{form}}"
                         for what, form in (("cpu_seconds", ".0f"), ("tokens", ",.0f"))
                     ]
-                cells.append([words, *cosines(row["texts"][text], lengths), *(cost if number_ == 0 else [])])
+                cells.append([words, *cosines(row["texts"][text], lengths), *(cost if place == 0 else [])])
             made.append((f"Token / sentence cosine to the teacher, {text}", columns, cells))
         sets = next(iter(group["fidelity"].values()))["sts"]
         if sets:
@@ -835,9 +872,9 @@ def card(content: dict[str, Any], lengths: Sequence[int]) -> str:
         f"Written by `{about['command']}`. The same command fills in what is missing and repeats nothing.\n",
         "\n".join(notes) + "\n",
         "Cosines are means over held-out text that no student learnt from. The ceiling is a scale, not a bound: how "
-        "far the teacher agrees with itself when its input is moved by 1 to 64 positions. CPU seconds include the "
-        "converter's own checks; `a + b`: b on top of the student it started from. Goals take the worst of their "
-        "lengths, on the first text.\n",
+        "far the teacher agrees with itself when its input is moved by 1 to 64 positions. CPU seconds of fits and "
+        "steps, without the converter's own checks; `a + b`: b on top of the student it started from. Goals take the "
+        "worst of their lengths, on the first text.\n",
         markdown(verdicts(rows)),
         *(markdown(table) for table in tables(rows, lengths)),
         *(["## Not measured\n\n" + "\n".join(missing) + "\n"] if missing else []),
@@ -870,20 +907,30 @@ def picture(rows: dict[str, Any], lengths: Sequence[int]):
     return figure
 
 
-def write(folder: Path, content: dict[str, Any], lengths: Sequence[int]) -> None:
-    """The three files, each to a temporary name first."""
-    write_json(folder / "conversion.json", content)
+def save_array(path: Path, array: np.ndarray) -> None:
+    """`np.save` under exactly this name."""
+    with path.open("wb") as file:
+        np.save(file, array)
+
+
+def replace_file(path: Path, save: Callable[[Path], Any]) -> None:
+    """Let `save` write to a temporary name beside `path`, then rename it."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        save(aside)
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def write(folder: Path, content: dict[str, Any], lengths: Sequence[int], draw: bool) -> None:
+    """The files; the picture if asked for, since it takes a while."""
     rows = {key: row["result"] for key, row in content["rows"].items()}
-    for name, save in (
-        ("conversion.md", lambda path: path.write_text(card(content, lengths), encoding="utf-8")),
-        ("conversion.png", lambda path: picture(rows, lengths).savefig(path, dpi=150, format="png")),
-    ):
-        aside = folder / f".{name}.{os.getpid()}.tmp"
-        try:
-            save(aside)
-            aside.replace(folder / name)
-        finally:
-            aside.unlink(missing_ok=True)
+    write_json(folder / "conversion.json", content)
+    replace_file(folder / "conversion.md", lambda path: path.write_text(card(content, lengths), encoding="utf-8"))
+    if draw:
+        figure = picture(rows, lengths)
+        replace_file(folder / "conversion.png", lambda path: figure.savefig(path, dpi=150, format="png"))
 
 
 # Command line ------------------------------------------------------------------------------------------------------
@@ -896,6 +943,15 @@ def processor() -> str:
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
+
+
+def commit() -> str | None:
+    """The commit of the code, where it is known."""
+    asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def about(args: argparse.Namespace, arguments: Sequence[str]) -> dict[str, str]:
@@ -919,9 +975,6 @@ def about(args: argparse.Namespace, arguments: Sequence[str]) -> dict[str, str]:
     }
 
 
-KINDS = ("fidelity/", "long/", "demo/", "retrieval/")
-
-
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Arguments, with paths of --data filled in."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -935,12 +988,16 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--queries", help="questions, each with its document")
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "model_cards" / "benchmarks")
     parser.add_argument("--work", type=Path, default=Path("build") / "bench_conversion", help="models and vectors")
-    parser.add_argument("--rows", nargs="+", default=["*"], help="patterns of the rows to measure")
+    parser.add_argument("--rows", nargs="+", default=["*"], help="patterns of the rows to measure, in this order")
+    parser.add_argument(
+        "--again", nargs="+", default=[], metavar="STUDENT", help="forget these and what rests on them"
+    )
     parser.add_argument("--list", action="store_true", help="print the names of the rows, and do nothing else")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--lengths", type=int, nargs="+", default=[16, 64, 128, 256, 512])
-    parser.add_argument("--window-tokens", type=int, default=8192, help="tokens compared at each length")
+    parser.add_argument("--window-tokens", type=int, default=6144, help="tokens compared at each length")
+    parser.add_argument("--sts-pairs", type=int, help="of a set, drawn at random; by default all")
     parser.add_argument("--tokens", type=int, default=50_000, help="to calibrate on")
     parser.add_argument("--steps", type=int, default=200, help="of distillation")
     parser.add_argument("--batch-tokens", type=int, default=1024, help="of a step of distillation")
@@ -972,6 +1029,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     unknown = [pattern for pattern in args.rows if not any(fnmatch(key, pattern) for key in ROWS)]
     if unknown:
         parser.error(f"--rows {unknown[0]}: fits no row; --list names them")
+    strangers = set(args.again) - STUDENTS.keys()
+    if strangers:
+        parser.error(f"--again {min(strangers)}: no student of this name; known: {', '.join(STUDENTS)}")
     return args
 
 
@@ -989,10 +1049,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / "conversion.json"
     content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"rows": {}}
+    forget(args.again, content["rows"], args.work)
     bench = Bench(args, console)
     content["about"] = about(args, sys.argv[1:] if arguments is None else arguments)
     content["missing"] = {}
-    for key in (key for key in ROWS if any(fnmatch(key, pattern) for pattern in args.rows)):
+    for key in dict.fromkeys(key for pattern in args.rows for key in ROWS if fnmatch(key, pattern)):
         settings = json.loads(json.dumps(bench.settings(key)))
         if content["rows"].get(key, {}).get("settings") == settings:
             console.print(f"{key}: there already", style="dim")
@@ -1007,7 +1068,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             seconds = {"cpu": round(time.process_time() - started, 1), "wall": round(time.perf_counter() - clock, 1)}
             date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
-            content["rows"][key] = {"settings": settings, "date": date, "row_seconds": seconds, "result": result}
+            content["rows"][key] = {
+                "settings": settings,
+                "date": date,
+                "commit": commit(),
+                "row_seconds": seconds,
+                "result": result,
+            }
             console.print(f"{key}: {seconds['cpu']} CPU s", markup=False)
             kind = key.partition("/")[0]
             for table in tables(
@@ -1015,8 +1082,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             ):
                 show(console, *table[:2], [cells for cells in table[2] if cells[0].startswith(label_of(key))])
         content["rows"] = {key: content["rows"][key] for key in ROWS if key in content["rows"]}
-        write(args.out, content, args.lengths)
-    write(args.out, content, args.lengths)
+        write(args.out, content, args.lengths, draw=False)
+    write(args.out, content, args.lengths, draw=True)
     for table in [
         *tables({key: row["result"] for key, row in content["rows"].items()}, args.lengths),
         verdicts({key: row["result"] for key, row in content["rows"].items()}),

@@ -103,6 +103,13 @@ def test_rows(bench, folder, tmp_path, capsys):
     assert again["fidelity/zero"]["settings"]["window_tokens"] == 64 and list(again) == list(dates)
     assert again["fidelity/zero"]["result"]["cpu_seconds"] == rows["fidelity/zero"]["cpu_seconds"]  # not made again
 
+    # a student that is forgotten takes with it what started from it, and nothing else
+    bench.main(arguments(folder, out, "--rows", "long/zero", "--again", "fold"))
+    left = json.loads((out / "conversion.json").read_text())["rows"]
+    assert set(again) - set(left) == {"fidelity/fold", "fidelity/fold-distilled"}
+    kept = {path.name.partition(".")[0] for path in (tmp_path / "work").iterdir()}
+    assert {"zero", "docs-chunks"} <= kept and not {"fold", "fold-distilled"} & kept
+
 
 def test_training_text_shares_nothing_with_the_evaluation(bench, folder):
     """Stretches come from all places, the same for a seed, and never hold a passage that is measured on."""
@@ -126,7 +133,11 @@ def test_goals_read_the_rows(bench):
     assert seconds.reached(rows, seconds.must) == "reached" and seconds.reached(rows, 299) == "**not reached**"
     ranks = {"truncate": "1 9", "chunks": "1 8", "interpolate": "9 9", "calibrated+window": "1 1"}
     found = {
-        f"retrieval/{name}": {"ranks": each, **bench.Retrieval(np.array(list(map(int, each.split())))).to_dict()}
+        f"retrieval/{name}": {
+            "documents": 9,
+            "ranks": each,
+            **bench.Retrieval(np.array(list(map(int, each.split())))).to_dict(),
+        }
         for name, each in ranks.items()
     }
     gain = bench.rank_gain(found, "calibrated+window")
@@ -142,6 +153,7 @@ def test_goals_read_the_rows(bench):
     [
         (["--rows", "fidelity/nothing"], "fits no row; --list names them"),
         (["--sts", "nowhere.tsv"], "nowhere.tsv: no such file"),
+        (["--again", "nobody"], "--again nobody: no student of this name"),
         (["--steps", "0"], "--steps 0: give a whole number from 1 on"),
     ],
 )
