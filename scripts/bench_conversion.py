@@ -76,7 +76,8 @@ DATA = {
     "queries": "long/wikidocs.queries.jsonl",
 }
 STRETCH = 12_000  # letters of text that are taken in one piece
-LETTERS = 12  # of training text for each token that is asked for; windows use a part of what they are given
+LETTERS = 12  # of training text for each token that is learnt from; windows use a part of what they are given
+DISTILLED = 204_800  # tokens for distillation that the training text is to hold, whatever the steps
 SHARED = 12  # words in a row that no training text shares with an evaluation text
 SLICE = 16  # documents between two writings of their vectors
 KINDS = ("fidelity/", "long/", "demo/", "retrieval/")
@@ -228,7 +229,7 @@ class Bench:
         """What students learn from."""
         if not self.args.train_text:
             raise Missing("no --train-text")
-        letters = LETTERS * (self.args.tokens + self.args.steps * self.args.batch_tokens)
+        letters = LETTERS * (self.args.tokens + DISTILLED)
         texts, refused = training_stretches(self.args.train_text, self.args.eval_text, letters, self.args.seed)
         self.console.print(f"{len(texts)} stretches of training text; {refused} left out for the evaluation's sake")
         return texts
@@ -378,10 +379,10 @@ class Bench:
         model.save_pretrained(folder)
         return more
 
-    def load(self, name: str, variant: str = "", demonstration: bool = False) -> tuple[Encoder, dict[str, Any]]:
+    def load(self, name: str, variant: str = "") -> tuple[Encoder, dict[str, Any]]:
         """A student as an encoder, with a window or temperature, and what it cost."""
-        folder, made = self.make(name, demonstration)
-        encoder = load_encoder(folder, pooling=None if demonstration else self.teacher.pooling)
+        folder, made = self.make(name)
+        encoder = load_encoder(folder, pooling=self.teacher.pooling)
         for key, value in self.variant(variant).items():
             setattr(encoder.model.config, key, value)
         return encoder, made
@@ -861,24 +862,31 @@ def markdown(table: Table) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in cells)]) + "\n"
 
 
-def card(content: dict[str, Any], lengths: Sequence[int]) -> str:
-    """conversion.md."""
-    rows = {key: row["result"] for key, row in content["rows"].items()}
+def card(content: dict[str, Any], rows: dict[str, Any], lengths: Sequence[int]) -> str:
+    """conversion.md.
+
+    Args:
+        content: what conversion.json holds.
+        rows: results of those rows that belong to the present settings.
+    """
     about = content["about"]
-    notes = [f"- {key}: {value}" for key, value in about.items()]
-    missing = [f"- `{key}`: {content['missing'].get(key, 'not asked for')}" for key in ROWS if key not in rows]
+    missing = {key: content["missing"].get(key, "not asked for") for key in ROWS if key not in rows}
+    reasons = {reason: [f"`{key}`" for key in missing if missing[key] == reason] for reason in missing.values()}
     parts = [
         f"# Conversion of {about['source']}\n",
-        f"Written by `{about['command']}`. The same command fills in what is missing and repeats nothing.\n",
-        "\n".join(notes) + "\n",
+        f"Written by `{about['command']}`, which fills in what is missing and repeats nothing; `--rows` and `--list` "
+        "tell it where to begin.\n",
+        "\n".join(f"- {key}: {value}" for key, value in about.items() if key not in ("source", "command")) + "\n",
         "Cosines are means over held-out text that no student learnt from. The ceiling is a scale, not a bound: how "
-        "far the teacher agrees with itself when its input is moved by 1 to 64 positions. CPU seconds of fits and "
-        "steps, without the converter's own checks; `a + b`: b on top of the student it started from. Goals take the "
-        "worst of their lengths, on the first text.\n",
+        "far the teacher agrees with itself when its input is moved by 1 to 64 positions. CPU seconds are those of "
+        "fits and steps, without the converter's own checks; `a + b`: b on top of the student it started from. Goals "
+        "take the worst of their lengths, on the first text.\n",
         markdown(verdicts(rows)),
         *(markdown(table) for table in tables(rows, lengths)),
-        *(["## Not measured\n\n" + "\n".join(missing) + "\n"] if missing else []),
     ]
+    if missing:
+        parts.append("## Not measured\n")
+        parts += [f"- {reason}: {', '.join(keys)}" for reason, keys in reasons.items()] + [""]
     return "\n".join(parts)
 
 
@@ -923,11 +931,11 @@ def replace_file(path: Path, save: Callable[[Path], Any]) -> None:
         aside.unlink(missing_ok=True)
 
 
-def write(folder: Path, content: dict[str, Any], lengths: Sequence[int], draw: bool) -> None:
-    """The files; the picture if asked for, since it takes a while."""
-    rows = {key: row["result"] for key, row in content["rows"].items()}
+def write(folder: Path, content: dict[str, Any], rows: dict[str, Any], lengths: Sequence[int], draw: bool) -> None:
+    """The files, as in `card`; the picture if asked for, since it takes a while."""
     write_json(folder / "conversion.json", content)
-    replace_file(folder / "conversion.md", lambda path: path.write_text(card(content, lengths), encoding="utf-8"))
+    text = card(content, rows, lengths)
+    replace_file(folder / "conversion.md", lambda path: path.write_text(text, encoding="utf-8"))
     if draw:
         figure = picture(rows, lengths)
         replace_file(folder / "conversion.png", lambda path: figure.savefig(path, dpi=150, format="png"))
@@ -954,24 +962,37 @@ def commit() -> str | None:
         return None
 
 
+def command(arguments: Sequence[str]) -> str:
+    """The command for all rows: paths lose their folders, which say nothing elsewhere."""
+    words, skipping = ["python scripts/bench_conversion.py"], False
+    for word in arguments:
+        if word.startswith("--"):
+            skipping = word in ("--rows", "--again", "--out", "--work")
+        if not skipping:
+            words.append(Path(word).name if "/" in word else word)
+    return " ".join(words)
+
+
 def about(args: argparse.Namespace, arguments: Sequence[str]) -> dict[str, str]:
-    """Where and when this was measured. Paths lose their folders, which say nothing elsewhere."""
-    words = [Path(word).name if "/" in word and not word.startswith(tuple(KINDS)) else word for word in arguments]
-    versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy")}
+    """Where and when this was measured."""
+
+    def names(sources: Sequence[str]) -> str:
+        return ", ".join(Path(source.partition("#")[0]).name for source in sources)
+
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "transformers", "numpy")]
     return {
         "source": Path(args.source).name,
-        "command": " ".join(["python scripts/bench_conversion.py", *words]),
+        "command": command(arguments),
         "machine": f"{processor()}, {os.cpu_count()} cores, other work beside; {args.threads} thread",
-        "versions": ", ".join(f"{name} {version}" for name, version in versions.items())
-        + f", Python {platform.python_version()}",
+        "versions": ", ".join([*versions, f"Python {platform.python_version()}"]),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "seed": str(args.seed),
         "learnt from": f"{args.tokens:,} tokens to calibrate, {args.steps} steps of {args.batch_tokens:,} to distil: "
-        + ", ".join(Path(source.partition("#")[0]).name for source in args.train_text),
-        "held out": ", ".join(Path(source.partition("#")[0]).name for source in args.eval_text)
-        + f"; {args.window_tokens:,} tokens of each length",
+        f"{names(args.train_text)}. No stretch of it shares {SHARED} words in a row with the held-out text",
+        "held out": f"{names(args.eval_text)}; {args.window_tokens:,} tokens of each length",
         "long documents": f"{args.long_length:,} tokens, {args.documents} of each held-out text; window {args.window} "
         "and [CLS]",
+        "demo BERT": "learns from She (H. R. Haggard) and is measured on Treasure Island (R. L. Stevenson)",
     }
 
 
@@ -997,7 +1018,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--lengths", type=int, nargs="+", default=[16, 64, 128, 256, 512])
     parser.add_argument("--window-tokens", type=int, default=6144, help="tokens compared at each length")
-    parser.add_argument("--sts-pairs", type=int, help="of a set, drawn at random; by default all")
+    parser.add_argument("--sts-pairs", type=int, default=1500, help="of a set at most, drawn at random; 0: all")
     parser.add_argument("--tokens", type=int, default=50_000, help="to calibrate on")
     parser.add_argument("--steps", type=int, default=200, help="of distillation")
     parser.add_argument("--batch-tokens", type=int, default=1024, help="of a step of distillation")
@@ -1052,42 +1073,42 @@ def main(arguments: Sequence[str] | None = None) -> None:
     forget(args.again, content["rows"], args.work)
     bench = Bench(args, console)
     content["about"] = about(args, sys.argv[1:] if arguments is None else arguments)
-    content["missing"] = {}
+    wanted = {key: json.loads(json.dumps(bench.settings(key))) for key in ROWS}
+
+    def rows() -> dict[str, Any]:
+        """The results that belong to the present settings."""
+        stored = content["rows"]
+        return {key: stored[key]["result"] for key in ROWS if key in stored and stored[key]["settings"] == wanted[key]}
+
+    content["missing"] = {key: "measured with other settings" for key in content["rows"] if key not in rows()}
     for key in dict.fromkeys(key for pattern in args.rows for key in ROWS if fnmatch(key, pattern)):
-        settings = json.loads(json.dumps(bench.settings(key)))
-        if content["rows"].get(key, {}).get("settings") == settings:
+        if key in rows():
             console.print(f"{key}: there already", style="dim")
             continue
-        content["rows"].pop(key, None)  # of other settings
         started, clock = time.process_time(), time.perf_counter()
         try:
             result = bench.measure(key)
         except Missing as reason:
             console.print(f"{key}: {reason}", style="yellow", markup=False)
             content["missing"][key] = str(reason)
-        else:
-            seconds = {"cpu": round(time.process_time() - started, 1), "wall": round(time.perf_counter() - clock, 1)}
-            date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
-            content["rows"][key] = {
-                "settings": settings,
-                "date": date,
-                "commit": commit(),
-                "row_seconds": seconds,
-                "result": result,
-            }
-            console.print(f"{key}: {seconds['cpu']} CPU s", markup=False)
-            kind = key.partition("/")[0]
-            for table in tables(
-                {k: row["result"] for k, row in content["rows"].items() if k.startswith(kind)}, args.lengths
-            ):
-                show(console, *table[:2], [cells for cells in table[2] if cells[0].startswith(label_of(key))])
-        content["rows"] = {key: content["rows"][key] for key in ROWS if key in content["rows"]}
-        write(args.out, content, args.lengths, draw=False)
-    write(args.out, content, args.lengths, draw=True)
-    for table in [
-        *tables({key: row["result"] for key, row in content["rows"].items()}, args.lengths),
-        verdicts({key: row["result"] for key, row in content["rows"].items()}),
-    ]:
+            continue
+        seconds = {"cpu": round(time.process_time() - started, 1), "wall": round(time.perf_counter() - clock, 1)}
+        content["missing"].pop(key, None)
+        content["rows"][key] = {
+            "settings": wanted[key],
+            "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
+            "commit": commit(),
+            "row_seconds": seconds,
+            "result": result,
+        }
+        content["rows"] = {name: content["rows"][name] for name in ROWS if name in content["rows"]}
+        write(args.out, content, rows(), args.lengths, draw=False)
+        console.print(f"{key}: {seconds['cpu']} CPU s", markup=False)
+        kind = key.partition("/")[0]
+        for title, columns, lines in tables({k: v for k, v in rows().items() if k.startswith(kind)}, args.lengths):
+            show(console, title, columns, [line for line in lines if line[0].startswith(label_of(key))])
+    write(args.out, content, rows(), args.lengths, draw=True)
+    for table in [*tables(rows(), args.lengths), verdicts(rows())]:
         show(console, *table)
 
 

@@ -91,7 +91,7 @@ def test_rows(bench, folder, tmp_path, capsys):
     assert rows["demo/teacher"]["accuracy"]["128"] > rows["demo/zero"]["accuracy"]["128"]
     card = (out / "conversion.md").read_text()
     assert str(folder) not in card and "| positions dropped, tables zero |" in card
-    assert "not measured" in card and "`fidelity/calibrated`: not asked for" in card
+    assert "| not measured |" in card and "- not asked for: `fidelity/no-data`, `fidelity/calibrated`," in card
 
     # again, with other settings of one kind: only those rows are measured
     dates = {key: row["date"] for key, row in content["rows"].items()}
@@ -102,6 +102,8 @@ def test_rows(bench, folder, tmp_path, capsys):
     again = json.loads((out / "conversion.json").read_text())["rows"]
     assert again["fidelity/zero"]["settings"]["window_tokens"] == 64 and list(again) == list(dates)
     assert again["fidelity/zero"]["result"]["cpu_seconds"] == rows["fidelity/zero"]["cpu_seconds"]  # not made again
+    card = (out / "conversion.md").read_text()  # holds rows of the present settings, and says so
+    assert "- measured with other settings: `fidelity/teacher`" in card and "ceiling: the teacher, moved" not in card
 
     # a student that is forgotten takes with it what started from it, and nothing else
     bench.main(arguments(folder, out, "--rows", "long/zero", "--again", "fold"))
