@@ -1,5 +1,6 @@
 """The closed-form fits against dense float64 linear algebra, and what makes them mergeable."""
 
+import itertools
 import math
 
 import pytest
@@ -75,7 +76,9 @@ def test_scores_are_those_of_the_formula(name, length, first, rows):
     offsets = Offsets(length, length, dtype=torch.float64)
     query = torch.zeros(HEADS, 3, length, SIZE, dtype=torch.float64)
     query[:, :, first : first + rows] = block.query.flip(2)
-    _, expected = attend(*(x.transpose(0, 1) for x in (query, block.key, block.values)), scheme.terms(offsets), offsets)
+    _, expected = attend(
+        *(x.transpose(0, 1) for x in (query, block.key, block.values)), scheme.terms(offsets), offsets
+    )
     content = block.query @ block.key.transpose(-1, -2) * scheme.scale
     found = torch.softmax(content + scores(tables_of(scheme, length), block), -1)
     expected = expected[:, :, first : first + rows].transpose(0, 1).flip(2)
@@ -92,9 +95,7 @@ def test_the_gradient_is_the_transpose(length, first, rows):
     into = zeros_like(tables, HEADS)
     scores_gradient(tables, block, pairs, into)
     right = sum(float((getattr(into, letter) * tensor.detach()).sum()) for letter, tensor in tables.items())
-    torch.testing.assert_close(
-        float((scores(tables, block).detach() * pairs).sum()), right, rtol=1e-12, atol=0
-    )
+    torch.testing.assert_close(float((scores(tables, block).detach() * pairs).sum()), right, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("name", ["tables", "relative_key", "relative_key_query", "shaw"])
@@ -131,7 +132,7 @@ def test_newton_reaches_a_stationary_point():
     parameters = Parameters(scheme, "ABcu", 40)
     fit = ScoreFit(parameters, blocks)
     path = fit.solve(ridge=1e-2, smooth=1e-1, newton=30, iterations=400, tolerance=1e-14)
-    assert all(later < earlier for earlier, later in zip(path, path[1:], strict=False))
+    assert all(later < earlier for earlier, later in itertools.pairwise(path))
 
     # the gradient of the objective, by autograd
     theta = [parameter for parameter in scheme.parameters() if parameter is not None]
@@ -156,7 +157,11 @@ def test_newton_reaches_a_stationary_point():
 def test_scores_of_a_known_scheme_are_found_again():
     known = scheme_of(terms="ABc", reach=20)
     student = scheme_of(terms="ABc", reach=20)
-    blocks = [block_of(40, first, rows, seed=seed, scheme=known, batch=8) for seed in range(6) for first, rows in ((0, 32), (32, 8))]
+    blocks = [
+        block_of(40, first, rows, seed=seed, scheme=known, batch=8)
+        for seed in range(6)
+        for first, rows in ((0, 32), (32, 8))
+    ]
     parameters = Parameters(student, "ABcu", 40)
     fit = ScoreFit(parameters, blocks)
     fit.solve(ridge=1e-9, smooth=1e-9, newton=10, iterations=500, tolerance=1e-12)
@@ -170,7 +175,9 @@ def test_values_are_the_dense_least_squares_solution():
     blocks = [block_of(40, 0, 32, seed=seed, scheme=known) for seed in range(4)]
     attentions = [block.target for block in blocks]
     parameters = Parameters(scheme, "V", 40)
-    before, after = ValueFit(parameters, blocks, attentions).solve(ridge=1e-10, smooth=0, iterations=2000, tolerance=1e-13)
+    before, after = ValueFit(parameters, blocks, attentions).solve(
+        ridge=1e-10, smooth=0, iterations=2000, tolerance=1e-13
+    )
     assert after < 1e-12 * before
     seen = slice(1, -1)
     torch.testing.assert_close(scheme.V[:, seen], known.V[:, seen], rtol=0, atol=1e-4)

@@ -9,8 +9,8 @@ layer, in this order:
    stream, and after the feed-forward part a second one corrects W_2.
 
 Every sixth batch enters no fit of any layer; the strength of each ridge is the one that is best there. Before the
-first layer the position vectors are folded into the embeddings: that of place 0 into the vector of the token that stands
-there, the mean of the others into all tokens; then the gain and bias of the LayerNorm are fitted.
+first layer the position vectors are folded into the embeddings: that of place 0 into the vector of the token that
+stands there, the mean of the others into all tokens; then the gain and bias of the LayerNorm are fitted.
 """
 
 import json
@@ -529,7 +529,10 @@ class Calibrator:
             attentions = [torch.softmax(block.content, -1) for block in blocks]
         values = Parameters(scheme, "V", self.longest)
         if values.names:
-            missing, rest = ValueFit(values, blocks, attentions, self.reduce).solve(settings.ridge, settings.smooth)
+            fit = ValueFit(values, blocks, attentions, self.reduce)
+            missing, rest = fit.solve(
+                settings.ridge, settings.smooth, 2 * settings.iterations, settings.tolerance / 10
+            )
             left = rest / max(missing, 1e-30)
         return before, after, left
 

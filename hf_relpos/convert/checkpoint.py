@@ -5,12 +5,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 import transformers
-from accelerate import PartialState
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import CONFIG_MAPPING, PreTrainedConfig
@@ -34,6 +32,7 @@ from .methods import (
 )
 from .modules import locate
 from .names import is_buffer, is_scheme, is_table
+from .processes import processes
 from .report import ConversionReport, plan
 from .source import ConversionError, Source, normalise, read_config, read_tensors
 from .verify import compare_outputs, compare_tensors, source_model
@@ -85,7 +84,8 @@ def convert(
         position_options: its options.
         method: `keep` (absolute positions stay, outputs are the source's), `drop` (their mean stays), `calibrate`
             (relative terms are fitted to the source's attention on `texts`), `calibrate+distil` (and then trained to
-            its outputs), `interpolate` or `hierarchical` (a longer table of absolute positions, and nothing relative) or, for a source that is
+            its outputs), `interpolate` or `hierarchical` (a longer table of absolute positions, and nothing
+            relative) or, for a source that is
             relative already and for no other, `exact` (its tables stay, or fit into those of another scheme; outputs
             are the source's) and `refit` (the closest tables of another scheme; `details["lost"]` says what they do
             not hold). None for `exact` where it applies and `keep` elsewhere.
@@ -141,53 +141,51 @@ def convert(
     stock_config = _from_dict(CONFIG_MAPPING[known.family.stock], f"{folder / 'config.json'}: ", known.config)
     stock = partial(source_model, known, own, stock_config)
 
-    # one process writes; the others take part in what learns from text
-    processes = PartialState()
+    process = processes()  # one of several writes; the others take part in what learns from text
     state = target.with_name(f".{target.name}.{method}") if METHODS[method].text != "unused" else None
     work = Work(checkpoint, same, lambda: assemble(same, checkpoint)[0], texts, settings, seed, state, progress)
     placed = place(checkpoint, same, config)
     model, changed = build(config, placed, METHODS[method], work)
-    steps = plan(model, placed, changed, left_behind)
+    report = ConversionReport(
+        source=checkpoint.name,
+        revision=commit,
+        out=str(out),
+        architecture=own,
+        converted_to=type(model).__name__,
+        method=method,
+        position_embedding_type=config.position_embedding_type,
+        position_options=resolved_options(config),
+        dtype=str(checkpoint.dtype).removeprefix("torch."),
+        steps=plan(model, placed, changed, left_behind),
+        difference=None,
+        files=(),
+        notes=layout.notes(top),
+        details=work.details,
+        versions={
+            "hf_relpos": __version__,
+            "transformers": transformers.__version__,
+            "torch": torch.__version__,
+        },
+    )
+    if not process.is_main_process:
+        process.wait_for_everyone()
+        return report
     try:
-        place_to_write = new_folder(target, overwrite) if processes.is_main_process else TemporaryDirectory()
-        with place_to_write as folder_name:
-            unfinished = Path(folder_name)
+        with new_folder(target, overwrite) as unfinished:
             inside = unfinished / layout.encoder
             model.save_pretrained(inside)
             files = [str(Path(layout.encoder, name)) for name in copy_companions(folder, inside, model)]
             reloaded = type(model).from_pretrained(inside, dtype="auto", local_files_only=True)
-            compare_tensors(model, reloaded, placed, steps)
+            compare_tensors(model, reloaded, placed, report.steps)
             difference = None
             if METHODS[method].exact:
                 difference = compare_outputs(reloaded, checkpoint, known, stock, rounded=bool(changed))
-            report = ConversionReport(
-                source=checkpoint.name,
-                revision=commit,
-                out=str(out),
-                architecture=own,
-                converted_to=type(model).__name__,
-                method=method,
-                position_embedding_type=config.position_embedding_type,
-                position_options=resolved_options(config),
-                dtype=str(checkpoint.dtype).removeprefix("torch."),
-                steps=steps,
-                difference=difference,
-                files=(*files, *layout.copy(top, unfinished)),
-                notes=layout.notes(top),
-                details=work.details,
-                versions={
-                    "hf_relpos": __version__,
-                    "transformers": transformers.__version__,
-                    "torch": torch.__version__,
-                },
-            )
+            report = replace(report, difference=difference, files=(*files, *layout.copy(top, unfinished)))
             text = json.dumps(report.to_dict(), indent=2, ensure_ascii=False)
             (unfinished / "conversion.json").write_text(text + "\n", encoding="utf-8")
     except (OSError, SafetensorError) as error:
         raise ConversionError(describe(error, target)) from error
-    finally:
-        if processes.num_processes > 1:
-            processes.wait_for_everyone()
+    process.wait_for_everyone()
     return report
 
 

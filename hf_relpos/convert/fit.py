@@ -461,25 +461,31 @@ class ScoreFit(Fit):
         """Penalty and preconditioner, from the curvature under the teacher's attention."""
         here = self.parameters.tables(self.parameters.flat())
 
+        free = [block.target * (1 - block.target) * block.weight for block in self.blocks]
+        sums = iter(free)
+
         def curvature(block: Block, into: Tables) -> None:
-            free = block.target * (1 - block.target) * block.weight
-            by_offset = block.by_offset(free).sum((1, 2))  # (H, P)
-            square = {"A": block.query.square().mean((1, 2, 3)), "B": block.key.square().mean((1, 2, 3))}
-            for letter in "AB":
-                if (table := getattr(into, letter)) is not None:
-                    block.part(table).add_((by_offset * square[letter][:, None])[..., None])
+            each = next(sums)
+            query = block.query.square().mean(-1)[..., None]
+            key = block.key.square().mean(-1)[:, :, None]
+            if into.A is not None:
+                block.part(into.A).add_(block.by_offset(each * query).sum((1, 2))[..., None])
+            if into.B is not None:
+                block.part(into.B).add_(block.by_offset(each * key).sum((1, 2))[..., None])
             if into.c is not None:
-                block.part(into.c).add_(by_offset)
+                block.part(into.c).add_(block.by_offset(each).sum((1, 2)))
             if into.u is not None:
-                into.u.add_((free.sum((1, 2, 3)) * square["B"])[:, None])
+                into.u.add_((each * key).sum((1, 2, 3))[:, None])
 
         features = {}
-        for letter, name in (("A", "query"), ("B", "key"), ("u", "key")):
+        for letter, axis in (("A", 3), ("B", 2), ("u", 2)):
             if getattr(here, letter) is not None:
-                total = sum(
-                    torch.einsum("hbid,hbie->hde", getattr(block, name), getattr(block, name)).double()
-                    for block in self.blocks
+                total = torch.zeros(
+                    self.parameters.heads, *[self.parameters.scheme.head_size] * 2, dtype=torch.float64
                 )
+                for block, each in zip(self.blocks, free, strict=True):
+                    vectors = block.query if letter == "A" else block.key
+                    total += torch.einsum("hbi,hbid,hbie->hde", each.sum(axis), vectors, vectors)
                 features[letter] = self.reduce(total)
         scaled = self.collect(curvature)
         for _, tensor in scaled.items():

@@ -1,0 +1,382 @@
+"""Calibration of whole models: known tables are found again, real text brings a student close to its teacher."""
+
+import copy
+import json
+import lzma
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, BertConfig, BertForMaskedLM
+
+import hf_relpos
+from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel
+from hf_relpos.convert import METHODS, ConversionError, convert
+from hf_relpos.convert.calibrate import Calibrator, Saved, Settings, fold_positions, make_batches
+from hf_relpos.convert.from_text import check_windows, octaves, shared_first
+from hf_relpos.evaluate import masked_accuracy, masked_windows
+from hf_relpos.text import Windows, read_texts
+
+
+DEMO = Path(hf_relpos.__file__).parent / "demo"
+EXACT = Settings(ridge=1e-10, smooth=1e-10, newton=12, iterations=300, tolerance=1e-12)
+
+
+def random_windows(count, longest, vocabulary=50, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(longest // 2, longest + 1, (count,), generator=generator).tolist()
+    return [[2, *torch.randint(5, vocabulary, (length - 2,), generator=generator).tolist(), 3] for length in lengths]
+
+
+def relative_model(scheme="tables", options=None, seed=0, std=0.5, **fields):
+    torch.manual_seed(seed)
+    config = RelPosBertConfig(
+        vocab_size=50,
+        hidden_size=16,
+        num_attention_heads=2,
+        num_hidden_layers=2,
+        intermediate_size=32,
+        max_position_embeddings=24,
+        hidden_act="gelu",
+        position_embedding_type=scheme,
+        position_options=options or {},
+        attn_implementation="eager",
+        **fields,
+    )
+    model = RelPosBertModel(config, add_pooling_layer=False).double().eval()
+    for name, parameter in model.named_parameters():
+        if "distance_embedding" in name:
+            torch.nn.init.normal_(parameter, std=std)
+        elif parameter.dim() == 2:
+            torch.nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+@pytest.mark.parametrize(
+    "scheme, options",
+    [
+        ("tables", {"terms": "ABcV"}),
+        ("tables", {"terms": "c", "per_head": False}),
+        ("relative_key", {}),
+        ("relative_key_query", {"clip": 6}),
+        ("shaw", {"clip": 6}),
+        ("music", {"values": True}),
+        ("transformer_xl", {}),
+    ],
+)
+def test_known_tables_are_found_again(scheme, options):
+    """The teacher is relative; its student has lost its tables. What it computes then is the teacher's again."""
+    teacher = relative_model(scheme, options)
+    if scheme == "transformer_xl":  # fitted with a zero v, on which A and c depend together
+        for layer in teacher.encoder.layer:
+            torch.nn.init.zeros_(layer.attention.self.distance_embedding.r_r_bias)
+    student = copy.deepcopy(teacher)
+    for name, parameter in student.named_parameters():
+        if "distance_embedding" in name:
+            torch.nn.init.zeros_(parameter)
+    windows = random_windows(60, 24)
+    fresh = torch.tensor(random_windows(400, 24, seed=9)[0])[None]
+    with torch.no_grad():
+        wanted = teacher(fresh).last_hidden_state
+        assert (student(fresh).last_hidden_state - wanted).abs().max() > 0.1
+    report = Calibrator(teacher, student, make_batches(windows, 0, 512, 6), EXACT).run()
+    with torch.no_grad():
+        torch.testing.assert_close(student(fresh).last_hidden_state, wanted, rtol=0, atol=1e-4)
+    assert all(layer.divergence_after < 1e-6 < layer.divergence_before for layer in report.layers)
+
+
+def test_nothing_is_changed_where_nothing_is_missing():
+    """A student that is its teacher already: tables that do nothing stay out, and so do corrections."""
+    teacher = relative_model("tables", {"terms": "A"}, std=0.0)
+    student = copy.deepcopy(teacher)
+    Calibrator(teacher, student, make_batches(random_windows(40, 24), 0, 512, 6)).run()
+    for (name, one), other in zip(teacher.state_dict().items(), student.state_dict().values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6, msg=name)
+
+
+def test_padding_changes_nothing():
+    """Windows of different lengths in one batch, or each alone."""
+    teacher = relative_model("tables", {"terms": "ABcV"})
+    windows = [window for length in (20, 21, 22, 23) for window in random_windows(8, length, seed=length)]
+    results = []
+    for one_by_one in (False, True):
+        student = relative_model("tables", {"terms": "ABcV"})
+        batches = make_batches(windows, 0, 512, holdout=10**6)
+        if one_by_one:
+            order = [
+                ids[mask.bool()].tolist() for batch in batches for ids, mask in zip(batch.ids, batch.mask, strict=True)
+            ]
+            batches = [batch for row in order for batch in make_batches([row], 0, 512, holdout=10**6)]
+            for number, batch in enumerate(batches):
+                batch.number, batch.longest = number, 23
+        Calibrator(teacher, student, batches, Settings(tolerance=1e-10, iterations=200)).run()
+        results.append(student(torch.tensor(windows[:1])).last_hidden_state)
+    # what is left is what conjugate gradients leave open; padding in any sum would make it a hundred times more
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=1e-4)
+
+
+def test_an_interrupted_run_goes_on_where_it_was(tmp_path):
+    teacher = relative_model("tables", {"terms": "ABV"})
+    windows = random_windows(40, 24)
+
+    def calibrate(saved, stop_at=None):
+        student = relative_model("tables", {"terms": "ABV"}, seed=1)
+        seen = []
+
+        def progress(what, done, total):
+            seen.append(what)
+            if stop_at is not None and what.startswith(stop_at):
+                raise KeyboardInterrupt
+
+        run = Calibrator(teacher, student, make_batches(windows, 0, 512, 6), progress=progress)
+        try:
+            report = run.run(saved)
+        except KeyboardInterrupt:
+            return None
+        return student.state_dict(), report.to_dict()
+
+    expected, report = calibrate(None)
+    folder = tmp_path / "state"
+    assert calibrate(Saved(folder, "one"), stop_at="layer 1: output of the attention") is None
+    assert sorted(path.name for path in folder.iterdir()) == ["fingerprint", "layer-0.json", "layer-0.safetensors"]
+    found, again = calibrate(Saved(folder, "one"))
+    assert again == report
+    for name, tensor in expected.items():
+        assert torch.equal(tensor, found[name]), name
+    # another calibration does not go on from there
+    Saved(folder, "two")
+    assert [path.name for path in folder.iterdir()] == ["fingerprint"]
+
+
+def test_fold_positions_is_exact_for_the_first_token_and_the_mean():
+    student = relative_model()
+    table = torch.randn(24, 16, dtype=torch.float64)
+    before = student.embeddings.word_embeddings.weight.detach().clone()
+    types = student.embeddings.token_type_embeddings.weight.detach().clone()
+    counts = torch.tensor([5.0] + [1.0] * 10 + [0.0] * 13)
+    fold_positions(student, table, 2, counts)
+    mean = table[1:11].mean(0)
+    torch.testing.assert_close(student.embeddings.token_type_embeddings.weight, types + mean)
+    words = student.embeddings.word_embeddings.weight
+    torch.testing.assert_close(words[2] + mean, before[2] + table[0])
+    assert torch.equal(words[3:], before[3:])
+
+
+def test_octaves_count_pairs():
+    found = octaves([[0] * 6, [0] * 3])
+    pairs = [j - i for n in (6, 3) for i in range(n) for j in range(i + 1, n)]
+    assert found == {
+        "1": pairs.count(1),
+        "2-3": pairs.count(2) + pairs.count(3),
+        "4-7": pairs.count(4) + pairs.count(5),
+    }
+
+
+def test_shared_first():
+    assert shared_first([[2, 5], [2, 7]]) == 2
+    assert shared_first([[2, 5], [3, 7]]) is None
+
+
+# With files ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """The demo BERT cut down to two layers and a width that is fast, with its tokenizer; and text."""
+    folder = tmp_path_factory.mktemp("small")
+    tokenizer = AutoTokenizer.from_pretrained(DEMO / "bert")
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_attention_heads=4,
+        num_hidden_layers=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        initializer_range=0.2,
+    )
+    BertForMaskedLM(config).save_pretrained(folder / "bert")
+    tokenizer.save_pretrained(folder / "bert")
+    with lzma.open(DEMO / "text" / "train.txt.xz", "rt", encoding="utf-8") as file:
+        (folder / "text.txt").write_text(file.read(120_000), encoding="utf-8")
+    return folder
+
+
+def test_convert(small, tmp_path):
+    report = convert(
+        small / "bert", tmp_path / "out", method="calibrate", texts=small / "text.txt", method_options={"tokens": 4000}
+    )
+    assert report.scheme == "tables"
+    found = json.loads((tmp_path / "out" / "conversion.json").read_text(encoding="utf-8"))["details"]
+    layers = found["calibration"]["layers"]
+    assert len(layers) == 2
+    assert all(layer["divergence_after"] < layer["divergence_before"] for layer in layers)
+    assert found["fidelity"]["lengths"][0]["length"] == 16
+    assert found["fidelity"]["verdict"]
+    assert list(tmp_path.iterdir()) == [tmp_path / "out"]
+    assert {step.kind for step in report.steps if step.target and "distance_embedding" in step.target} == {"created"}
+    notes = {step.note for step in report.steps if step.target and "distance_embedding" in step.target}
+    assert notes == {"fitted"}
+
+    # nearer than the mean vector alone, on text of its own
+    drop = convert(small / "bert", tmp_path / "drop", position_embedding_type="tables", method="drop")
+    assert drop.details == {}
+    tokenizer = AutoTokenizer.from_pretrained(small / "bert")
+    ids = torch.tensor([tokenizer("The wind was in the east, and nobody at the inn would say why.").input_ids])
+    with torch.no_grad():
+        wanted = AutoModel.from_pretrained(small / "bert")(ids).last_hidden_state
+        gaps = [
+            (AutoModel.from_pretrained(tmp_path / name)(ids).last_hidden_state - wanted).square().mean()
+            for name in ("out", "drop")
+        ]
+        assert gaps[0] < 0.25 * gaps[1]
+        # and no limit on the length
+        long = AutoModel.from_pretrained(tmp_path / "out")(ids.repeat(1, 20)).last_hidden_state
+        assert long.isfinite().all()
+
+
+def test_calibrate_and_distil(small, tmp_path):
+    options = {"tokens": 3000, "steps": 6, "batch_tokens": 256}
+    report = convert(
+        small / "bert", tmp_path / "out", method="calibrate+distil", texts=small / "text.txt", method_options=options
+    )
+    losses = report.details["distillation"]["losses"]
+    assert set(losses) == {"layers", "attention", "logits", "total"}
+    assert report.details["distillation"]["steps"] == 6
+    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
+    assert isinstance(model, RelPosBertForMaskedLM)
+
+
+@pytest.mark.parametrize("scheme", [name for name, each in hf_relpos.SCHEMES.items() if each.linear])
+def test_every_scheme_that_can_be_fitted(small, tmp_path, scheme):
+    report = convert(
+        small / "bert",
+        tmp_path / "out",
+        position_embedding_type=scheme,
+        method="calibrate",
+        texts=small / "text.txt",
+        method_options={"tokens": 2000},
+    )
+    layers = report.details["calibration"]["layers"]
+    assert all(layer["divergence_after"] < layer["divergence_before"] for layer in layers)
+
+
+def test_the_demo_bert_keeps_what_it_predicts(tmp_path):
+    convert(
+        DEMO / "bert",
+        tmp_path / "out",
+        method="calibrate",
+        texts=DEMO / "text" / "train.txt.xz",
+        method_options={"tokens": 20_000},
+    )
+    tokenizer = AutoTokenizer.from_pretrained(DEMO / "bert")
+    paragraphs = list(read_texts(DEMO / "text" / "eval.txt.xz"))
+    inputs, labels = masked_windows(tokenizer, paragraphs, 64, 64, np.random.default_rng(0))
+    scores = [
+        masked_accuracy(AutoModelForMaskedLM.from_pretrained(folder).eval(), inputs, labels)["accuracy"]
+        for folder in (DEMO / "bert", tmp_path / "out")
+    ]
+    assert scores[0] > 25
+    assert scores[1] > 0.9 * scores[0]
+
+
+def test_two_processes_make_the_tables_of_one(small, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    script = Path(__file__).with_name("calibrate_twice.py")
+    arguments = [str(small / "bert"), str(small / "text.txt")]
+    # `--cpu` starts several processes only through MPI; this starts them with torchrun, and the script stays on CPU
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+    launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    launch += ["--main_process_port", str(port)]
+    for start, out in ((launch, "two"), ([sys.executable], "one")):
+        done = subprocess.run(
+            [*start, str(script), *arguments, str(tmp_path / out)],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    one, two = (AutoModel.from_pretrained(tmp_path / name).state_dict() for name in ("one", "two"))
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
+
+
+# Bad input -----------------------------------------------------------------------------------------------------------
+
+
+def refuse(small, tmp_path, words, texts=None, **arguments):
+    with pytest.raises(ConversionError, match=words):
+        convert(small / "bert", tmp_path / "out", **{"method": "calibrate", "texts": texts, **arguments})
+    assert list(tmp_path.iterdir()) == [] or not (tmp_path / "out").exists()
+
+
+def test_no_text(small, tmp_path):
+    refuse(small, tmp_path, "learns from text")
+
+
+def test_text_that_is_too_short(small, tmp_path):
+    refuse(small, tmp_path, "give at least 500", texts=["A short sentence about nothing, and no more than that."] * 3)
+
+
+def test_a_file_that_is_not_text(small, tmp_path):
+    path = tmp_path / "noise.txt"
+    path.write_bytes(bytes(range(256)) * 40)
+    refuse(small, tmp_path, "not text in UTF-8", texts=path)
+
+
+def test_a_file_that_is_not_there(small, tmp_path):
+    refuse(small, tmp_path, "no such file", texts=tmp_path / "nothing.txt")
+
+
+def test_another_language(small, tmp_path):
+    text = ["Σὲ γνωρίζω ἀπὸ τὴν κόψι τοῦ σπαθιοῦ τὴν τρομερή, ☃ ☃ ☃ ☃ ☃ ☃ ☃ ☃ 漢字 仮名 交じり 文. " * 30] * 40
+    with pytest.warns(UserWarning, match="in the model's language"):
+        convert(small / "bert", tmp_path / "out", method="calibrate", texts=text, method_options={"tokens": 2000})
+
+
+def test_distances_that_were_never_seen_are_named():
+    with pytest.warns(UserWarning, match="distances from 40 to 511 were never seen"):
+        notes = check_windows(Windows([[1] * 40] * 300, 0.0, 12_000), 512)
+    assert len(notes) == 1
+    with pytest.warns(UserWarning, match="only 1,000 tokens"):
+        check_windows(Windows([[1] * 500] * 2, 0.0, 50_000), 500)
+
+
+def test_a_scheme_that_cannot_be_fitted(small, tmp_path):
+    refuse(small, tmp_path, "can be fitted", texts=small / "text.txt", position_embedding_type="rope")
+
+
+def test_an_option_that_is_unknown(small, tmp_path):
+    refuse(small, tmp_path, "tokns", texts=small / "text.txt", method_options={"tokns": 5})
+
+
+def test_no_tokenizer(small, tmp_path):
+    folder = tmp_path / "source"
+    BertForMaskedLM.from_pretrained(small / "bert").save_pretrained(folder)
+    with pytest.raises(ConversionError, match="tokenizer"):
+        convert(folder, tmp_path / "out", method="calibrate", texts=small / "text.txt")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_teacher_with_nans(small, tmp_path):
+    folder = tmp_path / "source"
+    model = BertForMaskedLM.from_pretrained(small / "bert")
+    with torch.no_grad():
+        model.bert.encoder.layer[0].output.dense.bias[3] = float("nan")
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(small / "bert").save_pretrained(folder)
+    with pytest.raises(ConversionError, match="NaN"):
+        convert(folder, tmp_path / "out", method="calibrate", texts=small / "text.txt")
+
+
+def test_methods_that_learn_from_text():
+    assert [name for name, method in METHODS.items() if method.text == "needed"] == ["calibrate", "calibrate+distil"]
