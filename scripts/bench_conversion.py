@@ -25,7 +25,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from fnmatch import fnmatch
@@ -117,7 +117,7 @@ STUDENTS = {
     "random": Student("positions dropped, tables N(0, 0.02)", "drop", "relative_key", then="random"),
     "zero": Student("positions dropped, tables zero", "drop"),
     "fold": Student("+ mean vector and [CLS] folded in", "drop", then="fold"),
-    "no-data": Student("no data: analytic tables", "analytic"),
+    "no-data": Student("calibrated without any text", "calibrate"),
     "calibrated": Student("calibrated (A, B, V per head)", "calibrate", needs_text=True),
     "distilled": Student("calibrated, distilled", None, start="calibrated", then="distil", needs_text=True),
     "key": Student("`relative_key`, calibrated", "calibrate", "relative_key", needs_text=True),
@@ -756,7 +756,13 @@ GOALS = [
 
 # Tables ------------------------------------------------------------------------------------------------------------
 
+Rows = dict[str, Any]  # key of `ROWS` to its result
 Table = tuple[str, list[str], list[list[str]]]  # title, columns, cells
+
+
+def of_kind(rows: Rows, kind: str) -> Rows:
+    """Rows of one kind, by what comes after it, in the order of `ROWS`."""
+    return {key.partition("/")[2]: rows[key] for key in ROWS if key in rows and key.startswith(f"{kind}/")}
 
 
 def number(value: float | None, form: str = ".3f") -> str:
@@ -768,87 +774,88 @@ def cosines(entry: dict[str, Any], lengths: Sequence[int]) -> list[str]:
     return [" / ".join(number(entry[each].get(str(length))) for each in ("token", "sentence")) for length in lengths]
 
 
-def tables(rows: dict[str, Any], lengths: Sequence[int]) -> list[Table]:
-    """Everything that was measured, as text."""
-    made: list[Table] = []
-    group = {
-        kind: {key.partition("/")[2]: rows[key] for key in ROWS if key in rows and key.startswith(f"{kind}/")}
-        for kind in ("fidelity", "long", "demo", "retrieval")
-    }
-    if group["fidelity"]:
-        for place, text in enumerate(max((row["texts"] for row in group["fidelity"].values()), key=len)):
-            columns = ["student", *map(str, lengths)] + ["CPU s", "tokens"] * (place == 0)
-            cells = []
-            for name, row in group["fidelity"].items():
-                if text not in row["texts"]:
-                    continue
+def fidelity_tables(rows: Rows, lengths: Sequence[int]) -> Iterator[Table]:
+    """Cosines by text, and similarity sets."""
+    found = of_kind(rows, "fidelity")
+    for text in max((row["texts"] for row in found.values()), key=len, default=()):
+        cells = []
+        for name, row in found.items():
+            if text in row["texts"]:
                 words = "ceiling: the teacher, moved" if name == "teacher" else label(name)
-                cost = ["–", "–"]
-                if name != "teacher":
-                    before = row["before"]
-                    cost = [
-                        f"{before[what]:{form}} + {row[what]:{form}}" if before[what] else f"{row[what]:{form}}"
-                        for what, form in (("cpu_seconds", ".0f"), ("tokens", ",.0f"))
-                    ]
-                cells.append([words, *cosines(row["texts"][text], lengths), *(cost if place == 0 else [])])
-            made.append((f"Token / sentence cosine to the teacher, {text}", columns, cells))
-        sets = next(iter(group["fidelity"].values()))["sts"]
-        if sets:
-            cells = []
-            for name, row in group["fidelity"].items():
-                line = [label(name)]
-                for found in row["sts"].values():
-                    gap = found.get("difference")
-                    line.append(
-                        f"{found['rho']:.2f}"
-                        + (f" ({gap['mean']:+.2f}: {gap['low']:+.2f} to {gap['high']:+.2f})" if gap else "")
-                    )
-                lost = spearman_lost(f"fidelity/{name}")(rows) if name != "teacher" else None
-                cells.append([*line, number(lost, "+.2f")])
-            columns = ["student", *(f"{name} ({found['pairs']:,})" for name, found in sets.items()), "lost, mean"]
-            made.append(("Spearman's ρ × 100 (difference to the teacher, 95 % range)", columns, cells))
-    if group["long"]:
-        cells = [
-            [label(name), *map(number, row["quarters"]), number(row["token"])] for name, row in group["long"].items()
-        ]
-        for row in group["long"].values():
-            if "ceiling" in row:
-                cells.append(["ceiling: the teacher, other windows", *["–"] * 4, number(row["ceiling"]["token"])])
-        made.append(
-            (
-                "Long documents: token cosine to the teacher's windows",
-                ["reader", "1st", "2nd", "3rd", "4th", "all"],
-                cells,
-            )
-        )
-    if group["retrieval"]:
+                cells.append([words, *cosines(row["texts"][text], lengths), *cost(row)])
+        columns = ["student", *map(str, lengths), "CPU s", "tokens"]
+        yield f"Token / sentence cosine to the teacher, {text}", columns, cells
+    sets = next((row["sts"] for row in found.values()), {})
+    if sets:
         cells = []
-        for name, row in group["retrieval"].items():
-            gain = rank_gain(rows, name)
-            text = "–"
-            if gain:
-                mean, low, high = (f"{100 * gain['ndcg@10'][which]:+.1f}" for which in ("mean", "low", "high"))
-                text = f"{mean}: {low} to {high} ({gain['baseline']})"
-            measures = [f"{100 * row[measure]:.1f}" for measure in ("accuracy@1", "mrr", "ndcg@10")]
-            cells.append([label(name), f"{row['queries']:,} / {row['documents']:,}", *measures, text])
-        columns = [
-            "reader",
-            "queries / documents",
-            "accuracy@1",
-            "MRR",
-            "nDCG@10",
-            "nDCG@10 against the best baseline",
-        ]
-        made.append(("Retrieval of long documents, %", columns, cells))
-    if group["demo"]:
-        places = list(next(iter(group["demo"].values()))["accuracy"])
-        cells = []
-        for name, row in group["demo"].items():
-            kept = None if name == "teacher" else accuracy_kept(f"demo/{name}")(rows)
-            cells.append([label(name), *(f"{row['accuracy'][place]:.2f}" for place in places), number(kept, ".1f")])
+        for name, row in found.items():
+            lost = spearman_lost(f"fidelity/{name}")(rows) if name != "teacher" else None
+            cells.append([label(name), *map(rho, row["sts"].values()), number(lost, "+.2f")])
+        columns = ["student", *(f"{name} ({entry['pairs']:,})" for name, entry in sets.items()), "lost, mean"]
+        yield "Spearman's ρ × 100 (difference to the teacher: 95 % range)", columns, cells
+
+
+def cost(row: dict[str, Any]) -> list[str]:
+    """CPU seconds and tokens of a student, `a + b` where another one was before."""
+    if "before" not in row:
+        return ["–", "–"]
+    forms = {"cpu_seconds": ",.0f", "tokens": ",.0f"}
+    return [
+        " + ".join(format(part[what], form) for part in (row["before"], row) if part is row or part[what])
+        for what, form in forms.items()
+    ]
+
+
+def rho(entry: dict[str, Any]) -> str:
+    """Spearman's ρ, and the difference to the teacher's."""
+    gap = entry.get("difference")
+    more = f" ({gap['mean']:+.2f}: {gap['low']:+.2f} to {gap['high']:+.2f})" if gap else ""
+    return f"{entry['rho']:.2f}{more}"
+
+
+def long_table(rows: Rows) -> Iterator[Table]:
+    """Token cosine by quarter."""
+    found = of_kind(rows, "long")
+    cells = [[label(name), *map(number, row["quarters"]), number(row["token"])] for name, row in found.items()]
+    for row in found.values():
+        if "ceiling" in row:
+            cells.append(["ceiling: the teacher, other windows", *["–"] * 4, number(row["ceiling"]["token"])])
+    if cells:
+        columns = ["reader", "1st quarter", "2nd", "3rd", "4th", "all"]
+        yield "Long documents: token cosine to the teacher's windows", columns, cells
+
+
+def retrieval_table(rows: Rows) -> Iterator[Table]:
+    """Measures of each reader, and the gain over the best baseline."""
+    cells = []
+    for name, row in of_kind(rows, "retrieval").items():
+        gain, text = rank_gain(rows, name), "–"
+        if gain:
+            mean, low, high = (f"{100 * gain['ndcg@10'][which]:+.1f}" for which in ("mean", "low", "high"))
+            text = f"{mean}: {low} to {high} ({gain['baseline']})"
+        measures = [f"{100 * row[measure]:.1f}" for measure in ("accuracy@1", "mrr", "ndcg@10")]
+        cells.append([label(name), f"{row['queries']:,} / {row['documents']:,}", *measures, text])
+    if cells:
+        columns = ["reader", "queries / documents", "accuracy@1", "MRR", "nDCG@10", "nDCG@10 over the best baseline"]
+        yield "Retrieval of long documents, %", columns, cells
+
+
+def demo_table(rows: Rows) -> Iterator[Table]:
+    """Accuracy on masked tokens."""
+    found = of_kind(rows, "demo")
+    cells = []
+    for name, row in found.items():
+        kept = None if name == "teacher" else accuracy_kept(f"demo/{name}")(rows)
+        cells.append([label(name), *(f"{share:.2f}" for share in row["accuracy"].values()), number(kept, ".1f")])
+    if cells:
+        places = next(iter(found.values()))["accuracy"]
         columns = ["model", *(f"{place} tokens" for place in places), "% of the teacher's"]
-        made.append(("Demo BERT: masked tokens right, %", columns, cells))
-    return made
+        yield "Demo BERT: masked tokens right, %", columns, cells
+
+
+def tables(rows: Rows, lengths: Sequence[int]) -> list[Table]:
+    """Everything that was measured, as text."""
+    return [*fidelity_tables(rows, lengths), *long_table(rows), *retrieval_table(rows), *demo_table(rows)]
 
 
 def verdicts(rows: dict[str, Any]) -> Table:
