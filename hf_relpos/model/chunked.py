@@ -216,7 +216,9 @@ class _Group:
         self.allow = self.of_heads(call.allow)
         self.dense = None if dense is None else self.of_heads(dense[row if dense.shape[0] > 1 else 0])
         self.blocks = {}
-        self.identity = torch.eye(KEYS, dtype=key.dtype) if B is not None and key.dtype == torch.bfloat16 else None
+        # products of bfloat16 are slow, one head at a time, where they read or write through a skewed view
+        self.apart = key.dtype == torch.bfloat16
+        self.identity = torch.eye(KEYS, dtype=key.dtype) if B is not None and self.apart else None
 
     def of_heads(self, table: torch.Tensor | None) -> torch.Tensor | None:
         """The part of a table, (H or 1, …), that belongs to these heads."""
@@ -235,6 +237,10 @@ class _Group:
     def buffer(self, name: str, strip: Strip) -> torch.Tensor:
         """(g, m, W)."""
         return _workspace(name, (self.count, strip.rows, strip.width), self.key.dtype)
+
+    def by_pairs(self, skewed: torch.Tensor, name: str) -> torch.Tensor:
+        """The pairs of a skewed view, (g, m, n), as products should read them: a copy where that is faster."""
+        return _workspace(name, skewed.shape, skewed.dtype).copy_(skewed) if self.apart else skewed
 
     # By the offset: a product with a table, and its gradients ---------------------------------------------------------
 
@@ -330,10 +336,11 @@ class _Group:
             into = scores[:, :, at : at + blocks * size].unflatten(2, (blocks, size))
             if self.identity is None:
                 into.add_(pairs)
-            else:  # the products that transpose in a register are faster than a strided addition
+            else:  # a product transposes faster than a strided addition
                 identity = self.identity[:size, :size].expand(self.count, -1, -1)
                 for block in range(blocks):
-                    into[:, :, block].baddbmm_(pairs[:, :, block], identity)
+                    by_key = self.by_pairs(pairs[:, :, block].transpose(1, 2), "block")
+                    into[:, :, block].baddbmm_(by_key.transpose(1, 2), identity)
             at += blocks * size
 
     def key_side_gradients(self, scores: torch.Tensor, strip: Strip, piece: int, d_key, d_B) -> None:
@@ -348,7 +355,8 @@ class _Group:
             else:
                 identity = self.identity[:size, :size].expand(self.count, -1, -1)
                 for block in range(blocks):
-                    pairs[:, :, block].transpose(1, 2).baddbmm_(identity, given[:, :, block].transpose(1, 2), beta=0)
+                    by_key = torch.bmm(identity, given[:, :, block].transpose(1, 2))
+                    pairs[:, :, block].copy_(by_key.transpose(1, 2))
             width = buffer.shape[-1]
             gaps = (buffer.shape[0] * buffer.shape[1], size - 1, size)
             buffer.as_strided(gaps, (size * width, width + 1, 1), strip.rows).zero_()
@@ -422,9 +430,13 @@ class _Group:
                 else:
                     scores.copy_(self.by_pair(self.c, first, strip.rows, count))
             keys = self.key[:, begin : begin + count].transpose(1, 2)
-            scores.baddbmm_(content, keys, beta=float(filled or self.c is not None), alpha=self.call.form.scale)
+            other = filled or self.c is not None
+            into = _workspace("pairs", scores.shape, scores.dtype) if self.apart else scores
+            into.baddbmm_(content, keys, beta=float(other and not self.apart), alpha=self.call.form.scale)
             if self.B is not None:
-                self.add_key_side(scores, strip, piece)
+                self.add_key_side(into, strip, piece)
+            if self.apart:
+                scores.add_(into) if other else scores.copy_(into)
             if self.dense is not None:
                 scores += self.rows_of(self.dense, strip)[:, :, begin : begin + count]
             hidden, late, allowed = self.hidden(strip, piece), self.late(scores, strip, piece), self.allowed(strip, piece)
@@ -471,7 +483,8 @@ class _Group:
             strip.skewed(buffer, piece).masked_fill_(pairs, 0.0)
         out = None
         for piece, (begin, count) in enumerate(strip.pieces):
-            part = torch.bmm(strip.skewed(buffer, piece), self.value[:, begin : begin + count])
+            weights = self.by_pairs(strip.skewed(buffer, piece), "pairs")
+            part = torch.bmm(weights, self.value[:, begin : begin + count])
             out = part if out is None else out.add_(part)
         if self.V is not None:
             for begin, end, left, right, row in self.bands(strip, self.V, self.call.form.tails_V):
@@ -507,16 +520,23 @@ class _Group:
             self.table_product(buffer, strip, d_out, self.V, form.tails_V)
         d_content = None
         for piece, (begin, count) in enumerate(strip.pieces):
-            scores, weight = strip.skewed(buffer, piece), strip.skewed(weights, piece)
+            skewed, weight = strip.skewed(buffer, piece), self.by_pairs(strip.skewed(weights, piece), "weights")
             values = self.value[:, begin : begin + count].transpose(1, 2)
-            scores.baddbmm_(d_out, values, beta=float(self.V is not None))
+            scores = _workspace("pairs", skewed.shape, skewed.dtype) if self.apart else skewed
+            scores.baddbmm_(d_out, values, beta=float(self.V is not None and not self.apart))
+            if self.V is not None and self.apart:
+                scores.add_(skewed)
             if dropped:
                 scores.masked_fill_(dropped[piece], 0.0)
             scores.sub_(mean).mul_(weight)
             if dropped:
                 weight.masked_fill_(dropped[piece], 0.0)
+                if self.apart and self.V is not None:
+                    strip.skewed(weights, piece).copy_(weight)
             if strip.dead and self.allow is None:  # their weights are not zero, and no score of theirs matters
                 scores.masked_fill_(self.hidden(strip, piece), 0.0)
+            if self.apart:
+                skewed.copy_(scores)
             keys = self.key[:, begin : begin + count]
             part = torch.bmm(scores, keys)
             d_content = part if d_content is None else d_content.add_(part)
