@@ -11,7 +11,7 @@ with V. The key side is the same with keys and queries exchanged, key block by k
 
 The backward computes the chunk's probabilities again, and writes the gradients of the scores through the same view:
 then the buffer times A is the gradient of q, q times the buffer that of A, and its column sums are that of c. All
-gradients are exact, every sum has a fixed order, and nothing is kept from the forward but its inputs and its output.
+gradients are exact, every sum has a fixed order, and nothing is kept from the forward but its inputs.
 Dropout is replayed from a seed.
 
 Buffers are kept between calls, since fresh pages cost as much as the arithmetic (`release_workspace` frees them).
@@ -431,7 +431,7 @@ class _Group:
                     scores.copy_(self.by_pair(self.c, first, strip.rows, count))
             keys = self.key[:, begin : begin + count].transpose(1, 2)
             other = filled or self.c is not None
-            into = _workspace("pairs", scores.shape, scores.dtype) if self.apart else scores
+            into = _workspace("pairs0", scores.shape, scores.dtype) if self.apart else scores
             into.baddbmm_(content, keys, beta=float(other and not self.apart), alpha=self.call.form.scale)
             if self.B is not None:
                 self.add_key_side(into, strip, piece)
@@ -483,7 +483,7 @@ class _Group:
             strip.skewed(buffer, piece).masked_fill_(pairs, 0.0)
         out = None
         for piece, (begin, count) in enumerate(strip.pieces):
-            weights = self.by_pairs(strip.skewed(buffer, piece), "pairs")
+            weights = self.by_pairs(strip.skewed(buffer, piece), "pairs0")
             part = torch.bmm(weights, self.value[:, begin : begin + count])
             out = part if out is None else out.add_(part)
         if self.V is not None:
@@ -498,37 +498,40 @@ class _Group:
             out /= self.call.kept
         return out.flip(1)
 
-    def backward(self, strip: Strip, generator: torch.Generator | None, out, d_out, total: "_Gradients") -> None:
+    def backward(self, strip: Strip, generator: torch.Generator | None, d_out, total: "_Gradients") -> None:
         """Add the strip's share to all gradients.
 
         Args:
-            out: what `forward` gave, for all queries, (g, L, d).
-            d_out: its gradient.
+            d_out: gradient of what `forward` gave, for all queries, (g, L, d).
         """
-        form, kept = self.call.form, self.call.kept
+        form = self.call.form
         content = self.rows_of(self.content, strip)
         query = content if self.query is None else self.rows_of(self.query, strip)
-        out, d_out = self.rows_of(out, strip), self.rows_of(d_out, strip)
-        precise = torch.promote_types(out.dtype, torch.float32)
-        mean = (out.to(precise) * d_out.to(precise)).sum(-1, keepdim=True)  # Σ_j α_ij ∂α_ij, the softmax's own
+        d_out = self.rows_of(d_out, strip)
         if generator is not None:
-            d_out = d_out / kept
+            d_out /= self.call.kept
         weights = self.probabilities(strip, content, query)
         dropped = self.dropped(strip, generator)
         buffer = self.buffer("gradients", strip)
         if self.V is not None:
             self.table_product(buffer, strip, d_out, self.V, form.tails_V)
-        d_content = None
+        by_pair, mean = [], 0.0  # α ∂α, and its sums Σ_j α_ij ∂α_ij
         for piece, (begin, count) in enumerate(strip.pieces):
-            skewed, weight = strip.skewed(buffer, piece), self.by_pairs(strip.skewed(weights, piece), "weights")
+            skewed, weight = strip.skewed(buffer, piece), self.by_pairs(strip.skewed(weights, piece), f"weights{piece}")
+            scores = _workspace(f"pairs{piece}", skewed.shape, skewed.dtype) if self.apart else skewed
             values = self.value[:, begin : begin + count].transpose(1, 2)
-            scores = _workspace("pairs", skewed.shape, skewed.dtype) if self.apart else skewed
             scores.baddbmm_(d_out, values, beta=float(self.V is not None and not self.apart))
             if self.V is not None and self.apart:
                 scores.add_(skewed)
             if dropped:
                 scores.masked_fill_(dropped[piece], 0.0)
-            scores.sub_(mean).mul_(weight)
+            scores.mul_(weight)
+            mean = mean + scores.sum(-1, keepdim=True)
+            by_pair.append((skewed, scores, weight))
+        d_content = None
+        for piece, (begin, count) in enumerate(strip.pieces):
+            skewed, scores, weight = by_pair[piece]
+            scores.addcmul_(weight, mean, value=-1.0)
             if dropped:
                 weight.masked_fill_(dropped[piece], 0.0)
                 if self.apart and self.V is not None:
@@ -553,7 +556,7 @@ class _Group:
             self.table_gradients(weights, strip, d_out, self.V, form.tails_V, self.of_heads(total.V))
         strip.fill_gaps(buffer, 0.0)
         if self.c is not None:
-            diagonals = buffer.to(total.c.dtype).sum(1)  # (g, W)
+            diagonals = buffer.sum(1, dtype=total.c.dtype)  # (g, W)
             into = self.of_heads(total.c)
             for piece, at in enumerate(strip.begins):
                 first, width = self.window(strip, piece)
@@ -610,7 +613,7 @@ def _groups(heads: int, keys: int, queries: int) -> list[slice]:
 
 
 class _Chunked(torch.autograd.Function):
-    """`chunked_attention`. Nothing of the forward is kept but inputs and output."""
+    """`chunked_attention`."""
 
     @staticmethod
     def forward(ctx, content, query, key, value, A, B, c, V, dense, call):
@@ -628,15 +631,14 @@ class _Chunked(torch.autograd.Function):
                     for strip in strips:
                         place = out[row, strip.first : strip.first + strip.rows, group_heads]
                         place.copy_(group.forward(strip, generator).transpose(0, 1))
-        ctx.save_for_backward(*inputs, out)
+        ctx.save_for_backward(*inputs)
         ctx.same, ctx.call = query is content, call
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, d_out):
-        *inputs, out = ctx.saved_tensors
-        call = ctx.call
+        inputs, call = list(ctx.saved_tensors), ctx.call
         content, query, key, value, A, B, c, V, dense = inputs
         query = content if ctx.same else query
         inputs[1] = query
@@ -651,10 +653,8 @@ class _Chunked(torch.autograd.Function):
                 for group_heads in _groups(heads, keys, length):
                     group = _Group(call, row, group_heads, *inputs)
                     total.key, total.value = _zeros(group.key), _zeros(group.value)
-                    # (g, L, d)
-                    its_out, its_d_out = (x[row, :, group_heads].transpose(0, 1) for x in (out, d_out))
                     for strip in strips:
-                        group.backward(strip, generator, its_out, its_d_out, total)
+                        group.backward(strip, generator, d_out[row, :, group_heads].transpose(0, 1), total)
                     d_key[row, group_heads], d_value[row, group_heads] = total.key, total.value
         tables = [
             None if sum_ is None else sum_.to(table.dtype)
