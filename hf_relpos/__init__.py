@@ -6,6 +6,7 @@ other checkpoint loads differently, no file is read, no kernel compiled.
 
 import importlib
 
+from .backend import explain_backend
 from .model.configuration_relpos_bert import RelPosBertConfig
 from .model.formula import Table, Terms, attend
 from .model.modeling_relpos_bert import (
@@ -49,6 +50,7 @@ __all__ = [
     "__version__",
     "attend",
     "convert",
+    "explain_backend",
     "patch_transformers",
 ]
 

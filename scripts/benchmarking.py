@@ -23,8 +23,8 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "model_cards" / "benchmarks"
 PROTOCOL = (
-    "CPU seconds of the one thread that computes (time.thread_time), which other jobs on the machine change little, and "
-    "wall time much; variants take turns in one process; the median of the rounds after the first"
+    "CPU seconds of the one thread that computes (time.thread_time), which other jobs on the machine change less than "
+    "wall time; variants take turns in one process; the median of the rounds after the first"
 )
 
 
@@ -130,8 +130,8 @@ def write(path: Path, text: str) -> None:
 def describe(found: dict) -> str:
     """`environment()` as a paragraph."""
     return (
-        f"{found['machine']} (family/model {found['cpu_family_model']}, {found['cpu_capability']}), {found['threads']} "
-        f"thread, load average {found['load']:.1f} on {found['cores']} cores; torch {found['torch']}, transformers "
+        f"{found['machine']} (family/model {found['cpu_family_model']}, {found['cpu_capability']}), "
+        f"{found['threads']} thread, load average {found['load']:.1f} on {found['cores']} cores; torch {found['torch']}, transformers "
         f"{found['transformers']}, Python {found['python']}; huge pages {found['huge_pages']}, THP_MEM_ALLOC_ENABLE "
         f"{found['THP_MEM_ALLOC_ENABLE']}; {found['date']}.\n\n`{found['command']}`\n\nTimes: {found['protocol']}.\n"
     )

@@ -118,6 +118,8 @@ def choose(
         return dense, f"chunks are for the CPU, and this call is on {device.type}"
     if dtype not in DTYPES:
         return dense, f"chunks are not made in {dtype}"
+    if dropout == 0.0 and terms == Terms(scale=terms.scale, rotate=terms.rotate):
+        return dense, "there are no terms beside the content"
     if found := obstacles(terms, offsets):
         return dense, "; ".join(found)
     if mask is not None and (
@@ -133,7 +135,7 @@ def choose(
         return dense, "dropout leaves next to nothing"
     if scores < FEWEST_SCORES:
         return dense, f"{scores:,} scores are few, and chunks pay from {FEWEST_SCORES:,} on"
-    return CHUNKED, f"the terms depend on the offset alone, and {scores:,} scores are enough for chunks to pay"
+    return CHUNKED, f"the terms have the form it takes, and {scores:,} scores are enough for it to pay"
 
 
 def relative_attention(

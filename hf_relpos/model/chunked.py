@@ -28,7 +28,7 @@ from torch.autograd.function import once_differentiable
 from .lowering import NormalForm
 
 
-# Numbers of 4 bytes in the largest buffer of a chunk, and queries of a chunk, by measurement on a core with 1 MB of L2.
+# Numbers in the largest buffer of a chunk, and queries of a chunk: by measurement, on a core with 1 MB of L2.
 BUFFER = 1 << 19
 QUERIES = 128
 # Keys of a block on the key side, whose products cost (KEYS + queries − 1) / queries of what is used of them.
@@ -242,9 +242,11 @@ class _Group:
         """The pairs of a skewed view, (g, m, n), as products should read them: a copy where that is faster."""
         return _workspace(name, skewed.shape, skewed.dtype).copy_(skewed) if self.apart else skewed
 
-    # By the offset: a product with a table, and its gradients ---------------------------------------------------------
+    # By the offset: a product with a table, and its gradients --------------------------------------------------------
 
-    def bands(self, strip: Strip, table: torch.Tensor, tails: tuple[int, int]) -> Iterator[tuple[int, int, int, int, int]]:
+    def bands(
+        self, strip: Strip, table: torch.Tensor, tails: tuple[int, int]
+    ) -> Iterator[tuple[int, int, int, int, int]]:
         """For every range of a strip: where its columns begin and end in the buffer; the columns between which the
         table's rows differ, first and last; and the row of the table at the first of these."""
         for piece, begin in enumerate(strip.begins):
@@ -283,7 +285,7 @@ class _Group:
             result = part if result is None else result + part
         return result
 
-    # By the key: the same with keys and queries exchanged, a block of keys at a time ----------------------------------
+    # By the key: the same with keys and queries exchanged, a block of keys at a time ---------------------------------
 
     def key_blocks(self, strip: Strip, piece: int) -> Iterator[tuple[int, int, int]]:
         """(first key, number of blocks, keys of a block): blocks of `KEYS` keys, and what is left of the range."""
@@ -375,7 +377,7 @@ class _Group:
                 d_B[:, first + block * size : first + block * size + width] += by_row[:, block]
             at += blocks * size
 
-    # A strip ----------------------------------------------------------------------------------------------------------
+    # A strip ---------------------------------------------------------------------------------------------------------
 
     def hidden(self, strip: Strip, piece: int) -> torch.Tensor | None:
         """The pairs of a range that the mask hides, broadcastable to (g, m, n), or None."""
@@ -439,7 +441,11 @@ class _Group:
                 scores.add_(into) if other else scores.copy_(into)
             if self.dense is not None:
                 scores += self.rows_of(self.dense, strip)[:, :, begin : begin + count]
-            hidden, late, allowed = self.hidden(strip, piece), self.late(scores, strip, piece), self.allowed(strip, piece)
+            hidden, late, allowed = (
+                self.hidden(strip, piece),
+                self.late(scores, strip, piece),
+                self.allowed(strip, piece),
+            )
             if hidden is not None:
                 scores.masked_fill_(hidden, lowest)
             if late is not None:
@@ -517,7 +523,10 @@ class _Group:
             self.table_product(buffer, strip, d_out, self.V, form.tails_V)
         by_pair, mean = [], 0.0  # α ∂α, and its sums Σ_j α_ij ∂α_ij
         for piece, (begin, count) in enumerate(strip.pieces):
-            skewed, weight = strip.skewed(buffer, piece), self.by_pairs(strip.skewed(weights, piece), f"weights{piece}")
+            skewed, weight = (
+                strip.skewed(buffer, piece),
+                self.by_pairs(strip.skewed(weights, piece), f"weights{piece}"),
+            )
             scores = _workspace(f"pairs{piece}", skewed.shape, skewed.dtype) if self.apart else skewed
             values = self.value[:, begin : begin + count].transpose(1, 2)
             scores.baddbmm_(d_out, values, beta=float(self.V is not None and not self.apart))
@@ -573,7 +582,7 @@ class _Group:
 
 
 class _Gradients:
-    """What the backward fills: gradients like the inputs, but summed in float32 at least; key and value of one group."""
+    """What the backward fills: gradients like the inputs, summed in float32 at least; key and value of one group."""
 
     def __init__(self, content, query, A, B, c, V, dense, needs_dense):
         self.content = torch.empty_like(content)
