@@ -129,12 +129,12 @@ def write(path: Path, text: str) -> None:
 
 def describe(found: dict) -> str:
     """`environment()` as a paragraph."""
-    return (
-        f"{found['machine']} (family/model {found['cpu_family_model']}, {found['cpu_capability']}), "
-        f"{found['threads']} thread, load average {found['load']:.1f} on {found['cores']} cores; torch {found['torch']}, transformers "
-        f"{found['transformers']}, Python {found['python']}; huge pages {found['huge_pages']}, THP_MEM_ALLOC_ENABLE "
-        f"{found['THP_MEM_ALLOC_ENABLE']}; {found['date']}.\n\n`{found['command']}`\n\nTimes: {found['protocol']}.\n"
-    )
+    cores = f"{found['threads']} thread, load average {found['load']:.1f} on {found['cores']} cores"
+    machine = f"{found['machine']} (family/model {found['cpu_family_model']}, {found['cpu_capability']}), {cores}"
+    versions = f"torch {found['torch']}, transformers {found['transformers']}, Python {found['python']}"
+    pages = f"huge pages {found['huge_pages']}, THP_MEM_ALLOC_ENABLE {found['THP_MEM_ALLOC_ENABLE']}"
+    when = f"{found['date']}.\n\n`{found['command']}`\n\nTimes: {found['protocol']}.\n"
+    return f"{machine}; {versions}; {pages}; {when}"
 
 
 def arguments(description: str) -> argparse.ArgumentParser:

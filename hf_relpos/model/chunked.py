@@ -102,7 +102,7 @@ def chunked_attention(
         content: q̂ + u, (B, H, L, d), one of `DTYPES`, on the CPU; the others likewise.
         query: q̂, (B, H, L, d), for A; `content` itself where there is no u.
         key: k̂, (B, H, K, d).
-        value: (B, H, K, d).
+        value: (B, H, K, d); of another width, if there is no V.
         start: place of the first query among the keys.
         mask: boolean, broadcastable to (B, H, L, K), True: may attend. Rows with no visible key average all keys.
         causal: hide keys after the query's own place. A mask says so itself.
@@ -521,7 +521,7 @@ class _Group:
         buffer = self.buffer("gradients", strip)
         if self.V is not None:
             self.table_product(buffer, strip, d_out, self.V, form.tails_V)
-        by_pair, mean = [], 0.0  # α ∂α, and its sums Σ_j α_ij ∂α_ij
+        by_pair, mean = [], 0.0  # Σ_j α_ij ∂α_ij
         for piece, (begin, count) in enumerate(strip.pieces):
             skewed, weight = (
                 strip.skewed(buffer, piece),
@@ -534,13 +534,13 @@ class _Group:
                 scores.add_(skewed)
             if dropped:
                 scores.masked_fill_(dropped[piece], 0.0)
-            scores.mul_(weight)
-            mean = mean + scores.sum(-1, keepdim=True)
+            products = torch.mul(scores, weight, out=_workspace("products", scores.shape, scores.dtype))
+            mean = mean + products.sum(-1, keepdim=True)
             by_pair.append((skewed, scores, weight))
         d_content = None
         for piece, (begin, count) in enumerate(strip.pieces):
             skewed, scores, weight = by_pair[piece]
-            scores.addcmul_(weight, mean, value=-1.0)
+            scores.sub_(mean).mul_(weight)  # in this order: where a weight is near 1 the difference is near 0
             if dropped:
                 weight.masked_fill_(dropped[piece], 0.0)
                 if self.apart and self.V is not None:
@@ -626,11 +626,11 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, content, query, key, value, A, B, c, V, dense, call):
-        batch, heads, length, size = content.shape
+        batch, heads, length, _ = content.shape
         keys = key.shape[2]
         tables = tuple(None if table is None else table.contiguous() for table in (A, B, c, V))
         inputs = (content, query, key, value, *tables, dense)
-        out = content.new_empty(batch, length, heads, size)
+        out = content.new_empty(batch, length, heads, value.shape[3])
         generator = torch.Generator().manual_seed(call.seed) if call.dropout else None
         with torch.autocast("cpu", enabled=False):
             for row in range(batch):
