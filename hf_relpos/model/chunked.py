@@ -29,10 +29,10 @@ from .lowering import NormalForm
 
 
 # Numbers in the largest buffer of a chunk, and queries of a chunk: by measurement, on a core with 1 MB of L2.
-BUFFER = 1 << 19
+BUFFER = 1 << 18
 QUERIES = 128
 # Keys of a block on the key side, whose products cost (KEYS + queries − 1) / queries of what is used of them.
-KEYS = 64
+KEYS = 32
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
 _local = threading.local()
