@@ -437,7 +437,7 @@ def test_what_is_chosen(monkeypatch):
     monkeypatch.undo()
     value_term, _ = random_terms(frozenset("V"), True)
     assert call(length=512)[0] == call(value_term, length=512)[0] == "chunked"
-    assert call(length=32)[0] == "sdpa" and "are few" in call(length=32)[1]
+    assert call(length=32)[0] == "sdpa" and "too few" in call(length=32)[1]
     assert call(value_term, length=32)[0] == "eager"
     for reason, changes in {
         "weights are wanted": {"weights": True},

@@ -134,8 +134,8 @@ def choose(
     if dropout > 1 - 2**-15:
         return dense, "dropout leaves next to nothing"
     if scores < FEWEST_SCORES:
-        return dense, f"{scores:,} scores are few, and chunks pay from {FEWEST_SCORES:,} on"
-    return CHUNKED, f"the terms have the form it takes, and {scores:,} scores are enough for it to pay"
+        return dense, f"there are fewer than {FEWEST_SCORES:,} scores, B·H·L·K, too few for chunks to pay"
+    return CHUNKED, "the terms have the form it takes, and there are scores enough for it to pay"
 
 
 def relative_attention(
