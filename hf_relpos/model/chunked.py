@@ -465,8 +465,8 @@ class _Group:
                     late[0].masked_fill_(late[1], 0.0)
         return buffer
 
-    def dropped(self, strip: Strip, generator: torch.Generator | None) -> list[torch.Tensor]:
-        """The pairs to drop, (g, m, n) for every range: the next numbers of the generator."""
+    def kept(self, strip: Strip, generator: torch.Generator | None) -> list[torch.Tensor]:
+        """1 for pairs to keep and 0 for those to drop, (g, m, n) for every range: the generator's next numbers."""
         if generator is None:
             return []
         found = []
@@ -476,8 +476,8 @@ class _Group:
             words = _workspace("bits", (-(-total // 4),), torch.int64)
             words.random_(-(1 << 63), None, generator=generator)
             bits = words.view(torch.int16)[:total].view(shape)
-            pairs = _workspace(f"dropped{piece}", shape, torch.bool)
-            found.append(torch.lt(bits, self.call.dropout - 32768, out=pairs))
+            factors = _workspace(f"kept{piece}", shape, self.key.dtype)  # a product takes a tenth of a masked_fill
+            found.append(torch.ge(bits, self.call.dropout - 32768, out=factors))
         return found
 
     def forward(self, strip: Strip, generator: torch.Generator | None) -> torch.Tensor:
@@ -485,8 +485,8 @@ class _Group:
         content = self.rows_of(self.content, strip)
         query = content if self.query is None else self.rows_of(self.query, strip)
         buffer = self.probabilities(strip, content, query)
-        for piece, pairs in enumerate(self.dropped(strip, generator)):
-            strip.skewed(buffer, piece).masked_fill_(pairs, 0.0)
+        for piece, factors in enumerate(self.kept(strip, generator)):
+            strip.skewed(buffer, piece).mul_(factors)
         out = None
         for piece, (begin, count) in enumerate(strip.pieces):
             weights = self.by_pairs(strip.skewed(buffer, piece), "pairs0")
@@ -517,7 +517,7 @@ class _Group:
         if generator is not None:
             d_out /= self.call.kept
         weights = self.probabilities(strip, content, query)
-        dropped = self.dropped(strip, generator)
+        kept = self.kept(strip, generator)
         buffer = self.buffer("gradients", strip)
         if self.V is not None:
             self.table_product(buffer, strip, d_out, self.V, form.tails_V)
@@ -532,8 +532,8 @@ class _Group:
             scores.baddbmm_(d_out, values, beta=float(self.V is not None and not self.apart))
             if self.V is not None and self.apart:
                 scores.add_(skewed)
-            if dropped:
-                scores.masked_fill_(dropped[piece], 0.0)
+            if kept:
+                scores.mul_(kept[piece])
             products = torch.mul(scores, weight, out=_workspace("products", scores.shape, scores.dtype))
             mean = mean + products.sum(-1, keepdim=True)
             by_pair.append((skewed, scores, weight))
@@ -541,8 +541,8 @@ class _Group:
         for piece, (begin, count) in enumerate(strip.pieces):
             skewed, scores, weight = by_pair[piece]
             scores.sub_(mean).mul_(weight)  # in this order: where a weight is near 1 the difference is near 0
-            if dropped:
-                weight.masked_fill_(dropped[piece], 0.0)
+            if kept:
+                weight.mul_(kept[piece])
                 if self.apart and self.V is not None:
                     strip.skewed(weights, piece).copy_(weight)
             if strip.dead and self.allow is None:  # their weights are not zero, and no score of theirs matters
