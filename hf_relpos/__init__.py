@@ -7,6 +7,7 @@ other checkpoint loads differently, no file is read, no kernel compiled.
 import importlib
 
 from .anneal import AnnealAbsolutePositions, drop_absolute_positions
+from .backend import explain_backend
 from .model.configuration_relpos_bert import RelPosBertConfig
 from .model.formula import Table, Terms, attend
 from .model.modeling_relpos_bert import (
@@ -52,6 +53,7 @@ __all__ = [
     "attend",
     "convert",
     "drop_absolute_positions",
+    "explain_backend",
     "patch_transformers",
 ]
 

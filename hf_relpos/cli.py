@@ -167,6 +167,40 @@ def schemes() -> None:
 
 
 @app.command()
+def doctor(
+    batch: Annotated[int, typer.Option(help="Rows of a batch.", min=1)] = 4,
+    length: Annotated[int, typer.Option(help="Tokens of a row.", min=1)] = 512,
+) -> None:
+    """Print versions and devices, and which way attention takes with each scheme."""
+    import platform
+
+    import torch
+    import transformers
+
+    from . import SCHEMES, RelPosBertConfig, __version__, explain_backend
+
+    devices = ["cpu"]
+    if torch.accelerator.is_available():
+        devices.append(torch.accelerator.current_accelerator().type)
+    versions = {
+        "hf_relpos": __version__,
+        "torch": f"{torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads",
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "devices": ", ".join(devices),
+    }
+    console = Console()
+    for name, value in versions.items():
+        console.print(f"{name:13}{value}", markup=False, highlight=False)
+    table = Table(f"BERT-base, {batch} × {length} tokens", "device", "attention", box=box.SIMPLE_HEAD)
+    for name in SCHEMES:
+        for device in devices:
+            config = RelPosBertConfig(position_embedding_type=name)
+            table.add_row(name, device, Text(explain_backend(config, batch, length, device)))
+    console.print(table)
+
+
+@app.command()
 def demo(
     checkpoint: Annotated[
         str | None,

@@ -1,17 +1,33 @@
 """Attention backends. They know terms, never schemes.
 
 `eager` is the formula itself. `sdpa` and `flex_attention` are Transformers' own functions: everything positional is
-lowered to an additive bias and handed to them as `position_bias`. What a backend cannot compute is written in one
-table, `BACKENDS`; asking for it raises.
+lowered to an additive bias and handed to them as `position_bias`. `relpos`, the default, takes for each call the
+fastest way there is: ours in chunks (chunked.py) where it can do the job and pays, else `sdpa` or `eager`; `choose`
+says which and why. What a backend cannot compute is written in one table, `BACKENDS`; asking for it raises.
 """
 
 import torch
 from torch import nn
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import logging
 
+from .chunked import DTYPES, chunked_attention
 from .formula import Terms, allowed, attend, content_scale, content_vectors, position_scores
+from .lowering import lower, obstacles
 from .offsets import Offsets
 
+
+logger = logging.get_logger(__name__)
+
+OWN = "relpos"  # the value of `attn_implementation`
+CHUNKED = "chunked"  # what it may come to, besides the names of `BACKENDS`
+# Calls of fewer scores, B·H·L·K, are over before chunks have begun to pay (scripts/bench_attention.py).
+FEWEST_SCORES = 1 << 19
+
+# For Transformers' own attention beside ours (cross-attention), and for the masks, it is sdpa.
+ALL_ATTENTION_FUNCTIONS.register(OWN, ALL_ATTENTION_FUNCTIONS["sdpa"])
+ALL_MASK_ATTENTION_FUNCTIONS.register(OWN, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
 
 # What a scheme may need of a backend, and why some cannot do it.
 FEATURES = {
@@ -22,6 +38,7 @@ FEATURES = {
 
 # What each value of `attn_implementation` can do, in the order in which a default is chosen.
 BACKENDS: dict[str, frozenset[str]] = {
+    OWN: frozenset({"value_term", "allow"}),
     "sdpa": frozenset({"allow"}),
     "eager": frozenset({"value_term", "gain", "allow"}),
     "flex_attention": frozenset(),
@@ -70,6 +87,57 @@ def needs_of_terms(terms: Terms) -> frozenset[str]:
     return frozenset(feature for feature, tables in present.items() if tables)
 
 
+def choose(
+    terms: Terms,
+    offsets: Offsets,
+    batch: int,
+    heads: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    mask: torch.Tensor | None = None,
+    dropout: float = 0.0,
+    weights: bool = False,
+) -> tuple[str, str]:
+    """The way that `relpos` takes for one call, and why.
+
+    Args:
+        mask: as Transformers builds it for sdpa, or as the user prepared it.
+        dropout: probability of dropping an attention weight.
+        weights: whether the attention weights are wanted.
+
+    Returns:
+        `CHUNKED` or a key of `BACKENDS`, and the reason in words.
+    """
+    dense = "eager" if weights or not needs_of_terms(terms) <= BACKENDS["sdpa"] else "sdpa"
+    scores = batch * heads * offsets.query_length * offsets.key_length
+    if weights:
+        return dense, "the attention weights are wanted, which chunks do not keep"
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return dense, "the call is being traced, and chunks are made for the data at hand"
+    if device.type != "cpu":
+        return dense, f"chunks are for the CPU, and this call is on {device.type}"
+    if dtype not in DTYPES:
+        return dense, f"chunks are not made in {dtype}"
+    if dropout == 0.0 and terms == Terms(scale=terms.scale, rotate=terms.rotate):
+        return dense, "there are no terms beside the content"
+    if found := obstacles(terms, offsets):
+        return dense, "; ".join(found)
+    if mask is not None and (
+        mask.dtype != torch.bool
+        or mask.dim() != 4
+        or mask.shape[0] not in (1, batch)
+        or mask.shape[1] not in (1, heads)
+        or mask.shape[2] not in (1, offsets.query_length)
+        or mask.shape[3] != offsets.key_length
+    ):
+        return dense, "the mask is not boolean, (B, 1, L, K)"
+    if dropout > 1 - 2**-15:
+        return dense, "dropout leaves next to nothing"
+    if scores < FEWEST_SCORES:
+        return dense, f"there are fewer than {FEWEST_SCORES:,} scores, B·H·L·K, too few for chunks to pay"
+    return CHUNKED, "the terms have the form it takes, and there are scores enough for it to pay"
+
+
 def relative_attention(
     module: nn.Module,
     implementation: str,
@@ -103,6 +171,21 @@ def relative_attention(
         ValueError: when the backend cannot compute the terms.
     """
     check_backend(implementation, needs_of_terms(terms), type(module).__name__)
+    if implementation == OWN:
+        batch, heads, length, _ = query.shape
+        weights = bool(kwargs.get("output_attentions"))
+        implementation, reason = choose(
+            terms, offsets, batch, heads, query.device, query.dtype, mask, dropout, weights
+        )
+        if not torch.compiler.is_compiling():
+            logger.info_once(f"attn_implementation='{OWN}' takes {implementation}: {reason}")
+        causal = mask is None and module.is_causal and length > 1
+        if implementation == CHUNKED:
+            content, query, key = content_vectors(query, key, terms, offsets)
+            form = lower(terms, offsets, query)
+            return chunked_attention(content, query, key, value, form, int(offsets.start), mask, causal, dropout), None
+        if causal and implementation == "eager":  # which leaves nothing to a kernel
+            mask = (offsets.matrix(query.device) <= 0)[..., None, :, :]
     if implementation == "eager":
         out, probabilities = attend(query, key, value, terms, offsets, mask, dropout)
         return out.transpose(1, 2).contiguous(), probabilities

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from .formula import Table, Terms, by_offset
+from .formula import Table, Terms
 from .offsets import Offsets
 from .scheme import Option, Scheme, choice, is_count
 
@@ -57,16 +57,32 @@ class RelativeKey(Scheme, name="relative_key"):
         init.normal_(self.weight, mean=0.0, std=std)
 
     def rows(self, offsets: Offsets) -> torch.Tensor:
-        """The rows of the offsets that can occur in this call, in ascending order of r, (1, N, d)."""
-        distances = offsets.span(self.weight.device)
-        rows = self.weight[self.reach - distances.clamp(-self.clip, self.clip)]
-        if self.settings["beyond"] == "zero":
-            rows = rows * (distances.abs() <= self.clip)[:, None]
-        return rows[None]
+        """The rows of the offsets that can occur in this call and are told apart, in ascending order of r, (1, N, d).
+
+        Where distances past the range have no term and can occur, a row of zeros comes last.
+        """
+        told_apart = self.told_apart(offsets)
+        rows = self.weight[self.reach - torch.arange(-told_apart, told_apart + 1, device=self.weight.device)][None]
+        return nn.functional.pad(rows, (0, 0, 0, 1)) if self.ends(offsets) else rows
+
+    def told_apart(self, offsets: Offsets) -> int:
+        """The largest distance that can occur in this call and has a row of its own."""
+        return min(self.clip, max(offsets.high, -offsets.low))
+
+    def ends(self, offsets: Offsets) -> bool:
+        """Whether distances without a term can occur in this call."""
+        return self.settings["beyond"] == "zero" and max(offsets.high, -offsets.low) > self.clip
+
+    def table(self, rows: torch.Tensor, offsets: Offsets) -> Table:
+        """The table of these rows."""
+        reach = self.told_apart(offsets)
+        if self.ends(offsets):
+            return Table(rows, row_of=lambda r: torch.where(r.abs() > reach, 2 * reach + 1, r + reach))
+        return Table(rows, row_of=lambda r: r.clamp(-reach, reach) + reach)
 
     def query_side(self, rows: torch.Tensor, offsets: Offsets) -> Table:
         """A."""
-        return by_offset(rows / self.scale if self.settings["scaling"] == "albert" else rows, offsets)
+        return self.table(rows / self.scale if self.settings["scaling"] == "albert" else rows, offsets)
 
     def terms(self, offsets: Offsets) -> Terms:
         return Terms(A=(self.query_side(self.rows(offsets), offsets),))
@@ -81,4 +97,4 @@ class RelativeKeyQuery(RelativeKey, name="relative_key_query"):
     def terms(self, offsets: Offsets) -> Terms:
         rows = self.rows(offsets)
         key_rows = rows if self.settings["scaling"] == "bert" else rows / self.scale
-        return Terms(A=(self.query_side(rows, offsets),), B=(by_offset(key_rows, offsets),))
+        return Terms(A=(self.query_side(rows, offsets),), B=(self.table(key_rows, offsets),))

@@ -1,0 +1,126 @@
+"""The normal form: every term by the offset alone, one row for each offset of the call, the scale folded in.
+
+    score_ij = s · (q_i + u)·k_j + q_i·A_p + k_j·B_p + c_p + dense_ij,     p = j − i in [low, high]
+    out_i    = Σ_j softmax_j(score)_ij · (v_j + V_p)
+
+Clipping, buckets, knots and sums of several tables are gone: what is left of a scheme are arrays in which p is an
+address. Backends that know this form know every scheme. The way back is autograd's: an `index_select` whose backward
+adds the rows up, on arrays of the size of the tables.
+
+A table whose relation is not the offset (a grid, labelled edges, token types), offsets that follow given positions,
+and gains have no such form: `obstacles` names them, and they stay with the backends that hold (L, K) matrices.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from .formula import Table, Terms, content_scale
+from .offsets import Offsets
+
+
+@dataclass(frozen=True)
+class NormalForm:
+    """The terms of one attention call, by offset. P = high − low + 1 rows in ascending order of p.
+
+    Attributes:
+        low: the offset of row 0.
+        scale: s, of the content product.
+        A: s·A, (H or 1, P, d), or None.
+        B: s·B, (H or 1, P, d), or None.
+        c: s·c + c', (H or 1, P), or None.
+        V: (H or 1, P, d), or None.
+        allow: which offsets may be attended to, boolean (H or 1, P), or None.
+        dense: c' given in full, (1 or B, 1 or H, L, K), or None.
+        tails_A: how many rows at the beginning and at the end of A are one row of the scheme's table, so that their
+            products and gradients may be taken once; (1, 1) where no two are known to be.
+        tails_V: the same of V.
+    """
+
+    low: int
+    scale: float
+    A: torch.Tensor | None = None
+    B: torch.Tensor | None = None
+    c: torch.Tensor | None = None
+    V: torch.Tensor | None = None
+    allow: torch.Tensor | None = None
+    dense: torch.Tensor | None = None
+    tails_A: tuple[int, int] = (1, 1)
+    tails_V: tuple[int, int] = (1, 1)
+
+
+def obstacles(terms: Terms, offsets: Offsets) -> list[str]:
+    """What keeps these terms from the normal form, in words; empty where nothing does."""
+    found = []
+    tables = {"A": terms.A, "B": terms.B, "c": terms.c, "c'": terms.c_outer, "V": terms.V, "allow": terms.allow}
+    for letter, group in tables.items():
+        if any(table.relation is not None for table in group):
+            found.append(f"{letter} follows a relation other than the offset")
+    if terms.gain or terms.feature_gain is not None:
+        found.append("a gain multiplies the content score")
+    if offsets.temperature is not None:
+        found.append("rows have a temperature")
+    if offsets.positions is not None and any(tables.values()):
+        found.append("position_ids have gaps, so that offsets are not differences of places")
+    return found
+
+
+def lower(terms: Terms, offsets: Offsets, query: torch.Tensor) -> NormalForm:
+    """The normal form of terms without `obstacles`.
+
+    Args:
+        query: (B, H, L, d), for its head size, device and dtype, which the result has; products with s are made before
+            rounding to it.
+    """
+    scale, dtype = content_scale(query, terms), query.dtype
+    span = offsets.span(query.device)
+    A, tails_A = _sum_by_offset(terms.A, span, offsets.low)
+    B, _ = _sum_by_offset(terms.B, span, offsets.low)
+    c, _ = _sum_by_offset(terms.c, span, offsets.low)
+    outer, _ = _sum_by_offset(terms.c_outer, span, offsets.low)
+    V, tails_V = _sum_by_offset(terms.V, span, offsets.low)
+    if c is not None:
+        outer = scale * c if outer is None else scale * c + outer
+    allow = None
+    for table in terms.allow:
+        rows = _rows_by_offset(table, span, offsets.low)[0]
+        allow = rows if allow is None else allow & rows
+    dense = sum(terms.dense) if terms.dense else None
+    return NormalForm(
+        low=offsets.low,
+        scale=scale,
+        A=None if A is None else (scale * A).to(dtype),
+        B=None if B is None else (scale * B).to(dtype),
+        c=None if outer is None else outer.to(dtype),
+        V=None if V is None else V.to(dtype),
+        allow=allow,
+        dense=None if dense is None else dense.to(dtype),
+        tails_A=tails_A,
+        tails_V=tails_V,
+    )
+
+
+def _sum_by_offset(
+    tables: tuple[Table, ...], span: torch.Tensor, low: int
+) -> tuple[torch.Tensor | None, tuple[int, int]]:
+    """Σ of the tables, (H or 1, P, …), or None without any; and the tails common to all of them."""
+    total, tails = None, (1, 1)
+    for table in tables:
+        rows, its = _rows_by_offset(table, span, low)
+        tails = its if total is None else (min(tails[0], its[0]), min(tails[1], its[1]))
+        total = rows if total is None else total + rows
+    return total, tails
+
+
+def _rows_by_offset(table: Table, span: torch.Tensor, low: int) -> tuple[torch.Tensor, tuple[int, int]]:
+    """One row for each offset of `span`; and how many at either end are the same row of the table.
+
+    The tails are read from the map and never from the values: rows that are equal only now, such as fresh zeros, have
+    gradients of their own.
+    """
+    index = table.row_of(span)
+    if table.rows.shape[1] == span.shape[0] and torch.equal(index, span - low):  # it is in this form already
+        return table.rows, (1, 1)
+    steps = (index[1:] != index[:-1]).nonzero()
+    tails = (int(steps[0]) + 1, index.shape[0] - 1 - int(steps[-1])) if len(steps) else (index.shape[0], 1)
+    return table.rows.index_select(1, index), tails

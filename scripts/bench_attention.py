@@ -1,0 +1,383 @@
+"""Speed and memory of attention with relative positions, against absolute attention and against Transformers 4.57.
+
+    python scripts/bench_attention.py                                     # some minutes, one thread
+    python scripts/bench_attention.py --peer-python OLD/bin/python        # with the BERT of transformers 4.57.6
+
+The attention core of a BERT-base layer: 12 heads of 64, given q, k and v. Ours includes what the scheme makes of its
+parameters in every layer (`Scheme.terms`); the floor is PyTorch's scaled_dot_product_attention without positions.
+Before any time is taken ours is compared with the eager backend in float64, outputs and all gradients, and a failure
+ends the run. Written to model_cards/benchmarks: cpu-attention.json, .md and .png.
+"""
+
+import gc
+import json
+import sys
+import warnings
+from collections.abc import Callable
+
+import torch
+from benchmarking import (
+    arguments,
+    ask,
+    describe,
+    environment,
+    error_ratio,
+    markdown_table,
+    peak_mb,
+    rich_table,
+    take_turns,
+    write,
+)
+from torch import nn
+
+
+HEADS, SIZE = 12, 64
+SIZES = [(8, 128), (4, 512), (2, 1024), (1, 2048)]
+FLOOR = "absolute, SDPA"
+SCHEMES = ["relative_key", "relative_key_query", "shaw", "transformer_xl", "t5", "deberta"]
+PEERS = ["relative_key", "relative_key_query"]
+# Issue 5's table: × the floor, forward and forward + backward.
+GOALS = {"relative_key": (2.4, 2.6), "relative_key_query": (5.0, 5.0)}
+MEMORY = [("training", 4, 512), ("inference", 1, 4096)]
+
+
+def inputs(batch: int, length: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """q, k and v as the projections of a layer leave them, (B, H, L, d), that require gradients."""
+    torch.manual_seed(0)
+    made = [torch.randn(batch, length, HEADS, SIZE).to(dtype).transpose(1, 2) for _ in range(3)]
+    return [tensor.requires_grad_() for tensor in made]
+
+
+class Ours(nn.Module):
+    """One layer's scheme, and attention with it on given vectors."""
+
+    def __init__(self, name: str, backend: str, length: int):
+        super().__init__()
+        from hf_relpos import RelPosBertConfig
+        from hf_relpos.model.schemes import build_scheme, build_shared
+
+        config = RelPosBertConfig(position_embedding_type=name, max_position_embeddings=max(length, 512))
+        config.hidden_dropout_prob = 0.0
+        self.is_causal, self.backend = False, backend
+        self.scheme, self.shared = build_scheme(config), build_shared(config)
+        torch.manual_seed(1)
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=0.1)
+
+    def forward(self, query, key, value, dropout: float = 0.0) -> torch.Tensor:
+        from hf_relpos import Offsets
+        from hf_relpos.model.attention import relative_attention
+
+        length = query.shape[2]
+        offsets = Offsets(length, length, dtype=torch.promote_types(query.dtype, torch.float32))
+        if self.shared is not None:
+            from dataclasses import replace
+
+            offsets = replace(offsets, shared=self.shared(offsets))
+        terms = self.scheme.terms(offsets)
+        return relative_attention(self, self.backend, query, key, value, terms, offsets, None, dropout)[0]
+
+
+def floor(query, key, value, dropout: float = 0.0) -> torch.Tensor:
+    """Absolute attention, (B, L, H, d)."""
+    out = nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout)
+    return out.transpose(1, 2).contiguous()
+
+
+def absolute_eager(query, key, value, dropout: float = 0.0) -> torch.Tensor:
+    """The same written out."""
+    weights = torch.softmax(torch.matmul(query, key.transpose(2, 3)) * SIZE**-0.5, dim=-1)
+    weights = nn.functional.dropout(weights, dropout, training=dropout > 0)
+    return torch.matmul(weights, value).transpose(1, 2).contiguous()
+
+
+class Given(nn.Module):
+    """Stands for a projection whose result is known."""
+
+    def __init__(self, tensor: torch.Tensor):
+        super().__init__()
+        self.tensor = tensor.transpose(1, 2).flatten(2)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.tensor
+
+
+def peer(name: str, length: int) -> Callable:
+    """Self-attention of the BERT of an older Transformers, its projections replaced by given vectors."""
+    from transformers import BertConfig
+    from transformers.models.bert.modeling_bert import BertSelfAttention
+
+    config = BertConfig(
+        position_embedding_type=name, max_position_embeddings=max(length, 512), attention_probs_dropout_prob=0.0
+    )
+    layer = BertSelfAttention(config)
+
+    def run(query, key, value, dropout: float = 0.0) -> torch.Tensor:
+        layer.query, layer.key, layer.value = Given(query), Given(key), Given(value)
+        layer.dropout.p = dropout
+        return layer(layer.query.tensor)[0]
+
+    run.parameters = lambda: [layer.distance_embedding.weight]
+    return run
+
+
+def passes(run: Callable, tensors: list[torch.Tensor], dropout: float = 0.0) -> dict[str, Callable[[], object]]:
+    """The forward pass, and forward and backward with all gradients."""
+    wanted = [*tensors, *(run.parameters() if hasattr(run, "parameters") else ())]
+    batch, heads, length, size = tensors[0].shape
+    torch.manual_seed(2)
+    gradient = torch.randn(batch, length, heads, size).to(tensors[0].dtype)
+
+    def forward():
+        with torch.no_grad():
+            return run(*tensors, dropout=dropout)
+
+    def both():
+        out = run(*tensors, dropout=dropout)
+        return out, *torch.autograd.grad(out, wanted, gradient.view(out.shape), allow_unused=True)
+
+    return {"forward": forward, "both": both}
+
+
+def times(variants: dict[str, Callable], batch: int, length: int, rounds: int, dtype=torch.float32) -> list[dict]:
+    """Rows of results for one size, forward and both, without and with dropout (training only)."""
+    tensors, rows = inputs(batch, length, dtype), []
+    kinds = [("forward", 0.0), ("both", 0.0)] + [("both", 0.1)] * (length <= 512)
+    for kind, dropout in kinds:
+        chosen = {name: run for name, run in variants.items() if "Flex" not in name or kind == "forward"}
+        taken = take_turns({name: passes(run, tensors, dropout)[kind] for name, run in chosen.items()}, rounds)
+        for name, seconds in taken.items():
+            rows.append(
+                {
+                    "variant": name,
+                    "batch": batch,
+                    "length": length,
+                    "dtype": str(dtype).removeprefix("torch."),
+                    "pass": kind,
+                    "dropout": dropout,
+                    "ms": round(seconds * 1e3, 3),
+                    "ratio": round(seconds / taken[FLOOR], 3),
+                }
+            )
+        gc.collect()
+    return rows
+
+
+def check(name: str, dtype: torch.dtype) -> float:
+    """Error of ours over that of eager in the same dtype, both against float64; outputs and all gradients.
+
+    Raises:
+        SystemExit: when it is above 2.
+    """
+    batch, length = 2, 333
+    results = []
+    from hf_relpos.model import attention
+
+    for backend, kind in (("relpos", dtype), ("eager", dtype), ("eager", torch.float64)):
+        layer = Ours(name, backend, length).to(kind)
+        tensors = [tensor.detach().to(kind).requires_grad_() for tensor in inputs(batch, length, dtype)]
+        if backend == "relpos":
+            path = layer_path(layer, tensors)
+            if path != attention.CHUNKED:
+                raise SystemExit(f"{name}: the call to be timed takes {path!r}, not {attention.CHUNKED!r}")
+        results.append(passes(layer, tensors)["both"]())
+    ratio = error_ratio(*results)
+    if not ratio <= 2.0:
+        raise SystemExit(f"{name} in {dtype}: {ratio:.2f} times the error of eager; no times are shown for it")
+    return ratio
+
+
+def layer_path(layer: Ours, tensors: list[torch.Tensor]) -> str:
+    """What `relpos` comes to for this call."""
+    from dataclasses import replace
+
+    from hf_relpos import Offsets
+    from hf_relpos.model.attention import choose
+
+    batch, heads, length, _ = tensors[0].shape
+    offsets = Offsets(length, length)
+    if layer.shared is not None:
+        offsets = replace(offsets, shared=layer.shared(offsets))
+    return choose(layer.scheme.terms(offsets), offsets, batch, heads, tensors[0].device, tensors[0].dtype)[0]
+
+
+def memory(name: str, kind: str, batch: int, length: int) -> float:
+    """MB that one call adds to the largest size of this process, which must be fresh."""
+    if name == FLOOR:
+        run = floor
+    elif name.startswith("4.57 "):
+        run = peer(name.removeprefix("4.57 "), length)
+    else:
+        run = Ours(name, "relpos", length)
+    small = [tensor[:1, :, :64].detach().requires_grad_() for tensor in inputs(1, 64)]
+    for call in passes(run, small).values():  # loads what libraries load at their first call
+        call()
+    call = passes(run, inputs(batch, length))["both" if kind == "training" else "forward"]
+    before = peak_mb()
+    call()
+    return peak_mb() - before
+
+
+def worker(request: dict, rounds: int) -> object:
+    """What a fresh process is asked for."""
+    if request["what"] == "memory":
+        return memory(request["name"], request["pass"], request["batch"], request["length"])
+    tables = {f"4.57 {name}": peer(name, request["length"]) for name in PEERS}
+    return times({FLOOR: floor, **tables}, request["batch"], request["length"], rounds)
+
+
+def tables(found: dict) -> list[tuple[str, list[str], list[list[str]]]]:
+    """Titles, heads and rows."""
+    made = []
+    titles = {
+        ("forward", 0.0): "Forward",
+        ("both", 0.0): "Forward and backward",
+        ("both", 0.1): "The same, dropout 0.1",
+    }
+    columns = list(dict.fromkeys((row["batch"], row["length"], row["dtype"]) for row in found["times"]))
+    for (kind, dropout), title in titles.items():
+        rows = [row for row in found["times"] if (row["pass"], row["dropout"]) == (kind, dropout)]
+        lines = []
+        for name in dict.fromkeys(row["variant"] for row in rows):
+            cells = {(row["batch"], row["length"], row["dtype"]): row for row in rows if row["variant"] == name}
+            floors = name == FLOOR
+            lines.append(
+                [name]
+                + [
+                    "–"
+                    if size not in cells
+                    else f"{cells[size]['ms']:.1f} ms"
+                    if floors
+                    else f"{cells[size]['ratio']:.2f}"
+                    for size in columns
+                ]
+            )
+        head = [f"× {FLOOR} with the same dropout", *(f"L{n} B{b} {dtype}" for b, n, dtype in columns)]
+        made.append((title, head, lines))
+    head = ["MB beyond inputs", *(f"{kind}, L{length} B{batch}" for kind, batch, length in MEMORY)]
+    names = dict.fromkeys(row["variant"] for row in found["memory"])
+    cells = {(row["variant"], row["pass"], row["length"]): f"{row['mb']:.0f}" for row in found["memory"]}
+    made.append(
+        ("Memory", head, [[n, *(cells.get((n, kind, length), "–") for kind, _, length in MEMORY)] for n in names])
+    )
+    return made
+
+
+def against_goals(found: dict) -> list[list[str]]:
+    """Issue 5's figures, and whether they are met at L512 … L2048, float32."""
+    rows = []
+    for name, goals in GOALS.items():
+        for kind, goal in zip(("forward", "both"), goals, strict=True):
+            worst = max(
+                row["ratio"]
+                for row in found["times"]
+                if (row["variant"], row["pass"], row["dropout"]) == (name, kind, 0.0)
+                and row["length"] >= 512
+                and row["dtype"] == "float32"
+            )
+            rows.append([f"{name}, {kind}, worst of L512 … L2048", f"≤ {goal}", f"{worst:.2f}", met(worst <= goal)])
+    ratio = {(r["variant"], r["pass"], r["length"]): r["ratio"] for r in found["times"] if r["dropout"] == 0.0}
+    peer_name, ours = "4.57 relative_key_query", "relative_key_query"
+    for kind, length, goal in (("forward", 512, 3), ("forward", 2048, 6), ("both", 512, 2.5), ("both", 2048, 10)):
+        if (peer_name, kind, length) in ratio:
+            faster = ratio[peer_name, kind, length] / ratio[ours, kind, length]
+            title = f"{ours}, {kind}, L{length}: times faster than transformers 4.57"
+            rows.append([title, f"≥ {goal}", f"{faster:.1f}", met(faster >= goal)])
+    for name in GOALS:
+        used = next(r["mb"] for r in found["memory"] if (r["variant"], r["pass"]) == (name, "training"))
+        rows.append([f"{name}, MB in training, L512 B4", "≤ 60", f"{used:.0f}", met(used <= 60)])
+    drop = {
+        r["variant"]: r["ratio"]
+        for r in found["times"]
+        if (r["length"], r["dropout"], r["dtype"]) == (512, 0.1, "float32")
+    }
+    for name in GOALS:
+        rows.append([f"{name}, training at dropout 0.1, L512", "< 1", f"{drop[name]:.2f}", met(drop[name] < 1)])
+    return rows
+
+
+def met(yes: bool) -> str:
+    return "met" if yes else "NOT met"
+
+
+def picture(found: dict, path) -> None:
+    """Ratios against length, forward and training."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.2), sharey=True)
+    for axis, kind in zip(axes, ("forward", "both"), strict=True):
+        rows = [r for r in found["times"] if (r["pass"], r["dropout"], r["dtype"]) == (kind, 0.0, "float32")]
+        for name in dict.fromkeys(row["variant"] for row in rows):
+            its = [row for row in rows if row["variant"] == name]
+            style = "k-" if name == FLOOR else "--" if name.startswith(("4.57", "absolute")) else "-"
+            axis.plot([r["length"] for r in its], [r["ratio"] for r in its], style, marker="o", ms=3, label=name)
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        axis.set_xlabel("length")
+        axis.set_title({"forward": "forward", "both": "forward and backward"}[kind])
+        axis.grid(True, which="both", alpha=0.3)
+    axes[0].set_ylabel(f"time × {FLOOR}")
+    axes[1].legend(fontsize=7)
+    figure.tight_layout()
+    temporary = path.with_name(path.name + ".tmp")
+    figure.savefig(temporary, dpi=120, format="png")
+    temporary.replace(path)
+
+
+def main() -> None:
+    parser = arguments(__doc__.splitlines()[0])
+    parser.add_argument("--flex", action="store_true", help="also FlexAttention's forward; compiles for a minute")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", message=".*mkldnn_matmul.*")
+    if args.worker:
+        print(json.dumps(worker(json.loads(args.worker), args.rounds)))
+        return
+    args.rounds = max(args.rounds, 3)
+    checks = {f"{name} {dtype}": check(name, dtype) for name in SCHEMES for dtype in (torch.float32, torch.bfloat16)}
+    found = {"environment": environment(), "error ÷ eager's error": checks, "times": [], "memory": []}
+    for batch, length, dtype in [(*size, torch.float32) for size in SIZES] + [(4, 512, torch.bfloat16)]:
+        variants = {FLOOR: floor, "absolute, eager": absolute_eager}
+        variants |= {name: Ours(name, "relpos", length).to(dtype) for name in SCHEMES}
+        if length == 512 and dtype == torch.float32:
+            variants["relative_key, our eager"] = Ours("relative_key", "eager", length)
+            if args.flex:
+                variants["relative_key, FlexAttention"] = Ours("relative_key", "flex_attention", length)
+        found["times"] += times(variants, batch, length, args.rounds, dtype)
+        if args.peer_python and dtype == torch.float32:
+            request = {"what": "times", "batch": batch, "length": length}
+            rows = ask(args.peer_python, __file__, "--worker", json.dumps(request), "--rounds", str(args.rounds))
+            found["times"] += [row for row in rows if row["variant"] != FLOOR]
+        print(f"L{length} B{batch} {dtype} done", file=sys.stderr)
+    for kind, batch, length in MEMORY:
+        names = [FLOOR, *SCHEMES]
+        if args.peer_python and length <= 2048:
+            names += [f"4.57 {name}" for name in PEERS]
+        for name in names:
+            python = args.peer_python if name.startswith("4.57") else sys.executable
+            request = {"what": "memory", "name": name, "pass": kind, "batch": batch, "length": length}
+            used = ask(python, __file__, "--worker", json.dumps(request))
+            found["memory"].append(
+                {"variant": name, "pass": kind, "batch": batch, "length": length, "mb": round(used, 1)}
+            )
+    goals = against_goals(found)
+    text = f"# Attention on the CPU\n\n{describe(found['environment'])}"
+    text += (
+        "\nWritten by scripts/bench_attention.py. 4.57: `BertSelfAttention` of transformers 4.57.6, eager, against "
+    )
+    text += "the floor in its own process.\nErrors against float64 are at most "
+    text += f"{max(checks.values()):.2f} times those of eager in the same dtype.\n"
+    for title, head, rows in [*tables(found), ("Against issue 5's figures", ["figure", "goal", "here", ""], goals)]:
+        rich_table(title, head, rows)
+        text += f"\n## {title}\n\n{markdown_table(head, rows)}"
+    text += "\n![time against length](cpu-attention.png)\n"
+    write(args.out / "cpu-attention.json", json.dumps({**found, "goals": goals}, indent=1, ensure_ascii=False) + "\n")
+    write(args.out / "cpu-attention.md", text)
+    picture(found, args.out / "cpu-attention.png")
+
+
+if __name__ == "__main__":
+    main()

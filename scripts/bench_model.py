@@ -1,0 +1,144 @@
+"""Speed of a whole BERT-base with relative positions, against absolute positions and against Transformers 4.57.
+
+    python scripts/bench_model.py                                         # some minutes, one thread
+    python scripts/bench_model.py --peer-python OLD/bin/python            # with the BERT of transformers 4.57.6
+
+Random weights, 12 layers, no dropout unless said; forward of 4 × 512 tokens, and a training step (loss, backward,
+SGD) of 2 × 512, also at Transformers' default dropout of 0.1. Before any time is taken the outputs of ours are
+compared with those of the eager backend; a difference ends the run. Written to model_cards/benchmarks: cpu-model.json
+and .md.
+"""
+
+import gc
+import json
+import sys
+from collections.abc import Callable
+
+import torch
+from benchmarking import arguments, ask, describe, environment, markdown_table, rich_table, take_turns, write
+
+
+LENGTH, FORWARD, TRAINING = 512, 4, 2
+FLOOR = "absolute, SDPA"
+SCHEMES = ["relative_key", "relative_key_query", "shaw", "transformer_xl", "t5", "deberta"]
+PEERS = ["relative_key", "relative_key_query"]
+# Issue 5's table: × the floor, forward.
+GOALS = {"relative_key": 1.3, "relative_key_query": 1.75}
+KINDS = {"forward": "forward, B4", "training": "training step, B2", "dropout": "training step, dropout 0.1, B2"}
+
+
+def model_of(name: str, dropout: float, backend: str | None) -> torch.nn.Module:
+    """A BERT-base for masked language modelling: a stock absolute one, ours by the name of its scheme, or "4.57 …"."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    settings = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    torch.manual_seed(0)
+    if name.startswith("4.57 "):
+        config = BertConfig(position_embedding_type=name.removeprefix("4.57 "), **settings)
+        return BertForMaskedLM._from_config(config, attn_implementation="eager")
+    if name == "absolute":
+        return BertForMaskedLM._from_config(BertConfig(**settings), attn_implementation=backend)
+    from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM
+
+    config = RelPosBertConfig(position_embedding_type=name, **settings)
+    return RelPosBertForMaskedLM._from_config(config, **({} if backend is None else {"attn_implementation": backend}))
+
+
+def tokens(batch: int) -> torch.Tensor:
+    torch.manual_seed(1)
+    return torch.randint(5, 30000, (batch, LENGTH))
+
+
+def running(model: torch.nn.Module, kind: str) -> Callable[[], object]:
+    """One forward pass of the encoder, or one training step."""
+    if kind == "forward":
+        model, ids = model.eval().bert, tokens(FORWARD)
+
+        def forward():
+            with torch.no_grad():
+                return model(ids)[0]
+
+        return forward
+    model.train()
+    optimizer, ids = torch.optim.SGD(model.parameters(), lr=1e-5), tokens(TRAINING)
+
+    def step():
+        model(ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def times(models: dict[str, tuple[str, str | None]], kind: str, rounds: int) -> list[dict]:
+    """Rows of results; models are (name, backend)."""
+    dropout = 0.1 if kind == "dropout" else 0.0
+    taken = take_turns({n: running(model_of(m[0], dropout, m[1]), kind) for n, m in models.items()}, rounds)
+    gc.collect()
+    return [
+        {"variant": name, "pass": kind, "s": round(taken[name], 4), "ratio": round(taken[name] / taken[FLOOR], 3)}
+        for name in models
+    ]
+
+
+def check(name: str) -> float:
+    """Largest difference of the encoder's output to that with the eager backend, as a share of the largest number.
+
+    Raises:
+        SystemExit: when it is above 1e-5.
+    """
+    ours = running(model_of(name, 0.0, None), "forward")()
+    eager = running(model_of(name, 0.0, "eager"), "forward")()
+    difference = float((ours - eager).abs().max() / eager.abs().max())
+    if not difference <= 1e-5:
+        raise SystemExit(f"{name}: outputs differ from eager's by {difference:.1e}; no times are shown for it")
+    return difference
+
+
+def main() -> None:
+    parser = arguments(__doc__.splitlines()[0])
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    args.rounds = max(args.rounds, 3)
+    floor = {FLOOR: ("absolute", "sdpa")}
+    if args.worker:
+        peers = {f"4.57 {name}": (f"4.57 {name}", None) for name in PEERS}
+        print(json.dumps(times({**floor, **peers}, args.worker, args.rounds)))
+        return
+    found = {"environment": environment(), "difference to eager": {n: check(n) for n in SCHEMES}, "times": []}
+    variants = {**floor, "absolute, eager": ("absolute", "eager")}
+    for kind in KINDS:
+        schemes = {name: (name, None) for name in (SCHEMES if kind == "forward" else SCHEMES[:3])}
+        found["times"] += times({**variants, **schemes}, kind, args.rounds)
+        if args.peer_python:
+            rows = ask(args.peer_python, __file__, "--worker", kind, "--rounds", str(args.rounds))
+            found["times"] += [row for row in rows if row["variant"] != FLOOR]
+        print(f"{kind} done", file=sys.stderr)
+    cells = {(row["variant"], row["pass"]): row for row in found["times"]}
+    head, lines = [f"× {FLOOR}", *KINDS.values()], []
+    for name in dict.fromkeys(row["variant"] for row in found["times"]):
+        shown = [cells.get((name, kind)) for kind in KINDS]
+        text = [
+            "–" if row is None else f"{row['s']:.2f} s" if name == FLOOR else f"{row['ratio']:.2f}" for row in shown
+        ]
+        lines.append([name, *text])
+    goals = []
+    for name, goal in GOALS.items():
+        ratio = cells[name, "forward"]["ratio"]
+        goals.append([f"{name}, forward", f"≤ {goal}", f"{ratio:.2f}", "met" if ratio <= goal else "NOT met"])
+        ratio = cells[name, "dropout"]["ratio"]
+        goals.append([f"{name}, training at dropout 0.1", "< 1", f"{ratio:.2f}", "met" if ratio < 1 else "NOT met"])
+    text = f"# BERT-base on the CPU\n\n{describe(found['environment'])}\nWritten by scripts/bench_model.py. Outputs "
+    text += f"differ from eager's by at most {max(found['difference to eager'].values()):.1e} of the largest number.\n"
+    for title, names, rows in (
+        ("12 layers, 512 tokens, float32", head, lines),
+        ("Against issue 5's figures", ["figure", "goal", "here", ""], goals),
+    ):
+        rich_table(title, names, rows)
+        text += f"\n## {title}\n\n{markdown_table(names, rows)}"
+    write(args.out / "cpu-model.json", json.dumps({**found, "goals": goals}, indent=1, ensure_ascii=False) + "\n")
+    write(args.out / "cpu-model.md", text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,520 @@
+"""Attention in chunks against eager: outputs, all gradients, memory, dropout, and when it is taken."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from oracles import ON_TOKENS, padding, stir, tiny_config, tiny_model
+from test_formula import ALL, clipped, combination_id, random_terms
+from test_formula import LargestTensor as Largest
+from transformers import DynamicCache
+from typer.testing import CliRunner
+
+from hf_relpos import (
+    SCHEMES,
+    Offsets,
+    RelPosBertForMaskedLM,
+    RelPosBertLMHeadModel,
+    RelPosBertModel,
+    Table,
+    Terms,
+    attend,
+    explain_backend,
+)
+from hf_relpos.cli import app
+from hf_relpos.model import attention, chunked
+from hf_relpos.model.attention import choose, relative_attention
+from hf_relpos.model.formula import content_vectors
+from hf_relpos.model.lowering import lower
+
+
+BATCH, HEADS, SIZE = 2, 3, 4
+LENGTHS = (63, 100, 111, 513)
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    """Chunks so small that these lengths take several, and no call too small for them; scratch memory full of NaN."""
+    monkeypatch.setattr(chunked, "QUERIES", 48)
+    monkeypatch.setattr(chunked, "KEYS", 16)
+    monkeypatch.setattr(chunked, "BUFFER", 2 * 48 * 160)
+    monkeypatch.setattr(attention, "FEWEST_SCORES", 0)
+    fresh = chunked._workspace
+
+    def poisoned(name, shape, dtype):
+        buffer = fresh(name, shape, dtype)
+        return buffer.fill_(torch.nan) if dtype.is_floating_point else buffer.fill_(1)
+
+    monkeypatch.setattr(chunked, "_workspace", poisoned)
+
+
+def leaves_of(terms):
+    """Every tensor of the terms that may have a gradient."""
+    tables = [table.rows for letter in ("A", "B", "c", "c_outer", "V") for table in getattr(terms, letter)]
+    return [*tables, *terms.dense, *([] if terms.u is None else [terms.u])]
+
+
+def vectors(length, keys, batch=BATCH):
+    return [torch.randn(batch, HEADS, count, SIZE, dtype=torch.float64) for count in (length, keys, keys)]
+
+
+def converted(terms, dtype):
+    """The same terms in another dtype, as leaves, and these."""
+    terms = copy.copy(terms)
+    for letter in ("A", "B", "c", "c_outer", "V"):
+        tables = tuple(
+            type(table)(table.rows.detach().to(dtype).requires_grad_(), table.row_of)
+            for table in getattr(terms, letter)
+        )
+        object.__setattr__(terms, letter, tables)
+    object.__setattr__(terms, "dense", tuple(bias.detach().to(dtype).requires_grad_() for bias in terms.dense))
+    if terms.u is not None:
+        object.__setattr__(terms, "u", terms.u.detach().to(dtype).requires_grad_())
+    return terms, leaves_of(terms)
+
+
+def run(how, tensors, terms, offsets, mask=None, causal=False, dtype=torch.float64):
+    """Output (B, L, H, d) and all gradients, "eager" or "chunked"."""
+    tensors = [tensor.detach().to(dtype).requires_grad_() for tensor in tensors]
+    terms, leaves = converted(terms, dtype)
+    if how == "eager":
+        seen = (offsets.matrix(tensors[0].device) <= 0)[None, None] if causal else mask
+        out = attend(*tensors, terms, offsets, seen)[0].transpose(1, 2)
+    else:
+        content, query, key = content_vectors(*tensors[:2], terms, offsets)
+        form = lower(terms, offsets, query)
+        out = chunked.chunked_attention(content, query, key, tensors[2], form, offsets.start, mask, causal)
+    torch.manual_seed(7)
+    gradient = torch.randn(out.shape, dtype=torch.float64).to(dtype)
+    return [out.detach(), *torch.autograd.grad(out, [*tensors, *leaves], gradient, allow_unused=True)]
+
+
+def largest(one, other):
+    return max(float((x - y).abs().max()) for x, y in zip(one, other, strict=True) if not (x is None and y is None))
+
+
+def window(length, reach):
+    """Keys at most `reach` places away, and the first token."""
+    near = (torch.arange(length)[:, None] - torch.arange(length)).abs() <= reach
+    near[0] = near[:, 0] = True
+    return near[None, None]
+
+
+def documents(length, *ends):
+    """Rows of the batch cut into documents at these places, the same in each; (1, 1, L, L)."""
+    number = torch.bucketize(torch.arange(length), torch.tensor(ends), right=True)
+    return (number[:, None] == number)[None, None]
+
+
+def left_padding(length):
+    """Causal, the second row beginning late: its first queries see nothing."""
+    real = padding([length, length // 2], length).flip(1)
+    return real[:, None, None, :] & torch.ones(length, length).bool().tril()
+
+
+MASKS = {
+    "none": lambda n: None,
+    "padding": lambda n: padding([n, n // 3], n)[:, None, None, :],
+    "padding for each query": lambda n: padding([n, n // 3], n)[:, None, None, :].expand(2, 1, n, n),
+    "holes": lambda n: (torch.arange(n) % 7 != 3)[None, None, None, :],
+    "window": lambda n: window(n, 9),
+    "documents": lambda n: documents(n, n // 5, n // 2),
+    "left padding, causal": left_padding,
+    "any": lambda n: (torch.rand(2, HEADS, n, n) < 0.3) | torch.eye(n).bool(),
+    "nothing": lambda n: torch.zeros(2, 1, 1, n).bool(),
+}
+
+
+def case_id(value):
+    return str(value) if isinstance(value, int | str) else combination_id(value)
+
+
+# every mask at one length or another, every length, every letter alone and all at once, shared tables and not
+CASES = [
+    (length, mask, chosen)
+    for number, (mask, chosen) in enumerate(
+        itertools.product(MASKS, [frozenset(letter) for letter in ("A", "B", "c", "V")] + [frozenset(), ALL])
+    )
+    for length in (LENGTHS[number % 3],)
+] + [(513, "padding", ALL), (513, "window", frozenset("AV"))]
+
+
+@pytest.mark.parametrize("length, mask, chosen", CASES, ids=case_id)
+def test_output_and_gradients_are_eagers(length, mask, chosen):
+    """In float64, so that nothing but rounding may differ."""
+    shared = length == 100
+    terms, _ = random_terms(chosen, shared, tables=2)
+    if len(chosen) != 1:
+        object.__setattr__(terms, "dense", (torch.randn(1 if shared else BATCH, HEADS, length, length).double(),))
+    tensors, offsets, seen = vectors(length, length), Offsets(length, length), MASKS[mask](length)
+    expected = run("eager", tensors, terms, offsets, seen)
+    got = run("chunked", tensors, terms, offsets, seen)
+    assert largest(got, expected) <= 1e-10
+    again = run("chunked", tensors, terms, offsets, seen)
+    assert all(torch.equal(one, other) for one, other in zip(got, again, strict=True) if one is not None)
+
+
+@pytest.mark.parametrize(
+    "length, keys, start", [(63, 63, 0), (100, 100, 0), (50, 111, 61), (1, 70, 69), (111, 140, 0)]
+)
+def test_causal_without_a_mask(length, keys, start):
+    """Also with keys from a cache, and a static one that is not full."""
+    terms, _ = random_terms(ALL, shared=False)
+    tensors, offsets = vectors(length, keys), Offsets(length, keys, start)
+    expected = run("eager", tensors, terms, offsets, causal=True)
+    assert largest(run("chunked", tensors, terms, offsets, causal=True), expected) <= 1e-11
+
+
+def wide_terms(chosen, dtype):
+    """Tables for heads of 32, clipped to ±20: sums as long as real ones, where rounding is not a matter of luck."""
+    terms = {}
+    for letter in chosen:
+        rows = torch.randn(1, 41) if letter == "c" else torch.randn(1, 41, 32)
+        terms[letter] = (Table((0.3 * rows).to(dtype), clipped(20)),)
+    return Terms(**terms)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("mask", ["none", "padding", "window"])
+@pytest.mark.parametrize("chosen", ["A", "B", "c", "V", "ABcV"])
+def test_error_is_at_most_twice_eagers(chosen, mask, dtype):
+    """Root mean square distance from float64, of the output and of every gradient."""
+    length, errors = 111, 0.0
+    for seed in range(3):
+        torch.manual_seed(seed)
+        terms = wide_terms(chosen, dtype)
+        tensors = [torch.randn(BATCH, HEADS, length, 32).to(dtype) for _ in range(3)]
+        offsets, seen = Offsets(length, length), MASKS[mask](length)
+        exact = run("eager", tensors, terms, offsets, seen)
+        results = [run(how, tensors, terms, offsets, seen, dtype=dtype) for how in ("chunked", "eager")]
+        assert {x.dtype for x in results[0]} == {dtype}
+        errors = errors + torch.tensor(
+            [[(x.double() - truth).square().sum() for x, truth in zip(its, exact, strict=True)] for its in results]
+        )
+    assert (errors[0].sqrt() <= 2 * errors[1].sqrt()).all(), (errors[0] / errors[1]).sqrt()
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "per-head"])
+def test_finite_differences(shared, monkeypatch):
+    monkeypatch.setattr(chunked, "QUERIES", 3)
+    monkeypatch.setattr(chunked, "KEYS", 2)
+    terms, _ = random_terms(ALL, shared)
+    terms, leaves = converted(terms, torch.float64)
+    tensors = [x.requires_grad_() for x in vectors(4, 5, batch=1)]
+    offsets = Offsets(4, 5, 1)
+    mask = torch.ones(1, 1, 4, 5).bool()
+    mask[..., 1, 3:] = False
+
+    def both(*given):  # the leaves are those of the terms
+        content, query, key = content_vectors(*given[:2], terms, offsets)
+        return chunked.chunked_attention(content, query, key, given[2], lower(terms, offsets, query), 1, mask)
+
+    assert torch.autograd.gradcheck(both, [*tensors, *leaves])
+
+
+def test_scheme_that_hides_keys():
+    """`allow`, with and without a mask: queries that may attend to nothing get zeros."""
+    heads = torch.tensor([[True, False, False], [False, False, True], [True, False, True]])
+    terms, _ = random_terms(frozenset("A"), shared=False)
+    allow = type(terms.A[0])(heads, lambda r: r.sign() + 1)
+    object.__setattr__(terms, "allow", (allow,))
+    tensors, offsets = vectors(63, 63), Offsets(63, 63)
+    for mask in (None, MASKS["padding"](63), left_padding(63)):
+        expected = run("eager", tensors, terms, offsets, mask)
+        assert largest(run("chunked", tensors, terms, offsets, mask), expected) <= 1e-11
+        assert (expected[0][:, 0, 0] == 0).all()
+
+
+def test_other_rows_of_the_batch_change_nothing():
+    """Bit for bit, and neither does right padding, nor what stands there."""
+    terms, _ = random_terms(ALL, shared=True)
+    tensors = vectors(100, 100)
+    together = run("chunked", tensors, terms, Offsets(100, 100), padding([100, 70], 100)[:, None, None, :])[0]
+    noise = [x.clone() for x in tensors]
+    for x in noise:
+        x[1, :, 70:] = torch.randn_like(x[1, :, 70:])
+    elsewhere = run("chunked", noise, terms, Offsets(100, 100), padding([100, 70], 100)[:, None, None, :])[0]
+    assert torch.equal(together[0], elsewhere[0]) and torch.equal(together[1, :70], elsewhere[1, :70])
+    alone = run("chunked", [x[:1] for x in tensors], terms, Offsets(100, 100))[0]
+    assert torch.equal(together[:1], alone)
+    short = [x[1:, :, :70] for x in tensors]
+    assert (together[1:, :70] - run("chunked", short, terms, Offsets(70, 70))[0]).abs().max() <= 1e-12
+
+
+# Memory and work -------------------------------------------------------------------------------------------------
+
+
+def test_memory_is_linear_in_the_length():
+    """No operation of forward or backward returns anything near B·H·L·K or L·K elements."""
+    length = 1200
+    terms, _ = random_terms(ALL, shared=True)
+    tensors, offsets = vectors(length, length), Offsets(length, length)
+    mask = padding([length, length // 2], length)[:, None, None, :]
+    with Largest() as seen:
+        run("chunked", tensors, terms, offsets, mask)
+    assert seen.elements <= 8 * BATCH * HEADS * length * SIZE < length * length // 4
+
+
+class Multiplications(torch.utils._python_dispatch.TorchDispatchMode):
+    """Counts those of matrix products."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if function.overloadpacket.__name__ in ("mm", "bmm", "addmm", "addmm_", "baddbmm", "baddbmm_"):
+            self.count += result.numel() * args[-1].shape[-2]
+        return result
+
+
+def test_a_window_costs_what_it_shows():
+    """Products grow with the window, not with the length; documents of a pack cost what they do alone."""
+    terms, _ = random_terms(frozenset("AV"), shared=True)
+    cost = {}
+    for kind, length, mask in (
+        ("all", 513, None),
+        ("window", 513, window(513, 9)),
+        ("wide", 513, window(513, 90)),
+        ("pack", 480, documents(480, 96, 192, 288, 384)),
+        ("document", 96, None),
+    ):
+        tensors = vectors(length, length)
+        with Multiplications() as products:
+            run("chunked", tensors, terms, Offsets(length, length), mask)
+        cost[kind] = products.count
+    assert cost["window"] <= 0.45 * cost["all"] and cost["window"] <= 0.8 * cost["wide"] < 0.8 * cost["all"]
+    assert cost["pack"] <= 1.01 * 5 * cost["document"]
+
+
+def test_clipped_rows_are_multiplied_once():
+    terms, _ = random_terms(frozenset("AB"), shared=True)  # clipped to ±3, and 5 rows that repeat
+    tensors, offsets = vectors(480, 480), Offsets(480, 480)
+    cost = []
+    for chosen in (Terms(scale=0.3, A=terms.A), Terms(scale=0.3, A=terms.B), Terms(scale=0.3)):
+        with Multiplications() as products:
+            run("chunked", tensors, chosen, offsets)
+        cost.append(products.count)
+    assert cost[0] - cost[2] <= 0.3 * (cost[1] - cost[2])
+
+
+def test_workspace_is_kept_and_released(monkeypatch):
+    monkeypatch.undo()
+    chunked.release_workspace()
+    first = chunked._workspace("scores", (3, 4), torch.float32)
+    assert chunked._workspace("scores", (2, 5), torch.float32).data_ptr() == first.data_ptr()
+    with torch.inference_mode():
+        chunked._workspace("scores", (50, 50), torch.float32)
+    chunked._workspace("scores", (50, 50), torch.float32).zero_()  # not an inference tensor
+    chunked.release_workspace()
+    assert not hasattr(chunked._local, "buffers")
+
+
+# Dropout ---------------------------------------------------------------------------------------------------------
+
+
+def dropped_out(tensors, terms, offsets, rate, seed, mask=None):
+    torch.manual_seed(seed)
+    content, query, key = content_vectors(*tensors[:2], terms, offsets)
+    return chunked.chunked_attention(
+        content, query, key, tensors[2], lower(terms, offsets, query), 0, mask, dropout=rate
+    )
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_dropout_is_fair(rate):
+    """The share of weights dropped, in all and by row and key, and what is left of them in the mean."""
+    length = 200
+    tensors = vectors(length, length)
+    tensors[2] = torch.eye(length, dtype=torch.float64).expand(BATCH, HEADS, -1, -1)  # the output is the weights
+    terms, offsets = Terms(), Offsets(length, length)
+    weights = dropped_out(tensors, terms, offsets, rate, 11).transpose(1, 2)
+    whole = dropped_out(tensors, terms, offsets, 0.0, 0).transpose(1, 2)
+    kept = weights != 0
+    count = kept.numel()
+    assert abs(1 - kept.double().mean() - rate) <= 4 * (rate * (1 - rate) / count) ** 0.5
+    for axis in (-1, -2):
+        share = 1 - kept.double().mean(axis)
+        assert (share - rate).abs().max() <= 6 * (rate * (1 - rate) / length) ** 0.5
+    assert torch.allclose(weights[kept], whole[kept] / (1 - round(rate * 65536) / 65536), rtol=1e-12)
+    assert not torch.equal(kept[0], kept[1]) and not torch.equal(kept[:, 0], kept[:, 1])
+    other = dropped_out(tensors, terms, offsets, rate, 1).transpose(1, 2) != 0
+    assert not torch.equal(kept, other)
+    assert torch.equal(dropped_out(tensors, terms, offsets, rate, 11).transpose(1, 2), weights)
+
+
+@pytest.mark.parametrize("mask", ["none", "window"])
+def test_dropout_is_replayed_in_the_backward(mask):
+    """Gradients are those of the formula with the weights that the forward dropped."""
+    length = 63
+    terms, _ = random_terms(ALL, shared=False)
+    terms, leaves = converted(terms, torch.float64)
+    tensors, offsets, seen = vectors(length, length), Offsets(length, length), MASKS[mask](length)
+    shown = [*tensors[:2], torch.eye(length, dtype=torch.float64).expand(BATCH, HEADS, -1, -1)]
+    kept = dropped_out(shown, Terms(scale=0.3), offsets, 0.3, 5, seen).transpose(1, 2) != 0
+    tensors = [x.requires_grad_() for x in tensors]
+    out = dropped_out(tensors, terms, offsets, 0.3, 5, seen)
+    _, weights = attend(*tensors, terms, offsets, seen)
+    weights = weights * kept / (1 - round(0.3 * 65536) / 65536)
+    values = tensors[2][:, :, None] + terms.V[0].rows[:, terms.V[0].row_of(offsets.matrix(out.device))]
+    expected = (weights[..., None] * values).sum(-2).transpose(1, 2)
+    assert (out - expected).abs().max() <= 1e-12
+    gradient = torch.randn_like(out)
+    got = torch.autograd.grad(out, [*tensors, *leaves], gradient)
+    assert largest(got, torch.autograd.grad(expected, [*tensors, *leaves], gradient)) <= 1e-11
+
+
+def test_dropout_only_in_training():
+    model = tiny_model(RelPosBertModel, "shaw", attention_probs_dropout_prob=0.5)
+    ids = torch.randint(1, 50, (2, 40))
+    with torch.no_grad():
+        assert torch.equal(model(ids)[0], model(ids)[0])
+        model.train()
+        assert not torch.equal(model(ids)[0], model(ids)[0])
+
+
+# Models, and what is chosen --------------------------------------------------------------------------------------
+
+
+def gradients(model, **inputs):
+    torch.manual_seed(3)
+    model.zero_grad()
+    outputs = model(**inputs)
+    outputs.loss.backward()
+    return [outputs.logits.detach(), *(parameter.grad for parameter in model.parameters())]
+
+
+@pytest.mark.parametrize("name", ON_TOKENS)
+def test_every_scheme_trains_as_with_eager(name):
+    model = stir(RelPosBertForMaskedLM(tiny_config(name))).double().train()
+    ids, real = torch.randint(1, 50, (2, 63)), padding([63, 30], 63).long()
+    if name == "absolute":
+        ids, real = ids[:, :16], real[:, :16]
+    results = []
+    for backend in (model.config._attn_implementation, "eager"):
+        model.set_attn_implementation(backend)
+        results.append(gradients(model, input_ids=ids, attention_mask=real, labels=ids.masked_fill(real == 0, -100)))
+    assert largest(*results) <= 1e-10
+
+
+def test_gradient_checkpointing_replays_dropout():
+    model = tiny_model(RelPosBertForMaskedLM, "shaw", attention_probs_dropout_prob=0.3).double().train()
+    ids = torch.randint(1, 50, (2, 40))
+    plain = gradients(model, input_ids=ids, labels=ids)
+    model.gradient_checkpointing_enable()
+    assert largest(gradients(model, input_ids=ids, labels=ids), plain) <= 1e-12
+
+
+def test_autocast():
+    model = tiny_model(RelPosBertForMaskedLM, "relative_key_query", attention_probs_dropout_prob=0.1).train()
+    ids = torch.randint(1, 50, (2, 40))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = model(ids, labels=ids).loss
+    loss.backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["relative_key", "shaw"])
+def test_attention_weights_are_there_when_wanted(name):
+    model = tiny_model(RelPosBertModel, name)
+    ids = torch.randint(1, 50, (2, 20))
+    with torch.no_grad():
+        wanted, plain = model(ids, output_attentions=True), model(ids)
+        model.set_attn_implementation("eager")
+        eager = model(ids, output_attentions=True)
+    assert plain.attentions is None and len(wanted.attentions) == 2
+    assert largest(wanted.attentions, eager.attentions) <= 1e-6
+    assert (wanted[0] - plain[0]).abs().max() <= 1e-5
+
+
+def call(terms=None, length=64, **changes):
+    terms = Terms(c=random_terms(frozenset("c"), True)[0].c) if terms is None else terms
+    given = {"batch": 4, "heads": 12, "device": torch.device("cpu"), "dtype": torch.float32, **changes}
+    return choose(terms, Offsets(length, length), **given)
+
+
+def test_what_is_chosen(monkeypatch):
+    monkeypatch.undo()
+    value_term, _ = random_terms(frozenset("V"), True)
+    assert call(length=512)[0] == call(value_term, length=512)[0] == "chunked"
+    assert call(length=32)[0] == "sdpa" and "too few" in call(length=32)[1]
+    assert call(value_term, length=32)[0] == "eager"
+    for reason, changes in {
+        "weights are wanted": {"weights": True},
+        "this call is on cuda": {"device": torch.device("cuda")},
+        "float16": {"dtype": torch.float16},
+        "not boolean": {"mask": torch.zeros(4, 1, 512, 512)},
+        "next to nothing": {"dropout": 1.0},
+        "no terms": {"terms": Terms()},
+    }.items():
+        taken, why = call(length=512, **changes)
+        assert taken != "chunked" and reason in why
+    assert call(Terms(), length=512, dropout=0.1)[0] == "chunked"
+
+
+@pytest.mark.parametrize("name", ["relative_key", "shaw", "disan"])
+def test_falling_back_changes_nothing(name, monkeypatch):
+    """Calls that are too short: causal ones with and without a cache, padding, and a prepared float mask."""
+    model = tiny_model(RelPosBertLMHeadModel, name, is_decoder=True)
+    ids, real = torch.randint(1, 50, (2, 12)), padding([12, 7], 12)
+    prepared = torch.zeros(2, 1, 12, 12).masked_fill(~(real[:, None, None] & torch.ones(12, 12).bool().tril()), -1e30)
+    results = []
+    for fewest in (0, 1 << 60):
+        monkeypatch.setattr(attention, "FEWEST_SCORES", fewest)
+        cache = DynamicCache(config=model.config)
+        with torch.no_grad():
+            parts = [model(part, past_key_values=cache).logits for part in ids.split([5, 6, 1], dim=1)]
+            whole = model(ids).logits
+            padded = [model(ids, attention_mask=mask).logits[real] for mask in (real.long(), prepared)]
+        results.append([torch.cat(parts, dim=1), whole, *padded])
+    assert largest(*results) <= 1e-5
+    assert largest(results[0][:1], results[0][1:2]) <= 1e-5
+
+
+def test_the_choice_is_not_saved(tmp_path):
+    model = tiny_model(RelPosBertModel, "shaw")
+    model.save_pretrained(tmp_path)
+    assert "relpos" not in (tmp_path / "config.json").read_text().replace("relpos_bert", "").replace("RelPosBert", "")
+    assert model.config._attn_implementation == "relpos"
+
+
+def test_the_way_is_logged_once(caplog):
+    """One line for each way that is taken."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_info()
+    module = torch.nn.Module()
+    module.is_causal = False
+    terms, _ = random_terms(frozenset("A"), shared=True)
+    tensors = [x.float() for x in vectors(30, 30)]
+    try:
+        with caplog.at_level("INFO", logger="hf_relpos"):
+            for _ in range(2):
+                relative_attention(module, "relpos", *tensors, terms, Offsets(30, 30), None)
+    finally:
+        logging.set_verbosity_warning()
+    said = [record.message for record in caplog.records if "takes chunked" in record.message]
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_explanations(name):
+    config = tiny_config(name)
+    text = explain_backend(config, batch=2, length=300)
+    assert repr(attention.capable_backends(config.position_needs)[0]) in text
+    if name in ("relative_key", "shaw", "t5", "deberta"):
+        assert "takes chunked" in text
+        assert "cuda" in explain_backend(config, 2, 300, "cuda")
+
+
+def test_explanations_of_models():
+    model = tiny_model(RelPosBertModel, "shaw", attn_implementation="eager")
+    assert "'eager' was asked for" in explain_backend(model, 2, 300)
+    assert "float16" in explain_backend(tiny_model(RelPosBertModel, "shaw").half(), 2, 300)
+
+
+def test_doctor(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    result = CliRunner().invoke(app, ["doctor", "--batch", "4", "--length", "512"])
+    assert result.exit_code == 0 and torch.__version__ in result.output
+    assert all(name in result.output for name in SCHEMES) and "takes chunked" in result.output
