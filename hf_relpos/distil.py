@@ -34,6 +34,7 @@ from transformers import (
 )
 
 from .evaluate.reading import has_masked_head, readable_length
+from .model.attention import OWN
 from .model.modeling_relpos_bert import RelPosBertPreTrainedModel
 from .model.scheme import is_count, is_number
 
@@ -42,7 +43,7 @@ from .model.scheme import is_count, is_number
 LOSSES = {
     "hidden": "the last hidden states",
     "layers": "the hidden states after every layer",
-    "attention": "the attention weights of every layer; both models need attn_implementation='eager'",
+    "attention": "the attention weights of every layer; both models need attn_implementation='eager', ours may have 'relpos'",
     "logits": "the predictions of the masked language model heads",
 }
 # Weights and learning rates are the best of those tried on all-MiniLM-L6-v2 with `tables` from zero, 50 steps of 512
@@ -645,7 +646,7 @@ def _default_losses(student: nn.Module, teacher: nn.Module | Provider, dropout: 
 
 def _holds_attention(model: nn.Module) -> bool:
     """Whether a model computes attention weights, and not only what they lead to."""
-    return model.config._attn_implementation == "eager"
+    return model.config._attn_implementation in ("eager", OWN)
 
 
 @contextmanager

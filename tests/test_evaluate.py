@@ -162,7 +162,7 @@ def test_attention_backends_are_left_as_they_were():
     teacher, student = bert(), tiny_model(RelPosBertModel, "alibi")
     before = [model.config._attn_implementation for model in (teacher, student)]
     fidelity(teacher, student, {8: rows(8)})
-    assert [model.config._attn_implementation for model in (teacher, student)] == before == ["sdpa", "sdpa"]
+    assert [model.config._attn_implementation for model in (teacher, student)] == before == ["sdpa", "relpos"]
 
 
 def test_models_with_other_layers_are_compared_without_attention():

@@ -133,7 +133,7 @@ def test_each_scheme_has_its_options():
     layer = RelPosBertModel(config).encoder.layer[0].attention.self
     shaw, disan = layer.distance_embedding.parts
     assert tuple(shaw.key.shape) == (7, 8) and disan.settings["direction"] == "split"
-    assert config.position_needs == {"value_term", "allow"} and config._attn_implementation == "eager"
+    assert config.position_needs == {"value_term", "allow"} and config._attn_implementation == "relpos"
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_padding_changes_nothing():
 
 def test_keys_only_runs_on_sdpa():
     config = tiny_config("relation", position_options={"values": False})
-    assert RelPosBertModel(config).config._attn_implementation == "sdpa"
+    assert RelPosBertModel(config).config._attn_implementation == "relpos"
     assert RelPosBertModel(tiny_config("relation")).config._attn_implementation == "eager"
 
 

@@ -140,7 +140,7 @@ def test_equals_the_original_code(case):
 @torch.no_grad()
 def test_backends_and_padding_agree(name):
     model, ids = tiny_model(RelPosBertModel, name), torch.randint(1, 50, (2, 16))
-    assert model.config._attn_implementation == "sdpa"
+    assert model.config._attn_implementation == "relpos"
     grid, mask = grid_ids(3, 5, outside=1).expand(2, -1, -1), padding([16, 11], 16).long()
     fused = model(ids, attention_mask=mask, position_ids=grid).last_hidden_state
     alone = model(ids[1:, :11], position_ids=grid[1:, :11]).last_hidden_state

@@ -145,7 +145,7 @@ def test_computed_in_float32(dtype):
 @torch.no_grad()
 def test_backends_and_padding_agree():
     model, ids = tiny_model(RelPosBertModel, "sinusoidal"), torch.randint(1, 50, (2, 20))
-    assert model.config._attn_implementation == "sdpa"
+    assert model.config._attn_implementation == "relpos"
     mask = padding([20, 12], 20).long()
     fused = model(ids, attention_mask=mask).last_hidden_state
     assert (model(ids[1:, :12]).last_hidden_state - fused[1:, :12]).abs().max() <= 1e-5
