@@ -483,6 +483,7 @@ def test_the_way_is_logged_once(caplog):
     from transformers.utils import logging
 
     logging.set_verbosity_info()
+    type(logging.get_logger("hf_relpos")).info_once.cache_clear()  # another test may have had it said
     module = torch.nn.Module()
     module.is_causal = False
     terms, _ = random_terms(frozenset("A"), shared=True)

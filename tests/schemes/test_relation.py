@@ -114,8 +114,9 @@ def test_padding_changes_nothing():
 
 def test_keys_only_runs_on_sdpa():
     config = tiny_config("relation", position_options={"values": False})
-    assert RelPosBertModel(config).config._attn_implementation == "relpos"
-    assert RelPosBertModel(tiny_config("relation")).config._attn_implementation == "eager"
+    RelPosBertModel(config).set_attn_implementation("sdpa")
+    with pytest.raises(ValueError, match="value-side term"):
+        RelPosBertModel(tiny_config("relation")).set_attn_implementation("sdpa")
 
 
 @pytest.mark.parametrize("label", [-1, 6])
