@@ -43,7 +43,7 @@ from .model.scheme import is_count, is_number
 LOSSES = {
     "hidden": "the last hidden states",
     "layers": "the hidden states after every layer",
-    "attention": "the attention weights of every layer; both models need attn_implementation='eager', or ours 'relpos'",
+    "attention": "the attention weights of every layer; both models need attn_implementation='eager', or 'relpos'",
     "logits": "the predictions of the masked language model heads",
 }
 # Weights and learning rates are the best of those tried on all-MiniLM-L6-v2 with `tables` from zero, 50 steps of 512
