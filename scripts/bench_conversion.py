@@ -917,6 +917,7 @@ def picture(rows: dict[str, Any], lengths: Sequence[int]):
     found = {key.partition("/")[2]: row for key, row in rows.items() if key.startswith("fidelity/")}
     panels = figure.subplots(1, 2)
     for axes, (kind, title) in zip(panels, (("sentence", "sentence vectors"), ("token", "tokens")), strict=True):
+        axes.set_prop_cycle(color=[f"C{at}" for at in range(10)] + ["0.3", "0.6"])
         for name in ("teacher", *FIDELITY):
             if name not in found:
                 continue
