@@ -45,7 +45,7 @@ class Tables(Scheme, name="tables"):
     linear = {"A": (-2, "A"), "B": (-2, "B"), "c": (-1, "c"), "V": (-2, "V")}
     options = {
         "terms": Option(
-            default="ABV",
+            default="ABcV",
             help="which tables there are: a string of letters of 'ABcV', each at most once",
             accepts=lambda value: (
                 isinstance(value, str)
