@@ -119,7 +119,7 @@ STUDENTS = {
     "zero": Student("positions dropped, tables zero", "drop"),
     "fold": Student("+ mean vector and [CLS] folded in", "drop", then="fold"),
     "no-data": Student("calibrated without text, on random tokens", "calibrate"),
-    "calibrated": Student("calibrated (A, B, V per head)", "calibrate", needs_text=True),
+    "calibrated": Student("calibrated (A, B, c, V per head)", "calibrate", needs_text=True),
     "distilled": Student("calibrated, distilled", None, start="calibrated", then="distil", needs_text=True),
     "key": Student("`relative_key`, calibrated", "calibrate", "relative_key", needs_text=True),
     "key-distilled": Student(
