@@ -1094,6 +1094,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"rows": {}}
     forget(args.again, content["rows"], args.work)
     bench = Bench(args, console)
+    code = commit()  # what was loaded; the tree may move on during a long run
     content["about"] = about(args, sys.argv[1:] if arguments is None else arguments)
     wanted = {key: json.loads(json.dumps(bench.settings(key))) for key in ROWS}
 
@@ -1119,7 +1120,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         content["rows"][key] = {
             "settings": wanted[key],
             "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
-            "commit": commit(),
+            "commit": code,
             "row_seconds": seconds,
             "result": result,
         }
