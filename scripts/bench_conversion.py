@@ -911,13 +911,14 @@ def card(content: dict[str, Any], rows: dict[str, Any], lengths: Sequence[int]) 
 
 def picture(rows: dict[str, Any], lengths: Sequence[int]):
     """Fidelity by length, with its ceiling."""
+    from matplotlib.colors import TABLEAU_COLORS
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
     found = {key.partition("/")[2]: row for key, row in rows.items() if key.startswith("fidelity/")}
     panels = figure.subplots(1, 2)
     for axes, (kind, title) in zip(panels, (("sentence", "sentence vectors"), ("token", "tokens")), strict=True):
-        axes.set_prop_cycle(color=[f"C{at}" for at in range(10)] + ["0.3", "0.6"])
+        axes.set_prop_cycle(color=[*TABLEAU_COLORS, "0.3", "0.6"])
         for name in ("teacher", *FIDELITY):
             if name not in found:
                 continue
