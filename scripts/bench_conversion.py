@@ -42,6 +42,7 @@ from transformers.utils import logging
 from hf_relpos import demo, distil
 from hf_relpos.convert import METHODS, convert
 from hf_relpos.convert.calibrate import fold_positions
+from hf_relpos.convert.from_text import LEARNING_RATE, TABLE_LEARNING_RATE
 from hf_relpos.evaluate import (
     Encoder,
     Retrieval,
@@ -81,8 +82,8 @@ LETTERS = 12  # of training text for each token that is learnt from; windows use
 DISTILLED = 204_800  # tokens for distillation that the training text is to hold, whatever the steps
 SHARED = 12  # words in a row that no training text shares with an evaluation text
 SLICE = 16  # documents between two writings of their vectors
-# From a fit on, tables need a third of the rate that is best for tables that start at zero.
-DISTIL = {"table_learning_rate": 0.01}
+# The rates of the method calibrate+distil, whose two halves are taken one after the other here.
+DISTIL = {"learning_rate": LEARNING_RATE, "table_learning_rate": TABLE_LEARNING_RATE}
 KINDS = ("fidelity/", "long/", "demo/", "retrieval/")
 COST = ("cpu_seconds", "tokens")
 TEACHERS = ("truncate", "chunks")  # readers that are the teacher itself
@@ -117,8 +118,8 @@ STUDENTS = {
     "random": Student("positions dropped, tables N(0, 0.02)", "drop", "relative_key", then="random"),
     "zero": Student("positions dropped, tables zero", "drop"),
     "fold": Student("+ mean vector and [CLS] folded in", "drop", then="fold"),
-    "no-data": Student("calibrated without any text", "calibrate"),
-    "calibrated": Student("calibrated (A, B, V per head)", "calibrate", needs_text=True),
+    "no-data": Student("calibrated without text, on random tokens", "calibrate"),
+    "calibrated": Student("calibrated (A, B, c, V per head)", "calibrate", needs_text=True),
     "distilled": Student("calibrated, distilled", None, start="calibrated", then="distil", needs_text=True),
     "key": Student("`relative_key`, calibrated", "calibrate", "relative_key", needs_text=True),
     "key-distilled": Student(
@@ -910,12 +911,14 @@ def card(content: dict[str, Any], rows: dict[str, Any], lengths: Sequence[int]) 
 
 def picture(rows: dict[str, Any], lengths: Sequence[int]):
     """Fidelity by length, with its ceiling."""
+    from matplotlib.colors import TABLEAU_COLORS
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
     found = {key.partition("/")[2]: row for key, row in rows.items() if key.startswith("fidelity/")}
     panels = figure.subplots(1, 2)
     for axes, (kind, title) in zip(panels, (("sentence", "sentence vectors"), ("token", "tokens")), strict=True):
+        axes.set_prop_cycle(color=[*TABLEAU_COLORS, "0.3", "0.6"])
         for name in ("teacher", *FIDELITY):
             if name not in found:
                 continue
@@ -1092,6 +1095,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"rows": {}}
     forget(args.again, content["rows"], args.work)
     bench = Bench(args, console)
+    code = commit()  # what was loaded; the tree may move on during a long run
     content["about"] = about(args, sys.argv[1:] if arguments is None else arguments)
     wanted = {key: json.loads(json.dumps(bench.settings(key))) for key in ROWS}
 
@@ -1117,7 +1121,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         content["rows"][key] = {
             "settings": wanted[key],
             "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
-            "commit": commit(),
+            "commit": code,
             "row_seconds": seconds,
             "result": result,
         }
