@@ -30,8 +30,9 @@ from transformers import (
 
 from hf_relpos import patch_transformers
 from hf_relpos.evaluate.commands import write_json
+from hf_relpos.evaluate.conll import read_conll, tag_names
 from hf_relpos.evaluate.loading import load_tokenizer
-from hf_relpos.evaluate.records import read_lines, read_records
+from hf_relpos.evaluate.records import read_records
 
 
 IGNORE = -100
@@ -62,31 +63,6 @@ def entity_scores(truth: Sequence[Sequence[str]], predicted: Sequence[Sequence[s
     precision, recall = right / max(given, 1), right / max(wanted, 1)
     f1 = 2 * right / max(wanted + given, 1)
     return {"precision": 100 * precision, "recall": 100 * recall, "f1": 100 * f1, "entities": wanted}
-
-
-def read_conll(path: Path) -> list[tuple[list[str], list[str]]]:
-    """Tokens and tags of each sentence.
-
-    Raises:
-        ValueError: for a line without a tag, or one that is not IOB2; names file, line and remedy.
-    """
-    sentences, words, tags = [], [], []
-    for number, line in enumerate([*read_lines(path), ""], 1):
-        fields = line.split("\t") if "\t" in line else line.split()
-        if not "".join(fields) or fields[0] == "-DOCSTART-":
-            if words:
-                sentences.append((words, tags))
-            words, tags = [], []
-            continue
-        if len(fields) < 2 or not (fields[-1] == "O" or fields[-1][:2] in ("B-", "I-")):
-            raise ValueError(
-                f"{path}, line {number}: {line!r} does not end in an IOB2 tag (O, B-…, I-…); give a CoNLL file"
-            )
-        words.append(fields[0])
-        tags.append(fields[-1])
-    if not sentences:
-        raise ValueError(f"{path}: holds no sentences; give a CoNLL file")
-    return sentences
 
 
 class Rows(torch.utils.data.Dataset):
@@ -140,7 +116,7 @@ def classification(args, tokenizer):
 def ner(args, tokenizer):
     """Examples, tag names, head, collator and measure for named entities; a word's tag is at its first token."""
     files = [read_conll(path)[: args.limit] for path in (args.train, args.dev)]
-    names = sorted({tag for _, tags in files[0] for tag in tags} | {"O"})
+    names = tag_names(files[0])
     check_labels(names, [tag for _, tags in files[1] for tag in tags], args.dev)
     number = {name: n for n, name in enumerate(names)}
     sets, places = [], []
