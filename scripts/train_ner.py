@@ -125,7 +125,7 @@ def learn_tokenizer(words: Sequence[str], unit: str, size: int) -> Tokenizer:
         vocabulary = {item: number for number, item in enumerate([*SPECIAL, *known])}
         tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL[1]))
         if unit == "character":
-            tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"(?s)."), "isolated")
+            tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     return tokenizer
 
 
@@ -323,6 +323,7 @@ def train(task: Task, args: argparse.Namespace, variant: str, seed: int) -> dict
         )
         trainer.train()
         collator.unknown = 0.0
+        trainer.args.train_sampling_strategy = "random"  # else rows to predict are shuffled, too
         predicted = trainer.predict(task.dev).predictions
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     truth = [tags for _, tags in task.sentences[1]]
@@ -421,9 +422,14 @@ def fingerprint(path: Path) -> str:
 
 
 def command(arguments: Sequence[str]) -> str:
-    """The command, whose paths lose their folders: they say nothing elsewhere."""
-    words = [Path(word).name if "/" in word else word for word in arguments if word != "--again"]
-    return " ".join(["python scripts/train_ner.py", *words])
+    """The command for all these runs; paths lose their folders, which say nothing elsewhere."""
+    words, skipping = ["python scripts/train_ner.py"], False
+    for word in arguments:
+        if word.startswith("--"):
+            skipping = word in ("--again", "--out", "--work")
+        if not skipping:
+            words.append(Path(word).name if "/" in word else word)
+    return " ".join(words)
 
 
 def settings_of(args: argparse.Namespace) -> dict:
@@ -475,7 +481,7 @@ def stored_in(path: Path, name: str, settings: dict, again: bool) -> dict:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = dict(json.loads(path.read_text(encoding="utf-8")))
         before = content[name]["settings"] if name in content else None
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: not a file of this script ({error!r}); choose another --out") from None
