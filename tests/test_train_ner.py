@@ -126,8 +126,8 @@ def test_shapes(script, word, shape):
 
 
 def test_labels_of_subwords(script):
-    """Each word has its tag at its first token and nothing at the others, wherever rows end; back again nothing is lost."""
-    tokenizer = script.learn_tokenizer(["walking", "talking", "walk", "ing"] * 5, "wordpiece", 24)
+    """A word's tag is at its first token and nowhere else, wherever rows end; on the way back nothing is lost."""
+    tokenizer = script.learn_tokenizer(["walking", "talking", "walk", "ing", "atwit"] * 5, "wordpiece", 24)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]")
     sentences = [
         ("walking \u200b talk xyzzy walkingtalkingwalking Walk".split(" "), "B-a O O B-a I-a I-a".split()),
