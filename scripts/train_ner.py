@@ -73,13 +73,13 @@ LABELS = {
     "tener": "`tener`, un-scaled",
     "tener-scaled": "`tener`, scaled by 1/√d",
 }
-# What the paper says, as pairs of which the first is to be better.
+# Pairs of which the first is to be better: what TENER's paper says, and last what follows from Shaw et al.
 CLAIMS = [
-    ("tener", "sinusoidal", "TENER tags better than the Transformer with sinusoids (its tables 2 and 3)"),
-    ("tener", "tener-scaled", "without 1/√d better than with it (its w/ scale rows)"),
-    ("tener-scaled", "sinusoidal", "distance and direction help without that, too"),
+    ("tener", "sinusoidal", "TENER tags better than the Transformer with sinusoids at its input"),
+    ("tener", "tener-scaled", "scores without 1/√d serve better than with it"),
+    ("tener-scaled", "sinusoidal", "direction and distance help even with it"),
     ("transformer_xl", "sinusoidal", "so do the relative positions that TENER starts from"),
-    ("shaw", "absolute", "relative better than learnt absolute positions (Shaw et al.)"),
+    ("shaw", "absolute", "relative positions serve better than learnt absolute ones"),
 ]
 
 
