@@ -5,11 +5,11 @@
     python scripts/train_ner.py --name … --train … --dev … --schemes tener alibi deberta --seeds 5
     python scripts/train_ner.py --name … --train … --dev … --tokenizer CHECKPOINT --vectors
 
-Files are CoNLL-like, in IOB1, IOB2, BIOES, BMES or BILOU; columns are found, or named by `--columns`. Every scheme
-gets the same model, budget and seeds. Measured once, at the end of training, on the development file: precision,
-recall and F1 of entities by seqeval. OUT/results.json and OUT/README.md are written after every run; a run that is in
-the JSON already is not repeated, and a data set that is there with other settings is refused unless `--again`. What
-stands below the line `<!-- notes -->` of README.md is left as it is.
+Needs the extra `ner`. Files are CoNLL-like, in IOB1, IOB2, BIOES, BMES or BILOU; columns are found, or named by
+`--columns`. Every scheme gets the same model, budget and seeds. Measured once, at the end of training, on the
+development file: precision, recall and F1 of entities by seqeval. OUT/results.json and OUT/README.md are written after
+every run; a run that is in the JSON already is not repeated, and a data set that is there with other settings is
+refused unless `--again`. What stands below the line `<!-- notes -->` of README.md is left as it is.
 
 What a word looks like is known in two ways. It is cut into WordPieces, learnt from the training file (cased), and
 tagged at its first one; `--unit word` and `--unit character` take it whole, or letter by letter, and know what occurs
@@ -184,13 +184,13 @@ class Tagged(torch.utils.data.Dataset):
 
 
 class Collator(DataCollatorForTokenClassification):
-    """Pads; in training replaces tokens by [UNK] with probability `unknown`."""
+    """Pads, and replaces tokens by [UNK] with probability `unknown`."""
 
     unknown = 0.0
 
     def torch_call(self, features):
         batch = super().torch_call(features)
-        if self.unknown and torch.is_grad_enabled():
+        if self.unknown:
             chosen = torch.rand(batch["input_ids"].shape) < self.unknown
             batch["input_ids"][chosen & batch["attention_mask"].bool()] = self.tokenizer.unk_token_id
         return batch
@@ -223,6 +223,10 @@ class Task:
         self.vectors, self.kept_at = None, None
         if args.tokenizer:
             self.tokenizer = load_tokenizer(args.tokenizer)
+            if self.tokenizer.pad_token_id is None or self.tokenizer.unk_token_id is None:
+                raise ValueError(
+                    f"--tokenizer {args.tokenizer}: lacks a token for padding or for what it does not know"
+                )
             if args.vectors:
                 table = load_model(args.tokenizer, masked=False).get_input_embeddings().weight.detach()
                 self.vectors = table * (args.init / table.std())
