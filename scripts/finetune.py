@@ -31,7 +31,7 @@ from transformers import (
 from hf_relpos import patch_transformers
 from hf_relpos.evaluate.commands import write_json
 from hf_relpos.evaluate.loading import load_tokenizer
-from hf_relpos.evaluate.records import read_lines, read_records
+from hf_relpos.records import read_lines, read_records
 
 
 IGNORE = -100

@@ -346,7 +346,7 @@ def test_text_that_is_too_short(small, tmp_path):
 def test_a_file_that_is_not_text(small, tmp_path):
     path = tmp_path / "noise.txt"
     path.write_bytes(bytes(range(256)) * 40)
-    refuse(small, tmp_path, "not text in UTF-8", texts=path)
+    refuse(small, tmp_path, "not readable as UTF-8 text", texts=path)
 
 
 def test_a_file_that_is_not_there(small, tmp_path):

@@ -246,10 +246,8 @@ def check_windows(windows: Windows, limit: int) -> list[str]:
     longest = max(map(len, windows.ids))
     notes = []
     if windows.tokens < FEW:
-        notes.append(
-            f"only {windows.tokens:,} tokens of text ({windows.asked:,} were asked for): fits need about 50,000; give "
-            "more text"
-        )
+        remedy = "give more text" if windows.tokens < 0.9 * windows.asked else "ask for more with the option tokens"
+        notes.append(f"only {windows.tokens:,} tokens of text: fits need about 50,000; {remedy}")
     if windows.unknown > UNKNOWN_LIMIT:
         notes.append(
             f"the tokenizer does not know {100 * windows.unknown:.0f} % of the tokens; is the text in the model's "
