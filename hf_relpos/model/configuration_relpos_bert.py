@@ -41,6 +41,9 @@ class RelPosBertConfig(BertConfig):
         embedding_size (`int`, *optional*):
             Width of the embeddings, which a linear layer then takes to `hidden_size`, as in ALBERT and ELECTRA; None
             for `hidden_size` and no such layer.
+        unpad_inputs (`bool`, defaults to `False`):
+            Whether the layers compute on the real tokens of a padded batch only, which trains the faster the more
+            padding there is. The output is then zero at padding; everything else is the same.
         save_code (`bool`, defaults to `True`):
             Whether `save_pretrained` and `push_to_hub` of a model put its code beside the weights, for loading with
             `trust_remote_code=True` where hf_relpos is not installed.
@@ -72,6 +75,7 @@ class RelPosBertConfig(BertConfig):
     absolute_position_embeddings: bool = False
     absolute_position_fade: float | int = 1.0
     embedding_size: int | None = None
+    unpad_inputs: bool = False
     save_code: bool = True
 
     # BERT has no plans of its own, and the defaults of Transformers look for `layers.*`

@@ -46,6 +46,7 @@ from transformers.utils.output_capturing import capture_outputs
 from .attention import capable_backends, check_backend, relative_attention
 from .configuration_relpos_bert import RelPosBertConfig
 from .offsets import Offsets
+from .padding import Padding
 from .relations import relations_of, self_attention_mask, temperature
 from .scheme import InputScheme, Scheme, SharedScheme
 from .scheme_absolute import LearnedPositions
@@ -146,11 +147,15 @@ class RelPosBertSelfAttention(BertSelfAttention):
 
         Args:
             offsets: what the model knows about the pairs of this call; None for consecutive tokens without a cache.
+                If it has `padding`, the hidden states, here and returned, are (1, T, D), the real tokens.
         """
-        heads = (*hidden_states.shape[:-1], -1, self.attention_head_size)
-        query = self.query(hidden_states).view(heads).transpose(1, 2)
-        key = self.key(hidden_states).view(heads).transpose(1, 2)
-        value = self.value(hidden_states).view(heads).transpose(1, 2)
+        padding = None if offsets is None else offsets.padding
+        query, key, value = (
+            (vectors if padding is None else padding.restore(vectors))
+            .unflatten(-1, (-1, self.attention_head_size))
+            .transpose(1, 2)
+            for vectors in (self.query(hidden_states), self.key(hidden_states), self.value(hidden_states))
+        )
         if past_key_values is not None:
             cache = past_key_values
             if isinstance(cache, EncoderDecoderCache):
@@ -181,7 +186,8 @@ class RelPosBertSelfAttention(BertSelfAttention):
             dropout=self.dropout.p if self.training else 0.0,
             **kwargs,
         )
-        return out.reshape(*hidden_states.shape[:-1], -1).contiguous(), weights
+        out = out.flatten(2)
+        return (out if padding is None else padding.remove(out)).contiguous(), weights
 
 
 class RelPosBertLayer(BertLayer):
@@ -408,6 +414,12 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         )
         mask = self_attention_mask(self.config, hidden_states, attention_mask, past_key_values, segments, distance_ids)
         offsets = replace(offsets, temperature=temperature(self.config, mask, offsets, hidden_states.device))
+        padding = None
+        if past_key_values is None and encoder_hidden_states is None:
+            padding = self._padding(attention_mask, kwargs)
+        if padding is not None:
+            offsets = replace(offsets, padding=padding)
+            hidden_states = padding.remove(hidden_states)
         outputs = self.encoder(
             hidden_states,
             attention_mask=mask,
@@ -426,11 +438,28 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             **kwargs,
         )
         sequence = outputs.last_hidden_state
+        if padding is not None:
+            sequence = padding.restore(sequence)
         return BaseModelOutputWithPoolingAndCrossAttentions(
             last_hidden_state=sequence,
             pooler_output=self.pooler(sequence) if self.pooler is not None else None,
             past_key_values=outputs.past_key_values,
         )
+
+    def _padding(self, attention_mask: torch.Tensor | None, kwargs: dict) -> Padding | None:
+        """The padding to take out of the batch, if any; states that are kept must have the shape of the batch."""
+        kept = ("output_hidden_states", "output_attentions")
+        if (
+            not self.config.unpad_inputs
+            or not isinstance(attention_mask, torch.Tensor)
+            or attention_mask.dim() != 2
+            or self.config.chunk_size_feed_forward
+            or any(kwargs.get(name, getattr(self.config, name, False)) for name in kept)
+            or torch.compiler.is_compiling()  # a graph would be cut where data decide on shapes
+            or torch.jit.is_tracing()
+        ):
+            return None
+        return Padding.of(attention_mask)
 
 
 def _fit_decoder(head: BertOnlyMLMHead | BertPreTrainingHeads, config: RelPosBertConfig) -> None:
