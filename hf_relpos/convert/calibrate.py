@@ -30,6 +30,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from ..evaluate.reading import central_windows, window_starts
+from ..model.attention import capable_backends, needs_of_terms, relative_attention
 from ..model.formula import Terms, attend, content_scale, content_vectors, position_scores
 from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..model.offsets import Offsets
@@ -140,12 +141,17 @@ class Reading:
         merged[0] = states[:, 0].mean(0)
         return merged[None]
 
-    def weights(self, weights: torch.Tensor, rows: slice) -> torch.Tensor:
-        """Attention (W, H, w, w) to that of some of the row's queries over all of the row, (1, H, m, L)."""
-        window, place = self.window[rows], self.place[rows]
-        found = weights[window, :, place]  # (m, H, w)
+    def weights(self, read: Callable[[Batch, torch.Tensor], torch.Tensor], rows: slice) -> torch.Tensor:
+        """The attention of some of the row's queries over all of the row, (1, H, m, L).
+
+        Args:
+            read: from windows, and which of `windows` they are, to their attention, (N, H, w, w).
+        """
+        numbers, which = torch.unique(self.window[rows], return_inverse=True)
+        windows = replace(self.windows, ids=self.windows.ids[numbers], mask=self.windows.mask[numbers])
+        found = read(windows, numbers)[which, :, self.place[rows]]  # (m, H, w)
         merged = found.new_zeros(*found.shape[:2], len(self.window))
-        merged.scatter_(2, self.columns[window][:, None].expand_as(found), found)
+        merged.scatter_(2, self.columns[numbers][which][:, None].expand_as(found), found)
         return merged.transpose(0, 1)[None]
 
 
@@ -331,12 +337,14 @@ class _Run:
         parts = scheme.parts if isinstance(scheme, Combination) else [scheme]
         return next((part for part in parts if part.linear), None)
 
-    def terms(self, layer: int, hidden: torch.Tensor) -> tuple[Terms, Offsets]:
-        """What the scheme adds in a layer."""
+    def terms(self, layer: int, hidden: torch.Tensor, rows: slice = slice(None)) -> tuple[Terms, Offsets]:
+        """What the scheme adds in a layer, for some of the queries."""
         attention = self.layers[layer].attention.self
+        first, end, _ = rows.indices(hidden.shape[1])
         offsets = Offsets(
+            end - first,
             hidden.shape[1],
-            hidden.shape[1],
+            first,
             device=hidden.device,
             dtype=hidden.dtype,
             query_projection=attention.query,
@@ -346,11 +354,24 @@ class _Run:
             offsets = replace(offsets, shared=shared(offsets))
         return attention.distance_embedding.terms(offsets), offsets
 
-    def attend(self, layer: int, batch: Batch, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Context, (B, L, D), and attention, (B, H, L, L)."""
+    def context(self, layer: int, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
+        """What the heads give, side by side, (B, L, D)."""
         terms, offsets = self.terms(layer, hidden)
-        out, weights = attend(*self.projections(layer, hidden), terms, offsets, self.visible(batch, hidden))
-        return out.transpose(1, 2).flatten(2), weights
+        out, _ = relative_attention(
+            self.layers[layer].attention.self,
+            capable_backends(needs_of_terms(terms))[0],
+            *self.projections(layer, hidden),
+            terms,
+            offsets,
+            self.visible(batch, hidden),
+        )
+        return out.flatten(2)
+
+    def weights(self, layer: int, batch: Batch, hidden: torch.Tensor, rows: slice) -> torch.Tensor:
+        """The attention of some of the queries, (B, H, m, L)."""
+        query, key, value = self.projections(layer, hidden)
+        terms, offsets = self.terms(layer, hidden, rows)
+        return attend(query[:, :, rows], key, value, terms, offsets, self.visible(batch, hidden)[:, :, rows])[1]
 
     def fixed_scores(self, layer: int, batch: Batch, hidden: torch.Tensor):
         """q, k and v, rotated if the scheme rotates, and a function from a slice of rows to the scores of all that is
@@ -521,8 +542,7 @@ class Calibrator:
         before, after, left = self._fit_tables(self.student.scheme(layer), blocks, held)
         del blocks, held
         for batch in self.batches:
-            context, _ = self.student.attend(layer, batch, batch.student)
-            contexts[batch.number] = (contexts[batch.number], context)
+            contexts[batch.number] = (contexts[batch.number], self.student.context(layer, batch, batch.student))
 
         self._step(f"layer {layer}: output of the attention")
         strength_attention = self._correct(
@@ -552,20 +572,25 @@ class Calibrator:
             context, _ = self._teacher_attention(layer, batch)
             batch.teacher = self.teacher.after_attention(layer, context, batch.teacher)
             batch.teacher = self._teacher_output(layer, batch)
-            context, _ = self.student.attend(layer, batch, batch.student)
+            context = self.student.context(layer, batch, batch.student)
             batch.student = self.student.after_attention(layer, context, batch.student)
             batch.student = self.student.after_output(layer, batch.student)
 
     def _teacher_attention(self, layer: int, batch: Batch) -> tuple[torch.Tensor, Callable[[slice], torch.Tensor]]:
         """The teacher's context, (B, L, D), and a function from a slice of m queries to their attention,
         (B, H, m, L)."""
+        teacher, hidden = self.teacher, batch.teacher
         if batch.reading is None:
-            context, weights = self.teacher.attend(layer, batch, batch.teacher)
-            return context, lambda rows: weights[:, :, rows]
+            return teacher.context(layer, batch, hidden), lambda rows: teacher.weights(layer, batch, hidden, rows)
         reading, windows = batch.reading, batch.reading.windows
-        context, weights = self.teacher.attend(layer, windows, windows.teacher)
-        windows.teacher = self.teacher.after_attention(layer, context, windows.teacher)
-        return reading.merge(context), lambda rows: reading.weights(weights, rows)
+        hidden = windows.teacher
+
+        def read(some: Batch, numbers: torch.Tensor) -> torch.Tensor:
+            return teacher.weights(layer, some, hidden[numbers], slice(None))
+
+        context = teacher.context(layer, windows, hidden)
+        windows.teacher = teacher.after_attention(layer, context, hidden)
+        return reading.merge(context), lambda rows: reading.weights(read, rows)
 
     def _teacher_output(self, layer: int, batch: Batch) -> torch.Tensor:
         """The teacher's hidden states after the layer, from those after its attention."""
