@@ -10,6 +10,7 @@ from .anneal import AnnealAbsolutePositions, drop_absolute_positions
 from .backend import explain_backend
 from .model.configuration_relpos_bert import RelPosBertConfig
 from .model.formula import Table, Terms, attend
+from .model.memory import SegmentMemory
 from .model.modeling_relpos_bert import (
     RelPosBertForMaskedLM,
     RelPosBertForMultipleChoice,
@@ -47,6 +48,7 @@ __all__ = [
     "RelPosBertModel",
     "RelPosBertPreTrainedModel",
     "Scheme",
+    "SegmentMemory",
     "Table",
     "Terms",
     "__version__",

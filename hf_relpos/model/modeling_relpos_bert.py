@@ -569,6 +569,14 @@ class RelPosBertLMHeadModel(RelPosBertPreTrainedModel, BertLMHeadModel):
         _fit_decoder(self.cls, config)
         self.post_init()
 
+    def _expand_inputs_for_generation(self, expand_size: int = 1, memory: SegmentMemory | None = None, **kwargs):
+        """As in Transformers, for which a memory is no tensor: every beam has that of its row."""
+        input_ids, kwargs = super()._expand_inputs_for_generation(expand_size=expand_size, **kwargs)
+        if memory is not None:
+            rows = torch.arange(memory.mask.shape[0], device=memory.mask.device)
+            kwargs["memory"] = memory.select(rows.repeat_interleave(expand_size))
+        return input_ids, kwargs
+
     @staticmethod
     def create_masks_for_generate(config, inputs_embeds, attention_mask, past_key_values, **kwargs):
         """The mask that `generate` prepares for a static cache; Transformers' own has no attention window."""

@@ -3,15 +3,15 @@
     python scripts/golden/transformer_xl.py
 
 Original: transformers 4.57.6 (the last release that has it), models/deprecated/transfo_xl/modeling_transfo_xl.py,
-itself a port of kimiyoung/transformer-xl pytorch/mem_transformer.py. Environment: torch 2.13.0 on a CPU; float32, since
-the port's masks overflow in float64.
+itself a port of kimiyoung/transformer-xl pytorch/mem_transformer.py. Environment: torch 2.13.0 on a CPU; float32,
+since the port's masks overflow in float64.
 
 The port as it stands raises a TypeError in every forward (`type_as` with a dtype), so that method is replaced by what
 was meant while it runs. It begins with memory of zeros, to which it attends; here it is given memory of no tokens, as
 the original code begins.
 
-    metadata "config"   JSON: d_model D, n_head H, n_layer, d_inner, memory M, eps, segments, and for every case clamp_len
-                        and same_length
+    metadata "config"   JSON: d_model D, n_head H, n_layer, d_inner, memory M, eps, segments, and for every case
+                        clamp_len and same_length
     <parameter>         weights of the model but its word embeddings, as they are named there
     inputs              (B, L, D), what the first layer gets: L tokens, the sum of the segments
     <case>.output       (B, L, D), of the last layer
@@ -31,7 +31,7 @@ CASES = {
     "plain": {"clamp_len": -1, "same_length": False},
     "clamped": {"clamp_len": 4, "same_length": False},
     "same_length": {"clamp_len": -1, "same_length": True},
-    "clamped_same_length": {"clamp_len": 6, "same_length": True},
+    "clamped_same_length": {"clamp_len": 3, "same_length": True},
 }
 
 
