@@ -496,11 +496,6 @@ def test_memory_refused():
             memory,
         ),
         "config.memory_length = 0; set it": (tiny_model(RelPosBertModel, "shaw"), ids, memory),
-        "the model in torch.float64": (
-            tiny_model(RelPosBertModel, "shaw", memory_length=8).double(),
-            ids,
-            memory,
-        ),
     }
     for message, (asked, tokens, given) in cases.items():
         with pytest.raises(ValueError, match=message):

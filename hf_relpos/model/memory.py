@@ -84,18 +84,17 @@ class SegmentMemory(ModelOutput):
         return cls(tuple(tensors[name] for name in names), tensors["mask"])
 
 
-def check_memory(config: PreTrainedConfig, memory: SegmentMemory, batch: int, dtype: torch.dtype) -> None:
+def check_memory(config: PreTrainedConfig, memory: SegmentMemory, batch: int) -> None:
     """Refuse a memory that this model cannot have made of this batch.
 
     Args:
         config: a RelPosBertConfig.
         batch: B, rows of the segment.
-        dtype: of the model.
 
     Raises:
         TypeError: for something else than a SegmentMemory.
-        ValueError: for a model without memory, another number of layers, rows or features, another dtype, or more
-            tokens than `memory_length`.
+        ValueError: for a model without memory, another number of layers, rows or features, or more tokens than
+            `memory_length`.
     """
     if not isinstance(memory, SegmentMemory):
         raise TypeError(f"memory is a {type(memory).__name__}; give the `memory` of the outputs of the last segment")
@@ -124,10 +123,6 @@ def check_memory(config: PreTrainedConfig, memory: SegmentMemory, batch: int, dt
         raise ValueError(
             f"memory holds {length} tokens, and config.memory_length = {config.memory_length}; raise that, or begin "
             "again without memory"
-        )
-    if memory.states[0].dtype != dtype and not torch.is_autocast_enabled(memory.states[0].device.type):
-        raise ValueError(
-            f"memory is in {memory.states[0].dtype}, and the model in {dtype}; it comes from another model"
         )
 
 

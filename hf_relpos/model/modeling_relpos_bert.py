@@ -437,7 +437,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         distance_ids = position_ids if on_grid or empty or not caller_has_cache else None
         tokens = input_ids if inputs_embeds is None else inputs_embeds
         if memory is not None:
-            check_memory(self.config, memory, tokens.shape[0], self.dtype)
+            check_memory(self.config, memory, tokens.shape[0])
             memory = memory if memory.length else None
         offsets, segments = relations_of(
             self.config,
