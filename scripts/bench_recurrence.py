@@ -194,9 +194,9 @@ def main() -> None:
             f"{last['ratio']:,.0f}: as the context to the power of {power:.2f}. "
         )
     note += (
-        "A window does the work of `context` bytes for one, a segment that of its own bytes, each with `context` "
-        "keys; the ratio stays below `context` where products with a memory, or small segments, run less well than "
-        "one long row."
+        "A window does the work of `context` bytes for one. A segment does that of its own bytes, and in every layer "
+        "projects the keys and values of `context` remembered bytes anew: a share that grows with context ÷ segment, "
+        "so that the ratio falls behind the context, and longer segments (`--segment`) bring it closer."
     )
     print(note)
     title = f"Segments of {segment} bytes with memory against a window for every byte"

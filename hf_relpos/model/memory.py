@@ -193,17 +193,7 @@ def beside_memory(
     if holes and positions is None:
         positions = (real.long().cumsum(-1) - 1).clamp(min=0)
     if positions is not None:
-        first = positions.gather(1, real.long().argmax(-1, keepdim=True))
-        left = first - remembered.long().flip(-1).cumsum(-1).flip(-1)
-        positions = torch.cat([left, positions], dim=-1)
-        # only real tokens count
-        lowest, highest = positions.masked_fill(~seen, 1 << 60), positions.masked_fill(~seen, -(1 << 60))
-        if is_traced():
-            reach = before + keys - 1
-        else:
-            reach = max(0, int((highest.amax(-1) - lowest.amin(-1)).max()))
-        middle = positions.gather(1, seen.long().argmax(-1, keepdim=True))
-        positions = torch.where(seen, positions, middle)
+        positions, reach = _positions(remembered, real, positions)
     offsets = replace(
         offsets, key_length=before + keys, start=offsets.start + before, positions=positions, reach=reach
     )
@@ -230,6 +220,25 @@ def beside_memory(
         visible = visible & (distance.abs() <= config.attention_window)
     visible = visible if visible.dim() == 4 else visible[:, None]
     return offsets, visible.expand(-1, -1, length, -1)
+
+
+def _positions(remembered: torch.Tensor, real: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Positions of all keys, (B, M + K), and how far they reach; the memory ends where the first real token begins.
+
+    Args:
+        remembered: the mask of the memory, (B, M).
+        real: which of the other keys are no padding, (B, K).
+        ids: positions of these, (B, K).
+    """
+    first = ids.gather(1, real.long().argmax(-1, keepdim=True))
+    left = first - remembered.long().flip(-1).cumsum(-1).flip(-1)
+    positions, seen = torch.cat([left, ids], dim=-1), torch.cat([remembered, real], dim=-1)
+    # padding is put where a real token is, so that it reaches no further
+    some = positions.gather(1, seen.long().argmax(-1, keepdim=True))
+    positions = torch.where(seen, positions, some)
+    if is_traced():
+        return positions, positions.shape[1] - 1
+    return positions, int((positions.amax(-1) - positions.amin(-1)).max())
 
 
 def _allowed(mask: torch.Tensor) -> torch.Tensor:
