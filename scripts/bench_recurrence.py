@@ -16,7 +16,8 @@ computes. In several it is the first `context` bytes of a text, before the windo
 states in a memory have been computed with contexts of their own, and reach back by `context` in every layer: that is
 the gain of recurrence and no error, so that there the difference is shown, not judged.
 
-Every ratio is measured; nothing is extrapolated. Written to model_cards/benchmarks: recurrence.json and .md.
+Every ratio is measured; nothing is extrapolated. Written to model_cards/benchmarks: recurrence.json and .md, with
+another `--segment` recurrence-<segment>.json and .md.
 """
 
 import json
@@ -31,6 +32,7 @@ from hf_relpos import RelPosBertConfig, RelPosBertLMHeadModel, SegmentMemory
 
 
 CONTEXTS = [128, 256, 512, 800, 1600, 3200]
+SEGMENT = 128
 LAYERS, WIDTH, HEADS = 4, 512, 8
 TOLERANCE = 1e-4  # nats; float32, of log-probabilities about −6
 MATTERS = 1e-2  # a context half as long must change a log-probability by more, or agreement shows nothing
@@ -141,7 +143,7 @@ def main() -> None:
     parser = arguments(__doc__.splitlines()[0])
     parser.add_argument("--text", type=Path, default=ROOT / "README.md", help="a file, whose bytes are read")
     parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS, help="lengths of context, bytes")
-    parser.add_argument("--segment", type=int, default=128, help="bytes of a segment")
+    parser.add_argument("--segment", type=int, default=SEGMENT, help="bytes of a segment")
     args = parser.parse_args()
     torch.set_num_threads(1)
     if not args.text.is_file():
@@ -208,8 +210,9 @@ def main() -> None:
         f"layer, and in the first `context` bytes, they must be within {TOLERANCE:g}. Later a memory reaches back by "
         f"`context` in each of the {LAYERS} layers, a window once, so that deep models differ, as they should.\n"
     )
-    write(args.out / "recurrence.json", json.dumps(found, indent=1, ensure_ascii=False) + "\n")
-    write(args.out / "recurrence.md", f"{about}\n## {title}\n\n{markdown_table(head, lines)}\n{note}\n")
+    name = "recurrence" if segment == SEGMENT else f"recurrence-{segment}"
+    write(args.out / f"{name}.json", json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    write(args.out / f"{name}.md", f"{about}\n## {title}\n\n{markdown_table(head, lines)}\n{note}\n")
 
 
 if __name__ == "__main__":
