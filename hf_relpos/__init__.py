@@ -10,6 +10,7 @@ from .anneal import AnnealAbsolutePositions, drop_absolute_positions
 from .backend import explain_backend
 from .model.configuration_relpos_bert import RelPosBertConfig
 from .model.formula import Table, Terms, attend
+from .model.memory import SegmentMemory
 from .model.modeling_relpos_bert import (
     RelPosBertForMaskedLM,
     RelPosBertForMultipleChoice,
@@ -47,6 +48,9 @@ __all__ = [
     "RelPosBertModel",
     "RelPosBertPreTrainedModel",
     "Scheme",
+    "SegmentDataset",
+    "SegmentMemory",
+    "StreamTrainer",
     "Table",
     "Terms",
     "__version__",
@@ -58,10 +62,15 @@ __all__ = [
 ]
 
 
+_LATER = {"SegmentDataset": ".recurrence", "StreamTrainer": ".recurrence"}  # which bring the Trainer
+
+
 def __getattr__(name: str):
-    """`hf_relpos.convert`, imported on first use: the subpackage, which can be called as the function in it."""
+    """What is imported on first use: `hf_relpos.convert`, which can be called as the function in it, and `_LATER`."""
     if name == "convert":
         return importlib.import_module(".convert", __name__)
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

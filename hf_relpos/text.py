@@ -1,9 +1,5 @@
 """Text as converters, distillation and evaluation need it: documents from files, windows of tokens from documents."""
 
-import bz2
-import gzip
-import json
-import lzma
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from .records import OPENERS, iterate_lines, iterate_records, kind_of
 
-OPENERS = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
+
+KINDS = (".txt", ".md", ".jsonl", ".json", ".tsv", ".csv")
 SENTENCE_END = re.compile(r"(?<=[.!?。！？])[\"'”’)\]]*\s+")
 # What is read of a text at most: a stream may have no end.
 LETTERS = 100_000_000
@@ -57,81 +55,50 @@ def read_texts(
 def _documents(source: str | Path, field: str) -> Iterator[str]:
     path = Path(source).expanduser()
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file() and _kind(file) is not None)
+        files = sorted(file for file in path.rglob("*") if file.is_file() and kind_of(file) in KINDS)
         if not files:
             raise TextError(f"text = '{source}': no .txt, .jsonl, .tsv or .csv file in the folder")
         for file in files:
             yield from _read_file(file, field)
     elif path.is_file():
         yield from _read_file(path, field)
-    elif path.suffix or len(path.parts) not in (1, 2, 3) or path.is_absolute() or str(source).startswith("."):
+    elif (
+        kind_of(path) in KINDS  # other dots may be those of a version: user/corpus-1.5
+        or path.suffix in OPENERS
+        or len(path.parts) > 3
+        or path.is_absolute()
+        or str(source).startswith((".", "~"))
+    ):
         raise TextError(f"text = '{source}': there is no such file; check the path")
     else:
         yield from _read_hub(str(source), field)
 
 
-def _kind(path: Path) -> str | None:
-    suffixes = [suffix for suffix in path.suffixes if suffix not in OPENERS]
-    return suffixes[-1] if suffixes and suffixes[-1] in (".txt", ".md", ".jsonl", ".tsv", ".csv") else None
-
-
 def _read_file(path: Path, field: str) -> Iterator[str]:
-    kind = _kind(path)
-    if kind is None:
+    kind = kind_of(path)
+    if kind not in KINDS:
         raise TextError(f"text = '{path}': ends in {path.suffix!r}; give .txt, .jsonl, .tsv or .csv, packed or not")
     try:
-        with OPENERS.get(path.suffix, open)(path, "rt", encoding="utf-8") as lines:
-            yield from _parse(path, lines, kind, field)
-    except UnicodeDecodeError as error:
-        raise TextError(
-            f"text = '{path}': not text in UTF-8 (byte {error.start}); convert it, or give another file"
-        ) from error
-    except (OSError, EOFError, lzma.LZMAError) as error:
-        raise TextError(f"text = '{path}': cannot be read ({error}); restore the file") from error
+        if kind in (".txt", ".md"):
+            yield from _paragraphs(iterate_lines(path))
+        else:
+            for record in iterate_records(path, [field], header=True, remedy="name it with field"):
+                yield str(record[field])
+    except ValueError as error:
+        raise TextError(f"text = {error}") from error
 
 
-def _parse(path: Path, lines: Iterable[str], kind: str, field: str) -> Iterator[str]:
-    if kind in (".txt", ".md"):
-        paragraph: list[str] = []
-        for line in lines:
-            if "\0" in line:
-                raise TextError(f"text = '{path}': holds zero bytes, so it is not text; give another file")
-            if line.strip():
-                paragraph.append(line.strip())
-            elif paragraph:
-                yield " ".join(paragraph)
-                paragraph = []
-        if paragraph:
+def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
+    """What blank lines separate, each on one line."""
+    paragraph: list[str] = []
+    for line in lines:
+        if line.strip():
+            paragraph.append(line.strip())
+        elif paragraph:
             yield " ".join(paragraph)
-    elif kind == ".jsonl":
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                text = json.loads(line)[field]
-            except (ValueError, KeyError, TypeError) as error:
-                raise TextError(
-                    f"text = '{path}', line {number}: no JSON object with the key {field!r}; name the key with field"
-                ) from error
-            yield str(text)
-    else:
-        cell = "\t" if kind == ".tsv" else ","
-        import csv
-
-        rows = csv.reader(lines, delimiter=cell, quoting=csv.QUOTE_NONE if kind == ".tsv" else csv.QUOTE_MINIMAL)
-        header = next(rows, [])
-        if field not in header:
-            raise TextError(
-                f"text = '{path}': the first line names the columns {', '.join(header[:6])}, and {field!r} is not "
-                "one of them; name the column with field"
-            )
-        at = header.index(field)
-        for number, row in enumerate(rows, 2):
-            if len(row) <= at:
-                raise TextError(
-                    f"text = '{path}', line {number}: has {len(row)} columns; {field!r} is number {at + 1}"
-                )
-            yield row[at]
+            paragraph = []
+    if paragraph:
+        yield " ".join(paragraph)
 
 
 def _read_hub(source: str, field: str) -> Iterator[str]:
@@ -234,9 +201,9 @@ def cut_windows(
     seen = 0
     for text in texts:
         seen += len(text)
-        for part in sentences(text) if len(text) > room else [text]:
-            current.append(part)
-            size += len(part) + 1
+        for passage in sentences(text) if len(text) > room else [text]:
+            current.append(passage)
+            size += len(passage) + 1
             if size >= room:
                 pieces.append(" ".join(current))
                 current, size = [], 0

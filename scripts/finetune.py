@@ -32,7 +32,7 @@ from hf_relpos import patch_transformers
 from hf_relpos.evaluate.commands import write_json
 from hf_relpos.evaluate.conll import read_conll, tag_names
 from hf_relpos.evaluate.loading import load_tokenizer
-from hf_relpos.evaluate.records import read_records
+from hf_relpos.records import read_records
 
 
 IGNORE = -100

@@ -19,7 +19,7 @@ from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel
 from hf_relpos.convert import METHODS, ConversionError, convert
 from hf_relpos.convert.calibrate import Calibrator, Saved, Settings, fold_positions, make_batches
 from hf_relpos.convert.from_text import check_windows, octaves, shared_first
-from hf_relpos.evaluate import masked_accuracy, masked_windows
+from hf_relpos.evaluate import masked_accuracy, masked_windows, windowed_hidden_states
 from hf_relpos.model.offsets import sinusoid_concat
 from hf_relpos.text import Windows, read_texts
 
@@ -119,6 +119,47 @@ def test_padding_changes_nothing():
         results.append(student(torch.tensor(windows[:1])).last_hidden_state)
     # what is left is what conjugate gradients leave open; padding in any sum would make it a hundred times more
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=1e-4)
+
+
+def test_a_row_that_is_too_long_is_read_in_windows():
+    """What the student is given is what the evaluation takes for the reference."""
+    torch.manual_seed(0)
+    teacher = relative_model("absolute", {"beyond": "refuse"})
+    row = random_windows(1, 90, seed=3)[0]
+    long, short = make_batches([row, row[:20]], 0, 2048, 10**6, limit=24)[::-1]
+    assert long.reading is not None and long.ids.shape == (1, len(row)) and short.reading is None
+    run = Calibrator(teacher, relative_model("tables"), [long])
+    with torch.no_grad():
+        run.embed()
+        for layer in range(2):
+            _, weights = run._teacher_attention(layer, long)
+            wanted = long.reading.merge(long.reading.windows.teacher)
+            attention = weights(slice(0, len(row)))
+            torch.testing.assert_close(attention.sum(-1), torch.ones_like(attention[..., 0]))
+            for place in (1, 30, len(row) - 1):  # [CLS], and those at most a window away
+                keys = attention[0, 0, place].nonzero().flatten().tolist()
+                assert len(keys) == 24 and keys[0] == 0 and keys[1:] == list(range(keys[1], keys[1] + 23))
+                assert keys[1] <= place <= keys[-1]
+            long.teacher = run._teacher_output(layer, long)
+            assert not torch.allclose(long.teacher, wanted)
+        expected = windowed_hidden_states(teacher, row)
+    torch.testing.assert_close(long.teacher[0], expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("window", [None, 8], ids=["all keys", "window"])
+def test_long_rows_are_fitted(window):
+    """On rows of four times its length a teacher with a window is followed better if such rows were fitted."""
+    teacher = relative_model("absolute", {"beyond": "refuse"})
+    short, long = random_windows(60, 24), random_windows(12, 96, seed=4)
+    fresh = torch.tensor(random_windows(1, 96, seed=9))
+    wanted = windowed_hidden_states(teacher, fresh[0].tolist())
+    missing = {}
+    for name, windows in {"short": short, "both": [*short, *long]}.items():
+        student = relative_model("tables", {"terms": "ABcV"}, attention_window=window)
+        Calibrator(teacher, student, make_batches(windows, 0, 512, 6, limit=24)).run()
+        with torch.no_grad():
+            missing[name] = (student(fresh).last_hidden_state[0] - wanted).square().mean()
+    assert missing["both"] < 0.9 * missing["short"]
 
 
 def test_an_interrupted_run_goes_on_where_it_was(tmp_path):
@@ -247,6 +288,18 @@ def test_convert(small, tmp_path):
         assert long.isfinite().all()
 
 
+def test_convert_for_long_texts(small, tmp_path):
+    options = {"tokens": 4000, "length": 256, "window": 48}
+    report = convert(
+        small / "bert", tmp_path / "out", method="calibrate", texts=small / "text.txt", method_options=options
+    )
+    assert AutoModel.from_pretrained(tmp_path / "out").config.attention_window == 48
+    found = report.fidelity.lengths
+    assert [entry.length for entry in found] == [16, 64, 256] and found[-1].token_cosine_by_quarter
+    assert "129-255" in report.details["calibration"]["seen"] or "128-255" in report.details["calibration"]["seen"]
+    assert not report.details["calibration"]["notes"][1:]
+
+
 def test_calibrate_and_distil(small, tmp_path):
     options = {"tokens": 3000, "steps": 6, "batch_tokens": 256}
     report = convert(
@@ -339,6 +392,10 @@ def test_no_text(small, tmp_path):
     assert "no text" in report.details["fidelity"]["skipped"]
 
 
+def test_long_rows_need_text(small, tmp_path):
+    refuse(small, tmp_path, "random tokens say nothing of long texts", method_options={"length": 100})
+
+
 def test_text_that_is_too_short(small, tmp_path):
     refuse(small, tmp_path, "give at least 500", texts=["A short sentence about nothing, and no more than that."] * 3)
 
@@ -346,7 +403,7 @@ def test_text_that_is_too_short(small, tmp_path):
 def test_a_file_that_is_not_text(small, tmp_path):
     path = tmp_path / "noise.txt"
     path.write_bytes(bytes(range(256)) * 40)
-    refuse(small, tmp_path, "not text in UTF-8", texts=path)
+    refuse(small, tmp_path, "not readable as UTF-8 text", texts=path)
 
 
 def test_a_file_that_is_not_there(small, tmp_path):

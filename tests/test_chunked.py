@@ -74,8 +74,8 @@ def converted(terms, dtype):
     return terms, leaves_of(terms)
 
 
-def run(how, tensors, terms, offsets, mask=None, causal=False, dtype=torch.float64):
-    """Output (B, L, H, d) and all gradients, "eager" or "chunked"."""
+def run(how, tensors, terms, offsets, mask=None, causal=False, dtype=torch.float64, ends=None):
+    """Output (B, L, H, d) and all gradients, "eager" or "chunked"; zeros for the queries from `ends` on."""
     tensors = [tensor.detach().to(dtype).requires_grad_() for tensor in tensors]
     terms, leaves = converted(terms, dtype)
     if how == "eager":
@@ -84,7 +84,9 @@ def run(how, tensors, terms, offsets, mask=None, causal=False, dtype=torch.float
     else:
         content, query, key = content_vectors(*tensors[:2], terms, offsets)
         form = lower(terms, offsets, query)
-        out = chunked.chunked_attention(content, query, key, tensors[2], form, offsets.start, mask, causal)
+        out = chunked.chunked_attention(content, query, key, tensors[2], form, offsets.start, mask, causal, ends=ends)
+    if how == "eager" and ends is not None:
+        out = out * padding(ends, out.shape[1])[..., None, None]
     torch.manual_seed(7)
     gradient = torch.randn(out.shape, dtype=torch.float64).to(dtype)
     return [out.detach(), *torch.autograd.grad(out, [*tensors, *leaves], gradient, allow_unused=True)]
@@ -153,6 +155,16 @@ def test_output_and_gradients_are_eagers(length, mask, chosen):
     assert largest(got, expected) <= 1e-10
     again = run("chunked", tensors, terms, offsets, seen)
     assert all(torch.equal(one, other) for one, other in zip(got, again, strict=True) if one is not None)
+
+
+@pytest.mark.parametrize("ends", [[111, 60], [1, 48]])
+def test_queries_that_nobody_wants(ends):
+    terms, _ = random_terms(ALL, False, tables=2)
+    tensors, offsets, seen = vectors(111, 111), Offsets(111, 111), padding(ends, 111)[:, None, None, :]
+    expected = run("eager", tensors, terms, offsets, seen, ends=ends)
+    got = run("chunked", tensors, terms, offsets, seen, ends=tuple(ends))
+    assert largest(got, expected) <= 1e-10
+    assert all(not got[0][row, end:].any() and not got[1][row, :, end:].any() for row, end in enumerate(ends))
 
 
 @pytest.mark.parametrize(

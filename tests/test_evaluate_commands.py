@@ -149,9 +149,12 @@ def test_an_absolute_model_reads_no_long_documents_at_once(folder, tmp_path):
         (("compare", "teacher", "student", "--text", "text.txt", "--pooling", "max"), "pooling = 'max' is unknown"),
         (
             ("compare", "teacher", "student", "--text", "text.txt", "--sts", "docs.tsv"),
-            "docs.tsv, line 1: 2 fields between tabs, and 'sentence2' is column 3",
+            "docs.tsv, line 1: 2 columns, and 'sentence2' is column 3",
         ),
-        (("compare", "teacher", "student", "--text", "docs.tsv", "--field", "body"), "'body' is not one of them"),
+        (
+            ("compare", "teacher", "student", "--text", "docs.tsv", "--field", "body"),
+            "no column 'body' (it has id, text)",
+        ),
         (("compare", "teacher", "student", "--text", "docs.tsv"), "does not fill one window of 16 tokens"),
         (("evaluate", "student"), "nothing to measure: give --sts, --retrieval, --mlm or --passkey"),
         (("evaluate", "bare", "--tokenizer", "teacher", "--mlm", "text.txt"), "has no head that predicts masked"),

@@ -284,7 +284,7 @@ def test_files(tmp_path):
 @pytest.mark.parametrize(
     "name, text, words",
     [
-        ("a.tsv", "5.0\ta\tb\n4.0\ta\n", r"a.tsv, line 2: 2 fields between tabs, and 'sentence2' is column 3"),
+        ("a.tsv", "5.0\ta\tb\n4.0\ta\n", r"a.tsv, line 2: 2 columns, and 'sentence2' is column 3"),
         ("a.tsv", "", "a.tsv: holds no records"),
         ("a.tsv", "s\tone\ttwo\n1\ta\tb\n", r"a.tsv, record 1: score = 's' is no number; name the columns with --col"),
         ("a.tsv", "1\ta\tb\n", "one pair cannot be ranked"),

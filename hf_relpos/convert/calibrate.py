@@ -11,6 +11,9 @@ layer, in this order:
 Every sixth batch enters no fit of any layer; the strength of each ridge is the one that is best there. Before the
 first layer the position vectors are folded into the embeddings: that of place 0 into the vector of the token that
 stands there, the mean of the others into all tokens; then the gain and bias of the LayerNorm are fitted.
+
+Rows longer than the teacher reads are fitted, too: the teacher reads them in overlapping windows, and of every token
+the student is given what the teacher makes of it in the window where it is most central.
 """
 
 import json
@@ -26,6 +29,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from ..evaluate.reading import central_windows, window_starts
+from ..model.attention import capable_backends, needs_of_terms, relative_attention
 from ..model.formula import Terms, attend, content_scale, content_vectors, position_scores
 from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..model.offsets import Offsets
@@ -82,6 +87,7 @@ class Batch:
         mask: (B, L), 1 for tokens.
         held_out: enters no fit.
         longest: of the windows of all batches.
+        reading: how the teacher reads a row that is too long for it; None for rows that it reads as they are.
         teacher: hidden states, (B, L, D).
         student: hidden states, (B, L, D).
     """
@@ -91,6 +97,7 @@ class Batch:
     mask: torch.Tensor
     held_out: bool
     longest: int
+    reading: "Reading | None" = None
     teacher: torch.Tensor | None = None
     student: torch.Tensor | None = None
 
@@ -99,15 +106,76 @@ class Batch:
         return tensor[self.mask.bool()]
 
 
+@dataclass
+class Reading:
+    """One row in overlapping windows, each of which begins with the row's first token, as `windowed_hidden_states`.
+
+    Attributes:
+        windows: the windows, (W, w), and the teacher's hidden states of them.
+        window: for each token of the row the window in which it is most central, (L,).
+        place: its place there, (L,).
+        columns: the place in the row of every token of every window, (W, w).
+    """
+
+    windows: Batch
+    window: torch.Tensor
+    place: torch.Tensor
+    columns: torch.Tensor
+
+    @classmethod
+    def of(cls, ids: torch.Tensor, limit: int) -> "Reading":
+        """A row (1, L) in windows of `limit` tokens, half a window apart."""
+        body, room = ids.shape[1] - 1, limit - 1
+        starts = window_starts(body, room, limit // 2)
+        window = central_windows(starts, body, room)
+        place = torch.arange(body) - torch.tensor(starts)[window] + 1
+        columns = torch.tensor(starts)[:, None] + torch.arange(limit)
+        columns[:, 0] = 0
+        rows = ids[0, columns]
+        windows = Batch(0, rows, torch.ones_like(rows), False, limit)
+        return cls(windows, *(nn.functional.pad(each, (1, 0)) for each in (window, place)), columns)
+
+    def merge(self, states: torch.Tensor) -> torch.Tensor:
+        """(W, w, D) to (1, L, D); of the first token, which all windows have, the mean."""
+        merged = states[self.window, self.place]
+        merged[0] = states[:, 0].mean(0)
+        return merged[None]
+
+    def weights(self, read: Callable[[Batch, torch.Tensor], torch.Tensor], rows: slice) -> torch.Tensor:
+        """The attention of some of the row's queries over all of the row, (1, H, m, L).
+
+        Args:
+            read: from windows, and which of `windows` they are, to their attention, (N, H, w, w).
+        """
+        numbers, which = torch.unique(self.window[rows], return_inverse=True)
+        windows = replace(self.windows, ids=self.windows.ids[numbers], mask=self.windows.mask[numbers])
+        found = read(windows, numbers)[which, :, self.place[rows]]  # (m, H, w)
+        merged = found.new_zeros(*found.shape[:2], len(self.window))
+        merged.scatter_(2, self.columns[numbers][which][:, None].expand_as(found), found)
+        return merged.transpose(0, 1)[None]
+
+
 def make_batches(
-    windows: Sequence[Sequence[int]], pad: int, batch_tokens: int, holdout: int, rank: int = 0, world: int = 1
+    windows: Sequence[Sequence[int]],
+    pad: int,
+    batch_tokens: int,
+    holdout: int,
+    rank: int = 0,
+    world: int = 1,
+    limit: int | None = None,
 ) -> list[Batch]:
-    """Windows in batches of one length, as far as that goes; those of this process."""
+    """Windows in batches of one length, as far as that goes; those of this process.
+
+    Args:
+        limit: tokens that the teacher reads; a longer row is a batch of its own. None for no limit.
+    """
+    limit = math.inf if limit is None else limit
     order = sorted(range(len(windows)), key=lambda at: (len(windows[at]), at))
     groups: list[list[int]] = []
     for at in order:
         length = len(windows[at])
-        if groups and length * (len(groups[-1]) + 1) <= batch_tokens and length <= 1.15 * len(windows[groups[-1][0]]):
+        full = not groups or length * (len(groups[-1]) + 1) > batch_tokens or length > limit
+        if not full and length <= 1.15 * len(windows[groups[-1][0]]):
             groups[-1].append(at)
         else:
             groups.append([at])
@@ -121,7 +189,9 @@ def make_batches(
         for row, at in enumerate(group):
             ids[row, : len(windows[at])] = torch.tensor(windows[at])
             mask[row, : len(windows[at])] = 1
-        batches.append(Batch(number, ids, mask, number % holdout == holdout // 2, len(windows[order[-1]])))
+        reading = Reading.of(ids, int(limit)) if length > limit else None
+        held_out = number % holdout == holdout // 2
+        batches.append(Batch(number, ids, mask, held_out, len(windows[order[-1]]), reading))
     return batches
 
 
@@ -267,12 +337,14 @@ class _Run:
         parts = scheme.parts if isinstance(scheme, Combination) else [scheme]
         return next((part for part in parts if part.linear), None)
 
-    def terms(self, layer: int, hidden: torch.Tensor) -> tuple[Terms, Offsets]:
-        """What the scheme adds in a layer."""
+    def terms(self, layer: int, hidden: torch.Tensor, rows: slice = slice(None)) -> tuple[Terms, Offsets]:
+        """What the scheme adds in a layer, for some of the queries."""
         attention = self.layers[layer].attention.self
+        first, end, _ = rows.indices(hidden.shape[1])
         offsets = Offsets(
+            end - first,
             hidden.shape[1],
-            hidden.shape[1],
+            first,
             device=hidden.device,
             dtype=hidden.dtype,
             query_projection=attention.query,
@@ -282,11 +354,24 @@ class _Run:
             offsets = replace(offsets, shared=shared(offsets))
         return attention.distance_embedding.terms(offsets), offsets
 
-    def attend(self, layer: int, batch: Batch, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Context, (B, L, D), and attention, (B, H, L, L)."""
+    def context(self, layer: int, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
+        """What the heads give, side by side, (B, L, D)."""
         terms, offsets = self.terms(layer, hidden)
-        out, weights = attend(*self.projections(layer, hidden), terms, offsets, self.visible(batch, hidden))
-        return out.transpose(1, 2).flatten(2), weights
+        out, _ = relative_attention(
+            self.layers[layer].attention.self,
+            capable_backends(needs_of_terms(terms))[0],
+            *self.projections(layer, hidden),
+            terms,
+            offsets,
+            self.visible(batch, hidden),
+        )
+        return out.flatten(2)
+
+    def weights(self, layer: int, batch: Batch, hidden: torch.Tensor, rows: slice) -> torch.Tensor:
+        """The attention of some of the queries, (B, H, m, L)."""
+        query, key, value = self.projections(layer, hidden)
+        terms, offsets = self.terms(layer, hidden, rows)
+        return attend(query[:, :, rows], key, value, terms, offsets, self.visible(batch, hidden)[:, :, rows])[1]
 
     def fixed_scores(self, layer: int, batch: Batch, hidden: torch.Tensor):
         """q, k and v, rotated if the scheme rotates, and a function from a slice of rows to the scores of all that is
@@ -411,8 +496,7 @@ class Calibrator:
         for batch in self.fitted:
             before, _ = self.student.embed(batch)
             x = batch.real(nn.functional.layer_norm(before, (width,), eps=norm.eps)).double()
-            theirs, _ = self.teacher.embed(batch)
-            y = batch.real(self.teacher.body.embeddings.LayerNorm(theirs)).double()
+            y = batch.real(self._teacher_embeddings(batch)).double()
             count = torch.full((width,), len(x), dtype=torch.float64)
             sums += torch.stack([count, x.sum(0), y.sum(0), (x * x).sum(0), (x * y).sum(0)])
         count, x, y, xx, xy = self.reduce(sums)
@@ -422,9 +506,17 @@ class Calibrator:
         norm.weight.copy_(gain)
         norm.bias.copy_((y - gain * x) / count)
         for batch in self.batches:
-            _, batch.teacher = self.teacher.embed(batch)
+            batch.teacher = self._teacher_embeddings(batch)
             _, batch.student = self.student.embed(batch)
         self.report.embedding_missing = self._missing()
+
+    def _teacher_embeddings(self, batch: Batch) -> torch.Tensor:
+        """What the teacher's first layer is given, (B, L, D)."""
+        if batch.reading is None:
+            return self.teacher.embed(batch)[1]
+        windows = batch.reading.windows
+        windows.teacher = self.teacher.embed(windows)[1]
+        return batch.reading.merge(windows.teacher)
 
     def _missing(self) -> float:
         """Mean square difference of student and teacher on held-out text, relative to the teacher's variance."""
@@ -444,14 +536,13 @@ class Calibrator:
         self._step(f"layer {layer}: attention")
         contexts, blocks, held = {}, [], []
         for batch in self.batches:
-            context, weights = self.teacher.attend(layer, batch, batch.teacher)
+            context, weights = self._teacher_attention(layer, batch)
             contexts[batch.number] = context
             (held if batch.held_out else blocks).extend(self._blocks(layer, batch, context, weights))
         before, after, left = self._fit_tables(self.student.scheme(layer), blocks, held)
         del blocks, held
         for batch in self.batches:
-            context, _ = self.student.attend(layer, batch, batch.student)
-            contexts[batch.number] = (contexts[batch.number], context)
+            contexts[batch.number] = (contexts[batch.number], self.student.context(layer, batch, batch.student))
 
         self._step(f"layer {layer}: output of the attention")
         strength_attention = self._correct(
@@ -468,7 +559,7 @@ class Calibrator:
             self.student.layers[layer].output.dense, lambda batch: self._output_sides(layer, batch)
         )
         for batch in self.batches:
-            batch.teacher = self.teacher.after_output(layer, batch.teacher)
+            batch.teacher = self._teacher_output(layer, batch)
             batch.student = self.student.after_output(layer, batch.student)
         return LayerReport(layer, before, after, left, strength_attention, strength_output, self._missing())
 
@@ -478,16 +569,47 @@ class Calibrator:
         for what in ("attention", "output of the attention", "output of the feed-forward part"):
             self._step(f"layer {layer}: {what}")
         for batch in self.batches:
-            for run, name in ((self.teacher, "teacher"), (self.student, "student")):
-                hidden = getattr(batch, name)
-                context, _ = run.attend(layer, batch, hidden)
-                setattr(batch, name, run.after_output(layer, run.after_attention(layer, context, hidden)))
+            context, _ = self._teacher_attention(layer, batch)
+            batch.teacher = self.teacher.after_attention(layer, context, batch.teacher)
+            batch.teacher = self._teacher_output(layer, batch)
+            context = self.student.context(layer, batch, batch.student)
+            batch.student = self.student.after_attention(layer, context, batch.student)
+            batch.student = self.student.after_output(layer, batch.student)
 
-    def _blocks(self, layer: int, batch: Batch, context: torch.Tensor, weights: torch.Tensor) -> list[Block]:
-        """The rows of a batch that the fits of scores and values read."""
+    def _teacher_attention(self, layer: int, batch: Batch) -> tuple[torch.Tensor, Callable[[slice], torch.Tensor]]:
+        """The teacher's context, (B, L, D), and a function from a slice of m queries to their attention,
+        (B, H, m, L)."""
+        teacher, hidden = self.teacher, batch.teacher
+        if batch.reading is None:
+            return teacher.context(layer, batch, hidden), lambda rows: teacher.weights(layer, batch, hidden, rows)
+        reading, windows = batch.reading, batch.reading.windows
+        hidden = windows.teacher
+
+        def read(some: Batch, numbers: torch.Tensor) -> torch.Tensor:
+            return teacher.weights(layer, some, hidden[numbers], slice(None))
+
+        context = teacher.context(layer, windows, hidden)
+        windows.teacher = teacher.after_attention(layer, context, hidden)
+        return reading.merge(context), lambda rows: reading.weights(read, rows)
+
+    def _teacher_output(self, layer: int, batch: Batch) -> torch.Tensor:
+        """The teacher's hidden states after the layer, from those after its attention."""
+        if batch.reading is None:
+            return self.teacher.after_output(layer, batch.teacher)
+        windows = batch.reading.windows
+        windows.teacher = self.teacher.after_output(layer, windows.teacher)
+        return batch.reading.merge(windows.teacher)
+
+    def _blocks(
+        self, layer: int, batch: Batch, context: torch.Tensor, weights: Callable[[slice], torch.Tensor]
+    ) -> list[Block]:
+        """The rows of a batch that the fits of scores and values read; so many more of a row in several windows."""
         length = batch.ids.shape[1]
         firsts = list(range(0, length, ROWS))
-        wanted = min(len(firsts), max(1, self.settings.rows // ROWS))
+        wanted = max(1, self.settings.rows // ROWS)
+        if batch.reading is not None:
+            wanted *= len(batch.reading.columns) // 2
+        wanted = min(len(firsts), wanted)
         generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + batch.number)
         chosen = sorted(torch.randperm(len(firsts), generator=generator)[:wanted].tolist())
         query, key, value, scores = self.student.fixed_scores(layer, batch, batch.student)
@@ -496,7 +618,7 @@ class Calibrator:
         blocks = []
         for at in chosen:
             rows = slice(firsts[at], min(firsts[at] + ROWS, length))
-            target = weights[:, :, rows] * visible[:, :, rows]
+            target = weights(rows) * visible[:, :, rows]
             blocks.append(
                 Block(
                     first=rows.start,

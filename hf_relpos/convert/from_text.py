@@ -60,6 +60,17 @@ CALIBRATE = {
     "output": OUTPUT,
     "ridge": Option(Settings.ridge, "penalty of the tables' squares, relative to their curvature", is_number),
     "smooth": Option(Settings.smooth, "penalty of the difference of neighbouring distances, likewise", is_number),
+    "length": Option(
+        None,
+        "tokens of the longest rows to fit; half of the text is cut so where the source does not read as many, and it "
+        "reads them in overlapping windows. A positive integer, or None for what the source reads",
+        lambda v: v is None or is_count(v),
+    ),
+    "window": Option(
+        None,
+        "attention_window of the result; a positive integer, or None for a result whose tokens attend to all",
+        lambda v: v is None or is_count(v),
+    ),
     "field": Option("text", "key or column of the text in .jsonl, .tsv and .csv files", lambda v: isinstance(v, str)),
 }
 DISTIL = {
@@ -97,15 +108,22 @@ def _learn(model: RelPosBertPreTrainedModel, work: "Work", distil: bool) -> dict
     limit = work.config.max_position_embeddings
     options = work.options
     lengths = tuple(length for length in LENGTHS if length <= limit) or (limit,)
+    length = options["length"] or limit
+    model.config.attention_window = options["window"]
     if work.texts is None:
+        if length > limit:
+            raise ConversionError(
+                f"method_options['length'] = {length}: longer than the {limit} tokens that the source reads, and "
+                "random tokens say nothing of long texts; give texts, or leave it out"
+            )
         windows = random_windows(tokenizer, min(options["tokens"], RANDOM_TOKENS), limit, work.seed)
         notes = ["no text was given: fitted to random tokens. With some text of its kind the result would be closer"]
     else:
         try:
-            windows = gather(tokenizer, work.texts, options["tokens"], lengths, "fit", options["field"], work.seed)
+            windows = gather_all(tokenizer, work, lengths, length)
         except TextError as error:
             raise ConversionError(f"texts: {error}") from error
-        notes = check_windows(windows, limit)
+        notes = check_windows(windows, max(limit, length))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     dtype = model.dtype
     student, teacher = model.float(), work.keep().float()
@@ -116,7 +134,7 @@ def _learn(model: RelPosBertPreTrainedModel, work: "Work", distil: bool) -> dict
     table = next(tensor for name, tensor in work.source.tensors.items() if is_table(name)).float()
     counts = torch.zeros(len(table), dtype=torch.float64)
     for ids in windows.ids:
-        counts[: len(ids)] += 1
+        counts[: len(ids)] += len(ids) / min(len(ids), limit)  # of a longer row, as often as its windows
     fold_positions(student, table, first, counts)
 
     state = processes()
@@ -124,7 +142,7 @@ def _learn(model: RelPosBertPreTrainedModel, work: "Work", distil: bool) -> dict
     settings = Settings(ridge=options["ridge"], smooth=options["smooth"], output=output, seed=work.seed)
     pad = model.config.pad_token_id or 0
     batches = make_batches(
-        windows.ids, pad, settings.batch_tokens, settings.holdout, state.process_index, state.num_processes
+        windows.ids, pad, settings.batch_tokens, settings.holdout, state.process_index, state.num_processes, limit
     )
     memory = memory_needed(windows, settings, model, state.num_processes)
     saved = None
@@ -206,6 +224,22 @@ def gather(
     return cut_windows(tokenizer, texts, tokens, lengths, short, seed, part)
 
 
+def gather_all(tokenizer, work: "Work", lengths: Sequence[int], length: int) -> Windows:
+    """The windows to fit: of `lengths`, and, if the source does not read rows of `length`, half of the tokens in such.
+
+    Raises:
+        TextError: for text that does not fill them.
+    """
+    options = work.options
+    tokens, field = options["tokens"], options["field"]
+    if length <= max(lengths):
+        return gather(tokenizer, work.texts, tokens, lengths, "fit", field, work.seed)
+    short = gather(tokenizer, work.texts, tokens // 2, lengths, "fit", field, work.seed)
+    long = gather(tokenizer, work.texts, tokens // 2, (length,), "fit", field, work.seed + 2, short=0.0)
+    unknown = (short.unknown * short.tokens + long.unknown * long.tokens) / (short.tokens + long.tokens)
+    return Windows([*short.ids, *long.ids], unknown, tokens)
+
+
 def random_windows(tokenizer, tokens: int, limit: int, seed: int) -> Windows:
     """Windows of tokens drawn at random, where there is no text: much of a model's attention is to positions.
 
@@ -246,10 +280,8 @@ def check_windows(windows: Windows, limit: int) -> list[str]:
     longest = max(map(len, windows.ids))
     notes = []
     if windows.tokens < FEW:
-        notes.append(
-            f"only {windows.tokens:,} tokens of text ({windows.asked:,} were asked for): fits need about 50,000; give "
-            "more text"
-        )
+        remedy = "give more text" if windows.tokens < 0.9 * windows.asked else "ask for more with the option tokens"
+        notes.append(f"only {windows.tokens:,} tokens of text: fits need about 50,000; {remedy}")
     if windows.unknown > UNKNOWN_LIMIT:
         notes.append(
             f"the tokenizer does not know {100 * windows.unknown:.0f} % of the tokens; is the text in the model's "
@@ -288,12 +320,14 @@ def octaves(windows: Iterable[Sequence[int]]) -> dict[str, int]:
 def memory_needed(windows: Windows, settings: Settings, model: PreTrainedModel, processes: int) -> int:
     """About how many bytes a process holds beside the models: hidden states, and the rows of the score fits."""
     config = model.config
-    width = config.hidden_size
+    width, heads, limit = config.hidden_size, config.num_attention_heads, config.max_position_embeddings
     states = 6 * windows.tokens * width
-    pairs = sum(min(settings.rows, len(ids)) * len(ids) for ids in windows.ids) * config.num_attention_heads
+    rows = (min(settings.rows * max(1, 2 * len(ids) // limit - 1), len(ids)) * len(ids) for ids in windows.ids)
+    pairs = sum(rows) * heads
     keys = 2 * sum(map(len, windows.ids)) * width
     sums = 4 * 2 * config.intermediate_size**2  # float64
-    return 4 * ((states + 5 * pairs + keys) // processes + sums)
+    attention = 4 * heads * max(map(len, windows.ids)) ** 2
+    return 4 * ((states + 5 * pairs + keys) // processes + sums + attention)
 
 
 def fingerprint(work: "Work", windows: Windows, settings: Settings, model: PreTrainedModel) -> str:
@@ -385,6 +419,10 @@ def check(student, teacher, work: "Work", tokenizer, limit: int) -> dict[str, An
             work.seed,
             short=0.0,
         ).ids
+        if (length := work.options["length"] or limit) > limit:
+            lengths.append(length)
+            tokens, field = max(CHECK_TOKENS, 2 * length), work.options["field"]
+            windows += gather(tokenizer, work.texts, tokens, (length,), "check", field, work.seed, short=0.0).ids
     except TextError as error:
         return {"skipped": f"no text was left to check with: {error}"}
     before, after = special_tokens(tokenizer)

@@ -1,5 +1,6 @@
 """Measuring models: fidelity of a conversion to its source, similarity, retrieval, passkeys, masked tokens."""
 
+from ..records import read_records
 from .conversion import (
     Fidelity,
     LengthFidelity,
@@ -32,7 +33,7 @@ from .reading import (
     unknown_rate,
     windowed_hidden_states,
 )
-from .records import read_documents, read_pairs, read_queries, read_records
+from .records import read_documents, read_pairs, read_queries
 from .retrieval import Query, Retrieval, difference, document_vectors, rank_documents, retrieve
 from .similarity import Pair, pair_vectors, similarities, spearman, spearman_difference
 from .statistics import Difference, average_ranks, paired_bootstrap, rank_correlation

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from .records import read_lines
+from ..records import read_lines
 
 
 Sentence = tuple[list[str], list[str]]

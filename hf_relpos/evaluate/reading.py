@@ -149,6 +149,13 @@ def window_starts(length: int, room: int, stride: int) -> list[int]:
     return [*range(0, length - room, stride), length - room]
 
 
+def central_windows(starts: Sequence[int], length: int, room: int) -> torch.Tensor:
+    """For each of `length` tokens the window in which it is farthest from the nearer end; of two alike the first."""
+    places, first = torch.arange(length), torch.tensor(starts)
+    last = first[:, None] + min(room, length) - 1
+    return torch.minimum(places - first[:, None], last - places).argmax(0)
+
+
 def windowed_hidden_states(
     model: PreTrainedModel,
     ids: Row,
@@ -191,10 +198,7 @@ def windowed_hidden_states(
         for number, row in zip(numbers, hidden_states(model, *pad([rows[n] for n in numbers], model)), strict=True):
             states[number] = row[: len(rows[number])]
     places = torch.arange(len(body))
-    first = torch.tensor(starts)
-    size = min(room, len(body))
-    margin = torch.minimum(places - first[:, None], first[:, None] + size - 1 - places)  # (windows, places)
-    chosen = margin.argmax(0)
+    chosen = central_windows(starts, len(body), room)
     out = torch.stack([row[0] for row in states]).mean(0, keepdim=True).repeat(len(ids), 1)
     for number, (start, row) in enumerate(zip(starts, states, strict=True)):
         mine = places[chosen == number]

@@ -1,97 +1,12 @@
-"""Records in files: JSON lines or tab-separated, plain or packed (.xz, .gz), with errors that name the line."""
+"""The files of evaluation: scored pairs, documents, questions."""
 
-import json
-import lzma
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from ..text import OPENERS
+from ..records import read_records
 from .retrieval import Query
 from .similarity import Pair
-
-
-def read_lines(path: str | Path) -> list[str]:
-    """The lines of a UTF-8 text file, unpacked by its ending; without their ends.
-
-    Raises:
-        ValueError: for a file that is not there, is no text, or is cut short.
-    """
-    path = Path(path)
-    try:
-        with OPENERS.get(path.suffix, open)(path, "rt", encoding="utf-8-sig", newline=None) as file:
-            return file.read().split("\n")
-    except FileNotFoundError:
-        raise ValueError(f"{path}: no such file; check the path") from None
-    except (UnicodeDecodeError, lzma.LZMAError, OSError, EOFError) as error:
-        raise ValueError(f"{path}: not readable as UTF-8 text ({error}); restore or re-encode the file") from error
-
-
-def read_records(path: str | Path, columns: Sequence[str], header: bool | None = None) -> list[dict[str, Any]]:
-    """The named fields of every record of a file.
-
-    A file is JSON lines if its name says so (.jsonl, .json) and else tab-separated. Tabs separate, nothing quotes.
-
-    Args:
-        path: file.
-        columns: names of the fields; in a tab-separated file without a header, those of its first columns.
-        header: whether the first line of a tab-separated file names its columns; None for whether it holds all of
-            `columns`.
-
-    Raises:
-        ValueError: for a record that lacks a field, and a file without records; names file, line and remedy.
-    """
-    path = Path(path)
-    suffix = path.with_suffix("").suffix if path.suffix in OPENERS else path.suffix
-    records = list(_json_records(path, columns) if suffix in (".jsonl", ".json") else _rows(path, columns, header))
-    if not records:
-        raise ValueError(f"{path}: holds no records; give a file with the columns {', '.join(columns)}")
-    return records
-
-
-def _json_records(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(read_lines(path), 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{path}, line {number}: not JSON ({error}); put one object on each line") from error
-        if not isinstance(record, dict):
-            raise ValueError(f"{path}, line {number}: a {type(record).__name__}, not an object; write {{…}}")
-        lost = [column for column in columns if column not in record]
-        if lost:
-            raise ValueError(
-                f"{path}, line {number}: no field {lost[0]!r} (it has {', '.join(record)}); name the fields with "
-                "--columns"
-            )
-        yield {column: record[column] for column in columns}
-
-
-def _rows(path: Path, columns: Sequence[str], header: bool | None) -> Iterator[dict[str, Any]]:
-    lines = [(number, line.split("\t")) for number, line in enumerate(read_lines(path), 1) if line.strip()]
-    if not lines:
-        return
-    first = lines[0][1]
-    named = set(columns) <= set(first)
-    if header is None:
-        header = named
-    if header and not named:
-        lost = next(column for column in columns if column not in first)
-        raise ValueError(
-            f"{path}, line {lines[0][0]}: no column {lost!r} (it has {', '.join(first)}); name the columns with "
-            "--columns"
-        )
-    places = [first.index(column) for column in columns] if header else list(range(len(columns)))
-    for number, fields in lines[1:] if header else lines:
-        if len(fields) <= max(places):
-            raise ValueError(
-                f"{path}, line {number}: {len(fields)} fields between tabs, and "
-                f"{columns[places.index(max(places))]!r} is column {max(places) + 1}; correct the line, or name the "
-                "columns with --columns"
-            )
-        yield {column: fields[place] for column, place in zip(columns, places, strict=True)}
 
 
 def read_pairs(

@@ -183,7 +183,9 @@ def relative_attention(
         if implementation == CHUNKED:
             content, query, key = content_vectors(query, key, terms, offsets)
             form = lower(terms, offsets, query)
-            return chunked_attention(content, query, key, value, form, int(offsets.start), mask, causal, dropout), None
+            ends = None if offsets.padding is None else offsets.padding.ends
+            start = int(offsets.start)
+            return chunked_attention(content, query, key, value, form, start, mask, causal, dropout, ends), None
         if causal and implementation == "eager":  # which leaves nothing to a kernel
             mask = (offsets.matrix(query.device) <= 0)[..., None, :, :]
     if implementation == "eager":

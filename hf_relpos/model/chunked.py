@@ -69,6 +69,7 @@ class Call:
         allow: boolean (H or 1, P), what the scheme lets through by offset; or None.
         dropout: probability of dropping an attention weight, in units of 2^−16.
         seed: of the dropout.
+        ends: of every row, how many of its queries are wanted; None for all.
     """
 
     form: NormalForm
@@ -78,6 +79,7 @@ class Call:
     allow: torch.Tensor | None = None
     dropout: int = 0
     seed: int = 0
+    ends: tuple[int, ...] | None = None
 
     @property
     def kept(self) -> float:
@@ -95,6 +97,7 @@ def chunked_attention(
     mask: torch.Tensor | None = None,
     causal: bool = False,
     dropout: float = 0.0,
+    ends: tuple[int, ...] | None = None,
 ) -> torch.Tensor:
     """`formula.attend` of the normal form, without the weights.
 
@@ -107,6 +110,7 @@ def chunked_attention(
         mask: boolean, broadcastable to (B, H, L, K), True: may attend. Rows with no visible key average all keys.
         causal: hide keys after the query's own place. A mask says so itself.
         dropout: probability of dropping an attention weight, rounded to a multiple of 2^−16, below 1.
+        ends: of every row, how many queries are wanted, the first ones; the others get zeros. None for all.
 
     Returns:
         (B, L, H, d), contiguous.
@@ -120,6 +124,7 @@ def chunked_attention(
         allow=form.allow,
         dropout=drop,
         seed=int(torch.randint(1 << 62, ())) if drop else 0,
+        ends=ends,
     )
     return _Chunked.apply(content, query, key, value, form.A, form.B, form.c, form.V, form.dense, call)
 
@@ -190,6 +195,7 @@ def _schedule(call: Call, row: int, length: int, keys: int) -> list[Strip]:
     mask = None if call.mask is None else call.mask[row if call.mask.shape[0] > 1 else 0]  # (1 or H, L, K)
     constant = mask is not None and (mask.stride(1) == 0 or mask.shape[1] == 1)  # the same for every query: padding
     strips = []
+    length = length if call.ends is None else call.ends[row]
     for first in range(0, length, QUERIES):
         rows = min(QUERIES, length - first)
         if mask is None:
@@ -584,8 +590,8 @@ class _Group:
 class _Gradients:
     """What the backward fills: gradients like the inputs, summed in float32 at least; key and value of one group."""
 
-    def __init__(self, content, query, A, B, c, V, dense, needs_dense):
-        self.content = torch.empty_like(content)
+    def __init__(self, content, query, A, B, c, V, dense, needs_dense, gaps):
+        self.content = (torch.zeros_like if gaps else torch.empty_like)(content)
         self.query = None if query is content else torch.zeros_like(query)
         self.A, self.B, self.c, self.V = (None if table is None else _zeros(table) for table in (A, B, c, V))
         self.dense = _zeros(dense) if needs_dense else None
@@ -630,7 +636,8 @@ class _Chunked(torch.autograd.Function):
         keys = key.shape[2]
         tables = tuple(None if table is None else table.contiguous() for table in (A, B, c, V))
         inputs = (content, query, key, value, *tables, dense)
-        out = content.new_empty(batch, length, heads, value.shape[3])
+        new = content.new_empty if call.ends is None else content.new_zeros
+        out = new(batch, length, heads, value.shape[3])
         generator = torch.Generator().manual_seed(call.seed) if call.dropout else None
         with torch.autocast("cpu", enabled=False):
             for row in range(batch):
@@ -653,7 +660,7 @@ class _Chunked(torch.autograd.Function):
         inputs[1] = query
         batch, heads, length, _ = content.shape
         keys = key.shape[2]
-        total = _Gradients(content, query, A, B, c, V, dense, ctx.needs_input_grad[8])
+        total = _Gradients(content, query, A, B, c, V, dense, ctx.needs_input_grad[8], call.ends is not None)
         d_key, d_value = torch.empty_like(key), torch.empty_like(value)
         generator = torch.Generator().manual_seed(call.seed) if call.dropout else None
         with torch.autocast("cpu", enabled=False):

@@ -6,7 +6,7 @@ import torch
 from huggingface_hub.dataclasses import strict
 from transformers import BertConfig
 
-from .schemes import build_input, scheme_parts
+from .schemes import SCHEMES, Absolute, build_input, scheme_parts
 
 
 TEMPERATURES = ("none", "log")
@@ -41,6 +41,17 @@ class RelPosBertConfig(BertConfig):
         embedding_size (`int`, *optional*):
             Width of the embeddings, which a linear layer then takes to `hidden_size`, as in ALBERT and ELECTRA; None
             for `hidden_size` and no such layer.
+        unpad_inputs (`bool`, defaults to `False`):
+            Whether the layers compute on the real tokens of a padded batch only, which trains the faster the more
+            padding there is. The output is then zero at padding; everything else is the same. A batch with a cache, a
+            memory or cross-attention stays as it is.
+        memory_length (`int`, defaults to 0):
+            M: outputs carry a `memory`, the layer inputs of the last M tokens of each row, which `forward` takes with
+            the next segment of the same texts (Transformer-XL, Dai et al., arXiv 1901.02860). 0: none. It may be
+            changed at any time, and may be larger in evaluation than in training.
+        memory_same_length (`bool`, defaults to `False`):
+            Whether a token sees at most M tokens, itself and those before it, so that all tokens of a segment have
+            equally long contexts (`same_length` of the original).
         save_code (`bool`, defaults to `True`):
             Whether `save_pretrained` and `push_to_hub` of a model put its code beside the weights, for loading with
             `trust_remote_code=True` where hf_relpos is not installed.
@@ -62,6 +73,7 @@ class RelPosBertConfig(BertConfig):
     """
 
     model_type = "relpos_bert"
+    keys_to_ignore_at_inference = ["memory"]
 
     position_embedding_type: str | list[str] = "relative_key"
     position_options: dict[str, Any] | None = None
@@ -72,6 +84,9 @@ class RelPosBertConfig(BertConfig):
     absolute_position_embeddings: bool = False
     absolute_position_fade: float | int = 1.0
     embedding_size: int | None = None
+    unpad_inputs: bool = False
+    memory_length: int = 0
+    memory_same_length: bool = False
     save_code: bool = True
 
     # BERT has no plans of its own, and the defaults of Transformers look for `layers.*`
@@ -94,6 +109,7 @@ class RelPosBertConfig(BertConfig):
         self.validate_attention_window()
         self.validate_attention_temperature()
         self.validate_absolute_position_fade()
+        self.validate_memory()
 
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
@@ -217,6 +233,33 @@ class RelPosBertConfig(BertConfig):
             raise ValueError(
                 f"absolute_position_fade = {self.absolute_position_fade} with absolute_position_embeddings = False: "
                 "there is no table to fade; leave the fade at 1, or convert with method='keep'"
+            )
+
+    def validate_memory(self) -> None:
+        """A memory needs schemes whose distances extend to the left of a segment."""
+        if self.memory_length < 0:
+            raise ValueError(f"memory_length = {self.memory_length}: give a number of tokens, or 0 for no memory")
+        if self.memory_same_length and not self.memory_length:
+            raise ValueError(
+                "memory_same_length = True with memory_length = 0: give the number of tokens that each may see"
+            )
+        if not self.memory_length:
+            return
+        obstacles = {scheme.name: scheme.memory_obstacle(settings) for scheme, settings in scheme_parts(self)}
+        if self.absolute_position_embeddings:
+            obstacles["absolute"] = Absolute.memory_obstacle(Absolute.defaults())
+        for name, obstacle in obstacles.items():
+            if obstacle is not None:
+                takers = [s.name for s in SCHEMES.values() if s.memory_obstacle(s.defaults()) is None]
+                raise ValueError(
+                    f"memory_length = {self.memory_length} with the position scheme {name!r}: {obstacle}. These take "
+                    f"a memory: {', '.join(takers)}"
+                )
+        if self.attention_window is not None and self.global_tokens != []:
+            raise ValueError(
+                f"memory_length = {self.memory_length} with attention_window = {self.attention_window} and "
+                f"global_tokens = {self.global_tokens}: global tokens of earlier segments are not kept; set "
+                "global_tokens=[], or leave the window out"
             )
 
     @property

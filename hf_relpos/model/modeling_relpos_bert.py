@@ -18,7 +18,10 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
 from transformers.masking_utils import create_bidirectional_mask
-from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPastAndCrossAttentions,
+    BaseModelOutputWithPoolingAndCrossAttentions,
+)
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from transformers.models.bert.modeling_bert import (
     BertEncoder,
@@ -45,7 +48,9 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .attention import capable_backends, check_backend, relative_attention
 from .configuration_relpos_bert import RelPosBertConfig
+from .memory import WITH_MEMORY, SegmentMemory, beside_memory, carries_memory, check_memory, remember
 from .offsets import Offsets
+from .padding import Padding
 from .relations import relations_of, self_attention_mask, temperature
 from .scheme import InputScheme, Scheme, SharedScheme
 from .scheme_absolute import LearnedPositions
@@ -140,22 +145,36 @@ class RelPosBertSelfAttention(BertSelfAttention):
         attention_mask: torch.Tensor | None = None,
         past_key_values: Cache | None = None,
         offsets: Offsets | None = None,
+        memory: SegmentMemory | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """hidden_states (B, L, D) to (B, L, D) and the attention weights (B, H, L, K) where the backend holds them.
 
         Args:
             offsets: what the model knows about the pairs of this call; None for consecutive tokens without a cache.
+                If it has `padding`, the hidden states, here and returned, are (1, T, D), the real tokens.
+            memory: what earlier segments left behind. Its keys come first, before those of a cache.
         """
-        heads = (*hidden_states.shape[:-1], -1, self.attention_head_size)
-        query = self.query(hidden_states).view(heads).transpose(1, 2)
-        key = self.key(hidden_states).view(heads).transpose(1, 2)
-        value = self.value(hidden_states).view(heads).transpose(1, 2)
+        padding = None if offsets is None else offsets.padding
+        seen, remembered = hidden_states, 0
+        if memory is not None:
+            remembered = memory.length
+            old = memory.states[self.layer_idx].detach().to(hidden_states.device, hidden_states.dtype)
+            seen = torch.cat([old, hidden_states], dim=1)
+        query, key, value = (
+            (vectors if padding is None else padding.restore(vectors))
+            .unflatten(-1, (-1, self.attention_head_size))
+            .transpose(1, 2)
+            for vectors in (self.query(hidden_states), self.key(seen), self.value(seen))
+        )
         if past_key_values is not None:
+            (old_key, key), (old_value, value) = (states.tensor_split([remembered], dim=2) for states in (key, value))
             cache = past_key_values
             if isinstance(cache, EncoderDecoderCache):
                 cache = cache.self_attention_cache
             key, value = cache.update(key, value, self.layer_idx)
+            if remembered:
+                key, value = torch.cat([old_key, key], dim=2), torch.cat([old_value, value], dim=2)
         if offsets is None:
             offsets = Offsets(query.shape[2], key.shape[2])
             offsets = replace(offsets, temperature=temperature(self.config, attention_mask, offsets, query.device))
@@ -181,7 +200,8 @@ class RelPosBertSelfAttention(BertSelfAttention):
             dropout=self.dropout.p if self.training else 0.0,
             **kwargs,
         )
-        return out.reshape(*hidden_states.shape[:-1], -1).contiguous(), weights
+        out = out.flatten(2)
+        return (out if padding is None else padding.remove(out)).contiguous(), weights
 
 
 class RelPosBertLayer(BertLayer):
@@ -200,6 +220,37 @@ class RelPosBertEncoder(BertEncoder):
         self.config = config
         self.layer = nn.ModuleList([RelPosBertLayer(config, layer_idx=i) for i in range(config.num_hidden_layers)])
         self.distance_embedding = build_shared(config)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
+        layer_inputs: list[torch.Tensor] | None = None,
+        **kwargs,
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """As BertEncoder's.
+
+        Args:
+            layer_inputs: a list to put the input of every layer in, (B, L, D) each, or None.
+        """
+        for layer in self.layer:
+            if layer_inputs is not None:
+                layer_inputs.append(hidden_states)
+            hidden_states = layer(
+                hidden_states,
+                attention_mask,
+                encoder_hidden_states,  # by place, or gradient checkpointing would lose its gradient
+                encoder_attention_mask=encoder_attention_mask,
+                past_key_values=past_key_values,
+                **kwargs,
+            )
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=hidden_states, past_key_values=past_key_values if use_cache else None
+        )
 
 
 def _code_files() -> set[str]:
@@ -352,6 +403,8 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         past_key_values: Cache | None = None,
         use_cache: bool | None = None,
         relation_ids: torch.Tensor | None = None,
+        memory: SegmentMemory | None = None,
+        memory_sink: list[SegmentMemory] | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor] | BaseModelOutputWithPoolingAndCrossAttentions:
         """As BertModel's, with these differences.
@@ -362,9 +415,15 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
                 of each token, negative for tokens outside the grid.
             attention_mask: (B, L), or prepared (B, 1, L, K), boolean (True: may attend) or additive.
             relation_ids: (B, L, L), labels of the edges from i to j, for the schemes that ask for them.
+            memory: of the outputs for the segment before, where `config.memory_length` is not 0. The first document
+                of a row goes on with it, whatever its first position id; `memory.reset` empties rows. It is not
+                changed, and its tokens have no place in attention_mask. With a cache, which then holds this segment
+                only, it must be given in every call, and no new memory is returned.
+            memory_sink: a list that takes the new memory as well, for heads, whose outputs are not this model's.
 
         Raises:
-            ValueError: for inputs that the scheme requires and does not get.
+            ValueError: for inputs that the scheme requires and does not get, and for a memory that is not of this
+                model and batch.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
@@ -383,16 +442,29 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         empty = isinstance(past_key_values, DynamicCache) and isinstance(past_length, int) and past_length == 0
         distance_ids = position_ids if on_grid or empty or not caller_has_cache else None
         tokens = input_ids if inputs_embeds is None else inputs_embeds
+        if memory is not None:
+            check_memory(self.config, memory, tokens.shape[0])
+            memory = memory if memory.length else None
         offsets, segments = relations_of(
             self.config,
             tokens,
             past_key_values,
             past_length,
             decoder_mask=attention_mask if self.config.is_decoder else None,
-            position_ids=distance_ids,
+            position_ids=distance_ids if memory is None else None,
             token_type_ids=token_type_ids,
             relation_ids=relation_ids,
         )
+        mask = None
+        if memory is not None:
+            offsets, mask = beside_memory(
+                self.config,
+                memory,
+                offsets,
+                tokens,
+                attention_mask,
+                position_ids=None if caller_has_cache else position_ids,
+            )
         if self.encoder.distance_embedding is not None:
             shared = partial(self.encoder.distance_embedding, offsets)
             # a checkpointed layer computes again in its backward, and may not reach into a graph outside of it
@@ -406,8 +478,20 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             past_length=past_length,
             attention_mask=attention_mask,
         )
-        mask = self_attention_mask(self.config, hidden_states, attention_mask, past_key_values, segments, distance_ids)
+        if memory is None:
+            mask = self_attention_mask(
+                self.config, hidden_states, attention_mask, past_key_values, segments, distance_ids
+            )
+        elif mask is not None and self.config._attn_implementation == "flex_attention":  # which adds a dense mask
+            mask = torch.where(mask, 0.0, torch.finfo(hidden_states.dtype).min).to(hidden_states.dtype)
         offsets = replace(offsets, temperature=temperature(self.config, mask, offsets, hidden_states.device))
+        layer_inputs = [] if self.config.memory_length and not caller_has_cache else None
+        padding = None
+        if past_key_values is None and encoder_hidden_states is None and memory is None and layer_inputs is None:
+            padding = self._padding(attention_mask, kwargs)
+        if padding is not None:
+            offsets = replace(offsets, padding=padding)
+            hidden_states = padding.remove(hidden_states)
         outputs = self.encoder(
             hidden_states,
             attention_mask=mask,
@@ -423,14 +507,39 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             past_key_values=past_key_values,
             use_cache=use_cache,
             offsets=offsets,
+            memory=memory,
+            layer_inputs=layer_inputs,
             **kwargs,
         )
         sequence = outputs.last_hidden_state
-        return BaseModelOutputWithPoolingAndCrossAttentions(
+        if padding is not None:
+            sequence = padding.restore(sequence)
+        outputs = BaseModelOutputWithPoolingAndCrossAttentions(
             last_hidden_state=sequence,
             pooler_output=self.pooler(sequence) if self.pooler is not None else None,
             past_key_values=outputs.past_key_values,
         )
+        if layer_inputs is None:
+            return outputs
+        kept = remember(memory, tuple(layer_inputs), attention_mask, position_ids, self.config.memory_length)
+        if memory_sink is not None:
+            memory_sink.append(kept)
+        return WITH_MEMORY[type(outputs)](**outputs, memory=kept)
+
+    def _padding(self, attention_mask: torch.Tensor | None, kwargs: dict) -> Padding | None:
+        """The padding to take out of the batch, if any; states that are kept must have the shape of the batch."""
+        kept = ("output_hidden_states", "output_attentions")
+        if (
+            not self.config.unpad_inputs
+            or not isinstance(attention_mask, torch.Tensor)
+            or attention_mask.dim() != 2
+            or self.config.chunk_size_feed_forward
+            or any(kwargs.get(name, getattr(self.config, name, False)) for name in kept)
+            or torch.compiler.is_compiling()  # a graph would be cut where data decide on shapes
+            or torch.jit.is_tracing()
+        ):
+            return None
+        return Padding.of(attention_mask)
 
 
 def _fit_decoder(head: BertOnlyMLMHead | BertPreTrainingHeads, config: RelPosBertConfig) -> None:
@@ -442,6 +551,7 @@ def _fit_decoder(head: BertOnlyMLMHead | BertPreTrainingHeads, config: RelPosBer
         predictions.decoder = nn.Linear(size, config.vocab_size)
 
 
+@carries_memory
 class RelPosBertForPreTraining(RelPosBertPreTrainedModel, BertForPreTraining):
     """Masked language modelling and next sentence heads on a relative BERT; `forward` as BertForPreTraining's."""
 
@@ -455,6 +565,7 @@ class RelPosBertForPreTraining(RelPosBertPreTrainedModel, BertForPreTraining):
         self.post_init()
 
 
+@carries_memory
 class RelPosBertForMaskedLM(RelPosBertPreTrainedModel, BertForMaskedLM):
     """Masked language modelling head on a relative BERT; `forward` as BertForMaskedLM's."""
 
@@ -470,6 +581,7 @@ class RelPosBertForMaskedLM(RelPosBertPreTrainedModel, BertForMaskedLM):
         self.post_init()
 
 
+@carries_memory
 class RelPosBertLMHeadModel(RelPosBertPreTrainedModel, BertLMHeadModel):
     """Causal language modelling head on a relative BERT; `forward` and `generate` as BertLMHeadModel's."""
 
@@ -486,12 +598,21 @@ class RelPosBertLMHeadModel(RelPosBertPreTrainedModel, BertLMHeadModel):
         _fit_decoder(self.cls, config)
         self.post_init()
 
+    def _expand_inputs_for_generation(self, expand_size: int = 1, memory: SegmentMemory | None = None, **kwargs):
+        """As in Transformers, for which a memory is no tensor: every beam has that of its row."""
+        input_ids, kwargs = super()._expand_inputs_for_generation(expand_size=expand_size, **kwargs)
+        if memory is not None:
+            rows = torch.arange(memory.mask.shape[0], device=memory.mask.device)
+            kwargs["memory"] = memory.select(rows.repeat_interleave(expand_size))
+        return input_ids, kwargs
+
     @staticmethod
     def create_masks_for_generate(config, inputs_embeds, attention_mask, past_key_values, **kwargs):
         """The mask that `generate` prepares for a static cache; Transformers' own has no attention window."""
         return self_attention_mask(config, inputs_embeds, attention_mask, past_key_values, None, None)
 
 
+@carries_memory
 class RelPosBertForNextSentencePrediction(RelPosBertPreTrainedModel, BertForNextSentencePrediction):
     """Next sentence head on a relative BERT; `forward` as BertForNextSentencePrediction's."""
 
@@ -506,6 +627,7 @@ def _classifier_dropout(config: RelPosBertConfig) -> nn.Dropout:
     return nn.Dropout(config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout)
 
 
+@carries_memory
 class RelPosBertForSequenceClassification(RelPosBertPreTrainedModel, BertForSequenceClassification):
     """Sequence classification or regression on a relative BERT; `forward` as BertForSequenceClassification's."""
 
@@ -519,6 +641,7 @@ class RelPosBertForSequenceClassification(RelPosBertPreTrainedModel, BertForSequ
         self.post_init()
 
 
+@carries_memory
 class RelPosBertForMultipleChoice(RelPosBertPreTrainedModel, BertForMultipleChoice):
     """Multiple choice on a relative BERT; `forward` as BertForMultipleChoice's."""
 
@@ -530,6 +653,7 @@ class RelPosBertForMultipleChoice(RelPosBertPreTrainedModel, BertForMultipleChoi
         self.post_init()
 
 
+@carries_memory
 class RelPosBertForTokenClassification(RelPosBertPreTrainedModel, BertForTokenClassification):
     """Token classification on a relative BERT; `forward` as BertForTokenClassification's."""
 
@@ -542,6 +666,7 @@ class RelPosBertForTokenClassification(RelPosBertPreTrainedModel, BertForTokenCl
         self.post_init()
 
 
+@carries_memory
 class RelPosBertForQuestionAnswering(RelPosBertPreTrainedModel, BertForQuestionAnswering):
     """Extractive question answering on a relative BERT; `forward` as BertForQuestionAnswering's."""
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from .padding import Padding
+
 
 @dataclass(frozen=True)
 class Offsets:
@@ -31,6 +33,7 @@ class Offsets:
         query_projection: the W_q of the layer that asks for terms, D to H·d; or None.
         key_projection: its W_k.
         temperature: τ of the formula, (1 or B, 1 or H, L); None for 1.
+        padding: where the real tokens are, if the layer is given only these; or None.
         device: where the layer computes, for schemes without parameters to tell it; None for the default device.
         dtype: what to compute angles, slopes and the like in: that of the layer, float32 at least.
     """
@@ -47,6 +50,7 @@ class Offsets:
     query_projection: Callable[[torch.Tensor], torch.Tensor] | None = None
     key_projection: Callable[[torch.Tensor], torch.Tensor] | None = None
     temperature: torch.Tensor | None = None
+    padding: Padding | None = None
     device: torch.device | None = None
     dtype: torch.dtype = torch.float32
 

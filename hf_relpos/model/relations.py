@@ -120,7 +120,7 @@ def self_attention_mask(
     segments: torch.Tensor | None,
     position_ids: torch.Tensor | None,
 ) -> torch.Tensor | None:
-    """The mask for the chosen backend: padding, causality, borders of packed documents, the attention window.
+    """The mask for the chosen backend: padding, causality, borders of packed documents, windows.
 
     Args:
         config: a RelPosBertConfig.
@@ -157,6 +157,13 @@ def self_attention_mask(
             return visible
 
         overlays.append(within_window)
+    if config.memory_same_length:
+        reach = config.memory_length
+
+        def within_memory(batch, head, query, key):
+            return query - key < reach
+
+        overlays.append(within_memory)
     overlay = None
     if overlays:
         overlay = overlays[0] if len(overlays) == 1 else and_masks(*overlays)

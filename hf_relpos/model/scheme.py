@@ -157,7 +157,12 @@ class Scheme(nn.Module):
                     f"position_options[{key!r}] = {value!r} is not accepted by the scheme {cls.name!r}; "
                     f"{key}: {cls.options[key].help}"
                 )
-        return {key: options.get(key, option.default) for key, option in cls.options.items()}
+        return {**cls.defaults(), **options}
+
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """The value of every option that is not given."""
+        return {key: option.default for key, option in cls.options.items()}
 
     @classmethod
     def scale_of(cls, settings: Mapping[str, Any], config: Any) -> float | None:
@@ -168,6 +173,19 @@ class Scheme(nn.Module):
     def needs_of(cls, settings: Mapping[str, Any]) -> frozenset[str]:
         """What a backend must be able to do, given the resolved options."""
         return cls.needs
+
+    @classmethod
+    def memory_obstacle(cls, settings: Mapping[str, Any]) -> str | None:
+        """Why tokens cannot attend to a memory of earlier segments under it, in words; None where they can.
+
+        What it takes are terms that follow from the offset, to the left as far as the memory goes.
+        """
+        if cls.requires:
+            needed = " and ".join(sorted(cls.requires))
+            return f"it needs {needed} of all keys, and those of earlier segments are not kept"
+        if not cls.relative:
+            return "it counts places from the beginning of the input, where every segment begins anew"
+        return None
 
     @classmethod
     def input_module(cls, config: Any, settings: Mapping[str, Any]) -> nn.Module | None:

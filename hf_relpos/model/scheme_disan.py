@@ -25,6 +25,12 @@ class DiSAN(Scheme, name="disan"):
     needs = frozenset({"allow"})
     options = {"direction": choice("split", "forward", "backward", "diag", help="which keys a token attends to")}
 
+    @classmethod
+    def memory_obstacle(cls, settings):
+        if settings["direction"] == "backward":
+            return "going backward a token attends only to its right, and a memory lies to the left"
+        return super().memory_obstacle(settings)
+
     def terms(self, offsets: Offsets) -> Terms:
         sees = {"forward": (True, False, False), "backward": (False, False, True), "diag": (True, False, True)}
         direction = self.settings["direction"]

@@ -1,0 +1,535 @@
+"""Segment recurrence: parity with Transformer-XL's own model, and what holds for every scheme that takes memory."""
+
+import dataclasses
+import pickle
+
+import pytest
+import torch
+from oracles import ON_TOKENS, golden, padding, tiny_config, tiny_model
+from transformers import DynamicCache, StaticCache
+
+from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertLMHeadModel, RelPosBertModel, SegmentMemory
+from hf_relpos.model import attention
+from hf_relpos.model.attention import capable_backends
+from hf_relpos.model.modeling_relpos_bert import HEADS
+
+
+BATCH, WORDS, WIDTH = 2, 50, 24
+TAKERS = [name for name in ON_TOKENS if SCHEMES[name].memory_obstacle(SCHEMES[name].defaults()) is None]
+OTHERS = [name for name in SCHEMES if name not in TAKERS]
+ON_CPU = ("eager", "sdpa", "relpos")
+PAIRS = [
+    (name, backend)
+    for name in TAKERS
+    for backend in ON_CPU
+    if backend in capable_backends(tiny_config(name).position_needs)
+]
+# every scheme with its default, and three kinds of terms with every backend
+SOME = [
+    pair
+    for pair in PAIRS
+    if pair[0] in ("transformer_xl", "shaw", "t5")
+    or pair[1] == capable_backends(tiny_config(pair[0]).position_needs)[0]
+]
+some_pairs = pytest.mark.parametrize("name, backend", SOME, ids=["-".join(pair) for pair in SOME])
+every_taker = pytest.mark.parametrize("name", TAKERS)
+every_pair = pytest.mark.parametrize("name, backend", PAIRS, ids=["-".join(pair) for pair in PAIRS])
+encoder_and_decoder = pytest.mark.parametrize("is_decoder", [False, True], ids=["encoder", "decoder"])
+
+
+@pytest.fixture(autouse=True)
+def none_too_short(monkeypatch):
+    """The default takes its own way, in chunks, however small the model."""
+    monkeypatch.setattr(attention, "FEWEST_SCORES", 0)
+
+
+def token_ids(*shape):
+    return torch.randint(1, WORDS, shape)
+
+
+def difference(one, other):
+    assert one.shape == other.shape
+    return (one - other).abs().max().item()
+
+
+@torch.no_grad()
+def by_segments(model, ids, lengths, memory=None, **arguments):
+    """Outputs for all tokens, a segment at a time, and the last memory."""
+    parts = []
+    for segment in ids.split(lengths, dim=1):
+        outputs = model(segment, memory=memory, use_cache=False, **arguments)
+        memory = outputs.memory
+        parts.append(outputs[0])
+    return torch.cat(parts, dim=1), memory
+
+
+# Parity ------------------------------------------------------------------------------------------------------------
+
+SIZES, ORIGINAL = golden("transformer_xl")
+
+
+def original_model(case, backend):
+    """Our causal model with the weights of the original, whose layers are BERT's without biases in attention."""
+    settings = SIZES["cases"][case]
+    clamp = settings["clamp_len"]
+    config = RelPosBertConfig(
+        position_embedding_type="transformer_xl",
+        position_options={"clamp_len": clamp if clamp > 0 else None},
+        vocab_size=4,
+        hidden_size=SIZES["d_model"],
+        num_attention_heads=SIZES["n_head"],
+        num_hidden_layers=SIZES["n_layer"],
+        intermediate_size=SIZES["d_inner"],
+        hidden_act="relu",
+        layer_norm_eps=SIZES["eps"],
+        is_decoder=True,
+        memory_length=SIZES["memory"],
+        memory_same_length=settings["same_length"],
+    )
+    config._attn_implementation = backend
+    model = RelPosBertModel(config, add_pooling_layer=False).eval()
+    state = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
+    state["embeddings.LayerNorm.weight"] += 1  # the inputs are normalised already
+    for layer in range(SIZES["n_layer"]):
+        ours, theirs = f"encoder.layer.{layer}.", f"layers.{layer}."
+        own = ours + "attention.self."
+        qkv = ORIGINAL[theirs + "dec_attn.qkv_net.weight"].chunk(3)
+        for part, weight in zip(("query", "key", "value"), qkv, strict=True):
+            state[f"{own}{part}.weight"] = weight
+        for table in ("r_net.weight", "r_w_bias", "r_r_bias"):
+            state[f"{own}distance_embedding.{table}"] = ORIGINAL[f"{theirs}dec_attn.{table}"]
+        state[ours + "attention.output.dense.weight"] = ORIGINAL[theirs + "dec_attn.o_net.weight"]
+        for kind in ("weight", "bias"):
+            state[f"{ours}attention.output.LayerNorm.{kind}"] = ORIGINAL[f"{theirs}dec_attn.layer_norm.{kind}"]
+            state[f"{ours}intermediate.dense.{kind}"] = ORIGINAL[f"{theirs}pos_ff.CoreNet.0.{kind}"]
+            state[f"{ours}output.dense.{kind}"] = ORIGINAL[f"{theirs}pos_ff.CoreNet.3.{kind}"]
+            state[f"{ours}output.LayerNorm.{kind}"] = ORIGINAL[f"{theirs}pos_ff.layer_norm.{kind}"]
+    model.load_state_dict(state)
+    return model
+
+
+@pytest.mark.parametrize("backend", ON_CPU)
+@pytest.mark.parametrize("case", SIZES["cases"])
+def test_transformer_xl_over_segments(case, backend):
+    """Three layers, five segments, eight tokens of memory; the original's float32 against ours."""
+    model = original_model(case, backend)
+    memory, parts = None, []
+    with torch.no_grad():
+        for segment in ORIGINAL["inputs"].split(SIZES["segments"], dim=1):
+            outputs = model(inputs_embeds=segment, memory=memory)
+            memory = outputs.memory
+            parts.append(outputs.last_hidden_state)
+    assert difference(torch.cat(parts, dim=1), ORIGINAL[f"{case}.output"]) <= 1e-5
+    assert memory.mask.all() and memory.length == SIZES["memory"]
+    for layer, state in enumerate(memory.states):
+        assert difference(state, ORIGINAL[f"{case}.mems.{layer}"]) <= 1e-5
+
+
+def test_the_cases_of_the_original_differ():
+    cases = list(SIZES["cases"])
+    for place, case in enumerate(cases):
+        for other in cases[:place]:
+            assert difference(ORIGINAL[f"{case}.output"], ORIGINAL[f"{other}.output"]) > 1e-2
+
+
+# What memory is ----------------------------------------------------------------------------------------------------
+
+
+@every_pair
+def test_long_memory_equals_the_whole_text(name, backend):
+    """A causal model with unlimited memory computes the same, however the text is cut."""
+    model = tiny_model(RelPosBertLMHeadModel, name, attn_implementation=backend, is_decoder=True, memory_length=40)
+    ids = token_ids(BATCH, 24)
+    with torch.no_grad():
+        full = model(ids, use_cache=False)
+    for lengths in ([5, 7, 1, 11], [1] * 24):
+        logits, memory = by_segments(model, ids, lengths)
+        assert difference(logits, full.logits) <= 1e-5
+        for state, expected in zip(memory.states, full.memory.states, strict=True):
+            assert difference(state, expected) <= 1e-5
+
+
+@every_pair
+def test_memory_of_an_encoder_by_hand(name, backend):
+    """One layer over memory and segment is the layer over both, as far as the segment's rows go."""
+    model = tiny_model(RelPosBertModel, name, attn_implementation=backend, memory_length=6, num_hidden_layers=1)
+    ids = token_ids(BATCH, 15)
+    with torch.no_grad():
+        expected = model(ids[:, 3:]).last_hidden_state[:, 6:]  # its layer inputs are the embeddings
+    states, _ = by_segments(model, ids, [9, 6])
+    assert difference(states[:, 9:], expected) <= 1e-5
+    alone, _ = by_segments(model, ids[:, 9:], [6])
+    if name != "disan":  # half of its heads look to the left, by content alone
+        assert difference(alone, expected) > 1e-3
+
+
+@encoder_and_decoder
+@some_pairs
+def test_empty_memory_is_no_memory(name, backend, is_decoder):
+    """None, no tokens, tokens of rows that were reset: nothing soaks up attention."""
+    model = tiny_model(RelPosBertModel, name, attn_implementation=backend, is_decoder=is_decoder, memory_length=8)
+    ids = token_ids(BATCH, 9)
+    with torch.no_grad():
+        first = model(ids)
+        full = first.memory
+        none = SegmentMemory(tuple(state[:, :0] for state in full.states), full.mask[:, :0])
+        for memory in (none, full.reset(torch.tensor([True, True]))):
+            again = model(ids, memory=memory)
+            assert difference(again.last_hidden_state, first.last_hidden_state) <= 1e-5
+            kept = again.memory.mask.sum(-1)
+            assert kept.tolist() == [8, 8]
+            assert difference(again.memory.states[-1], full.states[-1]) <= 1e-5
+        half = model(ids, memory=full.reset(torch.tensor([True, False]))).last_hidden_state
+        assert difference(half[0], first.last_hidden_state[0]) <= 1e-5
+        assert difference(half[1], first.last_hidden_state[1]) > 1e-3
+
+
+@encoder_and_decoder
+@pytest.mark.parametrize("side", ["right", "left"])
+@some_pairs
+def test_padded_rows_equal_rows_alone(name, backend, side, is_decoder):
+    """Three segments whose rows have different numbers of tokens, none among them."""
+    model = tiny_model(RelPosBertModel, name, attn_implementation=backend, is_decoder=is_decoder, memory_length=7)
+    counts = [[5, 2, 0], [0, 3, 4], [4, 5, 1]]
+    texts = token_ids(3, 20)
+    place = [0, 0, 0]
+    memory, alone = None, [None, None, None]
+    for lengths in counts:
+        real = padding(lengths, 5)
+        real = real if side == "right" else real.flip(1)
+        ids = token_ids(3, 5)
+        for row, length in enumerate(lengths):
+            ids[row, real[row]] = texts[row, place[row] : place[row] + length]
+        with torch.no_grad():
+            together = model(ids, attention_mask=real.long(), memory=memory)
+        memory = together.memory
+        for row, length in enumerate(lengths):
+            if length:
+                text = texts[row : row + 1, place[row] : place[row] + length]
+                states, alone[row] = by_segments(model, text, [length], alone[row])
+                assert difference(together.last_hidden_state[row, real[row]][None], states) <= 1e-5
+                place[row] += length
+            expected = alone[row]
+            kept = memory.mask[row]
+            assert int(kept.sum()) == (0 if expected is None else expected.length)
+            if expected is not None:
+                assert difference(memory.states[1][row, kept][None], expected.states[1]) <= 1e-5
+
+
+@encoder_and_decoder
+@every_taker
+def test_documents_in_a_row(name, is_decoder):
+    """position_ids that begin anew: the first document goes on with the memory, the next sees neither it nor that."""
+    model = tiny_model(RelPosBertModel, name, is_decoder=is_decoder, memory_length=8)
+    ids = token_ids(1, 20)
+    _, before = by_segments(model, ids[:, :6], [6])
+    positions = torch.tensor([[6, 7, 8, 9, 0, 1, 2, 3, 4, 5, 0, 1, 2, 3]])
+    with torch.no_grad():
+        together = model(ids[:, 6:], position_ids=positions, memory=before, use_cache=False)
+    states = together.last_hidden_state
+    assert difference(states[:, :4], by_segments(model, ids[:, 6:10], [4], before)[0]) <= 1e-5
+    assert difference(states[:, 4:10], by_segments(model, ids[:, 10:16], [6])[0]) <= 1e-5
+    last, memory = by_segments(model, ids[:, 16:], [4])
+    assert difference(states[:, 10:], last) <= 1e-5
+    assert together.memory.mask.sum() == 4
+    assert difference(together.memory.states[1][:, -4:], memory.states[1]) <= 1e-5
+
+
+@some_pairs
+def test_positions_with_gaps(name, backend):
+    """Distances follow position_ids, from the memory on."""
+    model = tiny_model(
+        RelPosBertModel, name, attn_implementation=backend, is_decoder=True, memory_length=12, num_hidden_layers=1
+    )
+    ids = token_ids(1, 11)
+    positions = torch.tensor([[0, 1, 2, 3, 4, 5, 8, 9, 10, 14, 15]])
+    with torch.no_grad():
+        full = model(ids, position_ids=positions, use_cache=False).last_hidden_state
+        first = model(ids[:, :5], use_cache=False)
+        second = model(ids[:, 5:], position_ids=positions[:, 5:], memory=first.memory, use_cache=False)
+    assert difference(second.last_hidden_state, full[:, 5:]) <= 1e-5
+
+
+@every_taker
+def test_beams_take_their_memory_along(name):
+    model = tiny_model(RelPosBertLMHeadModel, name, is_decoder=True, memory_length=8)
+    ids, rows = token_ids(3, 9), torch.tensor([2, 0, 0, 1])
+    _, memory = by_segments(model, ids[:, :5], [5])
+    expected, _ = by_segments(model, ids[:, 5:], [4], memory)
+    got, _ = by_segments(model, ids[rows, 5:], [4], memory.select(rows))
+    assert difference(got, expected[rows]) <= 1e-5
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
+@encoder_and_decoder
+@every_taker
+def test_gradients_stop_at_the_memory(name, is_decoder, checkpointing):
+    """They reach W_k and W_v through it, which a memory that is a leaf shows, and nothing before."""
+    model = tiny_model(RelPosBertModel, name, is_decoder=is_decoder, memory_length=8, num_hidden_layers=1).train()
+    if checkpointing:
+        model.gradient_checkpointing_enable()
+    first = model(token_ids(BATCH, 6), use_cache=False).memory
+    assert not any(state.requires_grad for state in first.states)
+    leaf = SegmentMemory(tuple(state.clone().requires_grad_() for state in first.states), first.mask)
+    ids = token_ids(BATCH, 5)
+    found = {}
+    for what, memory in {"memory": leaf, "none": None}.items():
+        model.zero_grad()
+        model(ids, memory=memory, use_cache=False).last_hidden_state.square().sum().backward()
+        attention = model.encoder.layer[0].attention.self
+        found[what] = torch.stack([attention.key.weight.grad, attention.value.weight.grad])
+    assert all(state.grad is None for state in leaf.states)
+    assert (found["memory"] - found["none"]).abs().amax((1, 2)).min() > 1e-4
+
+
+def test_gradient_through_memory_is_that_of_a_constant():
+    """Against finite differences in float64: loss as a function of W_k with the memory held fixed."""
+    model = tiny_model(RelPosBertModel, "transformer_xl", memory_length=8, num_hidden_layers=1).double()
+    memory = by_segments(model, token_ids(1, 6), [6])[1]
+    ids, weight = token_ids(1, 4), model.encoder.layer[0].attention.self.key.weight
+    direction, step = torch.randn_like(weight), 1e-6
+    model(ids, memory=memory).last_hidden_state[..., :3].sum().backward()
+    slope = (weight.grad * direction).sum().item()
+    values = []
+    with torch.no_grad():
+        for sign in (1, -1):
+            weight.add_(sign * step * direction)
+            values.append(model(ids, memory=memory).last_hidden_state[..., :3].sum().item())
+            weight.sub_(sign * step * direction)
+    assert slope == pytest.approx((values[0] - values[1]) / (2 * step), rel=1e-6)
+
+
+@pytest.mark.parametrize("is_decoder, memory_length", [(True, 4), (True, 9), (False, 4)])
+def test_same_length(is_decoder, memory_length):
+    """No token sees further back than `memory_length` tokens, itself among them; with any cut and with a cache."""
+    model = tiny_model(
+        RelPosBertModel,
+        "shaw",
+        is_decoder=is_decoder,
+        memory_length=memory_length,
+        memory_same_length=True,
+        num_hidden_layers=1,
+    )
+    ids = token_ids(BATCH, 15)
+    with torch.no_grad():
+        full = model(ids, use_cache=False).last_hidden_state
+        model.config.memory_same_length = False
+        for end in (1, 6, 15) if is_decoder else (15,):
+            begin = max(0, end - memory_length)
+            window = model(ids[:, begin:end], use_cache=False).last_hidden_state
+            assert difference(full[:, end - 1], window[:, -1]) <= 1e-5
+        model.config.memory_same_length = True
+        if is_decoder:
+            cache = DynamicCache(config=model.config)
+            cached = [model(part, past_key_values=cache)[0] for part in ids.split([6, 1, 8], dim=1)]
+            assert difference(torch.cat(cached, dim=1), full) <= 1e-5
+            assert difference(by_segments(model, ids, [6, 1, 8])[0], full) <= 1e-5
+
+
+@encoder_and_decoder
+def test_window_with_memory(is_decoder):
+    settings = {"attention_window": 3, "global_tokens": [], "memory_length": 5, "num_hidden_layers": 1}
+    model = tiny_model(RelPosBertModel, "t5", is_decoder=is_decoder, **settings)
+    ids = token_ids(BATCH, 12)
+    with torch.no_grad():
+        full = model(ids, use_cache=False).last_hidden_state
+    assert difference(by_segments(model, ids, [7, 5])[0][:, 7:], full[:, 7:]) <= 1e-5
+
+
+def test_memory_counts_for_the_temperature():
+    """τ follows the number of keys, those in the memory among them."""
+    settings = {"attention_temperature": "log", "attention_temperature_length": 4, "memory_length": 30}
+    model = tiny_model(RelPosBertLMHeadModel, "transformer_xl", is_decoder=True, **settings)
+    ids = token_ids(BATCH, 20)
+    with torch.no_grad():
+        full = model(ids, use_cache=False).logits
+    assert difference(by_segments(model, ids, [9, 4, 7])[0], full) <= 1e-5
+
+
+# With a cache ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@some_pairs
+def test_memory_before_a_cache(name, backend, kind):
+    """The memory stands left of what the cache holds, all along."""
+    model = tiny_model(RelPosBertLMHeadModel, name, attn_implementation=backend, is_decoder=True, memory_length=8)
+    ids = token_ids(BATCH, 20)
+    _, memory = by_segments(model, ids[:, :8], [8])
+    expected, _ = by_segments(model, ids[:, 8:], [12], memory)
+    caches = {
+        "dynamic": lambda: DynamicCache(config=model.config),
+        "static": lambda: StaticCache(config=model.config, max_cache_len=14),
+    }
+    cache, parts = caches[kind](), []
+    with torch.no_grad():
+        for part in ids[:, 8:].split([5, 1, 4, 1, 1], dim=1):
+            outputs = model(part, memory=memory, past_key_values=cache)
+            parts.append(outputs.logits)
+            assert "memory" not in outputs
+    assert difference(torch.cat(parts, dim=1), expected) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    "name, how",
+    [
+        *((name, {}) for name in TAKERS),
+        *((name, {"num_beams": 3}) for name in ("transformer_xl", "t5", "rope")),
+        *((name, {"cache_implementation": "static"}) for name in ("transformer_xl", "shaw", "deberta")),
+    ],
+    ids=str,
+)
+def test_generation_goes_on_from_a_memory(name, how):
+    """Rows padded on the left, greedy and with beams: as the rows alone, and as the whole text without any memory."""
+    model = tiny_model(RelPosBertLMHeadModel, name, is_decoder=True, memory_length=40)
+    settings = {"do_sample": False, "max_new_tokens": 5, "min_new_tokens": 5, "pad_token_id": 0, **how}
+    ids, real = token_ids(2, 14), padding([6, 3], 6).flip(1)
+    prompts = ids[:, 8:] * real
+    _, memory = by_segments(model, ids[:, :8], [8])
+    together = model.generate(prompts, attention_mask=real.long(), memory=memory, **settings)
+    for row, length in enumerate([6, 3]):
+        prompt = torch.cat([ids[row : row + 1, :8], prompts[row : row + 1, 6 - length :]], dim=1)
+        alone = model.generate(prompt, attention_mask=torch.ones_like(prompt), **settings)
+        assert together[row, 6 - length :].tolist() == alone[0, 8:].tolist()
+
+
+# Outputs, and bad input --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("auto", HEADS)
+def test_every_head_carries_memory(auto):
+    is_decoder = auto == "AutoModelForCausalLM"
+    model = tiny_model(HEADS[auto], "transformer_xl", is_decoder=is_decoder, memory_length=7)
+    shape = (BATCH, 3, 9) if auto == "AutoModelForMultipleChoice" else (BATCH, 9)
+    rows = BATCH * 3 if auto == "AutoModelForMultipleChoice" else BATCH
+    ids = token_ids(*shape)
+    with torch.no_grad():
+        first = model(ids)
+        second = model(ids, memory=first.memory)
+        as_tuple = model(ids, memory=first.memory, return_dict=False)
+    for outputs in (first, second):
+        assert [tuple(state.shape) for state in outputs.memory.states] == [(rows, 7, WIDTH)] * 2
+        assert outputs.memory.mask.shape == (rows, 7)
+    assert difference(first[0], second[0]) > 1e-3
+    assert isinstance(as_tuple, tuple) and torch.equal(as_tuple[-1].mask, second.memory.mask)
+    again = pickle.loads(pickle.dumps(second))
+    assert type(again) is type(second) and torch.equal(again.memory.states[0], second.memory.states[0])
+    leaves, structure = torch.utils._pytree.tree_flatten(second)
+    assert type(torch.utils._pytree.tree_unflatten(leaves, structure)) is type(second)
+    model.config.memory_length = 0
+    assert "memory" not in model(ids)
+
+
+def test_memory_survives_a_file(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    model = tiny_model(RelPosBertModel, "rope", memory_length=7)
+    _, memory = by_segments(model, token_ids(BATCH, 5), [5])
+    save_file(memory.to_tensors(), tmp_path / "memory.safetensors")
+    loaded = SegmentMemory.from_tensors(load_file(tmp_path / "memory.safetensors"))
+    assert torch.equal(loaded.mask, memory.mask)
+    assert all(torch.equal(one, other) for one, other in zip(loaded.states, memory.states, strict=True))
+    with pytest.raises(ValueError, match="no memory of segments"):
+        SegmentMemory.from_tensors({"mask": memory.mask, "weight": memory.states[0]})
+
+
+def test_larger_memory_in_evaluation():
+    model = tiny_model(RelPosBertLMHeadModel, "alibi", is_decoder=True, memory_length=2)
+    ids = token_ids(BATCH, 20)
+    short, _ = by_segments(model, ids, [5] * 4)
+    model.config.memory_length = 30
+    long, _ = by_segments(model, ids, [5] * 4)
+    assert difference(short[:, 5:], long[:, 5:]) > 1e-3
+    assert difference(long, model(ids, use_cache=False).logits) <= 1e-5
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_schemes_that_cannot(name):
+    with pytest.raises(ValueError) as raised:
+        tiny_config(name, memory_length=8)
+    assert all(part in str(raised.value) for part in ("memory_length = 8", repr(name), "transformer_xl"))
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"memory_length": -1}, "memory_length = -1"),
+        ({"memory_same_length": True}, "memory_same_length = True with memory_length = 0"),
+        ({"memory_length": 4, "absolute_position_embeddings": True}, "'absolute'"),
+        ({"memory_length": 4, "attention_window": 3}, "global_tokens"),
+        ({"memory_length": 4, "position_embedding_type": ["shaw", "fire"]}, "'fire'"),
+        (
+            {
+                "memory_length": 4,
+                "position_embedding_type": "disan",
+                "position_options": {"direction": "backward"},
+            },
+            "only to its right",
+        ),
+    ],
+    ids=str,
+)
+def test_configurations_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        RelPosBertConfig(**{"position_embedding_type": "shaw", **settings})
+
+
+def test_memory_refused():
+    model = tiny_model(RelPosBertModel, "shaw", memory_length=8)
+    ids = token_ids(BATCH, 5)
+    memory = model(ids).memory
+    cases = {
+        "2 rows, and the segment has 3": (model, token_ids(3, 5), memory),
+        "has 3; it comes from another model": (
+            tiny_model(RelPosBertModel, "shaw", memory_length=8, num_hidden_layers=3),
+            ids,
+            memory,
+        ),
+        "hidden_size = 48": (
+            tiny_model(RelPosBertModel, "shaw", memory_length=8, hidden_size=48),
+            ids,
+            memory,
+        ),
+        "holds 5 tokens, and config.memory_length = 4": (
+            tiny_model(RelPosBertModel, "shaw", memory_length=4),
+            ids,
+            memory,
+        ),
+        "config.memory_length = 0; set it": (tiny_model(RelPosBertModel, "shaw"), ids, memory),
+    }
+    for message, (asked, tokens, given) in cases.items():
+        with pytest.raises(ValueError, match=message):
+            asked(tokens, memory=given)
+    with pytest.raises(TypeError, match="memory is a tuple"):
+        model(ids, memory=memory.states)
+    absolute = tiny_model(RelPosBertModel, "sinusoidal")
+    absolute.config.memory_length = 8
+    with pytest.raises(ValueError, match="'sinusoidal'"):
+        absolute(ids, memory=memory)
+
+
+def test_compiled_whole():
+    """No graph break; eager code of the graph, since a compiler may be missing."""
+    model = tiny_model(RelPosBertLMHeadModel, "transformer_xl", is_decoder=True, memory_length=8)
+    ids = token_ids(BATCH, 20)
+    expected, memory = by_segments(model, ids, [8, 12])
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    got, kept = by_segments(compiled, ids, [8, 12])
+    assert difference(got, expected) <= 1e-5
+    assert difference(kept.states[1], memory.states[1]) <= 1e-5
+
+
+def test_trained_in_bfloat16_by_autocast():
+    model = tiny_model(RelPosBertLMHeadModel, "transformer_xl", is_decoder=True, memory_length=8).train()
+    memory = None
+    for _ in range(3):
+        ids = token_ids(BATCH, 6)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            outputs = model(ids, labels=ids, memory=memory)
+        memory = outputs.memory
+        outputs.loss.backward()
+    assert memory.length == 8 and all(state.isfinite().all() for state in memory.states)
+
+
+def test_memory_is_a_plain_output():
+    assert [field.name for field in dataclasses.fields(SegmentMemory)] == ["states", "mask"]

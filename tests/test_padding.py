@@ -1,0 +1,119 @@
+"""`unpad_inputs`: the layers see real tokens only, and nothing else changes."""
+
+import pytest
+import torch
+from oracles import extra_inputs, padding, tiny_model
+
+from hf_relpos import SCHEMES, RelPosBertForMaskedLM, RelPosBertModel
+from hf_relpos.model import attention
+from hf_relpos.model.attention import capable_backends
+from hf_relpos.model.padding import Padding
+
+
+LENGTH, REAL = 9, [9, 4, 1]
+
+
+@pytest.fixture(autouse=True)
+def none_too_short(monkeypatch):
+    monkeypatch.setattr(attention, "FEWEST_SCORES", 0)
+
+
+def batch(name):
+    real = padding(REAL, LENGTH)
+    return real, {
+        "input_ids": torch.randint(1, 50, real.shape) * real,
+        "attention_mask": real.long(),
+        **extra_inputs(name, len(REAL), LENGTH),
+    }
+
+
+def tokens_of_the_layers(model):
+    """How many tokens each feed-forward part is given, and the hooks that note it."""
+    seen = []
+    for layer in model.base_model.encoder.layer:
+        layer.intermediate.register_forward_pre_hook(lambda module, inputs: seen.append(tuple(inputs[0].shape[:2])))
+    return seen
+
+
+def test_there_and_back():
+    real = padding(REAL, LENGTH)
+    rows = torch.randn(3, LENGTH, 5)
+    found = Padding.of(real)
+    assert found.remove(rows).shape == (1, sum(REAL), 5)
+    assert torch.equal(found.restore(found.remove(rows)), rows * real[..., None])
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [torch.ones(2, 3), torch.tensor([[0, 1, 1], [1, 1, 1]])],
+    ids=["nothing to take out", "a row that begins with padding"],
+)
+def test_what_is_left_as_it_is(mask):
+    assert Padding.of(mask) is None
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa", "relpos"])
+@pytest.mark.parametrize("name", SCHEMES)
+def test_outputs_and_gradients_are_those_of_the_padded_batch(name, backend):
+    model = tiny_model(RelPosBertForMaskedLM, name, attn_implementation="eager").double()
+    if backend not in capable_backends(model.config.position_needs):
+        backend = "eager"
+    model.set_attn_implementation(backend)
+    real, inputs = batch(name)
+    labels = torch.randint(1, 50, real.shape).masked_fill(~real, -100)
+    logits, gradients = {}, {}
+    for unpad in (False, True):
+        model.config.unpad_inputs = unpad
+        model.zero_grad()
+        seen = tokens_of_the_layers(model)
+        out = model(**inputs, labels=labels)
+        out.loss.backward()
+        assert set(seen) == ({(1, sum(REAL))} if unpad else {real.shape})
+        logits[unpad] = out.logits[real].detach()
+        gradients[unpad] = {key: parameter.grad for key, parameter in model.named_parameters()}
+    assert torch.allclose(logits[True], logits[False], rtol=0, atol=1e-11)
+    for key, gradient in gradients[False].items():
+        assert torch.allclose(gradients[True][key], gradient, rtol=1e-8, atol=1e-10), key
+
+
+def test_the_output_is_zero_at_padding_and_the_pooler_reads_the_first_token():
+    model = tiny_model(RelPosBertModel, "shaw", unpad_inputs=True)
+    real, inputs = batch("shaw")
+    with torch.no_grad():
+        out = model(**inputs)
+        model.config.unpad_inputs = False
+        plain = model(**inputs)
+    assert not out.last_hidden_state[~real].any() and plain.last_hidden_state[~real].any()
+    assert torch.allclose(out.pooler_output, plain.pooler_output, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kept", ["output_hidden_states", "output_attentions"])
+def test_what_is_kept_of_the_layers_has_the_shape_of_the_batch(kept):
+    model = tiny_model(RelPosBertModel, "relative_key", unpad_inputs=True, attn_implementation="eager")
+    real, inputs = batch("relative_key")
+    seen = tokens_of_the_layers(model)
+    model(**inputs, **{kept: True})
+    assert set(seen) == {real.shape}
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing(reentrant):
+    model = tiny_model(RelPosBertForMaskedLM, "t5", unpad_inputs=True).double().train()
+    real, inputs = batch("t5")
+    labels = inputs["input_ids"].masked_fill(~real, -100)
+    model(**inputs, labels=labels).loss.backward()
+    expected = {key: parameter.grad for key, parameter in model.named_parameters()}
+    model.zero_grad()
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model(**inputs, labels=labels).loss.backward()
+    for key, parameter in model.named_parameters():
+        assert torch.allclose(parameter.grad, expected[key], rtol=1e-9, atol=1e-12), key
+
+
+def test_a_decoder_trains_alike():
+    model = tiny_model(RelPosBertForMaskedLM, "relative_key_query", is_decoder=True).double()
+    real, inputs = batch("relative_key_query")
+    with torch.no_grad():
+        plain = model(**inputs, use_cache=False).logits[real]
+        model.config.unpad_inputs = True
+        assert torch.allclose(model(**inputs, use_cache=False).logits[real], plain, rtol=0, atol=1e-11)
