@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +71,11 @@ CALIBRATE = {
         "attention_window of the result; a positive integer, or None for a result whose tokens attend to all",
         lambda v: v is None or is_count(v),
     ),
+    "mask": Option(
+        0.15,
+        "share of the tokens that are [MASK] while fitting a model that predicts masked tokens; from 0 to 0.5",
+        lambda v: isinstance(v, int | float) and not isinstance(v, bool) and 0 <= v <= 0.5,
+    ),
     "field": Option("text", "key or column of the text in .jsonl, .tsv and .csv files", lambda v: isinstance(v, str)),
 }
 DISTIL = {
@@ -124,6 +129,7 @@ def _learn(model: RelPosBertPreTrainedModel, work: "Work", distil: bool) -> dict
         except TextError as error:
             raise ConversionError(f"texts: {error}") from error
         notes = check_windows(windows, max(limit, length))
+    windows = mask_some(windows, model, tokenizer, options["mask"], work.seed)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     dtype = model.dtype
     student, teacher = model.float(), work.keep().float()
@@ -267,6 +273,22 @@ def random_windows(tokenizer, tokens: int, limit: int, seed: int) -> Windows:
     return Windows(windows, 0.0, tokens)
 
 
+def mask_some(windows: Windows, model: PreTrainedModel, tokenizer, share: float, seed: int) -> Windows:
+    """The windows as a model that predicts masked tokens meets them: with that share of the tokens masked."""
+    mask = tokenizer.mask_token_id
+    if not share or mask is None or not has_masked_head(model):
+        return windows
+    rng, special = np.random.default_rng(seed + 3), set(tokenizer.all_special_ids)
+    rows = [
+        [
+            mask if drawn < share and token not in special else token
+            for token, drawn in zip(ids, rng.random(len(ids)), strict=True)
+        ]
+        for ids in windows.ids
+    ]
+    return replace(windows, ids=rows)
+
+
 def check_windows(windows: Windows, limit: int) -> list[str]:
     """What the report says of the text; each is a warning, too.
 
@@ -380,6 +402,7 @@ def _distil(student, teacher, work: "Work", tokenizer, lengths: Sequence[int], c
     options = work.options
     tokens = options["distil_tokens"] or options["steps"] * options["batch_tokens"]
     windows = gather(tokenizer, work.texts, tokens, lengths, "fit", options["field"], work.seed + 1)
+    windows = mask_some(windows, student, tokenizer, options["mask"], work.seed + 1)
     losses = dict(DEFAULT_LOSSES)
     if has_masked_head(student):
         losses["logits"] = 1.0
