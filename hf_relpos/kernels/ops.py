@@ -32,14 +32,15 @@ class Tile:
     stages: int = 2
 
 
-# By (kernel, whether numbers are of 16 bits, whether heads are above 64): chosen for sm_90 by registers and spills
+# What one kernel writes whole another may read whole: columns of table_apply divide those of backward, rows of backward
+# those of table_product. By (kernel, whether numbers are of 16 bits, whether heads are above 64): chosen for sm_90 by registers and spills
 # (tests/test_kernels.py); scripts/bench_gpu.py measures others.
 TILES = {
     ("forward", True, False): Tile(128, 64, 8, 3),
     ("forward", True, True): Tile(128, 64, 8, 2),
     ("forward", False, False): Tile(32, 32, 4, 2),
     ("forward", False, True): Tile(32, 32, 4, 1),
-    ("backward", True, False): Tile(64, 64, 4, 2),
+    ("backward", True, False): Tile(128, 64, 8, 2),
     ("backward", True, True): Tile(64, 64, 8, 2),
     ("backward", False, False): Tile(32, 32, 4, 1),
     ("backward", False, True): Tile(32, 32, 8, 1),
@@ -75,18 +76,17 @@ def _up(count: int, step: int) -> int:
 class PairMatrices:
     """Numbers by row and column, and pair (batch, head): the n-th matrix begins at n · `stride`.
 
-    Rows are `ld` numbers apart: a multiple of 16 for tiles of rows and columns, one less than that for tiles of rows
-    and offsets (`skewed`), so that these are aligned in memory.
+    Rows are `ld` numbers apart, a multiple of the largest tile, so that tiles are aligned in memory and whole.
     """
 
-    def __init__(self, count: int, rows: int, columns: int, like: torch.Tensor, skewed: bool = False):
-        self.ld = _up(columns, TILE) + 15 * skewed
+    def __init__(self, count: int, rows: int, columns: int, like: torch.Tensor):
+        self.ld = _up(columns, TILE)
         self.stride = _up(rows, TILE) * self.ld
         self.memory = scratch(count * self.stride + 2 * MARGIN, like)[MARGIN:]
 
 
 def _bytes_per_row(matrices: int, keys: int, itemsize: int) -> int:
-    return max(matrices, 1) * (_up(keys, TILE) + 15) * itemsize
+    return max(matrices, 1) * _up(keys, TILE) * itemsize
 
 
 def chunks(pairs: int, length: int, row_bytes: int, together: int = 1) -> Iterator[tuple[int, int, int, int]]:
@@ -188,11 +188,11 @@ class Call:
         }
 
     def product(self, out, first, count, rows, table, scalars, columns, shift, factor, batch, flipped=False) -> None:
-        """`table_product` of that many pairs, rows (B, H, R, d)."""
+        """`table_product` of that many pairs, rows (B, H, R, d); also where tiles go beyond them, finite numbers."""
         how = tile("table_product", self.size, self.dtype)
         some = table if table is not None else scalars
         places = some.shape[1]
-        R = rows.shape[2]
+        R, columns = rows.shape[2], _up(columns, TILE)
         _launch(
             "table_product",
             (-(-(columns + how.rows - 1) // how.columns), -(-R // how.rows), count),
@@ -246,7 +246,6 @@ class Call:
             **_strides("initial", out if initial is None else initial, "bhi"),
             **_strides("out", out, "bhi"),
             ld=matrix.ld,
-            skew=matrix.ld + 1,
             matrix_n=matrix.stride,
             D=self.size,
             BM=how.rows,
@@ -290,7 +289,7 @@ class Call:
         for first, count, row, end in chunks(self.pairs, self.length, row_bytes, self.batch if shared else 1):
             R = end - row
             by_query, by_key = self.biases(first, count, row, end)
-            weights = None if self.V is None else PairMatrices(count, R, self.keys, self.content, skewed=True)
+            weights = None if self.V is None else PairMatrices(count, R, self.keys, self.content)
             into = content_only[:, :, row:end]
             _launch(
                 "forward",
@@ -308,6 +307,7 @@ class Call:
                 weights_ld=0 if weights is None else weights.ld,
                 BM=how.rows,
                 BN=how.columns,
+                EVEN=R % how.rows == 0 and self.keys % how.columns == 0,
             )
             if weights is not None:
                 to, shift = by_head[:, :, row:end], self.length - 1 - row
@@ -349,9 +349,9 @@ class Call:
             R, shift = end - row, self.length - 1 - row
             by_query, by_key = self.biases(first, count, row, end)
             gradient = d_out[:, :, row:end]
-            d_scores = PairMatrices(count, R, self.keys, self.content, skewed=True)
-            d_by_key = PairMatrices(count, self.keys, R, self.content, skewed=True) if has_B else None
-            weights = PairMatrices(count, R, self.keys, self.content, skewed=True) if has_V else None
+            d_scores = PairMatrices(count, R, self.keys, self.content)
+            d_by_key = PairMatrices(count, self.keys, R, self.content) if has_B else None
+            weights = PairMatrices(count, R, self.keys, self.content) if has_V else None
             by_value = PairMatrices(count, R, self.keys, self.content) if has_V else None
             if by_value is not None:
                 self.product(by_value, first, count, gradient, self.V, None, self.keys, shift, 1.0, self.batch)
@@ -383,6 +383,7 @@ class Call:
                 by_key_ld=0 if d_by_key is None else d_by_key.ld,
                 BM=how.rows,
                 BN=how.columns,
+                EVEN=R % how.rows == 0 and self.keys % how.columns == 0,
                 ADD=row > 0,
             )
             into, query = d_content[:, :, row:end], self.query[:, :, row:end]
@@ -438,7 +439,7 @@ class Call:
             begin=begin,
             splits=self.splits,
             **_strides("rows", rows, "bhi"),
-            skew=matrix.ld + 1,
+            ld=matrix.ld,
             matrix_n=matrix.stride,
             D=self.size,
             BI=how.rows,

@@ -13,8 +13,8 @@ are attention in one pass over tiles of keys, or of queries, that add a tile of 
 atomic, so that results are the same in every run. Scores are kept in units of log₂ e.
 
 Pairs (batch, head) are numbered head · B + batch; a call sees `count` of them, from `first` on. Pair matrices have
-rows and columns beyond what is used, and margins before and after, so that loads need no masks; what stands there is
-never used, whatever it is.
+rows and columns beyond what is used, and margins before and after, so that loads need no masks. Tiles at the end are
+written whole, with finite numbers or zeros; what lies beyond them is never used, whatever it is.
 """
 
 import triton
@@ -93,7 +93,7 @@ def table_product(
     tl.store(
         out + n.to(tl.int64) * out_n + i[:, None] * ld + j,
         (found * factor).to(out.dtype.element_ty),
-        mask=(j >= 0) & (j < C) & (i < R)[:, None],
+        mask=(j >= 0) & (j < C),
     )
 
 
@@ -123,14 +123,13 @@ def table_apply(
     out_h,
     out_i,
     ld,
-    skew,
     matrix_n,
     D: tl.constexpr,
     BM: tl.constexpr,
     BX: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """out_i = initial_i + factor · Σ_j M[i, j] dense_j + Σ_j M[i, j] table_x. skew is ld + 1, a multiple of 16."""
+    """out_i = initial_i + factor · Σ_j M[i, j] dense_j + Σ_j M[i, j] table_x."""
     n = tl.program_id(1)
     head, row = ((first + n) // batch).to(tl.int64), ((first + n) % batch).to(tl.int64)
     i0 = tl.program_id(0) * BM
@@ -142,7 +141,6 @@ def table_apply(
         for j0 in range(0, C, BX):
             j = j0 + tl.arange(0, BX)
             weights = tl.load(matrix + i[:, None] * ld + j[None, :])
-            weights = tl.where((j < C)[None, :] & (i < R)[:, None], weights, 0.0)
             vectors = tl.load(dense + j[:, None] * dense_j + d[None, :], mask=(j < C)[:, None], other=0.0)
             sum_ = tl.dot(weights.to(vectors.dtype), vectors, sum_, input_precision=PRECISION)
         sum_ = sum_ * factor
@@ -151,7 +149,7 @@ def table_apply(
         for u0 in range(-(i0 + BM), C - i0, BX):
             u = u0 + tl.arange(0, BX)
             x = u + shift
-            weights = tl.load(matrix + i[:, None] * skew + u[None, :])
+            weights = tl.load(matrix + i[:, None] * (ld + 1) + u[None, :])
             j = i[:, None] + u[None, :]
             weights = tl.where((j >= 0) & (j < C) & (i < R)[:, None], weights, 0.0)
             vectors = tl.load(
@@ -184,7 +182,7 @@ def table_gradient(
     rows_b,
     rows_h,
     rows_i,
-    skew,
+    ld,
     matrix_n,
     D: tl.constexpr,
     BI: tl.constexpr,
@@ -211,7 +209,7 @@ def table_gradient(
         at = matrix + (pair - first).to(tl.int64) * matrix_n
         for i0 in range(top, bottom, BI):
             i = i0 + tl.arange(0, BI)
-            weights = tl.load(at + i[:, None] * skew + u[None, :])
+            weights = tl.load(at + i[:, None] * (ld + 1) + u[None, :])
             j = i[:, None] + u[None, :]
             weights = tl.where((j >= 0) & (j < C) & (i < R)[:, None], weights, 0.0)
             if out is not None:
@@ -251,6 +249,7 @@ def scores(
     mask_i,
     CAUSAL: tl.constexpr,
     BY_KEY: tl.constexpr,
+    EVEN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """A tile of scores in units of log₂ e, −∞ where i may not attend to j; pointers are those of the pair.
@@ -258,22 +257,42 @@ def scores(
     Args:
         place: of row 0 among the keys.
         BY_KEY: whether the mask is one of keys, the same for every row.
+        EVEN: whether R and K are multiples of the tile.
     """
     found = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
     if bias is not None:
         found += tl.load(bias + i[:, None] * ld + j[None, :]).to(tl.float32)
     if key_bias is not None:
-        found += tl.trans(tl.load(key_bias + j[:, None] * key_ld + i[None, :])).to(tl.float32)
-    seen = (j < K)[None, :]
+        at = key_bias + j[:, None] * key_ld + i[None, :]
+        by_key = tl.load(at) if EVEN else tl.load(at, mask=(j < K)[:, None], other=0.0)
+        if by_key.dtype == tl.float32:
+            found += tl.trans(by_key)
+        else:  # a product transposes in half the instructions that it takes otherwise, and is exact
+            n: tl.constexpr = j.shape[0]
+            identity = (tl.arange(0, n)[:, None] == tl.arange(0, n)[None, :]).to(by_key.dtype)
+            found = tl.dot(tl.trans(by_key), identity, found)
     if mask is not None:
         if BY_KEY:
-            seen = (tl.load(mask + j, mask=j < K, other=0) != 0)[None, :]
+            seen = tl.load(mask + j, mask=j < K, other=0) != 0
+            found = tl.where(seen[None, :], found, float("-inf"))
         else:
-            inside = (i < R)[:, None] & seen
+            inside = (i < R)[:, None] & (j < K)[None, :]
             seen = tl.load(mask + i[:, None].to(tl.int64) * mask_i + j[None, :], mask=inside, other=0) != 0
+            found = tl.where(seen, found, float("-inf"))
+    elif not EVEN:
+        found = tl.where((j < K)[None, :], found, float("-inf"))
     if CAUSAL:
-        seen = seen & (j[None, :] <= i[:, None] + place)
-    return tl.where(seen, found, float("-inf"))
+        found = tl.where(j[None, :] <= i[:, None] + place, found, float("-inf"))
+    return found
+
+
+@triton.jit
+def vectors(at, i, step, R, D: tl.constexpr, EVEN: tl.constexpr):
+    """Rows i of a matrix of D columns, zeros from the R-th on; EVEN: i never goes that far."""
+    at += i[:, None] * step + tl.arange(0, D)[None, :]
+    if EVEN:
+        return tl.load(at)
+    return tl.load(at, mask=(i < R)[:, None], other=0.0)
 
 
 @triton.jit
@@ -327,6 +346,7 @@ def forward(
     BN: tl.constexpr,
     CAUSAL: tl.constexpr,
     BY_KEY: tl.constexpr,
+    EVEN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Attention of R queries with K keys; the logarithm of each row's sum, base 2, 0 for a row that sees nothing.
@@ -345,7 +365,7 @@ def forward(
     head, row = (pair // batch).to(tl.int64), (pair % batch).to(tl.int64)
     i, d = i0 + tl.arange(0, BM), tl.arange(0, D)
     inside = (i < R)[:, None]
-    q = tl.load(content + row * content_b + head * content_h + i[:, None] * content_i + d[None, :], inside, 0.0)
+    q = vectors(content + row * content_b + head * content_h, i, content_i, R, D, EVEN)
     key += row * key_b + head * key_h
     value += row * value_b + head * value_h
     if bias is not None:
@@ -364,9 +384,9 @@ def forward(
     sum_ = tl.zeros([BM, D], tl.float32)
     for j0 in range(0, end, BN):
         j = j0 + tl.arange(0, BN)
-        k = tl.load(key + j[:, None] * key_j + d[None, :], mask=(j < K)[:, None], other=0.0)
+        k = vectors(key, j, key_j, K, D, EVEN)
         s = scores(
-            q, k, bias, key_bias, mask, i, j, place, R, K, scale, ld, key_ld, mask_i, CAUSAL, BY_KEY, PRECISION
+            q, k, bias, key_bias, mask, i, j, place, R, K, scale, ld, key_ld, mask_i, CAUSAL, BY_KEY, EVEN, PRECISION
         )
         now = tl.maximum(highest, tl.max(s, 1))
         base = tl.where(now == float("-inf"), 0.0, now)
@@ -375,7 +395,7 @@ def forward(
         total = total * shrink + tl.sum(p, 1)
         if seed is not None:
             p = tl.where(kept(seed, row * heads + head, i + row0, j, dropout), p, 0.0)
-        v = tl.load(value + j[:, None] * value_j + d[None, :], mask=(j < K)[:, None], other=0.0)
+        v = vectors(value, j, value_j, K, D, EVEN)
         sum_ = tl.dot(p.to(v.dtype), v, sum_ * shrink[:, None], input_precision=PRECISION)
         highest = now
     dead = total == 0.0
@@ -390,9 +410,9 @@ def forward(
         weights += n.to(tl.int64) * weights_n
         for j0 in range(0, K, BN):
             j = j0 + tl.arange(0, BN)
-            k = tl.load(key + j[:, None] * key_j + d[None, :], mask=(j < K)[:, None], other=0.0)
+            k = vectors(key, j, key_j, K, D, EVEN)
             s = scores(
-                q, k, bias, key_bias, mask, i, j, place, R, K, scale, ld, key_ld, mask_i, CAUSAL, BY_KEY, PRECISION
+                q, k, bias, key_bias, mask, i, j, place, R, K, scale, ld, key_ld, mask_i, CAUSAL, BY_KEY, EVEN, PRECISION
             )
             p = tl.exp2(s - log[:, None])
             if seed is not None:
@@ -492,6 +512,7 @@ def backward(
     BN: tl.constexpr,
     CAUSAL: tl.constexpr,
     BY_KEY: tl.constexpr,
+    EVEN: tl.constexpr,
     ADD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -509,8 +530,8 @@ def backward(
     head, row = (pair // batch).to(tl.int64), (pair % batch).to(tl.int64)
     j, d = j0 + tl.arange(0, BN), tl.arange(0, D)
     inside = (j < K)[:, None]
-    k = tl.load(key + row * key_b + head * key_h + j[:, None] * key_j + d[None, :], inside, 0.0)
-    v = tl.load(value + row * value_b + head * value_h + j[:, None] * value_j + d[None, :], inside, 0.0)
+    k = vectors(key + row * key_b + head * key_h, j, key_j, K, D, EVEN)
+    v = vectors(value + row * value_b + head * value_h, j, value_j, K, D, EVEN)
     content += row * content_b + head * content_h
     d_out += row * d_out_b + head * d_out_h
     lse += row * lse_b + head * lse_h
@@ -538,13 +559,13 @@ def backward(
         end = tl.where(j0 < tl.load(reach + row), R, 0)
     for i0 in range(0, end, BM):
         i = i0 + tl.arange(0, BM)
-        q = tl.load(content + i[:, None] * content_i + d[None, :], mask=(i < R)[:, None], other=0.0)
+        q = vectors(content, i, content_i, R, D, EVEN)
         s = scores(
-            q, k, bias, key_bias, mask, i, j, place, R, K, scale, ld, key_ld, mask_i, CAUSAL, BY_KEY, PRECISION
+            q, k, bias, key_bias, mask, i, j, place, R, K, scale, ld, key_ld, mask_i, CAUSAL, BY_KEY, EVEN, PRECISION
         )
-        log = tl.load(lse + i, mask=i < R, other=0.0)
-        p = tl.where((i < R)[:, None], tl.exp2(s - log[:, None]), 0.0)
-        g = tl.load(d_out + i[:, None] * d_out_i + d[None, :], mask=(i < R)[:, None], other=0.0)
+        log = tl.load(lse + i, mask=i < R, other=float("inf"))
+        p = tl.exp2(s - log[:, None])
+        g = vectors(d_out, i, d_out_i, R, D, EVEN)
         by_weight = tl.dot(g, tl.trans(v), input_precision=PRECISION)
         if value_bias is not None:
             by_weight += tl.load(value_bias + i[:, None] * ld + j[None, :]).to(tl.float32)
@@ -555,8 +576,7 @@ def backward(
             by_weight = tl.where(stays, by_weight * left, 0.0)
         by_value = tl.dot(tl.trans(dropped.to(g.dtype)), g, by_value, input_precision=PRECISION)
         mean = tl.load(delta + i, mask=i < R, other=0.0)
-        # a pair that is none has weight 0, and beside it whatever the scratch memory holds
-        by_score = tl.where(p > 0.0, p * (by_weight - mean[:, None]), 0.0).to(q.dtype)
+        by_score = (p * (by_weight - mean[:, None])).to(q.dtype)
         by_key = tl.dot(tl.trans(by_score), q, by_key, input_precision=PRECISION)
         tl.store(d_scores + i[:, None] * d_scores_ld + j[None, :], by_score)
         if d_scores_by_key is not None:
