@@ -32,9 +32,9 @@ class Tile:
     stages: int = 2
 
 
-# What one kernel writes whole another may read whole: columns of table_apply divide those of backward, rows of backward
-# those of table_product. By (kernel, whether numbers are of 16 bits, whether heads are above 64): chosen for sm_90 by registers and spills
-# (tests/test_kernels.py); scripts/bench_gpu.py measures others.
+# By (kernel, whether numbers are of 16 bits, whether heads are above 64): chosen for sm_90 by registers and spills
+# (tests/test_kernels.py); scripts/bench_gpu.py measures others. What one kernel writes whole another may read whole:
+# columns of table_apply divide those of backward, and rows of backward and forward those of table_product.
 TILES = {
     ("forward", True, False): Tile(128, 64, 8, 3),
     ("forward", True, True): Tile(128, 64, 8, 2),
@@ -271,9 +271,7 @@ class Call:
         if self.B is not None:
             made = PairMatrices(count, self.keys, end - row, self.content)
             shift = self.keys - 1 + row
-            self.product(
-                made, first, count, self.key, self.B, None, end - row, shift, LOG2E, self.batch, flipped=True
-            )
+            self.product(made, first, count, self.key, self.B, None, end - row, shift, LOG2E, self.batch, flipped=True)
             by_key = {"key_bias": made.memory, "key_bias_n": made.stride, "key_ld": made.ld}
         return by_query, by_key
 

@@ -23,7 +23,7 @@ import triton.language as tl
 
 @triton.jit
 def mix(x):
-    """A hash of 32 bits, of low bias: two rounds of xorshift and multiply, constants of C. Wellons' hash prospector."""
+    """A hash of 32 bits: two rounds of xorshift and multiply, with the constants of C. Wellons' hash prospector."""
     x = x ^ (x >> 16)
     x = x * 0x7FEB352D
     x = x ^ (x >> 15)
@@ -152,9 +152,7 @@ def table_apply(
             weights = tl.load(matrix + i[:, None] * (ld + 1) + u[None, :])
             j = i[:, None] + u[None, :]
             weights = tl.where((j >= 0) & (j < C) & (i < R)[:, None], weights, 0.0)
-            vectors = tl.load(
-                table + x[:, None] * table_x + d[None, :], mask=((x >= 0) & (x < P))[:, None], other=0.0
-            )
+            vectors = tl.load(table + x[:, None] * table_x + d[None, :], mask=((x >= 0) & (x < P))[:, None], other=0.0)
             sum_ = tl.dot(weights.to(vectors.dtype), vectors, sum_, input_precision=PRECISION)
     inside = (i < R)[:, None]
     if initial is not None:
@@ -412,7 +410,24 @@ def forward(
             j = j0 + tl.arange(0, BN)
             k = vectors(key, j, key_j, K, D, EVEN)
             s = scores(
-                q, k, bias, key_bias, mask, i, j, place, R, K, scale, ld, key_ld, mask_i, CAUSAL, BY_KEY, EVEN, PRECISION
+                q,
+                k,
+                bias,
+                key_bias,
+                mask,
+                i,
+                j,
+                place,
+                R,
+                K,
+                scale,
+                ld,
+                key_ld,
+                mask_i,
+                CAUSAL,
+                BY_KEY,
+                EVEN,
+                PRECISION,
             )
             p = tl.exp2(s - log[:, None])
             if seed is not None:

@@ -119,6 +119,10 @@ def _rows_by_offset(table: Table, span: torch.Tensor, low: int) -> tuple[torch.T
     gradients of their own.
     """
     index = table.row_of(span)
+    if (
+        span.device.type != "cpu" or torch.compiler.is_compiling()
+    ):  # to look at the map would be to wait for the device
+        return table.rows[:, index], (1, 1)  # whose backward has a fixed order, unlike that of `index_select` there
     if table.rows.shape[1] == span.shape[0] and torch.equal(index, span - low):  # it is in this form already
         return table.rows, (1, 1)
     steps = (index[1:] != index[:-1]).nonzero()
