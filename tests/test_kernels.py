@@ -25,17 +25,29 @@ CPU = torch.device("cpu")
 ALL = "ABcVu"
 
 
+@pytest.fixture(scope="module")
+def interpreter():
+    """The kernels' module for Triton's interpreter, which Triton must be told of before its first import."""
+    before = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "triton"}
+    python = {name for name in before if not name.startswith("triton._C")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        for name in python:
+            del sys.modules[name]
+        sys.modules.pop("hf_relpos.kernels.tiles", None)
+        yield importlib.import_module("hf_relpos.kernels.tiles")
+    for name in [name for name in sys.modules if name.split(".")[0] == "triton"]:
+        del sys.modules[name]
+    sys.modules.update(before)
+
+
 @pytest.fixture
-def interpreted(monkeypatch):
-    """Kernels that run in Triton's interpreter, in tiles that suit it; scratch memory full of NaN."""
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
+def interpreted(interpreter, monkeypatch):
+    """Kernels that run in the interpreter, in tiles that suit it; scratch memory full of NaN."""
+    monkeypatch.setitem(sys.modules, "hf_relpos.kernels.tiles", interpreter)
+    monkeypatch.setattr(kernels, "tiles", interpreter, raising=False)
     monkeypatch.setattr(ops, "TILES", {key: ops.Tile(64, 64) for key in ops.TILES})
     monkeypatch.setattr(ops, "scratch", lambda count, like: like.new_full((count,), torch.nan))
-    with monkeypatch.context() as patch:
-        patch.delitem(sys.modules, "hf_relpos.kernels.tiles", raising=False)
-        patch.setattr(kernels, "tiles", importlib.import_module("hf_relpos.kernels.tiles"), raising=False)
-        yield
-    sys.modules.pop("hf_relpos.kernels.tiles", None)
 
 
 def make(letters, batch, heads, length, keys, dtype=torch.float64, size=SIZE):
@@ -344,6 +356,7 @@ LOOPS = {"A": {"forward": 450, "backward": 650}, "AB": {"forward": 520, "backwar
 def builds(monkeypatch, letters, *given, names=("forward", "backward"), **settings):
     from sm90 import build
 
+    monkeypatch.delitem(sys.modules, "hf_relpos.kernels.tiles", raising=False)
     tiles = importlib.import_module("hf_relpos.kernels.tiles")
     with monkeypatch.context() as patch:
         found, _ = launches(patch, letters, *given, **settings)
