@@ -35,10 +35,28 @@ def interpreter():
         for name in python:
             del sys.modules[name]
         sys.modules.pop("hf_relpos.kernels.tiles", None)
-        yield importlib.import_module("hf_relpos.kernels.tiles")
+        made = importlib.import_module("hf_relpos.kernels.tiles")
+        of_bits(patch, importlib.import_module("triton.runtime.interpreter"))
+        yield made
     for name in [name for name in sys.modules if name.split(".")[0] == "triton"]:
         del sys.modules[name]
     sys.modules.update(before)
+
+
+def of_bits(patch, interpreter):
+    """Products of bfloat16, which Triton 3.9's interpreter holds as 16 bits and multiplies as integers."""
+    plain = interpreter.InterpreterBuilder.create_dot
+
+    def widened(handle):
+        if handle.dtype.scalar != interpreter.tl.bfloat16:
+            return handle
+        wide = (handle.data.view("uint16").astype("uint32") << 16).view("float32")
+        return interpreter.TensorHandle(wide, interpreter.tl.float32)
+
+    def create_dot(self, a, b, *rest):
+        return plain(self, widened(a), widened(b), *rest)
+
+    patch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
 
 
 @pytest.fixture

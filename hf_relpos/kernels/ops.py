@@ -33,17 +33,22 @@ class Tile:
 
 
 # By (kernel, whether numbers are of 16 bits, whether heads are above 64): chosen for sm_90 by registers and spills
-# (tests/test_kernels.py); scripts/bench_gpu.py measures others. What one kernel writes whole another may read whole:
-# columns of table_apply divide those of backward, and rows of backward and forward those of table_product.
+# (tests/test_kernels.py); scripts/bench_gpu.py measures others. "backward_many" is for two of B, V and dropout.
+# What one kernel writes whole another may read whole: columns of table_apply divide those of backward, and rows of
+# backward and forward those of table_product.
 TILES = {
     ("forward", True, False): Tile(128, 64, 8, 3),
     ("forward", True, True): Tile(128, 64, 8, 2),
     ("forward", False, False): Tile(32, 32, 4, 2),
-    ("forward", False, True): Tile(32, 32, 4, 1),
+    ("forward", False, True): Tile(32, 32, 8, 1),
     ("backward", True, False): Tile(128, 64, 8, 2),
     ("backward", True, True): Tile(64, 64, 8, 2),
-    ("backward", False, False): Tile(32, 32, 4, 1),
+    ("backward", False, False): Tile(32, 32, 8, 1),
     ("backward", False, True): Tile(32, 32, 8, 1),
+    ("backward_many", True, False): Tile(64, 64, 8, 2),
+    ("backward_many", True, True): Tile(32, 64, 8, 1),
+    ("backward_many", False, False): Tile(32, 32, 8, 1),
+    ("backward_many", False, True): Tile(32, 32, 8, 1),
     ("table_product", True, False): Tile(128, 64, 4, 1),
     ("table_product", True, True): Tile(128, 64, 8, 1),
     ("table_product", False, False): Tile(32, 32, 4, 1),
@@ -342,7 +347,8 @@ class Call:
         d_content = self.content.new_empty(shape).transpose(1, 2)
         d_query = self.content.new_empty(shape).transpose(1, 2) if with_u and self.A is not None else None
         total = {letter: self.parts(getattr(self, letter)) for letter in ("A", "B", "c", "V")}
-        how = tile("backward", self.size, self.dtype)
+        many = has_B + has_V + bool(self.dropout) > 1
+        how = tile("backward_many" if many else "backward", self.size, self.dtype)
         for first, count, row, end in plan:
             R, shift = end - row, self.length - 1 - row
             by_query, by_key = self.biases(first, count, row, end)
