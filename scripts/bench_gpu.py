@@ -48,7 +48,7 @@ STEP_GOALS = {"relative_key": 1.2, "relative_key_query": 1.3}
 # What `tiles` tries: kernel to (rows, columns, warps, stages); the one that ships is among them.
 CUTS = {
     "forward": [(128, 64, 8, 3), (128, 64, 8, 2), (64, 64, 4, 3), (128, 64, 4, 2), (128, 128, 8, 2)],
-    "backward": [(128, 64, 8, 2), (64, 64, 4, 2), (64, 64, 8, 2), (128, 64, 8, 1)],
+    "backward": [(128, 64, 8, 2), (64, 64, 4, 2), (64, 64, 8, 2), (32, 64, 4, 2)],
     "table_product": [(128, 64, 4, 1), (128, 128, 8, 1), (128, 64, 8, 1)],
     "table_apply": [(64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 8, 2)],
     "table_gradient": [(64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 8, 2)],

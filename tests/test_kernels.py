@@ -3,6 +3,7 @@
 import importlib
 import itertools
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -323,6 +324,56 @@ def test_chunks_on_a_device_take_as_many_queries(monkeypatch):
     form = lower(terms_of(leaves), offsets, leaves["query"])
     out = chunked.chunked_attention(leaves["query"], *(leaves[x] for x in ("query", "key", "value")), form)
     assert (out - by_formula(leaves, offsets)).abs().max() <= 1e-12
+
+
+# The benchmark ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).resolve().parents[1] / "scripts")
+    module = importlib.import_module("bench_gpu")
+    monkeypatch.setattr(module, "HEADS", 2)
+    return module
+
+
+def test_benchmark_checks_before_it_times(bench, interpreted, monkeypatch):
+    """What is right passes, what is slightly wrong does not, and what did not pass is not timed."""
+    monkeypatch.setattr(attention, "DEVICE_WAYS", {"cpu": DeviceWay(kernels.NAME, kernels.obstacles, kernels.run)})
+    assert bench.check("relative_key", 1, 40, torch.float32, "cpu") <= 2.0
+    bench.check_dropout(1, 40, "cpu")
+
+    def wrong(*given):
+        return kernels.run(*given) * 1.001
+
+    monkeypatch.setattr(attention, "DEVICE_WAYS", {"cpu": DeviceWay(kernels.NAME, kernels.obstacles, wrong)})
+    with pytest.raises(AssertionError, match="times the error of eager"):
+        bench.check("relative_key", 1, 40, torch.float32, "cpu")
+
+
+def test_benchmark_needs_a_device(bench, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["bench_gpu.py"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="needs a CUDA device"):
+        bench.main()
+
+
+def test_benchmark_tables(bench):
+    """Ratios go to the fastest floor; a scheme that failed, or that was not checked, is not timed."""
+    row = {"batch": 32, "length": 512, "pass": "forward", "mb": 1.0}
+    rows = [
+        {"section": "floor", "variant": "flash", "ms": 2.0, **row},
+        {"section": "floor", "variant": "cudnn", "ms": 1.0, **row},
+        {"section": "core", "variant": "relative_key", "ms": 2.5, **row},
+        {"section": "check", "variant": "shaw", "length": 1, "size": 64, "dtype": "x", "ratio": 1.0},
+    ]
+    found = {"rows": rows, "problems": []}
+    times, _, goals = bench.tables(found)
+    assert times[2][2][-2] == "2.50" and goals[2] == [["relative_key B32 L512 forward", "≤ 2.3", "2.50", "NOT met"]]
+    out = type("Out", (), {"found": found})
+    assert bench.passed(out, "shaw") and not bench.passed(out, "relative_key")
+    found["problems"].append("check, shaw L1: wrong")
+    assert not bench.passed(out, "shaw")
 
 
 # Without a device: memory, and what sm_90 would run ----------------------------------------------------------------
