@@ -44,10 +44,9 @@ class Build:
 def build(function: Callable, arguments: dict, warps: int, stages: int) -> Build:
     """Compile for the arguments of one launch, specialised to them as a launch does; tensors may be on "meta"."""
     signature, constants, attributes = {}, {}, {}
-    marked = {parameter.name for parameter in function.params if parameter.is_constexpr}
-    for place, name in enumerate(function.arg_names):
-        value = arguments[name]
-        if value is None or name in marked or (isinstance(value, int) and value == 1):
+    for place, parameter in enumerate(function.params):
+        name, value, special = parameter.name, arguments[parameter.name], not parameter.do_not_specialize
+        if value is None or parameter.is_constexpr or (isinstance(value, int) and value == 1 and special):
             signature[name], constants[name] = "constexpr", value
             continue
         if isinstance(value, torch.Tensor):
@@ -55,7 +54,7 @@ def build(function: Callable, arguments: dict, warps: int, stages: int) -> Build
         elif isinstance(value, float):
             signature[name], aligned = "fp32", False
         else:
-            signature[name], aligned = "i32" if abs(value) < 1 << 31 else "i64", value % 16 == 0
+            signature[name], aligned = "i32" if abs(value) < 1 << 31 else "i64", value % 16 == 0 and special
         if aligned:
             attributes[place,] = [["tt.divisibility", 16]]
     source = ASTSource(function, signature, constants, attributes)

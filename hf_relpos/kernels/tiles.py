@@ -21,6 +21,10 @@ import triton
 import triton.language as tl
 
 
+# One build serves all of their values: there are none for 1, or for multiples of 16, which only alignment needs.
+PLAIN = "first count batch heads R C K P shift begin splits place row0 dropout".split()
+
+
 @triton.jit
 def mix(x):
     """A hash of 32 bits: two rounds of xorshift and multiply, with the constants of C. Wellons' hash prospector."""
@@ -42,7 +46,7 @@ def kept(seed, pair, i, j, dropout):
     return (mix(row[:, None] ^ column[None, :]) >> 16).to(tl.int32) >= dropout
 
 
-@triton.jit
+@triton.jit(do_not_specialize=PLAIN)
 def table_product(
     rows,
     table,
@@ -97,7 +101,7 @@ def table_product(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=PLAIN)
 def table_apply(
     matrix,
     dense,
@@ -162,7 +166,7 @@ def table_apply(
     tl.store(at, sum_.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=PLAIN)
 def table_gradient(
     matrix,
     rows,
@@ -267,7 +271,7 @@ def scores(
             found += tl.trans(by_key)
         else:  # a product transposes in half the instructions that it takes otherwise, and is exact
             n: tl.constexpr = j.shape[0]
-            identity = (tl.arange(0, n)[:, None] == tl.arange(0, n)[None, :]).to(by_key.dtype)
+            identity = (tl.arange(0, n)[:, None] == tl.arange(0, n)[None, :]).to(tl.float32).to(by_key.dtype)
             found = tl.dot(tl.trans(by_key), identity, found)
     if mask is not None:
         if BY_KEY:
@@ -293,7 +297,7 @@ def vectors(at, i, step, R, D: tl.constexpr, EVEN: tl.constexpr):
     return tl.load(at, mask=(i < R)[:, None], other=0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=PLAIN)
 def forward(
     content,
     key,
@@ -436,7 +440,7 @@ def forward(
             tl.store(weights + i[:, None] * weights_ld + j[None, :], p.to(weights.dtype.element_ty))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=PLAIN)
 def products(
     out,
     d_out,
@@ -463,7 +467,7 @@ def products(
     tl.store(delta + row * delta_b + head * delta_h + i, found, mask=i < R)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=PLAIN)
 def backward(
     content,
     key,
