@@ -319,7 +319,7 @@ def test_what_is_chosen(monkeypatch):
     assert "compute capability 8.0" in call()[1]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     explained = explain_backend(tiny_config("shaw", hidden_size=64, num_attention_heads=1), 2, 600, "cuda")
-    assert "takes chunked: there is no CUDA device here" in explained
+    assert "takes chunked: there is no cuda device here" in explained
 
 
 def test_chunks_on_a_device_take_as_many_queries(monkeypatch):

@@ -23,7 +23,7 @@ def obstacles(terms: Terms, offsets: Offsets, device: torch.device, dtype: torch
     found = []
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            found.append("there is no CUDA device here")
+            found.append("there is no cuda device here")
         elif torch.version.hip:
             found.append("the kernels are for NVIDIA's devices")
         elif torch.cuda.get_device_capability(device) < CAPABILITY:
