@@ -8,6 +8,7 @@ import importlib
 
 from .anneal import AnnealAbsolutePositions, drop_absolute_positions
 from .backend import explain_backend
+from .kernels import register as _register_kernels
 from .model.configuration_relpos_bert import RelPosBertConfig
 from .model.formula import Table, Terms, attend
 from .model.memory import SegmentMemory
@@ -75,3 +76,4 @@ def __getattr__(name: str):
 
 
 _register()
+_register_kernels()

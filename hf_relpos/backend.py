@@ -20,6 +20,7 @@ def explain_backend(
     dtype: torch.dtype | None = None,
     dropout: float = 0.0,
     output_attentions: bool = False,
+    gradients: bool = False,
 ) -> str:
     """In words, the way that attention takes in a forward pass of that size without a mask, and why.
 
@@ -28,6 +29,7 @@ def explain_backend(
         device: "cpu", "cuda", …; None for the model's own, or the CPU.
         dtype: None for the model's own, or float32.
         dropout: probability of dropping an attention weight, 0 outside training.
+        gradients: whether there will be a backward pass.
 
     Example:
 
@@ -57,6 +59,8 @@ def explain_backend(
         dtype,
         dropout=dropout,
         weights=output_attentions,
+        size=config.hidden_size // config.num_attention_heads,
+        gradients=gradients,
     )
     return f"attn_implementation={OWN!r} takes {taken}: {reason}"
 

@@ -103,6 +103,7 @@ class Student:
         then: what is done afterwards: `random` (tables N(0, 0.02)), `fold` (position vectors into the embeddings) or
             `distil`.
         needs_text: whether it learns from any.
+        long: it is fitted to rows of `--long-length` tokens as well, with the attention window of `--window`.
     """
 
     label: str
@@ -112,6 +113,7 @@ class Student:
     start: str | None = None
     then: str | None = None
     needs_text: bool = False
+    long: bool = False
 
 
 STUDENTS = {
@@ -129,6 +131,7 @@ STUDENTS = {
     "transformer_xl": Student("`transformer_xl`, calibrated", "calibrate", "transformer_xl", needs_text=True),
     "scalar": Student("c per head (T5-like), calibrated", "calibrate", "tables", {"terms": "c"}, needs_text=True),
     "fold-distilled": Student("control: folded, distilled", None, start="fold", then="distil", needs_text=True),
+    "long": Student("calibrated on long rows too, window", "calibrate", needs_text=True, long=True),
     "interpolate": Student("table interpolated", "interpolate", None),
     "hierarchical": Student("hierarchical decomposition", "hierarchical", None),
 }
@@ -137,9 +140,11 @@ VARIANTS = {"": "all keys", "+log": "log temperature", "+window": "window"}
 LONG = [
     *("interpolate", "interpolate+log", "hierarchical", "hierarchical+log", "hierarchical+window"),
     *("zero", "zero+window", "fold", "fold+window"),
-    *("calibrated", "calibrated+log", "calibrated+window", "distilled", "distilled+log", "distilled+window"),
+    *("calibrated", "calibrated+log", "calibrated+window", "distilled", "distilled+log", "distilled+window", "long"),
 ]
-READERS = [*BASELINES, "hierarchical+window", "calibrated+window", "distilled+window", "calibrated", "distilled"]
+READERS = [
+    *(*BASELINES, "hierarchical+window", "calibrated+window", "distilled+window", "long", "calibrated", "distilled"),
+]
 DEMO = ["teacher", "zero", "fold", "no-data", "calibrated", "distilled", "key", "key-distilled"]
 ROWS = [
     "fidelity/teacher",
@@ -278,8 +283,11 @@ class Bench:
             found["text"] = {"train": [*map(fingerprint, texts)], "held out": [*map(fingerprint, held_out)]}
         if student.then == "distil":
             found |= {"steps": self.args.steps, "batch_tokens": self.args.batch_tokens, "distil": self.args.distil}
-        if student.scheme is None:
+        if student.scheme is None or student.long:
             found["length"] = self.args.long_length
+        del found["long"]  # of the others it says nothing
+        if student.long:
+            found["window"] = self.args.window
         return found
 
     def make(self, name: str, demonstration: bool = False) -> tuple[Path, dict[str, Any]]:
@@ -322,8 +330,10 @@ class Bench:
         if texts is None and METHODS[method].text == "needed":
             raise Missing(f"method = {method!r} needs text")
         options: dict[str, Any] = {}
-        if "length" in METHODS[method].options:
+        if student.scheme is None or student.long:
             options["length"] = self.args.long_length
+        if student.long:
+            options["window"] = self.args.window
         if texts is not None and "tokens" in METHODS[method].options:
             options["tokens"] = self.args.tokens
         report = convert(

@@ -23,7 +23,7 @@ from hf_relpos import (
     explain_backend,
 )
 from hf_relpos.cli import app
-from hf_relpos.model import attention, chunked
+from hf_relpos.model import attention, chunked, strided
 from hf_relpos.model.attention import choose, relative_attention
 from hf_relpos.model.formula import content_vectors
 from hf_relpos.model.lowering import lower
@@ -31,6 +31,7 @@ from hf_relpos.model.lowering import lower
 
 BATCH, HEADS, SIZE = 2, 3, 4
 LENGTHS = (63, 100, 111, 513)
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -42,8 +43,8 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(attention, "FEWEST_SCORES", 0)
     fresh = chunked._workspace
 
-    def poisoned(name, shape, dtype):
-        buffer = fresh(name, shape, dtype)
+    def poisoned(name, shape, dtype, device):
+        buffer = fresh(name, shape, dtype, device)
         return buffer.fill_(torch.nan) if dtype.is_floating_point else buffer.fill_(1)
 
     monkeypatch.setattr(chunked, "_workspace", poisoned)
@@ -225,6 +226,35 @@ def test_finite_differences(shared, monkeypatch):
     assert torch.autograd.gradcheck(both, [*tensors, *leaves])
 
 
+@pytest.mark.parametrize("mask", ["padding", "window", "left padding, causal", "nothing"])
+def test_masks_that_are_not_looked_at(mask, monkeypatch):
+    """As on devices that one would have to wait for: the same, if more work."""
+    terms, _ = random_terms(ALL, shared=False)
+    tensors, offsets, seen = vectors(63, 63), Offsets(63, 63), MASKS[mask](63)
+    expected = run("eager", tensors, terms, offsets, seen)
+    monkeypatch.setattr(chunked, "_may_look", lambda device: False)
+    assert largest(run("chunked", tensors, terms, offsets, seen), expected) <= 1e-10
+
+
+@pytest.mark.parametrize("length, keys, start", [(63, 63, 0), (50, 111, 61), (1, 70, 69)])
+@pytest.mark.parametrize("chosen", [*"ABc", ALL - {"V"}], ids=case_id)
+def test_strided_view(chosen, length, keys, start):
+    """Inference by a view and SDPA, with every mask; the strides of the view are those that fused kernels want."""
+    terms, _ = random_terms(frozenset(chosen), shared=start == 0, tables=2)
+    tensors, offsets = vectors(length, keys), Offsets(length, keys, start)
+    content, query, key = content_vectors(*tensors[:2], terms, offsets)
+    form = lower(terms, offsets, query)
+    masks = {"none": None, "keys": torch.arange(keys)[None, None, None] % 7 != 3, "causal": None}
+    for name, mask in masks.items():
+        seen = (offsets.matrix(CPU) <= 0)[None, None] if name == "causal" else mask
+        expected = attend(*tensors, terms, offsets, seen)[0].transpose(1, 2)
+        got = strided.strided_attention(content, query, key, tensors[2], form, start, mask, name == "causal")
+        assert (got - expected).abs().max() <= 1e-12
+    if form.A is not None:
+        view = strided._by_pairs(query, form.A, form.c, keys)
+        assert view.stride(3) == 1 and all(step % 8 == 0 for step in (view.stride(2), view.storage_offset()))
+
+
 def test_scheme_that_hides_keys():
     """`allow`, with and without a mask: queries that may attend to nothing get zeros."""
     heads = torch.tensor([[True, False, False], [False, False, True], [True, False, True]])
@@ -313,11 +343,11 @@ def test_clipped_rows_are_multiplied_once():
 def test_workspace_is_kept_and_released(monkeypatch):
     monkeypatch.undo()
     chunked.release_workspace()
-    first = chunked._workspace("scores", (3, 4), torch.float32)
-    assert chunked._workspace("scores", (2, 5), torch.float32).data_ptr() == first.data_ptr()
+    first = chunked._workspace("scores", (3, 4), torch.float32, CPU)
+    assert chunked._workspace("scores", (2, 5), torch.float32, CPU).data_ptr() == first.data_ptr()
     with torch.inference_mode():
-        chunked._workspace("scores", (50, 50), torch.float32)
-    chunked._workspace("scores", (50, 50), torch.float32).zero_()  # not an inference tensor
+        chunked._workspace("scores", (50, 50), torch.float32, CPU)
+    chunked._workspace("scores", (50, 50), torch.float32, CPU).zero_()  # not an inference tensor
     chunked.release_workspace()
     assert not hasattr(chunked._local, "buffers")
 
@@ -453,7 +483,6 @@ def test_what_is_chosen(monkeypatch):
     assert call(value_term, length=32)[0] == "eager"
     for reason, changes in {
         "weights are wanted": {"weights": True},
-        "this call is on cuda": {"device": torch.device("cuda")},
         "float16": {"dtype": torch.float16},
         "not boolean": {"mask": torch.zeros(4, 1, 512, 512)},
         "next to nothing": {"dropout": 1.0},
@@ -462,6 +491,22 @@ def test_what_is_chosen(monkeypatch):
         taken, why = call(length=512, **changes)
         assert taken != "chunked" and reason in why
     assert call(Terms(), length=512, dropout=0.1)[0] == "chunked"
+
+
+def test_what_is_chosen_elsewhere(monkeypatch):
+    """On a GPU without kernels: the strided view for inference, chunks for the rest."""
+    monkeypatch.undo()
+    monkeypatch.setattr(attention, "DEVICE_WAYS", {})
+    device = torch.device("cuda")
+    value_term, _ = random_terms(frozenset("V"), True)
+    assert call(length=512, device=device)[0] == "strided" and "no kernels" in call(length=512, device=device)[1]
+    for changes in ({"gradients": True}, {"dropout": 0.1}, {"terms": value_term}):
+        assert call(length=512, device=device, dtype=torch.float16, **changes)[0] == "chunked"
+    assert call(length=8, device=device, gradients=True)[0] == "sdpa"
+    assert call(Terms(), length=512, device=device, dropout=0.1)[0] == "sdpa"
+    assert call(length=512, device=device, mask=torch.zeros(4, 1, 512, 512))[0] == "sdpa"
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert call(length=512, device=device)[0] == "sdpa" and "traced" in call(length=512, device=device)[1]
 
 
 @pytest.mark.parametrize("name", ["relative_key", "shaw", "disan"])

@@ -2,9 +2,13 @@
 
 `eager` is the formula itself. `sdpa` and `flex_attention` are Transformers' own functions: everything positional is
 lowered to an additive bias and handed to them as `position_bias`. `relpos`, the default, takes for each call the
-fastest way there is: ours in chunks (chunked.py) where it can do the job and pays, else `sdpa` or `eager`; `choose`
+fastest way there is: ours in chunks (chunked.py) where it can do the job and pays, on a GPU kernels that the package
+registers (`DEVICE_WAYS`) or, where these are not there, a strided view (strided.py); else `sdpa` or `eager`. `choose`
 says which and why. What a backend cannot compute is written in one table, `BACKENDS`; asking for it raises.
 """
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -16,12 +20,14 @@ from .chunked import DTYPES, chunked_attention
 from .formula import Terms, allowed, attend, content_scale, content_vectors, position_scores
 from .lowering import lower, obstacles
 from .offsets import Offsets
+from .strided import strided_attention
 
 
 logger = logging.get_logger(__name__)
 
 OWN = "relpos"  # the value of `attn_implementation`
 CHUNKED = "chunked"  # what it may come to, besides the names of `BACKENDS`
+STRIDED = "strided"  # likewise, on devices other than the CPU
 # Calls of fewer scores, B·H·L·K, are over before chunks have begun to pay (scripts/bench_attention.py).
 FEWEST_SCORES = 1 << 19
 
@@ -43,6 +49,26 @@ BACKENDS: dict[str, frozenset[str]] = {
     "eager": frozenset({"value_term", "gain", "allow"}),
     "flex_attention": frozenset(),
 }
+
+
+@dataclass(frozen=True)
+class DeviceWay:
+    """Kernels for one kind of device.
+
+    Attributes:
+        name: what `choose` calls them.
+        obstacles: maps (terms, offsets, device, dtype, head size) of a call that has the normal form to what keeps
+            them from it, in words; empty where nothing does.
+        run: takes the arguments of `chunked_attention`, by place, and returns what it does.
+    """
+
+    name: str
+    obstacles: Callable[[Terms, Offsets, torch.device, torch.dtype, int], list[str]]
+    run: Callable[..., torch.Tensor]
+
+
+# By the device's type. They are not of this folder, which travels with checkpoints: whoever has them registers them.
+DEVICE_WAYS: dict[str, DeviceWay] = {}
 
 
 def capable_backends(needs: frozenset[str]) -> list[str]:
@@ -97,6 +123,8 @@ def choose(
     mask: torch.Tensor | None = None,
     dropout: float = 0.0,
     weights: bool = False,
+    size: int = 64,
+    gradients: bool = False,
 ) -> tuple[str, str]:
     """The way that `relpos` takes for one call, and why.
 
@@ -104,21 +132,24 @@ def choose(
         mask: as Transformers builds it for sdpa, or as the user prepared it.
         dropout: probability of dropping an attention weight.
         weights: whether the attention weights are wanted.
+        size: of a head.
+        gradients: whether there will be a backward pass.
 
     Returns:
-        `CHUNKED` or a key of `BACKENDS`, and the reason in words.
+        `CHUNKED`, `STRIDED`, the name of one of `DEVICE_WAYS` or a key of `BACKENDS`; and the reason in words.
     """
     dense = "eager" if weights or not needs_of_terms(terms) <= BACKENDS["sdpa"] else "sdpa"
     scores = batch * heads * offsets.query_length * offsets.key_length
+    way, on_cpu = DEVICE_WAYS.get(device.type), device.type == "cpu"
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
     if weights:
-        return dense, "the attention weights are wanted, which chunks do not keep"
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return dense, "the attention weights are wanted, which only eager keeps"
+    if traced and way is None:
         return dense, "the call is being traced, and chunks are made for the data at hand"
-    if device.type != "cpu":
-        return dense, f"chunks are for the CPU, and this call is on {device.type}"
-    if dtype not in DTYPES:
+    if on_cpu and way is None and dtype not in DTYPES:
         return dense, f"chunks are not made in {dtype}"
-    if dropout == 0.0 and terms == Terms(scale=terms.scale, rotate=terms.rotate):
+    # with dropout ours is faster on the CPU even then
+    if not (on_cpu and dropout) and terms == Terms(scale=terms.scale, rotate=terms.rotate):
         return dense, "there are no terms beside the content"
     if found := obstacles(terms, offsets):
         return dense, "; ".join(found)
@@ -133,9 +164,22 @@ def choose(
         return dense, "the mask is not boolean, (B, 1, L, K)"
     if dropout > 1 - 2**-15:
         return dense, "dropout leaves next to nothing"
+    reason = "the terms have the form it takes"
+    if way is not None or not on_cpu:
+        cannot = [f"no kernels are there for {device.type}"]
+        if way is not None:
+            cannot = way.obstacles(terms, offsets, device, dtype, size)
+        if not cannot:
+            return way.name, reason
+        reason = "; ".join(cannot)
+        if traced:
+            return dense, f"{reason}; and the call is being traced"
+        if not (gradients or dropout or terms.V or terms.allow or isinstance(offsets.start, torch.Tensor)):
+            return STRIDED, reason
     if scores < FEWEST_SCORES:
-        return dense, f"there are fewer than {FEWEST_SCORES:,} scores, B·H·L·K, too few for chunks to pay"
-    return CHUNKED, "the terms have the form it takes, and there are scores enough for it to pay"
+        few = f"there are fewer than {FEWEST_SCORES:,} scores, B·H·L·K, too few for chunks to pay"
+        return dense, few if on_cpu else f"{reason}; {few}"
+    return CHUNKED, f"{reason}, and there are scores enough for it to pay" if on_cpu else reason
 
 
 def relative_attention(
@@ -172,20 +216,34 @@ def relative_attention(
     """
     check_backend(implementation, needs_of_terms(terms), type(module).__name__)
     if implementation == OWN:
-        batch, heads, length, _ = query.shape
+        batch, heads, length, size = query.shape
         weights = bool(kwargs.get("output_attentions"))
         implementation, reason = choose(
-            terms, offsets, batch, heads, query.device, query.dtype, mask, dropout, weights
+            terms,
+            offsets,
+            batch,
+            heads,
+            query.device,
+            query.dtype,
+            mask,
+            dropout,
+            weights,
+            size,
+            torch.is_grad_enabled(),
         )
         if not torch.compiler.is_compiling():
             logger.info_once(f"attn_implementation='{OWN}' takes {implementation}: {reason}")
         causal = mask is None and module.is_causal and length > 1
-        if implementation == CHUNKED:
+        if implementation not in BACKENDS:
             content, query, key = content_vectors(query, key, terms, offsets)
             form = lower(terms, offsets, query)
-            ends = None if offsets.padding is None else offsets.padding.ends
-            start = int(offsets.start)
-            return chunked_attention(content, query, key, value, form, start, mask, causal, dropout, ends), None
+            given = (content, query, key, value, form, int(offsets.start), mask, causal)
+            if implementation == CHUNKED:
+                ends = None if offsets.padding is None else offsets.padding.ends
+                return chunked_attention(*given, dropout, ends), None
+            if implementation == STRIDED:
+                return strided_attention(*given), None
+            return DEVICE_WAYS[query.device.type].run(*given, dropout), None
         if causal and implementation == "eager":  # which leaves nothing to a kernel
             mask = (offsets.matrix(query.device) <= 0)[..., None, :, :]
     if implementation == "eager":

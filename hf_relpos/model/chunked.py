@@ -34,12 +34,17 @@ QUERIES = 128
 # Keys of a block on the key side, whose products cost (KEYS + queries − 1) / queries of what is used of them.
 KEYS = 32
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+# The same on other devices, where a launch costs more than a cache: all heads of a row of BERT-base in one go.
+DEVICE_BUFFER = 1 << 24
+DEVICE_QUERIES = 1024
 
 _local = threading.local()
 
 
-def _workspace(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def _workspace(name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A buffer of this thread, with whatever was last written to it."""
+    if device.type != "cpu":  # PyTorch keeps memory of other devices itself, stream by stream
+        return torch.empty(shape, dtype=dtype, device=device)
     buffers = _local.__dict__.setdefault("buffers", {})
     count = 1
     for size in shape:
@@ -102,7 +107,7 @@ def chunked_attention(
     """`formula.attend` of the normal form, without the weights.
 
     Args:
-        content: q̂ + u, (B, H, L, d), one of `DTYPES`, on the CPU; the others likewise.
+        content: q̂ + u, (B, H, L, d), one of `DTYPES`, on other devices also float16; the others likewise.
         query: q̂, (B, H, L, d), for A; `content` itself where there is no u.
         key: k̂, (B, H, K, d).
         value: (B, H, K, d); of another width, if there is no V.
@@ -139,8 +144,8 @@ class Strip:
         pieces: (first key, number of keys n) of every range.
         begins: where the numbers of each range begin in a row of the buffer.
         width: W, the sum of n + m − 1 over the ranges.
-        hides: whether the mask hides any pair of them.
-        dead: whether one of the queries sees no key at all.
+        hides: whether the mask may hide any pair of them.
+        dead: whether one of the queries may see no key at all.
     """
 
     first: int
@@ -178,6 +183,11 @@ def _strip(first: int, rows: int, pieces: list[tuple[int, int]], hides: bool, de
     return Strip(first, rows, tuple(pieces), tuple(begins), width, hides, dead)
 
 
+def _may_look(device: torch.device) -> bool:
+    """Whether the contents of a mask may decide what is computed: elsewhere that would be to wait for the device."""
+    return device.type == "cpu"
+
+
 def _runs(seen: torch.Tensor, gap: int) -> list[tuple[int, int]]:
     """First place and length of every run of True in a vector; runs less than `gap` places apart are one."""
     edges = torch.nn.functional.pad(seen.to(torch.int8), (1, 1)).diff().nonzero().flatten().tolist()
@@ -190,17 +200,20 @@ def _runs(seen: torch.Tensor, gap: int) -> list[tuple[int, int]]:
     return [(begin, end - begin) for begin, end in runs]
 
 
-def _schedule(call: Call, row: int, length: int, keys: int) -> list[Strip]:
+def _schedule(call: Call, row: int, length: int, keys: int, device: torch.device) -> list[Strip]:
     """The strips of one row of the batch: keys that no query of a strip sees are not there."""
     mask = None if call.mask is None else call.mask[row if call.mask.shape[0] > 1 else 0]  # (1 or H, L, K)
     constant = mask is not None and (mask.stride(1) == 0 or mask.shape[1] == 1)  # the same for every query: padding
-    strips = []
+    strips, step = [], QUERIES if device.type == "cpu" else DEVICE_QUERIES
     length = length if call.ends is None else call.ends[row]
-    for first in range(0, length, QUERIES):
-        rows = min(QUERIES, length - first)
+    for first in range(0, length, step):
+        rows = min(step, length - first)
         if mask is None:
             reach = min(keys, call.start + first + rows) if call.causal else keys
             strips.append(_strip(first, rows, [(0, reach)], False, False))
+            continue
+        if not _may_look(device):
+            strips.append(_strip(first, rows, [(0, keys)], True, True))
             continue
         visible = mask[:, :1] if constant else mask[:, first : first + rows]
         dead = not bool(visible.any(-1).all())
@@ -223,7 +236,7 @@ class _Group:
         self.dense = None if dense is None else self.of_heads(dense[row if dense.shape[0] > 1 else 0])
         self.blocks = {}
         # products of bfloat16 are slow, one head at a time, where they read or write through a skewed view
-        self.apart = key.dtype == torch.bfloat16
+        self.apart = key.dtype == torch.bfloat16 and key.device.type == "cpu"
         self.identity = torch.eye(KEYS, dtype=key.dtype) if B is not None and self.apart else None
 
     def of_heads(self, table: torch.Tensor | None) -> torch.Tensor | None:
@@ -240,13 +253,17 @@ class _Group:
         """The strip's rows, last first, contiguous, of a tensor (g, L, …)."""
         return tensor[:, strip.first : strip.first + strip.rows].flip(1).contiguous()
 
+    def workspace(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A buffer of that shape, of the dtype of the keys if no other is given."""
+        return _workspace(name, shape, self.key.dtype if dtype is None else dtype, self.key.device)
+
     def buffer(self, name: str, strip: Strip) -> torch.Tensor:
         """(g, m, W)."""
-        return _workspace(name, (self.count, strip.rows, strip.width), self.key.dtype)
+        return self.workspace(name, (self.count, strip.rows, strip.width))
 
     def by_pairs(self, skewed: torch.Tensor, name: str) -> torch.Tensor:
         """The pairs of a skewed view, (g, m, n), as products should read them: a copy where that is faster."""
-        return _workspace(name, skewed.shape, skewed.dtype).copy_(skewed) if self.apart else skewed
+        return self.workspace(name, skewed.shape).copy_(skewed) if self.apart else skewed
 
     # By the offset: a product with a table, and its gradients --------------------------------------------------------
 
@@ -325,7 +342,7 @@ class _Group:
         width = size + strip.rows - 1
         shared = self.B.shape[0] == 1
         lead = (blocks, self.count) if shared else (self.count, blocks)
-        buffer = _workspace("keys", (*lead, size, width), self.key.dtype)
+        buffer = self.workspace("keys", (*lead, size, width))
         by_head, by_block = (buffer.stride(1), buffer.stride(0)) if shared else (buffer.stride(0), buffer.stride(1))
         pairs = buffer.as_strided((self.count, strip.rows, blocks, size), (by_head, 1, by_block, width + 1))
         return buffer, pairs
@@ -403,8 +420,8 @@ class _Group:
         if not self.call.causal or own + 1 >= count:
             return None
         from_column = max(own, 0)
-        place = torch.arange(from_column - own, count - own)
-        pairs = place > torch.arange(strip.rows - 1, -1, -1)[:, None]
+        place = torch.arange(from_column - own, count - own, device=scores.device)
+        pairs = place > torch.arange(strip.rows - 1, -1, -1, device=scores.device)[:, None]
         return scores[:, :, from_column:], pairs
 
     def allowed(self, strip: Strip, piece: int) -> torch.Tensor | None:
@@ -439,7 +456,7 @@ class _Group:
                     scores.copy_(self.by_pair(self.c, first, strip.rows, count))
             keys = self.key[:, begin : begin + count].transpose(1, 2)
             other = filled or self.c is not None
-            into = _workspace("pairs0", scores.shape, scores.dtype) if self.apart else scores
+            into = self.workspace("pairs0", scores.shape) if self.apart else scores
             into.baddbmm_(content, keys, beta=float(other and not self.apart), alpha=self.call.form.scale)
             if self.B is not None:
                 self.add_key_side(into, strip, piece)
@@ -479,10 +496,10 @@ class _Group:
         for piece, (_, count) in enumerate(strip.pieces):
             shape = (self.count, strip.rows, count)
             total = self.count * strip.rows * count
-            words = _workspace("bits", (-(-total // 4),), torch.int64)
+            words = self.workspace("bits", (-(-total // 4),), torch.int64)
             words.random_(-(1 << 63), None, generator=generator)
             bits = words.view(torch.int16)[:total].view(shape)
-            factors = _workspace(f"kept{piece}", shape, self.key.dtype)  # a product takes a tenth of a masked_fill
+            factors = self.workspace(f"kept{piece}", shape)  # a product takes a tenth of a masked_fill
             found.append(torch.ge(bits, self.call.dropout - 32768, out=factors))
         return found
 
@@ -533,14 +550,14 @@ class _Group:
                 strip.skewed(buffer, piece),
                 self.by_pairs(strip.skewed(weights, piece), f"weights{piece}"),
             )
-            scores = _workspace(f"pairs{piece}", skewed.shape, skewed.dtype) if self.apart else skewed
+            scores = self.workspace(f"pairs{piece}", skewed.shape) if self.apart else skewed
             values = self.value[:, begin : begin + count].transpose(1, 2)
             scores.baddbmm_(d_out, values, beta=float(self.V is not None and not self.apart))
             if self.V is not None and self.apart:
                 scores.add_(skewed)
             if kept:
                 scores.mul_(kept[piece])
-            products = torch.mul(scores, weight, out=_workspace("products", scores.shape, scores.dtype))
+            products = torch.mul(scores, weight, out=self.workspace("products", scores.shape))
             mean = mean + products.sum(-1, keepdim=True)
             by_pair.append((skewed, scores, weight))
         d_content = None
@@ -619,10 +636,11 @@ def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, a
         total.add_(torch.matmul(left, right), alpha=alpha)
 
 
-def _groups(heads: int, keys: int, queries: int) -> list[slice]:
+def _groups(heads: int, keys: int, queries: int, device: torch.device) -> list[slice]:
     """Heads, so many at a time that their buffer stays near `BUFFER`."""
-    rows = min(queries, QUERIES)
-    count = max(1, min(heads, BUFFER // (rows * (keys + rows - 1))))
+    most, step = (BUFFER, QUERIES) if device.type == "cpu" else (DEVICE_BUFFER, DEVICE_QUERIES)
+    rows = min(queries, step)
+    count = max(1, min(heads, most // (rows * (keys + rows - 1))))
     count = -(-heads // -(-heads // count))  # alike in size
     return [slice(first, min(first + count, heads)) for first in range(0, heads, count)]
 
@@ -638,11 +656,11 @@ class _Chunked(torch.autograd.Function):
         inputs = (content, query, key, value, *tables, dense)
         new = content.new_empty if call.ends is None else content.new_zeros
         out = new(batch, length, heads, value.shape[3])
-        generator = torch.Generator().manual_seed(call.seed) if call.dropout else None
-        with torch.autocast("cpu", enabled=False):
+        generator = torch.Generator(content.device).manual_seed(call.seed) if call.dropout else None
+        with torch.autocast(content.device.type, enabled=False):
             for row in range(batch):
-                strips = _schedule(call, row, length, keys)
-                for group_heads in _groups(heads, keys, length):
+                strips = _schedule(call, row, length, keys, content.device)
+                for group_heads in _groups(heads, keys, length, content.device):
                     group = _Group(call, row, group_heads, *inputs)
                     for strip in strips:
                         place = out[row, strip.first : strip.first + strip.rows, group_heads]
@@ -662,11 +680,11 @@ class _Chunked(torch.autograd.Function):
         keys = key.shape[2]
         total = _Gradients(content, query, A, B, c, V, dense, ctx.needs_input_grad[8], call.ends is not None)
         d_key, d_value = torch.empty_like(key), torch.empty_like(value)
-        generator = torch.Generator().manual_seed(call.seed) if call.dropout else None
-        with torch.autocast("cpu", enabled=False):
+        generator = torch.Generator(content.device).manual_seed(call.seed) if call.dropout else None
+        with torch.autocast(content.device.type, enabled=False):
             for row in range(batch):
-                strips = _schedule(call, row, length, keys)
-                for group_heads in _groups(heads, keys, length):
+                strips = _schedule(call, row, length, keys, content.device)
+                for group_heads in _groups(heads, keys, length, content.device):
                     group = _Group(call, row, group_heads, *inputs)
                     total.key, total.value = _zeros(group.key), _zeros(group.value)
                     for strip in strips:

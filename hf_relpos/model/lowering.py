@@ -118,9 +118,16 @@ def _rows_by_offset(table: Table, span: torch.Tensor, low: int) -> tuple[torch.T
     The tails are read from the map and never from the values: rows that are equal only now, such as fresh zeros, have
     gradients of their own.
     """
-    index = table.row_of(span)
-    if table.rows.shape[1] == span.shape[0] and torch.equal(index, span - low):  # it is in this form already
+    index, look = table.row_of(span), span.device.type == "cpu" and not torch.compiler.is_compiling()
+    if look and table.rows.shape[1] == span.shape[0] and torch.equal(index, span - low):  # it is in this form already
         return table.rows, (1, 1)
+    rows = table.rows
+    if rows.is_floating_point():  # or gradients of many places that are one row would be added up in half precision
+        rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    if (
+        not look
+    ):  # that would be to wait for the device, where the backward of `index_select` has no fixed order either
+        return rows[:, index], (1, 1)
     steps = (index[1:] != index[:-1]).nonzero()
     tails = (int(steps[0]) + 1, index.shape[0] - 1 - int(steps[-1])) if len(steps) else (index.shape[0], 1)
-    return table.rows.index_select(1, index), tails
+    return rows.index_select(1, index), tails

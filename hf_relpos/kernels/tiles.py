@@ -1,0 +1,620 @@
+"""Triton kernels of attention by offset: the scores' bias is made, kept and used by tiles, and never gathered.
+
+A *pair matrix* holds one number for each pair of a row i and a column j, element (i, j) at i·ld + j. What a table says
+of the pair stands in its row x = j − i + shift, so a run of rows of the table is a run of numbers in each row of the
+matrix: with u = j − i, element (i, i + u) is at i·(ld + 1) + u. Three kernels know this, and nothing else has to:
+
+    table_product    M[i, j] = rows_i · T_x + t_x                 q·A and c; k·B; dO·V
+    table_apply      out_i   = Σ_j M[i, j] T_x                    the value term; the A part of dq, the B part of dk
+    table_gradient   dT_x    = Σ_pairs Σ_i M[i, j] rows_i         dA and dc; dB; dV
+
+The key side is the same with keys as rows, queries as columns and the table read backwards. `forward` and `backward`
+are attention in one pass over tiles of keys, or of queries, that add a tile of a pair matrix to the scores. No sum is
+atomic, so that results are the same in every run. Scores are kept in units of log₂ e.
+
+Pairs (batch, head) are numbered head · B + batch; a call sees `count` of them, from `first` on. Pair matrices have
+rows and columns beyond what is used, and margins before and after, so that loads need no masks. Tiles at the end are
+written whole, with finite numbers or zeros; what lies beyond them is never used, whatever it is.
+"""
+
+import triton
+import triton.language as tl
+
+
+# One build serves all of their values: there are none for 1, or for multiples of 16, which only alignment needs.
+PLAIN = "first count batch heads R C K P shift begin splits place row0 dropout".split()
+
+
+@triton.jit
+def mix(x):
+    """A hash of 32 bits: two rounds of xorshift and multiply, with the constants of C. Wellons' hash prospector."""
+    x = x ^ (x >> 16)
+    x = x * 0x7FEB352D
+    x = x ^ (x >> 15)
+    x = x * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def kept(seed, pair, i, j, dropout):
+    """Which weights stay, by (seed, pair, i, j) alone: (BM, BN) for vectors i and j; dropout in units of 2^−16."""
+    word = tl.load(seed)
+    key = mix(mix(word.to(tl.uint32)) ^ (word >> 32).to(tl.uint32))
+    key = mix(key ^ pair.to(tl.uint32))
+    row = mix(key ^ i.to(tl.uint32))
+    column = mix(~key ^ j.to(tl.uint32))
+    return (mix(row[:, None] ^ column[None, :]) >> 16).to(tl.int32) >= dropout
+
+
+@triton.jit(do_not_specialize=PLAIN)
+def table_product(
+    rows,
+    table,
+    scalars,
+    out,
+    first,
+    batch,
+    R,
+    C,
+    P,
+    shift,
+    factor,
+    rows_b,
+    rows_h,
+    rows_i,
+    table_h,
+    table_x,
+    scalars_h,
+    scalars_x,
+    ld,
+    out_n,
+    D: tl.constexpr,
+    BM: tl.constexpr,
+    BX: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """M[i, j] = factor · (rows_i · table_x + scalars_x). The one skewed store."""
+    n = tl.program_id(2)
+    head, row = (first + n) // batch, (first + n) % batch
+    i0 = tl.program_id(1) * BM
+    i, d = i0 + tl.arange(0, BM), tl.arange(0, D)
+    x = shift - (i0 + BM - 1) + tl.program_id(0) * BX + tl.arange(0, BX)
+    there = (x >= 0) & (x < P)
+    found = tl.zeros([BM, BX], tl.float32)
+    if table is not None:
+        left = tl.load(
+            rows + row.to(tl.int64) * rows_b + head.to(tl.int64) * rows_h + i[:, None] * rows_i + d[None, :],
+            mask=(i < R)[:, None],
+            other=0.0,
+        )
+        right = tl.load(
+            table + head.to(tl.int64) * table_h + x[:, None] * table_x + d[None, :], mask=there[:, None], other=0.0
+        )
+        found = tl.dot(left, tl.trans(right), input_precision=PRECISION)
+    if scalars is not None:
+        found += tl.load(scalars + head * scalars_h + x * scalars_x, mask=there, other=0.0).to(tl.float32)[None, :]
+    j = x[None, :] - shift + i[:, None]
+    tl.store(
+        out + n.to(tl.int64) * out_n + i[:, None] * ld + j,
+        (found * factor).to(out.dtype.element_ty),
+        mask=(j >= 0) & (j < C),
+    )
+
+
+@triton.jit(do_not_specialize=PLAIN)
+def table_apply(
+    matrix,
+    dense,
+    table,
+    initial,
+    out,
+    first,
+    batch,
+    R,
+    C,
+    P,
+    shift,
+    factor,
+    dense_b,
+    dense_h,
+    dense_j,
+    table_h,
+    table_x,
+    initial_b,
+    initial_h,
+    initial_i,
+    out_b,
+    out_h,
+    out_i,
+    ld,
+    matrix_n,
+    D: tl.constexpr,
+    BM: tl.constexpr,
+    BX: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """out_i = initial_i + factor · Σ_j M[i, j] dense_j + Σ_j M[i, j] table_x."""
+    n = tl.program_id(1)
+    head, row = ((first + n) // batch).to(tl.int64), ((first + n) % batch).to(tl.int64)
+    i0 = tl.program_id(0) * BM
+    i, d = i0 + tl.arange(0, BM), tl.arange(0, D)
+    matrix += n.to(tl.int64) * matrix_n
+    sum_ = tl.zeros([BM, D], tl.float32)
+    if dense is not None:
+        dense += row * dense_b + head * dense_h
+        for j0 in range(0, C, BX):
+            j = j0 + tl.arange(0, BX)
+            weights = tl.load(matrix + i[:, None] * ld + j[None, :])
+            vectors = tl.load(dense + j[:, None] * dense_j + d[None, :], mask=(j < C)[:, None], other=0.0)
+            sum_ = tl.dot(weights.to(vectors.dtype), vectors, sum_, input_precision=PRECISION)
+        sum_ = sum_ * factor
+    if table is not None:
+        table += head * table_h
+        for u0 in range(-(i0 + BM), C - i0, BX):
+            u = u0 + tl.arange(0, BX)
+            x = u + shift
+            weights = tl.load(matrix + i[:, None] * (ld + 1) + u[None, :])
+            j = i[:, None] + u[None, :]
+            weights = tl.where((j >= 0) & (j < C) & (i < R)[:, None], weights, 0.0)
+            vectors = tl.load(table + x[:, None] * table_x + d[None, :], mask=((x >= 0) & (x < P))[:, None], other=0.0)
+            sum_ = tl.dot(weights.to(vectors.dtype), vectors, sum_, input_precision=PRECISION)
+    inside = (i < R)[:, None]
+    if initial is not None:
+        at = initial + row * initial_b + head * initial_h + i[:, None] * initial_i + d[None, :]
+        sum_ += tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    at = out + row * out_b + head * out_h + i[:, None] * out_i + d[None, :]
+    tl.store(at, sum_.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=PLAIN)
+def table_gradient(
+    matrix,
+    rows,
+    out,
+    out_scalars,
+    first,
+    count,
+    batch,
+    R,
+    C,
+    P,
+    shift,
+    begin,
+    splits,
+    rows_b,
+    rows_h,
+    rows_i,
+    ld,
+    matrix_n,
+    D: tl.constexpr,
+    BI: tl.constexpr,
+    BX: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Add Σ Σ_i M[i, i + u] rows_i to out[head · splits + split, x] (and Σ Σ_i M to out_scalars), float32.
+
+    The first sum is over the pairs of one head, every `splits`-th of them. u runs from `begin`, a multiple of BX.
+    """
+    head, split = first // batch + tl.program_id(1), tl.program_id(2)
+    u0 = begin + tl.program_id(0) * BX
+    u, d = u0 + tl.arange(0, BX), tl.arange(0, D)
+    x = u + shift
+    top = tl.maximum(-(u0 + BX - 1), 0) // BI * BI
+    bottom = tl.minimum(R, C - u0)
+    sum_ = tl.zeros([BX, D], tl.float32)
+    sums = tl.zeros([BX], tl.float32)
+    from_pair = tl.maximum(first, head * batch) - first
+    to_pair = tl.minimum(first + count, (head + 1) * batch) - first
+    for n in range(from_pair + split, to_pair, splits):
+        pair = first + n
+        row = (pair % batch).to(tl.int64)
+        at = matrix + (pair - first).to(tl.int64) * matrix_n
+        for i0 in range(top, bottom, BI):
+            i = i0 + tl.arange(0, BI)
+            weights = tl.load(at + i[:, None] * (ld + 1) + u[None, :])
+            j = i[:, None] + u[None, :]
+            weights = tl.where((j >= 0) & (j < C) & (i < R)[:, None], weights, 0.0)
+            if out is not None:
+                vectors = tl.load(
+                    rows + row * rows_b + head.to(tl.int64) * rows_h + i[:, None] * rows_i + d[None, :],
+                    mask=(i < R)[:, None],
+                    other=0.0,
+                )
+                sum_ = tl.dot(tl.trans(weights.to(vectors.dtype)), vectors, sum_, input_precision=PRECISION)
+            if out_scalars is not None:
+                sums += tl.sum(weights.to(tl.float32), 0)
+    there = (x >= 0) & (x < P)
+    slot = (head * splits + split).to(tl.int64) * P
+    if out is not None:
+        at = out + (slot + x[:, None]) * D + d[None, :]
+        tl.store(at, tl.load(at, mask=there[:, None], other=0.0) + sum_, mask=there[:, None])
+    if out_scalars is not None:
+        at = out_scalars + slot + x
+        tl.store(at, tl.load(at, mask=there, other=0.0) + sums, mask=there)
+
+
+@triton.jit
+def scores(
+    q,
+    k,
+    bias,
+    key_bias,
+    mask,
+    i,
+    j,
+    place,
+    R,
+    K,
+    scale,
+    ld,
+    key_ld,
+    mask_i,
+    CAUSAL: tl.constexpr,
+    BY_KEY: tl.constexpr,
+    EVEN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """A tile of scores in units of log₂ e, −∞ where i may not attend to j; pointers are those of the pair.
+
+    Args:
+        place: of row 0 among the keys.
+        BY_KEY: whether the mask is one of keys, the same for every row.
+        EVEN: whether R and K are multiples of the tile.
+    """
+    found = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+    if bias is not None:
+        found += tl.load(bias + i[:, None] * ld + j[None, :]).to(tl.float32)
+    if key_bias is not None:
+        at = key_bias + j[:, None] * key_ld + i[None, :]
+        by_key = tl.load(at) if EVEN else tl.load(at, mask=(j < K)[:, None], other=0.0)
+        if by_key.dtype == tl.float32:
+            found += tl.trans(by_key)
+        else:  # a product transposes in half the instructions that it takes otherwise, and is exact
+            n: tl.constexpr = j.shape[0]
+            identity = (tl.arange(0, n)[:, None] == tl.arange(0, n)[None, :]).to(tl.float32).to(by_key.dtype)
+            found = tl.dot(tl.trans(by_key), identity, found)
+    if mask is not None:
+        if BY_KEY:
+            seen = tl.load(mask + j, mask=j < K, other=0) != 0
+            found = tl.where(seen[None, :], found, float("-inf"))
+        else:
+            inside = (i < R)[:, None] & (j < K)[None, :]
+            seen = tl.load(mask + i[:, None].to(tl.int64) * mask_i + j[None, :], mask=inside, other=0) != 0
+            found = tl.where(seen, found, float("-inf"))
+    elif not EVEN:
+        found = tl.where((j < K)[None, :], found, float("-inf"))
+    if CAUSAL:
+        found = tl.where(j[None, :] <= i[:, None] + place, found, float("-inf"))
+    return found
+
+
+@triton.jit
+def vectors(at, i, step, R, D: tl.constexpr, EVEN: tl.constexpr):
+    """Rows i of a matrix of D columns, zeros from the R-th on; EVEN: i never goes that far."""
+    at += i[:, None] * step + tl.arange(0, D)[None, :]
+    if EVEN:
+        return tl.load(at)
+    return tl.load(at, mask=(i < R)[:, None], other=0.0)
+
+
+@triton.jit(do_not_specialize=PLAIN)
+def forward(
+    content,
+    key,
+    value,
+    bias,
+    key_bias,
+    mask,
+    reach,
+    seed,
+    out,
+    lse,
+    weights,
+    first,
+    batch,
+    heads,
+    R,
+    K,
+    place,
+    row0,
+    scale,
+    dropout,
+    content_b,
+    content_h,
+    content_i,
+    key_b,
+    key_h,
+    key_j,
+    value_b,
+    value_h,
+    value_j,
+    bias_n,
+    bias_h,
+    ld,
+    key_bias_n,
+    key_ld,
+    mask_b,
+    mask_h,
+    mask_i,
+    out_b,
+    out_h,
+    out_i,
+    lse_b,
+    lse_h,
+    weights_n,
+    weights_ld,
+    D: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    BY_KEY: tl.constexpr,
+    EVEN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Attention of R queries with K keys; the logarithm of each row's sum, base 2, 0 for a row that sees nothing.
+
+    Args:
+        bias: pair matrices, that of the n-th pair at n · bias_n + its head's number among those of the call · bias_h.
+        key_bias: pair matrices of the keys with the queries.
+        mask: bytes, or None.
+        reach: for each row of the batch, how many keys there are up to its last visible one; or None.
+        seed: of the dropout, or None.
+        weights: pair matrices for the weights, after dropout, or None.
+        row0: number of row 0, which the dropout goes by.
+    """
+    i0, n = tl.program_id(0) * BM, tl.program_id(1)
+    pair = first + n
+    head, row = (pair // batch).to(tl.int64), (pair % batch).to(tl.int64)
+    i, d = i0 + tl.arange(0, BM), tl.arange(0, D)
+    inside = (i < R)[:, None]
+    q = vectors(content + row * content_b + head * content_h, i, content_i, R, D, EVEN)
+    key += row * key_b + head * key_h
+    value += row * value_b + head * value_h
+    if bias is not None:
+        bias += n.to(tl.int64) * bias_n + (pair // batch - first // batch).to(tl.int64) * bias_h
+    if key_bias is not None:
+        key_bias += n.to(tl.int64) * key_bias_n
+    if mask is not None:
+        mask += row * mask_b + head * mask_h
+    end = K
+    if reach is not None:
+        end = tl.load(reach + row)
+    if CAUSAL:
+        end = tl.minimum(end, i0 + BM + place)
+    highest = tl.full([BM], float("-inf"), tl.float32)
+    total = tl.zeros([BM], tl.float32)
+    sum_ = tl.zeros([BM, D], tl.float32)
+    for j0 in range(0, end, BN):
+        j = j0 + tl.arange(0, BN)
+        k = vectors(key, j, key_j, K, D, EVEN)
+        s = scores(
+            q, k, bias, key_bias, mask, i, j, place, R, K, scale, ld, key_ld, mask_i, CAUSAL, BY_KEY, EVEN, PRECISION
+        )
+        now = tl.maximum(highest, tl.max(s, 1))
+        base = tl.where(now == float("-inf"), 0.0, now)
+        p = tl.exp2(s - base[:, None])
+        shrink = tl.exp2(highest - base)
+        total = total * shrink + tl.sum(p, 1)
+        if seed is not None:
+            p = tl.where(kept(seed, row * heads + head, i + row0, j, dropout), p, 0.0)
+        v = vectors(value, j, value_j, K, D, EVEN)
+        sum_ = tl.dot(p.to(v.dtype), v, sum_ * shrink[:, None], input_precision=PRECISION)
+        highest = now
+    dead = total == 0.0
+    inverse = tl.where(dead, 0.0, 1.0 / tl.where(dead, 1.0, total))
+    log = tl.where(dead, 0.0, highest + tl.log2(tl.where(dead, 1.0, total)))
+    if seed is not None:
+        inverse = inverse * (65536.0 / (65536 - dropout))
+    at = out + row * out_b + head * out_h + i[:, None] * out_i + d[None, :]
+    tl.store(at, (sum_ * inverse[:, None]).to(out.dtype.element_ty), mask=inside)
+    tl.store(lse + row * lse_b + head * lse_h + i, log, mask=i < R)
+    if weights is not None:
+        weights += n.to(tl.int64) * weights_n
+        for j0 in range(0, K, BN):
+            j = j0 + tl.arange(0, BN)
+            k = vectors(key, j, key_j, K, D, EVEN)
+            s = scores(
+                q,
+                k,
+                bias,
+                key_bias,
+                mask,
+                i,
+                j,
+                place,
+                R,
+                K,
+                scale,
+                ld,
+                key_ld,
+                mask_i,
+                CAUSAL,
+                BY_KEY,
+                EVEN,
+                PRECISION,
+            )
+            p = tl.exp2(s - log[:, None])
+            if seed is not None:
+                p = tl.where(kept(seed, row * heads + head, i + row0, j, dropout), p, 0.0)
+                p = p * (65536.0 / (65536 - dropout))
+            tl.store(weights + i[:, None] * weights_ld + j[None, :], p.to(weights.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=PLAIN)
+def products(
+    out,
+    d_out,
+    delta,
+    R,
+    out_b,
+    out_h,
+    out_i,
+    d_out_b,
+    d_out_h,
+    d_out_i,
+    delta_b,
+    delta_h,
+    D: tl.constexpr,
+    BM: tl.constexpr,
+):
+    """delta_i = out_i · d_out_i, which is Σ_j α_ij ∂α_ij."""
+    i, d = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, D)
+    head, row = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    inside = (i < R)[:, None]
+    one = tl.load(out + row * out_b + head * out_h + i[:, None] * out_i + d[None, :], inside, 0.0).to(tl.float32)
+    other = tl.load(d_out + row * d_out_b + head * d_out_h + i[:, None] * d_out_i + d[None, :], inside, 0.0)
+    found = tl.sum(one * other.to(tl.float32), 1)
+    tl.store(delta + row * delta_b + head * delta_h + i, found, mask=i < R)
+
+
+@triton.jit(do_not_specialize=PLAIN)
+def backward(
+    content,
+    key,
+    value,
+    bias,
+    key_bias,
+    value_bias,
+    mask,
+    reach,
+    seed,
+    d_out,
+    lse,
+    delta,
+    d_key,
+    d_value,
+    d_scores,
+    d_scores_by_key,
+    weights,
+    first,
+    batch,
+    heads,
+    R,
+    K,
+    place,
+    row0,
+    scale,
+    factor,
+    dropout,
+    content_b,
+    content_h,
+    content_i,
+    key_b,
+    key_h,
+    key_j,
+    value_b,
+    value_h,
+    value_j,
+    bias_n,
+    bias_h,
+    ld,
+    key_bias_n,
+    key_ld,
+    value_bias_n,
+    mask_b,
+    mask_h,
+    mask_i,
+    d_out_b,
+    d_out_h,
+    d_out_i,
+    lse_b,
+    lse_h,
+    d_key_b,
+    d_key_h,
+    d_key_j,
+    d_scores_n,
+    d_scores_ld,
+    by_key_n,
+    by_key_ld,
+    D: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    BY_KEY: tl.constexpr,
+    EVEN: tl.constexpr,
+    ADD: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """For a block of keys: gradients of keys and values, and of the scores, which are stored by pairs.
+
+    Args:
+        value_bias: pair matrices of d_out with V, as long as those of `bias`, or None.
+        factor: s, of the gradient of the keys; `scale` has log₂ e in it.
+        d_scores_by_key: the same gradients for the key side, or None.
+        weights: as `forward`'s, with the strides of `d_scores`.
+        ADD: add to d_key and d_value, which are laid out alike.
+    """
+    j0, n = tl.program_id(0) * BN, tl.program_id(1)
+    pair = first + n
+    head, row = (pair // batch).to(tl.int64), (pair % batch).to(tl.int64)
+    j, d = j0 + tl.arange(0, BN), tl.arange(0, D)
+    inside = (j < K)[:, None]
+    k = vectors(key + row * key_b + head * key_h, j, key_j, K, D, EVEN)
+    v = vectors(value + row * value_b + head * value_h, j, value_j, K, D, EVEN)
+    content += row * content_b + head * content_h
+    d_out += row * d_out_b + head * d_out_h
+    lse += row * lse_b + head * lse_h
+    delta += row * lse_b + head * lse_h
+    d_scores += n.to(tl.int64) * d_scores_n
+    if bias is not None:
+        bias += n.to(tl.int64) * bias_n + (pair // batch - first // batch).to(tl.int64) * bias_h
+    if key_bias is not None:
+        key_bias += n.to(tl.int64) * key_bias_n
+    if value_bias is not None:
+        value_bias += n.to(tl.int64) * value_bias_n
+    if weights is not None:
+        weights += n.to(tl.int64) * d_scores_n
+    if d_scores_by_key is not None:
+        d_scores_by_key += n.to(tl.int64) * by_key_n
+    if mask is not None:
+        mask += row * mask_b + head * mask_h
+    by_key = tl.zeros([BN, D], tl.float32)
+    by_value = tl.zeros([BN, D], tl.float32)
+    left = 1.0
+    if seed is not None:
+        left = 65536.0 / (65536 - dropout)
+    end = R
+    if reach is not None:  # what no row sees still has to be written: zeros
+        end = tl.where(j0 < tl.load(reach + row), R, 0)
+    for i0 in range(0, end, BM):
+        i = i0 + tl.arange(0, BM)
+        q = vectors(content, i, content_i, R, D, EVEN)
+        s = scores(
+            q, k, bias, key_bias, mask, i, j, place, R, K, scale, ld, key_ld, mask_i, CAUSAL, BY_KEY, EVEN, PRECISION
+        )
+        log = tl.load(lse + i, mask=i < R, other=float("inf"))
+        p = tl.exp2(s - log[:, None])
+        g = vectors(d_out, i, d_out_i, R, D, EVEN)
+        by_weight = tl.dot(g, tl.trans(v), input_precision=PRECISION)
+        if value_bias is not None:
+            by_weight += tl.load(value_bias + i[:, None] * ld + j[None, :]).to(tl.float32)
+        dropped = p
+        if seed is not None:
+            stays = kept(seed, row * heads + head, i + row0, j, dropout)
+            dropped = tl.where(stays, p * left, 0.0)
+            by_weight = tl.where(stays, by_weight * left, 0.0)
+        by_value = tl.dot(tl.trans(dropped.to(g.dtype)), g, by_value, input_precision=PRECISION)
+        mean = tl.load(delta + i, mask=i < R, other=0.0)
+        by_score = (p * (by_weight - mean[:, None])).to(q.dtype)
+        by_key = tl.dot(tl.trans(by_score), q, by_key, input_precision=PRECISION)
+        tl.store(d_scores + i[:, None] * d_scores_ld + j[None, :], by_score)
+        if d_scores_by_key is not None:
+            tl.store(d_scores_by_key + j[:, None] * by_key_ld + i[None, :], tl.trans(by_score))
+        if weights is not None:
+            tl.store(weights + i[:, None] * d_scores_ld + j[None, :], dropped.to(q.dtype))
+    if reach is not None:
+        nothing = tl.zeros([BM, BN], content.dtype.element_ty)
+        for i0 in range(end, R, BM):
+            i = i0 + tl.arange(0, BM)
+            tl.store(d_scores + i[:, None] * d_scores_ld + j[None, :], nothing)
+            if d_scores_by_key is not None:
+                tl.store(d_scores_by_key + j[:, None] * by_key_ld + i[None, :], tl.trans(nothing))
+            if weights is not None:
+                tl.store(weights + i[:, None] * d_scores_ld + j[None, :], nothing)
+    at = row * d_key_b + head * d_key_h + j[:, None] * d_key_j + d[None, :]
+    by_key = by_key * factor
+    if ADD:
+        by_key += tl.load(d_key + at, mask=inside, other=0.0)
+        by_value += tl.load(d_value + at, mask=inside, other=0.0)
+    tl.store(d_key + at, by_key.to(d_key.dtype.element_ty), mask=inside)
+    tl.store(d_value + at, by_value.to(d_value.dtype.element_ty), mask=inside)

@@ -1,0 +1,511 @@
+"""Speed and memory of attention with relative positions on a GPU: one command, at most ten minutes.
+
+    python scripts/bench_gpu.py                       # every section
+    python scripts/bench_gpu.py --sections check core # some of them
+
+Sections, each with a time of its own after which it stops: `check` compares every way with float64, outputs and all
+gradients, twice bit by bit, and times nothing that fails; `floor` times SDPA without positions, backend by backend;
+`core` ours and its peers (the strided view, chunks, FlexAttention, eager) at the same sizes; `tiles` cuts of the
+kernels and sizes of the workspace, from which to choose; `model` training steps of BERT-base, eager and compiled;
+`padding` what padded batches cost. Times are medians of CUDA events over at least 20 calls, after a flush of the L2
+cache. Results go to model_cards/benchmarks/gpu-attention.json and .md after every measurement.
+"""
+
+import gc
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+from bench_attention import HEADS, SIZE, Ours
+from benchmarking import arguments, describe, environment, error_ratio, markdown_table, rich_table, write
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+
+SECTIONS = {"check": 100, "floor": 50, "core": 170, "tiles": 110, "model": 110, "padding": 30}  # seconds
+SIZES = [(32, 128), (32, 512), (64, 512), (8, 2048), (8, 4096), (4, 8192)]
+SCHEMES = ["relative_key", "relative_key_query", "shaw", "t5", "deberta"]
+BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
+CLIPPED = 64
+# Issue 5's table: (scheme, batch, length, pass) to the most × the fastest floor.
+GOALS = {
+    ("relative_key", 32, 512, "forward"): 2.3,
+    ("relative_key_query", 32, 512, "forward"): 3.0,
+    ("relative_key", 32, 512, "both"): 2.4,
+    ("relative_key_query", 32, 512, "both"): 3.2,
+    ("relative_key", 8, 4096, "forward"): 2.0,
+    (f"relative_key, clipped at {CLIPPED}", 8, 4096, "forward"): 1.3,
+}
+STEP_GOALS = {"relative_key": 1.2, "relative_key_query": 1.3}
+# What `tiles` tries: kernel to (rows, columns, warps, stages); the one that ships is among them.
+CUTS = {
+    "forward": [(128, 64, 8, 3), (128, 64, 8, 2), (64, 64, 4, 3), (128, 64, 4, 2), (128, 128, 8, 2)],
+    "backward": [(128, 64, 8, 2), (64, 64, 4, 2), (64, 64, 8, 2), (32, 64, 4, 2)],
+    "table_product": [(128, 64, 4, 1), (128, 128, 8, 1), (128, 64, 8, 1)],
+    "table_apply": [(64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 8, 2)],
+    "table_gradient": [(64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 8, 2)],
+}
+WORKSPACES = [32 << 20, 64 << 20, 128 << 20, 256 << 20]
+
+
+# What is run --------------------------------------------------------------------------------------------------------
+
+
+def layer(name: str, backend: str, length: int, dtype: torch.dtype, device: str) -> nn.Module:
+    """Attention with a scheme's terms; "…, clipped at k" has tables that end there."""
+    made = Ours(name.split(",")[0], backend, length)
+    if "clipped" in name:
+        from dataclasses import replace
+
+        scheme, terms = made.scheme, made.scheme.terms
+
+        def clipped(offsets):
+            found = terms(offsets)
+            tables = tuple(
+                replace(table, row_of=lambda r, row_of=table.row_of: row_of(r.clamp(-CLIPPED, CLIPPED)))
+                for table in found.A
+            )
+            return replace(found, A=tables)
+
+        scheme.terms = clipped
+    return made.to(device, dtype)
+
+
+def inputs(batch: int, length: int, dtype: torch.dtype, device: str, size: int = SIZE) -> list[torch.Tensor]:
+    """q, k and v as the projections of a layer leave them, (B, H, L, d), that require gradients."""
+    torch.manual_seed(0)
+    made = [torch.randn(batch, length, HEADS, size).to(device, dtype).transpose(1, 2) for _ in range(3)]
+    return [tensor.detach().requires_grad_() for tensor in made]
+
+
+def floor(query, key, value, dropout: float = 0.0) -> torch.Tensor:
+    """Attention without positions, (B, L, H, d)."""
+    return nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout).transpose(1, 2)
+
+
+def passes(run: Callable, tensors: list[torch.Tensor], dropout: float = 0.0) -> dict[str, Callable[[], object]]:
+    """The forward pass, and forward and backward with all gradients."""
+    wanted = [*tensors, *(run.parameters() if isinstance(run, nn.Module) else ())]
+    batch, heads, length, size = tensors[0].shape
+    gradient = torch.randn(batch, length, heads, size, device=tensors[0].device).to(tensors[0].dtype)
+
+    def forward():
+        with torch.no_grad():
+            return run(*tensors, dropout=dropout)
+
+    def both():
+        out = run(*tensors, dropout=dropout)
+        return out, *torch.autograd.grad(out, wanted, gradient.view(out.shape), allow_unused=True)
+
+    return {"forward": forward, "both": both}
+
+
+# Correctness --------------------------------------------------------------------------------------------------------
+
+
+def check(name: str, batch: int, length: int, dtype: torch.dtype, device: str) -> float:
+    """Error of ours ÷ error of eager in the same dtype, both against float64: the worst of output and gradients.
+
+    Raises:
+        AssertionError: when it is above 2, or two runs differ in any bit.
+    """
+    results = []
+    for backend, kind in (("relpos", dtype), ("relpos", dtype), ("eager", dtype), ("eager", torch.float64)):
+        made = layer(name, backend, length, dtype, device).to(kind)
+        tensors = [x.detach().to(kind).requires_grad_() for x in inputs(batch, length, dtype, device)]
+        results.append(passes(made, tensors)["both"]())
+    ours, again, eager, exact = results
+    assert all(torch.equal(x, y) for x, y in zip(ours, again, strict=True)), f"{name}: two runs differ"
+    ratio = error_ratio(ours, eager, exact)
+    assert ratio <= 2.0, f"{name} L{length} {dtype}: {ratio:.2f} times the error of eager"
+    return ratio
+
+
+def check_dropout(batch: int, length: int, device: str) -> None:
+    """The backward drops what the forward dropped: the output is linear in v, so that Σ v·∂v is the output's own sum.
+
+    Raises:
+        AssertionError: when it does not.
+    """
+    made = layer("relative_key", "relpos", length, torch.float32, device)
+    tensors = inputs(batch, length, torch.float32, device)
+    out = made(*tensors, dropout=0.3)
+    gradient = torch.randn_like(out)
+    d_value = torch.autograd.grad(out, tensors[2], gradient)[0]
+    one, other = (tensors[2] * d_value).sum(), (out * gradient).sum()
+    assert (one - other).abs() <= 1e-3 * out.abs().sum().sqrt(), "dropout of the backward is not the forward's"
+
+
+# Time ---------------------------------------------------------------------------------------------------------------
+
+
+class Out:
+    """Results so far, written after each."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.found = folder, {"environment": environment() | device_facts(), "rows": [], "problems": []}
+        self.found["environment"]["protocol"] = "medians of CUDA events, L2 flushed before each of at least 20 calls"
+
+    def add(self, section: str, variant: str, **facts) -> dict:
+        row = {"section": section, "variant": variant, **facts}
+        self.found["rows"].append(row)
+        print(json.dumps(row), flush=True)
+        self.write()
+        return row
+
+    def problem(self, text: str) -> None:
+        self.found["problems"].append(text)
+        print(f"PROBLEM {text}", flush=True)
+        self.write()
+
+    def write(self) -> None:
+        write(self.folder / "gpu-attention.json", json.dumps(self.found, indent=1, ensure_ascii=False) + "\n")
+        text = f"# Attention on a GPU\n\n{describe(self.found['environment'])}\n"
+        text += "\n".join(f"- {problem}" for problem in self.found["problems"])
+        for title, head, rows in tables(self.found):
+            text += f"\n## {title}\n\n{markdown_table(head, rows)}"
+        write(self.folder / "gpu-attention.md", text)
+
+
+def device_facts() -> dict:
+    import triton
+
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "gpu": properties.name,
+        "memory_gb": round(properties.total_memory / 1e9),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "triton": triton.__version__,
+    }
+
+
+def milliseconds(call: Callable, least: int = 20, seconds: float = 1.0) -> float:
+    """Median of `least` calls or more, after two that do not count, the L2 cache flushed before each."""
+    flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+    for _ in range(2):
+        call()
+    torch.cuda.synchronize()
+    begin, taken = time.monotonic(), []
+    while len(taken) < least or (time.monotonic() - begin < 0.2 * seconds and len(taken) < 100):
+        flush.zero_()
+        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        first.record()
+        call()
+        last.record()
+        torch.cuda.synchronize()
+        taken.append(first.elapsed_time(last))
+        if time.monotonic() - begin > seconds and len(taken) >= 3:
+            break
+    return statistics.median(taken)
+
+
+def peak_mb(call: Callable) -> float:
+    """MB that a call adds to what is allocated before it."""
+    gc.collect()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 1e6
+
+
+def timed(out: Out, section: str, variant: str, call: Callable, **facts) -> None:
+    """Time one call and note it; a failure is noted and ends nothing."""
+    try:
+        out.add(section, variant, ms=round(milliseconds(call), 4), mb=round(peak_mb(call), 1), **facts)
+    except (RuntimeError, AssertionError, torch.OutOfMemoryError) as error:
+        out.problem(f"{section}, {variant}, {facts}: {str(error).splitlines()[0][:200]}")
+        torch.cuda.empty_cache()
+
+
+def until(seconds: float, things: Iterable) -> Iterable:
+    """The things, as long as there is time."""
+    end = time.monotonic() + seconds
+    for thing in things:
+        if time.monotonic() > end:
+            print(f"out of time before {thing}", flush=True)
+            return
+        yield thing
+
+
+# Sections -----------------------------------------------------------------------------------------------------------
+
+
+def run_check(out: Out, seconds: float) -> None:
+    cases = [
+        *((name, 2, length, torch.bfloat16, 64) for name in SCHEMES for length in (100, 512)),
+        *(("shaw", 2, 333, dtype, size) for dtype in (torch.float32, torch.float16) for size in (32, 64, 128)),
+        (f"relative_key, clipped at {CLIPPED}", 2, 1000, torch.bfloat16, 64),
+    ]
+    try:
+        check_dropout(2, 100, "cuda")
+    except AssertionError as error:
+        out.problem(str(error))
+    for name, batch, length, dtype, size in until(seconds, cases):
+        try:
+            usual = size == SIZE
+            ratio = check(name, batch, length, dtype, "cuda") if usual else check_wide(size, length, dtype)
+            out.add("check", name, batch=batch, length=length, dtype=str(dtype), size=size, ratio=round(ratio, 3))
+        except Exception as error:
+            out.problem(f"check, {name} L{length} {dtype} d{size}: {type(error).__name__}: {str(error)[:300]}")
+
+
+def check_wide(size: int, length: int, dtype: torch.dtype) -> float:
+    """As `check`, for other head sizes: relative_key's formula given directly."""
+    from hf_relpos import Offsets, Table, Terms, attend
+    from hf_relpos.model.attention import DEVICE_WAYS
+    from hf_relpos.model.lowering import lower
+
+    torch.manual_seed(1)
+    table, results = 0.3 * torch.randn(1, 33, size, device="cuda"), []
+    for ours, kind in ((True, dtype), (False, dtype), (False, torch.float64)):
+        tensors = [x.detach().to(kind).requires_grad_() for x in inputs(2, length, dtype, "cuda", size)]
+        rows = table.to(dtype).to(kind).requires_grad_()
+        near = Table(rows, lambda r: r.clamp(-16, 16) + 16)
+        terms = Terms(A=(near,), V=(near,))
+        offsets = Offsets(length, length)
+        if ours:
+            form = lower(terms, offsets, tensors[0])
+            found = DEVICE_WAYS["cuda"].run(tensors[0], *tensors, form, 0, None, False, 0.0)
+        else:
+            found = attend(*tensors, terms, offsets)[0].transpose(1, 2)
+        torch.manual_seed(2)
+        gradient = torch.randn(found.shape).to("cuda", found.dtype)
+        results.append((found, *torch.autograd.grad(found, [*tensors, rows], gradient)))
+    ratio = error_ratio(*results)
+    assert ratio <= 2.0, f"{ratio:.2f} times the error of eager"
+    return ratio
+
+
+def passed(out: Out, name: str) -> bool:
+    """Whether ours may be timed with that scheme: it was checked, and no check of it failed."""
+    checked = any(row["section"] == "check" and row["variant"] == name for row in out.found["rows"])
+    return checked and not any(f"check, {name}" in text or "dropout" in text for text in out.found["problems"])
+
+
+def run_floor(out: Out, seconds: float) -> None:
+    for (batch, length), (name, backend) in until(seconds, itertools.product(SIZES, BACKENDS.items())):
+        tensors = inputs(batch, length, torch.bfloat16, "cuda")
+        with sdpa_kernel(backend):
+            for kind, call in passes(floor, tensors).items():
+                timed(out, "floor", name, call, batch=batch, length=length, **{"pass": kind})
+
+
+def flex(length: int) -> Callable:
+    """FlexAttention with q·A read by index, compiled."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    compiled = torch.compile(flex_attention)
+    table = torch.randn(2 * length - 1, SIZE, device="cuda", dtype=torch.bfloat16)
+
+    def run(query, key, value, dropout: float = 0.0):
+        products = query @ table.t() * SIZE**-0.5
+
+        def score(found, row, head, i, j):
+            return found + products[row, head, i, j - i + length - 1]
+
+        return compiled(query, key, value, score_mod=score).transpose(1, 2)
+
+    return run
+
+
+def run_core(out: Out, seconds: float) -> None:
+    from hf_relpos.model import attention
+
+    order = [(32, 512), (8, 4096), (32, 128), (8, 2048), (4, 8192), (64, 512)]
+    schemes = [*SCHEMES[:2], f"relative_key, clipped at {CLIPPED}", *SCHEMES[2:]]
+    for batch, length in until(seconds, order):
+        tensors = inputs(batch, length, torch.bfloat16, "cuda")
+        facts = {"batch": batch, "length": length}
+        for name in schemes:
+            if not passed(out, name):
+                out.problem(f"core, {name}: not timed, for a check of it failed or was not made")
+                continue
+            made = layer(name, "relpos", length, torch.bfloat16, "cuda")
+            for kind, call in passes(made, tensors).items():
+                timed(out, "core", name, call, **facts, **{"pass": kind})
+        if (batch, length) not in ((32, 512), (8, 2048)):
+            continue
+        ways, attention.DEVICE_WAYS = attention.DEVICE_WAYS, {}
+        for name in SCHEMES[:2]:  # the same without kernels
+            made = layer(name, "relpos", length, torch.bfloat16, "cuda")
+            for kind, call in passes(made, tensors).items():
+                timed(out, "core", f"{name}, without Triton", call, **facts, **{"pass": kind})
+        attention.DEVICE_WAYS = ways
+        if length == 512:
+            made = layer("relative_key_query", "eager", length, torch.bfloat16, "cuda")
+            for kind, call in passes(made, tensors).items():
+                timed(out, "core", "relative_key_query, eager", call, **facts, **{"pass": kind})
+            call = passes(flex(length), tensors)["forward"]
+            timed(out, "core", "FlexAttention", call, **facts, **{"pass": "forward"})
+
+
+def run_tiles(out: Out, seconds: float) -> None:
+    from hf_relpos.kernels import ops
+
+    tensors = inputs(32, 512, torch.bfloat16, "cuda")
+    calls = {}
+    for name in SCHEMES[:2]:
+        if passed(out, name):
+            calls[name] = passes(layer(name, "relpos", 512, torch.bfloat16, "cuda"), tensors)
+    settings = [("workspace", size) for size in WORKSPACES]
+    settings += [(kernel, cut) for kernel, cuts in CUTS.items() for cut in cuts]
+    for (what, value), (name, kinds) in until(seconds, itertools.product(settings, calls.items())):
+        kept, kept_size = dict(ops.TILES), ops.WORKSPACE
+        if what == "workspace":
+            ops.WORKSPACE = value
+        else:
+            ops.TILES[what, True, False] = ops.Tile(*value)
+        for kind, call in kinds.items():
+            if kind == "both" or what in ("forward", "table_product", "workspace"):
+                timed(out, "tiles", f"{name}, {what} {value}", call, batch=32, length=512, **{"pass": kind})
+        ops.TILES, ops.WORKSPACE = kept, kept_size
+
+
+def bert(name: str, backend: str | None, length: int) -> nn.Module:
+    from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM
+
+    config = RelPosBertConfig(position_embedding_type=name, max_position_embeddings=max(length, 512))
+    config._attn_implementation = backend
+    torch.manual_seed(0)
+    return RelPosBertForMaskedLM(config).cuda().train()
+
+
+def run_model(out: Out, seconds: float) -> None:
+    cases = [
+        (batch, length, dropout, compiled, name)
+        for batch, length, dropout, compiled in ((32, 512, 0.0, False), (32, 512, 0.1, False), (32, 512, 0.0, True))
+        for name in ("absolute", *SCHEMES[:2])
+    ]
+    cases += [(32, 512, 0.0, False, "relative_key_query, eager")]
+    cases += [(8, 4096, 0.0, False, name) for name in ("absolute", "relative_key")]
+    for batch, length, dropout, compiled, variant in until(seconds, cases):
+        name = variant.split(",")[0]
+        if name != "absolute" and not passed(out, name):
+            continue
+        backend = "sdpa" if name == "absolute" else "eager" if "eager" in variant else "relpos"
+        model = bert(name, backend, length)
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = dropout
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        called = torch.compile(model) if compiled else model
+        ids = torch.randint(1000, 30000, (batch, length), device="cuda")
+
+        def step(called=called, optimizer=optimizer, ids=ids):
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                loss = called(input_ids=ids, labels=ids).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        facts = {"batch": batch, "length": length, "dropout": dropout, "compiled": compiled, "pass": "step"}
+        timed(out, "model", variant, step, **facts)
+        del model, optimizer, called, step
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def run_padding(out: Out, seconds: float) -> None:
+    from hf_relpos import RelPosBertModel
+
+    torch.manual_seed(0)
+    lengths = torch.randint(32, 513, (64,))
+    real = (torch.arange(512) < lengths[:, None]).long().cuda()
+    ids = torch.randint(1000, 30000, (64, 512), device="cuda")
+    for name in until(seconds, ("absolute", "relative_key")):
+        if name != "absolute" and not passed(out, name):
+            continue
+        model = bert(name, "sdpa" if name == "absolute" else "relpos", 512).bert.bfloat16().eval()
+        assert isinstance(model, RelPosBertModel)
+        for title, mask in (("no padding", None), ("lengths 32 to 512", real)):
+
+            def call(model=model, mask=mask):
+                with torch.no_grad():
+                    model(ids, attention_mask=mask)
+
+            timed(out, "padding", f"{name}, {title}", call, batch=64, length=512, **{"pass": "forward"})
+
+
+# Tables -------------------------------------------------------------------------------------------------------------
+
+
+def floors(found: dict) -> dict[tuple, float]:
+    """The fastest SDPA, by batch, length and pass."""
+    best = {}
+    for row in found["rows"]:
+        if row["section"] == "floor":
+            key = (row["batch"], row["length"], row["pass"])
+            best[key] = min(best.get(key, row["ms"]), row["ms"])
+    return best
+
+
+def tables(found: dict) -> list[tuple[str, list[str], list[list[str]]]]:
+    """Titles, heads and rows: all that was timed, × the fastest floor; and the goals."""
+    best, made, lines = floors(found), [], []
+    times = [row for row in found["rows"] if "ms" in row]
+    for row in times:
+        floor_ms = best.get((row["batch"], row["length"], row["pass"]))
+        if row["section"] == "model":
+            same = ("batch", "length", "dropout", "compiled")
+            absolute = [r for r in times if r["section"] == "model" and r["variant"] == "absolute"]
+            floor_ms = next((r["ms"] for r in absolute if all(r[key] == row[key] for key in same)), None)
+        extra = f" dropout {row['dropout']}{' compiled' * row['compiled']}" if row["section"] == "model" else ""
+        size = f"B{row['batch']} L{row['length']} {row['pass']}{extra}"
+        ratio = "–" if floor_ms is None else f"{row['ms'] / floor_ms:.2f}"
+        lines.append([row["section"], row["variant"], size, f"{row['ms']:.3f}", ratio, f"{row['mb']:.0f}"])
+    made.append(("Times", ["section", "variant", "size", "ms", "× floor", "MB"], lines))
+    checks = [row for row in found["rows"] if row["section"] == "check"]
+    lines = [[r["variant"], f"L{r['length']} d{r['size']} {r['dtype']}", f"{r['ratio']:.2f}"] for r in checks]
+    made.append(("Error ÷ error of eager in the same dtype, against float64", ["scheme", "size", "ratio"], lines))
+    lines = []
+    for (name, batch, length, kind), goal in GOALS.items():
+        its = [r for r in times if r["section"] == "core" and r["variant"] == name]
+        its = [r["ms"] for r in its if (r["batch"], r["length"], r["pass"]) == (batch, length, kind)]
+        if its and (batch, length, kind) in best:
+            ratio = its[0] / best[batch, length, kind]
+            verdict = "met" if ratio <= goal else "NOT met"
+            lines.append([f"{name} B{batch} L{length} {kind}", f"≤ {goal}", f"{ratio:.2f}", verdict])
+    steps = {
+        row["variant"]: row["ms"]
+        for row in times
+        if row["section"] == "model" and (row["length"], row["dropout"], row["compiled"]) == (512, 0.0, False)
+    }
+    for name, goal in STEP_GOALS.items():
+        if name in steps and "absolute" in steps:
+            ratio = steps[name] / steps["absolute"]
+            verdict = "met" if ratio <= goal else "NOT met"
+            lines.append([f"{name}, training step of BERT-base", f"≤ {goal}", f"{ratio:.2f}", verdict])
+    made.append(("Against issue 5's figures", ["figure", "goal", "here", ""], lines))
+    return made
+
+
+def main() -> None:
+    parser = arguments(__doc__.splitlines()[0])
+    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("scripts/bench_gpu.py needs a CUDA device, and there is none here")
+    out = Out(args.out)
+    if "check" not in args.sections:
+        print("without the section `check` nothing of ours is timed", flush=True)
+    for name in args.sections:
+        globals()[f"run_{name}"](out, SECTIONS[name])
+    for title, head, rows in tables(out.found):
+        rich_table(title, head, rows)
+    if out.found["problems"]:
+        raise SystemExit("\n".join(out.found["problems"]))
+
+
+if __name__ == "__main__":
+    main()
