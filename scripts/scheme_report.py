@@ -37,7 +37,6 @@ OTHER_ORIGINALS = {
     "absolute": "BertModel of the installed transformers",
     "relative_key": "transformers 4.57.6, models/bert/modeling_bert.py",
     "relative_key_query": "transformers 4.57.6, models/bert/modeling_bert.py",
-    "transformer_xl": "transformers 4.57.6, models/deprecated/transfo_xl/modeling_transfo_xl.py",
 }
 CARD_HEAD = """# Position schemes
 

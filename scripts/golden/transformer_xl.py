@@ -2,9 +2,9 @@
 
     python scripts/golden/transformer_xl.py
 
-Original: transformers 4.57.6 (the last release that has it), models/deprecated/transfo_xl/modeling_transfo_xl.py,
-itself a port of kimiyoung/transformer-xl pytorch/mem_transformer.py. Environment: torch 2.13.0 on a CPU; float32,
-since the port's masks overflow in float64.
+Original: transformers 4.57.6, models/deprecated/transfo_xl/modeling_transfo_xl.py. Environment: torch 2.13.0 on a CPU;
+float32, since the original's masks overflow in float64. That release is the last to have the model, a port of
+kimiyoung/transformer-xl pytorch/mem_transformer.py.
 
 The port as it stands raises a TypeError in every forward (`type_as` with a dtype), so that method is replaced by what
 was meant while it runs. It begins with memory of zeros, to which it attends; here it is given memory of no tokens, as
