@@ -224,7 +224,7 @@ def test_dropout_is_replayed(interpreted):
     """Output and gradients are the formula's with weights dropped by (seed, row, head, i, j), block sizes or not."""
     leaves, offsets = make("ABV", 2, 2, 63, 63, torch.float32), Offsets(63, 63)
     torch.manual_seed(3)
-    seed = int(torch.randint(1 << 62, (1,)))
+    seed = int(torch.randint(torch.iinfo(torch.int32).max, (1,)))
     kept = kept_by_definition(seed, 2, 2, 63, 63, round(0.3 * 65536)) / (1 - round(0.3 * 65536) / 65536)
     expected = with_gradients(by_formula, of_dtype(leaves, torch.float64), offsets, kept=kept)
     torch.manual_seed(3)
@@ -287,6 +287,32 @@ def test_compiled_model(interpreted, monkeypatch):
         results.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])
     assert len(seen) == 1 and any("hf_relpos.attention" in target for target in seen[0])
     assert all((x - y).abs().max() <= 2e-5 for other in results[:2] for x, y in zip(other, results[2], strict=True))
+
+
+def test_compiled_dropout_has_a_seed_of_32_bits(interpreted):
+    """Inductor writes the bounds of random numbers as int32, where 2^62 is 0: a seed modulo 0."""
+    leaves, offsets, bounds = make("A", 1, 1, 12, 12, torch.float32), Offsets(12, 12), []
+
+    def backend(graph, inputs):
+        bounds.extend(node.args[0] for node in graph.graph.nodes if node.target is torch.randint)
+        return graph
+
+    torch.compile(by_kernels, fullgraph=True, backend=backend)(leaves, offsets, dropout=0.5)
+    assert bounds == [2**31 - 1]
+
+
+@pytest.mark.parametrize("chosen", ["ieee", "tf32"])
+def test_precision_of_float32_chosen_as_transformers_chooses_it(chosen, interpreted, monkeypatch):
+    """Once `fp32_precision` is set, PyTorch refuses to say what the older `allow_tf32` is."""
+    monkeypatch.setattr(torch.backends, "fp32_precision", chosen)
+    leaves, offsets = make("A", 1, 1, 12, 12, torch.float32), Offsets(12, 12)
+    assert (by_kernels(leaves, offsets) - by_formula(leaves, offsets)).abs().max() <= 1e-5
+
+
+def test_programs_along_an_axis():
+    """A device takes 65535 of them along the second axis of a grid."""
+    plan = list(ops.chunks(12 * 6000, 16, 128, together=6000))
+    assert all(count <= 65535 for _, count, _, _ in plan) and sum(count for _, count, _, _ in plan) == 12 * 6000
 
 
 def test_what_is_chosen(monkeypatch):
@@ -378,5 +404,20 @@ def test_benchmark_tables(bench):
     assert times[2][2][-2] == "2.50" and goals[2] == [["relative_key B32 L512 forward", "≤ 2.3", "2.50", "NOT met"]]
     out = type("Out", (), {"found": found})
     assert bench.passed(out, "shaw") and not bench.passed(out, "relative_key")
+    found["problems"].append("model, shaw, {'dropout': 0.1}: out of memory")
+    assert bench.passed(out, "shaw")
     found["problems"].append("check, shaw L1: wrong")
     assert not bench.passed(out, "shaw")
+
+
+def test_benchmark_goes_on_after_a_failure(bench, monkeypatch):
+    """Such as a cut that takes more memory than a program may have, which is no RuntimeError."""
+    from triton.runtime.errors import OutOfResources
+
+    def fails(call, ahead):
+        raise OutOfResources(1 << 20, 227 << 10, "shared memory")
+
+    noted = []
+    monkeypatch.setattr(bench, "milliseconds", fails)
+    bench.timed(type("Out", (), {"problem": noted.append}), "tiles", "forward (256, 256, 8, 3)", None)
+    assert len(noted) == 1 and "OutOfResources" in noted[0]

@@ -58,7 +58,8 @@ def run(
     if form.allow is not None:
         c = torch.where(form.allow, content.new_zeros(()) if c is None else c, -torch.inf)
     drop = round(dropout * 65536)
-    seed = torch.randint(1 << 62, (1,), device=content.device) if drop else None
+    # the compiler's own random numbers take bounds of 32 bits: a larger one becomes 0, and every seed the same
+    seed = torch.randint(torch.iinfo(torch.int32).max, (1,), device=content.device) if drop else None
     if mask is not None and mask.shape[2] > 1 and mask.stride(2) == 0:  # a mask of keys
         mask = mask[:, :, :1]
     given = None if query is content else query

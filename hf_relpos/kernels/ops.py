@@ -20,6 +20,7 @@ TILE, MARGIN = 128, 512
 LOG2E = math.log2(math.e)
 SIZES = (16, 32, 64, 128)  # of heads
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+GRID = 65535  # programs along the second and third axis of a launch, at most
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def chunks(pairs: int, length: int, row_bytes: int, together: int = 1) -> Iterat
     """
     whole = _up(length, TILE) * row_bytes
     rows = length if whole <= WORKSPACE else max(WORKSPACE // row_bytes // TILE, 1) * TILE
-    count = min(together * max(WORKSPACE // whole, 1), pairs)
+    count = min(together * max(WORKSPACE // whole, 1), pairs, GRID)
     for row in range(0, length, rows):
         for first in range(0, pairs, count):
             yield first, min(count, pairs - first), row, min(row + rows, length)
@@ -149,7 +150,8 @@ class Call:
         self.start, self.scale, self.causal = start, scale, causal
         self.seed, self.dropout = (seed, dropout) if dropout else (None, 0)
         self.dtype = content.dtype
-        self.precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 and content.is_cuda else "ieee"
+        # `allow_tf32` raises once anyone, Transformers' Trainer for one, has chosen by the newer `fp32_precision`
+        self.precision = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" and content.is_cuda else "ieee"
         self.mask = self.reach = None
         self.by_key, self.mask_strides = False, dict.fromkeys(("mask_b", "mask_h", "mask_i"), 0)
         if mask is not None:
