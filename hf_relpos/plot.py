@@ -298,9 +298,17 @@ def plot_checkpoint(
         The file.
 
     Raises:
-        ValueError: for a layer or head that the model does not have, or a text without tokens.
+        ValueError: for no such model, a layer or head that it does not have, a text without tokens, or a file that
+            cannot be written.
     """
-    model = RelPosBertModel.from_pretrained(checkpoint, add_pooling_layer=False)
+    from .evaluate.commands import check_picture
+    from .evaluate.loading import no_such_model
+
+    check_picture(None if out is None else Path(out), "--out")
+    try:
+        model = RelPosBertModel.from_pretrained(checkpoint, add_pooling_layer=False)
+    except OSError as error:
+        raise ValueError(no_such_model(checkpoint, error)) from error
     inputs = example_inputs(model.config, length)
     if text is not None:
         tokenizer = AutoTokenizer.from_pretrained(checkpoint)

@@ -83,7 +83,8 @@ def _read_file(path: Path, field: str) -> Iterator[str]:
             yield from _paragraphs(iterate_lines(path))
         else:
             for record in iterate_records(path, [field], header=True, remedy="name it with field"):
-                yield str(record[field])
+                if record[field] is not None:  # JSON's null is no text
+                    yield str(record[field])
     except ValueError as error:
         raise TextError(f"text = {error}") from error
 
@@ -119,7 +120,8 @@ def _read_hub(source: str, field: str) -> Iterator[str]:
                 raise TextError(
                     f"text = {source!r}: its rows have {', '.join(row)}, not {field!r}; name one with field"
                 )
-            yield str(row[field])
+            if row[field] is not None:
+                yield str(row[field])
     except (OSError, ValueError) as error:
         if isinstance(error, TextError):
             raise

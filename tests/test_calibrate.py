@@ -1,6 +1,7 @@
 """Calibration of whole models: known tables are found again, real text brings a student close to its teacher."""
 
 import copy
+import errno
 import json
 import lzma
 import os
@@ -379,6 +380,22 @@ def refuse(small, tmp_path, words, texts=None, **arguments):
     with pytest.raises(ConversionError, match=words):
         convert(small / "bert", tmp_path / "out", **{"method": "calibrate", "texts": texts, **arguments})
     assert list(tmp_path.iterdir()) == [] or not (tmp_path / "out").exists()
+
+
+def test_a_place_that_cannot_be_written(small, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    arguments = {"method": "calibrate", "method_options": {"tokens": 2000}}
+    with pytest.raises(ConversionError, match=r"could not be written.*nothing was left behind.*can be written"):
+        convert(small / "bert", tmp_path / "file" / "out", **arguments)
+
+    def full(tensors, file):
+        Path(file).write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("hf_relpos.convert.calibrate.save_file", full)
+    with pytest.raises(ConversionError, match=r"layer-0.*same command goes on with them.*free some space"):
+        convert(small / "bert", tmp_path / "out", **arguments)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == [".out.calibrate", "file", "fingerprint"]
 
 
 def test_no_text(small, tmp_path):

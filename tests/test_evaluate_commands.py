@@ -1,6 +1,7 @@
 """`hf-relpos compare` and `hf-relpos evaluate`, and the fine-tuning script: what they print, write and refuse."""
 
 import argparse
+import errno
 import importlib.util
 import json
 from pathlib import Path
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel
 from hf_relpos.cli import app
 from hf_relpos.evaluate import load_encoder, rank_correlation, similarities
+from hf_relpos.evaluate.commands import check_writable, write_json
 from hf_relpos.evaluate.records import read_pairs
 from hf_relpos.evaluate.similarity import pair_vectors
 
@@ -242,3 +244,17 @@ def test_finetuning_refuses(script, folder, tmp_path):
     (tmp_path / "a.conll").write_text("\n\n")
     with pytest.raises(ValueError, match=r"a.conll: holds no sentences"):
         script.read_conll(tmp_path / "a.conll")
+
+
+@pytest.mark.parametrize("check", [check_writable, lambda path: write_json(path, {})])
+def test_a_report_that_cannot_be_written(tmp_path, monkeypatch, check):
+    def refuse(self, *arguments, **keywords):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    monkeypatch.setattr(Path, "write_text", refuse)
+    with pytest.raises(
+        ValueError, match=r"--json .*out\.json: could not be written \(Read-only.*give a file elsewhere"
+    ):
+        check(tmp_path / "out.json")
+    assert list(tmp_path.iterdir()) == []

@@ -113,6 +113,17 @@ def test_checkpoint(tmp_path, monkeypatch):
         plot_checkpoint("model", text="text.txt")
 
 
+def test_what_cannot_be_drawn_or_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"--out .*a\.foo: no picture ends in '\.foo'; use \.png"):
+        plot_checkpoint(tmp_path, tmp_path / "a.foo")
+    with pytest.raises(ValueError, match=r"--out .*its folder does not"):
+        plot_checkpoint(tmp_path, tmp_path / "file" / "a.png")
+    with pytest.raises(ValueError, match=r"no such folder, and no model of this name.*check the spelling"):
+        plot_checkpoint(tmp_path, tmp_path / "a.png")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_a_whole_model(tmp_path):
     model = tiny_model(RelPosBertModel, "tables", position_options={"terms": "c"})
     curves = offset_curves(model)

@@ -36,6 +36,11 @@ def test_all_kinds_hold_the_same(tmp_path, packing):
         assert list(read_texts(write(tmp_path, name + packing, content))) == lines, name
 
 
+def test_null_is_no_text(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": null}\n{"text": "two"}\n')
+    assert list(read_texts(tmp_path / "a.jsonl")) == ["one", "two"]
+
+
 def test_a_folder_is_all_its_texts_by_name(tmp_path):
     write(tmp_path, "b.txt", "second")
     write(tmp_path, "a.jsonl.gz", '{"text": "first"}\n')

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -38,6 +39,8 @@ from ..model.relations import self_attention_mask
 from ..model.scheme import Scheme
 from ..model.schemes import Combination
 from .fit import ROWS, Block, Parameters, Reduce, Ridge, ScoreFit, ValueFit, alone
+from .folder import describe
+from .source import ConversionError
 
 
 # Factors of the penalties, tried in turn while a fit does harm on held-out text.
@@ -256,6 +259,9 @@ class Saved:
             folder: made if it is not there.
             fingerprint: of all that the fits depend on.
             writes: whether this process does; of several processes one.
+
+        Raises:
+            ConversionError: where the folder cannot be made.
         """
         self.folder, self.writes = folder, writes
         if not writes:
@@ -263,8 +269,12 @@ class Saved:
         mark = folder / "fingerprint"
         if not mark.is_file() or mark.read_text(encoding="utf-8") != fingerprint:
             shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-            mark.write_text(fingerprint, encoding="utf-8")
+            try:
+                folder.mkdir(parents=True)
+                mark.write_text(fingerprint, encoding="utf-8")
+            except OSError as error:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise ConversionError(describe(error, folder)) from error
 
     def load(self, layer: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:
         """Tensors and report of a layer, or None."""
@@ -275,7 +285,11 @@ class Saved:
         return load_file(path.with_suffix(".safetensors")), report
 
     def save(self, layer: int, tensors: Mapping[str, torch.Tensor], report: Mapping[str, Any]) -> None:
-        """Keep a layer."""
+        """Keep a layer.
+
+        Raises:
+            ConversionError: where it cannot be written.
+        """
         if not self.writes:
             return
         path = self.folder / f"layer-{layer}"
@@ -284,8 +298,13 @@ class Saved:
             (".json", lambda file: file.write_text(json.dumps(report), encoding="utf-8")),
         ):
             aside = path.with_suffix(f"{suffix}.{os.getpid()}")
-            write(aside)
-            aside.replace(path.with_suffix(suffix))
+            try:
+                write(aside)
+                aside.replace(path.with_suffix(suffix))
+            except (OSError, SafetensorError) as error:
+                aside.unlink(missing_ok=True)
+                left = "the layers before it are kept there, and the same command goes on with them"
+                raise ConversionError(describe(error, path, left)) from error
 
     def clear(self) -> None:
         """Remove the folder."""

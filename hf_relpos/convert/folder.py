@@ -82,10 +82,14 @@ def copy_companions(folder: Path, partial: Path, model: PreTrainedModel) -> tupl
     return tuple(path.name for path in files)
 
 
-def describe(error: Exception, target: Path) -> str:
-    """An error of the file system, in words."""
+def describe(error: Exception, target: Path, left: str = "nothing was left behind") -> str:
+    """An error of the file system, in words.
+
+    Args:
+        left: what lies there now.
+    """
     text = " ".join(str(error).split())
     # safetensors reports the system's errors in words only
     full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in text
     remedy = "free some space or choose another disk" if full else "check that the place can be written"
-    return f"{target}: could not be written ({text}); nothing was left behind. To go on, {remedy}"
+    return f"{target}: could not be written ({text}); {left}. To go on, {remedy}"

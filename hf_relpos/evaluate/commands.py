@@ -49,21 +49,59 @@ def progress_bar(console: Console) -> Iterator[Report]:
         yield report
 
 
-def check_writable(path: Path | None) -> None:
+def check_writable(path: Path | None, flag: str = "--json") -> None:
     """
+    Args:
+        flag: that the path was given with.
+
     Raises:
         ValueError: for a file that could not be written, before time is spent on what it is to hold.
     """
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise ValueError(f"--json {path}: a folder of that name exists, or its folder does not; give a file to write")
+    if path is None:
+        return
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise ValueError(f"{flag} {path}: a folder of that name exists, or its folder does not; give a file to write")
+    aside = _aside(path)
+    try:  # permissions alone do not tell: the superuser has them on a disk that is read-only
+        aside.touch()
+        aside.unlink()
+    except OSError as error:
+        raise ValueError(f"{flag} {path}: could not be written ({error.strerror}); give a file elsewhere") from error
+
+
+def check_picture(path: Path | None, flag: str) -> None:
+    """
+    Raises:
+        ModuleNotFoundError: without matplotlib.
+        ValueError: for a picture that could not be written, by its place or its ending.
+    """
+    if path is None:
+        return
+    from ..plot import figure_class
+
+    kinds = figure_class()().canvas.get_supported_filetypes()
+    if path.suffix and path.suffix[1:].lower() not in kinds:
+        raise ValueError(f"{flag} {path}: no picture ends in {path.suffix!r}; use .png, .svg or .pdf")
+    check_writable(path, flag)
+
+
+def _aside(path: Path) -> Path:
+    """The temporary name beside a file."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON to a temporary name beside `path`, then rename it."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Write JSON to a temporary name beside `path`, then rename it.
+
+    Raises:
+        ValueError: where that cannot be done.
+    """
+    aside = _aside(path)
     try:
         aside.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         aside.replace(path)
+    except OSError as error:
+        raise ValueError(f"--json {path}: could not be written ({error.strerror}); give a file elsewhere") from error
     finally:
         aside.unlink(missing_ok=True)
 
@@ -241,8 +279,8 @@ def run_compare(
         ValueError: for what cannot be read or compared.
     """
     console = console or Console()
-    for path in (out, plot):
-        check_writable(path)
+    check_writable(out)
+    check_picture(plot, "--plot")
     if lengths and min(lengths) < 3:
         raise ValueError(f"--lengths {min(lengths)}: [CLS] and [SEP] take two tokens; give 3 or more")
     sets = {str(path): read_pairs(path, columns) for path in sts}

@@ -41,17 +41,22 @@ def load_model(name: str | Path, masked: bool | None = None, device: str = "cpu"
         if model is None or missing:  # ELECTRA's …ForPreTraining, for one, has another head
             model, missing = _load(AutoModel, name)
     except OSError as error:
-        reason = shorten(str(error), 160, placeholder=" …")
-        raise ValueError(
-            f"{name}: no such folder, and no model of this name could be had from the Hub ({reason}). Give a folder "
-            "that `save_pretrained` wrote, or check the spelling and the connection"
-        ) from error
+        raise ValueError(no_such_model(name, error)) from error
     if missing:
         raise ValueError(
             f"{name}: the weights lack {', '.join(sorted(missing)[:3])}{', …' * (len(missing) > 3)} "
             f"({len(missing)} tensors), which would start at random; restore the file, or config.json"
         )
     return model.to(device).eval()
+
+
+def no_such_model(name: str | Path, error: OSError) -> str:
+    """What `from_pretrained` says of a model that it does not find, in one line, with the remedy."""
+    reason = shorten(str(error), 160, placeholder=" …")
+    return (
+        f"{name}: no such folder, and no model of this name could be had from the Hub ({reason}). Give a folder "
+        "that `save_pretrained` wrote, or check the spelling and the connection"
+    )
 
 
 def _load(auto: type, name: str | Path) -> tuple[PreTrainedModel, set[str]]:
