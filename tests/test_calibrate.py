@@ -409,6 +409,11 @@ def test_no_text(small, tmp_path):
     assert "no text" in report.details["fidelity"]["skipped"]
 
 
+def test_long_rows_need_tokens(small, tmp_path):
+    options = {"length": 1000, "tokens": 1500}
+    refuse(small, tmp_path, "half of tokens = 1500", texts=small / "text.txt", method_options=options)
+
+
 def test_long_rows_need_text(small, tmp_path):
     refuse(small, tmp_path, "random tokens say nothing of long texts", method_options={"length": 100})
 

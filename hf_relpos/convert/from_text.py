@@ -114,6 +114,11 @@ def _learn(model: RelPosBertPreTrainedModel, work: "Work", distil: bool) -> dict
     options = work.options
     lengths = tuple(length for length in LENGTHS if length <= limit) or (limit,)
     length = options["length"] or limit
+    if length > limit and 2 * length > options["tokens"]:
+        raise ConversionError(
+            f"method_options['length'] = {length}: half of tokens = {options['tokens']} is cut into such rows, and is "
+            "less than one; ask for more tokens, or for a shorter length"
+        )
     model.config.attention_window = options["window"]
     if work.texts is None:
         if length > limit:
