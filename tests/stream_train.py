@@ -64,9 +64,12 @@ def run(folder: Path, batch: int, resume: Path | None = None, dropout=0.0, model
         "seed": 3,
     }
     losses = Losses()
+    settings = TrainingArguments(output_dir=str(folder), **{**defaults, **arguments})
+    if settings.device.type == "cpu":  # Transformers 5.14 cannot load an optimizer to the "cpu:0" of a process
+        settings.__dict__["_setup_devices"] = torch.device("cpu")
     trainer = StreamTrainer(
         model=make_model(dropout=dropout) if model is None else model,
-        args=TrainingArguments(output_dir=str(folder), **{**defaults, **arguments}),
+        args=settings,
         train_dataset=SegmentDataset(documents(), ROWS, LENGTH),
         eval_dataset=SegmentDataset(documents()[:3], ROWS, LENGTH),
         callbacks=[losses],
