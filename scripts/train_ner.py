@@ -35,6 +35,7 @@ from pathlib import Path
 
 import torch
 from benchmarking import environment, markdown_table, write
+from experiments import circumstances, command, count, fingerprint, save, settings_of, share, spread, stored_in
 from seqeval.metrics import f1_score, precision_score, recall_score
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import (
@@ -46,15 +47,13 @@ from transformers import (
     set_seed,
 )
 
-from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertForTokenClassification, __version__
-from hf_relpos.evaluate.commands import write_json
+from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertForTokenClassification
 from hf_relpos.evaluate.conll import Sentence, read_conll, tag_names
 from hf_relpos.evaluate.loading import load_model, load_tokenizer
 
 
 IGNORE = -100
 SPECIAL = ["[PAD]", "[UNK]"]
-NOTES = "<!-- notes -->"
 SHAPES = ("other", "lower", "capitalised", "upper", "mixed", "number", "letters and digits", "caseless")
 # Variants of schemes by name; `{init}` is the size of the word vectors. A sinusoid of amplitude 1 beside word vectors
 # of standard deviation 1 is the balance of Vaswani et al.; both are as much smaller here.
@@ -357,12 +356,6 @@ def by_variant(runs: dict[str, dict], figure: str) -> dict[str, list[float]]:
     return {name: [runs[key]["result"][figure] for key in runs if key.rpartition("/")[0] == name] for name in ordered}
 
 
-def spread(values: Sequence[float], places: int = 1) -> str:
-    """Mean ± standard deviation of a sample; of one value the value alone."""
-    mean = f"{statistics.mean(values):.{places}f}"
-    return f"{mean} ± {statistics.stdev(values):.{places}f}" if len(values) > 1 else mean
-
-
 def comparison(better: Sequence[float], worse: Sequence[float]) -> str:
     """The difference of two means in standard errors, put into words."""
     difference = statistics.mean(better) - statistics.mean(worse)
@@ -405,8 +398,8 @@ def section(name: str, found: dict) -> str:
     )
 
 
-def card(content: dict, notes: str) -> str:
-    """README.md: every data set, then what was noted by hand."""
+def card(content: dict) -> str:
+    """README.md: every data set."""
     intro = (
         "# Named entities, trained from nothing: TENER's experiment\n\n"
         "Written by `scripts/train_ner.py`; every run is in [results.json](results.json). F1, precision and recall of "
@@ -415,38 +408,14 @@ def card(content: dict, notes: str) -> str:
         "`− absolute`: difference of the means. Training loss: of the last epoch, with dropout. A difference under "
         "two of its standard errors is called too small to tell.\n\n"
     )
-    return intro + "\n".join(section(name, found) for name, found in content.items()) + f"\n{NOTES}\n{notes}"
+    return intro + "\n".join(section(name, found) for name, found in content.items())
 
 
 # Command line -------------------------------------------------------------------------------------------------------
 
 
-def fingerprint(path: Path) -> str:
-    return f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
-
-
-def command(arguments: Sequence[str]) -> str:
-    """The command for all these runs; paths lose their folders, which say nothing elsewhere."""
-    words, skipping = ["python scripts/train_ner.py"], False
-    for word in arguments:
-        if word.startswith("--"):
-            skipping = word in ("--again", "--out", "--work")
-        if not skipping:
-            words.append(Path(word).name if "/" in word else word)
-    return " ".join(words)
-
-
-def settings_of(args: argparse.Namespace) -> dict:
-    """All that a run depends on, but scheme and seed."""
-    passed_over = ("name", "train", "dev", "out", "work", "schemes", "seeds", "again", "threads")
-    kept = {key: value for key, value in vars(args).items() if key not in passed_over}
-    kept["tokenizer"] = args.tokenizer and Path(args.tokenizer).name
-    return json.loads(json.dumps({**kept, "train": fingerprint(args.train), "dev": fingerprint(args.dev)}))
-
-
 def about(args: argparse.Namespace, task: Task, arguments: Sequence[str]) -> dict[str, str]:
     """Where, when and how this was measured."""
-    here = environment()
 
     def size(sentences: Sequence[Sentence]) -> str:
         entities = sum(tag.startswith("B-") for _, tags in sentences for tag in tags)
@@ -457,7 +426,7 @@ def about(args: argparse.Namespace, task: Task, arguments: Sequence[str]) -> dic
     unit = f"tokenizer of {Path(args.tokenizer).name}" if args.tokenizer else f"unit {args.unit}"
     vectors = f"; its word vectors ({task.vectors.shape[1]} wide), frozen" if task.vectors is not None else ""
     return {
-        "command": f"`{command(arguments)}`",
+        "command": f"`{command('train_ner.py', arguments)}`",
         "training": f"{args.train.name}, {size(task.sentences[0])}"
         + (" (the first ones of the file)" if args.train_sentences else ""),
         "measured on": f"{args.dev.name}, {size(task.sentences[1])}"
@@ -469,50 +438,8 @@ def about(args: argparse.Namespace, task: Task, arguments: Sequence[str]) -> dic
         f"tokens to [UNK] {args.unknown}; initial weights N(0, {args.init}²)",
         "budget": f"{args.epochs} epochs of batches of {args.batch} sentences, AdamW, rate {args.lr} after a warm-up "
         f"of {args.warmup:.0%}, falling to 0, weight decay {args.weight_decay}",
-        "machine": f"{here['machine']}, {here['threads']} thread, other work beside",
-        "versions": f"hf_relpos {__version__}, torch {here['torch']}, transformers {here['transformers']}, Python "
-        f"{here['python']}",
-        "date": here["date"],
+        **circumstances(),
     }
-
-
-def stored_in(path: Path, name: str, settings: dict, again: bool) -> dict:
-    """results.json, less this data set where `again`.
-
-    Raises:
-        ValueError: for a file that is not ours, and a data set measured with other settings.
-    """
-    if not path.is_file():
-        return {}
-    try:
-        content = dict(json.loads(path.read_text(encoding="utf-8")))
-        before = content[name]["settings"] if name in content else None
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: not a file of this script ({error!r}); choose another --out") from None
-    if before is None or again:
-        content.pop(name, None)
-        return content
-    if before != settings:
-        key = next(key for key in {**before, **settings} if before.get(key) != settings.get(key))
-        raise ValueError(
-            f"{path}: {name!r} was measured with {key} = {before.get(key)!r}, and now it is {settings.get(key)!r}; "
-            "choose another --name or --out, or throw those runs away with --again"
-        )
-    return content
-
-
-def count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError
-    return value
-
-
-def share(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < 1:
-        raise ValueError
-    return value
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -573,7 +500,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for variant in args.schemes:
             with torch.device("meta"):
                 build(task, args, variant)
-        settings = settings_of(args)
+        files = {"train": fingerprint(args.train), "dev": fingerprint(args.dev)}
+        files["tokenizer"] = args.tokenizer and Path(args.tokenizer).name
+        settings = settings_of(args, ["schemes"], **files)
         content = stored_in(path, args.name, settings, args.again)
     except ValueError as error:
         sys.exit(f"Error: {error}")
@@ -588,20 +517,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 continue
             result = train(task, args, variant, seed)
             found["runs"][key] = {"date": environment()["date"], "result": result}
-            save(args.out, content)
+            save(args.out, content, card(content))
             shown = {name: round(value, 3) for name, value in result.items()}
             print(f"{key}: {shown}", flush=True)
-    save(args.out, content)
+    save(args.out, content, card(content))
     print(section(args.name, found))
-
-
-def save(out: Path, content: dict) -> None:
-    """results.json and README.md; the notes in it stay."""
-    readme = out / "README.md"
-    notes = readme.read_text(encoding="utf-8").partition(f"{NOTES}\n")[2] if readme.is_file() else ""
-    out.mkdir(parents=True, exist_ok=True)
-    write_json(out / "results.json", content)
-    write(readme, card(content, notes))
 
 
 if __name__ == "__main__":

@@ -260,7 +260,7 @@ def test_runs(script, tmp_path, capsys):
     assert list(again) == ["tener/0", "none/0", "tener/1"]
     assert again["tener/0"] == runs["tener/0"] and again["tener/1"]["result"] != runs["tener/0"]["result"]
     card = (out / "README.md").read_text()
-    assert card.endswith(f"{script.NOTES}\nBy hand.\n") and " ± " in card
+    assert card.endswith("<!-- notes -->\nBy hand.\n") and " ± " in card
 
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     with pytest.raises(SystemExit, match=r"measured with lr = 0.01, and now it is 0.02; choose another --name"):
