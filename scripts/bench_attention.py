@@ -276,7 +276,11 @@ def against_goals(found: dict) -> list[list[str]]:
                 and row["dtype"] == "float32"
             )
             rows.append([f"{name}, {kind}, worst of L512 … L2048", f"≤ {goal}", f"{worst:.2f}", met(worst <= goal)])
-    ratio = {(r["variant"], r["pass"], r["length"]): r["ratio"] for r in found["times"] if r["dropout"] == 0.0}
+    ratio = {
+        (r["variant"], r["pass"], r["length"]): r["ratio"]
+        for r in found["times"]
+        if (r["dropout"], r["dtype"]) == (0.0, "float32")
+    }
     peer_name, ours = "4.57 relative_key_query", "relative_key_query"
     for kind, length, goal in (("forward", 512, 3), ("forward", 2048, 6), ("both", 512, 2.5), ("both", 2048, 10)):
         if (peer_name, kind, length) in ratio:

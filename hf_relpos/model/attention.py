@@ -162,7 +162,7 @@ def choose(
         or mask.shape[3] != offsets.key_length
     ):
         return dense, "the mask is not boolean, (B, 1, L, K)"
-    if dropout > 1 - 2**-15:
+    if dropout > 1 - 2**-8:
         return dense, "dropout leaves next to nothing"
     reason = "the terms have the form it takes"
     if way is not None or not on_cpu:

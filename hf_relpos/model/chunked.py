@@ -29,7 +29,7 @@ from .lowering import NormalForm
 
 
 # Numbers in the largest buffer of a chunk, and queries of a chunk: by measurement, on a core with 1 MB of L2.
-BUFFER = 1 << 18
+BUFFER = 1 << 19
 QUERIES = 128
 # Keys of a block on the key side, whose products cost (KEYS + queries − 1) / queries of what is used of them.
 KEYS = 32
@@ -114,7 +114,7 @@ def chunked_attention(
         start: place of the first query among the keys.
         mask: boolean, broadcastable to (B, H, L, K), True: may attend. Rows with no visible key average all keys.
         causal: hide keys after the query's own place. A mask says so itself.
-        dropout: probability of dropping an attention weight, rounded to a multiple of 2^−16, below 1.
+        dropout: probability of dropping an attention weight, rounded to a multiple of 2^−16, at most 1 − 2^−8.
         ends: of every row, how many queries are wanted, the first ones; the others get zeros. None for all.
 
     Returns:
@@ -496,11 +496,15 @@ class _Group:
         for piece, (_, count) in enumerate(strip.pieces):
             shape = (self.count, strip.rows, count)
             total = self.count * strip.rows * count
-            words = self.workspace("bits", (-(-total // 4),), torch.int64)
+            words = self.workspace("bits", (-(-total // 8),), torch.int64)
             words.random_(-(1 << 63), None, generator=generator)
-            bits = words.view(torch.int16)[:total].view(shape)
+            drawn = words.view(torch.uint8)[:total].view(shape)
+            # a byte for each weight, and for each query which multiple of 2^−8 it is compared with: on the average
+            # the multiple of 2^−16 that was asked for
+            low, rest = divmod(self.call.dropout, 256)
+            least = torch.randint(256, (*shape[:2], 1), generator=generator, device=drawn.device) < rest
             factors = self.workspace(f"kept{piece}", shape)  # a product takes a tenth of a masked_fill
-            found.append(torch.ge(bits, self.call.dropout - 32768, out=factors))
+            found.append(torch.ge(drawn, least.to(torch.uint8) + low, out=factors))
         return found
 
     def forward(self, strip: Strip, generator: torch.Generator | None) -> torch.Tensor:
