@@ -18,6 +18,7 @@ Buffers are kept between calls, since fresh pages cost as much as the arithmetic
 Plain PyTorch throughout; the second derivative is left out (`once_differentiable`): `eager` has it.
 """
 
+import functools
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -60,6 +61,13 @@ def _workspace(name: str, shape: tuple[int, ...], dtype: torch.dtype, device: to
 def release_workspace() -> None:
     """Free the buffers that this thread keeps between calls: a few MB, more for rows of many thousands of tokens."""
     _local.__dict__.pop("buffers", None)
+
+
+@functools.cache
+def _multiplies_bfloat16() -> bool:
+    """Whether the processor has instructions for products of bfloat16; without them those of float32 take a third."""
+    told = getattr(torch.cpu, "get_capabilities", dict)()  # older releases of PyTorch do not tell
+    return not told or any(told.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 @dataclass(frozen=True)
@@ -120,6 +128,13 @@ def chunked_attention(
     Returns:
         (B, L, H, d), contiguous.
     """
+    dtype = content.dtype
+    if dtype == torch.bfloat16 and content.device.type == "cpu" and not _multiplies_bfloat16():
+        same = query is content
+        content, key, value = content.float(), key.float(), value.float()
+        query = content if same else query.float()
+        tables = {name: getattr(form, name) for name in ("A", "B", "c", "V", "dense")}
+        form = replace(form, **{name: None if table is None else table.float() for name, table in tables.items()})
     drop = round(dropout * 65536)
     call = Call(
         form=replace(form, A=None, B=None, c=None, V=None, allow=None, dense=None),
@@ -131,7 +146,8 @@ def chunked_attention(
         seed=int(torch.randint(1 << 62, ())) if drop else 0,
         ends=ends,
     )
-    return _Chunked.apply(content, query, key, value, form.A, form.B, form.c, form.V, form.dense, call)
+    out = _Chunked.apply(content, query, key, value, form.A, form.B, form.c, form.V, form.dense, call)
+    return out.to(dtype)
 
 
 @dataclass(frozen=True)
