@@ -163,9 +163,10 @@ def test_long_rows_are_fitted(window):
     assert missing["both"] < 0.9 * missing["short"]
 
 
-def test_an_interrupted_run_goes_on_where_it_was(tmp_path):
-    teacher = relative_model("tables", {"terms": "ABV"})
-    windows = random_windows(40, 24)
+@pytest.mark.parametrize("long", [False, True], ids=["short rows", "long rows"])
+def test_an_interrupted_run_goes_on_where_it_was(tmp_path, long):
+    teacher = relative_model(*(("absolute", {"beyond": "refuse"}) if long else ("tables", {"terms": "ABV"})))
+    windows = random_windows(40, 24) + (random_windows(8, 60, seed=4) if long else [])
 
     def calibrate(saved, stop_at=None):
         student = relative_model("tables", {"terms": "ABV"}, seed=1)
@@ -176,7 +177,7 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path):
             if stop_at is not None and what.startswith(stop_at):
                 raise KeyboardInterrupt
 
-        run = Calibrator(teacher, student, make_batches(windows, 0, 512, 6), progress=progress)
+        run = Calibrator(teacher, student, make_batches(windows, 0, 512, 6, limit=24), progress=progress)
         try:
             report = run.run(saved)
         except KeyboardInterrupt:
@@ -297,8 +298,32 @@ def test_convert_for_long_texts(small, tmp_path):
     assert AutoModel.from_pretrained(tmp_path / "out").config.attention_window == 48
     found = report.fidelity.lengths
     assert [entry.length for entry in found] == [16, 64, 256] and found[-1].token_cosine_by_quarter
-    assert "129-255" in report.details["calibration"]["seen"] or "128-255" in report.details["calibration"]["seen"]
+    assert "128-255" in report.details["calibration"]["seen"]
     assert not report.details["calibration"]["notes"][1:]
+
+
+def test_another_window_begins_anew(small, tmp_path, monkeypatch):
+    """Layers that an interrupted conversion kept are of its attention; with the same, they are gone on from."""
+    fit, fitted = Calibrator.fit_layer, []
+
+    def fit_layer(self, layer):
+        fitted.append(layer)
+        if layer == 1:
+            raise KeyboardInterrupt
+        return fit(self, layer)
+
+    monkeypatch.setattr(Calibrator, "fit_layer", fit_layer)
+    for window in (48, 16, 16):
+        options = {"tokens": 2000, "length": 128, "window": window}
+        with pytest.raises(KeyboardInterrupt):
+            convert(
+                small / "bert",
+                tmp_path / "out",
+                method="calibrate",
+                texts=small / "text.txt",
+                method_options=options,
+            )
+    assert fitted == [0, 1, 0, 1, 1]
 
 
 def test_calibrate_and_distil(small, tmp_path):
