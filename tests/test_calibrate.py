@@ -4,15 +4,12 @@ import copy
 import errno
 import json
 import lzma
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from launching import run_python
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, BertConfig, BertForMaskedLM
 
 import hf_relpos
@@ -374,25 +371,10 @@ def test_the_demo_bert_keeps_what_it_predicts(tmp_path):
 
 
 def test_two_processes_make_the_tables_of_one(small, tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    script = Path(__file__).with_name("calibrate_twice.py")
-    arguments = [str(small / "bert"), str(small / "text.txt")]
-    # `--cpu` starts several processes only through MPI; this starts them with torchrun, and the script stays on CPU
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
-    launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-    launch += ["--main_process_port", str(port)]
-    for start, out in ((launch, "two"), ([sys.executable], "one")):
-        done = subprocess.run(
-            [*start, str(script), *arguments, str(tmp_path / out)],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            timeout=300,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+    arguments = ["-m", "hf_relpos", "convert", small / "bert", "--text", small / "text.txt", "--method", "calibrate"]
+    arguments += ["--method-option", "tokens=2000", "--option", "terms=ABcV"]
+    for processes, out in ((2, "two"), (1, "one")):
+        run_python(*arguments, tmp_path / out, processes=processes)
     one, two = (AutoModelForMaskedLM.from_pretrained(tmp_path / name).state_dict() for name in ("one", "two"))
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
