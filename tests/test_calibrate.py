@@ -15,8 +15,10 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, BertCon
 import hf_relpos
 from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel
 from hf_relpos.convert import METHODS, ConversionError, convert
-from hf_relpos.convert.calibrate import Calibrator, Saved, Settings, fold_positions, make_batches
-from hf_relpos.convert.from_text import check_windows, octaves, shared_first
+from hf_relpos.convert.batches import make_batches
+from hf_relpos.convert.calibrate import Calibrator, Settings, fold_positions
+from hf_relpos.convert.saved import Saved
+from hf_relpos.convert.windows import check_windows, octaves, shared_first
 from hf_relpos.evaluate import masked_accuracy, masked_windows, windowed_hidden_states
 from hf_relpos.model.offsets import sinusoid_concat
 from hf_relpos.text import Windows, read_texts
@@ -399,7 +401,7 @@ def test_a_place_that_cannot_be_written(small, tmp_path, monkeypatch):
         Path(file).write_bytes(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("hf_relpos.convert.calibrate.save_file", full)
+    monkeypatch.setattr("hf_relpos.convert.saved.save_file", full)
     with pytest.raises(ConversionError, match=r"layer-0.*same command goes on with them.*free some space"):
         convert(small / "bert", tmp_path / "out", **arguments)
     assert sorted(path.name for path in tmp_path.rglob("*")) == [".out.calibrate", "file", "fingerprint"]
