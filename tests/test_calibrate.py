@@ -418,6 +418,22 @@ def test_no_text(small, tmp_path):
     assert "no text" in report.details["fidelity"]["skipped"]
 
 
+@pytest.mark.parametrize(
+    "key, value, words",
+    [
+        ("tokens", 400, r"method_options\['tokens'\] = 400: too few to fit anything; ask for at least 500"),
+        ("ridge", -1, r"method_options\['ridge'\] = -1 is not accepted .*; ridge: .*; a positive number"),
+        ("smooth", 0, r"method_options\['smooth'\] = 0 is not accepted .*; smooth: .*; a positive number"),
+    ],
+)
+def test_an_option_out_of_range(small, tmp_path, key, value, words):
+    refuse(small, tmp_path, words, texts=small / "text.txt", method_options={key: value})
+
+
+def test_an_address(small, tmp_path):
+    refuse(small, tmp_path, "text = 'https://example.org/a.txt': nothing is", texts=Path("https://example.org/a.txt"))
+
+
 def test_long_rows_need_tokens(small, tmp_path):
     options = {"length": 1000, "tokens": 1500}
     refuse(small, tmp_path, "half of tokens = 1500", texts=small / "text.txt", method_options=options)

@@ -28,7 +28,17 @@ from .names import is_scheme, is_table
 from .processes import processes, sum_over
 from .saved import Saved
 from .source import ConversionError
-from .windows import LENGTHS, check_windows, gather, gather_all, mask_some, octaves, random_windows, shared_first
+from .windows import (
+    LENGTHS,
+    TOO_FEW,
+    check_windows,
+    gather,
+    gather_all,
+    mask_some,
+    octaves,
+    random_windows,
+    shared_first,
+)
 
 
 if TYPE_CHECKING:
@@ -56,8 +66,12 @@ RANDOM_TOKENS = 30_000
 CALIBRATE = {
     "tokens": Option(50_000, "tokens of text to fit; a positive integer", is_count),
     "output": OUTPUT,
-    "ridge": Option(Settings.ridge, "penalty of the tables' squares, relative to their curvature", is_number),
-    "smooth": Option(Settings.smooth, "penalty of the difference of neighbouring distances, likewise", is_number),
+    "ridge": Option(
+        Settings.ridge, "penalty of the tables' squares, relative to their curvature; a positive number", is_number
+    ),
+    "smooth": Option(
+        Settings.smooth, "penalty of the difference of neighbouring distances, likewise; a positive number", is_number
+    ),
     "length": Option(
         None,
         "tokens of the longest rows to fit; half of the text is cut so where the source does not read as many, and it "
@@ -111,6 +125,11 @@ def _learn(model: RelPosBertPreTrainedModel, work: "Work", distil: bool) -> dict
     limit = work.config.max_position_embeddings
     options = work.options
     lengths = tuple(length for length in LENGTHS if length <= limit) or (limit,)
+    if options["tokens"] < TOO_FEW:
+        raise ConversionError(
+            f"method_options['tokens'] = {options['tokens']}: too few to fit anything; ask for at least {TOO_FEW}, "
+            "better 50,000"
+        )
     length = options["length"] or limit
     if length > limit and 2 * length > options["tokens"]:
         raise ConversionError(
