@@ -128,6 +128,14 @@ def test_evaluate(folder, tmp_path):
         assert words in result.output
 
 
+def test_lengths_that_the_model_does_not_read_are_named(folder, tmp_path):
+    out = tmp_path / "out.json"
+    result = run("evaluate", folder / "teacher", "--mlm", folder / "text.txt", "--lengths", "64,1000", "--json", out)
+    assert result.exit_code == 0, result.output
+    assert "1,000 tokens not measured: the model reads 64 tokens" in result.output
+    assert json.loads(out.read_text())["masked"].keys() == {"64"}
+
+
 def test_an_absolute_model_reads_no_long_documents_at_once(folder, tmp_path):
     out = tmp_path / "out.json"
     arguments = ("--retrieval", folder / "docs.tsv", folder / "queries.tsv", "--json", out)

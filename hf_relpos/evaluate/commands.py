@@ -396,8 +396,13 @@ def run_evaluate(
     limit = readable_length(encoder.model)
     chosen = sorted(set(lengths or (n for n in default_lengths(limit) if n >= 64)))
     fitting = [length for length in chosen if limit is None or length <= limit]
-    if chosen and not fitting and (mlm or passkey):
-        raise ValueError(f"--lengths {','.join(map(str, chosen))}: the model reads {limit} tokens; give shorter ones")
+    if mlm or passkey:
+        if not fitting:
+            given = ",".join(map(str, chosen)) if lengths else "not given, so from 64 on"
+            raise ValueError(f"--lengths {given}: the model reads {limit} tokens; give shorter ones")
+        for length in chosen if lengths else ():
+            if length not in fitting:
+                console.print(f"{length:,} tokens not measured: the model reads {limit} tokens", highlight=False)
     chosen = fitting
     found: dict[str, Any] = {"model": model}
     with progress_bar(console) as progress:
