@@ -224,20 +224,25 @@ def demo(
 def plot(
     checkpoint: Annotated[str, typer.Argument(help="Folder or Hub repository of a model with relative positions.")],
     out: Annotated[Path | None, typer.Option(help="Picture to write; its ending says which kind.")] = None,
-    layer: Annotated[int, typer.Option(help="Number of the layer.")] = 0,
+    layer: Annotated[int | None, typer.Option(help="Number of the layer; 0 by default.")] = None,
     whole: Annotated[bool, typer.Option("--all", help="Every head of every layer, as one heat map.")] = False,
-    head: Annotated[int, typer.Option(help="Number of the head.")] = 0,
+    head: Annotated[int | None, typer.Option(help="Number of the head; 0 by default.")] = None,
     text: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="Text that gives the mean query and key.")
     ] = None,
 ) -> None:
     """Plot what the position scheme of a model adds to its attention scores."""
     with plain_errors():
+        for name, number in (("layer", layer), ("head", head)):
+            if whole and number is not None:
+                raise ValueError(f"--{name} {number} with --all, which draws every {name}: leave one of them out")
+        from transformers.utils import logging
+
         from .plot import plot_checkpoint
 
-        Console().print(
-            f"written to {plot_checkpoint(checkpoint, out, None if whole else layer, head, text)}", markup=False
-        )
+        logging.disable_progress_bar()
+        written = plot_checkpoint(checkpoint, out, None if whole else layer or 0, head or 0, text)
+        Console().print(f"written to {written}", markup=False)
 
 
 COLUMNS = "Columns of the --sts files: score, first sentence, second sentence, separated by commas."

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedConfig
 
 from .model.configuration_relpos_bert import RelPosBertConfig
 from .model.formula import Terms, allowed, content_scale, content_vectors, featurewise_scores, position_scores
@@ -298,17 +298,24 @@ def plot_checkpoint(
         The file.
 
     Raises:
-        ValueError: for no such model, a layer or head that it does not have, a text without tokens, or a file that
-            cannot be written.
+        ValueError: for no such model, one of another kind, a layer or head that it does not have, a scheme that
+            `plot_model` refuses, a text without tokens, or a file that cannot be written.
     """
     from .evaluate.commands import check_picture
-    from .evaluate.loading import no_such_model
+    from .evaluate.loading import load_quietly, no_such_model, refuse_missing
 
     check_picture(None if out is None else Path(out), "--out")
     try:
-        model = RelPosBertModel.from_pretrained(checkpoint, add_pooling_layer=False)
+        kind = PreTrainedConfig.get_config_dict(checkpoint)[0].get("model_type")
+        if kind not in (None, RelPosBertConfig.model_type):
+            raise ValueError(
+                f"{checkpoint}: model_type = {kind!r}: only models with positions of ours, "
+                f"{RelPosBertConfig.model_type!r}, are drawn; convert it first (`hf-relpos convert`)"
+            )
+        model, missing = load_quietly(RelPosBertModel, checkpoint, add_pooling_layer=False)
     except OSError as error:
         raise ValueError(no_such_model(checkpoint, error)) from error
+    refuse_missing(checkpoint, missing)
     inputs = example_inputs(model.config, length)
     if text is not None:
         tokenizer = AutoTokenizer.from_pretrained(checkpoint)
@@ -352,7 +359,13 @@ def plot_model(model: RelPosBertPreTrainedModel, inputs: dict[str, torch.Tensor]
 
     Raises:
         ModuleNotFoundError: without matplotlib.
+        ValueError: for a scheme that adds nothing to the score.
     """
+    if observe(model, 0, inputs).letters == ["input"]:
+        raise ValueError(
+            f"layer = None (--all): position_embedding_type = {model.config.position_embedding_type!r} adds nothing "
+            "to the score, only vectors to the input; give a layer (leave out --all) to see those"
+        )
     curves = offset_curves(model, inputs)
     layers, heads, length = curves.shape
     figure = _figure(8, 1.2 + 0.13 * layers * heads)

@@ -3,10 +3,11 @@
 import bz2
 import csv
 import gzip
+import itertools
 import json
 import lzma
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,7 @@ def _rows(path: Path, columns: Sequence[str], header: bool | None, remedy: str) 
         lost = next(column for column in columns if column not in first)
         raise ValueError(f"{path}, line {start}: no column {lost!r} (it has {', '.join(first)}); {remedy}")
     places = [first.index(column) for column in columns] if header else list(range(len(columns)))
-    rest: Iterable[tuple[int, list[str]]] = lines if header else _before((start, first), lines)
+    rest = lines if header else itertools.chain([(start, first)], lines)
     for number, fields in rest:
         if len(fields) <= max(places):
             raise ValueError(
@@ -137,8 +138,3 @@ def _rows(path: Path, columns: Sequence[str], header: bool | None, remedy: str) 
                 f"{max(places) + 1}; correct the line, or {remedy}"
             )
         yield {column: fields[place] for column, place in zip(columns, places, strict=True)}
-
-
-def _before(first: Any, rest: Iterable[Any]) -> Iterator[Any]:
-    yield first
-    yield from rest

@@ -12,6 +12,8 @@ from .records import OPENERS, iterate_lines, iterate_records, kind_of
 
 KINDS = (".txt", ".md", ".jsonl", ".json", ".tsv", ".csv")
 SENTENCE_END = re.compile(r"(?<=[.!?。！？])[\"'”’)\]]*\s+")
+# The beginning of a page's address, and of no drive of Windows.
+ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 # What is read of a text at most: a stream may have no end.
 LETTERS = 100_000_000
 # Share of unknown tokens above which a text is taken for one of another language.
@@ -62,6 +64,9 @@ def _documents(source: str | Path, field: str) -> Iterator[str]:
             yield from _read_file(file, field)
     elif path.is_file():
         yield from _read_file(path, field)
+    elif ADDRESS.match(str(source)):
+        address = re.sub(":/+", "://", str(source), count=1)  # a Path has lost a slash
+        raise TextError(f"text = '{address}': nothing is read from the web; download it and give the file's path")
     elif (
         kind_of(path) in KINDS  # other dots may be those of a version: user/corpus-1.5
         or path.suffix in OPENERS

@@ -25,3 +25,9 @@ logging.disable_progress_bar()
 def seed():
     """Every test starts from the same random state."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def none_too_short(monkeypatch):
+    """The default backend takes its own way, in chunks, however small the model."""
+    monkeypatch.setattr("hf_relpos.model.attention.FEWEST_SCORES", 0)

@@ -10,6 +10,7 @@ It trains every scheme on the classification toy, BATCH examples per process and
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -109,23 +110,14 @@ def make_model(task: str, scheme: str, dropout: float = 0.0):
     )
 
 
-def train(
-    model, task: str, folder: Path, resume: Path | None = None, more_callbacks: tuple | list = (), **arguments
-) -> tuple[list[float], Trainer]:
-    """Train with the stock Trainer on CPU.
+def tiny_run(folder: Path, **arguments) -> TrainingArguments:
+    """Arguments of a run of some steps on CPU, in this process or in several.
 
     Args:
         folder: for checkpoints.
-        resume: checkpoint to go on from.
-        more_callbacks: beside the one that collects the losses.
-        arguments: of `TrainingArguments`, in place of the defaults here.
-
-    Returns:
-        Loss of each step, and the trainer.
+        arguments: of `TrainingArguments`, beside the defaults here or in place of them.
     """
     defaults = {
-        "per_device_train_batch_size": 8,
-        "max_steps": 30,
         "learning_rate": 5e-3,
         "lr_scheduler_type": "constant",
         "logging_steps": 1,
@@ -137,10 +129,27 @@ def train(
         "seed": 3,
         "dataloader_num_workers": 0,
     }
+    return TrainingArguments(output_dir=str(folder), **{**defaults, **arguments})
+
+
+def train(
+    model, task: str, folder: Path, resume: Path | None = None, more_callbacks: tuple | list = (), **arguments
+) -> tuple[list[float], Trainer]:
+    """Train with the stock Trainer on CPU.
+
+    Args:
+        folder: for checkpoints.
+        resume: checkpoint to go on from.
+        more_callbacks: beside the one that collects the losses.
+        arguments: as `tiny_run` takes them; 30 steps of 8 examples, if they say nothing else.
+
+    Returns:
+        Loss of each step, and the trainer.
+    """
     losses = Losses()
     trainer = Trainer(
         model=model,
-        args=TrainingArguments(output_dir=str(folder), **{**defaults, **arguments}),
+        args=tiny_run(folder, **{"per_device_train_batch_size": 8, "max_steps": 30, **arguments}),
         train_dataset=Toy(task),
         eval_dataset=Toy(task, count=16),
         callbacks=[losses, *more_callbacks],
@@ -160,10 +169,15 @@ def train_every_scheme(folder: Path, batch: int) -> dict[str, dict]:
     return report
 
 
-if __name__ == "__main__":
+def main(work: Callable[[Path, int], dict]) -> None:
+    """One of the processes that `accelerate launch` starts with OUT.json, FOLDER and BATCH; the first one writes."""
     torch.set_num_threads(1)
     out, folder, batch = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-    found = train_every_scheme(folder, batch)
+    found = work(folder, batch)
     if torch.distributed.get_rank() == 0:
         out.write_text(json.dumps(found))
     torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(train_every_scheme)

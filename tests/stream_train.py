@@ -5,14 +5,11 @@ As a script, one of the processes that `accelerate launch` starts:
     accelerate launch --multi_gpu --num_processes 2 tests/stream_train.py OUT.json FOLDER BATCH
 """
 
-import json
-import os
-import sys
 from pathlib import Path
 
 import torch
-from ddp_train import Losses
-from transformers import TrainingArguments, set_seed
+from ddp_train import Losses, main, tiny_run
+from transformers import set_seed
 
 from hf_relpos import RelPosBertConfig, RelPosBertLMHeadModel
 from hf_relpos.recurrence import SegmentDataset, StreamTrainer
@@ -52,19 +49,11 @@ def run(folder: Path, batch: int, resume: Path | None = None, dropout=0.0, model
         "per_device_train_batch_size": batch,
         "per_device_eval_batch_size": batch,
         "max_steps": STEPS,
-        "learning_rate": 5e-3,
-        "lr_scheduler_type": "constant",
-        "logging_steps": 1,
         "save_strategy": "steps",
         "save_steps": SAVED,
-        "report_to": "none",
-        "use_cpu": True,
-        "ddp_backend": "gloo" if "LOCAL_RANK" in os.environ else None,
-        "disable_tqdm": True,
-        "seed": 3,
     }
     losses = Losses()
-    settings = TrainingArguments(output_dir=str(folder), **{**defaults, **arguments})
+    settings = tiny_run(folder, **{**defaults, **arguments})
     if settings.device.type == "cpu":  # Transformers 5.14 cannot load an optimizer to the "cpu:0" of a process
         settings.__dict__["_setup_devices"] = torch.device("cpu")
     trainer = StreamTrainer(
@@ -92,9 +81,4 @@ def both(folder: Path, batch: int) -> dict:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    out, where, size = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-    found = both(where, size)
-    if torch.distributed.get_rank() == 0:
-        out.write_text(json.dumps(found))
-    torch.distributed.destroy_process_group()
+    main(both)

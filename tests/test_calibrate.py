@@ -4,22 +4,21 @@ import copy
 import errno
 import json
 import lzma
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from launching import run_python
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, BertConfig, BertForMaskedLM
 
 import hf_relpos
 from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel
 from hf_relpos.convert import METHODS, ConversionError, convert
-from hf_relpos.convert.calibrate import Calibrator, Saved, Settings, fold_positions, make_batches
-from hf_relpos.convert.from_text import check_windows, octaves, shared_first
+from hf_relpos.convert.batches import make_batches
+from hf_relpos.convert.calibrate import Calibrator, Settings, fold_positions
+from hf_relpos.convert.saved import Saved
+from hf_relpos.convert.windows import check_windows, octaves, shared_first
 from hf_relpos.evaluate import masked_accuracy, masked_windows, windowed_hidden_states
 from hf_relpos.model.offsets import sinusoid_concat
 from hf_relpos.text import Windows, read_texts
@@ -163,9 +162,10 @@ def test_long_rows_are_fitted(window):
     assert missing["both"] < 0.9 * missing["short"]
 
 
-def test_an_interrupted_run_goes_on_where_it_was(tmp_path):
-    teacher = relative_model("tables", {"terms": "ABV"})
-    windows = random_windows(40, 24)
+@pytest.mark.parametrize("long", [False, True], ids=["short rows", "long rows"])
+def test_an_interrupted_run_goes_on_where_it_was(tmp_path, long):
+    teacher = relative_model(*(("absolute", {"beyond": "refuse"}) if long else ("tables", {"terms": "ABV"})))
+    windows = random_windows(40, 24) + (random_windows(8, 60, seed=4) if long else [])
 
     def calibrate(saved, stop_at=None):
         student = relative_model("tables", {"terms": "ABV"}, seed=1)
@@ -176,7 +176,7 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path):
             if stop_at is not None and what.startswith(stop_at):
                 raise KeyboardInterrupt
 
-        run = Calibrator(teacher, student, make_batches(windows, 0, 512, 6), progress=progress)
+        run = Calibrator(teacher, student, make_batches(windows, 0, 512, 6, limit=24), progress=progress)
         try:
             report = run.run(saved)
         except KeyboardInterrupt:
@@ -297,8 +297,32 @@ def test_convert_for_long_texts(small, tmp_path):
     assert AutoModel.from_pretrained(tmp_path / "out").config.attention_window == 48
     found = report.fidelity.lengths
     assert [entry.length for entry in found] == [16, 64, 256] and found[-1].token_cosine_by_quarter
-    assert "129-255" in report.details["calibration"]["seen"] or "128-255" in report.details["calibration"]["seen"]
+    assert "128-255" in report.details["calibration"]["seen"]
     assert not report.details["calibration"]["notes"][1:]
+
+
+def test_another_window_begins_anew(small, tmp_path, monkeypatch):
+    """Layers that an interrupted conversion kept are of its attention; with the same, they are gone on from."""
+    fit, fitted = Calibrator.fit_layer, []
+
+    def fit_layer(self, layer):
+        fitted.append(layer)
+        if layer == 1:
+            raise KeyboardInterrupt
+        return fit(self, layer)
+
+    monkeypatch.setattr(Calibrator, "fit_layer", fit_layer)
+    for window in (48, 16, 16):
+        options = {"tokens": 2000, "length": 128, "window": window}
+        with pytest.raises(KeyboardInterrupt):
+            convert(
+                small / "bert",
+                tmp_path / "out",
+                method="calibrate",
+                texts=small / "text.txt",
+                method_options=options,
+            )
+    assert fitted == [0, 1, 0, 1, 1]
 
 
 def test_calibrate_and_distil(small, tmp_path):
@@ -349,25 +373,10 @@ def test_the_demo_bert_keeps_what_it_predicts(tmp_path):
 
 
 def test_two_processes_make_the_tables_of_one(small, tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    script = Path(__file__).with_name("calibrate_twice.py")
-    arguments = [str(small / "bert"), str(small / "text.txt")]
-    # `--cpu` starts several processes only through MPI; this starts them with torchrun, and the script stays on CPU
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
-    launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-    launch += ["--main_process_port", str(port)]
-    for start, out in ((launch, "two"), ([sys.executable], "one")):
-        done = subprocess.run(
-            [*start, str(script), *arguments, str(tmp_path / out)],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            timeout=300,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+    arguments = ["-m", "hf_relpos", "convert", small / "bert", "--text", small / "text.txt", "--method", "calibrate"]
+    arguments += ["--method-option", "tokens=2000", "--option", "terms=ABcV"]
+    for processes, out in ((2, "two"), (1, "one")):
+        run_python(*arguments, tmp_path / out, processes=processes)
     one, two = (AutoModelForMaskedLM.from_pretrained(tmp_path / name).state_dict() for name in ("one", "two"))
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
@@ -392,7 +401,7 @@ def test_a_place_that_cannot_be_written(small, tmp_path, monkeypatch):
         Path(file).write_bytes(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("hf_relpos.convert.calibrate.save_file", full)
+    monkeypatch.setattr("hf_relpos.convert.saved.save_file", full)
     with pytest.raises(ConversionError, match=r"layer-0.*same command goes on with them.*free some space"):
         convert(small / "bert", tmp_path / "out", **arguments)
     assert sorted(path.name for path in tmp_path.rglob("*")) == [".out.calibrate", "file", "fingerprint"]
@@ -407,6 +416,22 @@ def test_no_text(small, tmp_path):
     assert found["settings"]["output"] == "bias"
     assert found["layers"][0]["divergence_after"] < found["layers"][0]["divergence_before"]
     assert "no text" in report.details["fidelity"]["skipped"]
+
+
+@pytest.mark.parametrize(
+    "key, value, words",
+    [
+        ("tokens", 400, r"method_options\['tokens'\] = 400: too few to fit anything; ask for at least 500"),
+        ("ridge", -1, r"method_options\['ridge'\] = -1 is not accepted .*; ridge: .*; a positive number"),
+        ("smooth", 0, r"method_options\['smooth'\] = 0 is not accepted .*; smooth: .*; a positive number"),
+    ],
+)
+def test_an_option_out_of_range(small, tmp_path, key, value, words):
+    refuse(small, tmp_path, words, texts=small / "text.txt", method_options={key: value})
+
+
+def test_an_address(small, tmp_path):
+    refuse(small, tmp_path, "text = 'https://example.org/a.txt': nothing is", texts=Path("https://example.org/a.txt"))
 
 
 def test_long_rows_need_tokens(small, tmp_path):

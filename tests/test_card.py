@@ -1,14 +1,17 @@
 """What a conversion leaves for people: the model card, the pictures, and what the report says in the terminal."""
 
 import json
+import os
+import re
 import shlex
+import subprocess
 import sys
 
 import pytest
 import torch
 from huggingface_hub import ModelCard
 from oracles import stir
-from transformers import AutoModel, AutoModelForMaskedLM, BertConfig, BertForMaskedLM, BertTokenizer
+from transformers import AutoModel, BertConfig, BertForMaskedLM, BertTokenizer
 from typer.testing import CliRunner
 
 from hf_relpos.cli import app
@@ -79,6 +82,12 @@ def card_of(folder):
     return ModelCard((folder / "README.md").read_text(encoding="utf-8"))
 
 
+def snippets(folder):
+    """The code that the card of a folder shows, with its path."""
+    found = re.findall(r"^```python\n(.*?)^```$", card_of(folder).text, re.DOTALL | re.MULTILINE)
+    return [code.replace('"PATH"', repr(str(folder))) for code in found]
+
+
 def test_the_card_of_a_calibration(source, calibrated):
     out, report = calibrated
     card = card_of(out)
@@ -116,11 +125,41 @@ def test_the_card_of_a_calibration(source, calibrated):
 
 def test_what_the_card_says_loads(calibrated):
     out, report = calibrated
-    lines = [line for line in card_of(out).text.splitlines() if line.startswith("model = ")]
-    assert len(lines) == 2 and "trust_remote_code=True" in lines[1]
-    scope = {"AutoModelForMaskedLM": AutoModelForMaskedLM}
-    exec(lines[0].replace('"PATH"', repr(str(out))), scope)
+    here, elsewhere = snippets(out)
+    assert "trust_remote_code" not in here and elsewhere.count("trust_remote_code=True") == 2
+    scope = {}
+    exec(here, scope)
     assert type(scope["model"]).__name__ == report.converted_to
+    assert len(scope["tokenizer"]) == len(WORDS)
+
+
+def test_what_the_card_says_loads_elsewhere_without_a_question(calibrated, tmp_path):
+    out, report = calibrated
+    code = f"""
+import sys
+sys.modules["hf_relpos"] = None
+{snippets(out)[1]}
+assert type(model).__name__ == {report.converted_to!r} and len(tokenizer) == {len(WORDS)}
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules")},
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not done.stdout  # where the question would stand
+
+
+def test_the_card_of_a_folder_without_a_tokenizer(source, tmp_path):
+    stock = tmp_path / "stock"
+    BertForMaskedLM.from_pretrained(source).save_pretrained(stock)
+    convert(stock, tmp_path / "out")
+    assert "okenizer" not in "".join(snippets(tmp_path / "out"))
 
 
 def test_the_command_in_the_card_does_it_again(calibrated, source, tmp_path, monkeypatch):

@@ -2,16 +2,13 @@
 
 import copy
 import json
-import os
-import socket
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from distil_train import LIMIT, VOCABULARY, pair, texts
+from launching import run_python
 from transformers import BertConfig, BertForMaskedLM, BertModel, RobertaConfig, RobertaModel, TrainerCallback
 
 from hf_relpos import RelPosBertConfig, RelPosBertModel
@@ -251,18 +248,7 @@ def test_a_function_in_place_of_the_teacher():
 
 
 def test_two_processes_are_one_that_accumulates(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    script = Path(__file__).with_name("distil_train.py")
-    # as in test_trainer.py: `--cpu` starts several processes only through MPI
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
-    launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-    launch += ["--main_process_port", str(port), str(script), str(tmp_path)]
-    done = subprocess.run(
-        launch, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_python(Path(__file__).with_name("distil_train.py"), tmp_path, processes=2)
     two = json.loads((tmp_path / "report.json").read_text())
     trained = RelPosBertModel.from_pretrained(tmp_path / "student")
 

@@ -128,6 +128,14 @@ def test_evaluate(folder, tmp_path):
         assert words in result.output
 
 
+def test_lengths_that_the_model_does_not_read_are_named(folder, tmp_path):
+    out = tmp_path / "out.json"
+    result = run("evaluate", folder / "teacher", "--mlm", folder / "text.txt", "--lengths", "64,1000", "--json", out)
+    assert result.exit_code == 0, result.output
+    assert "1,000 tokens not measured: the model reads 64 tokens" in result.output
+    assert json.loads(out.read_text())["masked"].keys() == {"64"}
+
+
 def test_an_absolute_model_reads_no_long_documents_at_once(folder, tmp_path):
     out = tmp_path / "out.json"
     arguments = ("--retrieval", folder / "docs.tsv", folder / "queries.tsv", "--json", out)
@@ -160,7 +168,22 @@ def test_an_absolute_model_reads_no_long_documents_at_once(folder, tmp_path):
         (("compare", "teacher", "student", "--text", "docs.tsv"), "does not fill one window of 16 tokens"),
         (("evaluate", "student"), "nothing to measure: give --sts, --retrieval, --mlm or --passkey"),
         (("evaluate", "bare", "--tokenizer", "teacher", "--mlm", "text.txt"), "has no head that predicts masked"),
-        (("evaluate", "teacher", "--mlm", "text.txt", "--lengths", "128"), "the model reads 64 tokens"),
+        (
+            ("evaluate", "teacher", "--mlm", "text.txt", "--lengths", "128"),
+            "--lengths 128: the model reads 64 tokens; give shorter ones",
+        ),
+        (
+            ("evaluate", "teacher", "--passkey", "text.txt", "--lengths", "1000000"),
+            "--lengths 1000000: the model reads 64 tokens; give shorter ones",
+        ),
+        (
+            ("evaluate", "student", "--mlm", "text.txt", "--lengths", "1000000"),
+            "length = 1000000: the text has 2600 tokens and a window needs 999998; give more text, or",
+        ),
+        (
+            ("evaluate", "student", "--mlm", "https://example.org/a.txt"),
+            "text = 'https://example.org/a.txt': nothing is read from the web; download it",
+        ),
     ],
 )
 def test_errors_are_text_and_exit_code_2(folder, monkeypatch, arguments, words):

@@ -223,7 +223,9 @@ def test_passkeys(encoder, tokenizer):
     assert found == {"texts": 9, "accuracy": 1, "depth 0": 1, "depth 0.5": 1, "depth 1": 1, "chance": 0.2}
     with pytest.raises(ValueError, match="length = 18: key and statement take 19 tokens"):
         passkeys(tokenizer, filler, 18)
-    with pytest.raises(ValueError, match="the text has 3 tokens and 41 are needed"):
+    with pytest.raises(
+        ValueError, match="length = 60: the text has 3 tokens and 41 are needed; give more text, or a smaller"
+    ):
         passkeys(tokenizer, filler[:3], 60)
 
 

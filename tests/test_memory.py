@@ -9,11 +9,11 @@ from oracles import ON_TOKENS, golden, padding, tiny_config, tiny_model
 from transformers import DynamicCache, StaticCache
 
 from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertLMHeadModel, RelPosBertModel, SegmentMemory
-from hf_relpos.model import attention
 from hf_relpos.model.attention import capable_backends
 from hf_relpos.model.modeling_relpos_bert import HEADS
 
 
+pytestmark = pytest.mark.usefixtures("none_too_short")
 BATCH, WORDS, WIDTH = 2, 50, 24
 TAKERS = [name for name in ON_TOKENS if SCHEMES[name].memory_obstacle(SCHEMES[name].defaults()) is None]
 OTHERS = [name for name in SCHEMES if name not in TAKERS]
@@ -35,12 +35,6 @@ some_pairs = pytest.mark.parametrize("name, backend", SOME, ids=["-".join(pair) 
 every_taker = pytest.mark.parametrize("name", TAKERS)
 every_pair = pytest.mark.parametrize("name, backend", PAIRS, ids=["-".join(pair) for pair in PAIRS])
 encoder_and_decoder = pytest.mark.parametrize("is_decoder", [False, True], ids=["encoder", "decoder"])
-
-
-@pytest.fixture(autouse=True)
-def none_too_short(monkeypatch):
-    """The default takes its own way, in chunks, however small the model."""
-    monkeypatch.setattr(attention, "FEWEST_SCORES", 0)
 
 
 def token_ids(*shape):

@@ -18,12 +18,12 @@ from hf_relpos import (
     RelPosBertLMHeadModel,
     RelPosBertModel,
 )
-from hf_relpos.model import attention
 from hf_relpos.model.attention import BACKENDS, capable_backends
 from hf_relpos.model.modeling_relpos_bert import HEADS
 from hf_relpos.model.schemes import build_input
 
 
+pytestmark = pytest.mark.usefixtures("none_too_short")
 BATCH, CHOICES, LENGTH, WORDS, WIDTH = 2, 3, 9, 50, 24
 RELATIVE = [name for name, scheme in SCHEMES.items() if scheme.relative]
 UNBOUNDED = [name for name, scheme in SCHEMES.items() if scheme.beyond[0] != "refuse"]
@@ -42,12 +42,6 @@ MODELS = {
 }
 every_model = pytest.mark.parametrize("name, auto", list(MODELS.values()), ids=list(MODELS))
 encoder_and_decoder = pytest.mark.parametrize("is_decoder", [False, True], ids=["encoder", "decoder"])
-
-
-@pytest.fixture(autouse=True)
-def none_too_short(monkeypatch):
-    """The default takes its own way, in chunks, however small the model."""
-    monkeypatch.setattr(attention, "FEWEST_SCORES", 0)
 
 
 def token_ids(*shape):

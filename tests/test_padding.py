@@ -5,17 +5,12 @@ import torch
 from oracles import extra_inputs, padding, tiny_model
 
 from hf_relpos import SCHEMES, RelPosBertForMaskedLM, RelPosBertModel
-from hf_relpos.model import attention
 from hf_relpos.model.attention import capable_backends
 from hf_relpos.model.padding import Padding
 
 
+pytestmark = pytest.mark.usefixtures("none_too_short")
 LENGTH, REAL = 9, [9, 4, 1]
-
-
-@pytest.fixture(autouse=True)
-def none_too_short(monkeypatch):
-    monkeypatch.setattr(attention, "FEWEST_SCORES", 0)
 
 
 def batch(name):

@@ -1,13 +1,17 @@
 """Pictures of schemes: the numbers behind them, and that every scheme has one."""
 
+import logging
 import sys
 
 import pytest
 import torch
 from oracles import tiny_config, tiny_model
-from transformers import BertTokenizer
+from safetensors.torch import load_file, save_file
+from transformers import BertConfig, BertTokenizer
+from typer.testing import CliRunner
 
 from hf_relpos import SCHEMES, RelPosBertForMaskedLM, RelPosBertModel
+from hf_relpos.cli import app
 from hf_relpos.plot import (
     fidelity_figure,
     input_map,
@@ -122,6 +126,47 @@ def test_what_cannot_be_drawn_or_written(tmp_path):
     with pytest.raises(ValueError, match=r"no such folder, and no model of this name.*check the spelling"):
         plot_checkpoint(tmp_path, tmp_path / "a.png")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    "kind, arguments, words",
+    [
+        ("absolute", ["--all"], "'absolute' adds nothing to the score, only vectors to the input; give a layer"),
+        ("alibi", ["--all", "--layer", "1"], "--layer 1 with --all, which draws every layer: leave one of them out"),
+        ("alibi", ["--all", "--head", "0"], "--head 0 with --all, which draws every head: leave one of them out"),
+        ("stock", ["--all"], "model_type = 'bert': only models"),
+    ],
+)
+def test_the_command_refuses(tmp_path, kind, arguments, words):
+    if kind == "stock":
+        BertConfig().save_pretrained(tmp_path / "model")
+    else:
+        tiny_model(RelPosBertModel, kind).save_pretrained(tmp_path / "model")
+    result = CliRunner().invoke(app, ["plot", str(tmp_path / "model"), "--out", str(tmp_path / "a.png"), *arguments])
+    assert result.exit_code == 2 and result.stderr.startswith("Error: ") and result.stderr.count("\n") == 1
+    assert words in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_the_command_says_where_it_wrote(tmp_path, caplog):
+    """And nothing of a head that it has no use for."""
+    tiny_model(RelPosBertForMaskedLM, "alibi").save_pretrained(tmp_path / "model")
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)
+    try:
+        result = CliRunner().invoke(app, ["plot", str(tmp_path / "model"), "--out", str(tmp_path / "a.png"), "--all"])
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert result.exit_code == 0 and not result.stderr and not caplog.records
+    assert result.stdout.replace("\n", "") == f"written to {tmp_path / 'a.png'}"
+
+
+def test_a_file_without_some_weights(tmp_path):
+    tiny_model(RelPosBertModel, "t5").save_pretrained(tmp_path / "model")
+    path = tmp_path / "model" / "model.safetensors"
+    save_file({name: t for name, t in load_file(path).items() if "intermediate" not in name}, path, {"format": "pt"})
+    with pytest.raises(ValueError, match=r"model: the weights lack .*intermediate"):
+        plot_checkpoint(tmp_path / "model", tmp_path / "a.png")
 
 
 def test_a_whole_model(tmp_path):

@@ -1,15 +1,12 @@
 """Training over a stream: what a batch holds, the memory between steps, checkpoints, one process and two."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from ddp_train import Toy
+from launching import run_python
 from stream_train import LENGTH, ROWS, SAVED, STEPS, both, documents, make_model, run
 from torch.utils.data import DataLoader
 from transformers import TrainingArguments
@@ -149,23 +146,8 @@ def test_resume_with_another_number_of_processes(tmp_path):
 
 def test_two_processes_give_the_curve_of_one(tmp_path):
     """DistributedDataParallel by `accelerate launch`, half the rows on each side, resumed in the middle too."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    script = Path(__file__).with_name("stream_train.py")
     out = tmp_path / "losses.json"
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
-    launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-    launch += ["--main_process_port", str(port)]
-    done = subprocess.run(
-        [*launch, str(script), str(out), str(tmp_path / "two"), str(ROWS // 2)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_python(Path(__file__).with_name("stream_train.py"), out, tmp_path / "two", ROWS // 2, processes=2)
     two = json.loads(out.read_text())
     one = both(tmp_path / "one", ROWS)
     assert (one["processes"], two["processes"]) == (1, 2)

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import json
 import lzma
+from pathlib import Path
 
 import pytest
 
@@ -97,6 +98,13 @@ def test_a_packed_file_that_is_cut_short(tmp_path):
     path.write_bytes(lzma.compress(b"a long line of text\n" * 500)[:-20])
     with pytest.raises(ValueError, match="not readable as UTF-8 text"):
         read_lines(path)
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+@pytest.mark.parametrize("address", ["https://example.org/a.txt", "https://example.org/corpus", "hf://datasets/a/b"])
+def test_addresses_are_not_read(address, kind):
+    with pytest.raises(TextError, match=f"text = '{address}': nothing is read from the web; download it and give"):
+        list(read_texts(kind(address)))
 
 
 @pytest.mark.parametrize("name", ["nothing.txt", "./nothing", "/nothing/there", "a/b/c/d", "nothing.txt.gz"])

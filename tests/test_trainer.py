@@ -1,16 +1,13 @@
 """The stock Trainer: it learns, resumes, and gives the same curve in one process or two."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 from ddp_train import ALIKE, HEADS, make_model, train, train_every_scheme
+from launching import run_python
 from oracles import ON_TOKENS
 
 
@@ -78,24 +75,8 @@ def test_bf16(scheme, tmp_path):
 
 def test_two_processes_give_the_curve_of_one(tmp_path):
     """DistributedDataParallel by `accelerate launch`, half the batch on each side, every scheme in turn."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    script = Path(__file__).with_name("ddp_train.py")
     out = tmp_path / "losses.json"
-    # `--cpu` starts several processes only through MPI; this starts them with torchrun, and the script stays on CPU
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
-    launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-    launch += ["--main_process_port", str(port)]
-    done = subprocess.run(
-        [*launch, str(script), str(out), str(tmp_path / "two"), "4"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_python(Path(__file__).with_name("ddp_train.py"), out, tmp_path / "two", 4, processes=2)
     two = json.loads(out.read_text())
     one = train_every_scheme(tmp_path / "one", 8)
     assert list(one) == list(two) == ALIKE

@@ -16,21 +16,14 @@ Rows longer than the teacher reads are fitted, too: the teacher reads them in ov
 the student is given what the teacher makes of it in the window where it is most central.
 """
 
-import json
 import math
-import os
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import nn
 
-from ..evaluate.reading import central_windows, window_starts
 from ..model.attention import capable_backends, needs_of_terms, relative_attention
 from ..model.formula import Terms, attend, content_scale, content_vectors, position_scores
 from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
@@ -38,9 +31,9 @@ from ..model.offsets import Offsets
 from ..model.relations import self_attention_mask
 from ..model.scheme import Scheme
 from ..model.schemes import Combination
+from .batches import Batch
 from .fit import ROWS, Block, Parameters, Reduce, Ridge, ScoreFit, ValueFit, alone
-from .folder import describe
-from .source import ConversionError
+from .saved import Saved
 
 
 # Factors of the penalties, tried in turn while a fit does harm on held-out text.
@@ -78,124 +71,6 @@ class Settings:
     holdout: int = 6
     batch_tokens: int = 2048
     seed: int = 0
-
-
-@dataclass
-class Batch:
-    """Windows of about the same length, and what teacher and student make of them at the current layer.
-
-    Attributes:
-        number: among the batches of all processes.
-        ids: (B, L), padded on the right.
-        mask: (B, L), 1 for tokens.
-        held_out: enters no fit.
-        longest: of the windows of all batches.
-        reading: how the teacher reads a row that is too long for it; None for rows that it reads as they are.
-        teacher: hidden states, (B, L, D).
-        student: hidden states, (B, L, D).
-    """
-
-    number: int
-    ids: torch.Tensor
-    mask: torch.Tensor
-    held_out: bool
-    longest: int
-    reading: "Reading | None" = None
-    teacher: torch.Tensor | None = None
-    student: torch.Tensor | None = None
-
-    def real(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The rows of tokens, (N, …), of (B, L, …)."""
-        return tensor[self.mask.bool()]
-
-
-@dataclass
-class Reading:
-    """One row in overlapping windows, each of which begins with the row's first token, as `windowed_hidden_states`.
-
-    Attributes:
-        windows: the windows, (W, w), and the teacher's hidden states of them.
-        window: for each token of the row the window in which it is most central, (L,).
-        place: its place there, (L,).
-        columns: the place in the row of every token of every window, (W, w).
-    """
-
-    windows: Batch
-    window: torch.Tensor
-    place: torch.Tensor
-    columns: torch.Tensor
-
-    @classmethod
-    def of(cls, ids: torch.Tensor, limit: int) -> "Reading":
-        """A row (1, L) in windows of `limit` tokens, half a window apart."""
-        body, room = ids.shape[1] - 1, limit - 1
-        starts = window_starts(body, room, limit // 2)
-        window = central_windows(starts, body, room)
-        place = torch.arange(body) - torch.tensor(starts)[window] + 1
-        columns = torch.tensor(starts)[:, None] + torch.arange(limit)
-        columns[:, 0] = 0
-        rows = ids[0, columns]
-        windows = Batch(0, rows, torch.ones_like(rows), False, limit)
-        return cls(windows, *(nn.functional.pad(each, (1, 0)) for each in (window, place)), columns)
-
-    def merge(self, states: torch.Tensor) -> torch.Tensor:
-        """(W, w, D) to (1, L, D); of the first token, which all windows have, the mean."""
-        merged = states[self.window, self.place]
-        merged[0] = states[:, 0].mean(0)
-        return merged[None]
-
-    def weights(self, read: Callable[[Batch, torch.Tensor], torch.Tensor], rows: slice) -> torch.Tensor:
-        """The attention of some of the row's queries over all of the row, (1, H, m, L).
-
-        Args:
-            read: from windows, and which of `windows` they are, to their attention, (N, H, w, w).
-        """
-        numbers, which = torch.unique(self.window[rows], return_inverse=True)
-        windows = replace(self.windows, ids=self.windows.ids[numbers], mask=self.windows.mask[numbers])
-        found = read(windows, numbers)[which, :, self.place[rows]]  # (m, H, w)
-        merged = found.new_zeros(*found.shape[:2], len(self.window))
-        merged.scatter_(2, self.columns[numbers][which][:, None].expand_as(found), found)
-        return merged.transpose(0, 1)[None]
-
-
-def make_batches(
-    windows: Sequence[Sequence[int]],
-    pad: int,
-    batch_tokens: int,
-    holdout: int,
-    rank: int = 0,
-    world: int = 1,
-    limit: int | None = None,
-) -> list[Batch]:
-    """Windows in batches of one length, as far as that goes; those of this process.
-
-    Args:
-        limit: tokens that the teacher reads; a longer row is a batch of its own. None for no limit.
-    """
-    limit = math.inf if limit is None else limit
-    order = sorted(range(len(windows)), key=lambda at: (len(windows[at]), at))
-    groups: list[list[int]] = []
-    for at in order:
-        length = len(windows[at])
-        full = not groups or length * (len(groups[-1]) + 1) > batch_tokens or length > limit
-        if not full and length <= 1.15 * len(windows[groups[-1][0]]):
-            groups[-1].append(at)
-        else:
-            groups.append([at])
-    batches = []
-    for number, group in enumerate(groups):
-        if number % world != rank:
-            continue
-        length = max(len(windows[at]) for at in group)
-        ids = torch.full((len(group), length), pad, dtype=torch.long)
-        mask = torch.zeros_like(ids)
-        for row, at in enumerate(group):
-            ids[row, : len(windows[at])] = torch.tensor(windows[at])
-            mask[row, : len(windows[at])] = 1
-        reading = Reading.of(ids, int(limit)) if length > limit else None
-        held_out = number % holdout == holdout // 2
-        batches.append(Batch(number, ids, mask, held_out, len(windows[order[-1]]), reading))
-    return batches
 
 
 @dataclass
@@ -245,71 +120,6 @@ class Calibration:
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         return asdict(self)
-
-
-class Saved:
-    """Layers that are fitted, in a folder, so that an interrupted calibration can go on.
-
-    Whatever another calibration left there is removed.
-    """
-
-    def __init__(self, folder: Path, fingerprint: str, writes: bool = True):
-        """
-        Args:
-            folder: made if it is not there.
-            fingerprint: of all that the fits depend on.
-            writes: whether this process does; of several processes one.
-
-        Raises:
-            ConversionError: where the folder cannot be made.
-        """
-        self.folder, self.writes = folder, writes
-        if not writes:
-            return
-        mark = folder / "fingerprint"
-        if not mark.is_file() or mark.read_text(encoding="utf-8") != fingerprint:
-            shutil.rmtree(folder, ignore_errors=True)
-            try:
-                folder.mkdir(parents=True)
-                mark.write_text(fingerprint, encoding="utf-8")
-            except OSError as error:
-                shutil.rmtree(folder, ignore_errors=True)
-                raise ConversionError(describe(error, folder)) from error
-
-    def load(self, layer: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:
-        """Tensors and report of a layer, or None."""
-        path = self.folder / f"layer-{layer}"
-        if not path.with_suffix(".json").is_file():  # written last
-            return None
-        report = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-        return load_file(path.with_suffix(".safetensors")), report
-
-    def save(self, layer: int, tensors: Mapping[str, torch.Tensor], report: Mapping[str, Any]) -> None:
-        """Keep a layer.
-
-        Raises:
-            ConversionError: where it cannot be written.
-        """
-        if not self.writes:
-            return
-        path = self.folder / f"layer-{layer}"
-        for suffix, write in (
-            (".safetensors", lambda file: save_file({name: t.contiguous() for name, t in tensors.items()}, file)),
-            (".json", lambda file: file.write_text(json.dumps(report), encoding="utf-8")),
-        ):
-            aside = path.with_suffix(f"{suffix}.{os.getpid()}")
-            try:
-                write(aside)
-                aside.replace(path.with_suffix(suffix))
-            except (OSError, SafetensorError) as error:
-                aside.unlink(missing_ok=True)
-                left = "the layers before it are kept there, and the same command goes on with them"
-                raise ConversionError(describe(error, path, left)) from error
-
-    def clear(self) -> None:
-        """Remove the folder."""
-        if self.writes:
-            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class _Run:
@@ -730,7 +540,7 @@ class Calibrator:
         dense.bias.copy_(dense.bias.double() + bias)
         return strength
 
-    def run(self, saved: "Saved | None" = None) -> Calibration:
+    def run(self, saved: Saved | None = None) -> Calibration:
         """All of it.
 
         Args:

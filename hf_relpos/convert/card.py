@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from ..model.modeling_relpos_bert import HEADS
 from .methods import METHODS
 from .modules import MODULES
 from .report import KINDS, ConversionReport, lost_in_words
-from .source import CARD
+from .source import CARD, TOKENIZER_FILES
 
 
 # Of the source's card: what stays true of the result.
@@ -202,18 +203,21 @@ def _use(report: ConversionReport, config: RelPosBertConfig, sentence_transforme
     load, imported = f"{auto}.from_pretrained", f"from transformers import {auto}"
     if sentence_transformers:
         load, imported = "SentenceTransformer", "from sentence_transformers import SentenceTransformer"
-    lines = [imported, "", f'model = {load}("PATH")  # this folder, or its name on the Hub']
+    loads = {"model": load}
+    if not sentence_transformers and any(fnmatch(name, kind) for name in report.files for kind in TOKENIZER_FILES):
+        imported += ", AutoTokenizer"
+        loads["tokenizer"] = "AutoTokenizer.from_pretrained"
+
+    def lines(arguments: str, note: str) -> list[str]:
+        first, *rest = (f'{name} = {call}("PATH"{arguments})' for name, call in loads.items())
+        return [imported, "", f"{first}  # {note}", *rest]
+
+    here = _python(["import hf_relpos", *lines("", "this folder, or its name on the Hub")])
     if not config.save_code:
-        lines.insert(0, "import hf_relpos")
-        return ["## Use", _python(lines), "It needs hf_relpos to be installed."]
-    with_code = f'model = {load}("PATH", trust_remote_code=True)  # runs the code that lies beside the weights'
-    return [
-        "## Use",
-        "Where hf_relpos is installed:",
-        _python(["import hf_relpos", *lines]),
-        "Elsewhere:",
-        _python([*lines[:-1], with_code]),
-    ]
+        return ["## Use", here, "It needs hf_relpos to be installed."]
+    # the tokenizer runs none of that code, but looks into the model's configuration, and would ask first
+    elsewhere = lines(", trust_remote_code=True", "runs the code that lies beside the weights")
+    return ["## Use", "Where hf_relpos is installed:", here, "Elsewhere:", _python(elsewhere)]
 
 
 def _python(lines: Sequence[str]) -> str:

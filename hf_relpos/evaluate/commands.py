@@ -395,7 +395,15 @@ def run_evaluate(
     encoder = load_encoder(model, tokenizer, pooling, masked=True if mlm else None)
     limit = readable_length(encoder.model)
     chosen = sorted(set(lengths or (n for n in default_lengths(limit) if n >= 64)))
-    chosen = [length for length in chosen if limit is None or length <= limit]
+    fitting = [length for length in chosen if limit is None or length <= limit]
+    if mlm or passkey:
+        if not fitting:
+            given = ",".join(map(str, chosen)) if lengths else "not given, so from 64 on"
+            raise ValueError(f"--lengths {given}: the model reads {limit} tokens; give shorter ones")
+        for length in chosen if lengths else ():
+            if length not in fitting:
+                console.print(f"{length:,} tokens not measured: the model reads {limit} tokens", highlight=False)
+    chosen = fitting
     found: dict[str, Any] = {"model": model}
     with progress_bar(console) as progress:
         if sets:
@@ -412,13 +420,13 @@ def run_evaluate(
         if retrieval:
             found["retrieval"] = evaluate_retrieval(encoder, documents, queries, max_length, progress)
         if mlm:
-            text = some_text(mlm, field, encoder.tokenizer, MASKED_TOKENS, console)
+            text = some_text(mlm, field, encoder.tokenizer, max(MASKED_TOKENS, *chosen), console)
             rows = masked_accuracy_by_length(
                 encoder.model, encoder.tokenizer, text, chosen, MASKED_TOKENS, progress=progress
             )
             found["masked"] = {str(length): row for length, row in rows.items()}
         if passkey:
-            text = some_text(passkey, field, encoder.tokenizer, FILLER_TOKENS, console)
+            text = some_text(passkey, field, encoder.tokenizer, max(FILLER_TOKENS, *chosen), console)
             ids = token_ids(encoder.tokenizer, text)
             rows = {}
             for length in chosen:

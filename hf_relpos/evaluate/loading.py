@@ -1,6 +1,7 @@
 """Models, tokenizers and poolings by the name of a folder or Hub repository, with errors that name the remedy."""
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -32,22 +33,30 @@ def load_model(name: str | Path, masked: bool | None = None, device: str = "cpu"
         heads = getattr(config, "architectures", None) or []
         model = missing = None
         if masked is not False and any(head.endswith(MASKED_HEADS) for head in heads):
-            model, missing = _load(AutoModelForMaskedLM, name)
+            model, missing = load_quietly(AutoModelForMaskedLM, name, dtype=torch.float32)
         if masked and (model is None or missing):
             raise ValueError(
                 f"{name}: architectures = {heads} has no head that predicts masked tokens; give a checkpoint of a "
                 "…ForMaskedLM or …ForPreTraining"
             )
         if model is None or missing:  # ELECTRA's …ForPreTraining, for one, has another head
-            model, missing = _load(AutoModel, name)
+            model, missing = load_quietly(AutoModel, name, dtype=torch.float32)
     except OSError as error:
         raise ValueError(no_such_model(name, error)) from error
+    refuse_missing(name, missing)
+    return model.to(device).eval()
+
+
+def refuse_missing(name: str | Path, missing: Collection[str]) -> None:
+    """
+    Raises:
+        ValueError: for weights that a file lacks.
+    """
     if missing:
         raise ValueError(
             f"{name}: the weights lack {', '.join(sorted(missing)[:3])}{', …' * (len(missing) > 3)} "
             f"({len(missing)} tensors), which would start at random; restore the file, or config.json"
         )
-    return model.to(device).eval()
 
 
 def no_such_model(name: str | Path, error: OSError) -> str:
@@ -59,13 +68,17 @@ def no_such_model(name: str | Path, error: OSError) -> str:
     )
 
 
-def _load(auto: type, name: str | Path) -> tuple[PreTrainedModel, set[str]]:
-    """A model, and the names of weights that the file lacks; a pooler's do not count, since nobody asks it."""
+def load_quietly(auto: type, name: str | Path, **arguments: Any) -> tuple[PreTrainedModel, set[str]]:
+    """A model, and the names of weights that the file lacks; a pooler's do not count, since nobody asks it.
+
+    Args:
+        auto: class with `from_pretrained`, which takes the other arguments.
+    """
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # heads that are left out on purpose are no news
     try:
         with patch_transformers():
-            model, info = auto.from_pretrained(name, dtype=torch.float32, output_loading_info=True)
+            model, info = auto.from_pretrained(name, output_loading_info=True, **arguments)
     finally:
         logging.set_verbosity(verbosity)
     return model, {key for key in info["missing_keys"] if "pooler." not in key}

@@ -40,7 +40,8 @@ def masked_windows(
     count = min(len(ids) // room, limit)
     if count < 1:
         raise ValueError(
-            f"the text has {len(ids)} tokens and a window of length {length} needs {room}: give more text"
+            f"length = {length}: the text has {len(ids)} tokens and a window needs {room}; give more text, or a "
+            "smaller length"
         )
     ids = np.array(ids[: count * room], dtype=np.int64).reshape(count, room)
     chosen = (rng.random(ids.shape) < rate) & (ids != tokenizer.unk_token_id)

@@ -99,7 +99,10 @@ def passkeys(
                     f"length = {length}: key and statement take {length - room} tokens; give a greater length"
                 )
             if len(filler) < room:
-                raise ValueError(f"the text has {len(filler)} tokens and {room} are needed; give more, or less length")
+                raise ValueError(
+                    f"length = {length}: the text has {len(filler)} tokens and {room} are needed; give more text, or "
+                    "a smaller length"
+                )
             start = int(rng.integers(len(filler) - room + 1))
             piece = list(filler[start : start + room])
             at = round(depth * room)

@@ -124,9 +124,8 @@ def _rows_by_offset(table: Table, span: torch.Tensor, low: int) -> tuple[torch.T
     rows = table.rows
     if rows.is_floating_point():  # or gradients of many places that are one row would be added up in half precision
         rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
-    if (
-        not look
-    ):  # that would be to wait for the device, where the backward of `index_select` has no fixed order either
+    # elsewhere to look would be to wait for the device, where the backward of `index_select` has no fixed order either
+    if not look:
         return rows[:, index], (1, 1)
     steps = (index[1:] != index[:-1]).nonzero()
     tails = (int(steps[0]) + 1, index.shape[0] - 1 - int(steps[-1])) if len(steps) else (index.shape[0], 1)
