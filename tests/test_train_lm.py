@@ -29,12 +29,11 @@ def script():
 
 
 def write_texts(folder):
-    """A text in which a word, once drawn, is said again 30 characters later: what a memory is good for."""
+    """The same thirty letters, over and over."""
     rng = random.Random(0)
+    line = "".join(rng.choice("abcdefgh") for _ in range(30))
     for name, count in (("train", 4000), ("valid", 500)):
-        line = [rng.choice("abcdefgh") for _ in range(30)]
-        text = line * (count // 30 + 1)
-        (folder / name).write_text("".join(text[:count]))
+        (folder / name).write_text((line * (count // 30 + 1))[:count])
 
 
 def arguments(folder, *more):
@@ -89,7 +88,7 @@ def test_segments_and_windows(script):
 
 def test_arms_are_equally_large(tmp_path, script):
     write_texts(tmp_path)
-    args = script.parse(arguments(tmp_path, "--arms", "absolute", "t5", "transformer_xl", "shaw+memory"))
+    args = script.parse(arguments(tmp_path, "--arms", "absolute", "t5", "transformer_xl", "alibi+memory"))
     configs = script.configs_of(args, 8)
     sizes = {arm: script.size_of(config) for arm, config in configs.items()}
     unit = args.layers * (2 * args.hidden + 1)
@@ -99,7 +98,7 @@ def test_arms_are_equally_large(tmp_path, script):
         "absolute": 0,
         "t5": 0,
         "transformer_xl": 0,
-        "shaw+memory": 12,
+        "alibi+memory": 12,
     }
 
 
@@ -183,7 +182,7 @@ def test_an_interrupted_run_goes_on(tmp_path, script, monkeypatch):
     [
         (["--arms", "xl"], "no such scheme; known: absolute"),
         (["--arms", "absolute+memory"], "memory_length = 12"),
-        (["--options", "clamp=3"], "--options clamp: no arm has it; they have clamp_len"),
+        (["--options", "clamp=3"], "--options clamp: no arm has it; they have beyond, clamp_len"),
         (["--options", "clamp_len=-3"], "clamp_len"),
         (["--heads", "3"], "hidden_size"),
         (["--segment", "500"], "the training text has 4,000 tokens|the valid text has 500 tokens"),
