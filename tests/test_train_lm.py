@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from launching import run_python
 
 from hf_relpos import RelPosBertLMHeadModel
 from hf_relpos.recurrence import IGNORED
@@ -218,3 +219,21 @@ def test_errors_of_texts(tmp_path, script, capsys):
         with pytest.raises(SystemExit):
             script.main(["--name", "x", *words])
     assert "what to read?" in capsys.readouterr().err
+
+
+def test_two_processes_give_the_figures_of_one(tmp_path):
+    """With half of the rows each, in training and in measuring."""
+    write_texts(tmp_path)
+    found = []
+    for processes in (1, 2):
+        folder = tmp_path / str(processes)
+        more = ["--batch", 4 // processes, "--eval-batch", 2 // processes, "--out", folder / "out", "--work", folder]
+        more += ["--arms", "transformer_xl+memory", "absolute", "--training", "use_cpu=true"]
+        more += ["ddp_backend=gloo"] if processes == 2 else []
+        run_python(SCRIPTS / "train_lm.py", *arguments(tmp_path, *more), processes=processes)
+        runs = json.loads((folder / "out" / "results.json").read_text())["made-up"]["runs"]
+        assert {run["result"]["processes"] for run in runs.values()} == {processes}
+        found.append({key: (run["result"]["curve"], run["result"]["valid"]["bits"]) for key, run in runs.items()})
+    for arm, (curve, bits) in found[0].items():
+        assert found[1][arm][0] == pytest.approx(curve, abs=1e-3)
+        assert found[1][arm][1] == pytest.approx(bits, abs=1e-4)
