@@ -8,7 +8,7 @@ import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassFieldValidationError
 from oracles import ON_TOKENS, extra_inputs, padding, stir, tiny_config, tiny_model, uncompiled
-from transformers import DynamicCache, EncoderDecoderCache, StaticCache
+from transformers import DataCollatorWithFlattening, DynamicCache, EncoderDecoderCache, StaticCache
 
 from hf_relpos import (
     SCHEMES,
@@ -449,6 +449,30 @@ def test_packed_documents_with_an_empty_cache(name, backend):
     ids, cache = token_ids(1, LENGTH), DynamicCache(config=model.config)
     together = last_state(model, ids, position_ids=torch.tensor([[*range(4), *range(5)]]), past_key_values=cache)
     assert difference(together[:, 4:], last_state(model, ids[:, 4:])) <= 1e-5
+
+
+@pytest.mark.parametrize("position_ids", [True, False])
+@pytest.mark.parametrize("backend", ["relpos", "eager", "sdpa"])
+@pytest.mark.parametrize("name", ["absolute", "relative_key", "transformer_xl", "rope"])
+def test_batches_of_the_flattening_collator(name, backend, position_ids):
+    model = tiny_model(RelPosBertForMaskedLM, name, attn_implementation=backend)
+    rows = [{"input_ids": token_ids(1, length)[0].tolist()} for length in (4, 2, 5)]
+    collate = DataCollatorWithFlattening(
+        return_position_ids=position_ids, return_flash_attn_kwargs=True, return_tensors="pt"
+    )
+    batch = collate(rows)
+    with torch.no_grad():
+        together = model(**{key: value for key, value in batch.items() if key != "labels"}).logits[0]
+        alone = torch.cat([model(torch.tensor([row["input_ids"]])).logits[0] for row in rows])
+    assert difference(together, alone) <= 1e-5
+
+
+def test_wrong_cu_seq_lens():
+    model = tiny_model(RelPosBertModel, "relative_key")
+    with pytest.raises(ValueError, match=r"cu_seq_lens_q has shape \(3,\) and the input 2 rows: it describes one row"):
+        model(token_ids(2, 5), cu_seq_lens_q=torch.tensor([0, 2, 5]))
+    with pytest.raises(ValueError, match="cu_seq_lens_q ends at 4, and the row has 5 tokens"):
+        model(token_ids(1, 5), cu_seq_lens_q=torch.tensor([0, 2, 4]))
 
 
 @every_scheme

@@ -51,7 +51,7 @@ from .configuration_relpos_bert import RelPosBertConfig
 from .memory import WITH_MEMORY, SegmentMemory, beside_memory, carries_memory, check_memory, remember
 from .offsets import Offsets
 from .padding import Padding
-from .relations import relations_of, self_attention_mask, temperature
+from .relations import packed_position_ids, relations_of, self_attention_mask, temperature
 from .scheme import InputScheme, Scheme, SharedScheme
 from .scheme_absolute import LearnedPositions
 from .schemes import build_input, build_scheme, build_shared
@@ -412,7 +412,8 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         Args:
             position_ids: (B, L). Distances follow them. Where they stop increasing a new document begins, and no
                 token attends to another document (packed sequences). For schemes on a grid (B, L, 2), row and column
-                of each token, negative for tokens outside the grid.
+                of each token, negative for tokens outside the grid. Without them `cu_seq_lens_q`, as Transformers'
+                DataCollatorWithFlattening gives it, tells where the documents of a single packed row begin.
             attention_mask: (B, L), or prepared (B, 1, L, K), boolean (True: may attend) or additive.
             relation_ids: (B, L, L), labels of the edges from i to j, for the schemes that ask for them.
             memory: of the outputs for the segment before, where `config.memory_length` is not 0. The first document
@@ -436,12 +437,14 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
         if isinstance(past_length, torch.Tensor):
             past_length = past_length.clone()  # a static cache counts in place
+        tokens = input_ids if inputs_embeds is None else inputs_embeds
+        if position_ids is None and kwargs.get("cu_seq_lens_q") is not None:
+            position_ids = packed_position_ids(tokens, kwargs["cu_seq_lens_q"])
 
         # beside a filled cache they tell the new tokens only, whose distances `past_length` gives
         on_grid = position_ids is not None and position_ids.dim() == 3
         empty = isinstance(past_key_values, DynamicCache) and isinstance(past_length, int) and past_length == 0
         distance_ids = position_ids if on_grid or empty or not caller_has_cache else None
-        tokens = input_ids if inputs_embeds is None else inputs_embeds
         if memory is not None:
             check_memory(self.config, memory, tokens.shape[0])
             memory = memory if memory.length else None

@@ -12,6 +12,32 @@ from transformers.masking_utils import and_masks, create_bidirectional_mask, cre
 from .offsets import Offsets
 
 
+def packed_position_ids(tokens: torch.Tensor, cu_seq_lens: torch.Tensor) -> torch.Tensor:
+    """Position ids of the documents of one packed row, as Transformers' flattening collator describes it.
+
+    Args:
+        tokens: (1, L) or (1, L, D); only its shape and device are read.
+        cu_seq_lens: where the documents begin, and L at last, (documents + 1,).
+
+    Returns:
+        (1, L), from 0 on in every document.
+
+    Raises:
+        ValueError: for several rows, and for lengths that are not those of the row (where the host can see them).
+    """
+    rows, length = tokens.shape[:2]
+    if rows != 1 or cu_seq_lens.dim() != 1:
+        raise ValueError(
+            f"cu_seq_lens_q has shape {tuple(cu_seq_lens.shape)} and the input {rows} rows: it describes one row; "
+            "give position_ids, which begin anew with each document"
+        )
+    if cu_seq_lens.device.type == "cpu" and not torch.compiler.is_compiling() and int(cu_seq_lens[-1]) != length:
+        raise ValueError(f"cu_seq_lens_q ends at {int(cu_seq_lens[-1])}, and the row has {length} tokens")
+    begins = cu_seq_lens.to(tokens.device)
+    places = torch.arange(length, device=tokens.device)
+    return (places - begins[torch.bucketize(places, begins[1:], right=True)])[None]
+
+
 def relations_of(
     config: PreTrainedConfig,
     tokens: torch.Tensor,
