@@ -17,8 +17,8 @@ packed or not. `--source` is a BERT with absolute positions. A reader is a way o
 
 Every piece has [CLS] and [SEP], which N counts. A document is the mean of all its token states, on which stands one
 and the same head: dropout, dense, tanh, dropout, dense. Embeddings and lower layers are frozen, as many as
-`--train-layers` leaves; their states are computed once for each document and kept in `--work`, which changes nothing
-but the time. `--train-layers all` trains everything. Gradients flow within a piece, never into a memory.
+`--train-layers` leaves (0 trains the head alone, `all` freezes nothing); their states are computed once for each
+document and kept in `--work`, which changes nothing but the time. Gradients flow within a piece, never into a memory.
 
 Conversions are made by `--method calibrate` on `--calibration-text`, or taken from folders that were made before.
 Measured once, at the end of training, on `--dev`, or on `--held-out` documents of the training file, where settings
@@ -49,6 +49,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, Trainer, TrainingArguments, logging, set_seed
+from transformers.modeling_outputs import BaseModelOutput
 
 from hf_relpos import __version__, convert
 from hf_relpos.evaluate.commands import write_json
@@ -232,6 +233,17 @@ class Through(nn.Module):
         return inputs_embeds
 
 
+class Nothing(nn.Module):
+    """In place of an encoder all of which is frozen: what is given are its outputs already."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+
+    def forward(self, inputs_embeds: torch.Tensor, **_) -> BaseModelOutput:
+        return BaseModelOutput(last_hidden_state=inputs_embeds)
+
+
 def halves(model: PreTrainedModel, below: int) -> tuple[PreTrainedModel, PreTrainedModel]:
     """The embeddings with the first layers, and the other layers, which take states as `inputs_embeds`."""
     lower, upper = copy.deepcopy(model), copy.deepcopy(model)
@@ -244,6 +256,17 @@ def halves(model: PreTrainedModel, below: int) -> tuple[PreTrainedModel, PreTrai
         for number, layer in enumerate(half.encoder.layer):
             layer.attention.self.layer_idx = number  # by which it finds its part of the memory
     return lower, upper
+
+
+def split(model: PreTrainedModel, train_layers: int | str) -> tuple[PreTrainedModel | None, nn.Module]:
+    """What is frozen of a model, if anything, and what is trained."""
+    if train_layers == "all":
+        return None, model
+    if train_layers == 0:
+        config = copy.deepcopy(model.config)
+        config.memory_length = 0
+        return model, Nothing(config)
+    return halves(model, len(model.encoder.layer) - train_layers)
 
 
 def load_reader(reader: Reader, folder: str | Path, flag: str, least: int) -> PreTrainedModel:
@@ -490,9 +513,7 @@ class Workshop:
 
     def classifier(self, reader: Reader) -> tuple[PreTrainedModel | None, DocumentClassifier]:
         """The frozen half, if there is one, and what is trained."""
-        lower, upper = None, self.load(reader)
-        if self.args.train_layers != "all":
-            lower, upper = halves(upper, len(upper.encoder.layer) - self.args.train_layers)
+        lower, upper = split(self.load(reader), self.args.train_layers)
         return lower, DocumentClassifier(upper, len(self.task.names), self.args.dropout)
 
     def pieces(self, reader: Reader, lower: PreTrainedModel | None, documents: Documents):
@@ -511,6 +532,8 @@ class Workshop:
         states, seconds = frozen_states(lower, self.args.work / f"states-{key}.safetensors", rows)
         if cut is not reader:
             states, seconds = ([row[:1] for row in found] for found in (states, seconds))
+        if self.args.train_layers == 0:  # the mean is all that the head sees
+            states = [[torch.cat(row).mean(0, keepdim=True)] for row in states]
         return states, seconds
 
 
@@ -525,8 +548,11 @@ def train(shop: Workshop, reader: Reader, seed: int) -> dict:
         sets.append(Pieces(pieces, documents.labels))
         below.append(sum(map(sum, seconds)))
     del lower
-    heads = list(model.head.parameters())
-    groups = [{"params": list(model.encoder.parameters()), "lr": args.lr}, {"params": heads, "lr": args.head_lr}]
+    groups = [
+        {"params": list(part.parameters()), "lr": rate}
+        for part, rate in ((model.encoder, args.lr), (model.head, args.head_lr))
+        if any(True for _ in part.parameters())
+    ]
     steps = -(-len(task.train) // args.batch) * args.epochs
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
@@ -562,13 +588,13 @@ def train(shop: Workshop, reader: Reader, seed: int) -> dict:
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     right = predicted == np.array(task.dev.labels)
     long = of_long(task)
-    counts = [len(row["input_ids"]) for row in sets[1]]
+    tokens = sum(len(piece) for ids in task.dev.ids for piece in task.pieces(reader, ids))
     return {
         "accuracy": 100 * float(right.mean()),
         "accuracy_long": 100 * float(right[long].mean()) if long.any() else None,
         "right": "".join(str(int(each)) for each in right),
         "train_loss": losses[-1],
-        "tokens": sum(counts),
+        "tokens": tokens,
         "steps": trainer.state.global_step,
         "below_cpu_seconds": round(below[0], 1),
         "train_cpu_seconds": round(trained, 1),
@@ -586,8 +612,7 @@ def worker(request: dict) -> dict[str, float]:
     """Largest memory that one document takes beside the model, MB: to read it, and to train on it, too."""
     pieces, layers = request["pieces"], request["train_layers"]
     model = load_reader(Reader.of(request["reader"]), request["folder"], "", 0)
-    below = 0 if layers == "all" else len(model.encoder.layer) - layers
-    lower, upper = halves(model, below) if below or layers != "all" else (None, model)
+    lower, upper = split(model, layers)
     del model
     classifier = DocumentClassifier(upper, 2, 0.1)
 
@@ -748,7 +773,9 @@ def about(args: argparse.Namespace, task: Task, arguments: Sequence[str]) -> dic
             f"median {statistics.median(lengths):,.0f}"
         )
 
-    layers = "all layers" if args.train_layers == "all" else f"the last {args.train_layers} layers"
+    trained = {"all": "everything", 0: "the head alone; embeddings and layers are frozen"}.get(
+        args.train_layers, f"the head and the upper layers, {args.train_layers}; the others and embeddings are frozen"
+    )
     long = of_long(task)
     measured = f"the last {args.held_out} of {args.train.name}, shuffled" if args.held_out else args.dev.name
     return {
@@ -756,9 +783,7 @@ def about(args: argparse.Namespace, task: Task, arguments: Sequence[str]) -> dic
         "training": f"{args.train.name}, shuffled, {size(task.train)}",
         "measured on": f"{measured}, {size(task.dev)}; {int(long.sum())} of more than {LONGER} tokens",
         "source": Path(args.source).name,
-        "trained": f"{layers} and the head; the rest is frozen"
-        if layers != "all layers"
-        else "all layers, embeddings",
+        "trained": trained,
         "budget": f"{args.epochs} epochs of batches of {args.batch} documents, AdamW, rate {args.lr} and "
         f"{args.head_lr} for the head after a warm-up of {args.warmup:.0%}, falling to 0, weight decay "
         f"{args.weight_decay}, dropout of the head {args.dropout}",
@@ -809,7 +834,7 @@ def share(text: str) -> float:
 
 
 def layers(text: str) -> int | str:
-    return "all" if text == "all" else count(text)
+    return text if text == "all" else 0 if text == "0" else count(text)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -829,7 +854,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--window", type=int, default=256, help="attention_window of the long conversion; 0 for none")
     parser.add_argument("--readers", nargs="+", default=READERS, help=" ".join(READERS))
     parser.add_argument("--seeds", type=count, default=3, help="how many, from 0 on")
-    parser.add_argument("--train-layers", type=layers, default=1, help="how many of the upper layers, or all")
+    parser.add_argument(
+        "--train-layers", type=layers, default=1, help="how many of the upper layers, 0 or more, or all"
+    )
     parser.add_argument("--epochs", type=count, default=4)
     parser.add_argument("--batch", type=count, default=8, help="documents of a step")
     parser.add_argument(

@@ -48,13 +48,13 @@ def models(tmp_path_factory):
     return folder
 
 
-def documents(seed, count, least=20):
+def documents(seed, count):
     """Told apart by one word, which comes last."""
     rng = random.Random(seed)
     found = []
     for number in range(count):
         label = ("good", "bad")[number % 2]
-        words = rng.choices([word for word in WORDS if word not in ("good", "bad")], k=rng.randint(least, 40))
+        words = rng.choices([word for word in WORDS if word not in ("good", "bad")], k=rng.randint(8, 18))
         found.append({"label": label, "text": " ".join([*words, *[label] * 4])})
     return found
 
@@ -68,8 +68,9 @@ def arguments(folder, models, *more):
     given = [
         *("--name", "made-up", "--train", folder / "train.jsonl", "--dev", folder / "dev.jsonl"),
         *("--source", models / "source", "--converted", models / "converted", "--out", folder / "out"),
-        *("--work", folder / "work", "--seeds", 1, "--epochs", 4, "--lr", 0.005, "--head-lr", 0.01, "--dropout", 0),
-        *("--readers", "truncate-16", "chunks-16", "segments-8", "memory-8", "long-64", *more),
+        *("--work", folder / "work", "--seeds", 1, "--epochs", 10, "--lr", 0.005, "--head-lr", 0.01, "--dropout", 0),
+        *("--rows", 8, "--train-layers", 2),
+        *("--readers", "truncate-8", "chunks-8", "segments-8", "memory-8", "long-32", *more),
     ]
     return [str(each) for each in given]
 
@@ -77,8 +78,8 @@ def arguments(folder, models, *more):
 @pytest.fixture
 def files(tmp_path, script, monkeypatch):
     """A folder with documents; sizes are taken in this process, which is quicker."""
-    write(tmp_path / "train.jsonl", documents(0, 96))
-    write(tmp_path / "dev.jsonl", documents(1, 24))
+    write(tmp_path / "train.jsonl", documents(0, 48))
+    write(tmp_path / "dev.jsonl", documents(1, 16))
     monkeypatch.setattr(script, "ask", lambda *given: script.worker(json.loads(given[-1])))
     return tmp_path
 
@@ -171,16 +172,16 @@ def test_runs(script, files, models, capsys):
     script.main(arguments(files, models))
     content = json.loads((files / "out" / "results.json").read_text())
     runs = content["made-up"]["runs"]
-    assert list(runs) == [f"{name}/0" for name in ("truncate-16", "chunks-16", "segments-8", "memory-8", "long-64")]
+    assert list(runs) == [f"{name}/0" for name in ("truncate-8", "chunks-8", "segments-8", "memory-8", "long-32")]
     found = {key.rpartition("/")[0]: run["result"] for key, run in runs.items()}
-    assert found["truncate-16"]["accuracy"] < 80
-    for name in ("chunks-16", "segments-8", "memory-8", "long-64"):
+    assert found["truncate-8"]["accuracy"] < 80
+    for name in ("chunks-8", "segments-8", "memory-8", "long-32"):
         assert found[name]["accuracy"] > 95, name
     for result in found.values():
-        assert len(result["right"]) == 24 and result["steps"] == 4 * 12
-        assert result["accuracy"] == pytest.approx(100 * result["right"].count("1") / 24)
-    lengths = [len(record["text"].split()) for record in documents(1, 24)]
-    assert found["truncate-16"]["tokens"] == 24 * 16 and found["long-64"]["tokens"] == sum(lengths) + 24 * 2
+        assert len(result["right"]) == 16 and result["steps"] == 10 * 6
+        assert result["accuracy"] == pytest.approx(100 * result["right"].count("1") / 16)
+    lengths = [len(record["text"].split()) for record in documents(1, 16)]
+    assert found["truncate-8"]["tokens"] == 16 * 8 and found["long-32"]["tokens"] == sum(lengths) + 16 * 2
     assert found["memory-8"]["tokens"] == sum(length + 2 * -(-length // 6) for length in lengths)
     card = (files / "out" / "README.md").read_text()
     assert "| `memory-8` | converted: pieces of 8, memory of 8 |" in card and "of more than 512 tokens" in card
@@ -190,11 +191,11 @@ def test_runs(script, files, models, capsys):
     (files / "out" / "README.md").write_text(card + "By hand.\n")
     capsys.readouterr()
     before = sorted((files / "work").iterdir())
-    script.main(arguments(files, models, "tail-16", "--seeds", 2)[:-4] + ["tail-16", "memory-8", "--seeds", "2"])
+    script.main(arguments(files, models, "--readers", "tail-8", "memory-8", "--seeds", 2))
     assert "memory-8/0: there already" in capsys.readouterr().out
     again = json.loads((files / "out" / "results.json").read_text())["made-up"]["runs"]
-    assert again["memory-8/0"] == runs["memory-8/0"] and {"tail-16/0", "memory-8/1"} <= set(again)
-    assert again["tail-16/1"]["result"]["accuracy"] > 95
+    assert again["memory-8/0"] == runs["memory-8/0"] and {"tail-8/0", "memory-8/1"} <= set(again)
+    assert again["tail-8/1"]["result"]["accuracy"] > 95
     assert len(sorted((files / "work").iterdir())) == len(before) + 2  # of the tail, for both files; others are there
     card = (files / "out" / "README.md").read_text()
     assert card.endswith(f"{script.NOTES}\nBy hand.\n") and " ± " in card
@@ -207,7 +208,20 @@ def test_runs(script, files, models, capsys):
 
 def test_all_layers_and_rows(script, files, models):
     """Everything is trained, several documents side by side; a run is the same when it is repeated."""
-    more = ("--train-layers", "all", "--rows", 4, "--epochs", 2, "--lr", 0.002, "--held-out", 16)
+    more = (
+        "--train-layers",
+        "all",
+        "--rows",
+        4,
+        "--epochs",
+        2,
+        "--train-documents",
+        40,
+        "--lr",
+        0.002,
+        "--held-out",
+        16,
+    )
     given = arguments(files, models, *more)
     given = given[: given.index("--dev")] + given[given.index("--source") :]
     given[given.index("--readers") + 1 : given.index("--train-layers")] = ["memory-8"]
@@ -217,8 +231,31 @@ def test_all_layers_and_rows(script, files, models):
         runs = json.loads((files / out / "results.json").read_text())["made-up"]["runs"]
         result = runs["memory-8/0"]["result"]
         found.append({key: value for key, value in result.items() if "seconds" not in key})
-    assert found[0] == found[1] and found[0]["steps"] == 2 * 10 and len(found[0]["right"]) == 16
+    assert found[0] == found[1] and found[0]["steps"] == 2 * 5 and len(found[0]["right"]) == 8
     assert not (files / "work").exists()  # nothing is frozen
+
+
+def test_head_alone(script, files, models):
+    """Nothing below the head is trained: it sees the mean of the model's states, over all pieces of a document."""
+    args = script.parse(arguments(files, models, "--train-layers", "0", "--head-lr", "0.03"))
+    shop = script.Workshop(args, script.Task(args))
+    for name in ("truncate-8", "chunks-8", "memory-8"):
+        reader = script.Reader.of(name)
+        model, memory, states = loaded(script, models, name), {}, []
+        with torch.no_grad():
+            for piece in shop.task.pieces(reader, shop.task.dev.ids[3]):
+                outputs = model(torch.tensor([piece]), **memory)
+                memory = {"memory": outputs.memory} if reader.memory else {}
+                states.append(outputs.last_hidden_state[0])
+        lower, classifier = shop.classifier(reader)
+        found, seconds = shop.pieces(reader, lower, shop.task.dev)
+        torch.testing.assert_close(found[3][0], torch.cat(states).mean(0, keepdim=True), rtol=0, atol=1e-5)
+        assert len(found[3]) == 1 and len(seconds[3]) == len(states)
+        assert sum(parameter.numel() for parameter in classifier.parameters()) == 32 * 33 + 33 * 2
+    script.main(arguments(files, models, "--train-layers", "0", "--head-lr", "0.03", "--epochs", 20))
+    runs = json.loads((files / "out" / "results.json").read_text())["made-up"]["runs"]
+    assert runs["chunks-8/0"]["result"]["accuracy"] > 90 > 80 > runs["truncate-8/0"]["result"]["accuracy"]
+    assert "trained: the head alone" in (files / "out" / "README.md").read_text()
 
 
 def test_converts(script, files, models):
@@ -262,7 +299,7 @@ def test_memory_is_measured(script, models):
         ({"dev": [{"label": "fine", "text": "film"}]}, (), "document 1 has the label 'fine'; .* have bad, good"),
         ({}, ("--columns", "label,body"), "no field 'body'"),
         ({}, ("--columns", "text"), "--columns text: name the label and the text"),
-        ({}, ("--train-documents", "97"), "has 96 documents; ask for fewer"),
+        ({}, ("--train-documents", "49"), "has 48 documents; ask for fewer"),
         ({}, ("--readers", "chunks-32"), r"chunks-32: --source .* reads 16 tokens at most; give chunks-16"),
         ({}, ("--readers", "memory-2"), "memory-2: 2 of its tokens are special ones"),
         ({}, ("--train-layers", "4"), "--train-layers 4: .* has 3 layers; give fewer, or all"),
