@@ -61,6 +61,7 @@ from hf_relpos.text import special_tokens
 
 
 NOTES = "<!-- notes -->"
+SHARD = 25  # documents whose states are kept in one file: what an interruption loses
 LONGER = 512  # tokens of a document that counts as long
 SOURCE, CONVERTED, LONG = "source", "converted", "converted_long"
 # Which model reads, and how.
@@ -528,8 +529,12 @@ class Workshop:
         state = hashlib.sha256()
         for name, tensor in sorted(lower.state_dict().items()):
             state.update(name.encode() + tensor.contiguous().numpy().tobytes())
-        key = digest(rows, state.hexdigest(), lower.config.to_json_string(use_diff=False))
-        states, seconds = frozen_states(lower, self.args.work / f"states-{key}.safetensors", rows)
+        model = digest(state.hexdigest(), lower.config.to_json_string(use_diff=False))
+        states, seconds = [], []
+        for at in range(0, len(rows), SHARD):
+            shard = rows[at : at + SHARD]
+            found = frozen_states(lower, self.args.work / f"states-{digest(model, shard)}.safetensors", shard)
+            states, seconds = states + found[0], seconds + found[1]
         if cut is not reader:
             states, seconds = ([row[:1] for row in found] for found in (states, seconds))
         if self.args.train_layers == 0:  # the mean is all that the head sees
