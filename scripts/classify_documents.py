@@ -13,7 +13,7 @@ packed or not. `--source` is a BERT with absolute positions. A reader is a way o
     chunks-N      the source, pieces of N tokens, each by itself
     segments-N    the converted model, the same pieces, each by itself
     memory-N      the converted model, the same pieces, with a memory of N tokens from piece to piece
-    long-N        the model converted for long rows, the first N tokens at once
+    long-N        the model converted for long rows, the first N tokens at once, with `--window`
 
 Every piece has [CLS] and [SEP], which N counts. A document is the mean of all its token states, on which stands one
 and the same head: dropout, dense, tanh, dropout, dense. Embeddings and lower layers are frozen, as many as
@@ -270,12 +270,13 @@ def split(model: PreTrainedModel, train_layers: int | str) -> tuple[PreTrainedMo
     return halves(model, len(model.encoder.layer) - train_layers)
 
 
-def load_reader(reader: Reader, folder: str | Path, flag: str, least: int) -> PreTrainedModel:
+def load_reader(reader: Reader, folder: str | Path, flag: str, least: int, window: int = 0) -> PreTrainedModel:
     """The model of a reader, without pooler, told how much to remember.
 
     Args:
         flag: the option that names the folder.
         least: special tokens of a piece.
+        window: attention_window of a model for long rows that has none; 0 for none.
 
     Raises:
         ValueError: for a model that is not there or not like BERT, cannot read as many tokens, or cannot remember.
@@ -305,6 +306,8 @@ def load_reader(reader: Reader, folder: str | Path, flag: str, least: int) -> Pr
             raise ValueError(f"--readers {reader}: {flag} {folder}: {error}") from None
     elif hasattr(model.config, "memory_length"):
         model.config.memory_length = 0
+        if reader.model == LONG and window and model.config.attention_window is None:
+            model.config.attention_window = window
     return model
 
 
@@ -510,7 +513,7 @@ class Workshop:
     def load(self, reader: Reader) -> PreTrainedModel:
         flag = "--converted-long" if reader.model == LONG and self.args.converted_long else "--converted"
         flag = "--source" if reader.model == SOURCE else flag
-        return load_reader(reader, self.folder(reader), flag, sum(map(len, self.task.special)))
+        return load_reader(reader, self.folder(reader), flag, sum(map(len, self.task.special)), self.args.window)
 
     def classifier(self, reader: Reader) -> tuple[PreTrainedModel | None, DocumentClassifier]:
         """The frozen half, if there is one, and what is trained."""
@@ -616,7 +619,7 @@ def of_long(task: Task) -> np.ndarray:
 def worker(request: dict) -> dict[str, float]:
     """Largest memory that one document takes beside the model, MB: to read it, and to train on it, too."""
     pieces, layers = request["pieces"], request["train_layers"]
-    model = load_reader(Reader.of(request["reader"]), request["folder"], "", 0)
+    model = load_reader(Reader.of(request["reader"]), request["folder"], "", 0, request["window"])
     lower, upper = split(model, layers)
     del model
     classifier = DocumentClassifier(upper, 2, 0.1)
@@ -648,6 +651,7 @@ def memory_of(shop: Workshop, reader: Reader) -> dict:
         "reader": str(reader),
         "folder": str(shop.folder(reader)),
         "train_layers": shop.args.train_layers,
+        "window": shop.args.window,
         "pieces": pieces,
     }
     try:
@@ -788,6 +792,7 @@ def about(args: argparse.Namespace, task: Task, arguments: Sequence[str]) -> dic
         "training": f"{args.train.name}, shuffled, {size(task.train)}",
         "measured on": f"{measured}, {size(task.dev)}; {int(long.sum())} of more than {LONGER} tokens",
         "source": Path(args.source).name,
+        "long-N": f"attention_window {args.window}" if args.window else "no attention_window",
         "trained": trained,
         "budget": f"{args.epochs} epochs of batches of {args.batch} documents, AdamW, rate {args.lr} and "
         f"{args.head_lr} for the head after a warm-up of {args.warmup:.0%}, falling to 0, weight decay "
@@ -831,6 +836,10 @@ def count(text: str) -> int:
     return value
 
 
+def whole(text: str) -> int:
+    return 0 if text == "0" else count(text)
+
+
 def share(text: str) -> float:
     value = float(text)
     if not 0 <= value < 1:
@@ -839,7 +848,7 @@ def share(text: str) -> float:
 
 
 def layers(text: str) -> int | str:
-    return text if text == "all" else 0 if text == "0" else count(text)
+    return text if text == "all" else whole(text)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -856,7 +865,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--converted-long", help="folder of another conversion, for long-N")
     parser.add_argument("--calibration-text", type=Path, nargs="+", help="text to convert on, where nothing is given")
     parser.add_argument("--calibration-tokens", type=count, default=40_000)
-    parser.add_argument("--window", type=int, default=256, help="attention_window of the long conversion; 0 for none")
+    parser.add_argument("--window", type=whole, default=256, help="attention_window of long-N; 0 for none")
     parser.add_argument("--readers", nargs="+", default=READERS, help=" ".join(READERS))
     parser.add_argument("--seeds", type=count, default=3, help="how many, from 0 on")
     parser.add_argument(

@@ -296,7 +296,13 @@ def test_memory_is_measured(script, models):
     for name in ("segments-64", "long-4096"):
         reader = script.Reader.of(name)
         pieces = reader.cut([7] * 4000, [2], [3])
-        request = {"reader": name, "folder": str(models / "converted"), "train_layers": 1, "pieces": pieces}
+        request = {
+            "reader": name,
+            "folder": str(models / "converted"),
+            "train_layers": 1,
+            "window": 0,
+            "pieces": pieces,
+        }
         path = str(SCRIPTS / "classify_documents.py")
         sizes[name] = script.ask(sys.executable, path, "--worker", json.dumps(request))
         assert sizes[name]["train_mb"] >= sizes[name]["read_mb"] >= 0
