@@ -48,7 +48,7 @@ from benchmarking import ask, environment, markdown_table, peak_mb, write
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedModel, Trainer, TrainingArguments, logging, set_seed
+from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainingArguments, logging, set_seed
 from transformers.modeling_outputs import BaseModelOutput
 
 from hf_relpos import __version__, convert
@@ -586,6 +586,7 @@ def train(shop: Workshop, reader: Reader, seed: int) -> dict:
             data_collator=collate,
             optimizers=(torch.optim.AdamW(groups, weight_decay=args.weight_decay), None),
         )
+        trainer.remove_callback(PrinterCallback)
         began = time.process_time()
         trainer.train()
         trained = time.process_time() - began
