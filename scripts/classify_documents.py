@@ -75,11 +75,12 @@ KINDS = {
 }
 MODELS = {SOURCE: "source", CONVERTED: "converted", LONG: "converted for long rows"}
 READERS = ["truncate-512", "chunks-512", "chunks-256", "segments-256", "memory-256", "long-2048"]
-# Kinds to compare, both with the same N or, where the first is `long`, with any: what the difference tells.
+# Kinds to compare, with the same N where there are such, and what the difference tells.
 CLAIMS = [
     ("chunks", "truncate", "what the rest of the document tells"),
     ("segments", "chunks", "what the conversion does"),
     ("memory", "segments", "what the memory does"),
+    ("memory", "chunks", "memory, against the source in pieces"),
     ("long", "chunks", "all at once, against the source in pieces"),
     ("memory", "truncate", "memory, against truncation"),
     ("long", "truncate", "all at once, against truncation"),
@@ -695,12 +696,11 @@ def comparison(better: Sequence[dict], worse: Sequence[dict]) -> str:
 def section(name: str, found: dict) -> str:
     """What the card says of one data set."""
     results = by_reader(found["runs"])
-    rows = []
+    rows, count = [], len(next(iter(results.values()))[0]["right"])
     for key, seeds in results.items():
         reader = Reader.of(key)
         size = found["memory"].get(key)
         long = [result["accuracy_long"] for result in seeds]
-        count = len(seeds[0]["right"])
         rows.append(
             [
                 f"`{key}`",
@@ -720,11 +720,15 @@ def section(name: str, found: dict) -> str:
     head += ["CPU s a document", "CPU s of training", "MB reading", "MB training", "seeds"]
     lines = []
     for one, other, words in CLAIMS:
-        for first in filter(lambda key: key.startswith(f"{one}-"), results):
-            for second in filter(lambda key: key.startswith(f"{other}-"), results):
-                if one == "long" or other == "truncate" or Reader.of(first).length == Reader.of(second).length:
-                    compared = comparison(results[first], results[second])
-                    lines.append(f"- {words}: `{first}` − `{second}`: {compared}")
+        pairs = [(a, b) for a in results for b in results if (Reader.of(a).kind, Reader.of(b).kind) == (one, other)]
+        same = [(a, b) for a, b in pairs if Reader.of(a).length == Reader.of(b).length]
+        for first, second in same or pairs:
+            lines.append(f"- {words}: `{first}` − `{second}`: {comparison(results[first], results[second])}")
+    shares = [rights(seeds).mean() for seeds in results.values()]
+    errors = [100 * float((share * (1 - share) / count) ** 0.5) for share in shares]
+    lines.append(
+        f"- standard error of one accuracy alone, over {count} documents: {min(errors):.1f} to {max(errors):.1f}"
+    )
     about = [f"- {key}: {value}" for key, value in found["about"].items()]
     return "\n".join([f"## {name}\n", *about, "", markdown_table(head, rows), *lines, ""])
 
@@ -736,10 +740,9 @@ def card(content: dict, notes: str) -> str:
         "Written by `scripts/classify_documents.py`, which says what the readers are; every run is in "
         "[results.json](results.json). All have the same documents, head, optimiser, epochs and seeds. Accuracy in "
         "percent, mean ± standard deviation over seeds, measured once at the end of training, on all documents and on "
-        f"those of more than {LONGER} tokens. Of n documents, each figure alone has a standard error of "
-        "100·√(p(1 − p)/n); readers are compared document by document below the table, with the 95 % range of "
-        "resampled documents (1,000 draws), and a difference whose range holds 0 is called too small to tell. "
-        "Training loss: of the last epoch, with dropout. CPU s a document: to read and classify it, frozen layers "
+        f"those of more than {LONGER} tokens. Readers are compared document by document below the table, with the "
+        "95 % range of resampled documents (1,000 draws); a difference whose range holds 0 is called too small to "
+        "tell. Training loss: of the last epoch, with dropout. CPU s a document: to read and classify it, frozen layers "
         "included. CPU s of training: frozen layers once for all seeds + all epochs of one seed. MB: the longest "
         "development document's, beside the model, in a fresh process; training includes reading.\n\n"
     )
@@ -927,7 +930,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 result = train(shop, reader, seed)
                 found["runs"][key] = {"date": environment()["date"], "result": result}
                 save(args.out, content)
-                print(f"{key}: { ({name: value for name, value in result.items() if name != 'right'}) }", flush=True)
+                shown = {name: value for name, value in result.items() if name != "right"}
+                print(f"{key}: {shown}", flush=True)
     except ValueError as error:
         sys.exit(f"Error: {error}")
     save(args.out, content)

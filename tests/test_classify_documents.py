@@ -218,7 +218,7 @@ def test_all_layers_and_rows(script, files, models):
         "--epochs",
         2,
         "--train-documents",
-        40,
+        32,
         "--lr",
         0.002,
         "--held-out",
@@ -233,7 +233,7 @@ def test_all_layers_and_rows(script, files, models):
         runs = json.loads((files / out / "results.json").read_text())["made-up"]["runs"]
         result = runs["memory-8/0"]["result"]
         found.append({key: value for key, value in result.items() if "seconds" not in key})
-    assert found[0] == found[1] and found[0]["steps"] == 2 * 5 and len(found[0]["right"]) == 8
+    assert found[0] == found[1] and found[0]["steps"] == 2 * 4 and len(found[0]["right"]) == 16
     assert not (files / "work").exists()  # nothing is frozen
 
 
@@ -291,22 +291,12 @@ def test_converts(script, files, models):
 
 
 def test_memory_is_measured(script, models):
-    """In a fresh process: pieces take less than the same tokens at once, and training more than reading."""
-    sizes = {}
-    for name in ("segments-64", "long-4096"):
-        reader = script.Reader.of(name)
-        pieces = reader.cut([7] * 4000, [2], [3])
-        request = {
-            "reader": name,
-            "folder": str(models / "converted"),
-            "train_layers": 1,
-            "window": 0,
-            "pieces": pieces,
-        }
-        path = str(SCRIPTS / "classify_documents.py")
-        sizes[name] = script.ask(sys.executable, path, "--worker", json.dumps(request))
-        assert sizes[name]["train_mb"] >= sizes[name]["read_mb"] >= 0
-    assert sizes["long-4096"]["read_mb"] > sizes["segments-64"]["read_mb"]
+    """In a fresh process; training takes more than reading."""
+    pieces = script.Reader.of("long-4096").cut([7] * 4000, [2], [3])
+    request = {"reader": "long-4096", "folder": str(models / "converted"), "train_layers": 1, "window": 0}
+    path = str(SCRIPTS / "classify_documents.py")
+    sizes = script.ask(sys.executable, path, "--worker", json.dumps({**request, "pieces": pieces}))
+    assert sizes["train_mb"] > sizes["read_mb"] > 1
 
 
 @pytest.mark.parametrize(
