@@ -742,9 +742,9 @@ def card(content: dict, notes: str) -> str:
         "percent, mean ± standard deviation over seeds, measured once at the end of training, on all documents and on "
         f"those of more than {LONGER} tokens. Readers are compared document by document below the table, with the "
         "95 % range of resampled documents (1,000 draws); a difference whose range holds 0 is called too small to "
-        "tell. Training loss: of the last epoch, with dropout. CPU s a document: to read and classify it, frozen layers "
-        "included. CPU s of training: frozen layers once for all seeds + all epochs of one seed. MB: the longest "
-        "development document's, beside the model, in a fresh process; training includes reading.\n\n"
+        "tell. Training loss: of the last epoch, with dropout. CPU s a document: to read and classify it, frozen "
+        "layers included. CPU s of training: frozen layers once for all seeds + all epochs of one seed. MB: the "
+        "longest development document's, beside the model, in a fresh process; training includes reading.\n\n"
     )
     return intro + "\n".join(section(name, found) for name, found in content.items()) + f"\n{NOTES}\n{notes}"
 
