@@ -789,6 +789,7 @@ def about(args: argparse.Namespace, task: Task, arguments: Sequence[str]) -> dic
     trained = {"all": "everything", 0: "the head alone; embeddings and layers are frozen"}.get(
         args.train_layers, f"the head and the upper layers, {args.train_layers}; the others and embeddings are frozen"
     )
+    rates = f"{args.lr} and {args.head_lr} for the head" if args.train_layers else f"{args.head_lr}"
     long = of_long(task)
     measured = f"the last {args.held_out} of {args.train.name}, shuffled" if args.held_out else args.dev.name
     return {
@@ -798,9 +799,8 @@ def about(args: argparse.Namespace, task: Task, arguments: Sequence[str]) -> dic
         "source": Path(args.source).name,
         "long-N": f"attention_window {args.window}" if args.window else "no attention_window",
         "trained": trained,
-        "budget": f"{args.epochs} epochs of batches of {args.batch} documents, AdamW, rate {args.lr} and "
-        f"{args.head_lr} for the head after a warm-up of {args.warmup:.0%}, falling to 0, weight decay "
-        f"{args.weight_decay}, dropout of the head {args.dropout}",
+        "budget": f"{args.epochs} epochs of batches of {args.batch} documents, AdamW, rate {rates} after a warm-up of "
+        f"{args.warmup:.0%}, falling to 0, weight decay {args.weight_decay}, dropout of the head {args.dropout}",
         "machine": f"{here['machine']}, {here['threads']} thread, other work beside",
         "versions": f"hf_relpos {__version__}, torch {here['torch']}, transformers {here['transformers']}, Python "
         f"{here['python']}",
