@@ -44,15 +44,26 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from benchmarking import ask, environment, markdown_table, peak_mb, write
+from benchmarking import ask, environment, markdown_table, peak_mb
+from experiments import (
+    circumstances,
+    command,
+    count,
+    fingerprint,
+    natural,
+    save,
+    settings_of,
+    share,
+    spread,
+    stored_in,
+)
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainingArguments, logging, set_seed
 from transformers.modeling_outputs import BaseModelOutput
 
-from hf_relpos import __version__, convert
-from hf_relpos.evaluate.commands import write_json
+from hf_relpos import convert
 from hf_relpos.evaluate.loading import load_model, load_tokenizer
 from hf_relpos.evaluate.reading import readable_length
 from hf_relpos.evaluate.statistics import paired_bootstrap
@@ -60,7 +71,6 @@ from hf_relpos.records import read_records
 from hf_relpos.text import special_tokens
 
 
-NOTES = "<!-- notes -->"
 SHARD = 25  # documents whose states are kept in one file: what an interruption loses
 LONGER = 512  # tokens of a document that counts as long
 SOURCE, CONVERTED, LONG = "source", "converted", "converted_long"
@@ -395,10 +405,6 @@ def digest(*parts: object) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
 
 
-def fingerprint(path: Path) -> str:
-    return f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
-
-
 @torch.no_grad()
 def lower_states(lower: PreTrainedModel, pieces: list[list[int]]) -> tuple[list[torch.Tensor], list[float]]:
     """States (L, D) of each piece of a document, and the CPU seconds that it took."""
@@ -665,12 +671,6 @@ def memory_of(shop: Workshop, reader: Reader) -> dict:
 # Card ---------------------------------------------------------------------------------------------------------------
 
 
-def spread(values: Sequence[float], places: int = 1) -> str:
-    """Mean ± standard deviation of a sample; of one value the value alone."""
-    mean = f"{statistics.mean(values):.{places}f}"
-    return f"{mean} ± {statistics.stdev(values):.{places}f}" if len(values) > 1 else mean
-
-
 def by_reader(runs: dict[str, dict]) -> dict[str, list[dict]]:
     """Results of all seeds, in the order in which readers were run first."""
     found: dict[str, list[dict]] = {}
@@ -733,8 +733,8 @@ def section(name: str, found: dict) -> str:
     return "\n".join([f"## {name}\n", *about, "", markdown_table(head, rows), *lines, ""])
 
 
-def card(content: dict, notes: str) -> str:
-    """README.md: every data set, then what was noted by hand."""
+def card(content: dict) -> str:
+    """README.md: every data set."""
     intro = (
         "# Documents longer than a segment\n\n"
         "Written by `scripts/classify_documents.py`, which says what the readers are; every run is in "
@@ -746,37 +746,22 @@ def card(content: dict, notes: str) -> str:
         "layers included. CPU s of training: frozen layers once for all seeds + all epochs of one seed. MB: the "
         "longest development document's, beside the model, in a fresh process; training includes reading.\n\n"
     )
-    return intro + "\n".join(section(name, found) for name, found in content.items()) + f"\n{NOTES}\n{notes}"
+    return intro + "\n".join(section(name, found) for name, found in content.items())
 
 
 # Command line -------------------------------------------------------------------------------------------------------
 
 
-def command(arguments: Sequence[str]) -> str:
-    """The command for all these runs; paths lose their folders, which say nothing elsewhere."""
-    words, skipping = ["python scripts/classify_documents.py"], False
-    for word in arguments:
-        if word.startswith("--"):
-            skipping = word in ("--again", "--out", "--work")
-        if not skipping:
-            words.append(Path(word).name if "/" in word else word)
-    return " ".join(words)
-
-
-def settings_of(args: argparse.Namespace) -> dict:
-    """All that a run depends on, but reader and seed."""
-    passed_over = ("name", "train", "dev", "out", "work", "readers", "seeds", "again", "threads", "calibration_text")
-    kept = {key: value for key, value in vars(args).items() if key not in passed_over}
-    for key in (SOURCE, CONVERTED, LONG):
-        kept[key] = args.__dict__[key] and Path(args.__dict__[key]).name
-    kept["calibration_text"] = [path.name for path in args.calibration_text or []]
+def files_of(args: argparse.Namespace) -> dict:
+    """What stands for paths among the settings."""
+    folders = {key: getattr(args, key) and Path(getattr(args, key)).name for key in (SOURCE, CONVERTED, LONG)}
+    texts = [path.name for path in args.calibration_text or []]
     files = {"train": fingerprint(args.train), "dev": args.dev and fingerprint(args.dev)}
-    return json.loads(json.dumps({**kept, **files}))
+    return {**folders, **files, "calibration_text": texts}
 
 
 def about(args: argparse.Namespace, task: Task, arguments: Sequence[str]) -> dict[str, str]:
     """Where, when and how this was measured."""
-    here = environment()
 
     def size(documents: Documents) -> str:
         lengths = [len(ids) for ids in documents.ids]
@@ -793,7 +778,7 @@ def about(args: argparse.Namespace, task: Task, arguments: Sequence[str]) -> dic
     long = of_long(task)
     measured = f"the last {args.held_out} of {args.train.name}, shuffled" if args.held_out else args.dev.name
     return {
-        "command": f"`{command(arguments)}`",
+        "command": f"`{command('classify_documents.py', arguments)}`",
         "training": f"{args.train.name}, shuffled, {size(task.train)}",
         "measured on": f"{measured}, {size(task.dev)}; {int(long.sum())} of more than {LONGER} tokens",
         "source": Path(args.source).name,
@@ -801,58 +786,12 @@ def about(args: argparse.Namespace, task: Task, arguments: Sequence[str]) -> dic
         "trained": trained,
         "budget": f"{args.epochs} epochs of batches of {args.batch} documents, AdamW, rate {rates} after a warm-up of "
         f"{args.warmup:.0%}, falling to 0, weight decay {args.weight_decay}, dropout of the head {args.dropout}",
-        "machine": f"{here['machine']}, {here['threads']} thread, other work beside",
-        "versions": f"hf_relpos {__version__}, torch {here['torch']}, transformers {here['transformers']}, Python "
-        f"{here['python']}",
-        "date": here["date"],
+        **circumstances(),
     }
 
 
-def stored_in(path: Path, name: str, settings: dict, again: bool) -> dict:
-    """results.json, less this data set where `again`.
-
-    Raises:
-        ValueError: for a file that is not ours, and a data set measured with other settings.
-    """
-    if not path.is_file():
-        return {}
-    try:
-        content = dict(json.loads(path.read_text(encoding="utf-8")))
-        before = content[name]["settings"] if name in content else None
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: not a file of this script ({error!r}); choose another --out") from None
-    if before is None or again:
-        content.pop(name, None)
-        return content
-    if before != settings:
-        key = next(key for key in {**before, **settings} if before.get(key) != settings.get(key))
-        raise ValueError(
-            f"{path}: {name!r} was measured with {key} = {before.get(key)!r}, and now it is {settings.get(key)!r}; "
-            "choose another --name or --out, or throw those runs away with --again"
-        )
-    return content
-
-
-def count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError
-    return value
-
-
-def whole(text: str) -> int:
-    return 0 if text == "0" else count(text)
-
-
-def share(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < 1:
-        raise ValueError
-    return value
-
-
 def layers(text: str) -> int | str:
-    return text if text == "all" else whole(text)
+    return text if text == "all" else natural(text)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -869,7 +808,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--converted-long", help="folder of another conversion, for long-N")
     parser.add_argument("--calibration-text", type=Path, nargs="+", help="text to convert on, where nothing is given")
     parser.add_argument("--calibration-tokens", type=count, default=40_000)
-    parser.add_argument("--window", type=whole, default=256, help="attention_window of long-N; 0 for none")
+    parser.add_argument("--window", type=natural, default=256, help="attention_window of long-N; 0 for none")
     parser.add_argument("--readers", nargs="+", default=READERS, help=" ".join(READERS))
     parser.add_argument("--seeds", type=count, default=3, help="how many, from 0 on")
     parser.add_argument(
@@ -914,7 +853,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         task = Task(args)
         shop = Workshop(args, task)
-        settings = settings_of(args)
+        settings = settings_of(args, ["readers"], **files_of(args))
         content = stored_in(path, args.name, settings, args.again)
         shop.prepare()
         found = content.setdefault(args.name, {"settings": settings, "about": {}, "memory": {}, "runs": {}})
@@ -929,22 +868,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     found["memory"][str(reader)] = memory_of(shop, reader)
                 result = train(shop, reader, seed)
                 found["runs"][key] = {"date": environment()["date"], "result": result}
-                save(args.out, content)
+                save(args.out, content, card(content))
                 shown = {name: value for name, value in result.items() if name != "right"}
                 print(f"{key}: {shown}", flush=True)
     except ValueError as error:
         sys.exit(f"Error: {error}")
-    save(args.out, content)
+    save(args.out, content, card(content))
     print(section(args.name, found))
-
-
-def save(out: Path, content: dict) -> None:
-    """results.json and README.md; the notes in it stay."""
-    readme = out / "README.md"
-    notes = readme.read_text(encoding="utf-8").partition(f"{NOTES}\n")[2] if readme.is_file() else ""
-    out.mkdir(parents=True, exist_ok=True)
-    write_json(out / "results.json", content)
-    write(readme, card(content, notes))
 
 
 if __name__ == "__main__":

@@ -31,6 +31,11 @@ def count(text: str) -> int:
     return value
 
 
+def natural(text: str) -> int:
+    """An integer from 0 on, for argparse."""
+    return 0 if text == "0" else count(text)
+
+
 def share(text: str) -> float:
     """A number from 0 on and below 1, for argparse."""
     value = float(text)

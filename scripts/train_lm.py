@@ -41,7 +41,18 @@ import numpy as np
 import torch
 from accelerate import PartialState
 from benchmarking import markdown_table
-from experiments import circumstances, command, count, fingerprint, save, settings_of, share, spread, stored_in
+from experiments import (
+    circumstances,
+    command,
+    count,
+    fingerprint,
+    natural,
+    save,
+    settings_of,
+    share,
+    spread,
+    stored_in,
+)
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, SequentialSampler
 from transformers import Trainer, TrainingArguments, logging, set_seed
@@ -469,11 +480,6 @@ def pair(text: str) -> tuple[str, object]:
         return key, json.loads(value)
     except ValueError:
         return key, value
-
-
-def natural(text: str) -> int:
-    """An integer from 0 on."""
-    return 0 if text == "0" else count(text)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

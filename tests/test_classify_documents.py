@@ -200,7 +200,7 @@ def test_runs(script, files, models, capsys):
         len(sorted((files / "work").iterdir())) == len(before) + 3
     )  # of the tail, for 48 and 16 documents; others are there
     card = (files / "out" / "README.md").read_text()
-    assert card.endswith(f"{script.NOTES}\nBy hand.\n") and " ± " in card
+    assert card.endswith("<!-- notes -->\nBy hand.\n") and " ± " in card
 
     kept = {path.name: path.read_bytes() for path in (files / "out").iterdir()}
     with pytest.raises(SystemExit, match=r"measured with lr = 0.005, and now it is 0.02; choose another --name"):
