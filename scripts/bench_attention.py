@@ -38,7 +38,8 @@ SCHEMES = ["relative_key", "relative_key_query", "shaw", "transformer_xl", "t5",
 PEERS = ["relative_key", "relative_key_query"]
 # Issue 5's table: × the floor, forward and forward + backward.
 GOALS = {"relative_key": (2.4, 2.6), "relative_key_query": (5.0, 5.0)}
-MEMORY = [("training", 4, 512), ("inference", 1, 4096), ("inference", 1, 16384)]
+MEMORY = [("training", batch, length) for batch, length in SIZES[1:]]
+MEMORY += [("inference", 1, 4096), ("inference", 1, 16384)]
 
 
 def inputs(batch: int, length: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
@@ -288,7 +289,9 @@ def against_goals(found: dict) -> list[list[str]]:
             title = f"{ours}, {kind}, L{length}: times faster than transformers 4.57"
             rows.append([title, f"≥ {goal}", f"{faster:.1f}", met(faster >= goal)])
     for name in GOALS:
-        used = next(r["mb"] for r in found["memory"] if (r["variant"], r["pass"]) == (name, "training"))
+        used = next(
+            r["mb"] for r in found["memory"] if (r["variant"], r["pass"], r["length"]) == (name, "training", 512)
+        )
         rows.append([f"{name}, MB in training, L512 B4", "≤ 60", f"{used:.0f}", met(used <= 60)])
     drop = {
         r["variant"]: r["ratio"]
@@ -305,25 +308,38 @@ def met(yes: bool) -> str:
 
 
 def picture(found: dict, path) -> None:
-    """Ratios against length, forward and training."""
+    """Against length: ratios of time, forward and training, and memory in training."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.2), sharey=True)
-    for axis, kind in zip(axes, ("forward", "both"), strict=True):
-        rows = [r for r in found["times"] if (r["pass"], r["dropout"], r["dtype"]) == (kind, 0.0, "float32")]
+    figure, axes = pyplot.subplots(1, 3, figsize=(15, 4.2))
+    axes[1].sharey(axes[0])
+    times = {
+        kind: [r for r in found["times"] if (r["pass"], r["dropout"], r["dtype"]) == (kind, 0.0, "float32")]
+        for kind in ("forward", "both")
+    }
+    trained = [row for row in found["memory"] if row["pass"] == "training"]
+    panels = [
+        (times["forward"], "ratio", "forward", f"time × {FLOOR}"),
+        (times["both"], "ratio", "forward and backward", ""),
+        (trained, "mb", "memory in training, 2,048 tokens", "MB beyond inputs"),
+    ]
+    styles: dict[str, dict] = {}  # a variant looks the same in all panels
+    for axis, (rows, what, title, label) in zip(axes, panels, strict=True):
         for name in dict.fromkeys(row["variant"] for row in rows):
             its = [row for row in rows if row["variant"] == name]
-            style = "k-" if name == FLOOR else "--" if name.startswith(("4.57", "absolute")) else "-"
-            axis.plot([r["length"] for r in its], [r["ratio"] for r in its], style, marker="o", ms=3, label=name)
+            dashed = "--" if name.startswith(("4.57", "absolute, eager")) else "-"
+            colour = "k" if name == FLOOR else f"C{len(styles)}"
+            style = styles.setdefault(name, {"color": colour, "linestyle": dashed})
+            axis.plot([r["length"] for r in its], [r[what] for r in its], marker="o", ms=3, label=name, **style)
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
         axis.set_xlabel("length")
-        axis.set_title({"forward": "forward", "both": "forward and backward"}[kind])
+        axis.set_ylabel(label)
+        axis.set_title(title)
         axis.grid(True, which="both", alpha=0.3)
-    axes[0].set_ylabel(f"time × {FLOOR}")
     axes[1].legend(fontsize=7)
     figure.tight_layout()
     temporary = path.with_name(path.name + ".tmp")
