@@ -225,12 +225,25 @@ def size_of(config: RelPosBertConfig) -> int:
         return sum(parameter.numel() for parameter in RelPosBertLMHeadModel(config).parameters())
 
 
-def configs_of(args: argparse.Namespace, vocabulary: int) -> dict[str, RelPosBertConfig]:
-    """The configurations of all arms, equally large but for half a feed-forward unit in each layer."""
+def configs_of(args: argparse.Namespace, vocabulary: int, trained: int = 0) -> dict[str, RelPosBertConfig]:
+    """The configurations of all arms, equally large but for half a feed-forward unit in each layer.
+
+    Args:
+        trained: parameters of the arms that were trained before; 0 if there are none.
+
+    Raises:
+        ValueError: for an arm larger than those.
+    """
     sizes = {arm: size_of(config_of(args, vocabulary, arm)) for arm in args.arms}
     unit = args.layers * (2 * args.hidden + 1)  # what one feed-forward unit adds in all layers
-    largest = max(sizes.values())
-    return {arm: config_of(args, vocabulary, arm, round((largest - size) / unit)) for arm, size in sizes.items()}
+    largest = max(sizes, key=sizes.__getitem__)
+    if trained and sizes[largest] > trained + unit:
+        raise ValueError(
+            f"--arms {largest}: has {sizes[largest]:,} parameters, and the arms that were trained before {trained:,}; "
+            "train all of them anew with --again, or under another --name"
+        )
+    whole = trained or sizes[largest]
+    return {arm: config_of(args, vocabulary, arm, round((whole - size) / unit)) for arm, size in sizes.items()}
 
 
 def training_arguments(args: argparse.Namespace, folder: Path, seed: int) -> TrainingArguments:
@@ -546,8 +559,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def prepare(args: argparse.Namespace) -> tuple[Texts, dict[str, RelPosBertConfig], dict]:
-    """All that can be wrong, before anything is written: texts, configurations, settings.
+def prepare(args: argparse.Namespace) -> tuple[Texts, dict[str, RelPosBertConfig], dict, dict]:
+    """All that can be wrong, before anything is written: texts, configurations, settings, and what was stored.
 
     Raises:
         ValueError: with what is.
@@ -557,14 +570,19 @@ def prepare(args: argparse.Namespace) -> tuple[Texts, dict[str, RelPosBertConfig
     for name, text in texts.parts.items():
         batch = args.batch if name == "train" else args.eval_batch
         Segments(text, batch * processes, args.segment, True, name)
-    configs = configs_of(args, texts.vocabulary)
+    for arm in args.arms:
+        config_of(args, texts.vocabulary, arm)
     training_arguments(args, args.work, 0)
     files = {
         key: path and fingerprint(path)
         for key, path in vars(args).items()
         if key in ("train", "valid", "test", "text")
     }
-    return texts, configs, settings_of(args, ["arms"], **files, processes=processes)
+    settings = settings_of(args, ["arms"], **files, processes=processes)
+    content = stored_in(args.out / "results.json", args.name, settings, args.again)
+    runs = content.get(args.name, {"runs": {}})["runs"].values()
+    trained = max((run["result"]["parameters"] for run in runs), default=0)
+    return texts, configs_of(args, texts.vocabulary, trained), settings, content
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -572,10 +590,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = sys.argv[1:] if arguments is None else arguments
     torch.set_num_threads(args.threads)
     logging.set_verbosity_error()
-    path = args.out / "results.json"
     try:
-        texts, configs, settings = prepare(args)
-        content = stored_in(path, args.name, settings, args.again)
+        texts, configs, settings, content = prepare(args)
     except ValueError as error:
         sys.exit(f"Error: {error}")
     state = PartialState()

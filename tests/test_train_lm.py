@@ -146,6 +146,13 @@ def test_runs(tmp_path, script, capsys):
     assert "absolute/0: there already" in capsys.readouterr().out
     card = (tmp_path / "out" / "README.md").read_text()
     assert "| `alibi+memory` |" in card and card.endswith("<!-- notes -->\nBy hand.\n")
+    sizes = {
+        run["result"]["parameters"]
+        for run in json.loads((tmp_path / "out" / "results.json").read_text())["made-up"]["runs"].values()
+    }
+    assert max(sizes) - min(sizes) <= 2 * (2 * 16 + 1)  # also of arms that were added
+    with pytest.raises(SystemExit, match=r"--arms shaw: has [\d,]+ parameters, and the arms that were trained before"):
+        script.main(arguments(tmp_path, *more, "--arms", "shaw"))
     with pytest.raises(SystemExit, match=r"'made-up' was measured with lr = 0.01, and now it is 0.02"):
         script.main(arguments(tmp_path, *more, "--lr", 0.02))
 
