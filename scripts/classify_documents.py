@@ -46,6 +46,9 @@ import numpy as np
 import torch
 from benchmarking import ask, environment, markdown_table, peak_mb
 from experiments import (
+    QUIETLY,
+    add_options,
+    by_arm,
     circumstances,
     command,
     count,
@@ -156,9 +159,6 @@ class Documents:
 
     def __len__(self) -> int:
         return len(self.ids)
-
-    def take(self, numbers: Sequence[int]) -> "Documents":
-        return Documents([self.ids[n] for n in numbers], [self.labels[n] for n in numbers])
 
 
 def read_documents(path: Path, columns: Sequence[str]) -> list[tuple[int, str, str]]:
@@ -580,14 +580,9 @@ def train(shop: Workshop, reader: Reader, seed: int) -> dict:
                 per_device_eval_batch_size=args.rows,
                 train_sampling_strategy="random" if args.rows == 1 else "group_by_length",
                 warmup_steps=round(args.warmup * steps),
-                save_strategy="no",
-                logging_strategy="epoch",
                 label_names=["labels"],
-                report_to="none",
-                disable_tqdm=True,
-                dataloader_pin_memory=False,
-                remove_unused_columns=False,
                 seed=seed,
+                **QUIETLY,
             ),
             train_dataset=sets[0],
             data_collator=collate,
@@ -671,14 +666,6 @@ def memory_of(shop: Workshop, reader: Reader) -> dict:
 # Card ---------------------------------------------------------------------------------------------------------------
 
 
-def by_reader(runs: dict[str, dict]) -> dict[str, list[dict]]:
-    """Results of all seeds, in the order in which readers were run first."""
-    found: dict[str, list[dict]] = {}
-    for key, run in runs.items():
-        found.setdefault(key.rpartition("/")[0], []).append(run["result"])
-    return found
-
-
 def rights(results: Sequence[dict]) -> np.ndarray:
     """Share of the seeds that got each document right, (documents,)."""
     return np.array([[int(each) for each in result["right"]] for result in results]).mean(0)
@@ -695,7 +682,9 @@ def comparison(better: Sequence[dict], worse: Sequence[dict]) -> str:
 
 def section(name: str, found: dict) -> str:
     """What the card says of one data set."""
-    results = by_reader(found["runs"])
+    results, settings = by_arm(found["runs"]), found["settings"]
+    # a reader of long rows takes the other conversion where there is none of its own
+    models = {**MODELS, LONG: MODELS[CONVERTED if settings[CONVERTED] and not settings[LONG] else LONG]}
     rows, count = [], len(next(iter(results.values()))[0]["right"])
     for key, seeds in results.items():
         reader = Reader.of(key)
@@ -704,7 +693,7 @@ def section(name: str, found: dict) -> str:
         rows.append(
             [
                 f"`{key}`",
-                f"{MODELS[reader.model]}: {KINDS[reader.kind][1].format(n=reader.length)}",
+                f"{models[reader.model]}: {KINDS[reader.kind][1].format(n=reader.length)}",
                 spread([result["accuracy"] for result in seeds]),
                 "–" if None in long else spread(long),
                 f"{statistics.mean(result['train_loss'] for result in seeds):.3f}",
@@ -796,7 +785,7 @@ def layers(text: str) -> int | str:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--name", required=True, help="of the data set, in the results")
+    add_options(parser, "classify_documents", "documents", 3, "for states of models")
     parser.add_argument("--train", type=Path, required=True)
     parser.add_argument("--dev", type=Path, help="documents to measure on")
     parser.add_argument("--held-out", type=count, help="measure on so many training documents instead")
@@ -810,7 +799,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--calibration-tokens", type=count, default=40_000)
     parser.add_argument("--window", type=natural, default=256, help="attention_window of long-N; 0 for none")
     parser.add_argument("--readers", nargs="+", default=READERS, help=" ".join(READERS))
-    parser.add_argument("--seeds", type=count, default=3, help="how many, from 0 on")
     parser.add_argument(
         "--train-layers", type=layers, default=1, help="how many of the upper layers, 0 or more, or all"
     )
@@ -824,10 +812,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--warmup", type=share, default=0.1, help="share of the steps")
     parser.add_argument("--weight-decay", type=float, default=0.01)
     parser.add_argument("--dropout", type=share, default=0.1, help="of the head")
-    parser.add_argument("--threads", type=count, default=1)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "model_cards" / "documents")
-    parser.add_argument("--work", type=Path, default=Path("build") / "classify_documents", help="for states of models")
-    parser.add_argument("--again", action="store_true", help="forget the runs of this data set")
     args = parser.parse_args(arguments)
     try:
         args.readers = list(dict.fromkeys(Reader.of(name) for name in args.readers))

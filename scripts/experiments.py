@@ -12,13 +12,22 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarking import environment, write
+from benchmarking import ROOT, environment, write
 
 from hf_relpos import __version__
 from hf_relpos.evaluate.commands import write_json
 
 
 NOTES = "<!-- notes -->"
+# Fields of TrainingArguments for a run whose only result is what is measured at its end.
+QUIETLY = {
+    "save_strategy": "no",
+    "logging_strategy": "epoch",
+    "report_to": "none",
+    "disable_tqdm": True,
+    "dataloader_pin_memory": False,
+    "remove_unused_columns": False,
+}
 # Options that no result depends on.
 PASSED_OVER = ("name", "out", "work", "seeds", "again", "threads")
 
@@ -42,6 +51,23 @@ def share(text: str) -> float:
     if not 0 <= value < 1:
         raise ValueError
     return value
+
+
+def add_options(parser: argparse.ArgumentParser, script: str, card: str, seeds: int, work: str) -> None:
+    """The options that all experiments have.
+
+    Args:
+        script: its name, which the folder for files in between has by default.
+        card: name of the folder under model_cards.
+        seeds: by default.
+        work: what that folder is for.
+    """
+    parser.add_argument("--name", required=True, help="of the data set, in the results")
+    parser.add_argument("--seeds", type=count, default=seeds, help="how many, from 0 on")
+    parser.add_argument("--threads", type=count, default=1)
+    parser.add_argument("--out", type=Path, default=ROOT / "model_cards" / card)
+    parser.add_argument("--work", type=Path, default=Path("build") / script, help=work)
+    parser.add_argument("--again", action="store_true", help="forget the runs of this data set")
 
 
 def fingerprint(path: Path) -> str:
@@ -124,3 +150,11 @@ def spread(values: Sequence[float], places: int = 1) -> str:
     """Mean ± standard deviation of a sample; of one value the value alone."""
     mean = f"{statistics.mean(values):.{places}f}"
     return f"{mean} ± {statistics.stdev(values):.{places}f}" if len(values) > 1 else mean
+
+
+def by_arm(runs: dict[str, dict]) -> dict[str, list[dict]]:
+    """Results of all seeds, in the order in which arms were run first."""
+    found: dict[str, list[dict]] = {}
+    for key, run in runs.items():
+        found.setdefault(key.rpartition("/")[0], []).append(run["result"])
+    return found

@@ -42,6 +42,8 @@ import torch
 from accelerate import PartialState
 from benchmarking import markdown_table
 from experiments import (
+    add_options,
+    by_arm,
     circumstances,
     command,
     count,
@@ -347,14 +349,6 @@ def run(texts: Texts, args: argparse.Namespace, config: RelPosBertConfig, arm: s
 # Card ---------------------------------------------------------------------------------------------------------------
 
 
-def by_arm(runs: dict[str, dict]) -> dict[str, list[dict]]:
-    """Results of all seeds, arms as they were run."""
-    found: dict[str, list[dict]] = {}
-    for key, each in runs.items():
-        found.setdefault(key.rpartition("/")[0], []).append(each["result"])
-    return found
-
-
 def mean(results: Sequence[dict], part: str, figure: str) -> np.ndarray:
     """Mean over seeds of a figure, or of a list of figures."""
     return np.mean([result[part][figure] for result in results], axis=0)
@@ -497,7 +491,7 @@ def pair(text: str) -> tuple[str, object]:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--name", required=True, help="of the data set, in the results")
+    add_options(parser, "train_lm", "lm", 1, "for checkpoints and models")
     parser.add_argument("--train", type=Path, help="training text")
     parser.add_argument("--valid", type=Path, help="validation text")
     parser.add_argument("--test", type=Path, help="test text, if wanted")
@@ -512,7 +506,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=["absolute", "transformer_xl", f"transformer_xl{MEMORY}"],
         help=f"schemes, with {MEMORY} those with a memory",
     )
-    parser.add_argument("--seeds", type=count, default=1, help="how many, from 0 on")
     parser.add_argument("--layers", type=count, default=4)
     parser.add_argument("--hidden", type=count, default=192)
     parser.add_argument("--heads", type=count, default=4)
@@ -533,10 +526,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--training", type=pair, nargs="+", default=[], metavar="KEY=VALUE", help="more fields of TrainingArguments"
     )
-    parser.add_argument("--threads", type=count, default=1)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "model_cards" / "lm")
-    parser.add_argument("--work", type=Path, default=Path("build") / "train_lm", help="for checkpoints and models")
-    parser.add_argument("--again", action="store_true", help="forget the runs of this data set")
     args = parser.parse_args(arguments)
     args.arms = list(dict.fromkeys(args.arms))
     args.options, args.training = dict(args.options), dict(args.training)

@@ -35,7 +35,19 @@ from pathlib import Path
 
 import torch
 from benchmarking import environment, markdown_table, write
-from experiments import circumstances, command, count, fingerprint, save, settings_of, share, spread, stored_in
+from experiments import (
+    QUIETLY,
+    add_options,
+    circumstances,
+    command,
+    count,
+    fingerprint,
+    save,
+    settings_of,
+    share,
+    spread,
+    stored_in,
+)
 from seqeval.metrics import f1_score, precision_score, recall_score
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import (
@@ -312,13 +324,8 @@ def train(task: Task, args: argparse.Namespace, variant: str, seed: int) -> dict
                 learning_rate=args.lr,
                 warmup_steps=round(args.warmup * steps),
                 weight_decay=args.weight_decay,
-                save_strategy="no",
-                logging_strategy="epoch",
-                report_to="none",
-                disable_tqdm=True,
-                dataloader_pin_memory=False,
-                remove_unused_columns=False,
                 seed=seed,
+                **QUIETLY,
             ),
             train_dataset=task.train,
             data_collator=collator,
@@ -444,7 +451,7 @@ def about(args: argparse.Namespace, task: Task, arguments: Sequence[str]) -> dic
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--name", required=True, help="of the data set, in the results")
+    add_options(parser, "train_ner", "ner", 3, "for the tokenizers")
     parser.add_argument("--train", type=Path, required=True)
     parser.add_argument("--dev", type=Path, required=True)
     parser.add_argument("--columns", type=count, nargs=2, metavar=("TOKEN", "TAG"), help="from 1 on; found by default")
@@ -455,7 +462,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokenizer", help="folder or Hub repository of a BERT whose tokenizer to take instead")
     parser.add_argument("--vectors", action="store_true", help="with its word vectors, frozen")
     parser.add_argument("--schemes", nargs="+", default=list(VARIANTS), help=f"{', '.join(VARIANTS)}, or any scheme")
-    parser.add_argument("--seeds", type=count, default=3, help="how many, from 0 on")
     parser.add_argument("--layers", type=count, default=2)
     parser.add_argument("--hidden", type=count, default=128)
     parser.add_argument("--heads", type=count, default=4)
@@ -471,10 +477,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--warmup", type=share, default=0.1, help="share of the steps")
     parser.add_argument("--weight-decay", type=float, default=0.01)
-    parser.add_argument("--threads", type=count, default=1)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "model_cards" / "ner")
-    parser.add_argument("--work", type=Path, default=Path("build") / "train_ner", help="for the tokenizers")
-    parser.add_argument("--again", action="store_true", help="forget the runs of this data set")
     args = parser.parse_args(arguments)
     args.schemes = list(dict.fromkeys(args.schemes))
     unknown = [name for name in args.schemes if name not in VARIANTS and name not in SCHEMES]

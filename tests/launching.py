@@ -1,17 +1,29 @@
-"""Scripts in several processes on one machine, as `accelerate launch` starts them."""
+"""The scripts of the project in this process, and scripts in several, as `accelerate launch` starts them."""
 
+import importlib
 import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 
+SCRIPTS = Path(__file__).parents[1] / "scripts"
 # `--cpu` starts several processes only through MPI; this starts them with torchrun, and what is started stays on CPU
 LAUNCH = (
     *("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"),
     *("--mixed_precision", "no", "--dynamo_backend", "no"),
 )
+
+
+def import_script(name: str) -> ModuleType:
+    """A script by its name, with those that it imports."""
+    sys.path.insert(0, str(SCRIPTS))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(SCRIPTS))
 
 
 def run_python(*arguments: str | Path | int, processes: int = 1) -> None:

@@ -3,27 +3,21 @@
 import json
 import random
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+from launching import SCRIPTS, import_script
 from transformers import AutoModel, BertConfig, BertModel, BertTokenizer
 
 from hf_relpos import convert
 
 
-SCRIPTS = Path(__file__).parents[1] / "scripts"
 WORDS = ["the", "film", "was", "long", "and", "slow", "good", "bad", "plot", "music"]
 
 
 @pytest.fixture(scope="module")
 def script():
-    sys.path.insert(0, str(SCRIPTS))
-    try:
-        import classify_documents
-    finally:
-        sys.path.remove(str(SCRIPTS))
-    return classify_documents
+    return import_script("classify_documents")
 
 
 @pytest.fixture(scope="module")

@@ -5,28 +5,18 @@ import lzma
 import math
 import random
 import re
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-from launching import run_python
+from launching import SCRIPTS, import_script, run_python
 
 from hf_relpos import RelPosBertLMHeadModel
 from hf_relpos.recurrence import IGNORED
 
 
-SCRIPTS = Path(__file__).parents[1] / "scripts"
-
-
 @pytest.fixture(scope="module")
 def script():
-    sys.path.insert(0, str(SCRIPTS))
-    try:
-        import train_lm
-    finally:
-        sys.path.remove(str(SCRIPTS))
-    return train_lm
+    return import_script("train_lm")
 
 
 def write_texts(folder):

@@ -2,11 +2,10 @@
 
 import json
 import random
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from launching import import_script
 from seqeval.metrics.sequence_labeling import get_entities
 from seqeval.scheme import IOB1, IOBES, Entities
 from tokenizers import Tokenizer
@@ -14,8 +13,6 @@ from transformers import BertConfig, BertModel, BertTokenizer, PreTrainedTokeniz
 
 from hf_relpos.evaluate.conll import read_conll, tag_names, to_iob2
 
-
-SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 # EU rejects German call / Peter Blackburn ; two neighbours of one type
 WORDS = [["EU", "met", "Anna", "Bo", "Lee"], ["no", "one"]]
@@ -39,12 +36,7 @@ LAYOUTS = {
 
 @pytest.fixture(scope="module")
 def script():
-    sys.path.insert(0, str(SCRIPTS))
-    try:
-        import train_ner
-    finally:
-        sys.path.remove(str(SCRIPTS))
-    return train_ner
+    return import_script("train_ner")
 
 
 def conll(sentences):

@@ -65,7 +65,7 @@ def release_workspace() -> None:
 
 @functools.cache
 def _multiplies_bfloat16() -> bool:
-    """Whether the processor has instructions for products of bfloat16; without them those of float32 take a third."""
+    """Whether the processor has instructions for products of bfloat16; without them those of float32 are faster."""
     told = getattr(torch.cpu, "get_capabilities", dict)()  # older releases of PyTorch do not tell
     return not told or any(told.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
