@@ -6,10 +6,10 @@ other checkpoint loads differently, no file is read, no kernel compiled.
 
 import importlib
 
-from .anneal import AnnealAbsolutePositions, drop_absolute_positions
-from .backend import explain_backend
+from .explain import explain_backend
 from .kernels import register as _register_kernels
 from .model.configuration_relpos_bert import RelPosBertConfig
+from .model.context import AttentionContext
 from .model.formula import Table, Terms, attend
 from .model.memory import SegmentMemory
 from .model.modeling_relpos_bert import (
@@ -24,18 +24,18 @@ from .model.modeling_relpos_bert import (
     RelPosBertModel,
     RelPosBertPreTrainedModel,
 )
-from .model.offsets import Offsets
 from .model.scheme import Option, Scheme
 from .model.schemes import SCHEMES
 from .patch import patch_transformers
 from .registration import register as _register
+from .training.anneal import AnnealAbsolutePositions, drop_absolute_positions
 from .version import __version__
 
 
 __all__ = [
     "SCHEMES",
     "AnnealAbsolutePositions",
-    "Offsets",
+    "AttentionContext",
     "Option",
     "RelPosBertConfig",
     "RelPosBertForMaskedLM",
@@ -63,15 +63,13 @@ __all__ = [
 ]
 
 
-_LATER = {"SegmentDataset": ".recurrence", "StreamTrainer": ".recurrence"}  # which bring the Trainer
+# Imported on first use: these bring the Trainer, or all of the converter.
+_LAZY = {"convert": ".conversion", "SegmentDataset": ".training.stream", "StreamTrainer": ".training.stream"}
 
 
-def __getattr__(name: str):
-    """What is imported on first use: `hf_relpos.convert`, which can be called as the function in it, and `_LATER`."""
-    if name == "convert":
-        return importlib.import_module(".convert", __name__)
-    if name in _LATER:
-        return getattr(importlib.import_module(_LATER[name], __name__), name)
+def __getattr__(name: str) -> object:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

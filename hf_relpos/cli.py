@@ -130,8 +130,8 @@ def convert(
         method_options = parse_options(method_option or [], "--method-option")
         from transformers.utils import logging
 
-        from .convert import convert
-        from .convert.printing import print_report
+        from .conversion import convert
+        from .conversion.printing import print_report
 
         logging.disable_progress_bar()
         report = convert(
@@ -288,7 +288,7 @@ def compare(
     with plain_errors():
         from transformers.utils import logging
 
-        from .evaluate.commands import run_compare
+        from .evaluation.commands import run_compare
 
         logging.disable_progress_bar()
 
@@ -334,7 +334,7 @@ def evaluate(
     with plain_errors():
         from transformers.utils import logging
 
-        from .evaluate.commands import run_evaluate
+        from .evaluation.commands import run_evaluate
 
         logging.disable_progress_bar()
 

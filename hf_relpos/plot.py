@@ -12,9 +12,9 @@ import torch
 from transformers import AutoTokenizer, PreTrainedConfig
 
 from .model.configuration_relpos_bert import RelPosBertConfig
+from .model.context import AttentionContext
 from .model.formula import Terms, allowed, content_scale, content_vectors, featurewise_scores, position_scores
 from .model.modeling_relpos_bert import RelPosBertModel, RelPosBertPreTrainedModel
-from .model.offsets import Offsets
 
 
 if TYPE_CHECKING:
@@ -44,14 +44,14 @@ class Call:
         query: (B, H, L, d).
         key: (B, H, K, d).
         terms: what the scheme adds.
-        offsets: r for every query and key.
+        context: r for every query and key.
         added_to_input: what the input module of the scheme returned, (1 or B, L, D); None without one.
     """
 
     query: torch.Tensor
     key: torch.Tensor
     terms: Terms
-    offsets: Offsets
+    context: AttentionContext
     added_to_input: torch.Tensor | None
 
     @property
@@ -112,8 +112,8 @@ def observe(
 
         return hook
 
-    def terms(offsets: Offsets) -> Terms:
-        seen["offsets"], seen["terms"] = offsets, type(scheme).terms(scheme, offsets)
+    def terms(context: AttentionContext) -> Terms:
+        seen["context"], seen["terms"] = context, type(scheme).terms(scheme, context)
         return seen["terms"]
 
     scheme = attention.distance_embedding
@@ -130,7 +130,7 @@ def observe(
             hook.remove()
     heads = (attention.num_attention_heads, attention.attention_head_size)
     query, key = (seen[name].unflatten(-1, heads).transpose(1, 2) for name in ("query", "key"))
-    return Call(query, key, seen["terms"], seen["offsets"], seen.get("input"))
+    return Call(query, key, seen["terms"], seen["context"], seen.get("input"))
 
 
 @torch.no_grad()
@@ -151,26 +151,26 @@ def score_map(
     Returns:
         (L, K), or (H, L, K) for all heads; NaN where the scheme hides the key.
     """
-    terms, offsets = call.terms, call.offsets
+    terms, context = call.terms, call.context
     query = call.query.mean((0, 2)) if query is None else query
     key = call.key.mean((0, 2)) if key is None else key
     query = query[:, None].expand_as(call.query)
     key = key[:, None].expand_as(call.key)
-    _, turned_query, turned_key = content_vectors(query, key, terms, offsets)
-    added = position_scores(turned_query, turned_key, terms, offsets)
+    _, turned_query, turned_key = content_vectors(query, key, terms, context)
+    added = position_scores(turned_query, turned_key, terms, context)
     if added is None:
         added = call.query.new_zeros(())
     if terms.rotate is not None or terms.gain or terms.feature_gain is not None:
         unit = torch.ones_like(query) * query.shape[-1] ** -0.5
-        _, left, right = content_vectors(unit, unit, terms, offsets)
+        _, left, right = content_vectors(unit, unit, terms, context)
         if terms.feature_gain is None:
             content = left @ right.transpose(-1, -2)
         else:
-            content = featurewise_scores(left, right, terms.feature_gain, offsets)
+            content = featurewise_scores(left, right, terms.feature_gain, context)
         for table in terms.gain:
-            content = content * table.scalars(offsets)
+            content = content * table.scalars(context)
         added = added + content_scale(query, terms) * (content - 1)
-    visible = allowed(terms, offsets, None)
+    visible = allowed(terms, context, None)
     if visible is not None:
         added = torch.where(visible, added, torch.nan)
     added = added.expand(*call.query.shape[:3], call.key.shape[2])[0].float().cpu()
@@ -301,8 +301,8 @@ def plot_checkpoint(
         ValueError: for no such model, one of another kind, a layer or head that it does not have, a scheme that
             `plot_model` refuses, a text without tokens, or a file that cannot be written.
     """
-    from .evaluate.commands import check_picture
-    from .evaluate.loading import load_quietly, no_such_model, refuse_missing
+    from .evaluation.commands import check_picture
+    from .evaluation.loading import load_quietly, no_such_model, refuse_missing
 
     check_picture(None if out is None else Path(out), "--out")
     try:

@@ -66,17 +66,17 @@ class Ours(nn.Module):
             nn.init.normal_(parameter, std=0.1)
 
     def forward(self, query, key, value, dropout: float = 0.0) -> torch.Tensor:
-        from hf_relpos import Offsets
+        from hf_relpos import AttentionContext
         from hf_relpos.model.attention import relative_attention
 
         length = query.shape[2]
-        offsets = Offsets(length, length, dtype=torch.promote_types(query.dtype, torch.float32))
+        context = AttentionContext(length, length, dtype=torch.promote_types(query.dtype, torch.float32))
         if self.shared is not None:
             from dataclasses import replace
 
-            offsets = replace(offsets, shared=self.shared(offsets))
-        terms = self.scheme.terms(offsets)
-        return relative_attention(self, self.backend, query, key, value, terms, offsets, None, dropout)[0]
+            context = replace(context, shared=self.shared(context))
+        terms = self.scheme.terms(context)
+        return relative_attention(self, self.backend, query, key, value, terms, context, None, dropout)[0]
 
 
 def floor(query, key, value, dropout: float = 0.0) -> torch.Tensor:
@@ -192,14 +192,14 @@ def layer_path(layer: Ours, tensors: list[torch.Tensor]) -> str:
     """What `relpos` comes to for this call."""
     from dataclasses import replace
 
-    from hf_relpos import Offsets
+    from hf_relpos import AttentionContext
     from hf_relpos.model.attention import choose
 
     batch, heads, length, _ = tensors[0].shape
-    offsets = Offsets(length, length)
+    context = AttentionContext(length, length)
     if layer.shared is not None:
-        offsets = replace(offsets, shared=layer.shared(offsets))
-    return choose(layer.scheme.terms(offsets), offsets, batch, heads, tensors[0].device, tensors[0].dtype)[0]
+        context = replace(context, shared=layer.shared(context))
+    return choose(layer.scheme.terms(context), context, batch, heads, tensors[0].device, tensors[0].dtype)[0]
 
 
 def memory(name: str, kind: str, batch: int, length: int) -> float:

@@ -40,10 +40,11 @@ from transformers import AutoModel, AutoModelForMaskedLM, PreTrainedModel
 from transformers.utils import logging
 
 from hf_relpos import demo, distil
-from hf_relpos.convert import METHODS, convert
-from hf_relpos.convert.calibrate import fold_positions
-from hf_relpos.convert.from_text import LEARNING_RATE, TABLE_LEARNING_RATE
-from hf_relpos.evaluate import (
+from hf_relpos.calibration.calibrate import fold_positions
+from hf_relpos.conversion import METHODS, convert
+from hf_relpos.conversion.learned import LEARNING_RATE, TABLE_LEARNING_RATE
+from hf_relpos.data.text import cut_windows, read_texts
+from hf_relpos.evaluation import (
     Encoder,
     Retrieval,
     difference,
@@ -64,9 +65,8 @@ from hf_relpos.evaluate import (
     similarities,
     spearman_difference,
 )
-from hf_relpos.evaluate.commands import show, windows_by_length, write_json
+from hf_relpos.evaluation.commands import show, windows_by_length, write_json
 from hf_relpos.model.scheme import is_count
-from hf_relpos.text import cut_windows, read_texts
 
 
 # Folder of --data.

@@ -69,8 +69,8 @@ def layer(name: str, backend: str, length: int, dtype: torch.dtype, device: str)
 
         scheme, terms = made.scheme, made.scheme.terms
 
-        def clipped(offsets):
-            found = terms(offsets)
+        def clipped(context):
+            found = terms(context)
             tables = tuple(
                 replace(table, row_of=lambda r, row_of=table.row_of: row_of(r.clamp(-CLIPPED, CLIPPED)))
                 for table in found.A
@@ -283,7 +283,7 @@ def run_check(out: Out, seconds: float) -> None:
 
 def check_wide(size: int, length: int, dtype: torch.dtype) -> float:
     """As `check`, for other head sizes: relative_key's formula given directly."""
-    from hf_relpos import Offsets, Table, Terms, attend
+    from hf_relpos import AttentionContext, Table, Terms, attend
     from hf_relpos.model.attention import DEVICE_WAYS
     from hf_relpos.model.lowering import lower
 
@@ -294,12 +294,12 @@ def check_wide(size: int, length: int, dtype: torch.dtype) -> float:
         rows = table.to(dtype).to(kind).requires_grad_()
         near = Table(rows, lambda r: r.clamp(-16, 16) + 16)
         terms = Terms(A=(near,), V=(near,))
-        offsets = Offsets(length, length)
+        context = AttentionContext(length, length)
         if ours:
-            form = lower(terms, offsets, tensors[0])
+            form = lower(terms, context, tensors[0])
             found = DEVICE_WAYS["cuda"].run(tensors[0], *tensors, form, 0, None, False, 0.0)
         else:
-            found = attend(*tensors, terms, offsets)[0].transpose(1, 2)
+            found = attend(*tensors, terms, context)[0].transpose(1, 2)
         torch.manual_seed(2)
         gradient = torch.randn(found.shape).to("cuda", found.dtype)
         results.append((found, *torch.autograd.grad(found, [*tensors, rows], gradient)))

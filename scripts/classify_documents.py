@@ -67,11 +67,11 @@ from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainingArgu
 from transformers.modeling_outputs import BaseModelOutput
 
 from hf_relpos import convert
-from hf_relpos.evaluate.loading import load_model, load_tokenizer
-from hf_relpos.evaluate.reading import readable_length
-from hf_relpos.evaluate.statistics import paired_bootstrap
-from hf_relpos.records import read_records
-from hf_relpos.text import special_tokens
+from hf_relpos.data.reading import readable_length
+from hf_relpos.data.records import read_records
+from hf_relpos.data.text import special_tokens
+from hf_relpos.evaluation.loading import load_model, load_tokenizer
+from hf_relpos.evaluation.statistics import paired_bootstrap
 
 
 SHARD = 25  # documents whose states are kept in one file: what an interruption loses

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer
 from transformers.utils import logging
 
 from hf_relpos.cli import parse_options
-from hf_relpos.evaluate import windowed_hidden_states
+from hf_relpos.evaluation import windowed_hidden_states
 
 
 CHARACTERS = 12  # of text for a token, more than enough

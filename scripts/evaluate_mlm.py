@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from hf_relpos.evaluate import masked_accuracy, masked_windows, random_orders
+from hf_relpos.evaluation import masked_accuracy, masked_windows, random_orders
 
 
 def evaluate(model, tokenizer, paragraphs, length, limit, seed):

@@ -44,7 +44,7 @@ IGNORE = -100
 # What is probed besides the schemes with their default options: name, then position_embedding_type and its options.
 VARIANTS = {
     "none": ("t5", {}),  # with its table frozen at zero
-    "absolute": ("absolute", {"beyond": "clip"}),
+    "absolute": ("absolute", {"out_of_range": "clip"}),
     "alibi (asymmetric)": ("alibi", {"variant": "asymmetric"}),
     "t5 (max_distance 32)": ("t5", {"max_distance": TRAINED}),
 }
@@ -91,7 +91,7 @@ Written by `{command}` on {date};
 All {count} runs took {took:.1f} CPU minutes; seeds 0 … {last_seed}. Every run: [results.json](results.json).
 
 - **Model**: `RelPosBertForTokenClassification`, {layers} layers, hidden size {hidden}, {heads} heads, P = 32, default
-  options unless the table says otherwise; `absolute` has `beyond="clip"`, so that longer rows run.
+  options unless the table says otherwise; `absolute` has `out_of_range="clip"`, so that longer rows run.
 - **Training**: {steps} batches of {batch} rows, every other batch of 32 tokens, the others of 8 to 32; AdamW, rate
   {lr}; all four tasks at once.
 - **Rows**: [CLS], random letters out of 16 with one A and one B among them, [SEP].

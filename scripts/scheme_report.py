@@ -22,7 +22,7 @@ from transformers.utils import logging
 
 from hf_relpos import SCHEMES, RelPosBertConfig
 from hf_relpos.model.attention import capable_backends
-from hf_relpos.model.scheme import BEYOND
+from hf_relpos.model.scheme import OUT_OF_RANGE
 from hf_relpos.model.schemes import build_input, build_scheme, build_shared
 from hf_relpos.plot import observe, plot_scheme
 
@@ -30,7 +30,7 @@ from hf_relpos.plot import observe, plot_scheme
 ROOT = Path(__file__).resolve().parents[1]
 CARD = ROOT / "model_cards" / "schemes.md"
 README = ROOT / "README.md"
-SECTIONS = ("schemes", "beyond")  # of README.md, between <!-- NAME --> and <!-- /NAME -->
+SECTIONS = ("schemes", "out_of_range")  # of README.md, between <!-- NAME --> and <!-- /NAME -->
 UNMEASURED = "*"
 # Originals of the schemes that have no script in scripts/golden.
 OTHER_ORIGINALS = {
@@ -44,7 +44,7 @@ Written by `python scripts/scheme_report.py --plots`; terms, parameters and back
 
 - **terms**: letters of the formula in `hf_relpos/model/formula.py`; *input*: vectors added to the embeddings.
 - **parameters**: what the scheme adds to BERT-base (12 layers, D = 768, H = 12, P = 512), shared ones counted once.
-- **beyond**: the default for inputs longer than the trained range.
+- **out_of_range**: the default for inputs longer than the trained range.
 - **error**: largest absolute difference from the original, on the stored outputs that the tests use, rounded up.
 
 """
@@ -118,15 +118,15 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
 
 
-def beyond_table() -> str:
+def out_of_range_table() -> str:
     """What happens past the trained range, and with which schemes."""
     rows = []
-    for word, meaning in BEYOND.items():
-        able = {name: scheme.beyond for name, scheme in SCHEMES.items() if word in scheme.beyond}
+    for word, meaning in OUT_OF_RANGE.items():
+        able = {name: scheme.out_of_range for name, scheme in SCHEMES.items() if word in scheme.out_of_range}
         default = ", ".join(f"`{name}`" for name, words in able.items() if words[0] == word)
         asked = ", ".join(f"`{name}`" for name, words in able.items() if words[0] != word)
         rows.append([f"`{word}`", meaning, default or "–", asked or "–"])
-    return table(["`beyond`", "past the trained range", "default of", "also an option of"], rows)
+    return table(["`out_of_range`", "past the trained range", "default of", "also an option of"], rows)
 
 
 def report(measure: bool) -> tuple[dict[str, str], str]:
@@ -142,15 +142,17 @@ def report(measure: bool) -> tuple[dict[str, str], str]:
             reached = rounded_up(error(name))
             if (reached == "–") != (name not in made_with):
                 raise SystemExit(f"{name}: an original is named, but its test has no parity(case), or the reverse")
-        beyond = scheme.options["beyond"].default
+        out_of_range = scheme.options["out_of_range"].default
         code = f"`{name}`"
-        short.append([code, letters, scheme.source, beyond, backends])
-        full.append([code, scheme.source, letters, f"{added_parameters(name):,}", beyond, backends, reached, original])
+        short.append([code, letters, scheme.source, out_of_range, backends])
+        full.append(
+            [code, scheme.source, letters, f"{added_parameters(name):,}", out_of_range, backends, reached, original]
+        )
     overview = table(["`position_embedding_type`", "terms", "source", "past the trained range", "backends"], short)
-    header = ["name", "source", "terms", "parameters", "beyond", "backends", "error", "original"]
+    header = ["name", "source", "terms", "parameters", "out_of_range", "backends", "error", "original"]
     card = CARD_HEAD + table(header, full) + PLOTS_HEAD
     card += "".join(f"\n### {name}\n\n![{name}](schemes/{name}.png)\n" for name in SCHEMES)
-    return {"schemes": overview, "beyond": beyond_table()}, card
+    return {"schemes": overview, "out_of_range": out_of_range_table()}, card
 
 
 def with_sections(readme: str, sections: dict[str, str]) -> str:

@@ -61,8 +61,8 @@ from transformers import Trainer, TrainingArguments, logging, set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
 from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertLMHeadModel
-from hf_relpos.records import OPENERS
-from hf_relpos.recurrence import IGNORED, SegmentDataset, StreamTrainer
+from hf_relpos.data.records import OPENERS
+from hf_relpos.training.stream import IGNORED, SegmentDataset, StreamTrainer
 
 
 MEMORY = "+memory"

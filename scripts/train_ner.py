@@ -60,8 +60,8 @@ from transformers import (
 )
 
 from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertForTokenClassification
-from hf_relpos.evaluate.conll import Sentence, read_conll, tag_names
-from hf_relpos.evaluate.loading import load_model, load_tokenizer
+from hf_relpos.data.conll import Sentence, read_conll, tag_names
+from hf_relpos.evaluation.loading import load_model, load_tokenizer
 
 
 IGNORE = -100

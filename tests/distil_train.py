@@ -13,7 +13,7 @@ import torch
 from transformers import BertConfig, BertForMaskedLM, BertModel, set_seed
 
 from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel
-from hf_relpos.distil import distil
+from hf_relpos.training.distil import distil
 
 
 VOCABULARY, LIMIT = 20, 16

@@ -19,8 +19,8 @@ from safetensors import safe_open
 from transformers import initialization as init
 
 from hf_relpos import SCHEMES, RelPosBertConfig
+from hf_relpos.model.context import AttentionContext
 from hf_relpos.model.modeling_relpos_bert import RelPosBertSelfAttention
-from hf_relpos.model.offsets import Offsets
 from hf_relpos.model.scheme import Scheme, SharedScheme
 from hf_relpos.model.schemes import build_shared
 
@@ -196,10 +196,10 @@ def grid_ids(height: int, width: int, outside: int = 0) -> torch.Tensor:
     return torch.cat([torch.full((outside, 2), -1), places])[None]
 
 
-def extra_offsets(name: str | list[str], batch: int, length: int) -> Offsets:
+def extra_offsets(name: str | list[str], batch: int, length: int) -> AttentionContext:
     """The same, for a single attention layer."""
     inputs = extra_inputs(name, batch, length)
-    return Offsets(length, length, relation_ids=inputs.get("relation_ids"), grid=inputs.get("position_ids"))
+    return AttentionContext(length, length, relation_ids=inputs.get("relation_ids"), grid=inputs.get("position_ids"))
 
 
 class LayerWithShared(RelPosBertSelfAttention):
@@ -209,12 +209,12 @@ class LayerWithShared(RelPosBertSelfAttention):
         super().__init__(config, is_causal=is_causal, layer_idx=layer_idx)
         self.shared_distance_embedding = build_shared(config)
 
-    def forward(self, hidden_states, attention_mask=None, past_key_values=None, offsets=None, **kwargs):
+    def forward(self, hidden_states, attention_mask=None, past_key_values=None, context=None, **kwargs):
         if self.shared_distance_embedding is not None:
             length = hidden_states.shape[1]
-            offsets = Offsets(length, length) if offsets is None else offsets
-            offsets = replace(offsets, shared=self.shared_distance_embedding(offsets))
-        return super().forward(hidden_states, attention_mask, past_key_values, offsets, **kwargs)
+            context = AttentionContext(length, length) if context is None else context
+            context = replace(context, shared=self.shared_distance_embedding(context))
+        return super().forward(hidden_states, attention_mask, past_key_values, context, **kwargs)
 
 
 @torch.no_grad()
@@ -273,9 +273,9 @@ def paper_attention(layer, hidden, real, score, value=None) -> tuple[np.ndarray,
 
 
 @torch.no_grad()
-def layer_error(layer, hidden, real, score, value=None, offsets=None) -> float:
+def layer_error(layer, hidden, real, score, value=None, context=None) -> float:
     """Largest difference between the layer and the paper, over outputs and weights."""
-    out, weights = layer(hidden, attention_mask=real[:, None, None, :], offsets=offsets)
+    out, weights = layer(hidden, attention_mask=real[:, None, None, :], context=context)
     expected_out, expected_weights = paper_attention(layer, hidden, real, score, value)
     return max(np.abs(array(out) - expected_out).max(), np.abs(array(weights) - expected_weights).max())
 

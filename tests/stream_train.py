@@ -12,7 +12,7 @@ from ddp_train import Losses, main, tiny_run
 from transformers import set_seed
 
 from hf_relpos import RelPosBertConfig, RelPosBertLMHeadModel
-from hf_relpos.recurrence import SegmentDataset, StreamTrainer
+from hf_relpos.training.stream import SegmentDataset, StreamTrainer
 
 
 WORDS, ROWS, LENGTH, STEPS, SAVED = 20, 4, 6, 8, 5

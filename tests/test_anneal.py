@@ -88,7 +88,7 @@ def test_a_full_table_is_read_as_before(monkeypatch):
 
 
 def test_gradients_of_a_faded_table():
-    table, ids = LearnedPositions(5, 3, "refuse").double(), torch.tensor([[0, 2, 2]])
+    table, ids = LearnedPositions(5, 3, "error").double(), torch.tensor([[0, 2, 2]])
 
     def run(weight, fade):
         return torch.func.functional_call(Reader(table, fade), {"table.weight": weight}, (ids,))

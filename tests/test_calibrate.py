@@ -14,14 +14,14 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, BertCon
 
 import hf_relpos
 from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel
-from hf_relpos.convert import METHODS, ConversionError, convert
-from hf_relpos.convert.batches import make_batches
-from hf_relpos.convert.calibrate import Calibrator, Settings, fold_positions
-from hf_relpos.convert.saved import Saved
-from hf_relpos.convert.windows import check_windows, octaves, shared_first
-from hf_relpos.evaluate import masked_accuracy, masked_windows, windowed_hidden_states
-from hf_relpos.model.offsets import sinusoid_concat
-from hf_relpos.text import Windows, read_texts
+from hf_relpos.calibration.batches import make_batches
+from hf_relpos.calibration.calibrate import Calibrator, Settings, fold_positions
+from hf_relpos.calibration.saved import Saved
+from hf_relpos.calibration.windows import check_windows, octaves, shared_first
+from hf_relpos.conversion import METHODS, ConversionError, convert
+from hf_relpos.data.text import Windows, read_texts
+from hf_relpos.evaluation import masked_accuracy, masked_windows, windowed_hidden_states
+from hf_relpos.model.context import sinusoid_concat
 
 
 DEMO = Path(hf_relpos.__file__).parent / "demo"
@@ -61,7 +61,7 @@ def relative_model(scheme="tables", options=None, seed=0, std=0.5, **fields):
 @pytest.mark.parametrize(
     "scheme, options",
     [
-        ("tables", {"terms": "ABV", "reach": 6}),
+        ("tables", {"terms": "ABV", "max_distance": 6}),
         ("tables", {"terms": "c", "per_head": False}),
         ("relative_key", {}),
         ("relative_key_query", {"clip": 6}),
@@ -124,7 +124,7 @@ def test_padding_changes_nothing():
 def test_a_row_that_is_too_long_is_read_in_windows():
     """What the student is given is what the evaluation takes for the reference."""
     torch.manual_seed(0)
-    teacher = relative_model("absolute", {"beyond": "refuse"})
+    teacher = relative_model("absolute", {"out_of_range": "error"})
     row = random_windows(1, 90, seed=3)[0]
     long, short = make_batches([row, row[:20]], 0, 2048, 10**6, limit=24)[::-1]
     assert long.reading is not None and long.ids.shape == (1, len(row)) and short.reading is None
@@ -149,7 +149,7 @@ def test_a_row_that_is_too_long_is_read_in_windows():
 @pytest.mark.parametrize("window", [None, 8], ids=["all keys", "window"])
 def test_long_rows_are_fitted(window):
     """On rows of four times its length a teacher with a window is followed better if such rows were fitted."""
-    teacher = relative_model("absolute", {"beyond": "refuse"})
+    teacher = relative_model("absolute", {"out_of_range": "error"})
     short, long = random_windows(60, 24), random_windows(12, 96, seed=4)
     fresh = torch.tensor(random_windows(1, 96, seed=9))
     wanted = windowed_hidden_states(teacher, fresh[0].tolist())
@@ -164,7 +164,7 @@ def test_long_rows_are_fitted(window):
 
 @pytest.mark.parametrize("long", [False, True], ids=["short rows", "long rows"])
 def test_an_interrupted_run_goes_on_where_it_was(tmp_path, long):
-    teacher = relative_model(*(("absolute", {"beyond": "refuse"}) if long else ("tables", {"terms": "ABV"})))
+    teacher = relative_model(*(("absolute", {"out_of_range": "error"}) if long else ("tables", {"terms": "ABV"})))
     windows = random_windows(40, 24) + (random_windows(8, 60, seed=4) if long else [])
 
     def calibrate(saved, stop_at=None):
@@ -401,7 +401,7 @@ def test_a_place_that_cannot_be_written(small, tmp_path, monkeypatch):
         Path(file).write_bytes(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("hf_relpos.convert.saved.save_file", full)
+    monkeypatch.setattr("hf_relpos.calibration.saved.save_file", full)
     with pytest.raises(ConversionError, match=r"layer-0.*same command goes on with them.*free some space"):
         convert(small / "bert", tmp_path / "out", **arguments)
     assert sorted(path.name for path in tmp_path.rglob("*")) == [".out.calibrate", "file", "fingerprint"]

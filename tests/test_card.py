@@ -15,9 +15,9 @@ from transformers import AutoModel, BertConfig, BertForMaskedLM, BertTokenizer
 from typer.testing import CliRunner
 
 from hf_relpos.cli import app
-from hf_relpos.convert import METHODS, ConversionError, convert
-from hf_relpos.convert.card import PICTURES, command, source_metadata
-from hf_relpos.evaluate import Fidelity
+from hf_relpos.conversion import METHODS, ConversionError, convert
+from hf_relpos.conversion.card import PICTURES, command, source_metadata
+from hf_relpos.evaluation import Fidelity
 
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "."]
@@ -65,7 +65,7 @@ def calibrated(source, tmp_path_factory):
             source,
             out,
             method="calibrate",
-            position_options={"beyond": "zero"},
+            position_options={"out_of_range": "zero"},
             texts=source.parent / "text.txt",
             method_options={"tokens": TOKENS},
             seed=3,
@@ -111,7 +111,7 @@ def test_the_card_of_a_calibration(source, calibrated):
     for words in (
         "`BertForMaskedLM` became `RelPosBertForMaskedLM`",
         f"Method `calibrate`: {METHODS['calibrate'].help}",
-        "beyond = zero",
+        "out_of_range = zero",
         f"Calibrated on {tokens:,} tokens in ",
         " windows of `text.txt`",
         "Adapters (LoRA and the like)",
@@ -186,7 +186,7 @@ def test_conversion_json_holds_it_all(calibrated):
     assert written == json.loads(json.dumps(report.to_dict()))
     assert written["asked"] == {
         "method": "calibrate",
-        "position_options": {"beyond": "zero"},
+        "position_options": {"out_of_range": "zero"},
         "method_options": {"tokens": TOKENS},
         "texts": ["text.txt"],
         "seed": 3,

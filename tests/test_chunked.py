@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from hf_relpos import (
     SCHEMES,
-    Offsets,
+    AttentionContext,
     RelPosBertForMaskedLM,
     RelPosBertLMHeadModel,
     RelPosBertModel,
@@ -75,17 +75,17 @@ def converted(terms, dtype):
     return terms, leaves_of(terms)
 
 
-def run(how, tensors, terms, offsets, mask=None, causal=False, dtype=torch.float64, ends=None):
+def run(how, tensors, terms, context, mask=None, causal=False, dtype=torch.float64, ends=None):
     """Output (B, L, H, d) and all gradients, "eager" or "chunked"; zeros for the queries from `ends` on."""
     tensors = [tensor.detach().to(dtype).requires_grad_() for tensor in tensors]
     terms, leaves = converted(terms, dtype)
     if how == "eager":
-        seen = (offsets.matrix(tensors[0].device) <= 0)[None, None] if causal else mask
-        out = attend(*tensors, terms, offsets, seen)[0].transpose(1, 2)
+        seen = (context.matrix(tensors[0].device) <= 0)[None, None] if causal else mask
+        out = attend(*tensors, terms, context, seen)[0].transpose(1, 2)
     else:
-        content, query, key = content_vectors(*tensors[:2], terms, offsets)
-        form = lower(terms, offsets, query)
-        out = chunked.chunked_attention(content, query, key, tensors[2], form, offsets.start, mask, causal, ends=ends)
+        content, query, key = content_vectors(*tensors[:2], terms, context)
+        form = lower(terms, context, query)
+        out = chunked.chunked_attention(content, query, key, tensors[2], form, context.start, mask, causal, ends=ends)
     if how == "eager" and ends is not None:
         out = out * padding(ends, out.shape[1])[..., None, None]
     torch.manual_seed(7)
@@ -97,9 +97,9 @@ def largest(one, other):
     return max(float((x - y).abs().max()) for x, y in zip(one, other, strict=True) if not (x is None and y is None))
 
 
-def window(length, reach):
-    """Keys at most `reach` places away, and the first token."""
-    near = (torch.arange(length)[:, None] - torch.arange(length)).abs() <= reach
+def window(length, max_distance):
+    """Keys at most `max_distance` places away, and the first token."""
+    near = (torch.arange(length)[:, None] - torch.arange(length)).abs() <= max_distance
     near[0] = near[:, 0] = True
     return near[None, None]
 
@@ -150,20 +150,20 @@ def test_output_and_gradients_are_eagers(length, mask, chosen):
     terms, _ = random_terms(chosen, shared, tables=2)
     if len(chosen) != 1:
         object.__setattr__(terms, "dense", (torch.randn(1 if shared else BATCH, HEADS, length, length).double(),))
-    tensors, offsets, seen = vectors(length, length), Offsets(length, length), MASKS[mask](length)
-    expected = run("eager", tensors, terms, offsets, seen)
-    got = run("chunked", tensors, terms, offsets, seen)
+    tensors, context, seen = vectors(length, length), AttentionContext(length, length), MASKS[mask](length)
+    expected = run("eager", tensors, terms, context, seen)
+    got = run("chunked", tensors, terms, context, seen)
     assert largest(got, expected) <= 1e-10
-    again = run("chunked", tensors, terms, offsets, seen)
+    again = run("chunked", tensors, terms, context, seen)
     assert all(torch.equal(one, other) for one, other in zip(got, again, strict=True) if one is not None)
 
 
 @pytest.mark.parametrize("ends", [[111, 60], [1, 48]])
 def test_queries_that_nobody_wants(ends):
     terms, _ = random_terms(ALL, False, tables=2)
-    tensors, offsets, seen = vectors(111, 111), Offsets(111, 111), padding(ends, 111)[:, None, None, :]
-    expected = run("eager", tensors, terms, offsets, seen, ends=ends)
-    got = run("chunked", tensors, terms, offsets, seen, ends=tuple(ends))
+    tensors, context, seen = vectors(111, 111), AttentionContext(111, 111), padding(ends, 111)[:, None, None, :]
+    expected = run("eager", tensors, terms, context, seen, ends=ends)
+    got = run("chunked", tensors, terms, context, seen, ends=tuple(ends))
     assert largest(got, expected) <= 1e-10
     assert all(not got[0][row, end:].any() and not got[1][row, :, end:].any() for row, end in enumerate(ends))
 
@@ -174,9 +174,9 @@ def test_queries_that_nobody_wants(ends):
 def test_causal_without_a_mask(length, keys, start):
     """Also with keys from a cache, and a static one that is not full."""
     terms, _ = random_terms(ALL, shared=False)
-    tensors, offsets = vectors(length, keys), Offsets(length, keys, start)
-    expected = run("eager", tensors, terms, offsets, causal=True)
-    assert largest(run("chunked", tensors, terms, offsets, causal=True), expected) <= 1e-11
+    tensors, context = vectors(length, keys), AttentionContext(length, keys, start)
+    expected = run("eager", tensors, terms, context, causal=True)
+    assert largest(run("chunked", tensors, terms, context, causal=True), expected) <= 1e-11
 
 
 def wide_terms(chosen, dtype):
@@ -203,9 +203,9 @@ def test_error_is_at_most_twice_eagers(chosen, mask, dtype, native, monkeypatch)
         torch.manual_seed(seed)
         terms = wide_terms(chosen, dtype)
         tensors = [torch.randn(BATCH, HEADS, length, 32).to(dtype) for _ in range(3)]
-        offsets, seen = Offsets(length, length), MASKS[mask](length)
-        exact = run("eager", tensors, terms, offsets, seen)
-        results = [run(how, tensors, terms, offsets, seen, dtype=dtype) for how in ("chunked", "eager")]
+        context, seen = AttentionContext(length, length), MASKS[mask](length)
+        exact = run("eager", tensors, terms, context, seen)
+        results = [run(how, tensors, terms, context, seen, dtype=dtype) for how in ("chunked", "eager")]
         assert {x.dtype for x in results[0]} == {dtype}
         errors = errors + torch.tensor(
             [[(x.double() - truth).square().sum() for x, truth in zip(its, exact, strict=True)] for its in results]
@@ -220,13 +220,13 @@ def test_finite_differences(shared, monkeypatch):
     terms, _ = random_terms(ALL, shared)
     terms, leaves = converted(terms, torch.float64)
     tensors = [x.requires_grad_() for x in vectors(4, 5, batch=1)]
-    offsets = Offsets(4, 5, 1)
+    context = AttentionContext(4, 5, 1)
     mask = torch.ones(1, 1, 4, 5).bool()
     mask[..., 1, 3:] = False
 
     def both(*given):  # the leaves are those of the terms
-        content, query, key = content_vectors(*given[:2], terms, offsets)
-        return chunked.chunked_attention(content, query, key, given[2], lower(terms, offsets, query), 1, mask)
+        content, query, key = content_vectors(*given[:2], terms, context)
+        return chunked.chunked_attention(content, query, key, given[2], lower(terms, context, query), 1, mask)
 
     assert torch.autograd.gradcheck(both, [*tensors, *leaves])
 
@@ -235,10 +235,10 @@ def test_finite_differences(shared, monkeypatch):
 def test_masks_that_are_not_looked_at(mask, monkeypatch):
     """As on devices that one would have to wait for: the same, if more work."""
     terms, _ = random_terms(ALL, shared=False)
-    tensors, offsets, seen = vectors(63, 63), Offsets(63, 63), MASKS[mask](63)
-    expected = run("eager", tensors, terms, offsets, seen)
+    tensors, context, seen = vectors(63, 63), AttentionContext(63, 63), MASKS[mask](63)
+    expected = run("eager", tensors, terms, context, seen)
     monkeypatch.setattr(chunked, "_may_look", lambda device: False)
-    assert largest(run("chunked", tensors, terms, offsets, seen), expected) <= 1e-10
+    assert largest(run("chunked", tensors, terms, context, seen), expected) <= 1e-10
 
 
 @pytest.mark.parametrize("length, keys, start", [(63, 63, 0), (50, 111, 61), (1, 70, 69)])
@@ -246,13 +246,13 @@ def test_masks_that_are_not_looked_at(mask, monkeypatch):
 def test_strided_view(chosen, length, keys, start):
     """Inference by a view and SDPA, with every mask; the strides of the view are those that fused kernels want."""
     terms, _ = random_terms(frozenset(chosen), shared=start == 0, tables=2)
-    tensors, offsets = vectors(length, keys), Offsets(length, keys, start)
-    content, query, key = content_vectors(*tensors[:2], terms, offsets)
-    form = lower(terms, offsets, query)
+    tensors, context = vectors(length, keys), AttentionContext(length, keys, start)
+    content, query, key = content_vectors(*tensors[:2], terms, context)
+    form = lower(terms, context, query)
     masks = {"none": None, "keys": torch.arange(keys)[None, None, None] % 7 != 3, "causal": None}
     for name, mask in masks.items():
-        seen = (offsets.matrix(CPU) <= 0)[None, None] if name == "causal" else mask
-        expected = attend(*tensors, terms, offsets, seen)[0].transpose(1, 2)
+        seen = (context.matrix(CPU) <= 0)[None, None] if name == "causal" else mask
+        expected = attend(*tensors, terms, context, seen)[0].transpose(1, 2)
         got = strided.strided_attention(content, query, key, tensors[2], form, start, mask, name == "causal")
         assert (got - expected).abs().max() <= 1e-12
     if form.A is not None:
@@ -266,10 +266,10 @@ def test_scheme_that_hides_keys():
     terms, _ = random_terms(frozenset("A"), shared=False)
     allow = type(terms.A[0])(heads, lambda r: r.sign() + 1)
     object.__setattr__(terms, "allow", (allow,))
-    tensors, offsets = vectors(63, 63), Offsets(63, 63)
+    tensors, context = vectors(63, 63), AttentionContext(63, 63)
     for mask in (None, MASKS["padding"](63), left_padding(63)):
-        expected = run("eager", tensors, terms, offsets, mask)
-        assert largest(run("chunked", tensors, terms, offsets, mask), expected) <= 1e-11
+        expected = run("eager", tensors, terms, context, mask)
+        assert largest(run("chunked", tensors, terms, context, mask), expected) <= 1e-11
         assert (expected[0][:, 0, 0] == 0).all()
 
 
@@ -277,16 +277,16 @@ def test_other_rows_of_the_batch_change_nothing():
     """Bit for bit, and neither does right padding, nor what stands there."""
     terms, _ = random_terms(ALL, shared=True)
     tensors = vectors(100, 100)
-    together = run("chunked", tensors, terms, Offsets(100, 100), padding([100, 70], 100)[:, None, None, :])[0]
+    together = run("chunked", tensors, terms, AttentionContext(100, 100), padding([100, 70], 100)[:, None, None, :])[0]
     noise = [x.clone() for x in tensors]
     for x in noise:
         x[1, :, 70:] = torch.randn_like(x[1, :, 70:])
-    elsewhere = run("chunked", noise, terms, Offsets(100, 100), padding([100, 70], 100)[:, None, None, :])[0]
+    elsewhere = run("chunked", noise, terms, AttentionContext(100, 100), padding([100, 70], 100)[:, None, None, :])[0]
     assert torch.equal(together[0], elsewhere[0]) and torch.equal(together[1, :70], elsewhere[1, :70])
-    alone = run("chunked", [x[:1] for x in tensors], terms, Offsets(100, 100))[0]
+    alone = run("chunked", [x[:1] for x in tensors], terms, AttentionContext(100, 100))[0]
     assert torch.equal(together[:1], alone)
     short = [x[1:, :, :70] for x in tensors]
-    assert (together[1:, :70] - run("chunked", short, terms, Offsets(70, 70))[0]).abs().max() <= 1e-12
+    assert (together[1:, :70] - run("chunked", short, terms, AttentionContext(70, 70))[0]).abs().max() <= 1e-12
 
 
 # Memory and work -------------------------------------------------------------------------------------------------
@@ -296,10 +296,10 @@ def test_memory_is_linear_in_the_length():
     """No operation of forward or backward returns anything near B·H·L·K or L·K elements."""
     length = 1200
     terms, _ = random_terms(ALL, shared=True)
-    tensors, offsets = vectors(length, length), Offsets(length, length)
+    tensors, context = vectors(length, length), AttentionContext(length, length)
     mask = padding([length, length // 2], length)[:, None, None, :]
     with Largest() as seen:
-        run("chunked", tensors, terms, offsets, mask)
+        run("chunked", tensors, terms, context, mask)
     assert seen.elements <= 8 * BATCH * HEADS * length * SIZE < length * length // 4
 
 
@@ -328,7 +328,7 @@ def test_a_window_costs_what_it_shows():
     ):
         tensors = vectors(length, length)
         with Multiplications() as products:
-            run("chunked", tensors, terms, Offsets(length, length), mask)
+            run("chunked", tensors, terms, AttentionContext(length, length), mask)
         cost[kind] = products.count
     assert cost["window"] <= 0.45 * cost["all"] and cost["window"] <= 0.8 * cost["wide"] < 0.8 * cost["all"]
     assert cost["pack"] <= 1.01 * 5 * cost["document"]
@@ -336,11 +336,11 @@ def test_a_window_costs_what_it_shows():
 
 def test_clipped_rows_are_multiplied_once():
     terms, _ = random_terms(frozenset("AB"), shared=True)  # clipped to ±3, and 5 rows that repeat
-    tensors, offsets = vectors(480, 480), Offsets(480, 480)
+    tensors, context = vectors(480, 480), AttentionContext(480, 480)
     cost = []
     for chosen in (Terms(scale=0.3, A=terms.A), Terms(scale=0.3, A=terms.B), Terms(scale=0.3)):
         with Multiplications() as products:
-            run("chunked", tensors, chosen, offsets)
+            run("chunked", tensors, chosen, context)
         cost.append(products.count)
     assert cost[0] - cost[2] <= 0.3 * (cost[1] - cost[2])
 
@@ -360,11 +360,11 @@ def test_workspace_is_kept_and_released(monkeypatch):
 # Dropout ---------------------------------------------------------------------------------------------------------
 
 
-def dropped_out(tensors, terms, offsets, rate, seed, mask=None):
+def dropped_out(tensors, terms, context, rate, seed, mask=None):
     torch.manual_seed(seed)
-    content, query, key = content_vectors(*tensors[:2], terms, offsets)
+    content, query, key = content_vectors(*tensors[:2], terms, context)
     return chunked.chunked_attention(
-        content, query, key, tensors[2], lower(terms, offsets, query), 0, mask, dropout=rate
+        content, query, key, tensors[2], lower(terms, context, query), 0, mask, dropout=rate
     )
 
 
@@ -374,9 +374,9 @@ def test_dropout_is_fair(rate):
     length = 200
     tensors = vectors(length, length)
     tensors[2] = torch.eye(length, dtype=torch.float64).expand(BATCH, HEADS, -1, -1)  # the output is the weights
-    terms, offsets = Terms(), Offsets(length, length)
-    weights = dropped_out(tensors, terms, offsets, rate, 11).transpose(1, 2)
-    whole = dropped_out(tensors, terms, offsets, 0.0, 0).transpose(1, 2)
+    terms, context = Terms(), AttentionContext(length, length)
+    weights = dropped_out(tensors, terms, context, rate, 11).transpose(1, 2)
+    whole = dropped_out(tensors, terms, context, 0.0, 0).transpose(1, 2)
     kept = weights != 0
     count = kept.numel()
     assert abs(1 - kept.double().mean() - rate) <= 4 * (rate * (1 - rate) / count) ** 0.5
@@ -385,9 +385,9 @@ def test_dropout_is_fair(rate):
         assert (share - rate).abs().max() <= 6 * (rate * (1 - rate) / length) ** 0.5
     assert torch.allclose(weights[kept], whole[kept] / (1 - round(rate * 65536) / 65536), rtol=1e-12)
     assert not torch.equal(kept[0], kept[1]) and not torch.equal(kept[:, 0], kept[:, 1])
-    other = dropped_out(tensors, terms, offsets, rate, 1).transpose(1, 2) != 0
+    other = dropped_out(tensors, terms, context, rate, 1).transpose(1, 2) != 0
     assert not torch.equal(kept, other)
-    assert torch.equal(dropped_out(tensors, terms, offsets, rate, 11).transpose(1, 2), weights)
+    assert torch.equal(dropped_out(tensors, terms, context, rate, 11).transpose(1, 2), weights)
 
 
 @pytest.mark.parametrize("mask", ["none", "window"])
@@ -396,14 +396,14 @@ def test_dropout_is_replayed_in_the_backward(mask):
     length = 63
     terms, _ = random_terms(ALL, shared=False)
     terms, leaves = converted(terms, torch.float64)
-    tensors, offsets, seen = vectors(length, length), Offsets(length, length), MASKS[mask](length)
+    tensors, context, seen = vectors(length, length), AttentionContext(length, length), MASKS[mask](length)
     shown = [*tensors[:2], torch.eye(length, dtype=torch.float64).expand(BATCH, HEADS, -1, -1)]
-    kept = dropped_out(shown, Terms(scale=0.3), offsets, 0.3, 5, seen).transpose(1, 2) != 0
+    kept = dropped_out(shown, Terms(scale=0.3), context, 0.3, 5, seen).transpose(1, 2) != 0
     tensors = [x.requires_grad_() for x in tensors]
-    out = dropped_out(tensors, terms, offsets, 0.3, 5, seen)
-    _, weights = attend(*tensors, terms, offsets, seen)
+    out = dropped_out(tensors, terms, context, 0.3, 5, seen)
+    _, weights = attend(*tensors, terms, context, seen)
     weights = weights * kept / (1 - round(0.3 * 65536) / 65536)
-    values = tensors[2][:, :, None] + terms.V[0].rows[:, terms.V[0].row_of(offsets.matrix(out.device))]
+    values = tensors[2][:, :, None] + terms.V[0].rows[:, terms.V[0].row_of(context.matrix(out.device))]
     expected = (weights[..., None] * values).sum(-2).transpose(1, 2)
     assert (out - expected).abs().max() <= 1e-12
     gradient = torch.randn_like(out)
@@ -477,7 +477,7 @@ def test_attention_weights_are_there_when_wanted(name):
 def call(terms=None, length=64, **changes):
     terms = Terms(c=random_terms(frozenset("c"), True)[0].c) if terms is None else terms
     given = {"batch": 4, "heads": 12, "device": torch.device("cpu"), "dtype": torch.float32, **changes}
-    return choose(terms, Offsets(length, length), **given)
+    return choose(terms, AttentionContext(length, length), **given)
 
 
 def test_what_is_chosen(monkeypatch):
@@ -553,7 +553,7 @@ def test_the_way_is_logged_once(caplog):
     try:
         with caplog.at_level("INFO", logger="hf_relpos"):
             for _ in range(2):
-                relative_attention(module, "relpos", *tensors, terms, Offsets(30, 30), None)
+                relative_attention(module, "relpos", *tensors, terms, AttentionContext(30, 30), None)
     finally:
         logging.set_verbosity_warning()
     said = [record.message for record in caplog.records if "takes chunked" in record.message]

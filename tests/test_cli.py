@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from hf_relpos import SCHEMES, cli
 from hf_relpos.cli import app, parse_options, plain_warnings
-from hf_relpos.convert import METHODS
+from hf_relpos.conversion import METHODS
 
 
 @pytest.fixture(autouse=True)

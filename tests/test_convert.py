@@ -14,10 +14,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, BertConfig, BertTokenizer
 
-import hf_relpos.convert
+import hf_relpos
 from hf_relpos import SCHEMES, RelPosBertForMaskedLM, RelPosBertModel
-from hf_relpos.convert import METHODS, ConversionError, ConversionReport, convert, verify
-from hf_relpos.convert.names import BASE_RULES, RULES, inverse, is_scheme, to_old, to_stock
+from hf_relpos.conversion import METHODS, ConversionError, ConversionReport, convert, verify
+from hf_relpos.conversion.names import BASE_RULES, RULES, inverse, is_scheme, to_old, to_stock
 from hf_relpos.model.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
 from hf_relpos.model.scheme import Option, is_count, is_number
 
@@ -210,7 +210,7 @@ def test_options_reach_the_scheme(tmp_path):
     report = convert(source, tmp_path / "out", position_embedding_type="shaw", position_options={"clip": 5})
     model = RelPosBertModel.from_pretrained(tmp_path / "out")
     assert model.encoder.layer[0].attention.self.distance_embedding.key.shape == (11, 8)
-    assert report.position_options == {"clip": 5, "per_head": False, "beyond": "clip"}
+    assert report.position_options == {"clip": 5, "per_head": False, "out_of_range": "clip"}
 
 
 # --- names, in both directions
@@ -463,7 +463,7 @@ def test_report(tmp_path):
 
 
 def test_the_module_is_the_function():
-    """`hf_relpos.convert(…)` works, whether or not the submodule was imported before."""
+    """`hf_relpos.convert(…)` is the converter."""
     with pytest.raises(ConversionError, match="method = 'none' is unknown"):
         hf_relpos.convert("a", "b", method="none")
 
@@ -891,7 +891,7 @@ def test_a_repository_of_the_hub(tmp_path, hub):
     hub.run(
         f"""
         import pytest
-        from hf_relpos.convert import ConversionError, convert
+        from hf_relpos.conversion import ConversionError, convert
 
         report = convert("user/stock", {str(tmp_path / "out")!r})
         assert report.source == "user/stock" and report.revision == {commit!r}, report.revision

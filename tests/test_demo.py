@@ -3,7 +3,7 @@
 import pytest
 from transformers import AutoModelForMaskedLM
 
-from hf_relpos.convert import ConversionError
+from hf_relpos.conversion import ConversionError
 from hf_relpos.demo import run_demo
 
 

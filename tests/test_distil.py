@@ -12,8 +12,17 @@ from launching import run_python
 from transformers import BertConfig, BertForMaskedLM, BertModel, RobertaConfig, RobertaModel, TrainerCallback
 
 from hf_relpos import RelPosBertConfig, RelPosBertModel
-from hf_relpos.distil import DEFAULT_LOSSES, LOSSES, Batches, collate, distil, loss_parts, read_outputs, row_targets
-from hf_relpos.evaluate import windowed_hidden_states
+from hf_relpos.evaluation import windowed_hidden_states
+from hf_relpos.training.distil import (
+    DEFAULT_LOSSES,
+    LOSSES,
+    Batches,
+    collate,
+    distil,
+    loss_parts,
+    read_outputs,
+    row_targets,
+)
 
 
 CPU = {"use_cpu": True}

@@ -23,7 +23,8 @@ from transformers import (
 )
 
 from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel
-from hf_relpos.evaluate import (
+from hf_relpos.data.reading import BATCH_TOKENS, batches, pad, pool
+from hf_relpos.evaluation import (
     Fidelity,
     LengthFidelity,
     attention_divergence,
@@ -40,7 +41,6 @@ from hf_relpos.evaluate import (
     verdict,
     windowed_hidden_states,
 )
-from hf_relpos.evaluate.reading import BATCH_TOKENS, batches, pad, pool
 
 
 CLS, SEP, MASK = 1, 2, 3
@@ -243,7 +243,7 @@ def test_readable_length():
     assert readable_length(roberta()) == 16  # of 18 positions, those after the padding id
     assert readable_length(tiny_model(RelPosBertModel, "alibi")) is None
     assert readable_length(tiny_model(RelPosBertModel, "absolute")) == 16
-    assert readable_length(tiny_model(RelPosBertModel, "absolute", position_options={"beyond": "clip"})) is None
+    assert readable_length(tiny_model(RelPosBertModel, "absolute", position_options={"out_of_range": "clip"})) is None
     assert readable_length(tiny_model(RelPosBertModel, "alibi", absolute_position_embeddings=True)) == 16
     assert default_lengths(512) == default_lengths(None) == [16, 64, 128, 256, 512, 1024, 2048]
     assert default_lengths(100) == [16, 64, 100, 200, 400]

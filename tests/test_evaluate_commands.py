@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel
 from hf_relpos.cli import app
-from hf_relpos.evaluate import load_encoder, rank_correlation, similarities
-from hf_relpos.evaluate.commands import check_writable, write_json
-from hf_relpos.evaluate.records import read_pairs
-from hf_relpos.evaluate.similarity import pair_vectors
+from hf_relpos.data.pairs import read_pairs
+from hf_relpos.evaluation import load_encoder, rank_correlation, similarities
+from hf_relpos.evaluation.commands import check_writable, write_json
+from hf_relpos.evaluation.similarity import pair_vectors
 
 
 WORDS = [

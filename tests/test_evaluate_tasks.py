@@ -14,7 +14,7 @@ from oracles import stir
 from transformers import BertConfig, BertModel, BertTokenizer
 from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
 
-from hf_relpos.evaluate import (
+from hf_relpos.evaluation import (
     Encoder,
     Pair,
     Query,

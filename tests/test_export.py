@@ -6,8 +6,8 @@ import torch
 from oracles import tiny_config, tiny_model
 
 from hf_relpos import RelPosBertForMaskedLM
-from hf_relpos.convert import ConversionError, export_tables, resize_tables
-from hf_relpos.convert.export import table_rows
+from hf_relpos.conversion import ConversionError, export_tables, resize_tables
+from hf_relpos.conversion.export import table_rows
 
 
 def source(**options):
@@ -26,7 +26,7 @@ def logits(model):
         ("relative_key", {}, {"terms": "A", "per_head": False, "storage": "rows"}),
         ("shaw", {"clip": 15}, {"terms": "AV", "per_head": False}),
         ("shaw", {"clip": 15, "per_head": True}, {"terms": "AV"}),
-        ("shaw", {"clip": 4, "per_head": True}, {"terms": "AV", "reach": 4}),
+        ("shaw", {"clip": 4, "per_head": True}, {"terms": "AV", "max_distance": 4}),
     ],
 )
 def test_exact_where_the_target_can_hold_it(target, options, tables):
@@ -76,7 +76,7 @@ SOURCES = {
     "relative_key albert": {"scaling": "albert"},
     "relative_key_query": {},
     "relative_key_query esm": {"scaling": "esm"},
-    "shaw": {"clip": 4, "beyond": "zero"},
+    "shaw": {"clip": 4, "out_of_range": "zero"},
     "shaw per head": {"clip": 9, "per_head": True},
     "music": {"values": True},
     "music causal": {"causal": True, "max_relative_position": 5},
@@ -185,9 +185,9 @@ def test_a_clip_inside_the_table_is_the_range():
 
 def test_what_cannot_be_resized():
     model = source()
-    for reach in (0, -3, 2.5, True, None):
+    for max_distance in (0, -3, 2.5, True, None):
         with pytest.raises(ConversionError, match=r"reach = .*: give the largest distance"):
-            resize_tables(model, reach)
+            resize_tables(model, max_distance)
     with pytest.raises(ConversionError, match="fill = 'zero' is unknown"):
         resize_tables(model, 8, "zero")
     for scheme in ("alibi", "t5", "nezha", ["relative_key", "alibi"]):

@@ -17,13 +17,13 @@ from transformers import CONFIG_MAPPING, AutoModel, BertConfig
 from typer.testing import CliRunner
 
 import hf_relpos
-from hf_relpos import Offsets, RelPosBertConfig, RelPosBertModel
+from hf_relpos import AttentionContext, RelPosBertConfig, RelPosBertModel
 from hf_relpos.cli import app
-from hf_relpos.convert import ConversionError, attention_config, attention_weights, checkpoint, convert
-from hf_relpos.convert.families import COUNTERPARTS, FAMILIES
-from hf_relpos.convert.layers import LAYER_FAMILIES
-from hf_relpos.convert.names import inverse, is_scheme
-from hf_relpos.convert.source import DTYPES
+from hf_relpos.conversion import ConversionError, attention_config, attention_weights, checkpoint, convert
+from hf_relpos.conversion.families import COUNTERPARTS, FAMILIES
+from hf_relpos.conversion.layers import LAYER_FAMILIES
+from hf_relpos.conversion.names import inverse, is_scheme
+from hf_relpos.conversion.source import DTYPES
 
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -486,8 +486,8 @@ def test_xlnet(case):
     found = part(tensors, f"{case}.")
     layer = with_weights("xlnet", tensors, 0, {**sizes, **sizes["cases"][case]})
     length = found["hidden_states"].shape[1]
-    offsets = Offsets(length, length, token_type_ids=found["token_type_ids"])
-    assert_attends(layer, found, weights="attn_prob", skip=sizes["cases"][case]["mlen"], offsets=offsets)
+    context = AttentionContext(length, length, token_type_ids=found["token_type_ids"])
+    assert_attends(layer, found, weights="attn_prob", skip=sizes["cases"][case]["mlen"], context=context)
 
 
 DEBERTA = golden("deberta")[0]["cases"]

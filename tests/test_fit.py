@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hf_relpos import RelPosBertConfig
-from hf_relpos.convert.fit import (
+from hf_relpos.calibration.fit import (
     Block,
     Parameters,
     Ridge,
@@ -20,8 +20,8 @@ from hf_relpos.convert.fit import (
     tables_of,
     zeros_like,
 )
+from hf_relpos.model.context import AttentionContext
 from hf_relpos.model.formula import attend
-from hf_relpos.model.offsets import Offsets
 from hf_relpos.model.schemes import build_scheme
 
 
@@ -56,8 +56,8 @@ def block_of(length, first, rows, batch=3, seed=0, scheme=None):
         wanted = torch.softmax(content + draw(*content.shape), -1)
         outputs = wanted @ values + draw(batch, HEADS, length, SIZE)
     else:
-        offsets = Offsets(length, length, dtype=torch.float64)
-        outputs, wanted = attend(query, key, values, scheme.terms(offsets), offsets, visible)
+        context = AttentionContext(length, length, dtype=torch.float64)
+        outputs, wanted = attend(query, key, values, scheme.terms(context), context, visible)
     weight = torch.ones(batch, rows, dtype=torch.float64)
     weight[-1, max(0, length - 3 - first) :] = 0
     return Block(
@@ -73,11 +73,11 @@ SHAPES = [(40, 0, 32), (40, 32, 8), (7, 0, 7), (70, 32, 32)]
 def test_scores_are_those_of_the_formula(name, length, first, rows):
     scheme = scheme_of(name, **({"terms": "ABcV"} if name == "tables" else {}))
     block = block_of(length, first, rows)
-    offsets = Offsets(length, length, dtype=torch.float64)
+    context = AttentionContext(length, length, dtype=torch.float64)
     query = torch.zeros(HEADS, 3, length, SIZE, dtype=torch.float64)
     query[:, :, first : first + rows] = block.query.flip(2)
     _, expected = attend(
-        *(x.transpose(0, 1) for x in (query, block.key, block.values)), scheme.terms(offsets), offsets
+        *(x.transpose(0, 1) for x in (query, block.key, block.values)), scheme.terms(context), context
     )
     content = block.query @ block.key.transpose(-1, -2) * scheme.scale
     found = torch.softmax(content + scores(tables_of(scheme, length), block), -1)
@@ -100,7 +100,7 @@ def test_the_gradient_is_the_transpose(length, first, rows):
 
 @pytest.mark.parametrize("name", ["tables", "relative_key", "relative_key_query", "shaw"])
 def test_the_first_step_is_the_dense_least_squares_solution(name):
-    scheme = scheme_of(name, **({"terms": "ABc", "reach": 20} if name == "tables" else {}))
+    scheme = scheme_of(name, **({"terms": "ABc", "max_distance": 20} if name == "tables" else {}))
     blocks = [block_of(24, 0, 24, seed=1), block_of(40, 32, 8, seed=2)]
     parameters = Parameters(scheme, "ABcu", 40)
     fit = ScoreFit(parameters, blocks)
@@ -127,7 +127,7 @@ def test_the_first_step_is_the_dense_least_squares_solution(name):
 
 
 def test_newton_reaches_a_stationary_point():
-    scheme = scheme_of(terms="ABc", reach=20)
+    scheme = scheme_of(terms="ABc", max_distance=20)
     blocks = [block_of(24, 0, 24, seed=1), block_of(40, 32, 8, seed=2)]
     parameters = Parameters(scheme, "ABcu", 40)
     fit = ScoreFit(parameters, blocks)
@@ -155,8 +155,8 @@ def test_newton_reaches_a_stationary_point():
 
 
 def test_scores_of_a_known_scheme_are_found_again():
-    known = scheme_of(terms="ABc", reach=20)
-    student = scheme_of(terms="ABc", reach=20)
+    known = scheme_of(terms="ABc", max_distance=20)
+    student = scheme_of(terms="ABc", max_distance=20)
     blocks = [
         block_of(40, first, rows, seed=seed, scheme=known, batch=8)
         for seed in range(6)
@@ -170,8 +170,8 @@ def test_scores_of_a_known_scheme_are_found_again():
 
 
 def test_values_are_the_dense_least_squares_solution():
-    known = scheme_of(terms="V", reach=20)
-    scheme = scheme_of(terms="V", reach=20)
+    known = scheme_of(terms="V", max_distance=20)
+    scheme = scheme_of(terms="V", max_distance=20)
     blocks = [block_of(40, 0, 32, seed=seed, scheme=known) for seed in range(4)]
     attentions = [block.target for block in blocks]
     parameters = Parameters(scheme, "V", 40)
@@ -185,12 +185,12 @@ def test_values_are_the_dense_least_squares_solution():
 
 def test_sums_over_processes_are_those_of_one():
     blocks = [block_of(24, 0, 24, seed=seed) for seed in range(4)]
-    alone = scheme_of(terms="ABcV", reach=20)
+    alone = scheme_of(terms="ABcV", max_distance=20)
     parameters = Parameters(alone, "ABcu", 24)
     ScoreFit(parameters, blocks).solve(1e-2, 1e-1, newton=2, iterations=8)
 
     # two processes in turn: what the other one adds comes from a rehearsal
-    whole = scheme_of(terms="ABcV", reach=20)
+    whole = scheme_of(terms="ABcV", max_distance=20)
     split = Parameters(whole, "ABcu", 24)
     halves = [blocks[::2], blocks[1::2]]
 
@@ -204,7 +204,7 @@ def test_sums_over_processes_are_those_of_one():
 
     fit = Both(split, blocks)
     ordered = [block for half in halves for block in half]
-    reference = ScoreFit(Parameters(scheme_of(terms="ABcV", reach=20), "ABcu", 24), ordered)
+    reference = ScoreFit(Parameters(scheme_of(terms="ABcV", max_distance=20), "ABcu", 24), ordered)
     reference.solve(1e-2, 1e-1, newton=2, iterations=8)
     torch.testing.assert_close(reference.parameters.flat(), parameters.flat(), rtol=0, atol=1e-10)
     assert fit is not None

@@ -11,7 +11,7 @@ from torch.autograd import gradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hf_relpos import Offsets, Table, Terms, attend
+from hf_relpos import AttentionContext, Table, Terms, attend
 from hf_relpos.model.attention import BACKENDS, relative_attention
 
 
@@ -27,9 +27,9 @@ def combination_id(chosen) -> str:
     return "+".join(letter for letter in LETTERS if letter in chosen) or "none"
 
 
-def clipped(reach):
+def clipped(max_distance):
     """Offset to row: clip to ±reach, from 0."""
-    return lambda r: r.clamp(-reach, reach) + reach
+    return lambda r: r.clamp(-max_distance, max_distance) + max_distance
 
 
 # Three maps from offsets to rows, as tensors and as plain integers; rows 7, 5 and 4.
@@ -89,8 +89,8 @@ def compare(
     """Run both; the largest difference must be rounding."""
     query = random_tensor(BATCH, HEADS, length, SIZE)
     key, value = random_tensor(BATCH, HEADS, keys, SIZE), random_tensor(BATCH, HEADS, keys, SIZE)
-    offsets = Offsets(length, keys, torch.tensor([start]) if as_tensor else start, temperature=temperature)
-    out, weights = attend(query, key, value, terms, offsets, mask)
+    context = AttentionContext(length, keys, torch.tensor([start]) if as_tensor else start, temperature=temperature)
+    out, weights = attend(query, key, value, terms, context, mask)
     expected_out, expected_weights = formula_by_loop(
         array(query),
         array(key),
@@ -218,7 +218,7 @@ def test_hidden_rows_are_finite(kind, dtype):
     mask[0] = True
     if kind == "additive":
         mask = torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
-    out, weights = attend(query, key, value, terms, Offsets(5, 5), mask)
+    out, weights = attend(query, key, value, terms, AttentionContext(5, 5), mask)
     assert out.dtype == weights.dtype == dtype
     assert out.isfinite().all() and weights.isfinite().all()
 
@@ -227,9 +227,9 @@ def test_dropout_drops_weights_on_both_sides():
     """The weights that come back are those used, for v and for V alike."""
     terms, plain = random_terms(ALL, shared=False)
     query, key, value = (random_tensor(1, HEADS, 6, SIZE) for _ in range(3))
-    offsets = Offsets(6, 6)
-    _, undropped = attend(query, key, value, terms, offsets)
-    out, weights = attend(query, key, value, terms, offsets, dropout=0.5)
+    context = AttentionContext(6, 6)
+    _, undropped = attend(query, key, value, terms, context)
+    out, weights = attend(query, key, value, terms, context, dropout=0.5)
     kept = weights != 0
     assert 0.2 < kept.double().mean() < 0.8
     assert (weights[kept] - 2 * undropped[kept]).abs().max() <= 1e-12
@@ -255,8 +255,8 @@ def test_gradients_by_finite_differences(shared, rotate, warm):
 
     def run(query, key, value, u, *rows):
         tables = {letter: (Table(table, row_of),) for letter, table, row_of in zip(letters, rows, maps, strict=True)}
-        offsets = Offsets(3, 5, start=2, temperature=temperature)
-        return attend(query, key, value, Terms(scale=SCALE, u=u, rotate=rotate, **tables), offsets, mask)
+        context = AttentionContext(3, 5, start=2, temperature=temperature)
+        return attend(query, key, value, Terms(scale=SCALE, u=u, rotate=rotate, **tables), context, mask)
 
     assert gradcheck(run, [tensor.detach().requires_grad_() for tensor in inputs])
 
@@ -271,10 +271,10 @@ def test_backends_lower_every_combination(chosen, backend, shared, warm):
     module.is_causal = False
     terms, _ = random_terms(chosen, shared)
     query, key, value = (random_tensor(BATCH, HEADS, length, SIZE).float() for length in (3, 5, 5))
-    offsets = Offsets(3, 5, start=2, temperature=1 + torch.rand(BATCH, 1, 3) if warm else None)
-    expected, _ = attend(query, key, value, terms, offsets)
+    context = AttentionContext(3, 5, start=2, temperature=1 + torch.rand(BATCH, 1, 3) if warm else None)
+    expected, _ = attend(query, key, value, terms, context)
     with torch.no_grad(), uncompiled():
-        got, _ = relative_attention(module, backend, query, key, value, terms, offsets, mask=None)
+        got, _ = relative_attention(module, backend, query, key, value, terms, context, mask=None)
     assert (got - expected.transpose(1, 2)).abs().max() <= 1e-5
 
 
@@ -291,7 +291,7 @@ def test_hidden_rows_are_finite_under_a_large_bias(backend, kind, dtype):
     mask[0] = True
     if kind == "additive":
         mask = torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
-    out, _ = relative_attention(module, backend, query, key, value, terms, Offsets(5, 5), mask)
+    out, _ = relative_attention(module, backend, query, key, value, terms, AttentionContext(5, 5), mask)
     assert out.isfinite().all()
 
 
@@ -323,11 +323,11 @@ def test_nothing_of_size_length_times_keys_times_d(shared):
     terms = Terms(scale=size**-0.5, A=table(size), B=table(size), u=u, c=table(), c_outer=table(), V=table(size))
     limit = batch * heads * length * max(length, rows)
     with LargestTensor() as seen:
-        out, _ = attend(query, key, value, terms, Offsets(length, length))
+        out, _ = attend(query, key, value, terms, AttentionContext(length, length))
         out.square().sum().backward()
     assert query.grad is not None and terms.V[0].rows.grad is not None
     assert seen.elements <= limit
 
     with LargestTensor() as seen:  # what is to be avoided is seen
-        terms.A[0].rows[0][Offsets(length, length).matrix(query.device) + length - 1]
+        terms.A[0].rows[0][AttentionContext(length, length).matrix(query.device) + length - 1]
     assert seen.elements == length * length * size > limit

@@ -10,7 +10,7 @@ from oracles import padding, stir, tiny_config
 from test_chunked import left_padding, window
 from test_formula import clipped
 
-from hf_relpos import Offsets, RelPosBertForMaskedLM, Table, Terms, attend, explain_backend, kernels
+from hf_relpos import AttentionContext, RelPosBertForMaskedLM, Table, Terms, attend, explain_backend, kernels
 from hf_relpos.kernels import ops
 from hf_relpos.model import attention, chunked
 from hf_relpos.model.attention import DeviceWay, choose
@@ -92,23 +92,23 @@ def terms_of(leaves):
     return Terms(u=leaves.get("u"), **tables)
 
 
-def by_kernels(leaves, offsets, mask=None, causal=False, dropout=0.0):
+def by_kernels(leaves, context, mask=None, causal=False, dropout=0.0):
     terms = terms_of(leaves)
-    content, query, key = content_vectors(leaves["query"], leaves["key"], terms, offsets)
-    form = lower(terms, offsets, query)
-    return kernels.run(content, query, key, leaves["value"], form, offsets.start, mask, causal, dropout)
+    content, query, key = content_vectors(leaves["query"], leaves["key"], terms, context)
+    form = lower(terms, context, query)
+    return kernels.run(content, query, key, leaves["value"], form, context.start, mask, causal, dropout)
 
 
-def by_formula(leaves, offsets, mask=None, causal=False, kept=None):
+def by_formula(leaves, context, mask=None, causal=False, kept=None):
     """With zeros for queries that see nothing; `kept` are factors of the weights."""
     terms, seen = terms_of(leaves), mask
     if causal:
-        seen = (offsets.matrix(CPU) <= 0)[None, None]
-    out, weights = attend(leaves["query"], leaves["key"], leaves["value"], terms, offsets, seen)
+        seen = (context.matrix(CPU) <= 0)[None, None]
+    out, weights = attend(leaves["query"], leaves["key"], leaves["value"], terms, context, seen)
     if kept is not None:
         weights = weights * kept
         out = weights @ leaves["value"]
-        if (positional := position_values(weights, terms, offsets)) is not None:
+        if (positional := position_values(weights, terms, context)) is not None:
             out = out + positional
     if seen is not None:
         out = out * seen.any(-1, keepdim=True)
@@ -155,32 +155,32 @@ CASES = {
 def test_output_and_gradients_are_eagers(case, interpreted):
     """In float32, to 2e-5 of the largest entry of each result."""
     letters, batch, heads, length, keys, start, mask, causal = CASES[case]
-    exact, offsets = make(letters, batch, heads, length, keys), Offsets(length, keys, start)
-    expected = with_gradients(by_formula, exact, offsets, mask, causal)
-    got = with_gradients(by_kernels, of_dtype(exact, torch.float32), offsets, mask, causal)
+    exact, context = make(letters, batch, heads, length, keys), AttentionContext(length, keys, start)
+    expected = with_gradients(by_formula, exact, context, mask, causal)
+    got = with_gradients(by_kernels, of_dtype(exact, torch.float32), context, mask, causal)
     assert close(got, expected, 2e-5)
 
 
 def test_in_chunks_of_heads_and_queries_and_twice(interpreted, monkeypatch):
     """Workspace for one pair at a time and then for some of the queries: the same; and bit by bit in every run."""
-    leaves, offsets = make("ABcV", 1, 2, 150, 150, torch.float32), Offsets(150, 150)
-    expected = with_gradients(by_formula, of_dtype(leaves, torch.float64), offsets)
+    leaves, context = make("ABcV", 1, 2, 150, 150, torch.float32), AttentionContext(150, 150)
+    expected = with_gradients(by_formula, of_dtype(leaves, torch.float64), context)
     monkeypatch.setattr(ops, "WORKSPACE", 128 * 256 * 4 * 6)
     plan = list(ops.chunks(2, 150, 256 * 4 * 6))
     assert len(plan) == 4 and {row for _, _, row, _ in plan} == {0, 128}
-    got = with_gradients(by_kernels, leaves, offsets)
+    got = with_gradients(by_kernels, leaves, context)
     assert close(got, expected, 2e-5)
-    short, offsets = make("AV", 1, 1, 20, 20, torch.float32), Offsets(20, 20)
-    runs = [with_gradients(by_kernels, short, offsets) for _ in range(2)]
+    short, context = make("AV", 1, 1, 20, 20, torch.float32), AttentionContext(20, 20)
+    runs = [with_gradients(by_kernels, short, context) for _ in range(2)]
     assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
 def test_error_is_at_most_twice_eagers(dtype, interpreted):
     """Root mean square distance from float64 of the same inputs, of the output and of every gradient."""
-    leaves, offsets = make(ALL, 1, 1, 100, 100, dtype, size=32), Offsets(100, 100)
-    exact = with_gradients(by_formula, of_dtype(leaves, torch.float64), offsets)
-    ours, eager = (with_gradients(run, leaves, offsets) for run in (by_kernels, by_formula))
+    leaves, context = make(ALL, 1, 1, 100, 100, dtype, size=32), AttentionContext(100, 100)
+    exact = with_gradients(by_formula, of_dtype(leaves, torch.float64), context)
+    ours, eager = (with_gradients(run, leaves, context) for run in (by_kernels, by_formula))
     for x, y, truth in zip(ours, eager, exact, strict=True):
         assert x.dtype == dtype
         errors = [(other.double() - truth).square().mean().sqrt() for other in (x, y)]
@@ -189,13 +189,13 @@ def test_error_is_at_most_twice_eagers(dtype, interpreted):
 
 def test_fully_hidden_rows_are_zero(interpreted):
     """By the scheme or by the mask; and so are their gradients."""
-    leaves, offsets = make("A", 2, 1, 40, 40, torch.float32), Offsets(40, 40)
+    leaves, context = make("A", 2, 1, 40, 40, torch.float32), AttentionContext(40, 40)
     terms = Terms(A=terms_of(leaves).A, allow=(Table(torch.tensor([[True, False]]), lambda r: (r >= 0).long()),))
-    form = lower(terms, offsets, leaves["query"])
+    form = lower(terms, context, leaves["query"])
     mask = padding([40, 0], 40)[:, None, None, :]
     out = kernels.run(leaves["query"], leaves["query"], leaves["key"], leaves["value"], form, 0, mask, False, 0.0)
     assert (out[0, 0] == 0).all() and (out[1] == 0).all() and (out[0, 1:] != 0).any(-1).all()
-    expected = attend(*(leaves[name] for name in ("query", "key", "value")), terms, offsets, mask)[0].transpose(1, 2)
+    expected = attend(*(leaves[name] for name in ("query", "key", "value")), terms, context, mask)[0].transpose(1, 2)
     assert (out - expected).abs().max() <= 1e-5
     gradients = torch.autograd.grad(out.sum(), leaves.values())
     assert all(gradient.isfinite().all() for gradient in gradients) and (gradients[0][0, 0, 0] == 0).all()
@@ -222,13 +222,13 @@ def kept_by_definition(seed, batch, heads, length, keys, dropout):
 
 def test_dropout_is_replayed(interpreted):
     """Output and gradients are the formula's with weights dropped by (seed, row, head, i, j), block sizes or not."""
-    leaves, offsets = make("ABV", 2, 2, 63, 63, torch.float32), Offsets(63, 63)
+    leaves, context = make("ABV", 2, 2, 63, 63, torch.float32), AttentionContext(63, 63)
     torch.manual_seed(3)
     seed = int(torch.randint(torch.iinfo(torch.int32).max, (1,)))
     kept = kept_by_definition(seed, 2, 2, 63, 63, round(0.3 * 65536)) / (1 - round(0.3 * 65536) / 65536)
-    expected = with_gradients(by_formula, of_dtype(leaves, torch.float64), offsets, kept=kept)
+    expected = with_gradients(by_formula, of_dtype(leaves, torch.float64), context, kept=kept)
     torch.manual_seed(3)
-    assert close(with_gradients(by_kernels, leaves, offsets, dropout=0.3), expected, 2e-5)
+    assert close(with_gradients(by_kernels, leaves, context, dropout=0.3), expected, 2e-5)
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])
@@ -253,8 +253,8 @@ def test_dropout_is_fair(rate):
 
 
 def test_operators_keep_their_word(interpreted):
-    leaves, offsets = make("AcV", 1, 1, 12, 12, torch.float32), Offsets(12, 12)
-    form = lower(terms_of(leaves), offsets, leaves["query"])
+    leaves, context = make("AcV", 1, 1, 12, 12, torch.float32), AttentionContext(12, 12)
+    form = lower(terms_of(leaves), context, leaves["query"])
     tables = [x.detach().requires_grad_() for x in (form.A, form.c, form.V)]
     mask = padding([9], 12)[:, None, None, :]
     vectors = [leaves[name] for name in ("query", "key", "value")]
@@ -291,13 +291,13 @@ def test_compiled_model(interpreted, monkeypatch):
 
 def test_compiled_dropout_has_a_seed_of_32_bits(interpreted):
     """Inductor writes the bounds of random numbers as int32, where 2^62 is 0: a seed modulo 0."""
-    leaves, offsets, bounds = make("A", 1, 1, 12, 12, torch.float32), Offsets(12, 12), []
+    leaves, context, bounds = make("A", 1, 1, 12, 12, torch.float32), AttentionContext(12, 12), []
 
     def backend(graph, inputs):
         bounds.extend(node.args[0] for node in graph.graph.nodes if node.target is torch.randint)
         return graph
 
-    torch.compile(by_kernels, fullgraph=True, backend=backend)(leaves, offsets, dropout=0.5)
+    torch.compile(by_kernels, fullgraph=True, backend=backend)(leaves, context, dropout=0.5)
     assert bounds == [2**31 - 1]
 
 
@@ -305,8 +305,8 @@ def test_compiled_dropout_has_a_seed_of_32_bits(interpreted):
 def test_precision_of_float32_chosen_as_transformers_chooses_it(chosen, interpreted, monkeypatch):
     """Once `fp32_precision` is set, PyTorch refuses to say what the older `allow_tf32` is."""
     monkeypatch.setattr(torch.backends, "fp32_precision", chosen)
-    leaves, offsets = make("A", 1, 1, 12, 12, torch.float32), Offsets(12, 12)
-    assert (by_kernels(leaves, offsets) - by_formula(leaves, offsets)).abs().max() <= 1e-5
+    leaves, context = make("A", 1, 1, 12, 12, torch.float32), AttentionContext(12, 12)
+    assert (by_kernels(leaves, context) - by_formula(leaves, context)).abs().max() <= 1e-5
 
 
 def test_programs_along_an_axis():
@@ -320,8 +320,8 @@ def test_what_is_chosen(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     terms, given = terms_of(make("ABcV", 1, 12, 1, 1)), {"batch": 4, "heads": 12, "device": torch.device("cuda")}
 
-    def call(terms=terms, dtype=torch.bfloat16, offsets=Offsets(64, 64), **changes):  # noqa: B008
-        return choose(terms, offsets, **{**given, "dtype": dtype, **changes})
+    def call(terms=terms, dtype=torch.bfloat16, context=AttentionContext(64, 64), **changes):  # noqa: B008
+        return choose(terms, context, **{**given, "dtype": dtype, **changes})
 
     assert (
         call() == ("triton", "the terms have the form it takes") and call(gradients=True, dropout=0.1)[0] == "triton"
@@ -331,9 +331,9 @@ def test_what_is_chosen(monkeypatch):
         "torch.float64": {"dtype": torch.float64},
         "not of 48": {"size": 48},
         "in full": {"terms": Terms(dense=(torch.zeros(1, 1, 64, 64),))},
-        "known to the device alone": {"offsets": Offsets(64, 64, torch.tensor([0]))},
+        "known to the device alone": {"context": AttentionContext(64, 64, torch.tensor([0]))},
         "not boolean": {"mask": torch.zeros(4, 1, 64, 64)},
-        "a temperature": {"offsets": Offsets(64, 64, temperature=torch.ones(1, 1, 64))},
+        "a temperature": {"context": AttentionContext(64, 64, temperature=torch.ones(1, 1, 64))},
         "no terms": {"terms": Terms()},
     }.items():
         taken, why = call(**changes)
@@ -352,10 +352,10 @@ def test_chunks_on_a_device_take_as_many_queries(monkeypatch):
     """The safety net's own sizes, on the CPU."""
     monkeypatch.setattr(chunked, "QUERIES", chunked.DEVICE_QUERIES)
     monkeypatch.setattr(chunked, "BUFFER", chunked.DEVICE_BUFFER)
-    leaves, offsets = make("ABcV", 2, 2, 63, 63), Offsets(63, 63)
-    form = lower(terms_of(leaves), offsets, leaves["query"])
+    leaves, context = make("ABcV", 2, 2, 63, 63), AttentionContext(63, 63)
+    form = lower(terms_of(leaves), context, leaves["query"])
     out = chunked.chunked_attention(leaves["query"], *(leaves[x] for x in ("query", "key", "value")), form)
-    assert (out - by_formula(leaves, offsets)).abs().max() <= 1e-12
+    assert (out - by_formula(leaves, context)).abs().max() <= 1e-12
 
 
 # The benchmark ------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 from test_convert import bert
 from transformers import AutoTokenizer
 
-from hf_relpos.convert import convert
+from hf_relpos.conversion import convert
 
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "compare_long_inputs.py"

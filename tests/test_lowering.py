@@ -7,7 +7,7 @@ import torch
 from oracles import ON_TOKENS, extra_inputs, stir, tiny_config
 from test_formula import ALL, COMBINATIONS, clipped, combination_id, random_terms
 
-from hf_relpos import Offsets, Table, Terms
+from hf_relpos import AttentionContext, Table, Terms
 from hf_relpos.model.formula import by_offset, position_scores, position_values
 from hf_relpos.model.lowering import lower, obstacles
 from hf_relpos.model.schemes import build_scheme, build_shared
@@ -16,20 +16,20 @@ from hf_relpos.model.schemes import build_scheme, build_shared
 HEADS, SIZE = 3, 4
 
 
-def by_pair(rows, offsets):
+def by_pair(rows, context):
     """Rows by offset, (h, P, …), as rows by pair, (h, L, K, …)."""
-    return rows[:, offsets.matrix(rows.device) - offsets.low]
+    return rows[:, context.matrix(rows.device) - context.low]
 
 
-def scores_of(form, query, key, offsets):
+def scores_of(form, query, key, context):
     """All of the score but the content, from the normal form, by plain products of every pair."""
     total = torch.zeros(())
     if form.A is not None:
-        total = total + (query[..., :, None, :] * by_pair(form.A, offsets)).sum(-1)
+        total = total + (query[..., :, None, :] * by_pair(form.A, context)).sum(-1)
     if form.B is not None:
-        total = total + (key[..., None, :, :] * by_pair(form.B, offsets)).sum(-1)
+        total = total + (key[..., None, :, :] * by_pair(form.B, context)).sum(-1)
     if form.c is not None:
-        total = total + by_pair(form.c, offsets)
+        total = total + by_pair(form.c, context)
     return total if form.dense is None else total + form.dense
 
 
@@ -41,17 +41,17 @@ def test_scores_and_values_are_the_formulas(chosen, shared, length, keys, start)
     terms, _ = random_terms(chosen, shared, tables=3)
     query = torch.randn(2, HEADS, length, SIZE, dtype=torch.float64)
     key = torch.randn(2, HEADS, keys, SIZE, dtype=torch.float64)
-    offsets = Offsets(length, keys, start)
-    assert not obstacles(terms, offsets)
-    form = lower(terms, offsets, query)
-    expected = position_scores(query, key, terms, offsets)
+    context = AttentionContext(length, keys, start)
+    assert not obstacles(terms, context)
+    form = lower(terms, context, query)
+    expected = position_scores(query, key, terms, context)
     if expected is not None:
-        assert (scores_of(form, query, key, offsets) - expected).abs().max() <= 1e-12
+        assert (scores_of(form, query, key, context) - expected).abs().max() <= 1e-12
     assert (form.A is None, form.B is None, form.V is None) == (not terms.A, not terms.B, not terms.V)
     if terms.V:
         weights = torch.rand(2, HEADS, length, keys, dtype=torch.float64)
-        values = (weights[..., None] * by_pair(form.V, offsets)).sum(-2)
-        assert (values - position_values(weights, terms, offsets)).abs().max() <= 1e-12
+        values = (weights[..., None] * by_pair(form.V, context)).sum(-2)
+        assert (values - position_values(weights, terms, context)).abs().max() <= 1e-12
 
 
 @pytest.mark.parametrize("name", ON_TOKENS)
@@ -60,36 +60,38 @@ def test_every_scheme_on_tokens(name):
     config = tiny_config(name)
     scheme, shared = build_scheme(config), build_shared(config)
     scheme.init_weights(0.2)
-    offsets = Offsets(20, 20, query_projection=torch.nn.Linear(24, 24), key_projection=torch.nn.Linear(24, 24))
+    context = AttentionContext(
+        20, 20, query_projection=torch.nn.Linear(24, 24), key_projection=torch.nn.Linear(24, 24)
+    )
     if shared is not None:
         stir(shared).init_weights(0.2)
-        offsets = replace(offsets, shared=shared(offsets))
-    terms = scheme.terms(offsets)
+        context = replace(context, shared=shared(context))
+    terms = scheme.terms(context)
     query, key = torch.randn(1, 3, 20, 8), torch.randn(1, 3, 20, 8)
-    if found := obstacles(terms, offsets):
+    if found := obstacles(terms, context):
         assert (name == "xlnet" and "relation" in found[0]) or (name.startswith("huang") and "gain" in found[0])
         return
-    form = lower(terms, offsets, query)
-    expected = position_scores(query, key, terms, offsets)
+    form = lower(terms, context, query)
+    expected = position_scores(query, key, terms, context)
     if expected is not None:
-        assert (scores_of(form, query, key, offsets) - expected).abs().max() <= 1e-5
+        assert (scores_of(form, query, key, context) - expected).abs().max() <= 1e-5
 
 
 @pytest.mark.parametrize("name", ["hop", "relation", "relative_2d"])
 def test_other_relations_have_no_form(name):
     inputs = extra_inputs(name, 1, 6)
-    offsets = Offsets(6, 6, grid=inputs.get("position_ids"), relation_ids=inputs.get("relation_ids"))
-    assert "other than the offset" in obstacles(build_scheme(tiny_config(name)).terms(offsets), offsets)[0]
+    context = AttentionContext(6, 6, grid=inputs.get("position_ids"), relation_ids=inputs.get("relation_ids"))
+    assert "other than the offset" in obstacles(build_scheme(tiny_config(name)).terms(context), context)[0]
 
 
 def test_obstacles():
     table = Table(torch.zeros(1, 5), clipped(2))
-    gaps = Offsets(3, 3, positions=torch.tensor([[0, 2, 3]]), reach=3)
+    gaps = AttentionContext(3, 3, positions=torch.tensor([[0, 2, 3]]), max_distance=3)
     assert "gaps" in obstacles(Terms(c=(table,)), gaps)[0]
     assert not obstacles(Terms(dense=(torch.zeros(1, 1, 3, 3),)), gaps)
-    assert "gain" in obstacles(Terms(gain=(table,)), Offsets(3, 3))[0]
+    assert "gain" in obstacles(Terms(gain=(table,)), AttentionContext(3, 3))[0]
     other = Table(torch.zeros(1, 2), lambda r: r, relation=torch.zeros(3, 3).long())
-    assert obstacles(Terms(c=(table, other)), Offsets(3, 3)) == ["c follows a relation other than the offset"]
+    assert obstacles(Terms(c=(table, other)), AttentionContext(3, 3)) == ["c follows a relation other than the offset"]
 
 
 def test_allowed_offsets_must_all_agree():
@@ -97,25 +99,29 @@ def test_allowed_offsets_must_all_agree():
         Table(torch.tensor([[True, True, False]]), lambda r: r.sign() + 1),
         Table(torch.tensor([[False, True]]), lambda r: (r.abs() <= 2).long()),
     )
-    form = lower(Terms(allow=(left, near)), Offsets(4, 4), torch.zeros(1, 1, 4, 1))
+    form = lower(Terms(allow=(left, near)), AttentionContext(4, 4), torch.zeros(1, 1, 4, 1))
     assert form.allow.tolist() == [[False, True, True, True, False, False, False]]
 
 
-@pytest.mark.parametrize("reach, length, tails", [(2, 6, (4, 4)), (5, 6, (1, 1)), (9, 4, (1, 1))])
-def test_tails_are_those_of_the_map(reach, length, tails):
-    rows = torch.zeros(1, 2 * reach + 1, SIZE)  # all equal, and yet only the clipped ones are one row
-    form = lower(Terms(A=(Table(rows, clipped(reach)),)), Offsets(length, length), torch.zeros(1, 1, length, SIZE))
+@pytest.mark.parametrize("max_distance, length, tails", [(2, 6, (4, 4)), (5, 6, (1, 1)), (9, 4, (1, 1))])
+def test_tails_are_those_of_the_map(max_distance, length, tails):
+    rows = torch.zeros(1, 2 * max_distance + 1, SIZE)  # all equal, and yet only the clipped ones are one row
+    form = lower(
+        Terms(A=(Table(rows, clipped(max_distance)),)),
+        AttentionContext(length, length),
+        torch.zeros(1, 1, length, SIZE),
+    )
     assert form.tails_A == tails
     whole = Table(rows, torch.zeros_like)
-    assert lower(Terms(A=(whole,)), Offsets(3, 3), torch.zeros(1, 1, 3, SIZE)).tails_A == (5, 1)
-    both = Terms(A=(Table(rows, clipped(reach)), Table(rows, clipped(reach - 1))))
-    assert lower(both, Offsets(length, length), torch.zeros(1, 1, length, SIZE)).tails_A == tails
+    assert lower(Terms(A=(whole,)), AttentionContext(3, 3), torch.zeros(1, 1, 3, SIZE)).tails_A == (5, 1)
+    both = Terms(A=(Table(rows, clipped(max_distance)), Table(rows, clipped(max_distance - 1))))
+    assert lower(both, AttentionContext(length, length), torch.zeros(1, 1, length, SIZE)).tails_A == tails
 
 
 def test_tables_of_that_form_are_not_copied():
-    offsets = Offsets(4, 4)
+    context = AttentionContext(4, 4)
     rows = torch.randn(1, 7, SIZE)
-    form = lower(Terms(V=(by_offset(rows, offsets),)), offsets, torch.zeros(1, 1, 4, SIZE))
+    form = lower(Terms(V=(by_offset(rows, context),)), context, torch.zeros(1, 1, 4, SIZE))
     assert form.V.data_ptr() == rows.data_ptr()
 
 
@@ -125,13 +131,13 @@ def test_gradients_reach_the_tables():
     tables = [*terms.A, *terms.B, *terms.c, *terms.c_outer]
     rows = [table.rows.requires_grad_() for table in tables]
     query, key = torch.randn(2, HEADS, 5, SIZE).double(), torch.randn(2, HEADS, 5, SIZE).double()
-    offsets, weights = Offsets(5, 5), torch.randn(2, HEADS, 5, 5).double()
-    got = torch.autograd.grad((scores_of(lower(terms, offsets, query), query, key, offsets) * weights).sum(), rows)
-    expected = torch.autograd.grad((position_scores(query, key, terms, offsets) * weights).sum(), rows)
+    context, weights = AttentionContext(5, 5), torch.randn(2, HEADS, 5, 5).double()
+    got = torch.autograd.grad((scores_of(lower(terms, context, query), query, key, context) * weights).sum(), rows)
+    expected = torch.autograd.grad((position_scores(query, key, terms, context) * weights).sum(), rows)
     assert all((one - other).abs().max() <= 1e-12 for one, other in zip(got, expected, strict=True))
 
 
 def test_scale_is_the_schemes():
     query = torch.randn(1, 1, 3, 16)
-    assert lower(Terms(), Offsets(3, 3), query).scale == 0.25
-    assert lower(Terms(scale=1.0), Offsets(3, 3), query).scale == 1.0
+    assert lower(Terms(), AttentionContext(3, 3), query).scale == 0.25
+    assert lower(Terms(scale=1.0), AttentionContext(3, 3), query).scale == 1.0

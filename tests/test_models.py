@@ -26,7 +26,7 @@ from hf_relpos.model.schemes import build_input
 pytestmark = pytest.mark.usefixtures("none_too_short")
 BATCH, CHOICES, LENGTH, WORDS, WIDTH = 2, 3, 9, 50, 24
 RELATIVE = [name for name, scheme in SCHEMES.items() if scheme.relative]
-UNBOUNDED = [name for name, scheme in SCHEMES.items() if scheme.beyond[0] != "refuse"]
+UNBOUNDED = [name for name, scheme in SCHEMES.items() if scheme.out_of_range[0] != "error"]
 CAPABLE = {name: capable_backends(tiny_config(name).position_needs) for name in SCHEMES}
 ON_CPU = ("eager", "sdpa", "relpos")  # those that run here without compiling
 

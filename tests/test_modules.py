@@ -9,7 +9,7 @@ from test_convert import contents, saved
 from transformers import AutoModel
 
 from hf_relpos import RelPosBertModel
-from hf_relpos.convert import ConversionError, convert
+from hf_relpos.conversion import ConversionError, convert
 
 
 KIND = "sentence_transformers.models."
@@ -106,7 +106,7 @@ def test_from_the_hub(tmp_path, hub, encoder):
     hub.put("user/sentences", {**contents(source), **others})
     hub.run(
         f"""
-        from hf_relpos.convert import convert
+        from hf_relpos.conversion import convert
 
         convert("user/sentences", {str(tmp_path / "out")!r})
         """,

@@ -1,12 +1,12 @@
-"""Offsets r = j − i of one attention call, and the sinusoid."""
+"""AttentionContext r = j − i of one attention call, and the sinusoid."""
 
 import numpy as np
 import pytest
 import torch
 from oracles import sine_cosine
 
-from hf_relpos import Offsets
-from hf_relpos.model.offsets import sinusoid_concat
+from hf_relpos import AttentionContext
+from hf_relpos.model.context import sinusoid_concat
 
 
 CPU = torch.device("cpu")
@@ -15,31 +15,31 @@ CALLS = [(1, 1, 0), (5, 5, 0), (1, 8, 7), (3, 8, 5), (3, 20, 5), (7, 4, 0), (2, 
 
 @pytest.mark.parametrize("length, keys, start", CALLS)
 def test_matrix_is_key_minus_query(length, keys, start):
-    offsets = Offsets(length, keys, start)
+    context = AttentionContext(length, keys, start)
     expected = [[j - (start + row) for j in range(keys)] for row in range(length)]
-    assert offsets.matrix(CPU).tolist() == expected
-    assert offsets.query_positions(CPU).tolist() == list(range(start, start + length))
-    assert offsets.key_positions(CPU).tolist() == list(range(keys))
+    assert context.matrix(CPU).tolist() == expected
+    assert context.query_positions(CPU).tolist() == list(range(start, start + length))
+    assert context.key_positions(CPU).tolist() == list(range(keys))
 
 
 @pytest.mark.parametrize("length, keys, start", CALLS)
 def test_low_and_high_are_reached(length, keys, start):
-    offsets = Offsets(length, keys, start)
-    matrix = offsets.matrix(CPU)
-    assert (offsets.low, offsets.high) == (matrix.min().item(), matrix.max().item())
-    assert offsets.span(CPU).tolist() == list(range(offsets.low, offsets.high + 1))
+    context = AttentionContext(length, keys, start)
+    matrix = context.matrix(CPU)
+    assert (context.low, context.high) == (matrix.min().item(), matrix.max().item())
+    assert context.span(CPU).tolist() == list(range(context.low, context.high + 1))
 
 
 @pytest.mark.parametrize("shape", [(), (1,)], ids=["scalar", "one element"])
 @pytest.mark.parametrize("length, keys, start", [call for call in CALLS if call[0] + call[2] <= call[1]])
 def test_start_as_tensor(length, keys, start, shape):
     """A static cache keeps it on the device, where Python cannot look: the bounds hold for any start that fits."""
-    offsets = Offsets(length, keys, torch.full(shape, start))
-    matrix = offsets.matrix(CPU)
-    assert torch.equal(matrix, Offsets(length, keys, start).matrix(CPU))
-    assert isinstance(offsets.low, int) and isinstance(offsets.high, int)
-    assert offsets.low <= matrix.min().item() and matrix.max().item() <= offsets.high
-    assert offsets.span(CPU).tolist() == list(range(offsets.low, offsets.high + 1))
+    context = AttentionContext(length, keys, torch.full(shape, start))
+    matrix = context.matrix(CPU)
+    assert torch.equal(matrix, AttentionContext(length, keys, start).matrix(CPU))
+    assert isinstance(context.low, int) and isinstance(context.high, int)
+    assert context.low <= matrix.min().item() and matrix.max().item() <= context.high
+    assert context.span(CPU).tolist() == list(range(context.low, context.high + 1))
 
 
 @pytest.mark.parametrize("dim", [2, 8, 24])

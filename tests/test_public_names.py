@@ -15,9 +15,9 @@ def test_all_is_what_is_reachable():
         for name, value in vars(hf_relpos).items()
         if not name.startswith("_") and not isinstance(value, types.ModuleType)
     }
-    assert reachable == set(hf_relpos.__all__) - {"__version__", "convert", *hf_relpos._LATER}
-    assert all(isinstance(getattr(hf_relpos, name), type) for name in hf_relpos._LATER)
-    assert callable(hf_relpos.convert)  # a subpackage, imported on first use
+    assert reachable == set(hf_relpos.__all__) - {"__version__", *hf_relpos._LAZY}
+    assert all(callable(getattr(hf_relpos, name)) for name in hf_relpos._LAZY)
+    assert isinstance(hf_relpos.convert, types.FunctionType)
     assert len(set(hf_relpos.__all__)) == len(hf_relpos.__all__)
     assert isinstance(hf_relpos.__version__, str)
 

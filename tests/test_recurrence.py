@@ -11,7 +11,7 @@ from stream_train import LENGTH, ROWS, SAVED, STEPS, both, documents, make_model
 from torch.utils.data import DataLoader
 from transformers import TrainingArguments
 
-from hf_relpos.recurrence import SegmentDataset, StreamTrainer
+from hf_relpos.training.stream import SegmentDataset, StreamTrainer
 
 
 def test_batches_continue_each_other():

@@ -10,9 +10,9 @@ from transformers import CONFIG_MAPPING, AutoModel, AutoTokenizer, PreTrainedTok
 
 import hf_relpos
 from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel
-from hf_relpos.convert import ConversionError, convert, verify
-from hf_relpos.convert.families import COUNTERPARTS, FAMILIES
-from hf_relpos.convert.names import is_scheme
+from hf_relpos.conversion import ConversionError, convert, verify
+from hf_relpos.conversion.families import COUNTERPARTS, FAMILIES
+from hf_relpos.conversion.names import is_scheme
 
 
 WORDS, POSITIONS, LENGTH = 50, 20, 9
@@ -182,7 +182,7 @@ def test_the_comparison_sees_positions_that_are_off_by_one(tmp_path, monkeypatch
             table.copy_(table.roll(1, 0))
         return stock
 
-    monkeypatch.setattr("hf_relpos.convert.checkpoint.source_model", shifted)
+    monkeypatch.setattr("hf_relpos.conversion.checkpoint.source_model", shifted)
     with pytest.raises(ConversionError, match="outputs differ from the source's"):
         convert(source, tmp_path / "out")
 

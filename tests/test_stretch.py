@@ -6,8 +6,8 @@ import torch
 from test_convert import POSITIONS, TABLE, assert_same_outputs, contents, every_head, inputs, load, saved
 from transformers import BertModel
 
-from hf_relpos.convert import ConversionError, convert
-from hf_relpos.convert.stretch import decompose, interpolate
+from hf_relpos.conversion import ConversionError, convert
+from hf_relpos.conversion.stretch import decompose, interpolate
 
 
 METHODS = ("interpolate", "hierarchical")

@@ -40,7 +40,7 @@ def watch(model):
     seen = []
 
     def note(module, positional, named):
-        seen.append(named["offsets"].temperature)
+        seen.append(named["context"].temperature)
 
     hooks = [
         layer.attention.self.register_forward_pre_hook(note, with_kwargs=True)

@@ -11,7 +11,7 @@ import torch
 from launching import SCRIPTS, import_script, run_python
 
 from hf_relpos import RelPosBertLMHeadModel
-from hf_relpos.recurrence import IGNORED
+from hf_relpos.training.stream import IGNORED
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +180,7 @@ def test_an_interrupted_run_goes_on(tmp_path, script, monkeypatch):
     [
         (["--arms", "xl"], "no such scheme; known: absolute"),
         (["--arms", "absolute+memory"], "memory_length = 12"),
-        (["--options", "clamp=3"], "--options clamp: no arm has it; they have beyond, clamp_len"),
+        (["--options", "clamp=3"], "--options clamp: no arm has it; they have clamp_len, out_of_range"),
         (["--options", "clamp_len=-3"], "clamp_len"),
         (["--heads", "3"], "hidden_size"),
         (["--segment", "500"], "the training text has 4,000 tokens|the valid text has 500 tokens"),

@@ -11,7 +11,7 @@ from seqeval.scheme import IOB1, IOBES, Entities
 from tokenizers import Tokenizer
 from transformers import BertConfig, BertModel, BertTokenizer, PreTrainedTokenizerFast
 
-from hf_relpos.evaluate.conll import read_conll, tag_names, to_iob2
+from hf_relpos.data.conll import read_conll, tag_names, to_iob2
 
 
 # EU rejects German call / Peter Blackburn ; two neighbours of one type

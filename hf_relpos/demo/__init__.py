@@ -26,8 +26,8 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from ..convert import ConversionError, convert
-from ..evaluate import masked_accuracy, masked_windows, random_orders, token_ids
+from ..conversion import ConversionError, convert
+from ..evaluation import masked_accuracy, masked_windows, random_orders, token_ids
 
 
 HERE = Path(__file__).parent

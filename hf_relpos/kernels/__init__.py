@@ -8,9 +8,9 @@ import importlib.util
 import torch
 
 from ..model.attention import DEVICE_WAYS, DeviceWay
+from ..model.context import AttentionContext
 from ..model.formula import Terms
 from ..model.lowering import NormalForm
-from ..model.offsets import Offsets
 from . import ops
 
 
@@ -18,7 +18,9 @@ NAME = "triton"
 CAPABILITY = (8, 0)
 
 
-def obstacles(terms: Terms, offsets: Offsets, device: torch.device, dtype: torch.dtype, size: int) -> list[str]:
+def obstacles(
+    terms: Terms, context: AttentionContext, device: torch.device, dtype: torch.dtype, size: int
+) -> list[str]:
     """What keeps the kernels from a call that has the normal form, in words; empty where nothing does."""
     found = []
     if device.type == "cuda":
@@ -34,7 +36,7 @@ def obstacles(terms: Terms, offsets: Offsets, device: torch.device, dtype: torch
         found.append(f"the kernels are for heads of {', '.join(map(str, ops.SIZES))}, not of {size}")
     if terms.dense:
         found.append("c' is given in full")
-    if isinstance(offsets.start, torch.Tensor):
+    if isinstance(context.start, torch.Tensor):
         found.append("the place of the queries among the keys is known to the device alone")
     return found
 

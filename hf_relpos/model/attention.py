@@ -17,9 +17,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
 from .chunked import DTYPES, chunked_attention
+from .context import AttentionContext
 from .formula import Terms, allowed, attend, content_scale, content_vectors, position_scores
 from .lowering import lower, obstacles
-from .offsets import Offsets
 from .strided import strided_attention
 
 
@@ -63,7 +63,7 @@ class DeviceWay:
     """
 
     name: str
-    obstacles: Callable[[Terms, Offsets, torch.device, torch.dtype, int], list[str]]
+    obstacles: Callable[[Terms, AttentionContext, torch.device, torch.dtype, int], list[str]]
     run: Callable[..., torch.Tensor]
 
 
@@ -115,7 +115,7 @@ def needs_of_terms(terms: Terms) -> frozenset[str]:
 
 def choose(
     terms: Terms,
-    offsets: Offsets,
+    context: AttentionContext,
     batch: int,
     heads: int,
     device: torch.device,
@@ -139,7 +139,7 @@ def choose(
         `CHUNKED`, `STRIDED`, the name of one of `DEVICE_WAYS` or a key of `BACKENDS`; and the reason in words.
     """
     dense = "eager" if weights or not needs_of_terms(terms) <= BACKENDS["sdpa"] else "sdpa"
-    scores = batch * heads * offsets.query_length * offsets.key_length
+    scores = batch * heads * context.query_length * context.key_length
     way, on_cpu = DEVICE_WAYS.get(device.type), device.type == "cpu"
     traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
     if weights:
@@ -151,15 +151,15 @@ def choose(
     # with dropout ours is faster on the CPU even then
     if not (on_cpu and dropout) and terms == Terms(scale=terms.scale, rotate=terms.rotate):
         return dense, "there are no terms beside the content"
-    if found := obstacles(terms, offsets):
+    if found := obstacles(terms, context):
         return dense, "; ".join(found)
     if mask is not None and (
         mask.dtype != torch.bool
         or mask.dim() != 4
         or mask.shape[0] not in (1, batch)
         or mask.shape[1] not in (1, heads)
-        or mask.shape[2] not in (1, offsets.query_length)
-        or mask.shape[3] != offsets.key_length
+        or mask.shape[2] not in (1, context.query_length)
+        or mask.shape[3] != context.key_length
     ):
         return dense, "the mask is not boolean, (B, 1, L, K)"
     if dropout > 1 - 2**-8:
@@ -168,13 +168,13 @@ def choose(
     if way is not None or not on_cpu:
         cannot = [f"no kernels are there for {device.type}"]
         if way is not None:
-            cannot = way.obstacles(terms, offsets, device, dtype, size)
+            cannot = way.obstacles(terms, context, device, dtype, size)
         if not cannot:
             return way.name, reason
         reason = "; ".join(cannot)
         if traced:
             return dense, f"{reason}; and the call is being traced"
-        if not (gradients or dropout or terms.V or terms.allow or isinstance(offsets.start, torch.Tensor)):
+        if not (gradients or dropout or terms.V or terms.allow or isinstance(context.start, torch.Tensor)):
             return STRIDED, reason
     if scores < FEWEST_SCORES:
         few = f"there are fewer than {FEWEST_SCORES:,} scores, B·H·L·K, too few for chunks to pay"
@@ -189,7 +189,7 @@ def relative_attention(
     key: torch.Tensor,
     value: torch.Tensor,
     terms: Terms,
-    offsets: Offsets,
+    context: AttentionContext,
     mask: torch.Tensor | None,
     dropout: float = 0.0,
     **kwargs,
@@ -203,7 +203,7 @@ def relative_attention(
         key: (B, H, K, d).
         value: (B, H, K, d).
         terms: what the scheme adds.
-        offsets: r for every query and key.
+        context: r for every query and key.
         mask: as Transformers builds it for this implementation.
         dropout: probability of dropping an attention weight.
         kwargs: passed on to Transformers' function.
@@ -220,7 +220,7 @@ def relative_attention(
         weights = bool(kwargs.get("output_attentions"))
         implementation, reason = choose(
             terms,
-            offsets,
+            context,
             batch,
             heads,
             query.device,
@@ -235,27 +235,27 @@ def relative_attention(
             logger.info_once(f"attn_implementation='{OWN}' takes {implementation}: {reason}")
         causal = mask is None and module.is_causal and length > 1
         if implementation not in BACKENDS:
-            content, query, key = content_vectors(query, key, terms, offsets)
-            form = lower(terms, offsets, query)
-            given = (content, query, key, value, form, int(offsets.start), mask, causal)
+            content, query, key = content_vectors(query, key, terms, context)
+            form = lower(terms, context, query)
+            given = (content, query, key, value, form, int(context.start), mask, causal)
             if implementation == CHUNKED:
-                ends = None if offsets.padding is None else offsets.padding.ends
+                ends = None if context.padding is None else context.padding.ends
                 return chunked_attention(*given, dropout, ends), None
             if implementation == STRIDED:
                 return strided_attention(*given), None
             return DEVICE_WAYS[query.device.type].run(*given, dropout), None
         if causal and implementation == "eager":  # which leaves nothing to a kernel
-            mask = (offsets.matrix(query.device) <= 0)[..., None, :, :]
+            mask = (context.matrix(query.device) <= 0)[..., None, :, :]
     if implementation == "eager":
-        out, probabilities = attend(query, key, value, terms, offsets, mask, dropout)
+        out, probabilities = attend(query, key, value, terms, context, mask, dropout)
         return out.transpose(1, 2).contiguous(), probabilities
-    content, query, key = content_vectors(query, key, terms, offsets)
-    bias = position_scores(query, key, terms, offsets)
+    content, query, key = content_vectors(query, key, terms, context)
+    bias = position_scores(query, key, terms, context)
     visible = None
     if terms.allow:
         if mask is None and module.is_causal:  # Transformers leaves a plain causal mask to the kernel; we need it here
-            mask = offsets.matrix(query.device) <= 0
-        visible = allowed(terms, offsets, mask)
+            mask = context.matrix(query.device) <= 0
+        visible = allowed(terms, context, mask)
         bias = query.new_zeros(()) if bias is None else bias
         bias = torch.where(visible, bias, torch.finfo(query.dtype).min)
     if implementation == "sdpa" and bias is not None and mask is not None and mask.dtype != torch.bool:

@@ -6,7 +6,7 @@ import torch
 from huggingface_hub.dataclasses import strict
 from transformers import BertConfig
 
-from .schemes import SCHEMES, Absolute, build_input, scheme_parts
+from .schemes import SCHEMES, Absolute, build_input, scheme_parts, translate_options
 
 
 TEMPERATURES = ("none", "log")
@@ -101,7 +101,7 @@ class RelPosBertConfig(BertConfig):
     base_model_fsdp_plan = {"encoder.layer.*": "free_full_weight"}
 
     def __post_init__(self, **kwargs: Any) -> None:
-        self.position_options = dict(self.position_options or {})
+        self.position_options = translate_options(self.position_embedding_type, self.position_options or {})
         super().__post_init__(**kwargs)
         # here as plain ValueErrors; Transformers runs them again before it writes a configuration
         self.validate_heads()

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch.autograd.function import once_differentiable
 
-from .offsets import Offsets
+from .context import AttentionContext
 
 
 @dataclass(frozen=True)
@@ -44,25 +44,25 @@ class Table:
     row_of: Callable[[torch.Tensor], torch.Tensor]
     relation: torch.Tensor | None = None
 
-    def index(self, offsets: Offsets) -> torch.Tensor:
+    def index(self, context: AttentionContext) -> torch.Tensor:
         """Row of every pair, (1, 1, L, K) or (B, 1, L, K)."""
-        relation = offsets.matrix(self.rows.device) if self.relation is None else self.relation
+        relation = context.matrix(self.rows.device) if self.relation is None else self.relation
         index = self.row_of(relation)
         return index[None, None] if index.dim() == 2 else index[:, None]
 
-    def scalars(self, offsets: Offsets) -> torch.Tensor:
+    def scalars(self, context: AttentionContext) -> torch.Tensor:
         """The entry of every pair, for a table of scalars: (1 or B, H or 1, L, K)."""
-        index = self.index(offsets)[:, 0]  # (1 or B, L, K)
+        index = self.index(context)[:, 0]  # (1 or B, L, K)
         return self.rows[:, index].transpose(0, 1)
 
 
-def by_offset(rows: torch.Tensor, offsets: Offsets) -> Table:
+def by_offset(rows: torch.Tensor, context: AttentionContext) -> Table:
     """A table that has one row for each offset of this call.
 
     Args:
-        rows: (H or 1, high − low + 1, …), in the order of `offsets.span`.
+        rows: (H or 1, high − low + 1, …), in the order of `context.span`.
     """
-    return Table(rows, row_of=lambda r: r - offsets.low)
+    return Table(rows, row_of=lambda r: r - context.low)
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Terms:
 
 
 def content_vectors(
-    query: torch.Tensor, key: torch.Tensor, terms: Terms, offsets: Offsets
+    query: torch.Tensor, key: torch.Tensor, terms: Terms, context: AttentionContext
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The vectors of the products of the formula.
 
@@ -129,11 +129,11 @@ def content_vectors(
         τ (q̂ + u) for the content product, (B, H, L, d); q̂ for the A term, (B, H, L, d); k̂, (B, H, K, d).
     """
     if terms.rotate is not None:
-        query = terms.rotate(query, offsets.query_positions(query.device))
-        key = terms.rotate(key, offsets.key_positions(key.device))
+        query = terms.rotate(query, context.query_positions(query.device))
+        key = terms.rotate(key, context.key_positions(key.device))
     content = query if terms.u is None else query + terms.u[:, None].to(query.dtype)
-    if offsets.temperature is not None:
-        content = content * offsets.temperature[..., None].to(content.dtype)
+    if context.temperature is not None:
+        content = content * context.temperature[..., None].to(content.dtype)
     return content, query, key
 
 
@@ -142,7 +142,9 @@ def content_scale(query: torch.Tensor, terms: Terms) -> float:
     return query.shape[-1] ** -0.5 if terms.scale is None else terms.scale
 
 
-def position_scores(query: torch.Tensor, key: torch.Tensor, terms: Terms, offsets: Offsets) -> torch.Tensor | None:
+def position_scores(
+    query: torch.Tensor, key: torch.Tensor, terms: Terms, context: AttentionContext
+) -> torch.Tensor | None:
     """τ_i {s · [q_i·A_r + k_j·B_r + c_r] + c'_r}: all of the score but the content product and the mask.
 
     Args:
@@ -156,26 +158,28 @@ def position_scores(query: torch.Tensor, key: torch.Tensor, terms: Terms, offset
     key_length = key.shape[2]
     inner, outer = [], []
     for table in terms.A:
-        index = table.index(offsets).expand(batch, heads, length, key_length)
+        index = table.index(context).expand(batch, heads, length, key_length)
         inner.append(torch.matmul(query, table.rows.to(query.dtype).transpose(-1, -2)).gather(-1, index))
     for table in terms.B:
-        index = table.index(offsets).transpose(-1, -2).expand(batch, heads, key_length, length)
+        index = table.index(context).transpose(-1, -2).expand(batch, heads, key_length, length)
         by_key = torch.matmul(key, table.rows.to(query.dtype).transpose(-1, -2)).gather(-1, index)
         inner.append(by_key.transpose(-1, -2))
-    inner.extend(table.scalars(offsets) for table in terms.c)
-    outer.extend(table.scalars(offsets) for table in terms.c_outer)
+    inner.extend(table.scalars(context) for table in terms.c)
+    outer.extend(table.scalars(context) for table in terms.c_outer)
     outer.extend(terms.dense)
     if not inner and not outer:
         return None
     total = sum(outer)
     if inner:
         total = total + content_scale(query, terms) * sum(inner)
-    if offsets.temperature is not None:
-        total = total * offsets.temperature[..., None].to(total.dtype)
+    if context.temperature is not None:
+        total = total * context.temperature[..., None].to(total.dtype)
     return total.to(query.dtype)
 
 
-def featurewise_scores(query: torch.Tensor, key: torch.Tensor, table: Table, offsets: Offsets) -> torch.Tensor:
+def featurewise_scores(
+    query: torch.Tensor, key: torch.Tensor, table: Table, context: AttentionContext
+) -> torch.Tensor:
     """Σ_c q_ic k_jc g_{r,c}: the content score with a gain for every feature.
 
     There is no factorised form: the gain differs from pair to pair and from feature to feature, so this takes L·K·d
@@ -190,7 +194,7 @@ def featurewise_scores(query: torch.Tensor, key: torch.Tensor, table: Table, off
     Returns:
         (B, H, L, K) in the dtype of `query`.
     """
-    return _FeaturewiseScores.apply(query, key, table.rows.to(query.dtype), table.index(offsets)[:, 0])
+    return _FeaturewiseScores.apply(query, key, table.rows.to(query.dtype), table.index(context)[:, 0])
 
 
 class _FeaturewiseScores(torch.autograd.Function):
@@ -228,7 +232,7 @@ class _FeaturewiseScores(torch.autograd.Function):
         return *(torch.stack(parts, dim=-1).to(whole.dtype) for whole, parts in gradients), None
 
 
-def position_values(probabilities: torch.Tensor, terms: Terms, offsets: Offsets) -> torch.Tensor | None:
+def position_values(probabilities: torch.Tensor, terms: Terms, context: AttentionContext) -> torch.Tensor | None:
     """Σ_j α_ij V_r: the value-side term.
 
     Args:
@@ -239,7 +243,7 @@ def position_values(probabilities: torch.Tensor, terms: Terms, offsets: Offsets)
     """
     total = None
     for table in terms.V:
-        index = table.index(offsets).expand(probabilities.shape)
+        index = table.index(context).expand(probabilities.shape)
         mass = probabilities.new_zeros(*probabilities.shape[:-1], table.rows.shape[1])
         mass = mass.scatter_add(-1, index, probabilities)
         term = torch.matmul(mass, table.rows.to(mass.dtype))
@@ -247,7 +251,7 @@ def position_values(probabilities: torch.Tensor, terms: Terms, offsets: Offsets)
     return total
 
 
-def allowed(terms: Terms, offsets: Offsets, mask: torch.Tensor | None) -> torch.Tensor | None:
+def allowed(terms: Terms, context: AttentionContext, mask: torch.Tensor | None) -> torch.Tensor | None:
     """The pairs that both the scheme and the mask let through, or None for a scheme that hides nothing.
 
     Args:
@@ -258,9 +262,9 @@ def allowed(terms: Terms, offsets: Offsets, mask: torch.Tensor | None) -> torch.
     """
     if not terms.allow:
         return None
-    visible = terms.allow[0].scalars(offsets)
+    visible = terms.allow[0].scalars(context)
     for table in terms.allow[1:]:
-        visible = visible & table.scalars(offsets)
+        visible = visible & table.scalars(context)
     if mask is not None:
         visible = visible & (mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2)
     return visible
@@ -271,7 +275,7 @@ def attend(
     key: torch.Tensor,
     value: torch.Tensor,
     terms: Terms,
-    offsets: Offsets,
+    context: AttentionContext,
     mask: torch.Tensor | None = None,
     dropout: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -282,7 +286,7 @@ def attend(
         key: (B, H, K, d).
         value: (B, H, K, d).
         terms: what the scheme adds.
-        offsets: r for every query and key.
+        context: r for every query and key.
         mask: broadcastable to (B, H, L, K); boolean (True: may attend) or additive. A row that the mask alone leaves
             without keys gets finite weights, as in Transformers' own eager attention.
         dropout: probability of dropping an attention weight (0 outside training).
@@ -290,14 +294,14 @@ def attend(
     Returns:
         out (B, H, L, d) and the attention weights after dropout (B, H, L, K).
     """
-    content, query, key = content_vectors(query, key, terms, offsets)
+    content, query, key = content_vectors(query, key, terms, context)
     if terms.feature_gain is None:
         scores = torch.matmul(content, key.transpose(-1, -2)) * content_scale(query, terms)
     else:
-        scores = featurewise_scores(content, key, terms.feature_gain, offsets) * content_scale(query, terms)
+        scores = featurewise_scores(content, key, terms.feature_gain, context) * content_scale(query, terms)
     for table in terms.gain:
-        scores = scores * table.scalars(offsets).to(scores.dtype)
-    positional = position_scores(query, key, terms, offsets)
+        scores = scores * table.scalars(context).to(scores.dtype)
+    positional = position_scores(query, key, terms, context)
     if positional is not None:
         scores = scores + positional
     lowest = torch.finfo(scores.dtype).min
@@ -306,7 +310,7 @@ def attend(
             scores = scores.masked_fill(~mask, lowest)
         else:  # min + a negative score may overflow to -inf in float16, and a row of -inf is NaN
             scores = (scores + mask).clamp(min=lowest)
-    visible = allowed(terms, offsets, mask)
+    visible = allowed(terms, context, mask)
     if visible is not None:
         scores = scores.masked_fill(~visible, lowest)
     probabilities = torch.softmax(scores, dim=-1)
@@ -314,5 +318,5 @@ def attend(
         probabilities = probabilities.masked_fill(~visible, 0.0)
     probabilities = torch.nn.functional.dropout(probabilities, p=dropout, training=dropout > 0.0)
     out = torch.matmul(probabilities, value)
-    positional = position_values(probabilities, terms, offsets)
+    positional = position_values(probabilities, terms, context)
     return (out if positional is None else out + positional.to(out.dtype)), probabilities

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
+from .context import AttentionContext
 from .formula import Table, Terms, content_scale
-from .offsets import Offsets
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class NormalForm:
     tails_V: tuple[int, int] = (1, 1)
 
 
-def obstacles(terms: Terms, offsets: Offsets) -> list[str]:
+def obstacles(terms: Terms, context: AttentionContext) -> list[str]:
     """What keeps these terms from the normal form, in words; empty where nothing does."""
     found = []
     tables = {"A": terms.A, "B": terms.B, "c": terms.c, "c'": terms.c_outer, "V": terms.V, "allow": terms.allow}
@@ -58,14 +58,14 @@ def obstacles(terms: Terms, offsets: Offsets) -> list[str]:
             found.append(f"{letter} follows a relation other than the offset")
     if terms.gain or terms.feature_gain is not None:
         found.append("a gain multiplies the content score")
-    if offsets.temperature is not None:
+    if context.temperature is not None:
         found.append("rows have a temperature")
-    if offsets.positions is not None and any(tables.values()):
+    if context.positions is not None and any(tables.values()):
         found.append("position_ids have gaps, so that offsets are not differences of places")
     return found
 
 
-def lower(terms: Terms, offsets: Offsets, query: torch.Tensor) -> NormalForm:
+def lower(terms: Terms, context: AttentionContext, query: torch.Tensor) -> NormalForm:
     """The normal form of terms without `obstacles`.
 
     Args:
@@ -73,21 +73,21 @@ def lower(terms: Terms, offsets: Offsets, query: torch.Tensor) -> NormalForm:
             rounding to it.
     """
     scale, dtype = content_scale(query, terms), query.dtype
-    span = offsets.span(query.device)
-    A, tails_A = _sum_by_offset(terms.A, span, offsets.low)
-    B, _ = _sum_by_offset(terms.B, span, offsets.low)
-    c, _ = _sum_by_offset(terms.c, span, offsets.low)
-    outer, _ = _sum_by_offset(terms.c_outer, span, offsets.low)
-    V, tails_V = _sum_by_offset(terms.V, span, offsets.low)
+    span = context.span(query.device)
+    A, tails_A = _sum_by_offset(terms.A, span, context.low)
+    B, _ = _sum_by_offset(terms.B, span, context.low)
+    c, _ = _sum_by_offset(terms.c, span, context.low)
+    outer, _ = _sum_by_offset(terms.c_outer, span, context.low)
+    V, tails_V = _sum_by_offset(terms.V, span, context.low)
     if c is not None:
         outer = scale * c if outer is None else scale * c + outer
     allow = None
     for table in terms.allow:
-        rows = _rows_by_offset(table, span, offsets.low)[0]
+        rows = _rows_by_offset(table, span, context.low)[0]
         allow = rows if allow is None else allow & rows
     dense = sum(terms.dense) if terms.dense else None
     return NormalForm(
-        low=offsets.low,
+        low=context.low,
         scale=scale,
         A=None if A is None else (scale * A).to(dtype),
         B=None if B is None else (scale * B).to(dtype),

@@ -26,7 +26,7 @@ from transformers.modeling_outputs import (
 from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 from transformers.utils import ModelOutput
 
-from .offsets import Offsets
+from .context import AttentionContext
 
 
 @dataclass
@@ -134,28 +134,28 @@ def is_traced() -> bool:
 def beside_memory(
     config: PreTrainedConfig,
     memory: SegmentMemory,
-    offsets: Offsets,
+    context: AttentionContext,
     tokens: torch.Tensor,
     attention_mask: torch.Tensor | None,
     position_ids: torch.Tensor | None,
-) -> tuple[Offsets, torch.Tensor | None]:
-    """Offsets and mask of a call whose keys are the memory, what a cache holds, and the segment, in this order.
+) -> tuple[AttentionContext, torch.Tensor | None]:
+    """Context and mask of a call whose keys are the memory, what a cache holds, and the segment, in this order.
 
     Args:
         config: a RelPosBertConfig.
-        offsets: of the segment and the cache alone, by places.
+        context: of the segment and the cache alone, by places.
         tokens: (B, L) or (B, L, D); only its shape and device are read.
         attention_mask: (B, K), or prepared (B, 1, L, K), K the keys without the memory; or None.
         position_ids: (B, L) or (1, L); None with a cache, beside which the places of its tokens count.
 
     Returns:
-        The Offsets, and a boolean mask (1 or B, 1, L, M + K), or None where every query may attend to every key.
+        The context, and a boolean mask (1 or B, 1, L, M + K), or None where every query may attend to every key.
 
     Raises:
         ValueError: for a prepared mask in which places cannot be told.
     """
     batch, length = tokens.shape[:2]
-    device, keys, before = tokens.device, offsets.key_length, memory.length
+    device, keys, before = tokens.device, context.key_length, memory.length
     remembered = memory.mask.to(device)
     limits = (config.attention_window, config.memory_same_length)
     prepared = None
@@ -176,7 +176,7 @@ def beside_memory(
     seen = torch.cat([remembered, real], dim=-1)
 
     # the document of each key, counted from that of the memory, and their positions where places do not tell them
-    documents, positions, reach = None, None, 0
+    documents, positions, max_distance = None, None, 0
     holes = attention_mask is not None and (is_traced() or bool(_runs(seen).gt(1).any()))
     if position_ids is not None:
         ids = position_ids.expand(batch, -1).to(device)
@@ -193,17 +193,17 @@ def beside_memory(
     if holes and positions is None:
         positions = (real.long().cumsum(-1) - 1).clamp(min=0)
     if positions is not None:
-        positions, reach = _positions(remembered, real, positions)
-    offsets = replace(
-        offsets, key_length=before + keys, start=offsets.start + before, positions=positions, reach=reach
+        positions, max_distance = _positions(remembered, real, positions)
+    context = replace(
+        context, key_length=before + keys, start=context.start + before, positions=positions, max_distance=max_distance
     )
 
     # a single query that comes last sees all, as in an encoder
-    plain = not config.is_decoder or (length == 1 and not isinstance(offsets.start, torch.Tensor))
+    plain = not config.is_decoder or (length == 1 and not isinstance(context.start, torch.Tensor))
     plain = plain and not any(limits) and documents is None and prepared is None
     if plain and not is_traced() and bool(seen.all()):
-        return offsets, None
-    distance = -offsets.matrix(device)  # i − j
+        return context, None
+    distance = -context.matrix(device)  # i − j
     distance = distance if distance.dim() == 3 else distance[None]
     places = torch.arange(before + keys, device=device)
     visible = seen[:, None, :]
@@ -211,7 +211,7 @@ def beside_memory(
         prepared = prepared.expand(batch, -1, length, -1)
         visible = torch.cat([remembered[:, None, None, :].expand(*prepared.shape[:-1], -1), prepared], dim=-1)
     elif config.is_decoder:
-        visible = visible & (places <= (torch.arange(length, device=device) + offsets.start)[:, None])
+        visible = visible & (places <= (torch.arange(length, device=device) + context.start)[:, None])
     if documents is not None:
         visible = visible & (documents[:, before:, None] == documents[:, None, :])
     if config.memory_same_length:
@@ -219,7 +219,7 @@ def beside_memory(
     if config.attention_window is not None:
         visible = visible & (distance.abs() <= config.attention_window)
     visible = visible if visible.dim() == 4 else visible[:, None]
-    return offsets, visible.expand(-1, -1, length, -1)
+    return context, visible.expand(-1, -1, length, -1)
 
 
 def _positions(remembered: torch.Tensor, real: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, int]:

@@ -48,8 +48,8 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .attention import capable_backends, check_backend, relative_attention
 from .configuration_relpos_bert import RelPosBertConfig
+from .context import AttentionContext
 from .memory import WITH_MEMORY, SegmentMemory, beside_memory, carries_memory, check_memory, remember
-from .offsets import Offsets
 from .padding import Padding
 from .relations import packed_position_ids, relations_of, self_attention_mask, temperature
 from .scheme import InputScheme, Scheme, SharedScheme
@@ -144,18 +144,18 @@ class RelPosBertSelfAttention(BertSelfAttention):
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         past_key_values: Cache | None = None,
-        offsets: Offsets | None = None,
+        context: AttentionContext | None = None,
         memory: SegmentMemory | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """hidden_states (B, L, D) to (B, L, D) and the attention weights (B, H, L, K) where the backend holds them.
 
         Args:
-            offsets: what the model knows about the pairs of this call; None for consecutive tokens without a cache.
+            context: what the model knows about the pairs of this call; None for consecutive tokens without a cache.
                 If it has `padding`, the hidden states, here and returned, are (1, T, D), the real tokens.
             memory: what earlier segments left behind. Its keys come first, before those of a cache.
         """
-        padding = None if offsets is None else offsets.padding
+        padding = None if context is None else context.padding
         seen, remembered = hidden_states, 0
         if memory is not None:
             remembered = memory.length
@@ -175,18 +175,18 @@ class RelPosBertSelfAttention(BertSelfAttention):
             key, value = cache.update(key, value, self.layer_idx)
             if remembered:
                 key, value = torch.cat([old_key, key], dim=2), torch.cat([old_value, value], dim=2)
-        if offsets is None:
-            offsets = Offsets(query.shape[2], key.shape[2])
-            offsets = replace(offsets, temperature=temperature(self.config, attention_mask, offsets, query.device))
+        if context is None:
+            context = AttentionContext(query.shape[2], key.shape[2])
+            context = replace(context, temperature=temperature(self.config, attention_mask, context, query.device))
         precise = torch.promote_types(query.dtype, torch.float32)
-        offsets = replace(
-            offsets,
+        context = replace(
+            context,
             key_length=key.shape[2],
             device=query.device,
             dtype=precise,
             query_projection=self.query,
             key_projection=self.key,
-            shared=offsets.shared() if callable(offsets.shared) else offsets.shared,
+            shared=context.shared() if callable(context.shared) else context.shared,
         )
         out, weights = relative_attention(
             self,
@@ -194,8 +194,8 @@ class RelPosBertSelfAttention(BertSelfAttention):
             query,
             key,
             value,
-            self.distance_embedding.terms(offsets),
-            offsets,
+            self.distance_embedding.terms(context),
+            context,
             attention_mask,
             dropout=self.dropout.p if self.training else 0.0,
             **kwargs,
@@ -448,7 +448,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         if memory is not None:
             check_memory(self.config, memory, tokens.shape[0])
             memory = memory if memory.length else None
-        offsets, segments = relations_of(
+        context, segments = relations_of(
             self.config,
             tokens,
             past_key_values,
@@ -460,19 +460,19 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         )
         mask = None
         if memory is not None:
-            offsets, mask = beside_memory(
+            context, mask = beside_memory(
                 self.config,
                 memory,
-                offsets,
+                context,
                 tokens,
                 attention_mask,
                 position_ids=None if caller_has_cache else position_ids,
             )
         if self.encoder.distance_embedding is not None:
-            shared = partial(self.encoder.distance_embedding, offsets)
+            shared = partial(self.encoder.distance_embedding, context)
             # a checkpointed layer computes again in its backward, and may not reach into a graph outside of it
             checkpointed = self.training and self.encoder.layer[0].gradient_checkpointing
-            offsets = replace(offsets, shared=shared if checkpointed else shared())
+            context = replace(context, shared=shared if checkpointed else shared())
         hidden_states = self.embeddings(
             input_ids=input_ids,
             token_type_ids=token_type_ids,
@@ -487,13 +487,13 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             )
         elif mask is not None and self.config._attn_implementation == "flex_attention":  # which adds a dense mask
             mask = torch.where(mask, 0.0, torch.finfo(hidden_states.dtype).min).to(hidden_states.dtype)
-        offsets = replace(offsets, temperature=temperature(self.config, mask, offsets, hidden_states.device))
+        context = replace(context, temperature=temperature(self.config, mask, context, hidden_states.device))
         layer_inputs = [] if self.config.memory_length and not caller_has_cache else None
         padding = None
         if past_key_values is None and encoder_hidden_states is None and memory is None and layer_inputs is None:
             padding = self._padding(attention_mask, kwargs)
         if padding is not None:
-            offsets = replace(offsets, padding=padding)
+            context = replace(context, padding=padding)
             hidden_states = padding.remove(hidden_states)
         outputs = self.encoder(
             hidden_states,
@@ -509,7 +509,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             ),
             past_key_values=past_key_values,
             use_cache=use_cache,
-            offsets=offsets,
+            context=context,
             memory=memory,
             layer_inputs=layer_inputs,
             **kwargs,

@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 from transformers.masking_utils import and_masks, create_bidirectional_mask, create_causal_mask
 
-from .offsets import Offsets
+from .context import AttentionContext
 
 
 def packed_position_ids(tokens: torch.Tensor, cu_seq_lens: torch.Tensor) -> torch.Tensor:
@@ -47,7 +47,7 @@ def relations_of(
     position_ids: torch.Tensor | None,
     token_type_ids: torch.Tensor | None,
     relation_ids: torch.Tensor | None,
-) -> tuple[Offsets, torch.Tensor | None]:
+) -> tuple[AttentionContext, torch.Tensor | None]:
     """What this call knows about its pairs, and which document each token belongs to.
 
     Args:
@@ -60,7 +60,7 @@ def relations_of(
         relation_ids: (B, L, L), or None.
 
     Returns:
-        The Offsets, without what the layers share, and the document of each token, (B, L), or None where no row
+        The context, without what the layers share, and the document of each token, (B, L), or None where no row
         holds more than one.
 
     Raises:
@@ -97,7 +97,7 @@ def relations_of(
         )
     absolute = config.position_terms_absolute
     positions = segments = None
-    reach = 0
+    max_distance = 0
     if position_ids is not None and (length > 1 or absolute):
         steps = position_ids[:, 1:] - position_ids[:, :-1]
         restarts = nn.functional.pad((steps <= 0).long().cumsum(-1), (1, 0)).expand(batch, -1)
@@ -105,7 +105,7 @@ def relations_of(
         if torch.compiler.is_compiling() or torch.jit.is_tracing():
             segments = restarts
             if absolute:
-                positions, reach = position_ids.expand(batch, -1), length - 1
+                positions, max_distance = position_ids.expand(batch, -1), length - 1
         else:
             if absolute:
                 apart = bool((position_ids != torch.arange(length, device=position_ids.device)).any())
@@ -113,7 +113,7 @@ def relations_of(
                 apart = bool((steps > 1).any())
             if apart:
                 positions = position_ids.expand(batch, -1)
-                reach = int((position_ids.amax(-1) - position_ids.amin(-1)).max())
+                max_distance = int((position_ids.amax(-1) - position_ids.amin(-1)).max())
             if bool(restarts[:, -1].any()):
                 segments = restarts
     elif absolute and isinstance(decoder_mask, torch.Tensor):
@@ -124,18 +124,18 @@ def relations_of(
         seen = seen if seen.dim() == 2 else seen[:, 0].any(-2)
         places = (seen.long().cumsum(-1) - 1).clamp(min=0)[:, :key_length].expand(batch, -1)
         positions = nn.functional.pad(places, (0, key_length - places.shape[1]))
-        reach = key_length - 1
-    offsets = Offsets(
+        max_distance = key_length - 1
+    context = AttentionContext(
         length,
         key_length,
         past_length,
         positions=positions,
-        reach=reach,
+        max_distance=max_distance,
         grid=grid,
         token_type_ids=token_type_ids,
         relation_ids=relation_ids,
     )
-    return offsets, segments
+    return context, segments
 
 
 def self_attention_mask(
@@ -184,10 +184,10 @@ def self_attention_mask(
 
         overlays.append(within_window)
     if config.memory_same_length:
-        reach = config.memory_length
+        max_distance = config.memory_length
 
         def within_memory(batch, head, query, key):
-            return query - key < reach
+            return query - key < max_distance
 
         overlays.append(within_memory)
     overlay = None
@@ -200,7 +200,7 @@ def self_attention_mask(
 
 
 def visible_keys(
-    mask: torch.Tensor | BlockMask | None, offsets: Offsets, is_causal: bool, device: torch.device
+    mask: torch.Tensor | BlockMask | None, context: AttentionContext, is_causal: bool, device: torch.device
 ) -> torch.Tensor:
     """How many keys each query may attend to.
 
@@ -211,19 +211,19 @@ def visible_keys(
     Returns:
         (1 or B, 1 or H, L), integers.
     """
-    length, keys = offsets.query_length, offsets.key_length
+    length, keys = context.query_length, context.key_length
     if isinstance(mask, BlockMask):
         mask = create_mask(mask.mask_mod, mask.shape[0], None, length, keys, device)
     if mask is not None:
         seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
         return seen.sum(-1)
     if is_causal:
-        return (torch.arange(1, length + 1, device=device) + offsets.start)[None, None]
+        return (torch.arange(1, length + 1, device=device) + context.start)[None, None]
     return torch.full((1, 1, length), keys, device=device)
 
 
 def temperature(
-    config: PreTrainedConfig, mask: torch.Tensor | BlockMask | None, offsets: Offsets, device: torch.device
+    config: PreTrainedConfig, mask: torch.Tensor | BlockMask | None, context: AttentionContext, device: torch.device
 ) -> torch.Tensor | None:
     """τ of the formula: max(1, log n / log n₀) for a query that may attend to n keys, with n₀ the trained length.
 
@@ -244,7 +244,7 @@ def temperature(
         return None
     trained = config.attention_temperature_length or config.max_position_embeddings
     traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # such a graph may meet longer rows
-    if not traced and offsets.key_length <= trained:
+    if not traced and context.key_length <= trained:
         return None
-    count = visible_keys(mask, offsets, config.is_decoder, device)
+    count = visible_keys(mask, context, config.is_decoder, device)
     return (count.clamp(min=1).float().log() / math.log(trained)).clamp(min=1.0)

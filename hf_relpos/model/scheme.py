@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from .context import AttentionContext
 from .formula import Terms
-from .offsets import Offsets
 
 
 SCHEMES: dict[str, type["Scheme"]] = {}
@@ -72,11 +72,15 @@ def refuse_odd_heads(config: Any, name: str) -> None:
         )
 
 
-BEYOND = {
+# Options under the names that earlier checkpoints have, and their values.
+RENAMED_OPTIONS = {"beyond": "out_of_range"}
+RENAMED_VALUES = {("beyond", "refuse"): "error"}
+
+OUT_OF_RANGE = {
     "clip": "distances past the range share its last row",
     "zero": "distances past the range have no term",
     "extrapolate": "the terms are computed for any distance",
-    "refuse": "a longer input is an error",
+    "error": "a longer input is an error",
 }
 
 
@@ -89,9 +93,9 @@ class Scheme(nn.Module):
     Class attributes:
         name: value of `config.position_embedding_type`.
         source: paper and equation, or the code that defines it.
-        beyond: what can happen past the trained range, keys of `BEYOND`, the default first. Becomes the option
-            `beyond`, so every scheme has it.
-        options: the keys of `config.position_options` that it knows, besides `beyond`.
+        beyond: what can happen past the trained range, keys of `OUT_OF_RANGE`, the default first. Becomes the option
+            `out_of_range`, so every scheme has it.
+        options: the keys of `config.position_options` that it knows, besides `out_of_range`.
         relative: outputs depend on token order only through offsets, so that shifting a text changes nothing.
         zero_is_neutral: with all its parameters at zero every term vanishes, while their gradients do not all vanish.
         needs: what a backend must be able to do for it: keys of `attention.FEATURES`. May depend on options: see
@@ -101,13 +105,14 @@ class Scheme(nn.Module):
         linear: parameters on which its terms depend linearly when all others are zero: name to the axis along which
             neighbours are neighbouring distances (None: there is none), and the letters of the terms they make. What a
             converter can fit in closed form; empty for schemes that are not linear in anything.
+        renamed_options: earlier names of its options, old to new.
         needs_positions: its terms depend on the positions themselves, so that consecutive ones are not all alike:
-            `offsets.positions` is given whenever they are not 0, 1, 2, …
+            `context.positions` is given whenever they are not 0, 1, 2, …
     """
 
     name: ClassVar[str]
     source: ClassVar[str]
-    beyond: ClassVar[tuple[str, ...]]
+    out_of_range: ClassVar[tuple[str, ...]]
     options: ClassVar[dict[str, Option]] = {}
     relative: ClassVar[bool] = True
     zero_is_neutral: ClassVar[bool] = True
@@ -115,14 +120,18 @@ class Scheme(nn.Module):
     requires: ClassVar[frozenset[str]] = frozenset()
     acts_on: ClassVar[frozenset[str]] = frozenset()
     needs_positions: ClassVar[bool] = False
+    renamed_options: ClassVar[dict[str, str]] = {}
     linear: ClassVar[dict[str, tuple[int | None, str]]] = {}
 
     def __init_subclass__(cls, name: str, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.name = name
-        what = ", ".join(f"{word!r}: {BEYOND[word]}" for word in cls.beyond)
-        beyond = Option(cls.beyond[0], f"past the trained range; {what}", one_of(*cls.beyond))
-        cls.options = {**{key: option for key, option in cls.options.items() if key != "beyond"}, "beyond": beyond}
+        what = ", ".join(f"{word!r}: {OUT_OF_RANGE[word]}" for word in cls.out_of_range)
+        out_of_range = Option(cls.out_of_range[0], f"past the trained range; {what}", one_of(*cls.out_of_range))
+        cls.options = {
+            **{key: option for key, option in cls.options.items() if key != "out_of_range"},
+            "out_of_range": out_of_range,
+        }
         SCHEMES[name] = cls
 
     def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
@@ -137,6 +146,22 @@ class Scheme(nn.Module):
         self.settings: dict[str, Any] = self.resolve(config.position_options if options is None else options, config)
         own = self.scale_of(self.settings, config)
         self.scale: float = self.head_size**-0.5 if own is None else own
+
+    @classmethod
+    def translate(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Options as they are called now, from options of any release, for checkpoints that name them differently."""
+        renamed = {**RENAMED_OPTIONS, **cls.renamed_options}
+        values = {
+            renamed.get(key, key): RENAMED_VALUES.get((key, value), value) if isinstance(value, str) else value
+            for key, value in options.items()
+        }
+        if len(values) < len(options):
+            twice = [f"{old} and {new}" for old, new in renamed.items() if old in options and new in options]
+            raise ValueError(
+                f"position_options of the scheme {cls.name!r}: {', '.join(twice)} are two names of one option; give "
+                "the second one"
+            )
+        return values
 
     @classmethod
     def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
@@ -200,7 +225,7 @@ class Scheme(nn.Module):
     def shared_module(cls, config: Any, settings: Mapping[str, Any]) -> nn.Module | None:
         """The module `encoder.distance_embedding`, for schemes with parameters shared by all layers.
 
-        It is called once per forward with the Offsets; what it returns reaches `terms` as `offsets.shared`.
+        It is called once per forward with the AttentionContext; what it returns reaches `terms` as `context.shared`.
         """
         return None
 
@@ -211,9 +236,9 @@ class Scheme(nn.Module):
             std: `config.initializer_range`.
         """
 
-    def terms(self, offsets: Offsets) -> Terms:
+    def terms(self, context: AttentionContext) -> Terms:
         """The terms for one attention call."""
-        raise NotImplementedError(f"{type(self).__name__} must define terms(offsets)")
+        raise NotImplementedError(f"{type(self).__name__} must define terms(context)")
 
 
 class InputScheme(nn.Module):
@@ -243,6 +268,6 @@ class SharedScheme(nn.Module):
     def init_weights(self, std: float) -> None:
         """Fresh parameters of the module itself."""
 
-    def forward(self, offsets: Offsets) -> Any:
+    def forward(self, context: AttentionContext) -> Any:
         """Whatever the layers' `terms` need, as a tensor or a tuple of tensors."""
         raise NotImplementedError(f"{type(self).__name__} must define forward(offsets)")

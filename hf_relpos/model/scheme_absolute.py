@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
+from .context import AttentionContext
 from .formula import Terms
-from .offsets import Offsets
 from .scheme import Scheme
 
 
@@ -12,20 +12,20 @@ class LearnedPositions(nn.Embedding):
     """BERT's table of absolute positions, (P, D).
 
     Args:
-        beyond: "refuse" or "clip": what happens to positions from P on.
+        beyond: "error" or "clip": what happens to positions from P on.
     """
 
-    def __init__(self, num_positions: int, dim: int, beyond: str):
+    def __init__(self, num_positions: int, dim: int, out_of_range: str):
         super().__init__(num_positions, dim)
-        self.beyond = beyond
+        self.out_of_range = out_of_range
 
     def check_length(self, total: int) -> None:
         """Refuse a row of `total` tokens that the table does not cover.
 
         Raises:
-            ValueError: for total > P, unless `beyond` is "clip".
+            ValueError: for total > P, unless `out_of_range` is "clip".
         """
-        if self.beyond == "refuse" and total > self.num_embeddings:
+        if self.out_of_range == "error" and total > self.num_embeddings:
             raise ValueError(
                 f"the input has {total} tokens, and absolute positions end at max_position_embeddings = "
                 f"{self.num_embeddings}; truncate it, or convert the model to a purely relative scheme"
@@ -33,7 +33,7 @@ class LearnedPositions(nn.Embedding):
 
     def forward(self, position_ids: torch.Tensor) -> torch.Tensor:
         """(…, L) to (…, L, D)."""
-        if self.beyond == "clip":
+        if self.out_of_range == "clip":
             position_ids = position_ids.clamp(max=self.num_embeddings - 1)
         return super().forward(position_ids)
 
@@ -51,12 +51,12 @@ class Absolute(Scheme, name="absolute"):
     """Stock BERT, the baseline: x_i = LayerNorm(word + type + p_i), one table (P, D) at the input."""
 
     source = "Devlin et al. 2018, arXiv 1810.04805"
-    beyond = ("refuse", "clip")
+    out_of_range = ("error", "clip")
     relative = False
 
     @classmethod
     def input_module(cls, config, settings):
-        return LearnedPositions(config.max_position_embeddings, config.input_size, settings["beyond"])
+        return LearnedPositions(config.max_position_embeddings, config.input_size, settings["out_of_range"])
 
-    def terms(self, offsets: Offsets) -> Terms:
+    def terms(self, context: AttentionContext) -> Terms:
         return Terms()

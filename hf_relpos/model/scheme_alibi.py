@@ -2,8 +2,8 @@
 
 import torch
 
+from .context import AttentionContext
 from .formula import Terms, by_offset
-from .offsets import Offsets
 from .scheme import Scheme, choice
 
 
@@ -33,7 +33,7 @@ class ALiBi(Scheme, name="alibi"):
     """
 
     source = "Press et al. 2021, arXiv 2108.12409, §3"
-    beyond = ("extrapolate",)
+    out_of_range = ("extrapolate",)
     zero_is_neutral = False
     options = {
         "variant": choice("symmetric", "asymmetric", "offset", help="how far a key to the right is"),
@@ -53,16 +53,16 @@ class ALiBi(Scheme, name="alibi"):
     def needs_of(cls, settings):
         return frozenset({"allow"}) if settings["variant"] == "asymmetric" else frozenset()
 
-    def terms(self, offsets: Offsets) -> Terms:
+    def terms(self, context: AttentionContext) -> Terms:
         variant = self.settings["variant"]
-        r = offsets.span(offsets.device)
-        distance = r.abs().to(offsets.dtype)
+        r = context.span(context.device)
+        distance = r.abs().to(context.dtype)
         if variant == "asymmetric":
             half = self.num_heads // 2
-            slopes = alibi_slopes(half, r.device, offsets.dtype).repeat(2)
+            slopes = alibi_slopes(half, r.device, context.dtype).repeat(2)
             sees = torch.stack([r <= 0, r >= 0]).repeat_interleave(half, dim=0)
-            return Terms(c_outer=(by_offset(-slopes[:, None] * distance, offsets),), allow=(by_offset(sees, offsets),))
+            return Terms(c_outer=(by_offset(-slopes[:, None] * distance, context),), allow=(by_offset(sees, context),))
         if variant == "offset":
             distance = distance - 0.5 * (r > 0)
-        slopes = alibi_slopes(self.num_heads, r.device, offsets.dtype)
-        return Terms(c_outer=(by_offset(-slopes[:, None] * distance, offsets),))
+        slopes = alibi_slopes(self.num_heads, r.device, context.dtype)
+        return Terms(c_outer=(by_offset(-slopes[:, None] * distance, context),))

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from .context import AttentionContext, sinusoid_interleaved
 from .formula import Terms
-from .offsets import Offsets, sinusoid_interleaved
 from .scheme import InputScheme, Option, Scheme, choice, is_number, refuse_odd_width
 from .scheme_sinusoidal import AMPLITUDE
 
@@ -75,7 +75,7 @@ class Cape(Scheme, name="cape"):
     """
 
     source = "Likhomanenko et al. 2021, arXiv 2106.03143, §3"
-    beyond = ("extrapolate",)
+    out_of_range = ("extrapolate",)
     relative = False
     zero_is_neutral = False  # the input has positions from the start
     options = {
@@ -106,5 +106,5 @@ class Cape(Scheme, name="cape"):
     def input_module(cls, config, settings):
         return AugmentedSinusoid(settings)
 
-    def terms(self, offsets: Offsets) -> Terms:
+    def terms(self, context: AttentionContext) -> Terms:
         return Terms()

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
+from .context import AttentionContext
 from .formula import Table, Terms
-from .offsets import Offsets
 from .scheme import Option, Scheme, SharedScheme, choice, is_count
 
 
@@ -55,7 +55,7 @@ class Deberta(Scheme, name="deberta"):
     """
 
     source = "He et al. 2021, arXiv 2006.03654, eq. 4 as released in microsoft/DeBERTa; v3: arXiv 2111.09543"
-    beyond = ("clip",)
+    out_of_range = ("clip",)
     zero_is_neutral = False  # for the scale
     options = {
         "pos_att_type": Option(
@@ -117,19 +117,19 @@ class Deberta(Scheme, name="deberta"):
                 if linear.bias is not None:
                     init.zeros_(linear.bias)
 
-    def terms(self, offsets: Offsets) -> Terms:
-        embeddings, row_of_offset = offsets.shared
+    def terms(self, context: AttentionContext) -> Terms:
+        embeddings, row_of_offset = context.shared
         embeddings = self.dropout(embeddings)
 
         def table(projection):
             rows = projection(embeddings).unflatten(-1, (self.num_heads, -1)).transpose(0, 1)  # (H, N, d)
-            return Table(rows, row_of=lambda r: row_of_offset[r - offsets.low])
+            return Table(rows, row_of=lambda r: row_of_offset[r - context.low])
 
         A = B = ()
         if "c2p" in self.kinds:
-            A = (table(self.pos_key_proj or offsets.key_projection),)
+            A = (table(self.pos_key_proj or context.key_projection),)
         if "p2c" in self.kinds:
-            B = (table(self.pos_query_proj or offsets.query_projection),)
+            B = (table(self.pos_query_proj or context.query_projection),)
         return Terms(scale=self.scale, A=A, B=B)
 
 
@@ -158,12 +158,12 @@ class RelativeEmbeddings(SharedScheme):
         one_to_one = self.span if self.buckets is None else self.buckets // 2
         return distance if distance <= one_to_one else self.span
 
-    def forward(self, offsets: Offsets) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rows that this call can reach, (N, D), and their numbers by offset, in the order of `offsets.span`."""
-        first = self.span - self.reach(offsets.high)
-        last = min(self.span + self.reach(-offsets.low), 2 * self.span - 1)
+    def forward(self, context: AttentionContext) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rows that this call can reach, (N, D), and their numbers by offset, in the order of `context.span`."""
+        first = self.span - self.reach(context.high)
+        last = min(self.span + self.reach(-context.low), 2 * self.span - 1)
         rows = self.rel_embeddings.weight[first : last + 1]
-        distance = -offsets.span(rows.device)  # i − j
+        distance = -context.span(rows.device)  # i − j
         if self.buckets is not None:
             distance = log_bucket(distance, self.buckets, self.max_distance)
         row_of_offset = (distance + self.span).clamp(0, 2 * self.span - 1) - first

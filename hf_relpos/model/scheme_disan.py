@@ -2,8 +2,8 @@
 
 import torch
 
+from .context import AttentionContext
 from .formula import Table, Terms
-from .offsets import Offsets
 from .scheme import Scheme, choice
 
 
@@ -20,7 +20,7 @@ class DiSAN(Scheme, name="disan"):
     """
 
     source = "Shen et al. 2018, arXiv 1709.04696, directional self-attention"
-    beyond = ("extrapolate",)
+    out_of_range = ("extrapolate",)
     zero_is_neutral = False
     needs = frozenset({"allow"})
     options = {"direction": choice("split", "forward", "backward", "diag", help="which keys a token attends to")}
@@ -31,7 +31,7 @@ class DiSAN(Scheme, name="disan"):
             return "going backward a token attends only to its right, and a memory lies to the left"
         return super().memory_obstacle(settings)
 
-    def terms(self, offsets: Offsets) -> Terms:
+    def terms(self, context: AttentionContext) -> Terms:
         sees = {"forward": (True, False, False), "backward": (False, False, True), "diag": (True, False, True)}
         direction = self.settings["direction"]
         if direction == "split":
@@ -39,5 +39,5 @@ class DiSAN(Scheme, name="disan"):
             rows = [sees["forward"]] * (self.num_heads - backward) + [sees["backward"]] * backward
         else:
             rows = [sees[direction]]
-        rows = torch.tensor(rows, device=offsets.device)  # left, the token itself, right
+        rows = torch.tensor(rows, device=context.device)  # left, the token itself, right
         return Terms(allow=(Table(rows, row_of=lambda r: r.sign() + 1),))

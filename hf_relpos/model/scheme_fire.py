@@ -4,8 +4,8 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
+from .context import AttentionContext
 from .formula import Terms
-from .offsets import Offsets
 from .scheme import Option, Scheme, SharedScheme, choice, is_count, is_number
 
 
@@ -33,13 +33,13 @@ class Interpolation(SharedScheme):
         init.constant_(self.c, 0.1)
         init.constant_(self.L_multiplier, 1.0)
 
-    def forward(self, offsets: Offsets) -> torch.Tensor:
+    def forward(self, context: AttentionContext) -> torch.Tensor:
         """(1 or B, H, L, K)."""
         dtype = self.mlp[0].weight.dtype
         c = self.c.to(torch.promote_types(dtype, torch.float32)).abs()
         threshold = (self.L_multiplier.to(c.dtype) * self.threshold).abs()
-        i = offsets.query_positions(c.device)[..., :, None].to(c.dtype)
-        j = offsets.key_positions(c.device)[..., None, :].to(c.dtype)
+        i = context.query_positions(c.device)[..., :, None].to(c.dtype)
+        j = context.key_positions(c.device)[..., None, :].to(c.dtype)
         farthest = torch.maximum(i, j) if self.normalizer == "both" else i
         normalizer = torch.log1p(c * torch.maximum(farthest, threshold))
         distance = torch.log1p(c * (i - j).abs()) / (normalizer + 1e-6)
@@ -59,7 +59,7 @@ class Fire(Scheme, name="fire"):
     """
 
     source = "Li et al. 2023, arXiv 2310.04418; github.com/mcleish7/arithmetic"
-    beyond = ("extrapolate",)
+    out_of_range = ("extrapolate",)
     relative = False
     needs_positions = True
     zero_is_neutral = False  # with all of the MLP at zero no gradient gets in; its last weight alone can be
@@ -84,5 +84,5 @@ class Fire(Scheme, name="fire"):
         if self.bias is not None:
             self.bias.init_weights(std)
 
-    def terms(self, offsets: Offsets) -> Terms:
-        return Terms(dense=(offsets.shared if self.bias is None else self.bias(offsets),))
+    def terms(self, context: AttentionContext) -> Terms:
+        return Terms(dense=(context.shared if self.bias is None else self.bias(context),))

@@ -4,8 +4,8 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
+from .context import AttentionContext, sinusoid_concat
 from .formula import Table, Terms
-from .offsets import Offsets, sinusoid_concat
 from .scheme import Option, Scheme, is_count, refuse_odd_heads
 
 
@@ -21,7 +21,7 @@ class Hop(Scheme, name="hop"):
     """
 
     source = "Li et al. 2020, arXiv 2004.03249; Yaoyi-Li/HOP-Matting networks/ops.py"
-    beyond = ("clip",)
+    out_of_range = ("clip",)
     requires = frozenset({"grid"})
     options = {
         "radius": Option(
@@ -45,13 +45,13 @@ class Hop(Scheme, name="hop"):
         init.xavier_uniform_(self.pos_embed_linear.weight)
         init.zeros_(self.pos_embed_linear.bias)
 
-    def terms(self, offsets: Offsets) -> Terms:
+    def terms(self, context: AttentionContext) -> Terms:
         weight = self.pos_embed_linear.weight
         reversed_distances = torch.arange(self.radius + 1, device=weight.device)
         sinusoid = sinusoid_concat(reversed_distances, self.head_size, weight.dtype)
         # (1, R + 2, d), the last one zero: no term
         rows = nn.functional.pad(self.pos_embed_linear(sinusoid)[None] / self.scale, (0, 0, 0, 1))
-        down, right, inside = offsets.grid_offsets()
+        down, right, inside = context.grid_offsets()
 
         def table(steps: torch.Tensor) -> Table:
             row = torch.where(inside, (self.radius - steps.abs()).clamp(min=0), self.radius + 1)

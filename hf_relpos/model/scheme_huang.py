@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
+from .context import AttentionContext
 from .formula import Terms, by_offset
-from .offsets import Offsets
 from .scheme import Scheme
 
 
@@ -21,28 +21,28 @@ class HuangM1(Scheme, name="huang_m1"):
     """
 
     source = "Huang et al. 2020, arXiv 2009.13658, method 1"
-    beyond = ("clip",)
+    out_of_range = ("clip",)
     zero_is_neutral = False
     needs = frozenset({"gain"})
 
     def __init__(self, config, options=None):
         super().__init__(config, options)
-        self.reach = config.max_position_embeddings - 1
+        self.max_distance = config.max_position_embeddings - 1
         self.weight = nn.Parameter(torch.empty(self.shape()))
 
     def shape(self) -> tuple[int, ...]:
         """Of `weight`."""
-        return (self.reach + 1,)
+        return (self.max_distance + 1,)
 
     def init_weights(self, std):
         init.normal_(self.weight, mean=1.0, std=std)
 
-    def rows(self, offsets: Offsets) -> torch.Tensor:
+    def rows(self, context: AttentionContext) -> torch.Tensor:
         """The rows of the offsets that can occur in this call, in ascending order of r, (1, N, …)."""
-        return self.weight[offsets.span(self.weight.device).abs().clamp(max=self.reach)][None]
+        return self.weight[context.span(self.weight.device).abs().clamp(max=self.max_distance)][None]
 
-    def terms(self, offsets: Offsets) -> Terms:
-        return Terms(gain=(by_offset(self.rows(offsets), offsets),))
+    def terms(self, context: AttentionContext) -> Terms:
+        return Terms(gain=(by_offset(self.rows(context), context),))
 
 
 class HuangM2(HuangM1, name="huang_m2"):
@@ -54,10 +54,12 @@ class HuangM2(HuangM1, name="huang_m2"):
     source = "Huang et al. 2020, arXiv 2009.13658, method 2"
 
     def shape(self):
-        return (2 * self.reach + 1,)
+        return (2 * self.max_distance + 1,)
 
-    def rows(self, offsets: Offsets) -> torch.Tensor:
-        return self.weight[offsets.span(self.weight.device).clamp(-self.reach, self.reach) + self.reach][None]
+    def rows(self, context: AttentionContext) -> torch.Tensor:
+        return self.weight[
+            context.span(self.weight.device).clamp(-self.max_distance, self.max_distance) + self.max_distance
+        ][None]
 
 
 class HuangM3(HuangM2, name="huang_m3"):
@@ -71,7 +73,7 @@ class HuangM3(HuangM2, name="huang_m3"):
     source = "Huang et al. 2020, arXiv 2009.13658, method 3"
 
     def shape(self):
-        return (2 * self.reach + 1, self.head_size)
+        return (2 * self.max_distance + 1, self.head_size)
 
-    def terms(self, offsets: Offsets) -> Terms:
-        return Terms(feature_gain=by_offset(self.rows(offsets), offsets))
+    def terms(self, context: AttentionContext) -> Terms:
+        return Terms(feature_gain=by_offset(self.rows(context), context))

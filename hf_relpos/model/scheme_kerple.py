@@ -4,8 +4,8 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
+from .context import AttentionContext
 from .formula import Terms, by_offset
-from .offsets import Offsets
 from .scheme import Scheme, SharedScheme, choice
 
 
@@ -31,10 +31,10 @@ class Kernel(SharedScheme):
         init.uniform_(self.bias_p, 0.0, 2.0)
         init.uniform_(self.bias_a, 0.0, 1.0)
 
-    def forward(self, offsets: Offsets) -> torch.Tensor:
-        """(H, N), in the order of `offsets.span`."""
+    def forward(self, context: AttentionContext) -> torch.Tensor:
+        """(H, N), in the order of `context.span`."""
         a = bounded(self.bias_a, 0.01)[..., 0]
-        distance = offsets.span(a.device).abs().to(a.dtype)
+        distance = context.span(a.device).abs().to(a.dtype)
         if self.kind == "log":
             return -bounded(self.bias_p, 0.01)[..., 0] * torch.log1p(a * distance)
         # float16 ends at 65504; a weight is zero long before
@@ -52,7 +52,7 @@ class Kerple(Scheme, name="kerple"):
     """
 
     source = "Chi et al. 2022, arXiv 2205.09921; github.com/chijames/KERPLE"
-    beyond = ("extrapolate",)
+    out_of_range = ("extrapolate",)
     zero_is_neutral = False
     options = {
         "kind": choice("log", "power", help="the kernel"),
@@ -65,6 +65,6 @@ class Kerple(Scheme, name="kerple"):
     def shared_module(cls, config, settings):
         return Kernel(config, settings)
 
-    def terms(self, offsets: Offsets) -> Terms:
-        bias = (by_offset(offsets.shared, offsets),)
+    def terms(self, context: AttentionContext) -> Terms:
+        bias = (by_offset(context.shared, context),)
         return Terms(c=bias) if self.settings["scaled"] else Terms(c_outer=bias)

@@ -4,8 +4,8 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
+from .context import AttentionContext
 from .formula import Table, Terms
-from .offsets import Offsets
 from .scheme import Option, Scheme, choice, is_count
 
 
@@ -24,7 +24,7 @@ class Music(Scheme, name="music"):
         "Huang et al. 2018, arXiv 1809.04281, §3.4; tensor2tensor dot_product_self_attention_relative_v2 and "
         "dot_product_unmasked_self_attention_relative_v2"
     )
-    beyond = ("zero", "clip")
+    out_of_range = ("zero", "clip")
     linear = {"key_relative_embeddings": (-2, "A"), "value_relative_embeddings": (-2, "V")}
     options = {
         "max_relative_position": Option(
@@ -39,10 +39,10 @@ class Music(Scheme, name="music"):
 
     def __init__(self, config, options=None):
         super().__init__(config, options)
-        self.reach = (self.settings["max_relative_position"] or config.max_position_embeddings) - 1
+        self.max_distance = (self.settings["max_relative_position"] or config.max_position_embeddings) - 1
         causal = self.settings["causal"]
         self.causal = config.is_decoder if causal is None else causal
-        shape = (self.reach + 1 if self.causal else 2 * self.reach + 1, self.head_size)
+        shape = (self.max_distance + 1 if self.causal else 2 * self.max_distance + 1, self.head_size)
         if self.settings["per_head"]:
             shape = (self.num_heads, *shape)
         self.key_relative_embeddings = nn.Parameter(torch.empty(shape))
@@ -60,18 +60,18 @@ class Music(Scheme, name="music"):
     def table(self, rows: torch.Tensor) -> Table:
         """All rows, and after them a row of zeros for keys without a term."""
         rows = rows if rows.dim() == 3 else rows[None]
-        low, high = -self.reach, 0 if self.causal else self.reach
+        low, high = -self.max_distance, 0 if self.causal else self.max_distance
         nothing = rows.shape[1]
 
         def row_of(r):
             row = r.clamp(low, high) - low
-            if self.settings["beyond"] == "zero":
-                row = torch.where(r.abs() > self.reach, nothing, row)
+            if self.settings["out_of_range"] == "zero":
+                row = torch.where(r.abs() > self.max_distance, nothing, row)
             return torch.where(r > 0, nothing, row) if self.causal else row
 
         return Table(nn.functional.pad(rows, (0, 0, 0, 1)), row_of)
 
-    def terms(self, offsets: Offsets) -> Terms:
+    def terms(self, context: AttentionContext) -> Terms:
         key = self.table(self.key_relative_embeddings)
         if not self.settings["values"]:
             return Terms(A=(key,))

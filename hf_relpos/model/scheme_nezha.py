@@ -2,8 +2,8 @@
 
 import torch
 
+from .context import AttentionContext, sinusoid_interleaved
 from .formula import Table, Terms
-from .offsets import Offsets, sinusoid_interleaved
 from .scheme import Option, Scheme, is_count, refuse_odd_heads
 
 
@@ -15,7 +15,7 @@ class Nezha(Scheme, name="nezha"):
     """
 
     source = "Wei et al. 2019, arXiv 1909.00204; transformers 4.57.6 models/deprecated/nezha"
-    beyond = ("clip",)
+    out_of_range = ("clip",)
     zero_is_neutral = False
     needs = frozenset({"value_term"})
     options = {
@@ -31,11 +31,11 @@ class Nezha(Scheme, name="nezha"):
         refuse_odd_heads(config, cls.name)
         return super().resolve(options, config)
 
-    def terms(self, offsets: Offsets) -> Terms:
-        reach = self.settings["max_relative_position"]
-        rows = torch.arange(2 * reach + 1, device=offsets.device)
+    def terms(self, context: AttentionContext) -> Terms:
+        max_distance = self.settings["max_relative_position"]
+        rows = torch.arange(2 * max_distance + 1, device=context.device)
         table = Table(
-            sinusoid_interleaved(rows, self.head_size, offsets.dtype)[None],
-            row_of=lambda r: r.clamp(-reach, reach) + reach,
+            sinusoid_interleaved(rows, self.head_size, context.dtype)[None],
+            row_of=lambda r: r.clamp(-max_distance, max_distance) + max_distance,
         )
         return Terms(A=(table,), V=(table,))

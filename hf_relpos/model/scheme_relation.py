@@ -4,8 +4,8 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
+from .context import AttentionContext
 from .formula import Table, Terms
-from .offsets import Offsets
 from .scheme import Option, Scheme, SharedScheme, choice, is_count
 
 
@@ -16,12 +16,12 @@ class LabelCheck(SharedScheme):
         super().__init__()
         self.count = settings["num_relations"]
 
-    def forward(self, offsets: Offsets) -> None:
+    def forward(self, context: AttentionContext) -> None:
         """
         Raises:
             ValueError: for labels without a row. Compiled or traced code leaves it to the index error.
         """
-        labels = offsets.relation_ids
+        labels = context.relation_ids
         if torch.compiler.is_compiling() or torch.jit.is_tracing() or labels.numel() == 0:
             return
         smallest, largest = (int(label) for label in labels.aminmax())
@@ -44,7 +44,7 @@ class Relation(Scheme, name="relation"):
     """
 
     source = "Shaw et al. 2018, arXiv 1803.02155, §3.1, eq. 3-4 with the edges of a graph"
-    beyond = ("extrapolate",)
+    out_of_range = ("extrapolate",)
     requires = frozenset({"relation_ids"})
     options = {
         "num_relations": Option(
@@ -100,9 +100,9 @@ class Relation(Scheme, name="relation"):
             rows = rows.masked_fill((torch.arange(rows.shape[-2], device=rows.device) == none)[:, None], 0.0)
         return Table(rows if rows.dim() == 3 else rows[None], row_of=lambda label: label.long(), relation=labels)
 
-    def terms(self, offsets: Offsets) -> Terms:
-        labels = offsets.relation_ids
-        length, key_length = offsets.query_length, offsets.key_length
+    def terms(self, context: AttentionContext) -> Terms:
+        labels = context.relation_ids
+        length, key_length = context.query_length, context.key_length
         if labels.dim() != 3 or tuple(labels.shape[1:]) != (length, key_length):
             raise ValueError(
                 f"relation_ids has shape {tuple(labels.shape)}; {length} tokens that attend to {key_length} need "

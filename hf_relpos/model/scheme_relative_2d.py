@@ -4,8 +4,8 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
+from .context import AttentionContext
 from .formula import Table, Terms
-from .offsets import Offsets
 from .scheme import Option, Scheme, choice, is_count
 
 
@@ -20,7 +20,7 @@ class Relative2d(Scheme, name="relative_2d"):
     """
 
     source = "Bello et al. 2019, arXiv 1904.09925, §3.2, eq. 4; tensor2tensor relative_2d"
-    beyond = ("zero", "clip")
+    out_of_range = ("zero", "clip")
     requires = frozenset({"grid"})
     options = {
         "max_relative_position": Option(
@@ -33,8 +33,8 @@ class Relative2d(Scheme, name="relative_2d"):
 
     def __init__(self, config, options=None):
         super().__init__(config, options)
-        self.reach = self.settings["max_relative_position"] - 1
-        shape = (2 * self.reach + 1, self.head_size)
+        self.max_distance = self.settings["max_relative_position"] - 1
+        shape = (2 * self.max_distance + 1, self.head_size)
         if self.settings["per_head"]:
             shape = (self.num_heads, *shape)
         self.height_key_relative_embeddings = nn.Parameter(torch.empty(shape))
@@ -51,17 +51,17 @@ class Relative2d(Scheme, name="relative_2d"):
             steps: Δ, (B, L, L).
             inside: (B, L, L), whether both tokens are on the grid.
         """
-        if self.settings["beyond"] == "clip":
-            steps = steps.clamp(-self.reach, self.reach)
-        near = inside & (steps.abs() <= self.reach)
+        if self.settings["out_of_range"] == "clip":
+            steps = steps.clamp(-self.max_distance, self.max_distance)
+        near = inside & (steps.abs() <= self.max_distance)
         return Table(
             nn.functional.pad(rows if rows.dim() == 3 else rows[None], (0, 0, 0, 1)),
             row_of=lambda row: row,
-            relation=torch.where(near, steps + self.reach, 2 * self.reach + 1),
+            relation=torch.where(near, steps + self.max_distance, 2 * self.max_distance + 1),
         )
 
-    def terms(self, offsets: Offsets) -> Terms:
-        down, right, inside = offsets.grid_offsets()
+    def terms(self, context: AttentionContext) -> Terms:
+        down, right, inside = context.grid_offsets()
         height = self.table(self.height_key_relative_embeddings, down, inside)
         width = self.table(self.width_key_relative_embeddings, right, inside)
         return Terms(A=(height, width))

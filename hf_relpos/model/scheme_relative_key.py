@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
+from .context import AttentionContext
 from .formula import Table, Terms
-from .offsets import Offsets
 from .scheme import Option, Scheme, choice, is_count
 
 
@@ -20,7 +20,7 @@ class RelativeKey(Scheme, name="relative_key"):
     """
 
     source = "transformers 4.57.6 models/bert; Shaw et al. 2018, arXiv 1803.02155, eq. 4 without values"
-    beyond = ("clip", "zero")
+    out_of_range = ("clip", "zero")
     linear = {"weight": (-2, "A")}
     options = {
         "clip": Option(
@@ -38,54 +38,58 @@ class RelativeKey(Scheme, name="relative_key"):
 
     def __init__(self, config, options=None):
         super().__init__(config, options)
-        self.reach = config.max_position_embeddings - 1
-        self.clip = self.settings["clip"] if self.settings["clip"] is not None else self.reach
-        self.weight = nn.Parameter(torch.empty(2 * self.reach + 1, self.head_size))
+        self.max_distance = config.max_position_embeddings - 1
+        self.clip = self.settings["clip"] if self.settings["clip"] is not None else self.max_distance
+        self.weight = nn.Parameter(torch.empty(2 * self.max_distance + 1, self.head_size))
 
     @classmethod
     def resolve(cls, options, config):
         resolved = super().resolve(options, config)
-        reach = config.max_position_embeddings - 1
-        if resolved["clip"] is not None and resolved["clip"] > reach:
+        max_distance = config.max_position_embeddings - 1
+        if resolved["clip"] is not None and resolved["clip"] > max_distance:
             raise ValueError(
                 f"position_options['clip'] = {resolved['clip']} reaches past the table, whose largest distance is "
-                f"{reach} (max_position_embeddings − 1); choose a smaller one, or None for all of the table"
+                f"{max_distance} (max_position_embeddings − 1); choose a smaller one, or None for all of the table"
             )
         return resolved
 
     def init_weights(self, std):
         init.normal_(self.weight, mean=0.0, std=std)
 
-    def rows(self, offsets: Offsets) -> torch.Tensor:
+    def rows(self, context: AttentionContext) -> torch.Tensor:
         """The rows of the offsets that can occur in this call and are told apart, in ascending order of r, (1, N, d).
 
         Where distances past the range have no term and can occur, a row of zeros comes last.
         """
-        told_apart = self.told_apart(offsets)
-        rows = self.weight[self.reach - torch.arange(-told_apart, told_apart + 1, device=self.weight.device)][None]
-        return nn.functional.pad(rows, (0, 0, 0, 1)) if self.ends(offsets) else rows
+        told_apart = self.told_apart(context)
+        rows = self.weight[self.max_distance - torch.arange(-told_apart, told_apart + 1, device=self.weight.device)][
+            None
+        ]
+        return nn.functional.pad(rows, (0, 0, 0, 1)) if self.ends(context) else rows
 
-    def told_apart(self, offsets: Offsets) -> int:
+    def told_apart(self, context: AttentionContext) -> int:
         """The largest distance that can occur in this call and has a row of its own."""
-        return min(self.clip, max(offsets.high, -offsets.low))
+        return min(self.clip, max(context.high, -context.low))
 
-    def ends(self, offsets: Offsets) -> bool:
+    def ends(self, context: AttentionContext) -> bool:
         """Whether distances without a term can occur in this call."""
-        return self.settings["beyond"] == "zero" and max(offsets.high, -offsets.low) > self.clip
+        return self.settings["out_of_range"] == "zero" and max(context.high, -context.low) > self.clip
 
-    def table(self, rows: torch.Tensor, offsets: Offsets) -> Table:
+    def table(self, rows: torch.Tensor, context: AttentionContext) -> Table:
         """The table of these rows."""
-        reach = self.told_apart(offsets)
-        if self.ends(offsets):
-            return Table(rows, row_of=lambda r: torch.where(r.abs() > reach, 2 * reach + 1, r + reach))
-        return Table(rows, row_of=lambda r: r.clamp(-reach, reach) + reach)
+        max_distance = self.told_apart(context)
+        if self.ends(context):
+            return Table(
+                rows, row_of=lambda r: torch.where(r.abs() > max_distance, 2 * max_distance + 1, r + max_distance)
+            )
+        return Table(rows, row_of=lambda r: r.clamp(-max_distance, max_distance) + max_distance)
 
-    def query_side(self, rows: torch.Tensor, offsets: Offsets) -> Table:
+    def query_side(self, rows: torch.Tensor, context: AttentionContext) -> Table:
         """A."""
-        return self.table(rows / self.scale if self.settings["scaling"] == "albert" else rows, offsets)
+        return self.table(rows / self.scale if self.settings["scaling"] == "albert" else rows, context)
 
-    def terms(self, offsets: Offsets) -> Terms:
-        return Terms(A=(self.query_side(self.rows(offsets), offsets),))
+    def terms(self, context: AttentionContext) -> Terms:
+        return Terms(A=(self.query_side(self.rows(context), context),))
 
 
 class RelativeKeyQuery(RelativeKey, name="relative_key_query"):
@@ -94,7 +98,7 @@ class RelativeKeyQuery(RelativeKey, name="relative_key_query"):
     source = "transformers 4.57.6 models/bert; Huang et al. 2020, arXiv 2009.13658, method 4"
     linear = {"weight": (-2, "AB")}
 
-    def terms(self, offsets: Offsets) -> Terms:
-        rows = self.rows(offsets)
+    def terms(self, context: AttentionContext) -> Terms:
+        rows = self.rows(context)
         key_rows = rows if self.settings["scaling"] == "bert" else rows / self.scale
-        return Terms(A=(self.query_side(rows, offsets),), B=(self.table(key_rows, offsets),))
+        return Terms(A=(self.query_side(rows, context),), B=(self.table(key_rows, context),))

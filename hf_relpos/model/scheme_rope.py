@@ -2,8 +2,8 @@
 
 import torch
 
+from .context import AttentionContext
 from .formula import Terms
-from .offsets import Offsets
 from .scheme import Option, Scheme, choice, is_number
 
 
@@ -21,7 +21,7 @@ class RoPE(Scheme, name="rope"):
     """
 
     source = "Su et al. 2021, arXiv 2104.09864, eq. 15 and 34"
-    beyond = ("extrapolate",)
+    out_of_range = ("extrapolate",)
     zero_is_neutral = False
     acts_on = frozenset({"rotate"})
     options = {
@@ -83,5 +83,5 @@ class RoPE(Scheme, name="rope"):
         turned = torch.stack(planes, dim=-1).flatten(-2) if adjacent else torch.cat(planes, dim=-1)
         return turned if width == self.head_size else torch.cat([turned, rest], dim=-1)
 
-    def terms(self, offsets: Offsets) -> Terms:
+    def terms(self, context: AttentionContext) -> Terms:
         return Terms(rotate=self.rotate)

@@ -2,8 +2,8 @@
 
 import torch
 
+from .context import AttentionContext
 from .formula import Terms, by_offset
-from .offsets import Offsets
 from .scheme import Option, Scheme
 
 
@@ -15,7 +15,7 @@ class Sandwich(Scheme, name="sandwich"):
     """
 
     source = "Chi et al. 2022, arXiv 2212.10356"
-    beyond = ("extrapolate",)
+    out_of_range = ("extrapolate",)
     zero_is_neutral = False
     options = {
         "dim": Option(
@@ -25,10 +25,10 @@ class Sandwich(Scheme, name="sandwich"):
         )
     }
 
-    def terms(self, offsets: Offsets) -> Terms:
-        r = offsets.span(offsets.device).to(offsets.dtype)
+    def terms(self, context: AttentionContext) -> Terms:
+        r = context.span(context.device).to(context.dtype)
         waves = torch.arange(1, self.settings["dim"] // 2 + 1, device=r.device, dtype=r.dtype)
         angles = r[:, None] * 10000.0 ** (-2 * waves / self.settings["dim"])
         heads = torch.arange(1, self.num_heads + 1, device=r.device, dtype=r.dtype)
         bias = (angles.cos() - 1).sum(-1) / (8 * heads[:, None] / self.num_heads)
-        return Terms(c_outer=(by_offset(bias, offsets),))
+        return Terms(c_outer=(by_offset(bias, context),))

@@ -4,8 +4,8 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
+from .context import AttentionContext
 from .formula import Table, Terms
-from .offsets import Offsets
 from .scheme import Option, Scheme, choice, is_count
 
 
@@ -18,7 +18,7 @@ class Shaw(Scheme, name="shaw"):
     """
 
     source = "Shaw et al. 2018, arXiv 1803.02155, eq. 3-4"
-    beyond = ("clip", "zero")
+    out_of_range = ("clip", "zero")
     needs = frozenset({"value_term"})
     linear = {"key": (-2, "A"), "value": (-2, "V")}
     options = {
@@ -46,7 +46,7 @@ class Shaw(Scheme, name="shaw"):
     def table(self, rows: torch.Tensor) -> Table:
         """Rows in ascending order of r, and a zero row after them where distances past `clip` have no term."""
         rows = rows if rows.dim() == 3 else rows[None]
-        if self.settings["beyond"] == "clip":
+        if self.settings["out_of_range"] == "clip":
             return Table(rows, row_of=lambda r: r.clamp(-self.clip, self.clip) + self.clip)
         past = 2 * self.clip + 1
         return Table(
@@ -54,5 +54,5 @@ class Shaw(Scheme, name="shaw"):
             row_of=lambda r: torch.where(r.abs() > self.clip, past, r + self.clip),
         )
 
-    def terms(self, offsets: Offsets) -> Terms:
+    def terms(self, context: AttentionContext) -> Terms:
         return Terms(A=(self.table(self.key),), V=(self.table(self.value),))

@@ -2,8 +2,8 @@
 
 import torch
 
+from .context import AttentionContext, sinusoid_concat, sinusoid_interleaved, sinusoid_t2t
 from .formula import Terms
-from .offsets import Offsets, sinusoid_concat, sinusoid_interleaved, sinusoid_t2t
 from .scheme import InputScheme, Option, Scheme, choice, is_number, refuse_odd_width
 
 
@@ -39,7 +39,7 @@ class Sinusoidal(Scheme, name="sinusoidal"):
     """
 
     source = "Vaswani et al. 2017, arXiv 1706.03762, §3.5"
-    beyond = ("extrapolate",)
+    out_of_range = ("extrapolate",)
     relative = False
     zero_is_neutral = False  # the input has positions from the start
     options = {
@@ -56,5 +56,5 @@ class Sinusoidal(Scheme, name="sinusoidal"):
     def input_module(cls, config, settings):
         return Sinusoid(settings["layout"], settings["amplitude"])
 
-    def terms(self, offsets: Offsets) -> Terms:
+    def terms(self, context: AttentionContext) -> Terms:
         return Terms()

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
+from .context import AttentionContext, sinusoid_t2t
 from .formula import Terms
-from .offsets import Offsets, sinusoid_t2t
 from .scheme import InputScheme, Scheme
 from .scheme_sinusoidal import AMPLITUDE
 
@@ -35,7 +35,7 @@ class Sinusoidal2d(Scheme, name="sinusoidal_2d"):
     """
 
     source = "Parmar et al. 2018, arXiv 1802.05751, §3.1; tensor2tensor add_timing_signal_nd"
-    beyond = ("extrapolate",)
+    out_of_range = ("extrapolate",)
     relative = False
     zero_is_neutral = False  # the input has positions from the start
     requires = frozenset({"grid"})
@@ -45,5 +45,5 @@ class Sinusoidal2d(Scheme, name="sinusoidal_2d"):
     def input_module(cls, config, settings):
         return GridSinusoid(settings["amplitude"])
 
-    def terms(self, offsets: Offsets) -> Terms:
+    def terms(self, context: AttentionContext) -> Terms:
         return Terms()

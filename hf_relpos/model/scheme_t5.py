@@ -4,8 +4,8 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
+from .context import AttentionContext, t5_bucket
 from .formula import Terms, by_offset
-from .offsets import Offsets, t5_bucket
 from .scheme import Option, Scheme, SharedScheme, choice, is_count
 
 
@@ -25,9 +25,9 @@ class BucketedBias(SharedScheme):
     def init_weights(self, std):
         init.normal_(self.relative_attention_bias.weight, mean=0.0, std=std)
 
-    def forward(self, offsets: Offsets) -> torch.Tensor:
-        """(H, N), in the order of `offsets.span`."""
-        r = offsets.span(self.relative_attention_bias.weight.device)
+    def forward(self, context: AttentionContext) -> torch.Tensor:
+        """(H, N), in the order of `context.span`."""
+        r = context.span(self.relative_attention_bias.weight.device)
         bucket = t5_bucket(r, self.buckets, self.max_distance, self.bidirectional)
         return self.relative_attention_bias(bucket).transpose(0, 1)
 
@@ -44,7 +44,7 @@ class T5(Scheme, name="t5"):
     """
 
     source = "Raffel et al. 2019, arXiv 1910.10683, §2.1; MPNet: Song et al. 2020, arXiv 2004.09297"
-    beyond = ("clip",)
+    out_of_range = ("clip",)
     options = {
         "buckets": Option(
             default=32,
@@ -85,6 +85,6 @@ class T5(Scheme, name="t5"):
     def shared_module(cls, config, settings):
         return BucketedBias(config, settings)
 
-    def terms(self, offsets: Offsets) -> Terms:
+    def terms(self, context: AttentionContext) -> Terms:
         scale = self.scale if self.settings["scaling"] == "t5" else None
-        return Terms(scale=scale, c_outer=(by_offset(offsets.shared, offsets),))
+        return Terms(scale=scale, c_outer=(by_offset(context.shared, context),))

@@ -9,15 +9,15 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
+from .context import AttentionContext
 from .formula import Table, Terms, by_offset
-from .offsets import Offsets
 from .scheme import Option, Scheme, choice, is_count
 
 
 LETTERS = "ABcV"
 
 
-def knots(reach: int, dense: int, per_octave: int) -> list[int]:
+def knots(max_distance: int, dense: int, per_octave: int) -> list[int]:
     """Places of the hat functions, ascending and symmetric: every |r| ≤ dense, then `per_octave` for each doubling.
 
     Args:
@@ -25,11 +25,11 @@ def knots(reach: int, dense: int, per_octave: int) -> list[int]:
         dense: up to here every distance has its own.
         per_octave: knots for each doubling of the distance from there on.
     """
-    right = list(range(1, min(dense, reach) + 1))
+    right = list(range(1, min(dense, max_distance) + 1))
     step = 0
-    while right[-1] < reach:
+    while right[-1] < max_distance:
         step += 1
-        right.append(max(right[-1] + 1, min(reach, round(dense * 2 ** (step / per_octave)))))
+        right.append(max(right[-1] + 1, min(max_distance, round(dense * 2 ** (step / per_octave)))))
     return [-place for place in reversed(right)] + [0, *right]
 
 
@@ -41,8 +41,9 @@ class Tables(Scheme, name="tables"):
     """
 
     source = "hf_relpos; hat functions on knots as in shape-constrained regression"
-    beyond = ("clip", "zero")
+    out_of_range = ("clip", "zero")
     linear = {"A": (-2, "A"), "B": (-2, "B"), "c": (-1, "c"), "V": (-2, "V")}
+    renamed_options = {"reach": "max_distance"}
     options = {
         "terms": Option(
             default="ABcV",
@@ -55,7 +56,7 @@ class Tables(Scheme, name="tables"):
             ),
         ),
         "per_head": choice(True, False, help="tables of their own for each head"),
-        "reach": Option(
+        "max_distance": Option(
             default=None,
             help="largest distance told apart; a positive integer, or None for max_position_embeddings − 1",
             accepts=lambda value: value is None or is_count(value),
@@ -71,11 +72,11 @@ class Tables(Scheme, name="tables"):
 
     def __init__(self, config, options=None):
         super().__init__(config, options)
-        self.reach = self.settings["reach"]
+        self.max_distance = self.settings["max_distance"]
         if self.settings["storage"] == "knots":
-            self.places = knots(self.reach, self.settings["dense"], self.settings["per_octave"])
+            self.places = knots(self.max_distance, self.settings["dense"], self.settings["per_octave"])
         else:
-            self.places = list(range(-self.reach, self.reach + 1))
+            self.places = list(range(-self.max_distance, self.max_distance + 1))
         heads = self.num_heads if self.settings["per_head"] else 1
         for letter in LETTERS:
             width = () if letter == "c" else (self.head_size,)
@@ -86,8 +87,8 @@ class Tables(Scheme, name="tables"):
     @classmethod
     def resolve(cls, options, config):
         resolved = super().resolve(options, config)
-        if resolved["reach"] is None:
-            resolved["reach"] = max(config.max_position_embeddings - 1, 1)
+        if resolved["max_distance"] is None:
+            resolved["max_distance"] = max(config.max_position_embeddings - 1, 1)
         return resolved
 
     @classmethod
@@ -98,7 +99,7 @@ class Tables(Scheme, name="tables"):
         for parameter in self.parameters():
             init.normal_(parameter, mean=0.0, std=std)
 
-    def expand(self, rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    def expand(self, rows: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
         """Rows at knots to rows at offsets, by linear interpolation; exact at the knots.
 
         Args:
@@ -109,29 +110,29 @@ class Tables(Scheme, name="tables"):
             (H or 1, M, …).
         """
         places = torch.tensor(self.places, device=rows.device)
-        within = offsets.clamp(-self.reach, self.reach)
+        within = context.clamp(-self.max_distance, self.max_distance)
         right = torch.searchsorted(places, within)  # the first knot that is not to the left
         left = (right - 1).clamp(min=0)
         gap = (places[right] - places[left]).clamp(min=1)
         share = (places[right] - within).to(rows.dtype) / gap  # of the left knot
-        if self.settings["beyond"] == "zero":
-            known = (offsets.abs() <= self.reach).to(rows.dtype)
+        if self.settings["out_of_range"] == "zero":
+            known = (context.abs() <= self.max_distance).to(rows.dtype)
         else:
             known = torch.ones_like(share)
         column = (-1,) + (1,) * (rows.dim() - 2)
         return rows[:, left] * (share * known).view(column) + rows[:, right] * ((1 - share) * known).view(column)
 
-    def table(self, letter: str, offsets: Offsets) -> tuple[Table, ...]:
+    def table(self, letter: str, context: AttentionContext) -> tuple[Table, ...]:
         """The table of that letter for this call, or none."""
         rows = getattr(self, letter)
         if rows is None:
             return ()
-        return (by_offset(self.expand(rows, offsets.span(rows.device)), offsets),)
+        return (by_offset(self.expand(rows, context.span(rows.device)), context),)
 
-    def terms(self, offsets: Offsets) -> Terms:
+    def terms(self, context: AttentionContext) -> Terms:
         return Terms(
-            A=self.table("A", offsets),
-            B=self.table("B", offsets),
-            c=self.table("c", offsets),
-            V=self.table("V", offsets),
+            A=self.table("A", context),
+            B=self.table("B", context),
+            c=self.table("c", context),
+            V=self.table("V", context),
         )

@@ -4,8 +4,8 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
+from .context import AttentionContext, sinusoid_t2t
 from .formula import Terms, by_offset
-from .offsets import Offsets, sinusoid_t2t
 from .scheme import Scheme, choice, refuse_odd_heads
 
 
@@ -23,7 +23,7 @@ class Tener(Scheme, name="tener"):
     """
 
     source = "fastnlp/TENER modules/relative_transformer.py; Yan et al. 2019, arXiv 1911.04474, §3.2"
-    beyond = ("extrapolate", "clip")
+    out_of_range = ("extrapolate", "clip")
     zero_is_neutral = False  # R has no parameters, and s = 1
     options = {
         "terms": choice("code", "paper", help="five terms as released, or four without k_j·R_{−r}"),
@@ -32,7 +32,7 @@ class Tener(Scheme, name="tener"):
 
     def __init__(self, config, options=None):
         super().__init__(config, options)
-        self.reach = config.max_position_embeddings - 1 if self.settings["beyond"] == "clip" else None
+        self.max_distance = config.max_position_embeddings - 1 if self.settings["out_of_range"] == "clip" else None
         self.r_r_bias = nn.Parameter(torch.empty(self.num_heads, self.head_size))
         self.r_w_bias = nn.Parameter(torch.empty(self.num_heads, self.head_size))
 
@@ -51,18 +51,18 @@ class Tener(Scheme, name="tener"):
 
     def sinusoid(self, distances: torch.Tensor) -> torch.Tensor:
         """R of every distance, (1, N, d)."""
-        if self.reach is not None:
-            distances = distances.clamp(-self.reach, self.reach)
+        if self.max_distance is not None:
+            distances = distances.clamp(-self.max_distance, self.max_distance)
         return sinusoid_t2t(distances, self.head_size, self.r_w_bias.dtype)[None]
 
-    def terms(self, offsets: Offsets) -> Terms:
-        span = offsets.span(self.r_w_bias.device)
+    def terms(self, context: AttentionContext) -> Terms:
+        span = context.span(self.r_w_bias.device)
         rows = self.sinusoid(span)
-        B = () if self.settings["terms"] == "paper" else (by_offset(self.sinusoid(-span), offsets),)
+        B = () if self.settings["terms"] == "paper" else (by_offset(self.sinusoid(-span), context),)
         return Terms(
             scale=None if self.settings["scale"] else self.scale,
-            A=(by_offset(rows, offsets),),
+            A=(by_offset(rows, context),),
             B=B,
             u=self.r_r_bias,
-            c=(by_offset(torch.matmul(self.r_w_bias, rows[0].T), offsets),),
+            c=(by_offset(torch.matmul(self.r_w_bias, rows[0].T), context),),
         )

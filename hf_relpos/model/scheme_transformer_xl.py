@@ -4,8 +4,8 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
+from .context import AttentionContext, sinusoid_concat
 from .formula import Terms, by_offset
-from .offsets import Offsets, sinusoid_concat
 from .scheme import Option, Scheme, is_count, refuse_odd_width
 
 
@@ -19,13 +19,13 @@ class TransformerXL(Scheme, name="transformer_xl"):
     """
 
     source = "Dai et al. 2019, arXiv 1901.02860, §3.3"
-    beyond = ("extrapolate", "clip")
+    out_of_range = ("extrapolate", "clip")
     linear = {"r_net.weight": (None, "A"), "r_w_bias": (None, "u")}
     options = {
         "clamp_len": Option(
             default=None,
             help="distances beyond it are taken for it, on both sides; a positive integer, or None for "
-            "max_position_embeddings − 1 when beyond='clip' and for no limit otherwise",
+            "max_position_embeddings − 1 when out_of_range='clip' and for no limit otherwise",
             accepts=lambda value: value is None or is_count(value),
         )
     }
@@ -33,7 +33,7 @@ class TransformerXL(Scheme, name="transformer_xl"):
     def __init__(self, config, options=None):
         super().__init__(config, options)
         self.clamp_len = self.settings["clamp_len"]
-        if self.clamp_len is None and self.settings["beyond"] == "clip":
+        if self.clamp_len is None and self.settings["out_of_range"] == "clip":
             self.clamp_len = config.max_position_embeddings - 1
         self.r_net = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
         self.r_w_bias = nn.Parameter(torch.empty(self.num_heads, self.head_size))
@@ -49,12 +49,12 @@ class TransformerXL(Scheme, name="transformer_xl"):
         init.normal_(self.r_w_bias, mean=0.0, std=std)
         init.normal_(self.r_r_bias, mean=0.0, std=std)
 
-    def terms(self, offsets: Offsets) -> Terms:
+    def terms(self, context: AttentionContext) -> Terms:
         weight = self.r_net.weight
-        distances = -offsets.span(weight.device)
+        distances = -context.span(weight.device)
         if self.clamp_len is not None:
             distances = distances.clamp(-self.clamp_len, self.clamp_len)
         sinusoid = sinusoid_concat(distances, weight.shape[1], weight.dtype)
         rows = self.r_net(sinusoid).view(-1, self.num_heads, self.head_size).transpose(0, 1)  # (H, N, d)
         scalars = torch.einsum("hd,hrd->hr", self.r_r_bias.to(rows.dtype), rows)
-        return Terms(A=(by_offset(rows, offsets),), u=self.r_w_bias, c=(by_offset(scalars, offsets),))
+        return Terms(A=(by_offset(rows, context),), u=self.r_w_bias, c=(by_offset(scalars, context),))

@@ -4,8 +4,8 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
+from .context import AttentionContext, t5_bucket
 from .formula import Terms
-from .offsets import Offsets, t5_bucket
 from .scheme import Scheme, SharedScheme, choice
 
 
@@ -27,7 +27,7 @@ class Tupe(Scheme, name="tupe"):
     """
 
     source = "Ke et al. 2021, arXiv 2006.15595, §3; guolinke/TUPE transformer_sentence_encoder.py"
-    beyond = ("clip", "zero")
+    out_of_range = ("clip", "zero")
     relative = False
     zero_is_neutral = False  # for the scale
     needs_positions = True
@@ -41,8 +41,8 @@ class Tupe(Scheme, name="tupe"):
     def shared_module(cls, config, settings):
         return TupePositions(config, settings)
 
-    def terms(self, offsets: Offsets) -> Terms:
-        return Terms(scale=self.scale, dense=(offsets.shared,))
+    def terms(self, context: AttentionContext) -> Terms:
+        return Terms(scale=self.scale, dense=(context.shared,))
 
 
 class TupePositions(SharedScheme):
@@ -55,7 +55,7 @@ class TupePositions(SharedScheme):
     def __init__(self, config, settings):
         super().__init__()
         self.positions = config.max_position_embeddings
-        self.beyond = settings["beyond"]
+        self.out_of_range = settings["out_of_range"]
         self.num_heads = config.num_attention_heads
         self.scale = Tupe.scale_of(settings, config)
         size = config.hidden_size
@@ -81,15 +81,15 @@ class TupePositions(SharedScheme):
         vectors = linear(self.pos_ln(self.pos(rows)))
         return vectors.unflatten(-1, (self.num_heads, -1)).transpose(-2, -3)
 
-    def forward(self, offsets: Offsets) -> torch.Tensor:
+    def forward(self, context: AttentionContext) -> torch.Tensor:
         """θ + b, (1 or B, H, L, K)."""
         device = self.pos.weight.device
-        i, j = offsets.query_positions(device), offsets.key_positions(device)  # (L,) and (K,), or both (B, L)
+        i, j = context.query_positions(device), context.key_positions(device)  # (L,) and (K,), or both (B, L)
         query = self.project(self.pos_q_linear, i.clamp(max=self.positions - 1) + 1)
         key = self.project(self.pos_k_linear, j.clamp(max=self.positions - 1) + 1)
         theta = self.scale * torch.matmul(query, key.transpose(-1, -2))  # (…, H, L, K)
         i, j = i[..., None, :, None], j[..., None, None, :]
-        if self.beyond == "zero":
+        if self.out_of_range == "zero":
             theta = theta * ((i < self.positions) & (j < self.positions))
         rows = torch.arange(2, device=device)
         own = self.project(self.pos_q_linear, rows) * self.project(self.pos_k_linear, rows)

@@ -4,8 +4,8 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
+from .context import AttentionContext, sinusoid_concat
 from .formula import Table, Terms, by_offset
-from .offsets import Offsets, sinusoid_concat
 from .scheme import Scheme, choice, refuse_odd_width
 from .scheme_transformer_xl import TransformerXL
 
@@ -25,7 +25,7 @@ class XLNet(Scheme, name="xlnet"):
     """
 
     source = "Yang et al. 2019, arXiv 1906.08237, §2.4-2.5; zihangdai/xlnet modeling.py"
-    beyond = ("extrapolate", "clip")
+    out_of_range = ("extrapolate", "clip")
     options = {
         "clamp_len": TransformerXL.options["clamp_len"],
         "segments": choice(True, False, help="the term for the same and for different token types"),
@@ -34,7 +34,7 @@ class XLNet(Scheme, name="xlnet"):
     def __init__(self, config, options=None):
         super().__init__(config, options)
         self.clamp_len = self.settings["clamp_len"]
-        if self.clamp_len is None and self.settings["beyond"] == "clip":
+        if self.clamp_len is None and self.settings["out_of_range"] == "clip":
             self.clamp_len = config.max_position_embeddings - 1
         heads = (self.num_heads, self.head_size)
         self.r = nn.Parameter(torch.empty(config.hidden_size, *heads))
@@ -53,31 +53,31 @@ class XLNet(Scheme, name="xlnet"):
         for parameter in self.parameters():
             init.normal_(parameter, mean=0.0, std=std)
 
-    def position_rows(self, offsets: Offsets) -> torch.Tensor:
+    def position_rows(self, context: AttentionContext) -> torch.Tensor:
         """W R_{−r} for every offset of the call, (H, N, d)."""
-        distances = -offsets.span(self.r.device)
+        distances = -context.span(self.r.device)
         if self.clamp_len is not None:
             distances = distances.clamp(-self.clamp_len, self.clamp_len)
         sinusoid = sinusoid_concat(distances, self.r.shape[0], self.r.dtype)
         return torch.einsum("nD,Dhd->hnd", sinusoid, self.r)
 
-    def different(self, offsets: Offsets) -> torch.Tensor:
+    def different(self, context: AttentionContext) -> torch.Tensor:
         """1 where the token types of i and j are known to differ, 0 elsewhere: (B, L, K), or (L, K) without any."""
         device = self.r.device
-        types = offsets.token_type_ids
+        types = context.token_type_ids
         if types is None:
-            return torch.zeros(offsets.query_length, offsets.key_length, dtype=torch.long, device=device)
-        place = torch.arange(offsets.key_length, device=device) - offsets.start  # among the tokens of this call
-        known = (place >= 0) & (place < offsets.query_length)
-        of_keys = types[:, place.clamp(0, offsets.query_length - 1)]
+            return torch.zeros(context.query_length, context.key_length, dtype=torch.long, device=device)
+        place = torch.arange(context.key_length, device=device) - context.start  # among the tokens of this call
+        known = (place >= 0) & (place < context.query_length)
+        of_keys = types[:, place.clamp(0, context.query_length - 1)]
         return ((types[:, :, None] != of_keys[:, None, :]) & known).long()
 
-    def terms(self, offsets: Offsets) -> Terms:
-        rows = self.position_rows(offsets)
-        A = [by_offset(rows, offsets)]
-        c = [by_offset(torch.einsum("hd,hnd->hn", self.r_r_bias.to(rows.dtype), rows), offsets)]
+    def terms(self, context: AttentionContext) -> Terms:
+        rows = self.position_rows(context)
+        A = [by_offset(rows, context)]
+        c = [by_offset(torch.einsum("hd,hnd->hn", self.r_r_bias.to(rows.dtype), rows), context)]
         if self.settings["segments"]:
-            relation = self.different(offsets)
+            relation = self.different(context)
             segments = self.seg_embed.transpose(0, 1)  # (H, 2, d)
             A.append(Table(segments, row_of=lambda r: r, relation=relation))
             scalars = torch.einsum("hd,hnd->hn", self.r_s_bias, segments)

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import nn
 
+from .context import AttentionContext
 from .formula import Terms
-from .offsets import Offsets
 from .scheme import SCHEMES, Scheme, SharedScheme
 from .scheme_absolute import Absolute
 from .scheme_alibi import ALiBi
@@ -87,6 +87,24 @@ def find_scheme(name: Any) -> type[Scheme]:
     return SCHEMES[name]
 
 
+def translate_options(name: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """`position_options` under today's names, from those of an earlier release; what is not known stays as it is.
+
+    Args:
+        name: a value of `position_embedding_type`.
+        options: of the scheme, or of a combination by scheme name.
+
+    Raises:
+        ValueError: for an option given under its old and its new name.
+    """
+    if isinstance(name, str) and name in SCHEMES:
+        return SCHEMES[name].translate(options)
+    return {
+        key: SCHEMES[key].translate(value) if key in SCHEMES and isinstance(value, Mapping) else value
+        for key, value in options.items()
+    }
+
+
 def scheme_parts(config: Any) -> list[tuple[type[Scheme], dict[str, Any]]]:
     """The schemes of a configuration, each with its resolved options: one, or several for a combination.
 
@@ -119,12 +137,12 @@ class Combination(nn.Module):
         super().__init__()
         self.parts = nn.ModuleList(schemes)
 
-    def terms(self, offsets: Offsets) -> Terms:
+    def terms(self, context: AttentionContext) -> Terms:
         """The terms of all parts, added."""
-        shared = offsets.shared or (None,) * len(self.parts)
+        shared = context.shared or (None,) * len(self.parts)
         total = Terms()
         for part, its in zip(self.parts, shared, strict=True):
-            total = total + part.terms(replace(offsets, shared=its))
+            total = total + part.terms(replace(context, shared=its))
         return total
 
 
@@ -135,9 +153,9 @@ class SharedParts(nn.Module):
         super().__init__()
         self.parts = nn.ModuleList(nn.Identity() if module is None else module for module in modules)
 
-    def forward(self, offsets: Offsets) -> tuple:
+    def forward(self, context: AttentionContext) -> tuple:
         """One entry per part; None for those that share nothing."""
-        return tuple(part(offsets) if isinstance(part, SharedScheme) else None for part in self.parts)
+        return tuple(part(context) if isinstance(part, SharedScheme) else None for part in self.parts)
 
 
 def build_scheme(config: Any) -> nn.Module:

@@ -31,14 +31,14 @@ FIXTURES = Path(__file__).parents[2] / "tests" / "fixtures" / "schemes"
 BATCH, HEADS, LENGTH, REAL, SIZE = 2, 3, 9, 6, 8
 SHAW = {"near": {"clip": 3}, "far": {"clip": 16}, "heads": {"clip": 4}}
 MUSIC = {
-    f"{'causal' if causal else 'both'}-{reach}-{'shared' if shared else 'heads'}{'-values' * values}": {
+    f"{'causal' if causal else 'both'}-{max_distance}-{'shared' if shared else 'heads'}{'-values' * values}": {
         "causal": causal,
-        "max_relative_position": reach,
+        "max_relative_position": max_distance,
         "per_head": not shared,
         "values": values,
     }
     for causal in (True, False)
-    for reach, shared, values in ((4, False, True), (4, True, False), (16, False, False), (16, True, True))
+    for max_distance, shared, values in ((4, False, True), (4, True, False), (16, False, False), (16, True, True))
 }
 
 

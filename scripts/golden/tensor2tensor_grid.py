@@ -36,14 +36,14 @@ SINUSOIDS = {
 }
 HIDDEN = 4
 TABLES = {
-    f"{height}x{width}-{reach}-{'heads' if per_head else 'shared'}": {
+    f"{height}x{width}-{max_distance}-{'heads' if per_head else 'shared'}": {
         "height": height,
         "width": width,
-        "max_relative_position": reach,
+        "max_relative_position": max_distance,
         "per_head": per_head,
     }
     for height, width in ((4, 4), (3, 5))
-    for reach, per_head in ((2, True), (8, False))
+    for max_distance, per_head in ((2, True), (8, False))
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from oracles import golden, layer_error, padding, tiny_attention, tiny_config
 
-from hf_relpos.model.offsets import Offsets
+from hf_relpos.model.context import AttentionContext
 from hf_relpos.model.scheme_alibi import alibi_slopes
 
 
@@ -83,7 +83,9 @@ def test_asymmetric(hidden):
 
 
 def test_left_and_right_never_coincide_with_an_offset():
-    terms = tiny_attention("alibi", position_options={"variant": "offset"}).distance_embedding.terms(Offsets(9, 9))
+    terms = tiny_attention("alibi", position_options={"variant": "offset"}).distance_embedding.terms(
+        AttentionContext(9, 9)
+    )
     bias = terms.c_outer[0].rows
     assert all(len(row.unique()) == bias.shape[1] for row in bias)
 
@@ -100,9 +102,9 @@ CASES = [4, 12]
 def biases(heads: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Ours, and fairseq's mask: m_h·j, −inf above the diagonal; both (H, L, L)."""
     sizes, tensors = golden("alibi")
-    offsets = Offsets(sizes["length"], sizes["length"])
+    context = AttentionContext(sizes["length"], sizes["length"])
     scheme = tiny_attention("alibi", num_attention_heads=heads).distance_embedding
-    return scheme.terms(offsets).c_outer[0].scalars(offsets)[0], tensors[f"mask.{heads}"]
+    return scheme.terms(context).c_outer[0].scalars(context)[0], tensors[f"mask.{heads}"]
 
 
 def parity(heads: int) -> float:

@@ -163,10 +163,10 @@ def others():
     """Two schemes that exist for one test: a second rotation, and a second module at the input."""
 
     class Twist(Scheme, name="twist"):
-        source, beyond, acts_on = "a test", ("extrapolate",), frozenset({"rotate"})
+        source, out_of_range, acts_on = "a test", ("extrapolate",), frozenset({"rotate"})
 
     class Ramp(Scheme, name="ramp"):
-        source, beyond = "a test", ("extrapolate",)
+        source, out_of_range = "a test", ("extrapolate",)
 
         @classmethod
         def input_module(cls, config, settings):

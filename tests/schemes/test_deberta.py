@@ -16,7 +16,7 @@ from oracles import array, layer_error, padding, tiny_attention, tiny_config, ti
 from safetensors import safe_open
 from transformers import StaticCache
 
-from hf_relpos import Offsets, RelPosBertLMHeadModel, RelPosBertModel
+from hf_relpos import AttentionContext, RelPosBertLMHeadModel, RelPosBertModel
 from hf_relpos.model.scheme_deberta import log_bucket
 
 
@@ -115,7 +115,7 @@ def test_comparison_sees(mistake, hidden):
 def test_table_is_lopsided():
     """i − j = −span has a row of its own, i − j = span shares that of span − 1."""
     shared = tiny_attention("deberta", position_options={"max_distance": 4}).shared_distance_embedding
-    _, rows = shared(Offsets(7, 7))
+    _, rows = shared(AttentionContext(7, 7))
     by_distance = dict(zip(range(6, -7, -1), rows.tolist(), strict=True))
     assert by_distance == {6: 7, 5: 7, 4: 7, 3: 7, 2: 6, 1: 5, 0: 4, -1: 3, -2: 2, -3: 1, -4: 0, -5: 0, -6: 0}
 
@@ -124,7 +124,7 @@ def test_short_inputs_take_the_middle_of_the_table():
     """What v1 cuts off by hand; the rows not taken have no gradient, and cost nothing."""
     layer = tiny_attention("deberta")
     shared = layer.shared_distance_embedding
-    embeddings, _ = shared(Offsets(5, 5))
+    embeddings, _ = shared(AttentionContext(5, 5))
     assert torch.equal(embeddings, shared.rel_embeddings.weight[12:21])
     layer(torch.randn(1, 5, 24, dtype=torch.float64))[0].square().sum().backward()
     reached = shared.rel_embeddings.weight.grad.abs().sum(-1) > 0
@@ -147,7 +147,7 @@ def test_log_buckets_end_where_the_table_does():
         "deberta", position_options={"buckets": 256, "max_distance": 512}
     ).shared_distance_embedding
     assert shared.rel_embeddings.weight.shape == (512, 24)
-    embeddings, rows = shared(Offsets(600, 600))
+    embeddings, rows = shared(AttentionContext(600, 600))
     assert len(embeddings) == 512
     by_distance = dict(zip(range(599, -600, -1), rows.tolist(), strict=True))
     assert [by_distance[d] for d in (599, 512, 511, 0, -511, -512, -599)] == [511, 511, 511, 256, 1, 0, 0]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from oracles import array, golden, layer_error, padding, tiny_attention
 
-from hf_relpos.model.offsets import Offsets
+from hf_relpos.model.context import AttentionContext
 
 
 def paper(module, threshold, normalizer=max, start=0):
@@ -72,12 +72,12 @@ def test_is_not_a_function_of_the_offset_above_the_threshold(hidden):
     layer = tiny_attention("fire", position_options={"threshold": 5})
     module = layer.distance_embedding.bias
     positions = torch.arange(LENGTH).expand(2, -1) + 40
-    offsets = Offsets(LENGTH, LENGTH, positions=positions, reach=LENGTH - 1)
+    context = AttentionContext(LENGTH, LENGTH, positions=positions, max_distance=LENGTH - 1)
     everyone = padding([LENGTH, LENGTH], LENGTH)
-    assert layer_error(layer, hidden, everyone, paper(module, 5, start=40), offsets=offsets) <= 1e-10
-    assert layer_error(layer, hidden, everyone, paper(module, 5), offsets=offsets) > 1e-3
-    last = module(Offsets(2, LENGTH, start=LENGTH - 2))
-    assert (last - module(Offsets(LENGTH, LENGTH))[:, :, -2:]).abs().max() == 0
+    assert layer_error(layer, hidden, everyone, paper(module, 5, start=40), context=context) <= 1e-10
+    assert layer_error(layer, hidden, everyone, paper(module, 5), context=context) > 1e-3
+    last = module(AttentionContext(2, LENGTH, start=LENGTH - 2))
+    assert (last - module(AttentionContext(LENGTH, LENGTH))[:, :, -2:]).abs().max() == 0
 
 
 def test_initialisation():
@@ -114,7 +114,7 @@ def original(threshold: int):
 def parity(threshold: int) -> float:
     """Largest difference from the original."""
     module, expected = original(threshold)
-    return (module(Offsets(24, 24)) - expected).abs().max().item()
+    return (module(AttentionContext(24, 24)) - expected).abs().max().item()
 
 
 @pytest.mark.parametrize("threshold", CASES)
@@ -124,6 +124,6 @@ def test_equals_the_original_code(threshold):
     module, expected = original(threshold)
     module.normalizer = "both"
     past = torch.ones(24, 24, dtype=torch.bool).tril()
-    error = (module(Offsets(24, 24)) - expected).abs()
+    error = (module(AttentionContext(24, 24)) - expected).abs()
     assert error[..., past].max() <= 2e-6
     assert (error[..., ~past].max() > 1e-2) == (threshold == 6)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from oracles import array, golden, grid_ids, layer_error, padding, sine_cosine, tiny_attention, tiny_config
 
-from hf_relpos import Offsets
+from hf_relpos import AttentionContext
 from hf_relpos.model.formula import position_scores
 from hf_relpos.model.schemes import build_scheme
 
@@ -42,7 +42,7 @@ def paper(layer, grid, radius, count=None, inner=False, bias=True, lost=True, ax
 
 
 def on(grid):
-    return Offsets(grid.shape[1], grid.shape[1], grid=grid)
+    return AttentionContext(grid.shape[1], grid.shape[1], grid=grid)
 
 
 @pytest.mark.parametrize("radius", [1, 3, 7])
@@ -50,7 +50,7 @@ def test_equals_the_paper(radius):
     layer = tiny_attention("hop", position_options={"radius": radius})
     grid, hidden = grid_ids(3, 5, outside=1), torch.randn(1, 16, 24, dtype=torch.float64)
     score = paper(layer, grid[0], radius)
-    assert layer_error(layer, hidden, padding([13], 16), score, offsets=on(grid)) <= 1e-10
+    assert layer_error(layer, hidden, padding([13], 16), score, context=on(grid)) <= 1e-10
 
 
 MISTAKES = {
@@ -68,7 +68,7 @@ def test_comparison_sees(mistake):
     layer = tiny_attention("hop", position_options={"radius": 3})
     grid, hidden = grid_ids(2, 8, outside=1), torch.randn(1, 17, 24, dtype=torch.float64)
     score = paper(layer, grid[0], 3, **MISTAKES[mistake])
-    assert layer_error(layer, hidden, padding([17], 17), score, offsets=on(grid)) > 1e-3
+    assert layer_error(layer, hidden, padding([17], 17), score, context=on(grid)) > 1e-3
 
 
 CASES = list(golden("hop")[0]["cases"])
@@ -88,8 +88,8 @@ def original(case: str) -> tuple[torch.Tensor, torch.Tensor]:
     scheme = build_scheme(config)
     linear = {f"pos_embed_linear.{name}": tensors[f"{case}.{name}"] for name in ("weight", "bias")}
     scheme.load_state_dict(linear, strict=True)
-    offsets, query = on(grid_ids(settings["height"], settings["width"])), tensors[f"{case}.query"][None]
-    scores = position_scores(query, query, scheme.terms(offsets), offsets)[0, :, tensors[f"{case}.queries"]]
+    context, query = on(grid_ids(settings["height"], settings["width"])), tensors[f"{case}.query"][None]
+    scores = position_scores(query, query, scheme.terms(context), context)[0, :, tensors[f"{case}.queries"]]
     return scores, tensors[f"{case}.scores"]
 
 
@@ -112,16 +112,16 @@ def test_small_grids_and_one_line():
     for height, width in ((1, 1), (1, 9), (2, 2)):
         grid, length = grid_ids(height, width), height * width
         hidden, score = torch.randn(1, length, 24, dtype=torch.float64), paper(layer, grid[0], 7)
-        assert layer_error(layer, hidden, padding([length], length), score, offsets=on(grid)) <= 1e-10
+        assert layer_error(layer, hidden, padding([length], length), score, context=on(grid)) <= 1e-10
 
 
 @torch.no_grad()
 def test_blind_to_directions_and_to_the_axes():
     layer, grid = tiny_attention("hop"), grid_ids(3, 5)
     hidden = torch.randn(1, 15, 24, dtype=torch.float64)
-    out = layer(hidden, offsets=on(grid))[0]
+    out = layer(hidden, context=on(grid))[0]
     for turned in (grid.flip(-1), torch.tensor([2, 4]) - grid):
-        assert (layer(hidden, offsets=on(turned))[0] - out).abs().max() <= 1e-12
+        assert (layer(hidden, context=on(turned))[0] - out).abs().max() <= 1e-12
 
 
 def test_begins_as_the_original_does():

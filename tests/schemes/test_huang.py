@@ -12,7 +12,7 @@ from torch.autograd import gradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hf_relpos import Offsets, RelPosBertModel, Table, Terms, attend
+from hf_relpos import AttentionContext, RelPosBertModel, Table, Terms, attend
 from hf_relpos.model.formula import featurewise_scores
 
 
@@ -95,7 +95,7 @@ def test_gradients_of_the_gain_by_feature(shared, batched):
     relation = torch.randint(0, 6, (2, 3, 5) if batched else (3, 5))
 
     def ours(query, key, rows):
-        return featurewise_scores(query, key, Table(rows, lambda r: r, relation), Offsets(3, 5))
+        return featurewise_scores(query, key, Table(rows, lambda r: r, relation), AttentionContext(3, 5))
 
     assert gradcheck(ours, (query, key, rows))
     gathered = rows[:, relation if batched else relation[None]].transpose(0, 1)  # (1 or B, H or 1, L, K, d)
@@ -135,7 +135,7 @@ def test_the_gain_by_feature_makes_nothing_of_size_length_times_keys_times_d():
 
     with LargestTensor() as seen, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         terms = Terms(feature_gain=Table(rows, lambda r: r + length - 1))
-        out, _ = attend(query, key, value, terms, Offsets(length, length))
+        out, _ = attend(query, key, value, terms, AttentionContext(length, length))
         out.square().sum().backward()
     assert seen.elements <= heads * length * length
     assert sum(kept) <= 8 * heads * length * length  # autograd of the plain sum over features keeps 2d of them
@@ -145,7 +145,7 @@ def test_the_gain_by_feature_makes_nothing_of_size_length_times_keys_times_d():
 def test_half_precision_sums_like_a_matrix_product():
     query, key = (torch.randn(1, 2, 16, 64).to(torch.bfloat16) for _ in range(2))
     table = Table(torch.ones(1, 31, 64), lambda r: r + 15)
-    scores = featurewise_scores(query, key, table, Offsets(16, 16))
+    scores = featurewise_scores(query, key, table, AttentionContext(16, 16))
     assert scores.dtype == torch.bfloat16
     exact = query.double() @ key.double().transpose(-1, -2)
     naive = sum(q[..., :, None] * k[..., None, :] for q, k in zip(query.unbind(-1), key.unbind(-1), strict=True))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from oracles import array, golden, layer_error, padding, tiny_attention
 
-from hf_relpos.model.offsets import Offsets
+from hf_relpos.model.context import AttentionContext
 
 
 KINDS = ("log", "power")
@@ -103,9 +103,9 @@ def original_error(kind: str) -> torch.Tensor:
         {name: tensors[f"{kind}.{name}"] for name in ("bias_p", "bias_a")}, strict=True
     )
     length = tensors["scores"].shape[-1]
-    offsets = Offsets(length, length)
-    offsets = Offsets(length, length, shared=layer.shared_distance_embedding(offsets))
-    bias = layer.distance_embedding.terms(offsets).c_outer[0].scalars(offsets)
+    context = AttentionContext(length, length)
+    context = AttentionContext(length, length, shared=layer.shared_distance_embedding(context))
+    bias = layer.distance_embedding.terms(context).c_outer[0].scalars(context)
     expected = tensors[f"{kind}.out"]
     return (tensors["scores"] + bias - expected).abs() / expected.abs().clamp(min=1)
 

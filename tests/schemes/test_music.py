@@ -10,14 +10,14 @@ import pytest
 import torch
 from oracles import array, attention_by_loop, golden, layer_error, padding, projections, tiny_attention, tiny_config
 
-from hf_relpos import Offsets, attend
+from hf_relpos import AttentionContext, attend
 from hf_relpos.model.schemes import build_scheme
 
 
 REAL = padding([9, 5], 9)
 
 
-def paper(layer, reach, causal, beyond="zero", sign=1, reverse=False):
+def paper(layer, max_distance, causal, out_of_range="zero", sign=1, reverse=False):
     """Score and value.
 
     Args:
@@ -29,9 +29,9 @@ def paper(layer, reach, causal, beyond="zero", sign=1, reverse=False):
 
     def vector(table, h, i, j):
         r = sign * (j - i)
-        if (causal and r > 0) or (beyond == "zero" and abs(r) >= reach):
+        if (causal and r > 0) or (out_of_range == "zero" and abs(r) >= max_distance):
             return np.zeros(8)
-        row = max(1 - reach, min(reach - 1, r)) + reach - 1
+        row = max(1 - max_distance, min(max_distance - 1, r)) + max_distance - 1
         rows = table[h] if table.ndim == 3 else table
         return rows[len(rows) - 1 - row if reverse else row]
 
@@ -49,22 +49,22 @@ def hidden():
     return torch.randn(2, 9, 24, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("beyond", ["zero", "clip"])
+@pytest.mark.parametrize("out_of_range", ["zero", "clip"])
 @pytest.mark.parametrize("per_head", [True, False], ids=["heads", "shared"])
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
-@pytest.mark.parametrize("reach, values", [(4, False), (4, True), (1, True), (12, True)])
-def test_equals_the_paper(reach, values, causal, per_head, beyond, hidden):
-    options = {"max_relative_position": reach, "values": values, "causal": causal}
-    layer = tiny_attention("music", position_options={**options, "per_head": per_head, "beyond": beyond})
-    rows = reach if causal else 2 * reach - 1
+@pytest.mark.parametrize("max_distance, values", [(4, False), (4, True), (1, True), (12, True)])
+def test_equals_the_paper(max_distance, values, causal, per_head, out_of_range, hidden):
+    options = {"max_relative_position": max_distance, "values": values, "causal": causal}
+    layer = tiny_attention("music", position_options={**options, "per_head": per_head, "out_of_range": out_of_range})
+    rows = max_distance if causal else 2 * max_distance - 1
     shape = (3, rows, 8) if per_head else (rows, 8)
     names = ["key_relative_embeddings", "value_relative_embeddings"][: 1 + values]
     parameters = layer.distance_embedding.named_parameters()
     assert {name: tuple(parameter.shape) for name, parameter in parameters} == dict.fromkeys(names, shape)
-    assert layer_error(layer, hidden, REAL, *paper(layer, reach, causal, beyond)) <= 1e-10
+    assert layer_error(layer, hidden, REAL, *paper(layer, max_distance, causal, out_of_range)) <= 1e-10
 
 
-@pytest.mark.parametrize("mistake", [{"beyond": "clip"}, {"sign": -1}, {"reverse": True}], ids=str)
+@pytest.mark.parametrize("mistake", [{"out_of_range": "clip"}, {"sign": -1}, {"reverse": True}], ids=str)
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
 def test_comparison_sees(causal, mistake, hidden):
     layer = tiny_attention("music", position_options={"max_relative_position": 4, "causal": causal})
@@ -83,7 +83,7 @@ def test_longer_than_the_trained_range():
     layer = tiny_attention("music")
     hidden = torch.randn(1, 24, 24, dtype=torch.float64)
     assert layer_error(layer, hidden, padding([24], 24), *paper(layer, 16, False)) <= 1e-10
-    assert layer_error(layer, hidden, padding([24], 24), *paper(layer, 16, False, beyond="clip")) > 1e-2
+    assert layer_error(layer, hidden, padding([24], 24), *paper(layer, 16, False, out_of_range="clip")) > 1e-2
 
 
 @pytest.mark.parametrize("as_tensor", [False, True], ids=["number", "tensor"])
@@ -97,9 +97,9 @@ def test_queries_after_a_cache(as_tensor, hidden):
         return score(q[b, h, i], k[b, h, j], h, i, j)
 
     expected, _ = attention_by_loop(pair, lambda b, h, i, j: v[b, h, j], 2, 3, 2, 9, start=6)
-    offsets = Offsets(2, 9, torch.tensor([6]) if as_tensor else 6)
+    context = AttentionContext(2, 9, torch.tensor([6]) if as_tensor else 6)
     q, k, v = map(torch.from_numpy, (q, k, v))
-    out, _ = attend(q[:, :, 6:8], k, v, layer.distance_embedding.terms(offsets), offsets)
+    out, _ = attend(q[:, :, 6:8], k, v, layer.distance_embedding.terms(context), context)
     assert np.abs(array(out) - expected).max() <= 1e-10
 
 
@@ -118,8 +118,8 @@ def parity(case: str) -> float:
     mask = padding(sizes["real"], length)[:, None, None, :]
     if settings["causal"]:
         mask = mask & torch.ones(length, length, dtype=torch.bool).tril()
-    offsets = Offsets(length, length)
-    out, _ = attend(*(tensors[name] for name in ("query", "key", "value")), scheme.terms(offsets), offsets, mask)
+    context = AttentionContext(length, length)
+    out, _ = attend(*(tensors[name] for name in ("query", "key", "value")), scheme.terms(context), context, mask)
     return (out - tensors[f"{case}.out"]).abs().max().item()
 
 
@@ -128,7 +128,7 @@ def test_equals_the_original_code(case):
     assert parity(case) <= 2e-6
 
 
-@pytest.mark.parametrize("reach", [0, -2, True, 1.5, "8"])
-def test_reach_is_a_positive_integer_or_none(reach):
+@pytest.mark.parametrize("max_distance", [0, -2, True, 1.5, "8"])
+def test_reach_is_a_positive_integer_or_none(max_distance):
     with pytest.raises(ValueError, match=r"position_options\['max_relative_position'\]"):
-        tiny_attention("music", position_options={"max_relative_position": reach})
+        tiny_attention("music", position_options={"max_relative_position": max_distance})

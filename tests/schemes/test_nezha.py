@@ -10,7 +10,7 @@ import pytest
 import torch
 from oracles import golden, layer_error, padding, sine_cosine, tiny_attention, tiny_model
 
-from hf_relpos import Offsets, RelPosBertLMHeadModel, RelPosBertModel
+from hf_relpos import AttentionContext, RelPosBertLMHeadModel, RelPosBertModel
 
 
 REAL = padding([9, 5], 9)
@@ -116,15 +116,15 @@ def test_heads_of_odd_size_are_refused():
         tiny_attention("nezha", hidden_size=9, num_attention_heads=3)
 
 
-@pytest.mark.parametrize("reach", [0, -1, None, True, 2.5])
-def test_reach_is_a_positive_integer(reach):
+@pytest.mark.parametrize("max_distance", [0, -1, None, True, 2.5])
+def test_reach_is_a_positive_integer(max_distance):
     with pytest.raises(ValueError, match=r"position_options\['max_relative_position'\]"):
-        tiny_attention("nezha", position_options={"max_relative_position": reach})
+        tiny_attention("nezha", position_options={"max_relative_position": max_distance})
 
 
 def test_tables_of_a_call_are_small():
     """One row per distance, however long the input: the original keeps (512, 512, d) in every layer."""
     layer = tiny_attention("nezha", position_options={"max_relative_position": 4})
-    (table,) = layer.distance_embedding.terms(Offsets(300, 300)).A
+    (table,) = layer.distance_embedding.terms(AttentionContext(300, 300)).A
     assert tuple(table.rows.shape) == (1, 9, 8)
     assert np.allclose(table.rows[0, 2], interleaved(2), atol=1e-6)

@@ -10,14 +10,14 @@ import pytest
 import torch
 from oracles import array, layer_error, padding, tiny_attention, tiny_config, tiny_model
 
-from hf_relpos import Offsets, RelPosBertForMaskedLM, RelPosBertLMHeadModel, RelPosBertModel
+from hf_relpos import AttentionContext, RelPosBertForMaskedLM, RelPosBertLMHeadModel, RelPosBertModel
 
 
 REAL = padding([9, 5], 9)
 
 
 def with_labels(labels):
-    return Offsets(labels.shape[1], labels.shape[2], relation_ids=labels)
+    return AttentionContext(labels.shape[1], labels.shape[2], relation_ids=labels)
 
 
 def paper(layer, labels, none=0, turned=False):
@@ -50,13 +50,13 @@ def test_equals_the_paper(none, per_head, values):
     hidden, labels = torch.randn(2, 9, 24, dtype=torch.float64), torch.randint(0, 5, (2, 9, 9))
     for row in range(2):  # every row of a batch has its own graph
         arguments = (layer, hidden[row : row + 1], REAL[row : row + 1])
-        offsets = with_labels(labels[row : row + 1])
-        assert layer_error(*arguments, *paper(layer, labels[row], none), offsets) <= 1e-10
-        assert layer_error(*arguments, *paper(layer, labels[row], none, turned=True), offsets) > 1e-2
-        assert layer_error(*arguments, *paper(layer, labels[row], none=1), offsets) > 1e-2
+        context = with_labels(labels[row : row + 1])
+        assert layer_error(*arguments, *paper(layer, labels[row], none), context) <= 1e-10
+        assert layer_error(*arguments, *paper(layer, labels[row], none, turned=True), context) > 1e-2
+        assert layer_error(*arguments, *paper(layer, labels[row], none=1), context) > 1e-2
     with torch.no_grad():
-        together = layer(hidden, offsets=with_labels(labels))[0]
-        apart = [layer(hidden[row : row + 1], offsets=with_labels(labels[row : row + 1]))[0] for row in range(2)]
+        together = layer(hidden, context=with_labels(labels))[0]
+        apart = [layer(hidden[row : row + 1], context=with_labels(labels[row : row + 1]))[0] for row in range(2)]
     assert (together - torch.cat(apart)).abs().max() <= 1e-12
 
 
@@ -65,10 +65,10 @@ def test_distances_as_labels_are_shaw():
     shaw = tiny_attention("shaw", position_options={"clip": 3})
     layer = tiny_attention("relation", position_options={"num_relations": 7, "none_label": None})
     layer.load_state_dict(shaw.state_dict(), strict=True)
-    labels = Offsets(9, 9).matrix(torch.device("cpu")).clamp(-3, 3) + 3
+    labels = AttentionContext(9, 9).matrix(torch.device("cpu")).clamp(-3, 3) + 3
     hidden, mask = torch.randn(2, 9, 24, dtype=torch.float64), REAL[:, None, None, :]
     expected, weights = shaw(hidden, attention_mask=mask)
-    out, our_weights = layer(hidden, attention_mask=mask, offsets=with_labels(labels.expand(2, -1, -1)))
+    out, our_weights = layer(hidden, attention_mask=mask, context=with_labels(labels.expand(2, -1, -1)))
     assert torch.equal(out, expected) and torch.equal(our_weights, weights)
 
 
@@ -79,7 +79,7 @@ def test_a_pair_without_an_edge_is_a_pair_of_a_plain_layer():
     plain.load_state_dict({key: value for key, value in layer.state_dict().items() if "distance" not in key})
     hidden = torch.randn(2, 9, 24, dtype=torch.float64)
     layer.distance_embedding.key[0] = layer.distance_embedding.value[0] = torch.nan
-    out, _ = layer(hidden, offsets=with_labels(torch.zeros(2, 9, 9, dtype=torch.long)))
+    out, _ = layer(hidden, context=with_labels(torch.zeros(2, 9, 9, dtype=torch.long)))
     assert (out - plain(hidden)[0]).abs().max() <= 1e-12
 
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from oracles import array, golden, grid_ids, layer_error, padding, tiny_attention, tiny_config, tiny_model
 
-from hf_relpos import Offsets, RelPosBertForMaskedLM, RelPosBertLMHeadModel, RelPosBertModel, attend
+from hf_relpos import AttentionContext, RelPosBertForMaskedLM, RelPosBertLMHeadModel, RelPosBertModel, attend
 from hf_relpos.model.schemes import build_scheme
 
 
-def paper(layer, grid, reach, beyond="zero", sign=1, swap=False, lost=True):
+def paper(layer, grid, max_distance, out_of_range="zero", sign=1, swap=False, lost=True):
     """The score of one row of the batch.
 
     Args:
@@ -32,10 +32,10 @@ def paper(layer, grid, reach, beyond="zero", sign=1, swap=False, lost=True):
             return total
         for axis, table in enumerate(tables):
             step = sign * (grid[j][axis] - grid[i][axis])
-            if beyond == "clip":
-                step = max(1 - reach, min(reach - 1, step))
-            if abs(step) < reach:
-                total = total + (table[h] if table.ndim == 3 else table)[step + reach - 1]
+            if out_of_range == "clip":
+                step = max(1 - max_distance, min(max_distance - 1, step))
+            if abs(step) < max_distance:
+                total = total + (table[h] if table.ndim == 3 else table)[step + max_distance - 1]
         return total
 
     def score(q, k, h, i, j):
@@ -45,26 +45,26 @@ def paper(layer, grid, reach, beyond="zero", sign=1, swap=False, lost=True):
 
 
 def on(grid):
-    return Offsets(grid.shape[1], grid.shape[1], grid=grid)
+    return AttentionContext(grid.shape[1], grid.shape[1], grid=grid)
 
 
-@pytest.mark.parametrize("beyond", ["zero", "clip"])
+@pytest.mark.parametrize("out_of_range", ["zero", "clip"])
 @pytest.mark.parametrize("per_head", [False, True], ids=["shared", "heads"])
-@pytest.mark.parametrize("reach", [1, 3, 9])
-def test_equals_the_paper(reach, per_head, beyond):
-    options = {"max_relative_position": reach, "per_head": per_head, "beyond": beyond}
+@pytest.mark.parametrize("max_distance", [1, 3, 9])
+def test_equals_the_paper(max_distance, per_head, out_of_range):
+    options = {"max_relative_position": max_distance, "per_head": per_head, "out_of_range": out_of_range}
     layer = tiny_attention("relative_2d", position_options=options)
     for table in layer.distance_embedding.parameters():
-        assert tuple(table.shape) == ((3, 2 * reach - 1, 8) if per_head else (2 * reach - 1, 8))
+        assert tuple(table.shape) == ((3, 2 * max_distance - 1, 8) if per_head else (2 * max_distance - 1, 8))
     grid, hidden = grid_ids(3, 5, outside=1), torch.randn(1, 16, 24, dtype=torch.float64)
-    score = paper(layer, grid[0], reach, beyond)
-    assert layer_error(layer, hidden, padding([13], 16), score, offsets=on(grid)) <= 1e-10
+    score = paper(layer, grid[0], max_distance, out_of_range)
+    assert layer_error(layer, hidden, padding([13], 16), score, context=on(grid)) <= 1e-10
 
 
 MISTAKES = {
     "query minus key": {"sign": -1},
     "rows for columns": {"swap": True},
-    "clipped": {"beyond": "clip"},
+    "clipped": {"out_of_range": "clip"},
     "[CLS] on the grid": {"lost": False},
 }
 
@@ -74,7 +74,7 @@ def test_comparison_sees(mistake):
     layer = tiny_attention("relative_2d", position_options={"max_relative_position": 3})
     grid, hidden = grid_ids(3, 5, outside=1), torch.randn(1, 16, 24, dtype=torch.float64)
     score = paper(layer, grid[0], 3, **MISTAKES[mistake])
-    assert layer_error(layer, hidden, padding([16], 16), score, offsets=on(grid)) > 1e-2
+    assert layer_error(layer, hidden, padding([16], 16), score, context=on(grid)) > 1e-2
 
 
 @torch.no_grad()
@@ -82,21 +82,21 @@ def test_every_row_of_the_batch_has_a_grid_of_its_own():
     layer = tiny_attention("relative_2d")
     grids = torch.cat([grid_ids(3, 5, outside=1), grid_ids(5, 3, outside=1)])
     hidden = torch.randn(2, 16, 24, dtype=torch.float64)
-    together = layer(hidden, offsets=on(grids))[0]
-    apart = [layer(hidden[row : row + 1], offsets=on(grids[row : row + 1]))[0] for row in range(2)]
+    together = layer(hidden, context=on(grids))[0]
+    apart = [layer(hidden[row : row + 1], context=on(grids[row : row + 1]))[0] for row in range(2)]
     assert (together - torch.cat(apart)).abs().max() <= 1e-12
-    assert (together - layer(hidden, offsets=on(grids.flip(0)))[0]).abs().max() > 1e-2
+    assert (together - layer(hidden, context=on(grids.flip(0)))[0]).abs().max() > 1e-2
 
 
 @torch.no_grad()
 def test_only_steps_between_places_count():
     layer, grid = tiny_attention("relative_2d"), grid_ids(3, 5)
     hidden = torch.randn(1, 15, 24, dtype=torch.float64)
-    out = layer(hidden, offsets=on(grid))[0]
-    assert torch.equal(layer(hidden, offsets=on(grid + torch.tensor([40, 7])))[0], out)
-    assert torch.equal(layer(hidden, offsets=on(grid.int()))[0], out)
+    out = layer(hidden, context=on(grid))[0]
+    assert torch.equal(layer(hidden, context=on(grid + torch.tensor([40, 7])))[0], out)
+    assert torch.equal(layer(hidden, context=on(grid.int()))[0], out)
     order = torch.randperm(15)
-    assert (layer(hidden[:, order], offsets=on(grid[:, order]))[0] - out[:, order]).abs().max() <= 1e-12
+    assert (layer(hidden[:, order], context=on(grid[:, order]))[0] - out[:, order]).abs().max() <= 1e-12
 
 
 @torch.no_grad()
@@ -106,7 +106,7 @@ def test_tokens_outside_the_grid_are_those_of_a_plain_layer():
     plain.load_state_dict({key: value for key, value in layer.state_dict().items() if "distance" not in key})
     grid = torch.tensor([[[-1, -1], [0, -1], [-3, 2], [1, 1]]])
     hidden = torch.randn(1, 4, 24, dtype=torch.float64)
-    out, expected = layer(hidden, offsets=on(grid))[0], plain(hidden)[0]
+    out, expected = layer(hidden, context=on(grid))[0], plain(hidden)[0]
     assert (out - expected)[:, :3].abs().max() <= 1e-12
     assert (out - expected)[:, 3].abs().max() > 1e-3
 
@@ -125,9 +125,9 @@ def parity(case: str) -> float:
     tables = {name: tensors[f"{case}.{name}"] for name, _ in scheme.named_parameters()}
     scheme.load_state_dict(tables, strict=True)
     query, key, value, expected = (tensors[f"{case}.{n}"].flatten(2, 3) for n in ("query", "key", "value", "out"))
-    offsets = on(grid_ids(height, width).expand(sizes["batch"], -1, -1))
+    context = on(grid_ids(height, width).expand(sizes["batch"], -1, -1))
     mask = padding([height * width, height * width - sizes["hidden"]], height * width)[:, None, None, :]
-    out, _ = attend(query, key, value, scheme.terms(offsets), offsets, mask)
+    out, _ = attend(query, key, value, scheme.terms(context), context, mask)
     return (out - expected).abs().max().item()
 
 
@@ -201,7 +201,7 @@ def test_grid_is_asked_for(name):
         model(torch.randint(1, 50, (1, 6)), position_ids=torch.zeros(1, 6, 3, dtype=torch.long))
 
 
-@pytest.mark.parametrize("reach", [0, -2, None, True, 1.5])
-def test_reach_is_a_positive_integer(reach):
+@pytest.mark.parametrize("max_distance", [0, -2, None, True, 1.5])
+def test_reach_is_a_positive_integer(max_distance):
     with pytest.raises(ValueError, match=r"position_options\['max_relative_position'\]"):
-        tiny_config("relative_2d", position_options={"max_relative_position": reach})
+        tiny_config("relative_2d", position_options={"max_relative_position": max_distance})

@@ -10,7 +10,7 @@ import pytest
 import torch
 from oracles import golden, layer_error, padding, tiny_attention, tiny_config
 
-from hf_relpos.model.offsets import Offsets
+from hf_relpos.model.context import AttentionContext
 
 
 def rotation(position, d, pairing="adjacent", base=10000.0, w=None):
@@ -75,17 +75,17 @@ def test_scores_depend_on_the_offset_only():
     hidden = torch.randn(1, 9, 24, dtype=torch.float64)
     positions = torch.arange(9)[None] + 1000
     out, _ = layer(hidden)
-    shifted, _ = layer(hidden, offsets=Offsets(9, 9, positions=positions, reach=8))
+    shifted, _ = layer(hidden, context=AttentionContext(9, 9, positions=positions, max_distance=8))
     assert (out - shifted).abs().max() <= 1e-10
 
 
 def test_positions_of_each_row(hidden):
     layer = tiny_attention("rope")
     positions = torch.stack([torch.arange(LENGTH), torch.arange(LENGTH) * 2 + 5])
-    out, _ = layer(hidden, offsets=Offsets(LENGTH, LENGTH, positions=positions, reach=22))
+    out, _ = layer(hidden, context=AttentionContext(LENGTH, LENGTH, positions=positions, max_distance=22))
     for row in range(2):
-        alone = Offsets(LENGTH, LENGTH, positions=positions[row : row + 1], reach=22)
-        assert (layer(hidden[row : row + 1], offsets=alone)[0] - out[row]).abs().max() <= 1e-12
+        alone = AttentionContext(LENGTH, LENGTH, positions=positions[row : row + 1], max_distance=22)
+        assert (layer(hidden[row : row + 1], context=alone)[0] - out[row]).abs().max() <= 1e-12
     assert (layer(hidden)[0] - out)[1].abs().max() > 1e-2
 
 
@@ -157,8 +157,8 @@ def parity(case: str) -> float:
             getattr(linear, part).copy_(fused[:, n].flatten(0, 1))
     hidden, positions = tensors["hidden_states"], tensors[f"{case}.positions"]
     mask = padding([hidden.shape[1], sizes["length"]], hidden.shape[1])[:, None, None, :]
-    offsets = Offsets(20, 20, positions=positions, reach=57)
-    return (layer(hidden, attention_mask=mask, offsets=offsets)[0] - tensors[f"{case}.out"]).abs().max().item()
+    context = AttentionContext(20, 20, positions=positions, max_distance=57)
+    return (layer(hidden, attention_mask=mask, context=context)[0] - tensors[f"{case}.out"]).abs().max().item()
 
 
 @pytest.mark.parametrize("case", CASES)

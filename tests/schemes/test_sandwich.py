@@ -9,7 +9,7 @@ import pytest
 import torch
 from oracles import golden, layer_error, padding, tiny_attention
 
-from hf_relpos.model.offsets import Offsets
+from hf_relpos.model.context import AttentionContext
 
 
 def bias(r, h, heads, dim, first=1):
@@ -38,8 +38,8 @@ def test_equals_the_paper(options, dim):
 
 def test_known_values():
     layer = tiny_attention("sandwich", hidden_size=96, num_attention_heads=12)
-    offsets = Offsets(17, 17)
-    rows = layer.distance_embedding.terms(offsets).c_outer[0].rows
+    context = AttentionContext(17, 17)
+    rows = layer.distance_embedding.terms(context).c_outer[0].rows
     assert rows.shape == (12, 33)
     assert rows[:, 16].abs().max() == 0  # distance 0
     assert rows[0, 0].item() == pytest.approx(-33.511, abs=1e-3)
@@ -53,8 +53,8 @@ def parity(case: tuple[int, int]) -> float:
     """Largest difference from the only public code."""
     heads, dim = case
     layer = tiny_attention("sandwich", hidden_size=2 * heads, num_attention_heads=heads, position_options={"dim": dim})
-    offsets = Offsets(24, 24)
-    ours = layer.distance_embedding.terms(offsets).c_outer[0].scalars(offsets)
+    context = AttentionContext(24, 24)
+    ours = layer.distance_embedding.terms(context).c_outer[0].scalars(context)
     return (ours - golden("sandwich")[1][f"bias.{heads}.{dim}"]).abs().max().item()
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from oracles import array, golden, layer_error, padding, tiny_attention, tiny_config
 
-from hf_relpos import Offsets, attend
+from hf_relpos import AttentionContext, attend
 from hf_relpos.model.schemes import build_scheme
 
 
@@ -80,9 +80,9 @@ def parity(case: tuple[str, bool]) -> float:
     options = {**sizes["cases"][case], "per_head": per_head}
     scheme = build_scheme(tiny_config("shaw", position_options=options))
     scheme.load_state_dict({"key": keys, "value": values}, strict=True)
-    offsets = Offsets(sizes["length"], sizes["length"])
+    context = AttentionContext(sizes["length"], sizes["length"])
     mask = padding(sizes["real"], sizes["length"])[:, None, None, :]
-    out, _ = attend(*(tensors[name] for name in ("query", "key", "value")), scheme.terms(offsets), offsets, mask)
+    out, _ = attend(*(tensors[name] for name in ("query", "key", "value")), scheme.terms(context), context, mask)
     return (out - tensors[f"{case}.out"]).abs().max().item()
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from oracles import array, layer_error, padding, tiny_attention
 
+from hf_relpos import RelPosBertConfig
 from hf_relpos.model.scheme_tables import knots
 
 
@@ -49,7 +50,14 @@ def paper(layer, sign=1):
 @pytest.mark.parametrize("per_head", [True, False])
 @pytest.mark.parametrize("terms", ["ABcV", "A", "B", "c", "V", "BA"])
 def test_equals_the_formula(terms, per_head, storage):
-    options = {"terms": terms, "per_head": per_head, "storage": storage, "reach": 7, "dense": 2, "per_octave": 1}
+    options = {
+        "terms": terms,
+        "per_head": per_head,
+        "storage": storage,
+        "max_distance": 7,
+        "dense": 2,
+        "per_octave": 1,
+    }
     layer = tiny_attention("tables", position_options=options)
     hidden, real = torch.randn(2, 11, 24, dtype=torch.float64), padding([11, 6], 11)  # past the reach, too
     assert layer_error(layer, hidden, real, *paper(layer)) <= 1e-10
@@ -57,20 +65,20 @@ def test_equals_the_formula(terms, per_head, storage):
 
 
 @pytest.mark.parametrize(
-    ("reach", "dense", "per_octave"), [(511, 16, 4), (7, 2, 1), (1, 16, 4), (16, 16, 4), (17, 16, 4)]
+    ("max_distance", "dense", "per_octave"), [(511, 16, 4), (7, 2, 1), (1, 16, 4), (16, 16, 4), (17, 16, 4)]
 )
-def test_knots(reach, dense, per_octave):
-    places = knots(reach, dense, per_octave)
+def test_knots(max_distance, dense, per_octave):
+    places = knots(max_distance, dense, per_octave)
     assert places == sorted(set(places)) and places == [-place for place in reversed(places)]
-    assert places[-1] == reach
-    near = min(dense, reach)
+    assert places[-1] == max_distance
+    near = min(dense, max_distance)
     assert set(range(-near, near + 1)) <= set(places)
-    if reach == 511:  # 33 near ones, and 4 for each of the 5 octaves on both sides
+    if max_distance == 511:  # 33 near ones, and 4 for each of the 5 octaves on both sides
         assert len(places) == 33 + 2 * 4 * 5
 
 
 def test_interpolation_is_exact_at_knots_and_between_is_the_mean():
-    layer = tiny_attention("tables", position_options={"reach": 64, "dense": 4, "per_octave": 1, "terms": "A"})
+    layer = tiny_attention("tables", position_options={"max_distance": 64, "dense": 4, "per_octave": 1, "terms": "A"})
     scheme = layer.distance_embedding
     assert scheme.places[-5:] == [4, 8, 16, 32, 64]
     at_knots = scheme.expand(scheme.A, torch.tensor(scheme.places))
@@ -80,13 +88,13 @@ def test_interpolation_is_exact_at_knots_and_between_is_the_mean():
     assert torch.allclose(between[:, 1], (scheme.A[:, 0] + scheme.A[:, 1]) / 2)
 
 
-@pytest.mark.parametrize("beyond", ["clip", "zero"])
-def test_past_the_reach(beyond):
-    layer = tiny_attention("tables", position_options={"reach": 5, "terms": "A", "beyond": beyond})
+@pytest.mark.parametrize("out_of_range", ["clip", "zero"])
+def test_past_the_reach(out_of_range):
+    layer = tiny_attention("tables", position_options={"max_distance": 5, "terms": "A", "out_of_range": out_of_range})
     scheme = layer.distance_embedding
     rows = scheme.expand(scheme.A, torch.tensor([-9, -5, 5, 6]))
     assert torch.equal(rows[:, 1], scheme.A[:, 0]) and torch.equal(rows[:, 2], scheme.A[:, -1])
-    if beyond == "zero":
+    if out_of_range == "zero":
         assert rows[:, [0, 3]].abs().max() == 0
     else:
         assert torch.equal(rows[:, 0], scheme.A[:, 0]) and torch.equal(rows[:, 3], scheme.A[:, -1])
@@ -95,7 +103,7 @@ def test_past_the_reach(beyond):
 def test_rows_with_shared_key_and_value_tables_are_shaw():
     """The tables of Shaw et al. are this scheme's A and V, shared by the heads, one row for each distance."""
     layer = tiny_attention(
-        "tables", position_options={"terms": "AV", "per_head": False, "storage": "rows", "reach": 4}
+        "tables", position_options={"terms": "AV", "per_head": False, "storage": "rows", "max_distance": 4}
     )
     shaw = tiny_attention("shaw", position_options={"clip": 4})
     state = {key: value for key, value in shaw.state_dict().items() if "distance" not in key}
@@ -111,3 +119,17 @@ def test_rows_with_shared_key_and_value_tables_are_shaw():
 def test_terms_are_letters(terms):
     with pytest.raises(ValueError, match=r"position_options\['terms'\]"):
         tiny_attention("tables", position_options={"terms": terms})
+
+
+def test_old_option_names_are_translated():
+    """`reach` and `beyond` of checkpoints made before 0.1.0 was released; both are written under today's names."""
+    old = RelPosBertConfig(position_embedding_type="tables", position_options={"reach": 5, "beyond": "zero"})
+    assert old.position_options == {"max_distance": 5, "out_of_range": "zero"}
+    assert RelPosBertConfig(**old.to_dict()).position_options == old.position_options
+    both = RelPosBertConfig(
+        position_embedding_type=["tables", "absolute"],
+        position_options={"tables": {"reach": 5}, "absolute": {"beyond": "refuse"}},
+    )
+    assert both.position_options == {"tables": {"max_distance": 5}, "absolute": {"out_of_range": "error"}}
+    with pytest.raises(ValueError, match="reach and max_distance are two names of one option"):
+        RelPosBertConfig(position_embedding_type="tables", position_options={"reach": 5, "max_distance": 5})

@@ -82,9 +82,9 @@ def test_only_two_biases(layer):
     }
 
 
-@pytest.mark.parametrize("beyond, clip", [("extrapolate", None), ("clip", 15)])
-def test_past_the_trained_range(beyond, clip):
-    layer = tiny_attention("tener", position_options={"beyond": beyond})
+@pytest.mark.parametrize("out_of_range, clip", [("extrapolate", None), ("clip", 15)])
+def test_past_the_trained_range(out_of_range, clip):
+    layer = tiny_attention("tener", position_options={"out_of_range": out_of_range})
     hidden = torch.randn(1, 20, 24, dtype=torch.float64)
     assert layer_error(layer, hidden, padding([18], 20), paper(layer, clip=clip)) <= 1e-10
 

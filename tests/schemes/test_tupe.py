@@ -16,7 +16,7 @@ import torch
 from oracles import array, layer_error, padding, tiny_attention, tiny_config, tiny_model
 from safetensors import safe_open
 
-from hf_relpos import Offsets, RelPosBertLMHeadModel, RelPosBertModel
+from hf_relpos import AttentionContext, RelPosBertLMHeadModel, RelPosBertModel
 
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "schemes" / "tupe.safetensors"
@@ -98,20 +98,20 @@ def test_comparison_sees(mistake, hidden):
     assert layer_error(layer, hidden, REAL, mistaken) > 1e-3
 
 
-@pytest.mark.parametrize("beyond", ["clip", "zero"])
-def test_past_the_table(beyond):
-    layer = tiny_attention("tupe", position_options={"variant": "R", "beyond": beyond})
+@pytest.mark.parametrize("out_of_range", ["clip", "zero"])
+def test_past_the_table(out_of_range):
+    layer = tiny_attention("tupe", position_options={"variant": "R", "out_of_range": out_of_range})
     hidden = torch.randn(1, 20, 24, dtype=torch.float64)
-    assert layer_error(layer, hidden, padding([19], 20), paper(layer, "R", past=beyond)) <= 1e-10
+    assert layer_error(layer, hidden, padding([19], 20), paper(layer, "R", past=out_of_range)) <= 1e-10
 
 
 def test_positions_of_every_token(hidden):
     """Tokens that do not begin at 0 have no [CLS] among them."""
     layer = tiny_attention("tupe", position_options={"variant": "R"})
     places = [3, 4, 5, 6, 7, 8, 9, 10, 11]
-    offsets = Offsets(9, 9, positions=torch.tensor(places)[None].expand(2, -1), reach=8)
-    assert layer_error(layer, hidden, REAL, paper(layer, "R", positions=places), offsets=offsets) <= 1e-10
-    assert layer_error(layer, hidden, REAL, paper(layer, "R"), offsets=offsets) > 1e-2
+    context = AttentionContext(9, 9, positions=torch.tensor(places)[None].expand(2, -1), max_distance=8)
+    assert layer_error(layer, hidden, REAL, paper(layer, "R", positions=places), context=context) <= 1e-10
+    assert layer_error(layer, hidden, REAL, paper(layer, "R"), context=context) > 1e-2
 
 
 @pytest.mark.parametrize("variant", ["A", "R"])
@@ -132,7 +132,7 @@ def test_computed_once_for_all_layers(monkeypatch):
     model.encoder.distance_embedding.register_forward_hook(lambda module, args, out: calls.append(out))
     scheme = type(model.encoder.layer[0].attention.self.distance_embedding)
     terms = scheme.terms
-    monkeypatch.setattr(scheme, "terms", lambda self, offsets: given.append(offsets.shared) or terms(self, offsets))
+    monkeypatch.setattr(scheme, "terms", lambda self, context: given.append(context.shared) or terms(self, context))
     model(torch.randint(50, (2, 9)))
     assert len(calls) == 1 and len(given) == 2
     assert all(theta is calls[0] for theta in given)
@@ -168,9 +168,9 @@ def test_with_a_cache(variant):
 def test_start_on_the_device():
     """A static cache gives the number of cached tokens as a tensor."""
     shared = tiny_attention("tupe", position_options={"variant": "R"}).shared_distance_embedding
-    offsets = Offsets(2, 9, 4)
-    assert torch.equal(shared(offsets), shared(replace(offsets, start=torch.tensor([4]))))
-    assert (shared(offsets) - shared(Offsets(9, 9))[:, :, 4:6]).abs().max() <= 1e-12
+    context = AttentionContext(2, 9, 4)
+    assert torch.equal(shared(context), shared(replace(context, start=torch.tensor([4]))))
+    assert (shared(context) - shared(AttentionContext(9, 9))[:, :, 4:6]).abs().max() <= 1e-12
 
 
 def read_fixture() -> tuple[dict, dict]:
@@ -193,7 +193,7 @@ def parity(variant: str) -> float:
     shared = layer.shared_distance_embedding
     shared.load_state_dict({name: found[name] for name in shared.state_dict()}, strict=True)
     length = found["real"].shape[1]
-    errors = [shared(Offsets(length, length))[0] - found["bias"]]
+    errors = [shared(AttentionContext(length, length))[0] - found["bias"]]
     for number in range(layers):
         for part in ("weight", "bias"):
             chunks = found[f"{number}.in_proj_{part}"].chunk(3)

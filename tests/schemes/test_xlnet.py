@@ -13,7 +13,7 @@ import torch
 from oracles import array, layer_error, padding, sine_cosine, tiny_attention, tiny_model
 from safetensors import safe_open
 
-from hf_relpos import Offsets, RelPosBertModel
+from hf_relpos import AttentionContext, RelPosBertModel
 
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "schemes" / "xlnet.safetensors"
@@ -62,11 +62,11 @@ def hidden():
 
 
 def segmented(length=9, types=TYPES):
-    return Offsets(length, length, token_type_ids=types)
+    return AttentionContext(length, length, token_type_ids=types)
 
 
 def test_equals_the_paper(layer, hidden):
-    assert layer_error(layer, hidden, REAL, paper(layer), offsets=segmented()) <= 1e-10
+    assert layer_error(layer, hidden, REAL, paper(layer), context=segmented()) <= 1e-10
 
 
 MISTAKES = {
@@ -83,20 +83,20 @@ MISTAKES = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_comparison_sees(mistake, layer, hidden):
-    assert layer_error(layer, hidden, REAL, paper(layer, **MISTAKES[mistake]), offsets=segmented()) > 1e-2
+    assert layer_error(layer, hidden, REAL, paper(layer, **MISTAKES[mistake]), context=segmented()) > 1e-2
 
 
 def test_without_token_types_all_is_one_segment(layer, hidden):
     assert layer_error(layer, hidden, REAL, paper(layer, types=None)) <= 1e-10
     one = torch.ones_like(TYPES)
-    assert layer_error(layer, hidden, REAL, paper(layer, types=None), offsets=segmented(types=one)) <= 1e-10
+    assert layer_error(layer, hidden, REAL, paper(layer, types=None), context=segmented(types=one)) <= 1e-10
 
 
 def test_without_segments(hidden):
     layer = tiny_attention("xlnet", position_options={"segments": False})
     shapes = {name: tuple(p.shape) for name, p in layer.distance_embedding.named_parameters()}
     assert shapes == {"r": (24, 3, 8), "r_w_bias": (3, 8), "r_r_bias": (3, 8)}
-    assert layer_error(layer, hidden, REAL, paper(layer, types=None), offsets=segmented()) <= 1e-10
+    assert layer_error(layer, hidden, REAL, paper(layer, types=None), context=segmented()) <= 1e-10
 
 
 def test_names_and_shapes_of_the_checkpoints(layer):
@@ -106,13 +106,15 @@ def test_names_and_shapes_of_the_checkpoints(layer):
 
 
 @pytest.mark.parametrize(
-    "options, clamp", [({"clamp_len": 4}, 4), ({"beyond": "clip"}, 15), ({}, None)], ids=["clamp_len", "clip", "none"]
+    "options, clamp",
+    [({"clamp_len": 4}, 4), ({"out_of_range": "clip"}, 15), ({}, None)],
+    ids=["clamp_len", "clip", "none"],
 )
 def test_past_the_trained_range(options, clamp):
     layer = tiny_attention("xlnet", position_options=options)
     hidden, types = torch.randn(1, 20, 24, dtype=torch.float64), torch.arange(20)[None] // 12
     expected = paper(layer, types, clamp=clamp)
-    assert layer_error(layer, hidden, padding([18], 20), expected, offsets=segmented(20, types)) <= 1e-10
+    assert layer_error(layer, hidden, padding([18], 20), expected, context=segmented(20, types)) <= 1e-10
 
 
 @pytest.mark.parametrize("clamp", [0, True, 2.5])
@@ -126,7 +128,7 @@ def test_cached_keys_are_in_the_segment_of_every_query(static, layer):
     """Only the types of the two new tokens are known, places 3 and 4; a static cache has room for a sixth."""
     types = torch.tensor([[0, 1]])
     start, keys = (torch.tensor([3]), 6) if static else (3, 5)
-    relation = layer.distance_embedding.different(Offsets(2, keys, start, token_type_ids=types))
+    relation = layer.distance_embedding.different(AttentionContext(2, keys, start, token_type_ids=types))
     expected = torch.tensor([[[0, 0, 0, 0, 1, 0], [0, 0, 0, 1, 0, 0]]])
     assert relation.tolist() == expected[..., :keys].tolist()
 
@@ -169,7 +171,7 @@ def parity(case: str) -> float:
     out, weights = layer(
         found["hidden_states"],
         attention_mask=found["real"][:, None, None, :],
-        offsets=segmented(length, found["token_type_ids"]),
+        context=segmented(length, found["token_type_ids"]),
     )
     errors = out[:, memory:] - found["context"], weights[:, :, memory:] - found["attn_prob"]
     return max(error.abs().max().item() for error in errors)

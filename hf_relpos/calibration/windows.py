@@ -1,0 +1,159 @@
+"""Windows of text for the methods that learn from it: from files or at random, masked, and what they lack."""
+
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from ..conversion.source import ConversionError
+from ..data.reading import has_masked_head
+from ..data.text import UNKNOWN_LIMIT, Windows, cut_windows, read_texts, special_tokens
+
+
+if TYPE_CHECKING:
+    from ..conversion.methods import ConversionContext
+
+
+# Lengths of the windows that are fitted, beside single sentences, as far as the teacher reads them.
+LENGTHS = (128, 256, 512)
+# Below this the report warns; below the second figure nothing can be fitted.
+FEW, TOO_FEW = 10_000, 500
+
+
+def gather(
+    tokenizer, texts: Any, tokens: int, lengths: Sequence[int], part: str, field: str, seed: int, short: float = 0.5
+) -> Windows:
+    """Windows of the text that the caller gave: files, each with the same share of the tokens, or documents.
+
+    Args:
+        texts: a path, several (as Path objects), or documents (strings).
+        part: as `cut_windows` takes it.
+    """
+    if isinstance(texts, str | Path):
+        texts = [Path(texts)]
+    if isinstance(texts, Sequence) and texts and all(isinstance(each, Path) for each in texts):
+        parts = [
+            cut_windows(tokenizer, read_texts(path, field), -(-tokens // len(texts)), lengths, short, seed, part)
+            for path in texts
+        ]
+        total = sum(part.tokens for part in parts)
+        unknown = sum(part.unknown * part.tokens for part in parts) / total
+        return Windows([ids for part in parts for ids in part.ids], unknown, tokens)
+    return cut_windows(tokenizer, texts, tokens, lengths, short, seed, part)
+
+
+def gather_all(tokenizer, context: "ConversionContext", lengths: Sequence[int], length: int) -> Windows:
+    """The windows to fit: of `lengths`, and, if the source does not read rows of `length`, half of the tokens in such.
+
+    Raises:
+        TextError: for text that does not fill them.
+    """
+    options = context.options
+    tokens, field = options["tokens"], options["field"]
+    if length <= max(lengths):
+        return gather(tokenizer, context.texts, tokens, lengths, "fit", field, context.seed)
+    short = gather(tokenizer, context.texts, tokens // 2, lengths, "fit", field, context.seed)
+    long = gather(tokenizer, context.texts, tokens // 2, (length,), "fit", field, context.seed + 2, short=0.0)
+    unknown = (short.unknown * short.tokens + long.unknown * long.tokens) / (short.tokens + long.tokens)
+    return Windows([*short.ids, *long.ids], unknown, tokens)
+
+
+def random_windows(tokenizer, tokens: int, limit: int, seed: int) -> Windows:
+    """Windows of tokens drawn at random, where there is no text: much of a model's attention is to positions.
+
+    Tokens are drawn by Zipf's law in the order of the vocabulary, which roughly is that of their frequency. Most
+    windows are short.
+
+    Args:
+        limit: tokens of the longest window.
+    """
+    rng = np.random.default_rng(seed)
+    special = set(tokenizer.all_special_ids)
+    words = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    usable = [at for at, word in enumerate(words) if at not in special and not word.startswith("[unused")]
+    weight = 1 / (np.arange(len(usable)) + 10.0)
+    before, after = special_tokens(tokenizer)
+    lengths = {16: 0.3, 24: 0.25, 32: 0.2, 48: 0.15, 128: 0.06, 256: 0.03, 512: 0.01}
+    kept = {length: share for length, share in lengths.items() if length <= limit} or {limit: 1.0}
+    shares = np.array(list(kept.values())) / sum(kept.values())
+    windows, count = [], 0
+    while count < tokens:
+        length = int(rng.choice(list(kept), p=shares))
+        body = rng.choice(usable, size=max(1, length - len(before) - len(after)), p=weight / weight.sum())
+        windows.append([*before, *body.tolist(), *after])
+        count += length
+    return Windows(windows, 0.0, tokens)
+
+
+def mask_some(windows: Windows, model: PreTrainedModel, tokenizer, share: float, seed: int) -> Windows:
+    """The windows as a model that predicts masked tokens meets them: half of them with that share masked.
+
+    Fitted to whole text alone, the result keeps fewer of the source's predictions of masked tokens, which stand in
+    text that it never met; with every window masked it would meet no whole text.
+    """
+    mask = tokenizer.mask_token_id
+    if not share or mask is None or not has_masked_head(model):
+        return windows
+    rng, special = np.random.default_rng(seed + 3), set(tokenizer.all_special_ids)
+    rows = []
+    for ids in windows.ids:
+        limit = share if rng.random() < 0.5 else 0.0
+        drawn = rng.random(len(ids)) < limit
+        rows.append(
+            [mask if hit and token not in special else token for token, hit in zip(ids, drawn.tolist(), strict=True)]
+        )
+    return replace(windows, ids=rows)
+
+
+def check_windows(windows: Windows, limit: int) -> list[str]:
+    """What the report says of the text; each is a warning, too.
+
+    Raises:
+        ConversionError: for text too short to fit anything.
+    """
+    if windows.tokens < TOO_FEW:
+        raise ConversionError(
+            f"texts: {windows.tokens} tokens are too few to fit anything; give at least {TOO_FEW}, better 50,000"
+        )
+    longest = max(map(len, windows.ids))
+    notes = []
+    if windows.tokens < FEW:
+        remedy = "give more text" if windows.tokens < 0.9 * windows.asked else "ask for more with the option tokens"
+        notes.append(f"only {windows.tokens:,} tokens of text: fits need about 50,000; {remedy}")
+    if windows.unknown > UNKNOWN_LIMIT:
+        notes.append(
+            f"the tokenizer does not know {100 * windows.unknown:.0f} % of the tokens; is the text in the model's "
+            "language?"
+        )
+    if longest < min(limit, max(LENGTHS)):
+        notes.append(
+            f"no window has more than {longest} tokens: distances from {longest} to {limit - 1} were never seen and "
+            "take the values of their neighbours; give longer documents"
+        )
+    for note in notes:
+        warnings.warn(note, stacklevel=2)
+    return notes
+
+
+def shared_first(windows: Sequence[Sequence[int]]) -> int | None:
+    """The token that every window begins with, [CLS] or the like; None where they differ."""
+    firsts = {ids[0] for ids in windows}
+    return firsts.pop() if len(firsts) == 1 else None
+
+
+def octaves(windows: Iterable[Sequence[int]]) -> dict[str, int]:
+    """How many pairs of tokens the windows have at each distance, by octave: "1", "2-3", "4-7", …."""
+    found: dict[str, int] = {}
+    for ids in windows:
+        low = 1
+        while low < len(ids):
+            high = min(2 * low - 1, len(ids) - 1)
+            name = str(low) if low == 1 else f"{low}-{2 * low - 1}"
+            pairs = sum(range(len(ids) - high, len(ids) - low + 1))
+            found[name] = found.get(name, 0) + pairs
+            low *= 2
+    return dict(sorted(found.items(), key=lambda item: int(item[0].split("-")[0])))

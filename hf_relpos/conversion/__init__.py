@@ -1,0 +1,24 @@
+"""Conversion of BERT checkpoints with absolute positions to relative ones, and of relative ones to ours."""
+
+from .checkpoint import convert
+from .export import ExportReport, export_tables, resize_tables
+from .layers import attention_config, attention_weights
+from .methods import METHODS, ConversionContext, Method
+from .report import ConversionReport, Step
+from .source import ConversionError
+
+
+__all__ = [
+    "METHODS",
+    "ConversionContext",
+    "ConversionError",
+    "ConversionReport",
+    "ExportReport",
+    "Method",
+    "Step",
+    "attention_config",
+    "attention_weights",
+    "convert",
+    "export_tables",
+    "resize_tables",
+]

@@ -1,0 +1,114 @@
+"""The report of a conversion in the terminal."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..evaluation.commands import print_fidelity, show
+from ..training.distil import DistilReport
+from .report import ConversionReport, lost_in_words
+
+
+# Of notes that several tensors have.
+MARKS = "¹²³⁴⁵⁶⁷⁸⁹"
+
+
+def print_report(report: ConversionReport, console: Console) -> None:
+    """The tensors of a report, layers put together; what was fitted and measured; a summary."""
+    _print_tensors(report, console)
+    if "calibration" in report.details:
+        _print_layers(report.details["calibration"], console)
+    if report.fidelity is not None:
+        print_fidelity(report.fidelity, console)
+    console.print("\n".join(_lines(report)), highlight=False, markup=False, soft_wrap=True)
+
+
+def _print_tensors(report: ConversionReport, console: Console) -> None:
+    """One row for the same tensor of all layers; a note that several rows share stands below them, once."""
+    rows: dict[tuple, list[int]] = {}
+    for step in report.steps:
+        name = (step.target or step.source).removeprefix("bert.")
+        key = (step.kind, re.sub(r"^encoder\.layer\.\d+\.", "layer.*.", name), step.shape, step.note)
+        count = rows.setdefault(key, [0, 0])
+        count[0] += 1
+        count[1] += step.parameters
+    notes = Counter(note for _, _, _, note in rows if note)
+    shared = {note: MARKS[n % len(MARKS)] for n, note in enumerate(note for note in notes if notes[note] > 1)}
+
+    table = Table("", "", "tensor", "shape", "parameters", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in (1, 4):
+        table.columns[column].justify = "right"
+    table.columns[2].overflow = "fold"
+    for (kind, name, shape, note), (tensors, parameters) in rows.items():
+        times = f"{tensors} ×" if tensors > 1 else ""
+        below = f" {shared[note]}" if note in shared else f"\n{note}" if note else ""
+        tensor = Text(name).append(below, style="italic")
+        table.add_row(kind, times, tensor, "×".join(map(str, shape)), f"{parameters:,}")
+    console.print(table)
+    for note, mark in shared.items():
+        console.print(f"{mark} {note}", style="italic", highlight=False, markup=False)
+
+
+def _print_layers(calibration: Mapping[str, Any], console: Console) -> None:
+    def number(value: float | None, form: str) -> str:
+        return "–" if value is None else format(value, form)
+
+    rows = [("embeddings", "–", "–", "–", "–", f"{100 * calibration['embedding_missing']:.1f}")]
+    for layer in calibration["layers"]:
+        rows.append(
+            (
+                str(layer["layer"]),
+                number(layer["divergence_before"], ".3f"),
+                number(layer["divergence_after"], ".3f"),
+                number(layer["strength_attention"], "g"),
+                number(layer["strength_output"], "g"),
+                f"{100 * layer['missing']:.1f}",
+            )
+        )
+    columns = ("layer", "KL before", "KL after", "ridge W_o", "ridge W_2", "missing, %")
+    show(console, "Calibration, on held-out text", columns, rows)
+    note = (
+        "KL(teacher‖student) of the attention in nats, with tables at zero and fitted; missing: squared difference of "
+        "the hidden states to the source's, in % of their variance"
+    )
+    console.print(note, markup=False, highlight=False)
+
+
+def _lines(report: ConversionReport) -> list[str]:
+    details = report.details
+    options = ", ".join(f"{key} = {value}" for key, value in report.position_options.items())
+    lines = [
+        f"{report.architecture} → {report.converted_to}, method {report.method}, scheme "
+        f"{report.scheme}" + (f" ({options})" if options else "")
+    ]
+    for kind, total in report.totals.items():
+        lines.append(f"{kind:8} {total['tensors']:6,} tensors {total['parameters']:14,} parameters")
+    if report.difference is not None:
+        lines.append(f"largest difference of an output to the source's, relative: {report.difference:.1e}")
+    if lost := details.get("lost"):
+        lines.append(f"not held of the source's tables: {lost_in_words(lost)}")
+    if (found := details.get("calibration")) is not None:
+        names = ", ".join(report.asked["texts"]) or "documents given in Python"
+        lines.append(
+            f"calibrated on {found['tokens']:,} tokens in {found['windows']:,} windows of {names}; "
+            f"{100 * found['unknown_share']:.1f} % of the tokens unknown"
+        )
+        pairs = " · ".join(f"{distances}: {count:,}" for distances, count in found["seen"].items())
+        lines.append(f"pairs of tokens seen, by distance: {pairs}")
+        lines.append(f"the fit took {found['seconds']:.0f} s, {found['cpu_seconds']:.0f} s of processor time")
+        lines += [f"Note: {note}" for note in found["notes"]]
+    if (found := details.get("distillation")) is not None:
+        lines.append(f"distilled: {DistilReport(**found).summary()}")
+    if "skipped" in (found := details.get("fidelity", {})) and "lengths" not in found:
+        lines.append(f"fidelity not measured: {found['skipped']}")
+    lines += report.notes
+    if report.verdict:
+        lines.append(f"Verdict: {report.verdict}.")
+    lines.append(f"written to {report.out}")
+    return lines

@@ -1,0 +1,187 @@
+"""What a conversion did: one step per tensor, and the report that is written as conversion.json."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from transformers import PreTrainedModel
+
+from .families import TOKEN_TYPES
+from .names import is_buffer, is_scheme, is_table
+from .source import Source, some
+
+
+if TYPE_CHECKING:
+    from ..evaluation import Fidelity
+
+KINDS = ("reused", "folded", "dropped", "created")
+
+
+@dataclass(frozen=True)
+class Step:
+    """What becomes of one tensor.
+
+    Attributes:
+        kind: `reused` (bit for bit), `folded` (its values went into another tensor, or received another's),
+            `dropped`, or `created`.
+        source: its name in the source's files; None if created.
+        target: its name in the result; None if it has none of its own.
+        shape: its shape.
+        parameters: how many numbers; 0 for a second name of a tensor that is already counted.
+        note: in words, where there is something to say.
+    """
+
+    kind: str
+    source: str | None
+    target: str | None
+    shape: tuple[int, ...]
+    parameters: int
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class ConversionReport:
+    """What a conversion did.
+
+    Attributes:
+        source: folder or Hub repository.
+        revision: commit of the Hub repository.
+        out: the folder written.
+        architecture: class of the source.
+        converted_to: class of the result.
+        method: key of `METHODS`.
+        position_embedding_type: scheme, or several that are combined.
+        position_options: its options, with defaults; those of a combination by scheme.
+        method_options: options of the method, with defaults.
+        asked: what the caller asked for, by the names of the arguments of `convert`; what was left out is not there.
+            Of texts the names, without folders; `[]` for documents that came from Python.
+        dtype: of the weights.
+        steps: one per tensor.
+        difference: largest difference of the outputs on a random batch, relative to the largest output, in float64;
+            None for a method that changes them.
+        files: copied from the source as they are.
+        versions: of hf_relpos, transformers and torch.
+        details: what the method has to say; {} for nothing.
+        notes: what the caller may want to know or to change, in words.
+    """
+
+    source: str
+    revision: str | None
+    out: str
+    architecture: str
+    converted_to: str
+    method: str
+    position_embedding_type: str | list[str]
+    position_options: dict[str, Any]
+    method_options: dict[str, Any]
+    asked: dict[str, Any]
+    dtype: str
+    steps: tuple[Step, ...]
+    difference: float | None
+    files: tuple[str, ...]
+    versions: dict[str, str]
+    details: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def scheme(self) -> str:
+        """The scheme's name, or those of a combination joined by `+`."""
+        name = self.position_embedding_type
+        return name if isinstance(name, str) else "+".join(name)
+
+    def of_kind(self, kind: str) -> tuple[Step, ...]:
+        """The steps of one kind."""
+        return tuple(step for step in self.steps if step.kind == kind)
+
+    @property
+    def totals(self) -> dict[str, dict[str, int]]:
+        """Kind to number of tensors and of parameters."""
+        kinds = {kind: self.of_kind(kind) for kind in KINDS}
+        return {
+            kind: {"tensors": len(steps), "parameters": sum(step.parameters for step in steps)}
+            for kind, steps in kinds.items()
+        }
+
+    @property
+    def fidelity(self) -> "Fidelity | None":
+        """How near the result is to its source on text; None where that was not measured."""
+        from ..evaluation import Fidelity
+
+        found = self.details.get("fidelity", {})
+        return Fidelity.from_dict(found) if "lengths" in found else None
+
+    @property
+    def verdict(self) -> str | None:
+        """How far the result may stand in for the source, in words; None where nothing was measured."""
+        return self.details.get("fidelity", {}).get("verdict")
+
+    def summary(self) -> str:
+        """One line: what became of how many tensors; the difference and the verdict, if they were measured."""
+        parts = [
+            f"{total['tensors']:,} tensors {kind} ({total['parameters']:,} parameters)"
+            for kind, total in self.totals.items()
+            if total["tensors"]
+        ]
+        if self.difference is not None:
+            parts.append(f"largest relative difference of an output {self.difference:.1e}")
+        return ", ".join(parts) + (f". Verdict: {self.verdict}" if self.verdict else "")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as in conversion.json."""
+        content = asdict(self)
+        content["steps"] = [{**asdict(step), "shape": list(step.shape)} for step in self.steps]
+        content["files"] = list(self.files)
+        content["notes"] = list(self.notes)
+        return {**content, "totals": self.totals}
+
+
+def lost_in_words(lost: Mapping[str, float]) -> str:
+    """`details["lost"]`, shares of the source's tables, as "1.2% of A, 0.3% of B"."""
+    return ", ".join(f"{share:.1%} of {letter}" for letter, share in lost.items())
+
+
+def plan(
+    model: PreTrainedModel, source: Source, changed: Mapping[str, str], left_behind: str = ""
+) -> tuple[Step, ...]:
+    """What becomes of every tensor of the source and where every tensor of the result comes from.
+
+    Args:
+        changed: tensors of the result that the method changed, and how.
+        left_behind: what the tensors are that have no place in the result; empty for what is not known.
+    """
+    weights = model.state_dict()
+    steps = []
+    first_names: dict[int, str] = {}
+    for name, tensor in weights.items():
+        first = first_names.setdefault(tensor.data_ptr(), name) if tensor.numel() else name
+        origin = source.origin.get(name) if name in source.tensors else None
+        if first in changed:
+            kind, note = ("folded" if origin else "created"), changed[first]
+        elif origin:
+            kind, note = "reused", ""
+        elif is_scheme(name) or name.endswith(TOKEN_TYPES):
+            kind, note = "created", "zero"
+        else:
+            kind, note = "created", "random, as in stock BERT: the source lacks it"
+        if first != name:
+            note = f"the same tensor as {first}"
+        steps.append(Step(kind, origin, name, tuple(tensor.shape), tensor.numel() if first == name else 0, note))
+    for name, tensor in source.tensors.items():
+        if name not in weights:  # the table of absolute positions
+            kind, note = ("folded", f"into {some(changed)}") if changed else ("dropped", "")
+            steps.append(Step(kind, source.origin[name], None, tuple(tensor.shape), tensor.numel(), note))
+    for name, front in source.cut.items():
+        note = f"rows 0 to {len(front) - 1}, of padding and what has no position"
+        steps.append(Step("dropped", source.origin[name], None, tuple(front.shape), front.numel(), note))
+    for name, tensor in source.extra.items():
+        note = left_behind or f"not a part of {source.architecture}"
+        kind = "dropped"
+        if is_buffer(name):
+            note = "a buffer of an older release"
+        elif is_table(name):
+            note = "unused beside relative positions"
+        elif is_scheme(name):
+            fitted = any(map(is_scheme, changed))
+            kind, note = ("folded", "into the tables") if fitted else (kind, "the relative positions of the source")
+        steps.append(Step(kind, source.origin[name], None, tuple(tensor.shape), tensor.numel(), note))
+    return tuple(steps)

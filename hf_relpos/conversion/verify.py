@@ -1,0 +1,197 @@
+"""The result against its source: every tensor that was written, and the outputs where they must be the same."""
+
+import math
+from collections.abc import Callable
+
+import torch
+import transformers
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from .families import SourceSpec
+from .names import inverse
+from .report import Step
+from .source import ConversionError, Source
+
+
+# Outputs are compared in float64, where a difference is an error and not rounding.
+TOLERANCE = 1e-6
+# Except that a sum of tensors is rounded to the weights' dtype: this many times its precision.
+ROUNDING = 32
+
+
+def compare_tensors(
+    model: PreTrainedModel, reloaded: PreTrainedModel, source: Source, steps: tuple[Step, ...]
+) -> None:
+    """Every tensor read back is the one written, and every reused one is the source's, under its stock name.
+
+    Raises:
+        ConversionError: names the first one that is not.
+    """
+    written, read = model.state_dict(), reloaded.state_dict()
+    restored = {**read, **inverse(read)}
+    reused = {step.target for step in steps if step.kind == "reused"}
+    for name in written.keys() | read.keys():
+        right = name in written and name in read and same(written[name], read[name])
+        if not right or (name in reused and not same(restored[name], source.tensors[name])):
+            raise ConversionError(
+                f"{name} came back from the disk different from what was written, so the result was removed; check "
+                "the disk, and report this if it happens again"
+            )
+
+
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Same type, shape and values."""
+    return one.dtype == other.dtype and torch.equal(one, other)
+
+
+@torch.no_grad()
+def compare_outputs(
+    model: PreTrainedModel,
+    source: Source,
+    spec: SourceSpec,
+    stock: Callable[[PreTrainedModel, Source], PreTrainedModel],
+    rounded: bool,
+) -> float:
+    """Run the source and the result on one random batch, both in float64.
+
+    Args:
+        model: the result; comes back in float64.
+        known: what the source is.
+        stock: makes the source's model, in float64 and eval mode, from the result and the source's tensors.
+        rounded: sums of tensors are in the result, which are rounded to the dtype of the source.
+
+    Returns:
+        Largest difference of an output, relative to the largest value of that output. Where padding has positions of
+        its own, outputs at padding are left out.
+
+    Raises:
+        ConversionError: for one that rounding does not explain.
+    """
+    tolerance = max(TOLERANCE, ROUNDING * torch.finfo(source.dtype).eps) if rounded else TOLERANCE
+    config = model.config
+    length = min(16, config.max_position_embeddings, spec.fields["max_position_embeddings"])
+    # the last row is padded
+    shape = (1, 2, length) if source.architecture == "BertForMultipleChoice" else (2, length)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        original = stock(model, source)
+        batch = {
+            "input_ids": torch.randint(config.vocab_size, shape),
+            "token_type_ids": torch.randint(config.type_vocab_size, shape),
+            "attention_mask": torch.ones(shape, dtype=torch.long),
+            # whatever the configuration asks for
+            "return_dict": True,
+            "output_attentions": False,
+            "output_hidden_states": False,
+        }
+        batch["attention_mask"][..., -1, length // 2 + 1 :] = 0
+        if config.is_decoder:
+            batch["use_cache"] = False
+            if config.add_cross_attention:
+                batch["encoder_hidden_states"] = torch.randn(2, 5, config.hidden_size, dtype=torch.float64)
+    real = batch["attention_mask"].bool()
+    if spec.cut:
+        padding = spec.cut - 1
+        ids = batch["input_ids"]
+        ids[ids == padding] = (padding + 1) % config.vocab_size
+        ids[~real] = padding
+    if not spec.family.token_types:
+        del batch["token_type_ids"]
+    wanted = original(**batch)
+    del original  # so that only one model in float64 is held at a time
+    found = model.double().eval()(**batch)
+    differences = []
+    for name, one in wanted.items():
+        other = found[name]
+        if spec.cut and (one.dim() == 3 or name in ("start_logits", "end_logits")):  # one for each token
+            one, other = one[real], other[real]
+        differences.append((one - other).abs().max() / one.abs().max().clamp_min(1e-30))
+    worst = float(torch.stack(differences).max())  # which NaN survives
+    if not worst <= tolerance:
+        raise ConversionError(
+            f"the result's outputs differ from the source's by {worst:.1e}, relative, although the method keeps them, "
+            "so it was removed; please report this"
+        )
+    return worst
+
+
+def source_model(
+    spec: SourceSpec, own: str, config: PreTrainedConfig, model: PreTrainedModel, source: Source
+) -> PreTrainedModel:
+    """The source as it was: its class in Transformers, relative ones with the attention that it had until 4.57.
+
+    Independent of the schemes here: those relative terms are spelled out in `OldSelfAttention`.
+
+    Args:
+        own: class of the source.
+        config: of `known.family.stock`, with the source's fields.
+        model: the result, for the tensors that the source lacks (a fresh pooler).
+        source: under the names of stock BERT.
+
+    Returns:
+        A model in float64, eval mode.
+    """
+    config._attn_implementation = "eager"
+    base = source.architecture == "BertModel"
+    stock = getattr(transformers, source.architecture if spec.family.stock == "bert" else own)(config)
+    if not spec.absolute:
+        stock.base_model.embeddings.position_embeddings = NoPositions()
+        prefix = "" if base else "bert."
+        for number, layer in enumerate(stock.base_model.encoder.layer):
+            table = source.tensors.get(f"{prefix}encoder.layer.{number}.attention.self.distance_embedding.weight")
+            layer.attention.self = OldSelfAttention(layer.attention.self, spec, table)
+    whole = {name: torch.cat([front, source.tensors[name]]) for name, front in source.cut.items()}
+    tensors = {**model.state_dict(), **source.tensors, **whole}
+    stock = stock.double().eval()
+    stock.load_state_dict({name: tensors[spec.spell(name, base)[0]] for name in stock.state_dict()})
+    return stock
+
+
+class NoPositions(nn.Module):
+    """In the place of a table of absolute positions."""
+
+    def forward(self, position_ids: torch.Tensor) -> float:
+        """Nothing."""
+        return 0.0
+
+
+class OldSelfAttention(nn.Module):
+    """The relative self-attentions of Transformers 4.57, with a vector for every pair: slow, and easy to read."""
+
+    def __init__(self, stock: nn.Module, spec: SourceSpec, table: torch.Tensor | None):
+        super().__init__()
+        self.query, self.key, self.value = stock.query, stock.key, stock.value
+        self.head_size = stock.attention_head_size
+        self.scheme = spec.scheme
+        self.reach = spec.options.get("max_relative_position")
+        self.stored = None if table is None else table.double()
+
+    def relations(self, length: int) -> torch.Tensor:
+        """The vector of every pair i, j: (L, L, d)."""
+        place = torch.arange(length)
+        if self.scheme != "nezha":
+            return self.stored[place[:, None] - place[None] + len(self.stored) // 2]
+        row = (place[None] - place[:, None]).clamp(-self.reach, self.reach) + self.reach
+        steps = torch.arange(0, self.head_size, 2, dtype=torch.float64)
+        angles = row[..., None] * torch.exp(steps * (-math.log(10000.0) / self.head_size))
+        return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)
+
+    def forward(
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """hidden_states (B, L, D) and an additive mask to (B, L, D) and the weights (B, H, L, L)."""
+        query, key, value = (
+            linear(hidden_states).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
+            for linear in (self.query, self.key, self.value)
+        )
+        relations = self.relations(hidden_states.shape[1])
+        scores = query @ key.transpose(-1, -2) + torch.einsum("bhid,ijd->bhij", query, relations)
+        if self.scheme == "relative_key_query":
+            scores = scores + torch.einsum("bhjd,ijd->bhij", key, relations)
+        scores = scores / math.sqrt(self.head_size)
+        weights = (scores if attention_mask is None else scores + attention_mask).softmax(-1)
+        out = weights @ value
+        if self.scheme == "nezha":
+            out = out + torch.einsum("bhij,ijd->bhid", weights, relations)
+        return out.transpose(1, 2).flatten(2), weights

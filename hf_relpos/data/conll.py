@@ -1,0 +1,124 @@
+"""Tagged sentences in CoNLL-like files, whichever columns and tagging scheme, as tokens with IOB2 tags."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from .records import read_lines
+
+
+Sentence = tuple[list[str], list[str]]
+
+TAG = re.compile(r"O|[BIESMLU]-.+")
+# Marks of BMES and BILOU in the letters of BIOES.
+MARKS = {"M": "I", "L": "E", "U": "S"}
+
+
+def to_iob2(tags: Sequence[str]) -> list[str]:
+    """Tags of IOB1, IOB2, IOE2, BIOES, BMES or BILOU in IOB2: B- at the first token of an entity, I- at the others.
+
+    Read as the CoNLL-2000 scorer reads them: an entity begins at B and S, after E and S, after O, and where the type
+    changes. So IOB1 and IOB2 need not be told apart, and I- after O begins an entity. IOE1, where only an E- between
+    two neighbours ends an entity, reads the same way.
+    """
+    found, before = [], "O"
+    for tag in tags:
+        mark, _, kind = tag.partition("-")
+        if mark == "O":
+            found.append("O")
+        else:
+            mark = MARKS.get(mark, mark)
+            begins = mark in "BS" or before[0] in "OES" or before[2:] != kind
+            found.append(f"{'B' if begins else 'I'}-{kind}")
+        before = f"{mark}-{kind}"
+    return found
+
+
+def tag_names(sentences: Sequence[Sentence]) -> list[str]:
+    """O, then B- and I- of every type that occurs."""
+    kinds = {tag[2:] for _, tags in sentences for tag in tags if tag != "O"}
+    return ["O", *(f"{mark}-{kind}" for kind in sorted(kinds) for mark in "BI")]
+
+
+def read_conll(path: str | Path, columns: Sequence[int] | None = None) -> list[Sentence]:
+    """Tokens and IOB2 tags of each sentence.
+
+    One token per line, its columns between tabs, or between spaces in a line without tabs; an empty line between
+    sentences. Lines of `-DOCSTART-`, and lines that begin with "# " and do not end in a tag, are passed over.
+
+    Args:
+        path: file, plain or packed (.xz, .gz).
+        columns: the columns of tokens and of tags, counted from 1. None to find them: tags are the last column that
+            holds them in most lines, tokens the first other one that does not number the tokens.
+
+    Raises:
+        ValueError: for lines of several widths, columns that are not there, what is not a tag, and a file without
+            sentences; names file, line and remedy.
+    """
+    path = Path(path)
+    rows: list[tuple[int, list[str]] | None] = []  # None between sentences
+    for number, line in enumerate(read_lines(path), 1):
+        line = line.rstrip("\t \r")
+        # not str.split(), for which an ideographic space is none of the text
+        fields = [field.strip(" ") for field in line.split("\t")] if "\t" in line else re.split(" +", line)
+        if not line or fields[0] == "-DOCSTART-":
+            rows.append(None)
+        elif not (line.startswith("# ") and not TAG.fullmatch(fields[-1])):
+            rows.append((number, fields))
+    lines = [row for row in rows if row is not None]
+    if not lines:
+        raise ValueError(f"{path}: holds no sentences; give a CoNLL file")
+    first, width = lines[0][0], len(lines[0][1])
+    for number, fields in lines:
+        if len(fields) < 2 or len(fields) != width:
+            raise ValueError(
+                f"{path}, line {number}: {' '.join(fields)!r} has {len(fields)} columns"
+                + (f", line {first} has {width}" if number != first else "")
+                + "; give each line a token and its tag, between tabs"
+            )
+    token, tag = _find_columns(path, lines) if columns is None else _check_columns(path, columns, width)
+    for number, fields in lines:
+        if not TAG.fullmatch(fields[tag]):
+            raise ValueError(
+                f"{path}, line {number}: {fields[tag]!r} in column {tag + 1} is no tag (O, or a type after B-, I-, "
+                "E-, S-, M-, L- or U-); correct it, or name the columns of tokens and tags"
+            )
+    sentences: list[Sentence] = []
+    words, tags = [], []
+    for row in [*rows, None]:
+        if row is not None:
+            words.append(row[1][token])
+            tags.append(row[1][tag])
+        elif words:
+            sentences.append((words, to_iob2(tags)))
+            words, tags = [], []
+    return sentences
+
+
+def _check_columns(path: Path, columns: Sequence[int], width: int) -> tuple[int, int]:
+    """Columns counted from 0."""
+    if len(columns) != 2 or columns[0] == columns[1] or not all(1 <= column <= width for column in columns):
+        raise ValueError(
+            f"{path}: columns = {list(columns)}; name two of its {width} columns, that of tokens and that of tags, "
+            "counted from 1"
+        )
+    return columns[0] - 1, columns[1] - 1
+
+
+def _find_columns(path: Path, lines: Sequence[tuple[int, list[str]]]) -> tuple[int, int]:
+    """Columns of tokens and of tags, counted from 0.
+
+    A column with some that are no tags is not passed over: to its left there may be one of chunks.
+    """
+    width = len(lines[0][1])
+    tags = [sum(bool(TAG.fullmatch(fields[column])) for _, fields in lines) for column in range(width)]
+    if not any(tags):
+        raise ValueError(
+            f"{path}: no column has tags (O, or a type after B-, I-, E-, S-, M-, L- or U-), as line {lines[0][0]} "
+            f"shows: {' '.join(lines[0][1])!r}; give a CoNLL file"
+        )
+    tag = max(range(width), key=lambda column: (2 * tags[column] > len(lines), column))
+    others = [column for column in range(width) if column != tag]
+    numbers = [all(fields[column].isdigit() for _, fields in lines) for column in range(width)]
+    token = next((column for column in others if not numbers[column]), others[0])
+    return token, tag

@@ -1,0 +1,66 @@
+"""The files of evaluation: scored pairs, documents, questions."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..evaluation.retrieval import Query
+from ..evaluation.similarity import Pair
+from .records import read_records
+
+
+def read_pairs(
+    path: str | Path, columns: Sequence[str] = ("score", "sentence1", "sentence2"), header: bool | None = None
+) -> list[Pair]:
+    """Scored pairs of sentences.
+
+    Args:
+        path: JSON lines or tab-separated.
+        columns: names of score, first and second sentence.
+        header: as in `read_records`.
+
+    Raises:
+        ValueError: for what `read_records` refuses, a score that is no number, and fewer than two pairs.
+    """
+    if len(columns) != 3:
+        raise ValueError(f"columns = {list(columns)}: name three, for score, first and second sentence")
+    pairs = []
+    for number, record in enumerate(read_records(path, columns, header), 1):
+        score, one, other = (record[column] for column in columns)
+        try:
+            value = float(score)
+        except (TypeError, ValueError):
+            value = math.nan
+        if not math.isfinite(value):
+            raise ValueError(
+                f"{path}, record {number}: {columns[0]} = {score!r} is no number; name the columns with --columns "
+                f"(score, first and second sentence; now {', '.join(columns)})"
+            )
+        pairs.append(Pair(value, str(one), str(other)))
+    if len(pairs) < 2:
+        raise ValueError(f"{path}: one pair cannot be ranked; give more")
+    return pairs
+
+
+def read_documents(path: str | Path, columns: Sequence[str] = ("id", "text")) -> dict[str, str]:
+    """Documents by their ids.
+
+    Raises:
+        ValueError: for what `read_records` refuses, and an id that two documents have.
+    """
+    documents: dict[str, str] = {}
+    for number, record in enumerate(read_records(path, columns), 1):
+        name = str(record[columns[0]])
+        if name in documents:
+            raise ValueError(f"{path}, record {number}: {columns[0]} = {name!r} was there before; make the ids unique")
+        documents[name] = str(record[columns[1]])
+    return documents
+
+
+def read_queries(path: str | Path, columns: Sequence[str] = ("query", "doc")) -> list[Query]:
+    """Queries and the id of the document that answers each.
+
+    Raises:
+        ValueError: for what `read_records` refuses.
+    """
+    return [Query(str(r[columns[0]]), str(r[columns[1]])) for r in read_records(path, columns)]

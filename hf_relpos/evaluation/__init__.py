@@ -1,0 +1,94 @@
+"""Measuring models: fidelity of a conversion to its source, similarity, retrieval, passkeys, masked tokens."""
+
+from ..data.pairs import read_documents, read_pairs, read_queries
+from ..data.reading import (
+    Encoder,
+    hidden_states,
+    pool,
+    readable_length,
+    unknown_rate,
+    windowed_hidden_states,
+)
+from ..data.records import read_records
+from .conversion import (
+    Fidelity,
+    LengthFidelity,
+    MaskedAgreement,
+    ShiftConsistency,
+    attention_divergence,
+    attention_weights,
+    default_lengths,
+    fidelity,
+    masked_agreement,
+    shift_consistency,
+    verdict,
+)
+from .loading import load_encoder, load_model, load_tokenizer, pooling_of
+from .masked import (
+    mask_rows,
+    masked_accuracy,
+    masked_accuracy_by_length,
+    masked_predictions,
+    masked_windows,
+    random_orders,
+    token_ids,
+)
+from .passkey import Passkey, passkey_by_mask, passkey_by_vector, passkeys
+from .retrieval import Query, Retrieval, difference, document_vectors, rank_documents, retrieve
+from .similarity import Pair, pair_vectors, similarities, spearman, spearman_difference
+from .statistics import Difference, average_ranks, paired_bootstrap, rank_correlation
+
+
+__all__ = [
+    "Difference",
+    "Encoder",
+    "Fidelity",
+    "LengthFidelity",
+    "MaskedAgreement",
+    "Pair",
+    "Passkey",
+    "Query",
+    "Retrieval",
+    "ShiftConsistency",
+    "attention_divergence",
+    "attention_weights",
+    "average_ranks",
+    "default_lengths",
+    "difference",
+    "document_vectors",
+    "fidelity",
+    "hidden_states",
+    "load_encoder",
+    "load_model",
+    "load_tokenizer",
+    "mask_rows",
+    "masked_accuracy",
+    "masked_accuracy_by_length",
+    "masked_agreement",
+    "masked_predictions",
+    "masked_windows",
+    "pair_vectors",
+    "paired_bootstrap",
+    "passkey_by_mask",
+    "passkey_by_vector",
+    "passkeys",
+    "pool",
+    "pooling_of",
+    "random_orders",
+    "rank_correlation",
+    "rank_documents",
+    "read_documents",
+    "read_pairs",
+    "read_queries",
+    "read_records",
+    "readable_length",
+    "retrieve",
+    "shift_consistency",
+    "similarities",
+    "spearman",
+    "spearman_difference",
+    "token_ids",
+    "unknown_rate",
+    "verdict",
+    "windowed_hidden_states",
+]

@@ -1,0 +1,170 @@
+"""Models, tokenizers and poolings by the name of a folder or Hub repository, with errors that name the remedy."""
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging
+
+from ..data.reading import Encoder, check_pooling
+from ..patch import patch_transformers
+
+
+# Endings of `config.architectures` whose head predicts masked tokens.
+MASKED_HEADS = ("ForMaskedLM", "ForPreTraining")
+
+
+def load_model(name: str | Path, masked: bool | None = None, device: str = "cpu") -> PreTrainedModel:
+    """A stock or relpos_bert checkpoint in eval mode and float32; old relative BERTs are read as what they are.
+
+    Args:
+        name: local folder or Hub repository.
+        masked: with its masked-token head; None for with it if config.json says that there is one.
+
+    Raises:
+        ValueError: when there is no such model, or it has no such head.
+    """
+    try:
+        config = AutoConfig.from_pretrained(name)
+        heads = getattr(config, "architectures", None) or []
+        model = missing = None
+        if masked is not False and any(head.endswith(MASKED_HEADS) for head in heads):
+            model, missing = load_quietly(AutoModelForMaskedLM, name, dtype=torch.float32)
+        if masked and (model is None or missing):
+            raise ValueError(
+                f"{name}: architectures = {heads} has no head that predicts masked tokens; give a checkpoint of a "
+                "…ForMaskedLM or …ForPreTraining"
+            )
+        if model is None or missing:  # ELECTRA's …ForPreTraining, for one, has another head
+            model, missing = load_quietly(AutoModel, name, dtype=torch.float32)
+    except OSError as error:
+        raise ValueError(no_such_model(name, error)) from error
+    refuse_missing(name, missing)
+    return model.to(device).eval()
+
+
+def refuse_missing(name: str | Path, missing: Collection[str]) -> None:
+    """
+    Raises:
+        ValueError: for weights that a file lacks.
+    """
+    if missing:
+        raise ValueError(
+            f"{name}: the weights lack {', '.join(sorted(missing)[:3])}{', …' * (len(missing) > 3)} "
+            f"({len(missing)} tensors), which would start at random; restore the file, or config.json"
+        )
+
+
+def no_such_model(name: str | Path, error: OSError) -> str:
+    """What `from_pretrained` says of a model that it does not find, in one line, with the remedy."""
+    reason = shorten(str(error), 160, placeholder=" …")
+    return (
+        f"{name}: no such folder, and no model of this name could be had from the Hub ({reason}). Give a folder "
+        "that `save_pretrained` wrote, or check the spelling and the connection"
+    )
+
+
+def load_quietly(auto: type, name: str | Path, **arguments: Any) -> tuple[PreTrainedModel, set[str]]:
+    """A model, and the names of weights that the file lacks; a pooler's do not count, since nobody asks it.
+
+    Args:
+        auto: class with `from_pretrained`, which takes the other arguments.
+    """
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # heads that are left out on purpose are no news
+    try:
+        with patch_transformers():
+            model, info = auto.from_pretrained(name, output_loading_info=True, **arguments)
+    finally:
+        logging.set_verbosity(verbosity)
+    return model, {key for key in info["missing_keys"] if "pooler." not in key}
+
+
+def load_tokenizer(name: str | Path) -> Any:
+    """The tokenizer of a checkpoint.
+
+    Raises:
+        ValueError: when there is none.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        reason = "it knows no tokens but special ones"
+    except (OSError, ValueError, KeyError) as error:
+        tokenizer, reason = None, shorten(str(error), 160, placeholder=" …")
+    # of a folder without its files, Transformers v5 makes one that knows nothing, and says nothing
+    if tokenizer is None or not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
+        raise ValueError(
+            f"{name}: no tokenizer could be loaded ({reason}); put the tokenizer's files into the folder "
+            "(`tokenizer.save_pretrained`), or name another place with --tokenizer"
+        )
+    return tokenizer
+
+
+def pooling_of(name: str | Path) -> str | None:
+    """The pooling that a sentence-transformers repository asks for; None for one that says nothing.
+
+    Raises:
+        ValueError: for a pooling that is neither `mean` nor `cls`.
+    """
+    path = Path(name) / "1_Pooling" / "config.json"
+    if not Path(name).is_dir():
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import HFValidationError
+
+        try:
+            path = Path(hf_hub_download(str(name), "1_Pooling/config.json"))
+        except (OSError, HFValidationError):  # not there, or not to be had: the model itself will say so
+            return None
+    if not path.is_file():
+        return None
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if "pooling_mode" in config:  # sentence-transformers 5.4 and later
+        modes = [config["pooling_mode"]] if isinstance(config["pooling_mode"], str) else list(config["pooling_mode"])
+    else:
+        modes = [
+            key.removeprefix("pooling_mode_")
+            for key, on in config.items()
+            if on is True and key[:13] == "pooling_mode_"
+        ]
+    known = {"mean": "mean", "mean_tokens": "mean", "cls": "cls", "cls_token": "cls"}
+    if len(modes) != 1 or modes[0] not in known:
+        raise ValueError(
+            f"{path}: pools by {' and '.join(modes) or 'nothing'}, and only mean and cls are known here; choose one "
+            "with --pooling"
+        )
+    return known[modes[0]]
+
+
+def load_encoder(
+    name: str | Path,
+    tokenizer: str | Path | None = None,
+    pooling: str | None = None,
+    max_length: int | None = None,
+    masked: bool | None = None,
+    device: str = "cpu",
+) -> Encoder:
+    """Model, tokenizer and pooling together.
+
+    Args:
+        name: local folder or Hub repository.
+        tokenizer: where the tokenizer is; None for beside the model.
+        pooling: `mean` or `cls`; None for what the repository asks for, else `mean`.
+        max_length: tokens read of a text; None for what the model reads.
+        masked: as in `load_model`.
+
+    Raises:
+        ValueError: when something is missing.
+    """
+    pooling = pooling or pooling_of(name) or "mean"
+    check_pooling(pooling)
+    model, words = load_model(name, masked, device), load_tokenizer(tokenizer or name)
+    if len(words) > model.config.vocab_size:
+        raise ValueError(
+            f"{tokenizer or name}: the tokenizer has {len(words)} tokens and {name} knows {model.config.vocab_size}; "
+            "give the tokenizer that the model was trained with"
+        )
+    return Encoder(model, words, pooling, max_length)

@@ -1,0 +1,170 @@
+"""How well a masked language model predicts text, and how much of that it owes to word order."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..data.reading import Progress, pad, readable_length, rows_per_batch
+
+
+def token_ids(tokenizer, paragraphs: Sequence[str]) -> list[int]:
+    """The tokens of a text, its paragraphs strung together, without special ones."""
+    return [
+        token for text in paragraphs for token in tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+    ]
+
+
+def masked_windows(
+    tokenizer, paragraphs: Sequence[str], length: int, limit: int, rng: np.random.Generator, rate: float = 0.15
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cut text into windows `[CLS] … [SEP]` and mask tokens at random.
+
+    Args:
+        paragraphs: the text; their tokens are strung together.
+        length: tokens per window, special ones included.
+        limit: windows at most.
+        rng: decides which tokens are masked.
+        rate: share of the tokens to mask.
+
+    Returns:
+        Token ids with [MASK] at the chosen places, (windows, length), and labels, the same shape, −100 elsewhere.
+
+    Raises:
+        ValueError: when the text does not fill one window.
+    """
+    room = length - 2
+    ids = token_ids(tokenizer, paragraphs)
+    count = min(len(ids) // room, limit)
+    if count < 1:
+        raise ValueError(
+            f"length = {length}: the text has {len(ids)} tokens and a window needs {room}; give more text, or a "
+            "smaller length"
+        )
+    ids = np.array(ids[: count * room], dtype=np.int64).reshape(count, room)
+    chosen = (rng.random(ids.shape) < rate) & (ids != tokenizer.unk_token_id)
+    chosen[:, 0] |= ~chosen.any(axis=1)
+    edges = {"constant_values": ((0, 0), (tokenizer.cls_token_id, tokenizer.sep_token_id))}
+    inputs = np.pad(np.where(chosen, tokenizer.mask_token_id, ids), ((0, 0), (1, 1)), **edges)
+    labels = np.pad(np.where(chosen, ids, -100), ((0, 0), (1, 1)), constant_values=-100)
+    return torch.from_numpy(inputs), torch.from_numpy(labels)
+
+
+def random_orders(count: int, length: int, rng: np.random.Generator) -> torch.Tensor:
+    """For each window the numbers 0 … length − 1 with all but the first and last in random order, (count, length)."""
+    inner = rng.permuted(np.tile(np.arange(1, length - 1), (count, 1)), axis=1)
+    return torch.from_numpy(np.pad(inner, ((0, 0), (1, 1)), constant_values=((0, 0), (0, length - 1))))
+
+
+@torch.inference_mode()
+def masked_accuracy(
+    model: nn.Module,
+    inputs: torch.Tensor,
+    labels: torch.Tensor,
+    position_ids: torch.Tensor | None = None,
+    batch_size: int = 32,
+) -> dict[str, float]:
+    """Share of the masked tokens predicted right, in percent, and their mean negative log-likelihood, in nats.
+
+    Args:
+        model: a masked language model; its mode (train or eval) is left as it is.
+        inputs: token ids, (windows, length).
+        labels: the same shape, −100 where nothing is to be predicted.
+        position_ids: the same shape, or None for the model's own.
+    """
+    right, loss, count = 0, 0.0, 0
+    for at in range(0, len(inputs), batch_size):
+        part = slice(at, at + batch_size)
+        extra = {} if position_ids is None else {"position_ids": position_ids[part].to(model.device)}
+        logits = model(input_ids=inputs[part].to(model.device), **extra).logits
+        target = labels[part].to(model.device)
+        logits, target = logits[target != -100].float(), target[target != -100]
+        right += int((logits.argmax(-1) == target).sum())
+        loss += float(nn.functional.cross_entropy(logits, target, reduction="sum"))
+        count += len(target)
+    return {"accuracy": round(100 * right / count, 2), "nll": round(loss / count, 4)}
+
+
+def mask_rows(
+    rows: Sequence[Sequence[int]], mask_token_id: int, rng: np.random.Generator, rate: float = 0.15
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Rows `[CLS] … [SEP]` with tokens replaced by [MASK] at random, at least one in each, and their labels.
+
+    Args:
+        rows: token ids, of any lengths; the first and the last are never masked.
+        mask_token_id: [MASK].
+        rng: decides which tokens are masked.
+        rate: share of the tokens to mask.
+
+    Returns:
+        Rows, and labels of the same lengths, −100 where nothing is to be predicted.
+
+    Raises:
+        ValueError: for a row without a token between the first and the last.
+    """
+    inputs, labels = [], []
+    for row in rows:
+        if len(row) < 3:
+            raise ValueError(f"a row of {len(row)} tokens has none to mask between [CLS] and [SEP]; leave it out")
+        ids = np.asarray(row)
+        chosen = rng.random(len(ids)) < rate
+        chosen[[0, -1]] = False
+        if not chosen.any():
+            chosen[rng.integers(1, len(ids) - 1)] = True
+        inputs.append(np.where(chosen, mask_token_id, ids).tolist())
+        labels.append(np.where(chosen, ids, -100).tolist())
+    return inputs, labels
+
+
+@torch.inference_mode()
+def masked_predictions(
+    model: PreTrainedModel, rows: Sequence[Sequence[int]], places: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """Logits at some places of one batch of rows, (places in all, V) in float32, row by row.
+
+    Args:
+        model: a masked language model.
+        rows: token ids, of any lengths.
+        places: for each row a boolean for each of its tokens.
+    """
+    ids, mask = pad(rows, model)
+    out = model(input_ids=ids, attention_mask=mask.long())
+    logits = out.logits if "logits" in out else out.prediction_logits  # …ForPreTraining
+    return torch.cat(
+        [row[: len(chosen)][chosen.to(row.device)] for row, chosen in zip(logits, places, strict=True)]
+    ).float()
+
+
+def masked_accuracy_by_length(
+    model: PreTrainedModel,
+    tokenizer,
+    paragraphs: Sequence[str],
+    lengths: Sequence[int],
+    tokens: int = 32_768,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> dict[int, dict[str, float]]:
+    """`masked_accuracy` of windows of several lengths, on about as much text for each; keys are lengths.
+
+    Args:
+        lengths: tokens per window; those that the model does not read are left out.
+        tokens: of text for each length, at most (one window at least).
+
+    Raises:
+        ValueError: when the text does not fill one window, or the model reads none of the lengths.
+    """
+    limit = readable_length(model)
+    fitting = [length for length in lengths if limit is None or length <= limit]
+    if not fitting:
+        raise ValueError(f"lengths = {list(lengths)}: the model reads {limit} tokens; give shorter ones")
+    found = {}
+    for number, length in enumerate(fitting, 1):
+        windows = max(1, tokens // length)
+        inputs, labels = masked_windows(tokenizer, paragraphs, length, windows, np.random.default_rng(seed))
+        accuracy = masked_accuracy(model, inputs, labels, batch_size=rows_per_batch(length))
+        found[length] = {"windows": len(inputs), "masked": int((labels != -100).sum()), **accuracy}
+        if progress is not None:
+            progress(f"masked tokens, {length}", number, len(fitting))
+    return found

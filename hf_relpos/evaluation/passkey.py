@@ -1,0 +1,173 @@
+"""Passkey: a number hidden in filler text, to be recognised from the text's vector or filled in at its end."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..data.reading import Encoder, Progress, Row, batches
+from .masked import masked_predictions
+
+
+NEEDLE = "The pass key is {key}. Remember it. {key} is the pass key."
+STATEMENT = "The pass key is {key}."
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+@dataclass(frozen=True)
+class Passkey:
+    """One text with a key in it.
+
+    Attributes:
+        row: tokens, `[CLS] … [SEP]`.
+        depth: where the key is, 0 (beginning) to 1 (end).
+        keys: the candidates, each of five digits; all have as many tokens.
+        right: number of the one that is in the text.
+        masked: places of `row` where the key's tokens stand behind [MASK]; empty in a text for sentence vectors.
+    """
+
+    row: list[int]
+    depth: float
+    keys: tuple[str, ...]
+    right: int
+    masked: tuple[int, ...] = ()
+
+
+def key_tokens(tokenizer, key: str) -> list[int]:
+    """The tokens of a key as it stands in the statement; tokenizers that mark spaces give it others alone."""
+    before, after = STATEMENT.split("{key}")
+    parts = [tokenizer(text, add_special_tokens=False, verbose=False).input_ids for text in (before.rstrip(), after)]
+    whole = tokenizer(STATEMENT.format(key=key), add_special_tokens=False, verbose=False).input_ids
+    return whole[len(parts[0]) : len(whole) - len(parts[1])]
+
+
+def passkeys(
+    tokenizer,
+    filler: Row,
+    length: int,
+    candidates: int = 10,
+    per_depth: int = 20,
+    depths: Sequence[float] = DEPTHS,
+    masked: bool = False,
+    seed: int = 0,
+) -> list[Passkey]:
+    """Texts with a key each, made of any text.
+
+    Args:
+        tokenizer: of the model to be tested.
+        filler: tokens of the text, without special ones; each passkey takes a piece from anywhere in it.
+        length: tokens of each text, special ones included.
+        candidates: keys to choose from.
+        per_depth: texts for each depth.
+        depths: where the key is put, 0 to 1.
+        masked: end the text with the statement of the key, its tokens masked.
+        seed: decides on pieces and keys.
+
+    Raises:
+        ValueError: when the filler is too short, or the length too short for key and statement.
+    """
+    if candidates < 2 or not all(0 <= depth <= 1 for depth in depths):
+        raise ValueError(
+            f"candidates = {candidates}, depths = {list(depths)}: give two candidates at least, and depths from 0 to 1"
+        )
+    rng = np.random.default_rng(seed)
+
+    def tokens(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+
+    # keys of one number of tokens, so that neither the length of a sentence nor the number of its masks tells one
+    drawn = [str(key) for key in rng.choice(np.arange(10_000, 100_000), 40 * candidates, replace=False)]
+    sizes = [len(key_tokens(tokenizer, key)) for key in drawn]
+    common = max(set(sizes), key=sizes.count)
+    pool = [key for key, size in zip(drawn, sizes, strict=True) if size == common]
+    found = []
+    for depth in depths:
+        for _ in range(per_depth):
+            keys = tuple(str(key) for key in rng.choice(pool, candidates, replace=False))
+            right = int(rng.integers(candidates))
+            needle = tokens(NEEDLE.format(key=keys[right]))
+            end = []
+            if masked:
+                before, after = STATEMENT.split("{key}")
+                end = [*tokens(before.rstrip()), *[tokenizer.mask_token_id] * common, *tokens(after)]
+            room = length - 2 - len(needle) - len(end)
+            if room < 1:
+                raise ValueError(
+                    f"length = {length}: key and statement take {length - room} tokens; give a greater length"
+                )
+            if len(filler) < room:
+                raise ValueError(
+                    f"length = {length}: the text has {len(filler)} tokens and {room} are needed; give more text, or "
+                    "a smaller length"
+                )
+            start = int(rng.integers(len(filler) - room + 1))
+            piece = list(filler[start : start + room])
+            at = round(depth * room)
+            inner = [*piece[:at], *needle, *piece[at:], *end]
+            row = [tokenizer.cls_token_id, *inner, tokenizer.sep_token_id]
+            places = tuple(place for place, token in enumerate(row) if masked and token == tokenizer.mask_token_id)
+            found.append(Passkey(row, float(depth), keys, right, places[-common:]))
+    return found
+
+
+def _shares(trials: Sequence[Passkey], hits: Sequence[bool]) -> dict[str, float]:
+    """Share of hits in all and by depth, and what chance gives."""
+    depths = sorted({trial.depth for trial in trials})
+    by_depth = {
+        f"depth {depth:g}": float(np.mean([hit for t, hit in zip(trials, hits, strict=True) if t.depth == depth]))
+        for depth in depths
+    }
+    return {
+        "texts": len(trials),
+        "accuracy": float(np.mean(hits)),
+        **by_depth,
+        "chance": 1 / len(trials[0].keys),
+    }
+
+
+def passkey_by_vector(
+    encoder: Encoder, trials: Sequence[Passkey], progress: Progress | None = None
+) -> dict[str, float]:
+    """Share of texts whose vector lies nearest to the statement of the key in it, among the candidates' statements."""
+    keys = sorted({key for trial in trials for key in trial.keys})
+    number = {key: n for n, key in enumerate(keys)}
+    statements = encoder.encode([STATEMENT.format(key=key) for key in keys]).double()
+    vectors = encoder.encode_rows([trial.row for trial in trials], progress, "passkeys").double()
+    hits = []
+    for trial, vector in zip(trials, vectors, strict=True):
+        scores = nn.functional.cosine_similarity(statements[[number[key] for key in trial.keys]], vector[None], dim=-1)
+        others = [score for n, score in enumerate(scores.tolist()) if n != trial.right]
+        hits.append(float(scores[trial.right]) > max(others))
+    return _shares(trials, hits)
+
+
+def passkey_by_mask(
+    model: PreTrainedModel, tokenizer, trials: Sequence[Passkey], progress: Progress | None = None
+) -> dict[str, float]:
+    """Share of texts at whose masks the key in it is more likely than the other candidates.
+
+    Args:
+        model: a masked language model.
+        trials: made with `masked=True`.
+    """
+    hits: list[bool] = [False] * len(trials)
+    done = 0
+    for numbers in batches([trial.row for trial in trials]):
+        rows = [trials[n].row for n in numbers]
+        places = [torch.zeros(len(row), dtype=torch.bool) for row in rows]
+        for place, n in zip(places, numbers, strict=True):
+            place[list(trials[n].masked)] = True
+        likely = masked_predictions(model, rows, places).log_softmax(-1).cpu().split([int(p.sum()) for p in places])
+        for n, own in zip(numbers, likely, strict=True):
+            trial = trials[n]
+            ids = torch.tensor([key_tokens(tokenizer, key) for key in trial.keys])
+            scores = own[torch.arange(ids.shape[1]), ids].sum(1)  # (candidates,)
+            others = [score for k, score in enumerate(scores.tolist()) if k != trial.right]
+            hits[n] = float(scores[trial.right]) > max(others)
+        done += len(numbers)
+        if progress is not None:
+            progress("passkeys, masked", done, len(trials))
+    return _shares(trials, hits)

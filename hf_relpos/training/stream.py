@@ -1,0 +1,208 @@
+"""Training over a stream: contiguous segments in every row of a batch, and the memory carried from step to step.
+
+A `SegmentDataset` cuts documents into rows of equally many tokens, side by side. Batch t holds segment t of all rows,
+so that each row of a batch goes on where the same row of the batch before has stopped. A `StreamTrainer` gives the
+model the memory that the last step left, and saves it with its checkpoints. Where a document ends in the middle of a
+row, `position_ids` begin anew and the next one sees nothing of it.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch.utils.data import Dataset, SequentialSampler
+from transformers import Trainer
+from transformers.utils import logging
+
+from ..model.memory import SegmentMemory
+
+
+logger = logging.get_logger(__name__)
+
+IGNORED = -100  # the label that Transformers' losses leave out
+
+
+class SegmentDataset(Dataset):
+    """Segments of documents, in the order in which batches of `rows` of them continue each other.
+
+    Item t · rows + b is segment t of row b: `input_ids` and `position_ids`, which count from the beginning of the
+    document, or from that of the row where a document goes on in the next one. With `next_token` also `labels` and
+    `shift_labels`, both the token that follows each, also past the end of the segment; −100 where a document ends. All
+    segments of a batch are equally long, those of the last one as long as what is left.
+    """
+
+    def __init__(
+        self, documents: Iterable[Sequence[int]], rows: int, segment_length: int, next_token: bool = True
+    ) -> None:
+        """
+        Args:
+            documents: token ids of each.
+            rows: rows that are read side by side: the batch size of all processes together.
+            segment_length: L, tokens of a segment.
+            next_token: whether to give labels of the next token, for a causal model; a collator can make others.
+
+        Raises:
+            ValueError: for a document without tokens, too few tokens for the rows, or sizes that are not positive.
+        """
+        if rows < 1 or segment_length < 1:
+            raise ValueError(f"rows = {rows}, segment_length = {segment_length}: give positive numbers")
+        self.rows, self.segment_length, self.next_token = rows, segment_length, next_token
+        texts = [torch.as_tensor(document, dtype=torch.long) for document in documents]
+        for number, text in enumerate(texts):
+            if text.dim() != 1 or not len(text):
+                raise ValueError(
+                    f"documents[{number}] has shape {tuple(text.shape)}; give the token ids of each document, at "
+                    "least one, as a flat sequence"
+                )
+        count = sum(map(len, texts))
+        self.row_length = count // rows
+        if not self.row_length:
+            raise ValueError(
+                f"the documents have {count} tokens, too few for rows = {rows}; give more text or less rows"
+            )
+        self.ids = torch.cat(texts)
+        self.positions = torch.cat([torch.arange(len(text)) for text in texts])
+        self.targets = torch.cat([self.ids[1:], torch.tensor([IGNORED])])
+        self.targets[self.positions.roll(-1) == 0] = IGNORED
+
+    @property
+    def steps(self) -> int:
+        """Segments of each row."""
+        return -(-self.row_length // self.segment_length)
+
+    def __len__(self) -> int:
+        return self.steps * self.rows
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        step, row = divmod(index, self.rows)
+        begin = row * self.row_length
+        place = slice(
+            begin + step * self.segment_length, begin + min((step + 1) * self.segment_length, self.row_length)
+        )
+        # a document that goes on from the row before has its beginning there
+        positions = self.positions[place]
+        since = torch.arange(place.start, place.stop) - begin
+        item = {"input_ids": self.ids[place], "position_ids": torch.minimum(positions, since)}
+        if self.next_token:
+            item |= {"labels": self.targets[place], "shift_labels": self.targets[place]}
+        return item
+
+
+class StreamTrainer(Trainer):
+    """A `Trainer` that carries the memory of a model with `config.memory_length` from each step to the next.
+
+    Data sets are `SegmentDataset`s whose `rows` are the batch size of all processes together; they are read in order,
+    epoch by epoch, and so is the evaluation set, with a memory of its own. Rows in which a document or the stream
+    begins start with an empty memory. Every process has the memory of its rows, and puts it into checkpoints as
+    `memory-<process>-of-<processes>.safetensors`, so that a resumed run has the losses of one that was not stopped.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """
+        Raises:
+            ValueError: for a model without memory, data sets that are not as described, or several GPUs in one
+                process.
+        """
+        super().__init__(*args, **kwargs)
+        self.args.remove_unused_columns = False  # shift_labels is not in the signature of heads
+        self.memories: dict[str, SegmentMemory] = {}  # of training and of evaluation
+        length = getattr(self.model.config, "memory_length", 0)
+        if not length:
+            raise ValueError(f"model.config.memory_length = {length}: StreamTrainer needs a model with a memory")
+        if self.args.n_gpu > 1:
+            raise ValueError(
+                f"args.n_gpu = {self.args.n_gpu}: DataParallel would split a memory; start one process for each "
+                "device, with accelerate launch"
+            )
+        if self.train_dataset is not None:
+            self._check(self.train_dataset, self.args.train_batch_size, "train")
+        for dataset in (
+            self.eval_dataset.values() if isinstance(self.eval_dataset, dict) else filter(None, [self.eval_dataset])
+        ):
+            self._check(dataset, self.args.eval_batch_size, "eval")
+
+    def _check(self, dataset: Dataset, batch: int, kind: str) -> None:
+        """Refuse data whose batches do not continue each other."""
+        if not isinstance(dataset, SegmentDataset):
+            raise ValueError(
+                f"{kind}_dataset is a {type(dataset).__name__}; StreamTrainer reads a SegmentDataset, whose batches "
+                "continue each other"
+            )
+        processes = 1 if self.args.accelerator_config.split_batches else self.args.world_size
+        if dataset.rows != batch * processes:
+            raise ValueError(
+                f"{kind}_dataset.rows = {dataset.rows}; {processes} processes with per_device_{kind}_batch_size = "
+                f"{batch} read {batch * processes} rows side by side"
+            )
+
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> SequentialSampler:
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        self._check(dataset, self.args.train_batch_size, "train")
+        return SequentialSampler(dataset)
+
+    def _get_eval_sampler(self, eval_dataset: Dataset) -> SequentialSampler:
+        self._check(eval_dataset, self.args.eval_batch_size, "eval")
+        return SequentialSampler(eval_dataset)
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """As Trainer's, from an empty memory or that of the checkpoint to resume from."""
+        self.memories.pop("train", None)
+        return super().train(*args, **kwargs)
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """As Trainer's, from an empty memory."""
+        self.memories.pop("eval", None)
+        return super().evaluation_loop(*args, **kwargs)
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        """As Trainer's, with the memory of the step before, but in rows whose position_ids begin at 0."""
+        kind = "train" if model.training else "eval"
+        memory = self.memories.get(kind)
+        if memory is not None:
+            memory = memory.reset(inputs["position_ids"][:, 0] == 0)
+        loss, outputs = super().compute_loss(
+            model, {**inputs, "memory": memory}, return_outputs=True, num_items_in_batch=num_items_in_batch
+        )
+        self.memories[kind] = outputs["memory"]
+        return (loss, outputs) if return_outputs else loss
+
+    def _memory_file(self, folder: str | Path) -> Path:
+        return Path(folder) / f"memory-{self.args.process_index}-of-{self.args.world_size}.safetensors"
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """What each process has for itself: random states, and the memory of its rows."""
+        super()._save_rng_state(output_dir)
+        if "train" in self.memories:
+            file = self._memory_file(output_dir)
+            unfinished = file.with_name(f".{file.name}.unfinished")
+            save_file(self.memories["train"].to_tensors(), unfinished)
+            os.replace(unfinished, file)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """The way back.
+
+        Raises:
+            ValueError: for a checkpoint of another number of processes.
+        """
+        super()._load_rng_state(checkpoint)
+        if checkpoint is None:
+            return
+        file = self._memory_file(checkpoint)
+        if file.is_file():
+            tensors = {name: tensor.to(self.args.device) for name, tensor in load_file(file).items()}
+            self.memories["train"] = SegmentMemory.from_tensors(tensors)
+        elif others := sorted(other.name for other in Path(checkpoint).glob("memory-*-of-*.safetensors")):
+            raise ValueError(
+                f"{checkpoint} has {others[0]}, and this is process {self.args.process_index} of "
+                f"{self.args.world_size}; resume with as many processes as it was saved with"
+            )
+        else:
+            logger.warning(f"{checkpoint} has no memory; the stream goes on with an empty one")
+
+
+__all__ = ["SegmentDataset", "StreamTrainer"]
