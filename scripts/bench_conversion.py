@@ -1044,7 +1044,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--sts", nargs="+", help="scored pairs of sentences")
     parser.add_argument("--docs", help="documents to look for")
     parser.add_argument("--queries", help="questions, each with its document")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "model_cards" / "benchmarks")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "docs" / "results" / "benchmarks")
     parser.add_argument("--work", type=Path, default=Path("build") / "bench_conversion", help="models and vectors")
     parser.add_argument("--rows", nargs="+", default=["*"], help="patterns of the rows to measure, in this order")
     parser.add_argument(
