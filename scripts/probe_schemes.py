@@ -2,7 +2,7 @@
 
     python scripts/probe_schemes.py                                  # every scheme, 3 seeds; prints the table
     python scripts/probe_schemes.py --schemes shaw,none --seeds 1    # a quick look
-    python scripts/probe_schemes.py --out model_cards/probes/results.json --card model_cards/probes/README.md
+    python scripts/probe_schemes.py --out docs/results/probes/results.json --card docs/results/probes/README.md
 
 Rows are [CLS] x … x [SEP] of random letters, with one A and one B among them. One model learns four tasks at once:
 
