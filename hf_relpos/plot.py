@@ -72,10 +72,10 @@ def example_inputs(config: RelPosBertConfig, length: int = 64, batch: int = 4) -
     places = torch.arange(length)
     generator = torch.Generator().manual_seed(0)
     inputs = {"input_ids": torch.randint(config.vocab_size, (batch, length), generator=generator)}
-    if "grid" in config.position_requires:
+    if "grid" in config.required_inputs:
         width = round(length**0.5)
         inputs["position_ids"] = torch.stack([places // width, places % width], dim=-1).expand(batch, -1, -1)
-    if "relation_ids" in config.position_requires:
+    if "relation_ids" in config.required_inputs:
         r = places - places[:, None]
         inputs["relation_ids"] = ((r == 1) | (r == 4)).long().expand(batch, -1, -1)
     return inputs
