@@ -42,7 +42,7 @@ from experiments.results import Results, conditions
 from experiments.training import QUIET, logged_losses
 from tagging.card import card, section
 from tagging.data import SHAPES, TaggingTask, UnknownTokenCollator
-from tagging.scores import entity_scores
+from tagging.scores import count_entities, entity_scores
 from tagging.variants import VARIANTS
 from transformers import Trainer, TrainingArguments, logging, set_seed
 
@@ -135,8 +135,7 @@ def about(args: argparse.Namespace, task: TaggingTask, arguments: Sequence[str])
     """Where, when and how this was measured."""
 
     def size(sentences: Sequence[Sentence]) -> str:
-        entities = sum(tag.startswith("B-") for _, tags in sentences for tag in tags)
-        return f"{len(sentences):,} sentences, {entities:,} entities"
+        return f"{len(sentences):,} sentences, {count_entities([tags for _, tags in sentences]):,} entities"
 
     words = sum(len(words) for words, _ in task.sentences[0])
     tokens = sum(len(row["input_ids"]) for row in task.train.rows)
@@ -164,7 +163,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add_experiment_options(parser, "train_ner", "ner", 3, "for the tokenizers")
     parser.add_argument("--train", type=Path, required=True)
     parser.add_argument("--dev", type=Path, required=True)
-    parser.add_argument("--columns", type=positive_int, nargs=2, metavar=("TOKEN", "TAG"), help="counted from 1; detected by default")
+    parser.add_argument(
+        "--columns", type=positive_int, nargs=2, metavar=("TOKEN", "TAG"), help="counted from 1; detected by default"
+    )
     parser.add_argument("--train-sentences", type=positive_int, help="only the first ones")
     parser.add_argument("--dev-sentences", type=positive_int, help="only the first ones")
     parser.add_argument("--unit", choices=("wordpiece", "word", "character"), default="wordpiece")
@@ -178,9 +179,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--intermediate", type=positive_int, default=256)
     parser.add_argument("--dropout", type=fraction, default=0.2)
     parser.add_argument("--attention-dropout", type=fraction, default=0.1)
-    parser.add_argument("--unknown", type=fraction, default=0.0, help="fraction of the training tokens replaced by [UNK]")
+    parser.add_argument(
+        "--unknown", type=fraction, default=0.0, help="fraction of the training tokens replaced by [UNK]"
+    )
     parser.add_argument("--init", type=float, default=0.05, help="standard deviation of the initial weights")
-    parser.add_argument("--max-length", type=positive_int, default=128, help="tokens of a row; longer sentences are split")
+    parser.add_argument(
+        "--max-length", type=positive_int, default=128, help="tokens of a row; longer sentences are split"
+    )
     parser.add_argument("--pieces", type=positive_int, default=8, help="maximum number of tokens in a word")
     parser.add_argument("--epochs", type=positive_int, default=10)
     parser.add_argument("--batch", type=positive_int, default=32)

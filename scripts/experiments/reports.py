@@ -65,5 +65,3 @@ def print_tables(tables: Sequence[Table]) -> None:
 def markdown_sections(tables: Sequence[Table]) -> str:
     """Tables as Markdown, each under its title."""
     return "".join(f"\n## {title}\n\n{markdown_table(columns, rows)}" for title, columns, rows in tables)
-
-

@@ -69,12 +69,13 @@ class Results:
         """{"variant/seed": {"date", "result"}}."""
         return self.entry["runs"]
 
-    def pending(self, variants: Sequence[Any], seeds: int) -> Iterator[tuple[Any, int]]:
-        """(variant, seed) of every run that is not stored; says so of the others."""
+    def pending(self, variants: Sequence[Any], seeds: int, quiet: bool = False) -> Iterator[tuple[Any, int]]:
+        """(variant, seed) of every run that is not stored; unless `quiet`, the others are printed."""
         for seed in range(seeds):
             for variant in variants:
                 if f"{variant}/{seed}" in self.runs:
-                    print(f"{variant}/{seed}: there already")
+                    if not quiet:
+                        print(f"{variant}/{seed}: there already")
                 else:
                     yield variant, seed
 

@@ -1,1 +1,1 @@
-"""Named entities: rows of tokens from CoNLL files, entity scores, and the card of scripts/train_ner.py."""
+"""Parts of scripts/train_ner.py: variants, rows of tokens from CoNLL files, entity scores, the card."""

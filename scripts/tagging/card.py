@@ -55,7 +55,14 @@ def section(name: str, entry: dict[str, Any]) -> str:
     minutes = sum(result["cpu_seconds"] for seeds in results.values() for result in seeds) / 60
     about = [f"- {key}: {value}" for key, value in entry["about"].items()]
     return "\n".join(
-        [f"## {name}\n", *about, f"- all runs: {minutes:.1f} CPU minutes\n", markdown_table(columns, rows), *claims, ""]
+        [
+            f"## {name}\n",
+            *about,
+            f"- all runs: {minutes:.1f} CPU minutes\n",
+            markdown_table(columns, rows),
+            *claims,
+            "",
+        ]
     )
 
 

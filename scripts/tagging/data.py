@@ -46,7 +46,7 @@ def train_tokenizer(words: Sequence[str], unit: str, size: int) -> Tokenizer:
     Args:
         words: of the training file, each as often as it occurs.
         unit: `wordpiece`, `word` or `character`.
-        size: maximum size of the vocabulary; words or characters that occur once are unknown, so that [UNK] is trained.
+        size: maximum size of the vocabulary; words or characters that occur once are left out, to train [UNK].
     """
     if unit == "wordpiece":
         tokenizer = Tokenizer(models.WordPiece(unk_token=SPECIAL[1]))
