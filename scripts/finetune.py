@@ -32,12 +32,10 @@ from transformers import (
 
 from hf_relpos import patch_transformers
 from hf_relpos.data.conll import read_conll, tag_names
+from hf_relpos.data.masking import IGNORE_INDEX
 from hf_relpos.data.records import read_records
 from hf_relpos.evaluation.loading import load_tokenizer
 from hf_relpos.files import write_json
-
-
-IGNORE = -100
 
 
 class Task(NamedTuple):
@@ -117,7 +115,7 @@ def ner(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> Task:
             ids = tokenizer(words, is_split_into_words=True, truncation=True, max_length=args.max_length)
             word_ids = ids.word_ids()
             first = {word: token for token, word in reversed(list(enumerate(word_ids))) if word is not None}
-            labels = [IGNORE] * len(word_ids)
+            labels = [IGNORE_INDEX] * len(word_ids)
             for word, token in first.items():
                 labels[token] = index[tags[word]]
             examples.append({**ids, "labels": labels})

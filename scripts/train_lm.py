@@ -60,7 +60,8 @@ from transformers import Trainer, TrainingArguments, logging, set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
 from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertLMHeadModel
-from hf_relpos.training.stream import IGNORED, StreamTrainer
+from hf_relpos.data.masking import IGNORE_INDEX
+from hf_relpos.training.stream import StreamTrainer
 
 
 FILES = ("train", "valid", "test", "text")
@@ -103,14 +104,14 @@ def training_arguments(args: argparse.Namespace, folder: Path, seed: int) -> Tra
 
 
 def token_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The loss of every token in nats, (B, L), from logits (B, L, vocabulary); 0 for labels IGNORED."""
-    return cross_entropy(logits.float().transpose(1, 2), labels, reduction="none", ignore_index=IGNORED)
+    """The loss of every token in nats, (B, L), from logits (B, L, vocabulary); 0 for labels IGNORE_INDEX."""
+    return cross_entropy(logits.float().transpose(1, 2), labels, reduction="none", ignore_index=IGNORE_INDEX)
 
 
 def bits_per_token(trainer: Trainer, dataset: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
     """Bits of every token, and which of them are scored, both (segments, L)."""
     output = trainer.predict(dataset)
-    return torch.from_numpy(output.predictions) / math.log(2), torch.from_numpy(output.label_ids) != IGNORED
+    return torch.from_numpy(output.predictions) / math.log(2), torch.from_numpy(output.label_ids) != IGNORE_INDEX
 
 
 def measure(trainer: Trainer, args: argparse.Namespace, text: torch.Tensor, name: str, memory: bool) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch
 from launching import SCRIPTS, import_script, run_python
 
 from hf_relpos import RelPosBertLMHeadModel
-from hf_relpos.training.stream import IGNORED
+from hf_relpos.data.masking import IGNORE_INDEX
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_segments_and_windows(script):
     scored = []
     for window in (windows := script.Windows(text, 8)):
         assert len(window["input_ids"]) == 8 and window["position_ids"].tolist() == list(range(8))
-        counts = window["labels"] != IGNORED
+        counts = window["labels"] != IGNORE_INDEX
         assert (window["labels"] == window["input_ids"] + 1)[counts].all()
         scored += window["labels"][counts].tolist()
         if len(scored) >= 8 + 4 * (len(windows) - 1):

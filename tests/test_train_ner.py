@@ -138,7 +138,7 @@ def test_labels_of_subwords(data):
         sizes = {len(row[key]) for key in row}
         assert len(sizes) == 1 and sizes.pop() <= 10
         firsts = [token for *_, token in places]
-        assert firsts == [at for at, label in enumerate(row["labels"]) if label != data.IGNORE]
+        assert firsts == [at for at, label in enumerate(row["labels"]) if label != data.IGNORE_INDEX]
         for (sentence, at, first), end in zip(places, [*firsts[1:], len(row["labels"])], strict=True):
             word, tag = (part[at] for part in sentences[sentence])
             ids = tokenizer(word)["input_ids"] or [tokenizer.unk_token_id]
@@ -151,7 +151,7 @@ def test_labels_of_subwords(data):
     assert len(rows) > 3 and max(len(tokenizer(word)["input_ids"]) for words, _ in sentences for word in words) > 5
     lengths = [len(row["input_ids"]) for row in rows.rows]
     assert lengths == sorted(lengths, reverse=True)
-    guesses = [[3 if label == data.IGNORE else label for label in row["labels"]] for row in rows.rows]
+    guesses = [[3 if label == data.IGNORE_INDEX else label for label in row["labels"]] for row in rows.rows]
     assert rows.tags(guesses, names, sentences) == [tags for _, tags in sentences]
 
 
@@ -175,7 +175,7 @@ def test_unknown_tokens(data):
     collator.unknown = 0.5
     rows = [{"input_ids": [2, 3] * n, "token_type_ids": [0, 1] * n, "labels": [0, 1] * n} for n in (40, 20)]
     batch = collator([dict(row) for row in rows])
-    assert batch["labels"][1, 40:].eq(data.IGNORE).all() and batch["input_ids"][1, 40:].eq(0).all()
+    assert batch["labels"][1, 40:].eq(data.IGNORE_INDEX).all() and batch["input_ids"][1, 40:].eq(0).all()
     assert 0.3 < batch["input_ids"][batch["attention_mask"].bool()].eq(1).float().mean() < 0.7
     collator.unknown = 0.0
     assert collator([dict(row) for row in rows])["input_ids"].ne(1).all()

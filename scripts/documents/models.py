@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from hf_relpos.data.reading import readable_length
+from hf_relpos.evaluation.inspection import model_max_length
 from hf_relpos.evaluation.loading import load_model
 
 from .strategies import LONG, Strategy
@@ -85,7 +85,7 @@ def load_for_strategy(
         raise ValueError(
             f"--strategies {strategy}: {special_tokens} of its tokens are special ones; give a larger number"
         )
-    limit = readable_length(model)
+    limit = model_max_length(model)
     if limit is not None and strategy.length > limit:
         raise ValueError(
             f"--strategies {strategy}: {option} {folder} reads {limit} tokens at most; give {strategy.kind}-{limit}, "

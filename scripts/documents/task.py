@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hf_relpos.data.records import read_records
-from hf_relpos.data.text import special_tokens
+from hf_relpos.data.windows import special_tokens
 from hf_relpos.evaluation.loading import load_tokenizer
 
 from .strategies import Strategy

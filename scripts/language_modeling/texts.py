@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from hf_relpos.data.masking import IGNORE_INDEX
 from hf_relpos.data.records import OPENERS
-from hf_relpos.training.stream import IGNORED, SegmentDataset
+from hf_relpos.training.stream import SegmentDataset
 
 
 def read_text(path: Path, unit: str) -> bytes | str:
@@ -113,6 +114,6 @@ class Windows(Dataset):
         start = index * self.step
         labels = self.text[start + 1 : start + 1 + self.length].clone()
         if index:
-            labels[: self.length - self.step] = IGNORED
+            labels[: self.length - self.step] = IGNORE_INDEX
         ids = self.text[start : start + self.length]
         return {"input_ids": ids, "position_ids": torch.arange(self.length), "labels": labels, "shift_labels": labels}

@@ -11,11 +11,11 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, tr
 from transformers import DataCollatorForTokenClassification, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from hf_relpos.data.conll import Sentence, read_conll, tag_names
+from hf_relpos.data.masking import IGNORE_INDEX
 from hf_relpos.evaluation.loading import load_model, load_tokenizer
 from hf_relpos.files import write_text
 
 
-IGNORE = -100
 SPECIAL = ["[PAD]", "[UNK]"]
 SHAPES = ("other", "lower", "capitalised", "upper", "mixed", "number", "letters and digits", "caseless")
 
@@ -105,7 +105,7 @@ class TaggedSentences(torch.utils.data.Dataset):
                 first_tokens.append((sentence, word, len(row["input_ids"])))
                 row["input_ids"] += ids
                 row["token_type_ids"] += [shape_of(text)] * len(ids)
-                row["labels"] += [labels[tag], *[IGNORE] * (len(ids) - 1)]
+                row["labels"] += [labels[tag], *[IGNORE_INDEX] * (len(ids) - 1)]
         rows.sort(key=lambda pair: -len(pair[0]["input_ids"]))
         self.rows = [row for row, _ in rows]
         self.first_tokens = [first_tokens for _, first_tokens in rows]
