@@ -101,9 +101,9 @@ DISTIL = {
 
 def can_be_fitted(scheme: type[Scheme]) -> str:
     """Refuses a scheme none of whose terms is linear in parameters of a layer; names those that can be fitted."""
-    if scheme.linear:
+    if scheme.linear_parameters:
         return ""
-    fitting = ", ".join(name for name, each in SCHEMES.items() if each.linear)
+    fitting = ", ".join(name for name, each in SCHEMES.items() if each.linear_parameters)
     return f"nothing of this scheme can be fitted in closed form; the schemes that can: {fitting}"
 
 
