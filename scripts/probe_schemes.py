@@ -148,7 +148,7 @@ explanation, not something that these runs measure.
 
 def known() -> dict[str, tuple[str, dict]]:
     """The models that can be probed: every scheme that needs only tokens, and the variants."""
-    plain = {name: (name, {}) for name in sorted(SCHEMES) if not SCHEMES[name].requires}
+    plain = {name: (name, {}) for name in sorted(SCHEMES) if not SCHEMES[name].required_inputs}
     return {"none": VARIANTS["none"], **plain, **VARIANTS}
 
 

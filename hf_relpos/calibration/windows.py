@@ -4,18 +4,14 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedModel
 
-from ..conversion.source import ConversionError
 from ..data.reading import has_masked_head
 from ..data.text import UNKNOWN_LIMIT, Windows, cut_windows, read_texts, special_tokens
-
-
-if TYPE_CHECKING:
-    from ..conversion.methods import ConversionContext
+from .errors import CalibrationError
 
 
 # Lengths of the windows that are fitted, beside single sentences, as far as the teacher reads them.
@@ -46,18 +42,18 @@ def gather(
     return cut_windows(tokenizer, texts, tokens, lengths, short, seed, part)
 
 
-def gather_all(tokenizer, context: "ConversionContext", lengths: Sequence[int], length: int) -> Windows:
+def gather_all(
+    tokenizer, texts: Any, tokens: int, lengths: Sequence[int], length: int, field: str, seed: int
+) -> Windows:
     """The windows to fit: of `lengths`, and, if the source does not read rows of `length`, half of the tokens in such.
 
     Raises:
         TextError: for text that does not fill them.
     """
-    options = context.options
-    tokens, field = options["tokens"], options["field"]
     if length <= max(lengths):
-        return gather(tokenizer, context.texts, tokens, lengths, "fit", field, context.seed)
-    short = gather(tokenizer, context.texts, tokens // 2, lengths, "fit", field, context.seed)
-    long = gather(tokenizer, context.texts, tokens // 2, (length,), "fit", field, context.seed + 2, short=0.0)
+        return gather(tokenizer, texts, tokens, lengths, "fit", field, seed)
+    short = gather(tokenizer, texts, tokens // 2, lengths, "fit", field, seed)
+    long = gather(tokenizer, texts, tokens // 2, (length,), "fit", field, seed + 2, short=0.0)
     unknown = (short.unknown * short.tokens + long.unknown * long.tokens) / (short.tokens + long.tokens)
     return Windows([*short.ids, *long.ids], unknown, tokens)
 
@@ -113,10 +109,10 @@ def check_windows(windows: Windows, limit: int) -> list[str]:
     """What the report says of the text; each is a warning, too.
 
     Raises:
-        ConversionError: for text too short to fit anything.
+        CalibrationError: for text too short to fit anything.
     """
     if windows.tokens < TOO_FEW:
-        raise ConversionError(
+        raise CalibrationError(
             f"texts: {windows.tokens} tokens are too few to fit anything; give at least {TOO_FEW}, better 50,000"
         )
     longest = max(map(len, windows.ids))

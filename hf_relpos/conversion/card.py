@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from ..console import markdown_table
 from ..model.configuration_relpos_bert import RelPosBertConfig
 from ..model.modeling_relpos_bert import HEADS
+from ..model.schemes import STOCK_SCHEME
 from .methods import METHODS
 from .modules import MODULES
 from .report import KINDS, ConversionReport, lost_in_words
@@ -55,13 +56,13 @@ def draw(model: PreTrainedModel, report: ConversionReport, folder: Path) -> tupl
     Raises:
         ModuleNotFoundError: without matplotlib.
     """
-    from ..plot import example_inputs, plot_fidelity, plot_model
+    from ..plot import example_inputs, plot_fidelity, plot_model, save_figure
 
     names = []
     if report.fidelity is not None:
         names.append(plot_fidelity(report.details["fidelity"], folder / "fidelity.png").name)
-    plot_model(model, example_inputs(model.config, 128)).savefig(folder / "tables.png", dpi=150)
-    return (*names, "tables.png")
+    names.append(save_figure(plot_model(model, example_inputs(model.config, 128)), folder / "tables.png").name)
+    return tuple(names)
 
 
 def write_card(
@@ -176,7 +177,7 @@ def _listed(options: Mapping[str, Any]) -> str:
 
 
 def _what(report: ConversionReport) -> list[str]:
-    relative = "a longer table of positions" if report.scheme == "absolute" else "relative positions"
+    relative = "a longer table of positions" if report.scheme == STOCK_SCHEME else "relative positions"
     source = f"`{_name(report)}`"
     if report.revision:
         source = f"[{report.source}](https://huggingface.co/{report.source}), commit `{report.revision[:12]}`,"

@@ -1,6 +1,5 @@
 """From a checkpoint to a relpos_bert folder: plan, apply, write, read back, compare, rename."""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -14,14 +13,15 @@ from safetensors import SafetensorError
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from ..calibration.processes import processes
+from ..files import atomic_folder, describe_write_error, write_json
 from ..model.configuration_relpos_bert import RelPosBertConfig
 from ..model.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
-from ..model.schemes import find_scheme, scheme_parts
+from ..model.schemes import DEFAULT_SCHEME, STOCK_SCHEME, find_scheme, scheme_parts
 from ..plot import figure_class
 from ..version import __version__
 from .card import draw, source_metadata, write_card
 from .families import TASK_TYPES, TOKEN_TYPES, SourceSpec, check_tables, choose_head, recognise
-from .folder import check_target, copy_companions, describe, new_folder
+from .folder import check_target, copy_companions
 from .methods import (
     METHODS,
     ConversionContext,
@@ -195,7 +195,7 @@ def convert(
         process.wait_for_everyone()
         return report
     try:
-        with new_folder(target, overwrite) as unfinished:
+        with atomic_folder(target, overwrite) as unfinished:
             inside = unfinished / layout.encoder
             model.save_pretrained(inside)
             files = [str(Path(layout.encoder, name)) for name in copy_companions(folder, inside, model)]
@@ -205,12 +205,11 @@ def convert(
             if METHODS[method].exact:
                 difference = compare_outputs(reloaded, checkpoint, spec, stock, rounded=bool(changed))
             report = replace(report, difference=difference, files=(*files, *layout.copy(top, unfinished)))
-            text = json.dumps(report.to_dict(), indent=2, ensure_ascii=False)
-            (unfinished / "conversion.json").write_text(text + "\n", encoding="utf-8")
+            write_json(unfinished / "conversion.json", report.to_dict(), indent=2)
             pictures = draw(reloaded, report, unfinished) if plots else ()
             write_card(unfinished, report, config, same.max_position_embeddings, source_metadata(top), pictures)
     except (OSError, SafetensorError) as error:
-        raise ConversionError(describe(error, target)) from error
+        raise ConversionError(describe_write_error(error, target)) from error
     process.wait_for_everyone()
     return report
 
@@ -239,7 +238,7 @@ def own_config(folder: Path, spec: SourceSpec) -> RelPosBertConfig:
         RelPosBertConfig,
         f"{folder / 'config.json'}: ",
         spec.fields,
-        position_embedding_type=spec.scheme or "absolute",
+        position_embedding_type=spec.scheme or STOCK_SCHEME,
         position_options=spec.options,
         absolute_position_embeddings=spec.absolute and spec.scheme is not None,
     )
@@ -274,7 +273,7 @@ def target_config(
     if not spec.absolute:
         return relative_config(spec, same, position_embedding_type, options, method, settings)
     own = spec.scheme if settings.get("own_bias") != "drop" else None
-    name = position_embedding_type or method.scheme or own or "relative_key"
+    name = position_embedding_type or method.scheme or own or DEFAULT_SCHEME
     try:
         scheme = find_scheme(name)
     except ValueError as error:
@@ -298,7 +297,7 @@ def target_config(
         fields,
         position_embedding_type=name,
         position_options=options,
-        absolute_position_embeddings=method.keeps_table and scheme.name != "absolute",
+        absolute_position_embeddings=method.keeps_table and not scheme.learned_input_table,
     )
 
 

@@ -18,6 +18,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from ..calibration.batches import make_batches
 from ..calibration.calibrate import Calibrator, Settings, fold_positions
+from ..calibration.errors import CalibrationError
 from ..calibration.processes import processes, sum_over
 from ..calibration.saved import Saved
 from ..calibration.windows import (
@@ -109,12 +110,19 @@ def can_be_fitted(scheme: type[Scheme]) -> str:
 
 def calibrate(model: RelPosBertPreTrainedModel, context: "ConversionContext") -> dict[str, str]:
     """Fit the model to its source; see `calibrate.py`."""
-    return _learn(model, context, distil=False)
+    return _checked(model, context, distil=False)
 
 
 def calibrate_and_distil(model: RelPosBertPreTrainedModel, context: "ConversionContext") -> dict[str, str]:
     """Fit the model to its source, then distil the source into it; see `hf_relpos.training.distil`."""
-    return _learn(model, context, distil=True)
+    return _checked(model, context, distil=True)
+
+
+def _checked(model: RelPosBertPreTrainedModel, context: "ConversionContext", distil: bool) -> dict[str, str]:
+    try:
+        return _learn(model, context, distil)
+    except CalibrationError as error:
+        raise ConversionError(str(error)) from error
 
 
 def _learn(model: RelPosBertPreTrainedModel, context: "ConversionContext", distil: bool) -> dict[str, str]:
@@ -147,7 +155,9 @@ def _learn(model: RelPosBertPreTrainedModel, context: "ConversionContext", disti
         notes = ["no text was given: fitted to random tokens. With some text of its kind the result would be closer"]
     else:
         try:
-            windows = gather_all(tokenizer, context, lengths, length)
+            windows = gather_all(
+                tokenizer, context.texts, options["tokens"], lengths, length, options["field"], context.seed
+            )
         except TextError as error:
             raise ConversionError(f"texts: {error}") from error
         notes = check_windows(windows, max(limit, length))

@@ -1,7 +1,5 @@
 """What `hf-relpos compare` and `hf-relpos evaluate` do: read, measure, print tables, write JSON."""
 
-import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +9,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
+from .. import files
 from ..console import print_table, progress_bar
 from ..data.pairs import Pair, Query, read_documents, read_pairs, read_queries
 from ..data.reading import Encoder, Progress, has_masked_head, readable_length, unknown_rate
@@ -41,33 +40,22 @@ def check_writable(path: Path | None, flag: str = "--json") -> None:
         return
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise ValueError(f"{flag} {path}: a folder of that name exists, or its folder does not; give a file to write")
-    aside = _aside(path)
-    try:  # permissions alone do not tell: the superuser has them on a disk that is read-only
-        aside.touch()
-        aside.unlink()
+    try:
+        files.check_writable(path)
     except OSError as error:
         raise ValueError(f"{flag} {path}: could not be written ({error.strerror}); give a file elsewhere") from error
 
 
-def _aside(path: Path) -> Path:
-    """The temporary name beside a file."""
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
-
-
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON to a temporary name beside `path`, then rename it.
+    """Write a report to the file that --json names, atomically.
 
     Raises:
-        ValueError: where that cannot be done.
+        ValueError: where it cannot be written.
     """
-    aside = _aside(path)
     try:
-        aside.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        aside.replace(path)
+        files.write_json(path, content)
     except OSError as error:
         raise ValueError(f"--json {path}: could not be written ({error.strerror}); give a file elsewhere") from error
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def warn_unknown(rate: float, console: Console) -> None:

@@ -69,7 +69,7 @@ def relations_of(
     batch, length = tokens.shape[:2]
     # a static cache has all of its keys from the beginning, whatever it holds
     key_length = length if past_key_values is None else past_key_values.get_mask_sizes(length, 0)[0]
-    requires, name = config.position_requires, config.position_scheme_name
+    requires, name = config.required_inputs, config.position_scheme_name
     if position_ids is not None and (
         position_ids.dim() not in (2, 3) or position_ids.shape[1] != length or position_ids.shape[0] not in (1, batch)
     ):
@@ -95,7 +95,7 @@ def relations_of(
             f"position_embedding_type = {name!r} needs relation_ids of shape (batch, length, length): the label of "
             "the edge from each token to each other"
         )
-    absolute = config.position_terms_absolute
+    absolute = config.uses_absolute_positions
     positions = segments = None
     max_distance = 0
     if position_ids is not None and (length > 1 or absolute):

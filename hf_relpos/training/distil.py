@@ -9,7 +9,6 @@ import dataclasses
 import itertools
 import json
 import math
-import os
 import shutil
 import tempfile
 import time
@@ -34,6 +33,7 @@ from transformers import (
 )
 
 from ..data.reading import has_masked_head, readable_length
+from ..files import write_json
 from ..model.attention import OWN
 from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..model.scheme import is_count, is_number
@@ -736,9 +736,7 @@ def _open_folder(folder: Path, settings: Mapping[str, Any], resume: bool) -> Non
         if not (path / TRAINER_STATE).is_file():
             shutil.rmtree(path)
     folder.mkdir(parents=True, exist_ok=True)
-    partial_file = folder / f".{SETTINGS_FILE}.partial"
-    partial_file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial_file, noted)
+    write_json(noted, settings)
 
 
 # Checks ------------------------------------------------------------------------------------------------------------
