@@ -19,7 +19,7 @@ from hf_relpos.calibration.calibrate import Calibrator, Settings, fold_positions
 from hf_relpos.calibration.saved import Saved
 from hf_relpos.calibration.windows import check_windows, octaves, shared_first
 from hf_relpos.conversion import METHODS, ConversionError, convert
-from hf_relpos.data.text import Windows, read_texts
+from hf_relpos.data import Windows, read_texts
 from hf_relpos.evaluation import masked_accuracy, masked_windows, windowed_hidden_states
 from hf_relpos.model.encodings import sinusoid_concat
 

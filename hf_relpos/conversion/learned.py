@@ -33,8 +33,9 @@ from ..calibration.windows import (
     shared_first,
 )
 from ..console import progress_bar
-from ..data.reading import has_masked_head
-from ..data.text import TextError, Windows, special_tokens
+from ..data.text import TextError
+from ..data.windows import Windows, special_tokens
+from ..evaluation.inspection import has_mlm_head
 from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..model.scheme import Option, Scheme, choice, is_count, is_number
 from ..model.schemes import SCHEMES
@@ -202,7 +203,7 @@ def _learn(model: RelPosBertPreTrainedModel, context: "ConversionContext", disti
     details["calibration"] = {
         **result.to_dict(),
         "seen": octaves(windows.ids),
-        "unknown_share": round(windows.unknown, 5),
+        "unknown_share": round(windows.unknown_rate, 5),
         "memory_bytes": memory,
         "seconds": time.perf_counter() - started,
         "cpu_seconds": time.process_time() - cpu,
@@ -301,7 +302,7 @@ def _distil(
     windows = gather(tokenizer, context.texts, tokens, lengths, "fit", options["field"], context.seed + 1)
     windows = mask_some(windows, student, tokenizer, options["mask"], context.seed + 1)
     losses = dict(DEFAULT_LOSSES)
-    if has_masked_head(student):
+    if has_mlm_head(student):
         losses["logits"] = 1.0
     console.print(f"distilling: {options['steps']} steps on {windows.tokens:,} tokens", highlight=False)
     with torch.enable_grad():
@@ -358,6 +359,6 @@ def check(student, teacher, context: "ConversionContext", tokenizer, limit: int)
             by_length[length] = rows[::step][: max(4, CHECK_TOKENS // length)]
     if not by_length:
         return {"skipped": f"no text was left to check with that fills {min(lengths)} tokens"}
-    mask = tokenizer.mask_token_id if has_masked_head(student) and has_masked_head(teacher) else None
+    mask = tokenizer.mask_token_id if has_mlm_head(student) and has_mlm_head(teacher) else None
     found = fidelity(teacher, student, by_length, mask_token_id=mask, seed=context.seed)
     return {**found.to_dict(), "verdict": verdict(found)}
