@@ -1,6 +1,6 @@
 # make demo    convert a real BERT, fine-tune it, reload it
-# make test    style, and every test
-# make lint    style only
+# make test    style and types, and every test
+# make lint    style and types only
 # make test-floor   every test, on the oldest Transformers that is supported
 # Each makes its own virtual environment first. PYTHON chooses the interpreter.
 
@@ -23,6 +23,7 @@ test-floor: $(FLOOR)/.installed
 lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

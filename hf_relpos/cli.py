@@ -4,9 +4,6 @@ Commands import what they need when they run. What the user can correct is print
 """
 
 import json
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +12,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from .console import plain_errors, plain_warnings
 
 
 app = typer.Typer(
@@ -27,32 +26,6 @@ app = typer.Typer(
 
 # Help that several options share.
 TEXT = "Text: .txt, .jsonl, .tsv, packed or not, a folder of such, or a Hub dataset."
-
-
-@contextmanager
-def plain_errors() -> Iterator[None]:
-    """Print what the user can correct, a bad value or a missing extra, as text; leave with exit code 2."""
-    try:
-        yield
-    except (ValueError, ModuleNotFoundError) as error:
-        Console(stderr=True).print(f"Error: {error}", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(2) from None
-
-
-@contextmanager
-def plain_warnings() -> Iterator[None]:
-    """Print each warning that is for the user as one line of text; those for programmers as ever."""
-    with warnings.catch_warnings():
-        show = warnings.showwarning
-
-        def show_plainly(message, category, filename, lineno, file=None, line=None) -> None:
-            if category is not UserWarning:
-                return show(message, category, filename, lineno, file, line)
-            text = f"Warning: {' '.join(str(message).split())}"
-            Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
-
-        warnings.showwarning = show_plainly
-        yield
 
 
 def parse_options(pairs: list[str], flag: str = "--option") -> dict[str, Any]:
@@ -289,10 +262,11 @@ def compare(
         from transformers.utils import logging
 
         from .evaluation.commands import run_compare
+        from .plot import check_picture, plot_fidelity
 
         logging.disable_progress_bar()
-
-        run_compare(
+        check_picture(plot_file, "--plot")
+        measured = run_compare(
             teacher,
             student,
             text,
@@ -304,9 +278,10 @@ def compare(
             tokenizer=tokenizer,
             tokens=tokens,
             out=json_file,
-            plot=plot_file,
             console=Console(),
         )
+        if plot_file is not None:
+            plot_fidelity(measured, plot_file)
 
 
 @app.command()

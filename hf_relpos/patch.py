@@ -99,7 +99,7 @@ def patch_transformers() -> Patch:
 
 def is_relative(scheme: Any) -> bool:
     """Whether a value of `position_embedding_type` is for our models and not for stock BERT."""
-    return isinstance(scheme, str) and scheme in SCHEMES and scheme != "absolute"
+    return isinstance(scheme, str) and scheme in SCHEMES and not SCHEMES[scheme].learned_input_table
 
 
 def is_ours(config: Any, changes: Mapping[str, Any] | None = None) -> bool:

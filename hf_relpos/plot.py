@@ -71,10 +71,10 @@ def example_inputs(config: RelPosBertConfig, length: int = 64, batch: int = 4) -
     places = torch.arange(length)
     generator = torch.Generator().manual_seed(0)
     inputs = {"input_ids": torch.randint(config.vocab_size, (batch, length), generator=generator)}
-    if "grid" in config.position_requires:
+    if "grid" in config.required_inputs:
         width = round(length**0.5)
         inputs["position_ids"] = torch.stack([places // width, places % width], dim=-1).expand(batch, -1, -1)
-    if "relation_ids" in config.position_requires:
+    if "relation_ids" in config.required_inputs:
         r = places - places[:, None]
         inputs["relation_ids"] = ((r == 1) | (r == 4)).long().expand(batch, -1, -1)
     return inputs
@@ -198,6 +198,26 @@ def figure_class() -> type["Figure"]:
     return Figure
 
 
+def check_picture(path: Path | None, flag: str) -> None:
+    """
+    Args:
+        path: picture to write, or None.
+        flag: option of the command line that it was given with.
+
+    Raises:
+        ModuleNotFoundError: without matplotlib.
+        ValueError: for a file that could not be written, or an extension that matplotlib does not know.
+    """
+    if path is None:
+        return
+    from .evaluation.commands import check_writable
+
+    formats = figure_class()().canvas.get_supported_filetypes()
+    if path.suffix and path.suffix[1:].lower() not in formats:
+        raise ValueError(f"{flag} {path}: no picture ends in {path.suffix!r}; use .png, .svg or .pdf")
+    check_writable(path, flag)
+
+
 def _figure(width: float, height: float) -> "Figure":
     """An empty figure of that many inches.
 
@@ -301,7 +321,6 @@ def plot_checkpoint(
         ValueError: for no such model, one of another kind, a layer or head that it does not have, a scheme that
             `plot_model` refuses, a text without tokens, or a file that cannot be written.
     """
-    from .evaluation.commands import check_picture
     from .evaluation.loading import load_quietly, no_such_model, refuse_missing
 
     check_picture(None if out is None else Path(out), "--out")

@@ -6,7 +6,7 @@
 The attention core of a BERT-base layer: 12 heads of 64, given q, k and v. Ours includes what the scheme makes of its
 parameters in every layer (`Scheme.terms`); the floor is PyTorch's scaled_dot_product_attention without positions.
 Before any time is taken ours is compared with the eager backend in float64, outputs and all gradients, and a failure
-ends the run. Written to model_cards/benchmarks: cpu-attention.json, .md and .png.
+ends the run. Written to docs/results/benchmarks: cpu-attention.json, .md and .png.
 """
 
 import gc

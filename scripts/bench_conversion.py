@@ -41,6 +41,7 @@ from transformers.utils import logging
 
 from hf_relpos import demo, distil
 from hf_relpos.calibration.calibrate import fold_positions
+from hf_relpos.console import print_table
 from hf_relpos.conversion import METHODS, convert
 from hf_relpos.conversion.learned import LEARNING_RATE, TABLE_LEARNING_RATE
 from hf_relpos.data.text import cut_windows, read_texts
@@ -65,7 +66,7 @@ from hf_relpos.evaluation import (
     similarities,
     spearman_difference,
 )
-from hf_relpos.evaluation.commands import show, windows_by_length, write_json
+from hf_relpos.evaluation.commands import windows_by_length, write_json
 from hf_relpos.model.scheme import is_count
 
 
@@ -1043,7 +1044,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--sts", nargs="+", help="scored pairs of sentences")
     parser.add_argument("--docs", help="documents to look for")
     parser.add_argument("--queries", help="questions, each with its document")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "model_cards" / "benchmarks")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "docs" / "results" / "benchmarks")
     parser.add_argument("--work", type=Path, default=Path("build") / "bench_conversion", help="models and vectors")
     parser.add_argument("--rows", nargs="+", default=["*"], help="patterns of the rows to measure, in this order")
     parser.add_argument(
@@ -1145,10 +1146,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         console.print(f"{key}: {seconds['cpu']} CPU s", markup=False)
         kind = key.partition("/")[0]
         for title, columns, lines in tables({k: v for k, v in rows().items() if k.startswith(kind)}, args.lengths):
-            show(console, title, columns, [line for line in lines if line[0].startswith(label_of(key))])
+            print_table(console, title, columns, [line for line in lines if line[0].startswith(label_of(key))])
     write(args.out, content, rows(), args.lengths, draw=True)
     for table in [*tables(rows(), args.lengths), verdicts(rows())]:
-        show(console, *table)
+        print_table(console, *table)
 
 
 def label_of(key: str) -> str:

@@ -9,7 +9,7 @@ gradients, twice bit by bit, and times nothing that fails; `floor` times SDPA wi
 kernels and sizes of the workspace, from which to choose; `model` training steps of BERT-base, eager and compiled;
 `padding` what padded batches cost. Times are medians of CUDA events over at least 20 calls, after a flush of the L2
 cache; those of attention are the device's own, for a model hides what the host takes to queue it ("host_ms").
-Results go to model_cards/benchmarks/gpu-attention.json and .md after every measurement.
+Results go to docs/results/benchmarks/gpu-attention.json and .md after every measurement.
 """
 
 import gc

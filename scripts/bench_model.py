@@ -6,7 +6,7 @@
 Random weights, 12 layers, no dropout unless said; forward of 4 × 512 tokens, and a training step (loss, backward,
 SGD) of 2 × 512, also at Transformers' default dropout of 0.1; and a training step of a padded batch, 8 texts of 64 to
 512 tokens, with the padding in it and taken out (`unpad_inputs`). Before any time is taken the outputs of ours are
-compared with those of the eager backend; a difference ends the run. Written to model_cards/benchmarks: cpu-model.json
+compared with those of the eager backend; a difference ends the run. Written to docs/results/benchmarks: cpu-model.json
 and .md.
 """
 

@@ -16,7 +16,7 @@ computes. In several it is the first `context` bytes of a text, before the windo
 states in a memory have been computed with contexts of their own, and reach back by `context` in every layer: that is
 the gain of recurrence and no error, so that there the difference is shown, not judged.
 
-Every ratio is measured; nothing is extrapolated. Written to model_cards/benchmarks: recurrence.json and .md, with
+Every ratio is measured; nothing is extrapolated. Written to docs/results/benchmarks: recurrence.json and .md, with
 another `--segment` recurrence-<segment>.json and .md.
 """
 

@@ -21,7 +21,7 @@ import torch
 
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "model_cards" / "benchmarks"
+RESULTS = ROOT / "docs" / "results" / "benchmarks"
 PROTOCOL = (
     "CPU seconds of the one thread that computes (time.thread_time), which other jobs on the machine change less than "
     "wall time; variants take turns in one process; the median of the rounds after the first"

@@ -58,14 +58,14 @@ def add_options(parser: argparse.ArgumentParser, script: str, card: str, seeds: 
 
     Args:
         script: its name, which the folder for files in between has by default.
-        card: name of the folder under model_cards.
+        card: name of the folder under docs/results.
         seeds: by default.
         work: what that folder is for.
     """
     parser.add_argument("--name", required=True, help="of the data set, in the results")
     parser.add_argument("--seeds", type=count, default=seeds, help="how many, from 0 on")
     parser.add_argument("--threads", type=count, default=1)
-    parser.add_argument("--out", type=Path, default=ROOT / "model_cards" / card)
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / card)
     parser.add_argument("--work", type=Path, default=Path("build") / script, help=work)
     parser.add_argument("--again", action="store_true", help="forget the runs of this data set")
 

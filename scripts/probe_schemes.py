@@ -2,7 +2,7 @@
 
     python scripts/probe_schemes.py                                  # every scheme, 3 seeds; prints the table
     python scripts/probe_schemes.py --schemes shaw,none --seeds 1    # a quick look
-    python scripts/probe_schemes.py --out model_cards/probes/results.json --card model_cards/probes/README.md
+    python scripts/probe_schemes.py --out docs/results/probes/results.json --card docs/results/probes/README.md
 
 Rows are [CLS] x … x [SEP] of random letters, with one A and one B among them. One model learns four tasks at once:
 
@@ -148,7 +148,7 @@ explanation, not something that these runs measure.
 
 def known() -> dict[str, tuple[str, dict]]:
     """The models that can be probed: every scheme that needs only tokens, and the variants."""
-    plain = {name: (name, {}) for name in sorted(SCHEMES) if not SCHEMES[name].requires}
+    plain = {name: (name, {}) for name in sorted(SCHEMES) if not SCHEMES[name].required_inputs}
     return {"none": VARIANTS["none"], **plain, **VARIANTS}
 
 

@@ -1,7 +1,7 @@
-"""Write the tables of the schemes, from the schemes: two sections of README.md, and model_cards/schemes.md.
+"""Write the tables of the schemes, from the schemes: two sections of README.md, and docs/schemes.md.
 
     python scripts/scheme_report.py            # both files; measures the errors against the originals
-    python scripts/scheme_report.py --plots    # and model_cards/schemes/<name>.png; needs the extra `plot`
+    python scripts/scheme_report.py --plots    # and docs/schemes/<name>.png; needs the extra `plot`
     python scripts/scheme_report.py --check    # exit code 1 if they are stale; measures nothing
 
 Terms are those of a fresh layer, with the default options. The error is the largest that `parity` of the scheme's test
@@ -28,7 +28,7 @@ from hf_relpos.plot import observe, plot_scheme
 
 
 ROOT = Path(__file__).resolve().parents[1]
-CARD = ROOT / "model_cards" / "schemes.md"
+CARD = ROOT / "docs" / "schemes.md"
 README = ROOT / "README.md"
 SECTIONS = ("schemes", "out_of_range")  # of README.md, between <!-- NAME --> and <!-- /NAME -->
 UNMEASURED = "*"
@@ -183,9 +183,9 @@ def stale() -> list[str]:
     if readme != with_sections(readme, sections):
         found.append("README.md")
     if not CARD.exists() or without_errors(CARD.read_text(encoding="utf-8")) != card:
-        found.append("model_cards/schemes.md")
+        found.append("docs/schemes.md")
     missing = [name for name in SCHEMES if not (CARD.parent / "schemes" / f"{name}.png").exists()]
-    return found + [f"model_cards/schemes/{name}.png" for name in missing]
+    return found + [f"docs/schemes/{name}.png" for name in missing]
 
 
 def write_plots() -> None:

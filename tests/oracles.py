@@ -173,7 +173,7 @@ def tiny_model(head: type, name: str, attn_implementation: str | None = None, **
 
 
 # schemes that need nothing but tokens
-ON_TOKENS = [name for name, scheme in SCHEMES.items() if not scheme.requires]
+ON_TOKENS = [name for name, scheme in SCHEMES.items() if not scheme.required_inputs]
 
 
 def extra_inputs(name: str | list[str], batch: int, length: int) -> dict[str, torch.Tensor]:
@@ -181,7 +181,7 @@ def extra_inputs(name: str | list[str], batch: int, length: int) -> dict[str, to
 
     Labels of edges depend on offsets alone, so that cutting, moving and packing texts leaves them right.
     """
-    requires, places, inputs = tiny_config(name).position_requires, torch.arange(length), {}
+    requires, places, inputs = tiny_config(name).required_inputs, torch.arange(length), {}
     if "relation_ids" in requires:
         labels = (places[None, :] - places[:, None]) % 3 % 2  # an edge where j − i = 1, 4, −2, …
         inputs["relation_ids"] = labels.expand(batch, -1, -1)

@@ -21,7 +21,7 @@ from hf_relpos.calibration.windows import check_windows, octaves, shared_first
 from hf_relpos.conversion import METHODS, ConversionError, convert
 from hf_relpos.data.text import Windows, read_texts
 from hf_relpos.evaluation import masked_accuracy, masked_windows, windowed_hidden_states
-from hf_relpos.model.context import sinusoid_concat
+from hf_relpos.model.encodings import sinusoid_concat
 
 
 DEMO = Path(hf_relpos.__file__).parent / "demo"

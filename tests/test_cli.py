@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from transformers import AutoModel, BertConfig, BertModel
 from typer.testing import CliRunner
 
 from hf_relpos import SCHEMES, cli
-from hf_relpos.cli import app, parse_options, plain_warnings
+from hf_relpos.cli import app, parse_options
+from hf_relpos.console import plain_warnings
 from hf_relpos.conversion import METHODS
 
 
@@ -128,13 +130,14 @@ def test_schemes():
 
 
 def test_help_needs_neither_torch_nor_transformers():
-    """cli.py alone; importing the package around it is another matter."""
+    """cli.py and what it imports at the top; `__init__.py` of the package is another matter."""
     code = (
-        "import sys, importlib.util as u\n"
-        "spec = u.spec_from_file_location('cli', sys.argv[1]); module = u.module_from_spec(spec)\n"
-        "spec.loader.exec_module(module)\n"
+        "import importlib, sys, types\n"
+        "package = sys.modules['hf_relpos'] = types.ModuleType('hf_relpos')\n"
+        "package.__path__ = [sys.argv[1]]\n"
+        "assert importlib.import_module('hf_relpos.cli').__file__ == sys.argv[2]\n"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code, cli.__file__], check=True)
+    subprocess.run([sys.executable, "-c", code, str(Path(cli.__file__).parent), cli.__file__], check=True)
     result = run("--help")
     assert result.exit_code == 0 and "convert" in result.output and "schemes" in result.output

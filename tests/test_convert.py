@@ -27,7 +27,9 @@ WORDS, LENGTH, POSITIONS = 60, 9, 20
 TABLE = "embeddings.position_embeddings.weight"
 AUTO = {head.__name__.removeprefix("RelPos"): auto for auto, head in HEADS.items()}
 RELATIVE = [
-    name for name, scheme in SCHEMES.items() if scheme.zero_is_neutral and not scheme.requires and name != "absolute"
+    name
+    for name, scheme in SCHEMES.items()
+    if scheme.zero_is_neutral and not scheme.required_inputs and name != "absolute"
 ]
 every_head = pytest.mark.parametrize("architecture", AUTO)
 ABSOLUTE_METHODS = [name for name, method in METHODS.items() if not method.from_relative]

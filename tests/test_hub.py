@@ -60,7 +60,7 @@ def run(model):
     choices = {key: tensor[:, None].repeat(1, 2, 1) for key, tensor in inputs.items()}
     batch, length = inputs["input_ids"].shape
     places = torch.arange(length)
-    needed = getattr(model.config, "position_requires", ())
+    needed = getattr(model.config, "required_inputs", ())
     if "grid" in needed:
         inputs["position_ids"] = torch.stack([places // 3, places % 3], dim=-1)[None]
     if "relation_ids" in needed:

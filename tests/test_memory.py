@@ -15,7 +15,7 @@ from hf_relpos.model.modeling_relpos_bert import HEADS
 
 pytestmark = pytest.mark.usefixtures("none_too_short")
 BATCH, WORDS, WIDTH = 2, 50, 24
-TAKERS = [name for name in ON_TOKENS if SCHEMES[name].memory_obstacle(SCHEMES[name].defaults()) is None]
+TAKERS = [name for name in ON_TOKENS if SCHEMES[name].memory_unsupported_reason(SCHEMES[name].defaults()) is None]
 OTHERS = [name for name in SCHEMES if name not in TAKERS]
 ON_CPU = ("eager", "sdpa", "relpos")
 PAIRS = [

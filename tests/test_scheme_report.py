@@ -1,4 +1,4 @@
-"""README.md and model_cards/schemes.md say what the schemes say."""
+"""README.md and docs/schemes.md say what the schemes say."""
 
 import importlib.util
 from pathlib import Path
@@ -28,7 +28,7 @@ def test_stale_files_are_seen(report, tmp_path, monkeypatch):
         (tmp_path / name).write_text(text.replace("| `shaw` |", "| `show` |"), encoding="utf-8")
         monkeypatch.setattr(report, name, tmp_path / name)
     monkeypatch.setattr(report, "SCHEMES", {"shaw": report.SCHEMES["shaw"]})
-    assert report.stale() == ["README.md", "model_cards/schemes.md", "model_cards/schemes/shaw.png"]
+    assert report.stale() == ["README.md", "docs/schemes.md", "docs/schemes/shaw.png"]
 
 
 def test_numbers(report):

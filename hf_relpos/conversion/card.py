@@ -11,8 +11,10 @@ import yaml
 from huggingface_hub import ModelCardData, metadata_load
 from transformers import PreTrainedModel
 
+from ..console import markdown_table
 from ..model.configuration_relpos_bert import RelPosBertConfig
 from ..model.modeling_relpos_bert import HEADS
+from ..model.schemes import STOCK_SCHEME
 from .methods import METHODS
 from .modules import MODULES
 from .report import KINDS, ConversionReport, lost_in_words
@@ -111,7 +113,7 @@ def model_card(
         *_what(report),
         *_use(report, config, sentence_transformers),
         "## Weights",
-        _table(
+        markdown_table(
             ("", "tensors", "parameters"),
             [
                 (f"{kind}: {MEANING[kind]}", f"{total['tensors']:,}", f"{total['parameters']:,}")
@@ -170,18 +172,12 @@ def _name(report: ConversionReport, full: bool = False) -> str:
     return Path(report.source).expanduser().resolve().name or "source"
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table whose first column is text and whose others are numbers."""
-    lines = [columns, ["---"] + ["---:"] * (len(columns) - 1), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def _listed(options: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} = {value}" for key, value in options.items())
 
 
 def _what(report: ConversionReport) -> list[str]:
-    relative = "a longer table of positions" if report.scheme == "absolute" else "relative positions"
+    relative = "a longer table of positions" if report.scheme == STOCK_SCHEME else "relative positions"
     source = f"`{_name(report)}`"
     if report.revision:
         source = f"[{report.source}](https://huggingface.co/{report.source}), commit `{report.revision[:12]}`,"
@@ -261,7 +257,7 @@ def _fidelity(report: ConversionReport, pictures: Sequence[str]) -> list[str]:
             "Cosine of the hidden states of tokens, and of sentence vectors, to the source's, on passages of the text "
             "above that nothing was fitted to. Ceiling: how far the source agrees with itself when its input moves by "
             "some positions." + (" Right of that, masked tokens and their predictions." if masked else ""),
-            _table(columns, rows),
+            markdown_table(columns, rows),
             f"**Verdict: {report.verdict}.**",
         ]
     elif report.difference is not None:

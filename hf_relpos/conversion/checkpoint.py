@@ -16,7 +16,7 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 from ..calibration.processes import processes
 from ..model.configuration_relpos_bert import RelPosBertConfig
 from ..model.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
-from ..model.schemes import find_scheme, scheme_parts
+from ..model.schemes import DEFAULT_SCHEME, STOCK_SCHEME, find_scheme, scheme_parts
 from ..plot import figure_class
 from ..version import __version__
 from .card import draw, source_metadata, write_card
@@ -239,7 +239,7 @@ def own_config(folder: Path, spec: SourceSpec) -> RelPosBertConfig:
         RelPosBertConfig,
         f"{folder / 'config.json'}: ",
         spec.fields,
-        position_embedding_type=spec.scheme or "absolute",
+        position_embedding_type=spec.scheme or STOCK_SCHEME,
         position_options=spec.options,
         absolute_position_embeddings=spec.absolute and spec.scheme is not None,
     )
@@ -274,7 +274,7 @@ def target_config(
     if not spec.absolute:
         return relative_config(spec, same, position_embedding_type, options, method, settings)
     own = spec.scheme if settings.get("own_bias") != "drop" else None
-    name = position_embedding_type or method.scheme or own or "relative_key"
+    name = position_embedding_type or method.scheme or own or DEFAULT_SCHEME
     try:
         scheme = find_scheme(name)
     except ValueError as error:
@@ -298,7 +298,7 @@ def target_config(
         fields,
         position_embedding_type=name,
         position_options=options,
-        absolute_position_embeddings=method.keeps_table and scheme.name != "absolute",
+        absolute_position_embeddings=method.keeps_table and not scheme.learned_input_table,
     )
 
 

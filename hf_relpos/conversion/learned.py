@@ -8,7 +8,6 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +31,7 @@ from ..calibration.windows import (
     random_windows,
     shared_first,
 )
+from ..console import progress_bar
 from ..data.reading import has_masked_head
 from ..data.text import TextError, Windows, special_tokens
 from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
@@ -255,15 +255,6 @@ def fingerprint(context: "ConversionContext", windows: Windows, settings: Settin
         json.dumps([config.position_embedding_type, config.position_options, config.attention_window]).encode()
     )
     return digest.hexdigest()
-
-
-def progress_bar(console: Console, shown: bool):
-    """A bar with the time left, or nothing."""
-    if not shown:
-        return nullcontext(lambda what, done, total: None)
-    from ..evaluation.commands import progress_bar
-
-    return progress_bar(console)
 
 
 @torch.no_grad()

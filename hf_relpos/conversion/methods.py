@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from ..model.configuration_relpos_bert import RelPosBertConfig
 from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..model.scheme import Option, Scheme, choice, is_count
-from ..model.schemes import SCHEMES, scheme_parts
+from ..model.schemes import GENERAL_SCHEME, SCHEMES, STOCK_SCHEME, scheme_parts
 from .export import TARGETS, refit_tables
 from .families import SourceSpec
 from .learned import CALIBRATE, DISTIL, calibrate, calibrate_and_distil, can_be_fitted
@@ -88,8 +88,8 @@ class Method:
 
 def starts_neutral(scheme: type[Scheme]) -> str:
     """Refuses a scheme whose parameters at zero have an effect, and one that needs more than text."""
-    if scheme.requires:
-        return f"this scheme needs inputs that the source does not have ({', '.join(scheme.requires)})"
+    if scheme.required_inputs:
+        return f"this scheme needs inputs that the source does not have ({', '.join(scheme.required_inputs)})"
     if not scheme.zero_is_neutral:
         return "this scheme cannot start without an effect, so the outputs would change at random"
     return ""
@@ -97,14 +97,14 @@ def starts_neutral(scheme: type[Scheme]) -> str:
 
 def starts_neutral_without_table(scheme: type[Scheme]) -> str:
     """Also refuses a scheme that is a table of absolute positions."""
-    if scheme.name == "absolute":
+    if scheme.learned_input_table:
         return "this scheme has absolute positions at the input, which the method removes"
     return starts_neutral(scheme)
 
 
 def absolute_alone(scheme: type[Scheme]) -> str:
     """Refuses all but a table of absolute positions."""
-    return "" if scheme.name == "absolute" else "the result of this method has absolute positions and no others"
+    return "" if scheme.learned_input_table else "the result of this method has absolute positions and no others"
 
 
 def has_tables(scheme: type[Scheme]) -> str:
@@ -253,7 +253,7 @@ METHODS = {
         exact=False,
         apply=calibrate,
         targets=can_be_fitted,
-        scheme="tables",
+        scheme=GENERAL_SCHEME,
         text="optional",
         options={**CALIBRATE, "own_bias": OWN_BIAS},
     ),
@@ -263,7 +263,7 @@ METHODS = {
         exact=False,
         apply=calibrate_and_distil,
         targets=can_be_fitted,
-        scheme="tables",
+        scheme=GENERAL_SCHEME,
         text="needed",
         options={**CALIBRATE, **DISTIL, "own_bias": OWN_BIAS},
     ),
@@ -273,7 +273,7 @@ METHODS = {
         exact=False,
         apply=_interpolate,
         targets=absolute_alone,
-        scheme="absolute",
+        scheme=STOCK_SCHEME,
         positions=longer,
         options={"length": LENGTH},
     ),
@@ -284,7 +284,7 @@ METHODS = {
         exact=True,
         apply=_decompose,
         targets=absolute_alone,
-        scheme="absolute",
+        scheme=STOCK_SCHEME,
         positions=longer,
         options={
             "length": LENGTH,

@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..evaluation.commands import print_fidelity, show
+from ..console import print_table
+from ..evaluation.commands import print_fidelity
 from ..training.distil import DistilReport
 from .report import ConversionReport, lost_in_words
 
@@ -72,7 +73,7 @@ def _print_layers(calibration: Mapping[str, Any], console: Console) -> None:
             )
         )
     columns = ("layer", "KL before", "KL after", "ridge W_o", "ridge W_2", "missing, %")
-    show(console, "Calibration, on held-out text", columns, rows)
+    print_table(console, "Calibration, on held-out text", columns, rows)
     note = (
         "KL(teacher‖student) of the attention in nats, with tables at zero and fitted; missing: squared difference of "
         "the hidden states to the source's, in % of their variance"

@@ -1,12 +1,28 @@
-"""The files of evaluation: scored pairs, documents, questions."""
+"""Data sets of the evaluation: scored sentence pairs, documents, queries."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from ..evaluation.retrieval import Query
-from ..evaluation.similarity import Pair
 from .records import read_records
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two sentences and a human score of their similarity, on any scale."""
+
+    score: float
+    sentence1: str
+    sentence2: str
+
+
+@dataclass(frozen=True)
+class Query:
+    """A question and the id of the one document that answers it."""
+
+    text: str
+    document: str
 
 
 def read_pairs(

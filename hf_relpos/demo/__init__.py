@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from rich.console import Console
-from rich.table import Table
 from transformers import (
     AutoModelForMaskedLM,
     AutoTokenizer,
@@ -26,6 +25,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from ..console import print_table
 from ..conversion import ConversionError, convert
 from ..evaluation import masked_accuracy, masked_windows, random_orders, token_ids
 
@@ -203,9 +203,6 @@ def run_demo(
         for part in ("keep", "drop", "calibrate", "fine-tuned"):
             (work / part).rename(out / part)
 
-    table = Table(title=f"Masked tokens of an unseen novel predicted right, in percent ({length} tokens at once)")
-    for column in ("model", "in order", "words shuffled", f"{4 * limit} at once"):
-        table.add_column(column, justify="left" if column == "model" else "right")
     names = {
         "source": "source (absolute)",
         "keep": "keep",
@@ -213,13 +210,15 @@ def run_demo(
         "calibrate": "calibrate, no training",
         "fine-tuned": f"drop + {steps} steps",
     }
+    lines = []
     for name, row in rows.items():
         too_long = f"> {limit}: refused"
         at_once = f"{row['long']:.1f}" if "long" in row else too_long
         if "windowed" in row:
             at_once += f", {row['windowed']:.1f} *"
-        table.add_row(names[name], f"{row['in order']:.1f}", f"{row['shuffled']:.1f}", at_once)
-    console.print(table)
+        lines.append((names[name], f"{row['in order']:.1f}", f"{row['shuffled']:.1f}", at_once))
+    title = f"Masked tokens of an unseen novel predicted right, in percent ({length} tokens at once)"
+    print_table(console, title, ("model", "in order", "words shuffled", f"{4 * limit} at once"), lines)
     console.print(f"* with attention_window={window}, so that no token meets a distance that calibration never saw")
     console.print(f"Models in {out}/. {time.monotonic() - started:.0f} seconds.")
     return rows

@@ -1,6 +1,6 @@
 """Measuring models: fidelity of a conversion to its source, similarity, retrieval, passkeys, masked tokens."""
 
-from ..data.pairs import read_documents, read_pairs, read_queries
+from ..data.pairs import Pair, Query, read_documents, read_pairs, read_queries
 from ..data.reading import (
     Encoder,
     hidden_states,
@@ -34,8 +34,8 @@ from .masked import (
     token_ids,
 )
 from .passkey import Passkey, passkey_by_mask, passkey_by_vector, passkeys
-from .retrieval import Query, Retrieval, difference, document_vectors, rank_documents, retrieve
-from .similarity import Pair, pair_vectors, similarities, spearman, spearman_difference
+from .retrieval import Retrieval, difference, document_vectors, rank_documents, retrieve
+from .similarity import pair_vectors, similarities, spearman, spearman_difference
 from .statistics import Difference, average_ranks, paired_bootstrap, rank_correlation
 
 

@@ -2,51 +2,31 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-from ..data.pairs import read_documents, read_pairs, read_queries
-from ..data.reading import Encoder, has_masked_head, readable_length, unknown_rate
-from ..data.reading import Progress as Report
+from ..console import print_table, progress_bar
+from ..data.pairs import Pair, Query, read_documents, read_pairs, read_queries
+from ..data.reading import Encoder, Progress, has_masked_head, readable_length, unknown_rate
 from ..data.text import UNKNOWN_LIMIT, TextError, cut_windows, read_texts
 from .conversion import Fidelity, default_lengths, fidelity
 from .loading import load_encoder
 from .masked import masked_accuracy_by_length, token_ids
 from .passkey import passkey_by_mask, passkey_by_vector, passkeys
-from .retrieval import CHUNK, Query, Retrieval, difference, retrieve
-from .similarity import Pair, pair_vectors, similarities, spearman_difference
+from .retrieval import CHUNK, Retrieval, difference, retrieve
+from .similarity import pair_vectors, similarities, spearman_difference
 from .statistics import rank_correlation
 
 
 # Tokens of text that masked tokens are drawn from, for each length, and that passkeys are hidden in.
 MASKED_TOKENS = 32_768
 FILLER_TOKENS = 100_000
-
-
-@contextmanager
-def progress_bar(console: Console) -> Iterator[Report]:
-    """A bar with the time left, which goes when it is done; gives what measuring functions take as `progress`."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        tasks: dict[str, Any] = {}
-
-        def report(what: str, done: int, total: int) -> None:
-            task = tasks.get("task")
-            if task is None:
-                task = tasks["task"] = bar.add_task(what, total=total)
-            bar.update(task, description=what, completed=done, total=total)
-
-        yield report
 
 
 def check_writable(path: Path | None, flag: str = "--json") -> None:
@@ -67,22 +47,6 @@ def check_writable(path: Path | None, flag: str = "--json") -> None:
         aside.unlink()
     except OSError as error:
         raise ValueError(f"{flag} {path}: could not be written ({error.strerror}); give a file elsewhere") from error
-
-
-def check_picture(path: Path | None, flag: str) -> None:
-    """
-    Raises:
-        ModuleNotFoundError: without matplotlib.
-        ValueError: for a picture that could not be written, by its place or its ending.
-    """
-    if path is None:
-        return
-    from ..plot import figure_class
-
-    kinds = figure_class()().canvas.get_supported_filetypes()
-    if path.suffix and path.suffix[1:].lower() not in kinds:
-        raise ValueError(f"{flag} {path}: no picture ends in {path.suffix!r}; use .png, .svg or .pdf")
-    check_writable(path, flag)
 
 
 def _aside(path: Path) -> Path:
@@ -167,16 +131,6 @@ def _cosine(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
-def show(console: Console, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table whose first column is text and whose others are numbers."""
-    table = Table(*columns, title=title, box=box.SIMPLE_HEAD)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
-
-
 def print_fidelity(measured: Fidelity, console: Console) -> None:
     """Tables by length, and what they leave open."""
     past = [entry for entry in measured.lengths if entry.reference != "teacher"]
@@ -188,7 +142,7 @@ def print_fidelity(measured: Fidelity, console: Console) -> None:
         name = f"{entry.length:,}" + (" *" if entry in past else "")
         rows.append((name, str(entry.windows), *map(_cosine, cosines)))
     columns = ("tokens", "windows", "token", "sentence", "ceiling: token", "sentence")
-    show(console, "Cosine to the teacher", columns, rows)
+    print_table(console, "Cosine to the teacher", columns, rows)
     notes = ["ceiling: how far the teacher agrees with itself when its input moves by some positions"]
     if past:
         notes.append("* compared with what the teacher says of overlapping windows; ceiling: when these are others")
@@ -196,12 +150,12 @@ def print_fidelity(measured: Fidelity, console: Console) -> None:
     console.print("\n".join(notes), markup=False, highlight=False)
     if past:
         rows = [(f"{entry.length:,}", *map(_cosine, entry.token_cosine_by_quarter)) for entry in past]
-        show(console, "Token cosine by quarter of the text", ("tokens", "1st", "2nd", "3rd", "4th"), rows)
+        print_table(console, "Token cosine by quarter of the text", ("tokens", "1st", "2nd", "3rd", "4th"), rows)
     compared = [entry for entry in measured.lengths if entry.divergence]
     if compared:
         layers = [f"layer {layer}" for layer in range(len(compared[0].divergence))]
         rows = [(f"{entry.length:,}", *(f"{value:.3f}" for value in entry.divergence)) for entry in compared]
-        show(console, "Attention: KL(teacher‖student), nats", ("tokens", *layers), rows)
+        print_table(console, "Attention: KL(teacher‖student), nats", ("tokens", *layers), rows)
     masked = [entry for entry in measured.lengths if entry.masked]
     if masked:
         rows = [
@@ -215,11 +169,11 @@ def print_fidelity(measured: Fidelity, console: Console) -> None:
             for entry in masked
         ]
         columns = ("tokens", "masked", "same prediction", "teacher right", "student right")
-        show(console, "Masked tokens, %", columns, rows)
+        print_table(console, "Masked tokens, %", columns, rows)
 
 
 def compare_similarity(
-    teacher: Encoder, student: Encoder, pairs: Sequence[Pair], progress: Report | None = None
+    teacher: Encoder, student: Encoder, pairs: Sequence[Pair], progress: Progress | None = None
 ) -> dict[str, Any]:
     """Spearman × 100 of both, their difference with its range, and how near their vectors of a sentence are."""
     vectors = [pair_vectors(encoder, pairs, progress) for encoder in (teacher, student)]
@@ -253,7 +207,6 @@ def run_compare(
     tokenizer: str | None = None,
     tokens: int = 4096,
     out: Path | None = None,
-    plot: Path | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
     """Measure how faithful a student is to its teacher, print it, and write it.
@@ -270,7 +223,6 @@ def run_compare(
         tokenizer: where the tokenizer is; None for beside the teacher.
         tokens: of text for each length, about.
         out: JSON file to write, or None.
-        plot: picture to write, or None.
 
     Returns:
         What is written to `out`.
@@ -280,7 +232,6 @@ def run_compare(
     """
     console = console or Console()
     check_writable(out)
-    check_picture(plot, "--plot")
     if lengths and min(lengths) < 3:
         raise ValueError(f"--lengths {min(lengths)}: [CLS] and [SEP] take two tokens; give 3 or more")
     sets = {str(path): read_pairs(path, columns) for path in sts}
@@ -308,14 +259,10 @@ def run_compare(
             figures += [f"{near['mean']:.3f} ({near['min']:.3f})"]
             rows.append((Path(name).name, f"{row['pairs']:,}", *figures))
         columns = ("set", "pairs", "teacher", "student", "difference, 95 %", "cosine (least)")
-        show(console, "Similarity: Spearman × 100", columns, rows)
+        print_table(console, "Similarity: Spearman × 100", columns, rows)
     console.print(f"Verdict: {found['verdict']}.", markup=False, highlight=False, soft_wrap=True)
     if out is not None:
         write_json(out, found)
-    if plot is not None:
-        from ..plot import plot_fidelity
-
-        plot_fidelity(found, plot)
     return found
 
 
@@ -324,7 +271,7 @@ def evaluate_retrieval(
     documents: dict[str, str],
     queries: Sequence[Query],
     length: int = 2048,
-    progress: Report | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Retrieval by each reader that the model can be, and what the others gain on `truncate`.
 
@@ -446,7 +393,7 @@ def run_evaluate(
 def _print_evaluation(found: dict[str, Any], console: Console) -> None:
     if "similarity" in found:
         rows = [(Path(n).name, f"{r['pairs']:,}", f"{r['spearman']:.2f}") for n, r in found["similarity"].items()]
-        show(console, "Similarity", ("set", "pairs", "Spearman × 100"), rows)
+        print_table(console, "Similarity", ("set", "pairs", "Spearman × 100"), rows)
     if "retrieval" in found:
         rows = []
         for name, row in found["retrieval"].items():
@@ -455,13 +402,13 @@ def _print_evaluation(found: dict[str, Any], console: Console) -> None:
             rows.append((name, _percent(row["accuracy@1"]), f"{row['mrr']:.3f}", f"{row['ndcg@10']:.3f}", shown))
         count = found["retrieval"]["truncate"]["queries"]
         columns = ("reader", "accuracy@1, %", "MRR", "nDCG@10", "nDCG on truncate, 95 %")
-        show(console, f"Retrieval, {count:,} queries", columns, rows)
+        print_table(console, f"Retrieval, {count:,} queries", columns, rows)
     if "masked" in found:
         rows = [
             (length, str(row["windows"]), f"{row['accuracy']:.2f}", f"{row['nll']:.3f}")
             for length, row in found["masked"].items()
         ]
-        show(console, "Masked tokens", ("tokens", "windows", "accuracy, %", "nll, nats"), rows)
+        print_table(console, "Masked tokens", ("tokens", "windows", "accuracy, %", "nll, nats"), rows)
     if "passkey" in found:
         rows = [
             (
@@ -474,4 +421,4 @@ def _print_evaluation(found: dict[str, Any], console: Console) -> None:
             for length, both in found["passkey"].items()
             for how, row in both.items()
         ]
-        show(console, "Passkey, %", ("tokens", "by", "found", "by depth", "chance"), rows)
+        print_table(console, "Passkey, %", ("tokens", "by", "found", "by depth", "chance"), rows)

@@ -8,20 +8,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..data.pairs import Query
 from ..data.reading import Encoder, Progress
 from .statistics import Difference, paired_bootstrap
 
 
 READERS = ("full", "truncate", "chunks")
 CHUNK = 512
-
-
-@dataclass(frozen=True)
-class Query:
-    """A question and the id of the one document that answers it."""
-
-    text: str
-    document: str
 
 
 @dataclass(frozen=True)

@@ -1,23 +1,14 @@
 """Semantic textual similarity: does the cosine of two sentence vectors rank pairs as people do?"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from ..data.pairs import Pair
 from ..data.reading import Encoder, Progress
 from .statistics import Difference, paired_bootstrap, rank_correlation
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Two sentences and how similar people find them, on any scale."""
-
-    score: float
-    sentence1: str
-    sentence2: str
 
 
 def pair_vectors(encoder: Encoder, pairs: Sequence[Pair], progress: Progress | None = None) -> torch.Tensor:

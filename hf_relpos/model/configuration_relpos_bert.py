@@ -6,7 +6,15 @@ import torch
 from huggingface_hub.dataclasses import strict
 from transformers import BertConfig
 
-from .schemes import SCHEMES, Absolute, build_input, scheme_parts, translate_options
+from .schemes import (
+    DEFAULT_SCHEME,
+    SCHEMES,
+    STOCK_SCHEME,
+    build_input,
+    parts_with_absolute_table,
+    scheme_parts,
+    translate_options,
+)
 
 
 TEMPERATURES = ("none", "log")
@@ -75,7 +83,7 @@ class RelPosBertConfig(BertConfig):
     model_type = "relpos_bert"
     keys_to_ignore_at_inference = ["memory"]
 
-    position_embedding_type: str | list[str] = "relative_key"
+    position_embedding_type: str | list[str] = DEFAULT_SCHEME
     position_options: dict[str, Any] | None = None
     attention_window: int | None = None
     global_tokens: list[int] | None = None
@@ -131,7 +139,7 @@ class RelPosBertConfig(BertConfig):
             config = {
                 **config,
                 "model_type": cls.model_type,
-                "position_embedding_type": config.get("position_embedding_type", "absolute"),
+                "position_embedding_type": config.get("position_embedding_type", STOCK_SCHEME),
                 "embedding_size": None,  # some files have it, and stock BERT does not read it
             }
         elif found != cls.model_type and not any(
@@ -156,7 +164,7 @@ class RelPosBertConfig(BertConfig):
         """
         if isinstance(config, cls) and not changes:
             return config
-        values = {"position_embedding_type": "absolute", **config.to_dict()}
+        values = {"position_embedding_type": STOCK_SCHEME, **config.to_dict()}
         if not isinstance(config, cls):
             values["embedding_size"] = None
         values |= {**changes, "model_type": cls.model_type}
@@ -186,7 +194,7 @@ class RelPosBertConfig(BertConfig):
         if len(scales) > 1:
             listed = ", ".join(f"{name} {value:.4g}" for value, name in scales.items())
             raise ValueError(f"position_embedding_type = {self.position_embedding_type}: the scales differ ({listed})")
-        if sum("rotate" in scheme.acts_on for scheme, _ in parts) > 1:
+        if sum(scheme.rotates() for scheme, _ in parts) > 1:
             raise ValueError(f"position_embedding_type = {self.position_embedding_type}: two rotations do not combine")
         with torch.device("meta"):
             build_input(self)  # raises for two schemes that act on the input
@@ -245,15 +253,13 @@ class RelPosBertConfig(BertConfig):
             )
         if not self.memory_length:
             return
-        obstacles = {scheme.name: scheme.memory_obstacle(settings) for scheme, settings in scheme_parts(self)}
-        if self.absolute_position_embeddings:
-            obstacles["absolute"] = Absolute.memory_obstacle(Absolute.defaults())
-        for name, obstacle in obstacles.items():
-            if obstacle is not None:
-                takers = [s.name for s in SCHEMES.values() if s.memory_obstacle(s.defaults()) is None]
+        for scheme, settings in parts_with_absolute_table(self):
+            reason = scheme.memory_unsupported_reason(settings)
+            if reason is not None:
+                capable = [s.name for s in SCHEMES.values() if s.memory_unsupported_reason(s.defaults()) is None]
                 raise ValueError(
-                    f"memory_length = {self.memory_length} with the position scheme {name!r}: {obstacle}. These take "
-                    f"a memory: {', '.join(takers)}"
+                    f"memory_length = {self.memory_length} with the position scheme {scheme.name!r}: {reason}. These "
+                    f"take a memory: {', '.join(capable)}"
                 )
         if self.attention_window is not None and self.global_tokens != []:
             raise ValueError(
@@ -279,19 +285,19 @@ class RelPosBertConfig(BertConfig):
         return frozenset().union(*(scheme.needs_of(settings) for scheme, settings in scheme_parts(self)))
 
     @property
-    def position_requires(self) -> frozenset[str]:
-        """Inputs that `forward` must be given for the schemes."""
-        return frozenset().union(*(scheme.requires for scheme, _ in scheme_parts(self)))
+    def required_inputs(self) -> frozenset[str]:
+        """Inputs that `forward` must be given for the schemes: `grid`, `relation_ids`."""
+        return frozenset().union(*(scheme.required_inputs for scheme, _ in scheme_parts(self)))
 
     @property
-    def position_terms_absolute(self) -> bool:
+    def uses_absolute_positions(self) -> bool:
         """Whether the terms of a scheme depend on positions themselves, not on their differences only."""
-        return any(scheme.needs_positions for scheme, _ in scheme_parts(self))
+        return any(scheme.uses_absolute_positions for scheme, _ in scheme_parts(self))
 
     @property
     def has_absolute_table(self) -> bool:
         """Whether the embeddings hold a learned table of absolute positions."""
-        return self.absolute_position_embeddings or any(s.name == "absolute" for s, _ in scheme_parts(self))
+        return any(scheme.learned_input_table for scheme, _ in parts_with_absolute_table(self))
 
 
 __all__ = ["RelPosBertConfig"]

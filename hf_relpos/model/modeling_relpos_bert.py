@@ -54,7 +54,7 @@ from .padding import Padding
 from .relations import packed_position_ids, relations_of, self_attention_mask, temperature
 from .scheme import InputScheme, Scheme, SharedScheme
 from .scheme_absolute import LearnedPositions
-from .schemes import build_input, build_scheme, build_shared
+from .schemes import STOCK_SCHEME, build_input, build_scheme, build_shared
 
 
 logger = logging.get_logger(__name__)
@@ -337,7 +337,7 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
                 saved, _ = PreTrainedConfig.get_config_dict(pretrained_model_name_or_path, **hub)
             except OSError:  # weights without a configuration beside them claim nothing
                 saved = {}
-            if saved.get("position_embedding_type", "absolute") == model.config.position_embedding_type:
+            if saved.get("position_embedding_type", STOCK_SCHEME) == model.config.position_embedding_type:
                 raise ValueError(
                     f"{pretrained_model_name_or_path}: config.json says position_embedding_type = "
                     f"{model.config.position_embedding_type!r}, but the weights lack {tables[0]}, … "

@@ -100,14 +100,14 @@ class Scheme(nn.Module):
         zero_is_neutral: with all its parameters at zero every term vanishes, while their gradients do not all vanish.
         needs: what a backend must be able to do for it: keys of `attention.FEATURES`. May depend on options: see
             `needs_of`.
-        acts_on: "rotate" for schemes that rotate q and k, of which a combination can hold one.
-        requires: inputs that `forward` must be given for it: `grid`, `relation_ids`.
+        learned_input_table: adds a learned table of absolute positions to the input, as stock BERT does.
+        required_inputs: inputs that `forward` must be given for it: `grid`, `relation_ids`.
         linear: parameters on which its terms depend linearly when all others are zero: name to the axis along which
             neighbours are neighbouring distances (None: there is none), and the letters of the terms they make. What a
             converter can fit in closed form; empty for schemes that are not linear in anything.
         renamed_options: earlier names of its options, old to new.
-        needs_positions: its terms depend on the positions themselves, so that consecutive ones are not all alike:
-            `context.positions` is given whenever they are not 0, 1, 2, …
+        uses_absolute_positions: its terms depend on i and j themselves, not on j − i alone: `context.positions` is
+            given whenever they are not 0, 1, 2, …
     """
 
     name: ClassVar[str]
@@ -117,9 +117,9 @@ class Scheme(nn.Module):
     relative: ClassVar[bool] = True
     zero_is_neutral: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset()
-    requires: ClassVar[frozenset[str]] = frozenset()
-    acts_on: ClassVar[frozenset[str]] = frozenset()
-    needs_positions: ClassVar[bool] = False
+    required_inputs: ClassVar[frozenset[str]] = frozenset()
+    learned_input_table: ClassVar[bool] = False
+    uses_absolute_positions: ClassVar[bool] = False
     renamed_options: ClassVar[dict[str, str]] = {}
     linear: ClassVar[dict[str, tuple[int | None, str]]] = {}
 
@@ -200,16 +200,16 @@ class Scheme(nn.Module):
         return cls.needs
 
     @classmethod
-    def memory_obstacle(cls, settings: Mapping[str, Any]) -> str | None:
-        """Why tokens cannot attend to a memory of earlier segments under it, in words; None where they can.
+    def memory_unsupported_reason(cls, settings: Mapping[str, Any]) -> str | None:
+        """Why tokens cannot attend to a memory of earlier segments; None where they can.
 
-        What it takes are terms that follow from the offset, to the left as far as the memory goes.
+        A memory needs terms that depend on j − i alone and extend to the left as far as the memory.
         """
-        if cls.requires:
-            needed = " and ".join(sorted(cls.requires))
+        if cls.required_inputs:
+            needed = " and ".join(sorted(cls.required_inputs))
             return f"it needs {needed} of all keys, and those of earlier segments are not kept"
         if not cls.relative:
-            return "it counts places from the beginning of the input, where every segment begins anew"
+            return "it counts positions from the beginning of the input, and every segment begins at 0 again"
         return None
 
     @classmethod
@@ -236,6 +236,23 @@ class Scheme(nn.Module):
             std: `config.initializer_range`.
         """
 
+    @classmethod
+    def rotates(cls) -> bool:
+        """Whether it rotates q and k; a combination can hold one such scheme."""
+        return cls.rotate is not Scheme.rotate
+
+    def rotate(self, vectors: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Rotated queries or keys, for schemes that put this method into their terms.
+
+        Args:
+            vectors: (B, H, N, d).
+            positions: (N,) or (B, N).
+
+        Returns:
+            (B, H, N, d).
+        """
+        raise NotImplementedError(f"{type(self).__name__} rotates nothing")
+
     def terms(self, context: AttentionContext) -> Terms:
         """The terms for one attention call."""
         raise NotImplementedError(f"{type(self).__name__} must define terms(context)")
@@ -245,7 +262,7 @@ class InputScheme(nn.Module):
     """Base of the modules that `Scheme.input_module` returns when positions alone do not tell what they compute.
 
     Class attributes:
-        takes_grid: it wants the rows and columns, (B, L, 2), that a scheme with `requires = {"grid"}` is given.
+        takes_grid: it wants the rows and columns, (B, L, 2), that a scheme with `required_inputs = {"grid"}` is given.
     """
 
     takes_grid: ClassVar[bool] = False

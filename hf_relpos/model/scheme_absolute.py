@@ -53,6 +53,7 @@ class Absolute(Scheme, name="absolute"):
     source = "Devlin et al. 2018, arXiv 1810.04805"
     out_of_range = ("error", "clip")
     relative = False
+    learned_input_table = True
 
     @classmethod
     def input_module(cls, config, settings):

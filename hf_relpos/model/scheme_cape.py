@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from .context import AttentionContext, sinusoid_interleaved
+from .context import AttentionContext
+from .encodings import sinusoid_interleaved
 from .formula import Terms
 from .scheme import InputScheme, Option, Scheme, choice, is_number, refuse_odd_width
 from .scheme_sinusoidal import AMPLITUDE

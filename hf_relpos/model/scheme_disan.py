@@ -26,10 +26,10 @@ class DiSAN(Scheme, name="disan"):
     options = {"direction": choice("split", "forward", "backward", "diag", help="which keys a token attends to")}
 
     @classmethod
-    def memory_obstacle(cls, settings):
+    def memory_unsupported_reason(cls, settings):
         if settings["direction"] == "backward":
             return "going backward a token attends only to its right, and a memory lies to the left"
-        return super().memory_obstacle(settings)
+        return super().memory_unsupported_reason(settings)
 
     def terms(self, context: AttentionContext) -> Terms:
         sees = {"forward": (True, False, False), "backward": (False, False, True), "diag": (True, False, True)}

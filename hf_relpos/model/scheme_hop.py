@@ -4,7 +4,8 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from .context import AttentionContext, sinusoid_concat
+from .context import AttentionContext
+from .encodings import sinusoid_concat
 from .formula import Table, Terms
 from .scheme import Option, Scheme, is_count, refuse_odd_heads
 
@@ -22,7 +23,7 @@ class Hop(Scheme, name="hop"):
 
     source = "Li et al. 2020, arXiv 2004.03249; Yaoyi-Li/HOP-Matting networks/ops.py"
     out_of_range = ("clip",)
-    requires = frozenset({"grid"})
+    required_inputs = frozenset({"grid"})
     options = {
         "radius": Option(
             default=7,

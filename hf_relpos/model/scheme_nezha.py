@@ -2,7 +2,8 @@
 
 import torch
 
-from .context import AttentionContext, sinusoid_interleaved
+from .context import AttentionContext
+from .encodings import sinusoid_interleaved
 from .formula import Table, Terms
 from .scheme import Option, Scheme, is_count, refuse_odd_heads
 

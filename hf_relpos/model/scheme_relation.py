@@ -45,7 +45,7 @@ class Relation(Scheme, name="relation"):
 
     source = "Shaw et al. 2018, arXiv 1803.02155, §3.1, eq. 3-4 with the edges of a graph"
     out_of_range = ("extrapolate",)
-    requires = frozenset({"relation_ids"})
+    required_inputs = frozenset({"relation_ids"})
     options = {
         "num_relations": Option(
             default=2,

@@ -21,7 +21,7 @@ class Relative2d(Scheme, name="relative_2d"):
 
     source = "Bello et al. 2019, arXiv 1904.09925, §3.2, eq. 4; tensor2tensor relative_2d"
     out_of_range = ("zero", "clip")
-    requires = frozenset({"grid"})
+    required_inputs = frozenset({"grid"})
     options = {
         "max_relative_position": Option(
             default=32,

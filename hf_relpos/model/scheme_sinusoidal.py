@@ -2,7 +2,8 @@
 
 import torch
 
-from .context import AttentionContext, sinusoid_concat, sinusoid_interleaved, sinusoid_t2t
+from .context import AttentionContext
+from .encodings import sinusoid_concat, sinusoid_interleaved, sinusoid_t2t
 from .formula import Terms
 from .scheme import InputScheme, Option, Scheme, choice, is_number, refuse_odd_width
 

@@ -3,7 +3,8 @@
 import torch
 from torch import nn
 
-from .context import AttentionContext, sinusoid_t2t
+from .context import AttentionContext
+from .encodings import sinusoid_t2t
 from .formula import Terms
 from .scheme import InputScheme, Scheme
 from .scheme_sinusoidal import AMPLITUDE
@@ -38,7 +39,7 @@ class Sinusoidal2d(Scheme, name="sinusoidal_2d"):
     out_of_range = ("extrapolate",)
     relative = False
     zero_is_neutral = False  # the input has positions from the start
-    requires = frozenset({"grid"})
+    required_inputs = frozenset({"grid"})
     options = {"amplitude": AMPLITUDE}
 
     @classmethod

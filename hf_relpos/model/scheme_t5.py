@@ -4,7 +4,8 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from .context import AttentionContext, t5_bucket
+from .context import AttentionContext
+from .encodings import t5_bucket
 from .formula import Terms, by_offset
 from .scheme import Option, Scheme, SharedScheme, choice, is_count
 

@@ -4,7 +4,8 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from .context import AttentionContext, sinusoid_t2t
+from .context import AttentionContext
+from .encodings import sinusoid_t2t
 from .formula import Terms, by_offset
 from .scheme import Scheme, choice, refuse_odd_heads
 

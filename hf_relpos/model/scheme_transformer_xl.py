@@ -4,7 +4,8 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from .context import AttentionContext, sinusoid_concat
+from .context import AttentionContext
+from .encodings import sinusoid_concat
 from .formula import Terms, by_offset
 from .scheme import Option, Scheme, is_count, refuse_odd_width
 

@@ -4,7 +4,8 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from .context import AttentionContext, t5_bucket
+from .context import AttentionContext
+from .encodings import t5_bucket
 from .formula import Terms
 from .scheme import Scheme, SharedScheme, choice
 
@@ -30,7 +31,7 @@ class Tupe(Scheme, name="tupe"):
     out_of_range = ("clip", "zero")
     relative = False
     zero_is_neutral = False  # for the scale
-    needs_positions = True
+    uses_absolute_positions = True
     options = {"variant": choice("A", "R", help="absolute positions alone, or with T5's relative bias")}
 
     @classmethod

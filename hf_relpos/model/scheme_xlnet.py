@@ -4,7 +4,8 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from .context import AttentionContext, sinusoid_concat
+from .context import AttentionContext
+from .encodings import sinusoid_concat
 from .formula import Table, Terms, by_offset
 from .scheme import Scheme, choice, refuse_odd_width
 from .scheme_transformer_xl import TransformerXL

@@ -37,7 +37,10 @@ from .scheme_xlnet import XLNet
 
 
 __all__ = [
+    "DEFAULT_SCHEME",
+    "GENERAL_SCHEME",
     "SCHEMES",
+    "STOCK_SCHEME",
     "T5",
     "ALiBi",
     "Absolute",
@@ -72,8 +75,17 @@ __all__ = [
     "build_scheme",
     "build_shared",
     "find_scheme",
+    "parts_with_absolute_table",
     "scheme_parts",
 ]
+
+
+# The scheme of a stock BERT configuration, which need not name one: Transformers v5 no longer writes the field.
+STOCK_SCHEME = Absolute.name
+# That of a RelPosBertConfig.
+DEFAULT_SCHEME = RelativeKey.name
+# All tables of the formula, each free: what converters fit.
+GENERAL_SCHEME = Tables.name
 
 
 def find_scheme(name: Any) -> type[Scheme]:
@@ -130,6 +142,14 @@ def scheme_parts(config: Any) -> list[tuple[type[Scheme], dict[str, Any]]]:
     return [(scheme, scheme.resolve(options.get(scheme.name), config)) for scheme in map(find_scheme, name)]
 
 
+def parts_with_absolute_table(config: Any) -> list[tuple[type[Scheme], dict[str, Any]]]:
+    """`scheme_parts`, and the stock scheme where the field `absolute_position_embeddings` adds its table to them."""
+    parts = scheme_parts(config)
+    if config.absolute_position_embeddings and not any(scheme.learned_input_table for scheme, _ in parts):
+        parts.append((Absolute, Absolute.resolve({}, config)))
+    return parts
+
+
 class Combination(nn.Module):
     """Several schemes at once: the sum of their terms, in the order of `position_embedding_type`."""
 
@@ -180,13 +200,11 @@ def build_input(config: Any) -> nn.Module | None:
     Raises:
         ValueError: when more than one scheme acts on the input.
     """
-    found = {}
-    for scheme, settings in scheme_parts(config):
+    modules = {}
+    for scheme, settings in parts_with_absolute_table(config):
         module = scheme.input_module(config, settings)
         if module is not None:
-            found[scheme.name] = module
-    if config.absolute_position_embeddings and "absolute" not in found:
-        found["absolute"] = Absolute.input_module(config, Absolute.resolve({}, config))
-    if len(found) > 1:
-        raise ValueError(f"position_embedding_type: {' and '.join(found)} both act on the input; choose one of them")
-    return next(iter(found.values()), None)
+            modules[scheme.name] = module
+    if len(modules) > 1:
+        raise ValueError(f"position_embedding_type: {' and '.join(modules)} both act on the input; choose one of them")
+    return next(iter(modules.values()), None)

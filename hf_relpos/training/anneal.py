@@ -114,7 +114,7 @@ def drop_absolute_positions(model: PreTrainedModel) -> PreTrainedModel:
 
 def _check_table(model: PreTrainedModel) -> None:
     config = model.config
-    if any(scheme.name == "absolute" for scheme, _ in scheme_parts(config)):
+    if any(scheme.learned_input_table for scheme, _ in scheme_parts(config)):
         raise ValueError(
             f"position_embedding_type = {config.position_embedding_type!r} is absolute itself, and nothing would take "
             "the place of its table; convert it with method='keep' and a relative scheme first"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from oracles import array, golden, layer_error, padding, tiny_attention, tiny_config
 
-from hf_relpos.model.context import t5_bucket
+from hf_relpos.model.encodings import t5_bucket
 from hf_relpos.model.schemes import T5
 
 

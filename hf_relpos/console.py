@@ -1,0 +1,89 @@
+"""What is printed in the terminal: progress bars, tables, errors and warnings without tracebacks."""
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+
+@contextmanager
+def progress_bar(console: Console, visible: bool = True) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar with the remaining time, removed at the end.
+
+    Yields:
+        A function to call as `progress(description, completed, total)`; it does nothing unless `visible`.
+    """
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not visible) as bar:
+        task = None
+
+        def update(description: str, completed: int, total: int) -> None:
+            nonlocal task
+            if task is None:
+                task = bar.add_task(description, total=total)
+            bar.update(task, description=description, completed=completed, total=total)
+
+        yield update
+
+
+def print_table(console: Console, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table whose first column is text and whose others are numbers."""
+    table = Table(*columns, title=title, box=box.SIMPLE_HEAD)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table whose first column is text and whose others are numbers; no newline at the end."""
+    lines = [list(columns), ["---", *["---:"] * (len(columns) - 1)], *map(list, rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def print_message(kind: str, text: str) -> None:
+    """Print "kind: text" to stderr, not wrapped, with brackets as they are."""
+    Console(stderr=True).print(f"{kind}: {text}", markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Print an error that the user can correct, a bad value or a missing extra, without traceback.
+
+    Raises:
+        typer.Exit: with code 2, for a `ValueError` or a `ModuleNotFoundError`.
+    """
+    try:
+        yield
+    except (ValueError, ModuleNotFoundError) as error:
+        print_message("Error", str(error))
+        raise typer.Exit(2) from None
+
+
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Print each `UserWarning` as one line of text; other categories, for programmers, are shown as before."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def show_plainly(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: Any = None,
+            line: Any = None,
+        ) -> None:
+            if category is not UserWarning:
+                return show(message, category, filename, lineno, file, line)
+            print_message("Warning", " ".join(str(message).split()))
+
+        warnings.showwarning = show_plainly
+        yield
