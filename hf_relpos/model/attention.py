@@ -8,9 +8,10 @@ import torch
 from torch import nn
 from torch.nn.attention.flex_attention import BlockMask
 
-from .context import AttentionContext, is_traced
+from .context import AttentionContext
 from .formula import Terms
 from .toeplitz import SharedTerms, ToeplitzTerms, to_toeplitz, toeplitz_unsupported
+from .tracing import is_traced
 
 
 @dataclass(frozen=True)

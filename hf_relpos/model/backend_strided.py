@@ -23,9 +23,9 @@ class Strided:
 
     def unsupported(self, call: AttentionCall) -> list[str]:
         """Terms without a Toeplitz form, training, and devices on which another backend is faster."""
-        reasons = unsupported_by_offset(call)
         if call.device.type == "cpu":
-            reasons.append("it is for devices other than the CPU")
+            return ["it is for devices other than the CPU"]
+        reasons = unsupported_by_offset(call)
         if call.is_traced:
             reasons.append("the call is being traced")
         if call.needs_gradients or call.dropout:

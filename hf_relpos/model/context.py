@@ -9,11 +9,6 @@ import torch
 from .padding import Padding
 
 
-def is_traced() -> bool:
-    """Whether a graph is being recorded, which must not depend on the data."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
-
-
 @dataclass(frozen=True)
 class AttentionContext:
     """The offsets r = j − i of L queries and K keys, and the other relations that a scheme may ask for.

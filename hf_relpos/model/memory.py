@@ -26,7 +26,7 @@ from transformers.modeling_outputs import (
 from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 from transformers.utils import ModelOutput
 
-from .context import is_traced
+from .tracing import is_traced
 
 
 @dataclass

@@ -98,8 +98,6 @@ class Scheme(nn.Module):
         options: the keys of `config.position_options` that it knows, besides `out_of_range`.
         relative: outputs depend on token order only through offsets, so that shifting a text changes nothing.
         zero_is_neutral: with all its parameters at zero every term vanishes, while their gradients do not all vanish.
-        needs: what a backend must be able to do for it: keys of `attention.FEATURES`. May depend on options: see
-            `needs_of`.
         learned_input_table: adds a learned table of absolute positions to the input, as stock BERT does.
         required_inputs: inputs that `forward` must be given for it: `grid`, `relation_ids`.
         linear: parameters on which its terms depend linearly when all others are zero: name to the axis along which
@@ -116,7 +114,6 @@ class Scheme(nn.Module):
     options: ClassVar[dict[str, Option]] = {}
     relative: ClassVar[bool] = True
     zero_is_neutral: ClassVar[bool] = True
-    needs: ClassVar[frozenset[str]] = frozenset()
     required_inputs: ClassVar[frozenset[str]] = frozenset()
     learned_input_table: ClassVar[bool] = False
     uses_absolute_positions: ClassVar[bool] = False
@@ -193,11 +190,6 @@ class Scheme(nn.Module):
     def scale_of(cls, settings: Mapping[str, Any], config: Any) -> float | None:
         """s of the formula, or None when the scheme leaves it at 1/√d; combined schemes must agree."""
         return None
-
-    @classmethod
-    def needs_of(cls, settings: Mapping[str, Any]) -> frozenset[str]:
-        """What a backend must be able to do, given the resolved options."""
-        return cls.needs
 
     @classmethod
     def memory_unsupported_reason(cls, settings: Mapping[str, Any]) -> str | None:

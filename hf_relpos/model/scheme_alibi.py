@@ -49,10 +49,6 @@ class ALiBi(Scheme, name="alibi"):
             )
         return resolved
 
-    @classmethod
-    def needs_of(cls, settings):
-        return frozenset({"allow"}) if settings["variant"] == "asymmetric" else frozenset()
-
     def terms(self, context: AttentionContext) -> Terms:
         variant = self.settings["variant"]
         r = context.span(context.device)

@@ -22,7 +22,6 @@ class DiSAN(Scheme, name="disan"):
     source = "Shen et al. 2018, arXiv 1709.04696, directional self-attention"
     out_of_range = ("extrapolate",)
     zero_is_neutral = False
-    needs = frozenset({"allow"})
     options = {"direction": choice("split", "forward", "backward", "diag", help="which keys a token attends to")}
 
     @classmethod

@@ -23,7 +23,6 @@ class HuangM1(Scheme, name="huang_m1"):
     source = "Huang et al. 2020, arXiv 2009.13658, method 1"
     out_of_range = ("clip",)
     zero_is_neutral = False
-    needs = frozenset({"gain"})
 
     def __init__(self, config, options=None):
         super().__init__(config, options)

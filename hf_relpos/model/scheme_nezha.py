@@ -18,7 +18,6 @@ class Nezha(Scheme, name="nezha"):
     source = "Wei et al. 2019, arXiv 1909.00204; transformers 4.57.6 models/deprecated/nezha"
     out_of_range = ("clip",)
     zero_is_neutral = False
-    needs = frozenset({"value_term"})
     options = {
         "max_relative_position": Option(
             default=64,

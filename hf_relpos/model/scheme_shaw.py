@@ -19,7 +19,6 @@ class Shaw(Scheme, name="shaw"):
 
     source = "Shaw et al. 2018, arXiv 1803.02155, eq. 3-4"
     out_of_range = ("clip", "zero")
-    needs = frozenset({"value_term"})
     linear = {"key": (-2, "A"), "value": (-2, "V")}
     options = {
         "clip": Option(

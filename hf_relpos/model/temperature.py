@@ -6,8 +6,9 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask, create_mask
 from transformers import PreTrainedConfig
 
-from .context import AttentionContext, is_traced
+from .context import AttentionContext
 from .tokens import is_visible
+from .tracing import is_traced
 
 
 def visible_keys(

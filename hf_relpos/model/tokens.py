@@ -15,8 +15,9 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 from transformers.masking_utils import and_masks, create_bidirectional_mask, create_causal_mask
 
-from .context import AttentionContext, is_traced
+from .context import AttentionContext
 from .memory import SegmentMemory
+from .tracing import is_traced
 
 
 # Whether a query attends to a key, from index tensors (batch, head, query, key), as Transformers' masks are made of.
@@ -40,7 +41,7 @@ class PositionInputs:
     @classmethod
     def of(cls, config: PreTrainedConfig) -> "PositionInputs":
         """Those of a RelPosBertConfig."""
-        return cls(config.position_requires, config.position_terms_absolute, config.position_scheme_name)
+        return cls(config.required_inputs, config.uses_absolute_positions, config.position_scheme_name)
 
 
 @dataclass(frozen=True)
