@@ -25,7 +25,7 @@ app = typer.Typer(
 
 
 # Help that several options share.
-TEXT = "Text: .txt, .jsonl, .tsv, packed or not, a folder of such, or a Hub dataset."
+TEXT = "Text: .txt, .jsonl, .tsv, compressed or not, a folder of such, or a Hub dataset."
 
 
 def parse_options(pairs: list[str], flag: str = "--option") -> dict[str, Any]:

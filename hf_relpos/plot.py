@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import AutoTokenizer, PreTrainedConfig
 
+from .files import atomic_file
 from .model.configuration_relpos_bert import RelPosBertConfig
 from .model.context import AttentionContext
 from .model.formula import Terms, allowed, content_scale, content_vectors, featurewise_scores, position_scores
@@ -78,6 +79,15 @@ def example_inputs(config: RelPosBertConfig, length: int = 64, batch: int = 4) -
         r = places - places[:, None]
         inputs["relation_ids"] = ((r == 1) | (r == 4)).long().expand(batch, -1, -1)
     return inputs
+
+
+def save_figure(figure: Any, path: str | Path, dpi: int = 150) -> Path:
+    """Write a figure atomically, in the format that the suffix names; the file, which without a suffix is a .png."""
+    path = Path(path)
+    path = path if path.suffix else path.with_name(f"{path.name}.png")
+    with atomic_file(path) as partial:
+        figure.savefig(partial, dpi=dpi)
+    return path
 
 
 @torch.no_grad()
@@ -349,8 +359,7 @@ def plot_checkpoint(
     else:
         figure, name = plot_scheme(model, layer, head, inputs), f"{Path(checkpoint).name}-layer{layer}-head{head}.png"
     out = name if out is None else out
-    figure.savefig(out, dpi=150)
-    return Path(out)
+    return save_figure(figure, out)
 
 
 def offset_curves(model: RelPosBertPreTrainedModel, inputs: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
@@ -475,5 +484,4 @@ def plot_fidelity(report: Mapping[str, Any], path: str | Path) -> Path:
         ModuleNotFoundError: without matplotlib.
         ValueError: for a report without lengths.
     """
-    fidelity_figure(report).savefig(path, dpi=150)
-    return Path(path)
+    return save_figure(fidelity_figure(report), path)

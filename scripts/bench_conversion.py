@@ -44,7 +44,7 @@ from hf_relpos.calibration.calibrate import fold_positions
 from hf_relpos.console import print_table
 from hf_relpos.conversion import METHODS, convert
 from hf_relpos.conversion.learned import LEARNING_RATE, TABLE_LEARNING_RATE
-from hf_relpos.data.text import cut_windows, read_texts
+from hf_relpos.data import cut_windows, read_texts
 from hf_relpos.evaluation import (
     Encoder,
     Retrieval,
@@ -55,13 +55,13 @@ from hf_relpos.evaluation import (
     load_model,
     load_tokenizer,
     masked_accuracy_by_length,
+    model_max_length,
     pair_vectors,
     rank_correlation,
     rank_documents,
     read_documents,
     read_pairs,
     read_queries,
-    readable_length,
     shift_consistency,
     similarities,
     spearman_difference,
@@ -372,7 +372,7 @@ class Bench:
                 if "distance_embedding" in name:
                     parameter.data.normal_(0, 0.02, generator=generator)
         elif student.then == "distil":
-            limit = readable_length(teacher)
+            limit = model_max_length(teacher)
             windows = cut_windows(
                 tokenizer,
                 texts,
@@ -407,7 +407,7 @@ class Bench:
         if variant == "+window":
             return {"attention_window": self.args.window}
         if variant == "+log":
-            length = readable_length(self.teacher.model)
+            length = model_max_length(self.teacher.model)
             return {"attention_temperature": "log", "attention_temperature_length": length}
         return {}
 
@@ -485,7 +485,7 @@ class Bench:
 
     def _ceiling(self, windows: dict[int, list[list[int]]]) -> dict[str, Any]:
         """The teacher's agreement with itself, at the lengths that leave room for a shift."""
-        limit = readable_length(self.teacher.model)
+        limit = model_max_length(self.teacher.model)
         moved = {
             str(length): shift_consistency(self.teacher.model, rows, pooling=self.teacher.pooling)
             for length, rows in windows.items()
@@ -595,7 +595,7 @@ class Bench:
         """Masked tokens of the demonstration's text that are predicted right."""
         model, made = (load_model(demo.CHECKPOINT), {}) if name == "teacher" else self._demo_student(name)
         tokenizer = load_tokenizer(demo.CHECKPOINT)
-        limit = readable_length(load_model(demo.CHECKPOINT))
+        limit = model_max_length(load_model(demo.CHECKPOINT))
         found = masked_accuracy_by_length(
             model, tokenizer, demo.read_text("eval"), (limit // 2, limit), self.args.masked_tokens, self.args.seed
         )

@@ -19,7 +19,7 @@ from hf_relpos.calibration.calibrate import Calibrator, Settings, fold_positions
 from hf_relpos.calibration.saved import Saved
 from hf_relpos.calibration.windows import check_windows, octaves, shared_first
 from hf_relpos.conversion import METHODS, ConversionError, convert
-from hf_relpos.data.text import Windows, read_texts
+from hf_relpos.data import Windows, read_texts
 from hf_relpos.evaluation import masked_accuracy, masked_windows, windowed_hidden_states
 from hf_relpos.model.encodings import sinusoid_concat
 
@@ -394,14 +394,14 @@ def refuse(small, tmp_path, words, texts=None, **arguments):
 def test_a_place_that_cannot_be_written(small, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     arguments = {"method": "calibrate", "method_options": {"tokens": 2000}}
-    with pytest.raises(ConversionError, match=r"could not be written.*nothing was left behind.*can be written"):
+    with pytest.raises(ConversionError, match=r"could not be written.*nothing was left behind.*is writable"):
         convert(small / "bert", tmp_path / "file" / "out", **arguments)
 
     def full(tensors, file):
         Path(file).write_bytes(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("hf_relpos.calibration.saved.save_file", full)
+    monkeypatch.setattr("hf_relpos.files.save_file", full)
     with pytest.raises(ConversionError, match=r"layer-0.*same command goes on with them.*free some space"):
         convert(small / "bert", tmp_path / "out", **arguments)
     assert sorted(path.name for path in tmp_path.rglob("*")) == [".out.calibrate", "file", "fingerprint"]

@@ -795,8 +795,8 @@ FAILURES = {
     ),
     "copy-full": ((shutil, "copyfile"), fail(full()), "free some space"),
     "report-full": ((Path, "write_text"), fail(full()), "free some space"),
-    "not-permitted": ((Path, "mkdir"), fail(PermissionError(errno.EACCES, "Permission denied")), "can be written"),
-    "rename": ((Path, "rename"), rename_failing_second(PermissionError(errno.EACCES, "no")), "can be written"),
+    "not-permitted": ((Path, "mkdir"), fail(PermissionError(errno.EACCES, "Permission denied")), "is writable"),
+    "rename": ((Path, "rename"), rename_failing_second(PermissionError(errno.EACCES, "no")), "is writable"),
     "outputs": ((verify, "TOLERANCE"), -1.0, "outputs differ from the source's"),
 }
 
@@ -826,7 +826,7 @@ def test_a_folder_that_appears_meanwhile_is_not_touched(tmp_path, masked, monkey
         (out / "theirs").write_text("")
 
     monkeypatch.setattr(RelPosBertPreTrainedModel, "save_pretrained", somebody_else)
-    with pytest.raises(ConversionError, match="appeared during the conversion"):
+    with pytest.raises(ConversionError, match="created meanwhile"):
         convert(masked, out)
     assert contents(tmp_path) == {"out/theirs": b""} and os.listdir(tmp_path) == ["out"]
 

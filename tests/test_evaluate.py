@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel
-from hf_relpos.data.reading import BATCH_TOKENS, batches, pad, pool
+from hf_relpos.data.batching import BATCH_TOKENS, batch_indices
 from hf_relpos.evaluation import (
     Fidelity,
     LengthFidelity,
@@ -35,12 +35,13 @@ from hf_relpos.evaluation import (
     load_model,
     mask_rows,
     masked_agreement,
-    readable_length,
+    model_max_length,
     shift_consistency,
     unknown_rate,
     verdict,
     windowed_hidden_states,
 )
+from hf_relpos.evaluation.encoder import pad_batch, pool
 
 
 CLS, SEP, MASK = 1, 2, 3
@@ -204,7 +205,7 @@ def test_past_the_limit():
 def test_windowed_reader_is_the_plain_one_inside_the_limit(length):
     model = bert()
     row = rows(length)[0]
-    assert torch.equal(windowed_hidden_states(model, row), hidden_states(model, *pad([row], model))[0])
+    assert torch.equal(windowed_hidden_states(model, row), hidden_states(model, *pad_batch([row], model))[0])
 
 
 @pytest.mark.parametrize("total, stride", [(17, None), (40, None), (41, 5), (40, 15)])
@@ -238,13 +239,13 @@ def roberta():
     return stir(RobertaModel(RobertaConfig(**{**SIZES, "max_position_embeddings": 18}, pad_token_id=1))).eval()
 
 
-def test_readable_length():
-    assert readable_length(bert()) == readable_length(bert(BertForMaskedLM)) == 16
-    assert readable_length(roberta()) == 16  # of 18 positions, those after the padding id
-    assert readable_length(tiny_model(RelPosBertModel, "alibi")) is None
-    assert readable_length(tiny_model(RelPosBertModel, "absolute")) == 16
-    assert readable_length(tiny_model(RelPosBertModel, "absolute", position_options={"out_of_range": "clip"})) is None
-    assert readable_length(tiny_model(RelPosBertModel, "alibi", absolute_position_embeddings=True)) == 16
+def test_model_max_length():
+    assert model_max_length(bert()) == model_max_length(bert(BertForMaskedLM)) == 16
+    assert model_max_length(roberta()) == 16  # of 18 positions, those after the padding id
+    assert model_max_length(tiny_model(RelPosBertModel, "alibi")) is None
+    assert model_max_length(tiny_model(RelPosBertModel, "absolute")) == 16
+    assert model_max_length(tiny_model(RelPosBertModel, "absolute", position_options={"out_of_range": "clip"})) is None
+    assert model_max_length(tiny_model(RelPosBertModel, "alibi", absolute_position_embeddings=True)) == 16
     assert default_lengths(512) == default_lengths(None) == [16, 64, 128, 256, 512, 1024, 2048]
     assert default_lengths(100) == [16, 64, 100, 200, 400]
 
@@ -299,7 +300,7 @@ def test_pooling():
 
 def test_batches():
     lengths = [5, 9, 2, 9, 1]
-    found = list(batches([[0] * n for n in lengths], batch_tokens=18))
+    found = list(batch_indices([[0] * n for n in lengths], batch_tokens=18))
     assert found == [[1, 3], [0, 2, 4]]
 
 
@@ -425,5 +426,5 @@ def test_other_families():
     config = DistilBertConfig(vocab_size=50, dim=24, hidden_dim=32, n_layers=2, n_heads=3, max_position_embeddings=16)
     one, other = (stir(DistilBertModel(config)).eval() for _ in range(2))
     found = fidelity(one, other, {8: rows(8, 5)}).lengths[0]
-    assert readable_length(one) == 16 and len(found.divergence) == 2 and min(found.divergence) > 0
+    assert model_max_length(one) == 16 and len(found.divergence) == 2 and min(found.divergence) > 0
     assert found.ceiling.by_shift.keys() == {1, 4}

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from ..data.reading import central_windows, window_starts
+from ..data.batching import pad_rows
+from ..evaluation.sliding_windows import central_windows, window_starts
 
 
 @dataclass
@@ -116,13 +117,8 @@ def make_batches(
     for number, group in enumerate(groups):
         if number % world != rank:
             continue
-        length = max(len(windows[at]) for at in group)
-        ids = torch.full((len(group), length), pad, dtype=torch.long)
-        mask = torch.zeros_like(ids)
-        for row, at in enumerate(group):
-            ids[row, : len(windows[at])] = torch.tensor(windows[at])
-            mask[row, : len(windows[at])] = 1
-        reading = Reading.of(ids, int(limit)) if length > limit else None
+        ids, mask = pad_rows([windows[at] for at in group], pad)
+        reading = Reading.of(ids, int(limit)) if ids.shape[1] > limit else None
         held_out = number % holdout == holdout // 2
-        batches.append(Batch(number, ids, mask, held_out, len(windows[order[-1]]), reading))
+        batches.append(Batch(number, ids, mask.long(), held_out, len(windows[order[-1]]), reading))
     return batches

@@ -1,7 +1,6 @@
 """What an interrupted calibration leaves behind, so that the same command goes on where it was."""
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,10 +8,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
-from ..conversion.folder import describe
-from ..conversion.source import ConversionError
+from ..files import describe_write_error, write_json, write_tensors
+from .errors import CalibrationError
 
 
 class Saved:
@@ -29,7 +28,7 @@ class Saved:
             writes: whether this process does; of several processes one.
 
         Raises:
-            ConversionError: where the folder cannot be made.
+            CalibrationError: where the folder cannot be made.
         """
         self.folder, self.writes = folder, writes
         if not writes:
@@ -42,7 +41,7 @@ class Saved:
                 mark.write_text(fingerprint, encoding="utf-8")
             except OSError as error:
                 shutil.rmtree(folder, ignore_errors=True)
-                raise ConversionError(describe(error, folder)) from error
+                raise CalibrationError(describe_write_error(error, folder)) from error
 
     def load(self, layer: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:
         """Tensors and report of a layer, or None."""
@@ -56,23 +55,17 @@ class Saved:
         """Keep a layer.
 
         Raises:
-            ConversionError: where it cannot be written.
+            CalibrationError: where it cannot be written.
         """
         if not self.writes:
             return
         path = self.folder / f"layer-{layer}"
-        for suffix, write in (
-            (".safetensors", lambda file: save_file({name: t.contiguous() for name, t in tensors.items()}, file)),
-            (".json", lambda file: file.write_text(json.dumps(report), encoding="utf-8")),
-        ):
-            aside = path.with_suffix(f"{suffix}.{os.getpid()}")
-            try:
-                write(aside)
-                aside.replace(path.with_suffix(suffix))
-            except (OSError, SafetensorError) as error:
-                aside.unlink(missing_ok=True)
-                left = "the layers before it are kept there, and the same command goes on with them"
-                raise ConversionError(describe(error, path, left)) from error
+        try:
+            write_tensors(path.with_suffix(".safetensors"), tensors)
+            write_json(path.with_suffix(".json"), dict(report))
+        except (OSError, SafetensorError) as error:
+            left = "the layers before it are kept there, and the same command goes on with them"
+            raise CalibrationError(describe_write_error(error, path, left)) from error
 
     def clear(self) -> None:
         """Remove the folder."""

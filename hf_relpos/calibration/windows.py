@@ -4,18 +4,16 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedModel
 
-from ..conversion.source import ConversionError
-from ..data.reading import has_masked_head
-from ..data.text import UNKNOWN_LIMIT, Windows, cut_windows, read_texts, special_tokens
-
-
-if TYPE_CHECKING:
-    from ..conversion.methods import ConversionContext
+from ..data.masking import mask_tokens
+from ..data.text import read_texts
+from ..data.windows import MAX_UNKNOWN_RATE, Windows, cut_windows, special_tokens
+from ..evaluation.inspection import has_mlm_head
+from .errors import CalibrationError
 
 
 # Lengths of the windows that are fitted, beside single sentences, as far as the teacher reads them.
@@ -41,24 +39,24 @@ def gather(
             for path in texts
         ]
         total = sum(part.tokens for part in parts)
-        unknown = sum(part.unknown * part.tokens for part in parts) / total
+        unknown = sum(part.unknown_rate * part.tokens for part in parts) / total
         return Windows([ids for part in parts for ids in part.ids], unknown, tokens)
     return cut_windows(tokenizer, texts, tokens, lengths, short, seed, part)
 
 
-def gather_all(tokenizer, context: "ConversionContext", lengths: Sequence[int], length: int) -> Windows:
+def gather_all(
+    tokenizer, texts: Any, tokens: int, lengths: Sequence[int], length: int, field: str, seed: int
+) -> Windows:
     """The windows to fit: of `lengths`, and, if the source does not read rows of `length`, half of the tokens in such.
 
     Raises:
         TextError: for text that does not fill them.
     """
-    options = context.options
-    tokens, field = options["tokens"], options["field"]
     if length <= max(lengths):
-        return gather(tokenizer, context.texts, tokens, lengths, "fit", field, context.seed)
-    short = gather(tokenizer, context.texts, tokens // 2, lengths, "fit", field, context.seed)
-    long = gather(tokenizer, context.texts, tokens // 2, (length,), "fit", field, context.seed + 2, short=0.0)
-    unknown = (short.unknown * short.tokens + long.unknown * long.tokens) / (short.tokens + long.tokens)
+        return gather(tokenizer, texts, tokens, lengths, "fit", field, seed)
+    short = gather(tokenizer, texts, tokens // 2, lengths, "fit", field, seed)
+    long = gather(tokenizer, texts, tokens // 2, (length,), "fit", field, seed + 2, short=0.0)
+    unknown = (short.unknown_rate * short.tokens + long.unknown_rate * long.tokens) / (short.tokens + long.tokens)
     return Windows([*short.ids, *long.ids], unknown, tokens)
 
 
@@ -96,16 +94,15 @@ def mask_some(windows: Windows, model: PreTrainedModel, tokenizer, share: float,
     text that it never met; with every window masked it would meet no whole text.
     """
     mask = tokenizer.mask_token_id
-    if not share or mask is None or not has_masked_head(model):
+    if not share or mask is None or not has_mlm_head(model):
         return windows
-    rng, special = np.random.default_rng(seed + 3), set(tokenizer.all_special_ids)
+    rng, special = np.random.default_rng(seed + 3), tokenizer.all_special_ids
     rows = []
-    for ids in windows.ids:
-        limit = share if rng.random() < 0.5 else 0.0
-        drawn = rng.random(len(ids)) < limit
-        rows.append(
-            [mask if hit and token not in special else token for token, hit in zip(ids, drawn.tolist(), strict=True)]
-        )
+    for row in windows.ids:
+        rate = share if rng.random() < 0.5 else 0.0
+        ids = np.asarray(row)
+        masked, _ = mask_tokens(ids, mask, rng, rate, ~np.isin(ids, special), at_least_one=False)
+        rows.append(masked.tolist())
     return replace(windows, ids=rows)
 
 
@@ -113,21 +110,21 @@ def check_windows(windows: Windows, limit: int) -> list[str]:
     """What the report says of the text; each is a warning, too.
 
     Raises:
-        ConversionError: for text too short to fit anything.
+        CalibrationError: for text too short to fit anything.
     """
     if windows.tokens < TOO_FEW:
-        raise ConversionError(
+        raise CalibrationError(
             f"texts: {windows.tokens} tokens are too few to fit anything; give at least {TOO_FEW}, better 50,000"
         )
     longest = max(map(len, windows.ids))
     notes = []
     if windows.tokens < FEW:
-        remedy = "give more text" if windows.tokens < 0.9 * windows.asked else "ask for more with the option tokens"
+        remedy = "give more text" if windows.tokens < 0.9 * windows.budget else "ask for more with the option tokens"
         notes.append(f"only {windows.tokens:,} tokens of text: fits need about 50,000; {remedy}")
-    if windows.unknown > UNKNOWN_LIMIT:
+    if windows.unknown_rate > MAX_UNKNOWN_RATE:
         notes.append(
-            f"the tokenizer does not know {100 * windows.unknown:.0f} % of the tokens; is the text in the model's "
-            "language?"
+            f"the tokenizer does not know {100 * windows.unknown_rate:.0f} % of the tokens; is the text in the "
+            "model's language?"
         )
     if longest < min(limit, max(LENGTHS)):
         notes.append(

@@ -56,13 +56,13 @@ def draw(model: PreTrainedModel, report: ConversionReport, folder: Path) -> tupl
     Raises:
         ModuleNotFoundError: without matplotlib.
     """
-    from ..plot import example_inputs, plot_fidelity, plot_model
+    from ..plot import example_inputs, plot_fidelity, plot_model, save_figure
 
     names = []
     if report.fidelity is not None:
         names.append(plot_fidelity(report.details["fidelity"], folder / "fidelity.png").name)
-    plot_model(model, example_inputs(model.config, 128)).savefig(folder / "tables.png", dpi=150)
-    return (*names, "tables.png")
+    names.append(save_figure(plot_model(model, example_inputs(model.config, 128)), folder / "tables.png").name)
+    return tuple(names)
 
 
 def write_card(

@@ -1,6 +1,5 @@
 """From a checkpoint to a relpos_bert folder: plan, apply, write, read back, compare, rename."""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -14,6 +13,7 @@ from safetensors import SafetensorError
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from ..calibration.processes import processes
+from ..files import atomic_folder, describe_write_error, write_json
 from ..model.configuration_relpos_bert import RelPosBertConfig
 from ..model.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
 from ..model.schemes import DEFAULT_SCHEME, STOCK_SCHEME, find_scheme, scheme_parts
@@ -21,7 +21,7 @@ from ..plot import figure_class
 from ..version import __version__
 from .card import draw, source_metadata, write_card
 from .families import TASK_TYPES, TOKEN_TYPES, SourceSpec, check_tables, choose_head, recognise
-from .folder import check_target, copy_companions, describe, new_folder
+from .folder import check_target, copy_companions
 from .methods import (
     METHODS,
     ConversionContext,
@@ -95,7 +95,7 @@ def convert(
             `details["lost"]` says what they do not hold). None for `exact` where it applies and `keep` elsewhere.
         method_options: options of the method: keys of `METHODS[method].options`.
         texts: for a method that learns from text: one path or several (as Path objects), read by
-            `hf_relpos.data.text.read_texts`, each with the same share of the tokens; or documents, strings.
+            `hf_relpos.data.read_texts`, each with the same share of the tokens; or documents, strings.
         seed: for a method that draws at random.
         architecture: class whose head to keep; by default the one that config.json names.
         revision: branch, tag or commit of a Hub repository.
@@ -195,7 +195,7 @@ def convert(
         process.wait_for_everyone()
         return report
     try:
-        with new_folder(target, overwrite) as unfinished:
+        with atomic_folder(target, overwrite) as unfinished:
             inside = unfinished / layout.encoder
             model.save_pretrained(inside)
             files = [str(Path(layout.encoder, name)) for name in copy_companions(folder, inside, model)]
@@ -205,12 +205,11 @@ def convert(
             if METHODS[method].exact:
                 difference = compare_outputs(reloaded, checkpoint, spec, stock, rounded=bool(changed))
             report = replace(report, difference=difference, files=(*files, *layout.copy(top, unfinished)))
-            text = json.dumps(report.to_dict(), indent=2, ensure_ascii=False)
-            (unfinished / "conversion.json").write_text(text + "\n", encoding="utf-8")
+            write_json(unfinished / "conversion.json", report.to_dict(), indent=2)
             pictures = draw(reloaded, report, unfinished) if plots else ()
             write_card(unfinished, report, config, same.max_position_embeddings, source_metadata(top), pictures)
     except (OSError, SafetensorError) as error:
-        raise ConversionError(describe(error, target)) from error
+        raise ConversionError(describe_write_error(error, target)) from error
     process.wait_for_everyone()
     return report
 

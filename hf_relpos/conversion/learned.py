@@ -18,6 +18,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from ..calibration.batches import make_batches
 from ..calibration.calibrate import Calibrator, Settings, fold_positions
+from ..calibration.errors import CalibrationError
 from ..calibration.processes import processes, sum_over
 from ..calibration.saved import Saved
 from ..calibration.windows import (
@@ -32,8 +33,9 @@ from ..calibration.windows import (
     shared_first,
 )
 from ..console import progress_bar
-from ..data.reading import has_masked_head
-from ..data.text import TextError, Windows, special_tokens
+from ..data.text import TextError
+from ..data.windows import Windows, special_tokens
+from ..evaluation.inspection import has_mlm_head
 from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..model.scheme import Option, Scheme, choice, is_count, is_number
 from ..model.schemes import SCHEMES
@@ -109,12 +111,19 @@ def can_be_fitted(scheme: type[Scheme]) -> str:
 
 def calibrate(model: RelPosBertPreTrainedModel, context: "ConversionContext") -> dict[str, str]:
     """Fit the model to its source; see `calibrate.py`."""
-    return _learn(model, context, distil=False)
+    return _checked(model, context, distil=False)
 
 
 def calibrate_and_distil(model: RelPosBertPreTrainedModel, context: "ConversionContext") -> dict[str, str]:
     """Fit the model to its source, then distil the source into it; see `hf_relpos.training.distil`."""
-    return _learn(model, context, distil=True)
+    return _checked(model, context, distil=True)
+
+
+def _checked(model: RelPosBertPreTrainedModel, context: "ConversionContext", distil: bool) -> dict[str, str]:
+    try:
+        return _learn(model, context, distil)
+    except CalibrationError as error:
+        raise ConversionError(str(error)) from error
 
 
 def _learn(model: RelPosBertPreTrainedModel, context: "ConversionContext", distil: bool) -> dict[str, str]:
@@ -147,7 +156,9 @@ def _learn(model: RelPosBertPreTrainedModel, context: "ConversionContext", disti
         notes = ["no text was given: fitted to random tokens. With some text of its kind the result would be closer"]
     else:
         try:
-            windows = gather_all(tokenizer, context, lengths, length)
+            windows = gather_all(
+                tokenizer, context.texts, options["tokens"], lengths, length, options["field"], context.seed
+            )
         except TextError as error:
             raise ConversionError(f"texts: {error}") from error
         notes = check_windows(windows, max(limit, length))
@@ -192,7 +203,7 @@ def _learn(model: RelPosBertPreTrainedModel, context: "ConversionContext", disti
     details["calibration"] = {
         **result.to_dict(),
         "seen": octaves(windows.ids),
-        "unknown_share": round(windows.unknown, 5),
+        "unknown_share": round(windows.unknown_rate, 5),
         "memory_bytes": memory,
         "seconds": time.perf_counter() - started,
         "cpu_seconds": time.process_time() - cpu,
@@ -291,7 +302,7 @@ def _distil(
     windows = gather(tokenizer, context.texts, tokens, lengths, "fit", options["field"], context.seed + 1)
     windows = mask_some(windows, student, tokenizer, options["mask"], context.seed + 1)
     losses = dict(DEFAULT_LOSSES)
-    if has_masked_head(student):
+    if has_mlm_head(student):
         losses["logits"] = 1.0
     console.print(f"distilling: {options['steps']} steps on {windows.tokens:,} tokens", highlight=False)
     with torch.enable_grad():
@@ -348,6 +359,6 @@ def check(student, teacher, context: "ConversionContext", tokenizer, limit: int)
             by_length[length] = rows[::step][: max(4, CHECK_TOKENS // length)]
     if not by_length:
         return {"skipped": f"no text was left to check with that fills {min(lengths)} tokens"}
-    mask = tokenizer.mask_token_id if has_masked_head(student) and has_masked_head(teacher) else None
+    mask = tokenizer.mask_token_id if has_mlm_head(student) and has_mlm_head(teacher) else None
     found = fidelity(teacher, student, by_length, mask_token_id=mask, seed=context.seed)
     return {**found.to_dict(), "verdict": verdict(found)}

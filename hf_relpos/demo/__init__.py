@@ -6,7 +6,6 @@ model_cards/demo-bert), and `text/`, parts of two public-domain novels that it n
 
 import lzma
 import shutil
-import tempfile
 import time
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from transformers.utils import logging
 from ..console import print_table
 from ..conversion import ConversionError, convert
 from ..evaluation import masked_accuracy, masked_windows, random_orders, token_ids
+from ..files import atomic_folder
 
 
 HERE = Path(__file__).parent
@@ -129,10 +129,7 @@ def run_demo(
         rows[name] = row
         console.print(f"  {name}: {row['in order']:.1f} % of the masked tokens right")
 
-    # everything is written aside and takes its place at the end, so that a stop leaves `out` as it was
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as folder:
-        work = Path(folder)
+    with atomic_folder(out, overwrite) as work:
         console.rule("1. A BERT with absolute positions")
         console.print(f"{source}: {absolute.num_parameters():,} parameters, at most {limit} tokens")
         measure("source", absolute)
@@ -197,11 +194,6 @@ def run_demo(
         console.print(f"AutoModelForMaskedLM.from_pretrained({str(out / 'fine-tuned')!r}) gives the same logits.")
 
         shutil.rmtree(work / "trainer", ignore_errors=True)
-        if out.exists():
-            shutil.rmtree(out)
-        out.mkdir()
-        for part in ("keep", "drop", "calibrate", "fine-tuned"):
-            (work / part).rename(out / part)
 
     names = {
         "source": "source (absolute)",

@@ -1,15 +1,9 @@
 """Measuring models: fidelity of a conversion to its source, similarity, retrieval, passkeys, masked tokens."""
 
+from ..data.masking import mask_rows
 from ..data.pairs import Pair, Query, read_documents, read_pairs, read_queries
-from ..data.reading import (
-    Encoder,
-    hidden_states,
-    pool,
-    readable_length,
-    unknown_rate,
-    windowed_hidden_states,
-)
 from ..data.records import read_records
+from ..data.windows import unknown_rate
 from .conversion import (
     Fidelity,
     LengthFidelity,
@@ -23,9 +17,10 @@ from .conversion import (
     shift_consistency,
     verdict,
 )
+from .encoder import Encoder, hidden_states, pool
+from .inspection import model_max_length
 from .loading import load_encoder, load_model, load_tokenizer, pooling_of
 from .masked import (
-    mask_rows,
     masked_accuracy,
     masked_accuracy_by_length,
     masked_predictions,
@@ -36,6 +31,7 @@ from .masked import (
 from .passkey import Passkey, passkey_by_mask, passkey_by_vector, passkeys
 from .retrieval import Retrieval, difference, document_vectors, rank_documents, retrieve
 from .similarity import pair_vectors, similarities, spearman, spearman_difference
+from .sliding_windows import windowed_hidden_states
 from .statistics import Difference, average_ranks, paired_bootstrap, rank_correlation
 
 
@@ -67,6 +63,7 @@ __all__ = [
     "masked_agreement",
     "masked_predictions",
     "masked_windows",
+    "model_max_length",
     "pair_vectors",
     "paired_bootstrap",
     "passkey_by_mask",
@@ -81,7 +78,6 @@ __all__ = [
     "read_pairs",
     "read_queries",
     "read_records",
-    "readable_length",
     "retrieve",
     "shift_consistency",
     "similarities",

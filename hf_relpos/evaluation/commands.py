@@ -1,7 +1,5 @@
 """What `hf-relpos compare` and `hf-relpos evaluate` do: read, measure, print tables, write JSON."""
 
-import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,11 +9,14 @@ import numpy as np
 import torch
 from rich.console import Console
 
+from .. import files
 from ..console import print_table, progress_bar
 from ..data.pairs import Pair, Query, read_documents, read_pairs, read_queries
-from ..data.reading import Encoder, Progress, has_masked_head, readable_length, unknown_rate
-from ..data.text import UNKNOWN_LIMIT, TextError, cut_windows, read_texts
+from ..data.text import TextError, read_texts
+from ..data.windows import MAX_UNKNOWN_RATE, cut_windows, unknown_rate
 from .conversion import Fidelity, default_lengths, fidelity
+from .encoder import Encoder, ProgressCallback
+from .inspection import has_mlm_head, model_max_length
 from .loading import load_encoder
 from .masked import masked_accuracy_by_length, token_ids
 from .passkey import passkey_by_mask, passkey_by_vector, passkeys
@@ -41,38 +42,27 @@ def check_writable(path: Path | None, flag: str = "--json") -> None:
         return
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise ValueError(f"{flag} {path}: a folder of that name exists, or its folder does not; give a file to write")
-    aside = _aside(path)
-    try:  # permissions alone do not tell: the superuser has them on a disk that is read-only
-        aside.touch()
-        aside.unlink()
+    try:
+        files.check_writable(path)
     except OSError as error:
         raise ValueError(f"{flag} {path}: could not be written ({error.strerror}); give a file elsewhere") from error
 
 
-def _aside(path: Path) -> Path:
-    """The temporary name beside a file."""
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
-
-
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON to a temporary name beside `path`, then rename it.
+    """Write a report to the file that --json names, atomically.
 
     Raises:
-        ValueError: where that cannot be done.
+        ValueError: where it cannot be written.
     """
-    aside = _aside(path)
     try:
-        aside.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        aside.replace(path)
+        files.write_json(path, content)
     except OSError as error:
         raise ValueError(f"--json {path}: could not be written ({error.strerror}); give a file elsewhere") from error
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def warn_unknown(rate: float, console: Console) -> None:
     """Say so if a tokenizer does not know much of a text."""
-    if rate > UNKNOWN_LIMIT:
+    if rate > MAX_UNKNOWN_RATE:
         console.print(
             f"Warning: the tokenizer does not know {100 * rate:.0f} % of the tokens of the text. Is it in the "
             "language of the model?",
@@ -119,7 +109,7 @@ def windows_by_length(
                 raise
             skipped[length] = str(error)
         else:
-            found[length], unknown = cut.ids, max(unknown, cut.unknown)
+            found[length], unknown = cut.ids, max(unknown, cut.unknown_rate)
     return found, skipped, unknown
 
 
@@ -173,7 +163,7 @@ def print_fidelity(measured: Fidelity, console: Console) -> None:
 
 
 def compare_similarity(
-    teacher: Encoder, student: Encoder, pairs: Sequence[Pair], progress: Progress | None = None
+    teacher: Encoder, student: Encoder, pairs: Sequence[Pair], progress: ProgressCallback | None = None
 ) -> dict[str, Any]:
     """Spearman × 100 of both, their difference with its range, and how near their vectors of a sentence are."""
     vectors = [pair_vectors(encoder, pairs, progress) for encoder in (teacher, student)]
@@ -237,7 +227,7 @@ def run_compare(
     sets = {str(path): read_pairs(path, columns) for path in sts}
     one = load_encoder(teacher, tokenizer, pooling)
     other = load_encoder(student, tokenizer or teacher, one.pooling)
-    wanted = sorted(set(lengths or default_lengths(readable_length(one.model))))
+    wanted = sorted(set(lengths or default_lengths(model_max_length(one.model))))
     windows, skipped, unknown = windows_by_length(one.tokenizer, text, field, wanted, tokens)
     warn_unknown(unknown, console)
     with progress_bar(console) as progress:
@@ -271,14 +261,14 @@ def evaluate_retrieval(
     documents: dict[str, str],
     queries: Sequence[Query],
     length: int = 2048,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
     """Retrieval by each reader that the model can be, and what the others gain on `truncate`.
 
     Args:
         length: tokens that `chunks` and `full` read of a document; where the model cannot, there is no `full`.
     """
-    limit = readable_length(encoder.model)
+    limit = model_max_length(encoder.model)
     chunk = CHUNK if limit is None else min(CHUNK, limit)
     settings: dict[str, dict[str, Any]] = {
         "truncate": {"reader": "truncate", "chunk": chunk},
@@ -340,7 +330,7 @@ def run_evaluate(
     documents = read_documents(retrieval[0]) if retrieval else {}
     queries = read_queries(retrieval[1]) if retrieval else []
     encoder = load_encoder(model, tokenizer, pooling, masked=True if mlm else None)
-    limit = readable_length(encoder.model)
+    limit = model_max_length(encoder.model)
     chosen = sorted(set(lengths or (n for n in default_lengths(limit) if n >= 64)))
     fitting = [length for length in chosen if limit is None or length <= limit]
     if mlm or passkey:
@@ -379,7 +369,7 @@ def run_evaluate(
             for length in chosen:
                 trials = passkeys(encoder.tokenizer, ids, length)
                 rows[str(length)] = {"vector": passkey_by_vector(encoder, trials, progress)}
-                if has_masked_head(encoder.model):
+                if has_mlm_head(encoder.model):
                     trials = passkeys(encoder.tokenizer, ids, length, masked=True)
                     by_mask = passkey_by_mask(encoder.model, encoder.tokenizer, trials, progress)
                     rows[str(length)]["masked"] = by_mask

@@ -16,23 +16,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..data.reading import (
-    BATCH_TOKENS,
-    Progress,
-    Row,
-    batches,
-    check_pooling,
-    encoder_of,
-    first_position,
-    has_masked_head,
-    hidden_states,
-    pad,
-    pool,
-    readable_length,
-    takes_positions,
-    windowed_hidden_states,
-)
-from .masked import mask_rows, masked_predictions
+from ..data.batching import BATCH_TOKENS, Row, batch_indices
+from ..data.masking import IGNORE_INDEX, mask_rows
+from .encoder import ProgressCallback, check_pooling, hidden_states, pad_batch, pool
+from .inspection import accepts_position_ids, first_position_id, has_mlm_head, model_max_length
+from .masked import masked_predictions
+from .sliding_windows import windowed_hidden_states
 
 
 SHIFTS = (1, 4, 16, 32, 64)
@@ -255,7 +244,7 @@ def attention_weights(model: PreTrainedModel, take: Callable[[int, torch.Tensor]
                 take(layer, weights)
                 layer += 1
 
-    hooks = [module.register_forward_hook(hook) for module in encoder_of(model).modules()]
+    hooks = [module.register_forward_hook(hook) for module in model.base_model.modules()]
     try:
         yield
     finally:
@@ -293,7 +282,7 @@ class _Divergence:
         The teacher's weights are kept until the student comes to the same layer, for as many layers at a time as fit
         into `ATTENTION_BYTES`; where these are not all, both read the batch again for the next ones.
         """
-        config = encoder_of(self.teacher).config
+        config = self.teacher.base_model.config
         layers = config.num_hidden_layers
         heads = config.num_attention_heads
         at_once = max(1, ATTENTION_BYTES // (4 * heads * len(ids) * ids.shape[1] ** 2))
@@ -351,9 +340,9 @@ def shift_consistency(
         ValueError: when no shift fits, or the model takes no position ids.
     """
     check_pooling(pooling)
-    if not takes_positions(teacher):
+    if not accepts_position_ids(teacher):
         raise ValueError(f"{type(teacher).__name__}: takes no position_ids, so its input cannot be moved")
-    limit = readable_length(teacher)
+    limit = model_max_length(teacher)
     longest = max(map(len, windows))
     fitting = [shift for shift in shifts if limit is None or longest + shift <= limit]
     if not fitting:
@@ -361,10 +350,10 @@ def shift_consistency(
             f"windows of {longest} tokens leave no room for a shift of {min(shifts)} in the {limit} positions of the "
             "model; give shorter ones"
         )
-    first = first_position(teacher)
+    first = first_position_id(teacher)
     mean, single = _Cosines(pooling), {shift: _Cosines(pooling) for shift in fitting}
-    for numbers in batches(windows, batch_tokens):
-        ids, mask = pad([windows[number] for number in numbers], teacher)
+    for numbers in batch_indices(windows, batch_tokens):
+        ids, mask = pad_batch([windows[number] for number in numbers], teacher)
         plain = hidden_states(teacher, ids, mask)
         total = torch.zeros_like(plain)
         for shift in fitting:
@@ -399,11 +388,11 @@ def masked_agreement(
     """
     inputs, labels = mask_rows(windows, mask_token_id, np.random.default_rng(seed), rate)
     same = right = right_too = count = 0
-    for numbers in batches(inputs, batch_tokens):
+    for numbers in batch_indices(inputs, batch_tokens):
         rows = [inputs[number] for number in numbers]
         targets = torch.cat([torch.as_tensor(labels[number]) for number in numbers])
-        targets = targets[targets != -100]
-        places = [torch.as_tensor(labels[number]) != -100 for number in numbers]
+        targets = targets[targets != IGNORE_INDEX]
+        places = [torch.as_tensor(labels[number]) != IGNORE_INDEX for number in numbers]
         one, other = (masked_predictions(model, rows, places).argmax(-1).cpu() for model in (teacher, student))
         same += int((one == other).sum())
         right += int((one == targets).sum())
@@ -429,7 +418,7 @@ def fidelity(
     shifts: Sequence[int] = SHIFTS,
     seed: int = 0,
     batch_tokens: int = BATCH_TOKENS,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Fidelity:
     """Compare a student with its teacher on windows of text of several lengths.
 
@@ -456,7 +445,7 @@ def fidelity(
     """
     check_pooling(pooling)
     for what in ("hidden_size", "vocab_size"):
-        sizes = [getattr(encoder_of(model).config, what, None) for model in (teacher, student)]
+        sizes = [getattr(model.base_model.config, what, None) for model in (teacher, student)]
         if None not in sizes and sizes[0] != sizes[1]:
             raise ValueError(
                 f"{what} = {sizes[0]} in the teacher and {sizes[1]} in the student; give a student that was made of "
@@ -469,8 +458,8 @@ def fidelity(
                 + (f", the longest of {max(map(len, windows))} tokens" if windows else "")
                 + "; give at least one, and none longer than the length"
             )
-    limit, student_limit = readable_length(teacher), readable_length(student)
-    both_masked = mask_token_id is not None and has_masked_head(teacher) and has_masked_head(student)
+    limit, student_limit = model_max_length(teacher), model_max_length(student)
+    both_masked = mask_token_id is not None and has_mlm_head(teacher) and has_mlm_head(student)
     total = sum(len(row) for windows in windows_by_length.values() for row in windows)
     done = 0
     lengths, skipped = [], {}
@@ -484,9 +473,9 @@ def fidelity(
         cosines, moved = _Cosines(pooling), _Cosines(pooling)
         weights = _Divergence(teacher, student) if inside and divergence else None
         with _eager(teacher, student) if weights is not None else nullcontext():
-            for numbers in batches(windows, batch_tokens):
+            for numbers in batch_indices(windows, batch_tokens):
                 rows = [windows[number] for number in numbers]
-                ids, mask = pad(rows, student)
+                ids, mask = pad_batch(rows, student)
                 if weights is not None:
                     states = weights.add(ids, mask)
                 elif inside:
@@ -503,7 +492,7 @@ def fidelity(
         own = None
         if ceiling and not inside:
             own = ShiftConsistency(len(windows), *moved.means(), {})
-        elif ceiling and takes_positions(teacher):
+        elif ceiling and accepts_position_ids(teacher):
             if limit is None or max(map(len, windows)) + min(shifts) <= limit:
                 own = shift_consistency(teacher, windows, shifts, pooling, batch_tokens)
         token, sentence = cosines.means()

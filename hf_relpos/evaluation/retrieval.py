@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..data.pairs import Query
-from ..data.reading import Encoder, Progress
+from .encoder import Encoder, ProgressCallback
 from .statistics import Difference, paired_bootstrap
 
 
@@ -56,7 +56,7 @@ def document_vectors(
     reader: str = "full",
     length: int | None = None,
     chunk: int = CHUNK,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> torch.Tensor:
     """Vectors of documents, (texts, D).
 
@@ -115,7 +115,7 @@ def retrieve(
     reader: str = "full",
     length: int | None = None,
     chunk: int = CHUNK,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Retrieval:
     """Look for the document of each query among all documents.
 

@@ -6,17 +6,17 @@ model the memory that the last step left, and saves it with its checkpoints. Whe
 row, `position_ids` begin anew and the next one sees nothing of it.
 """
 
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch.utils.data import Dataset, SequentialSampler
 from transformers import Trainer
 from transformers.utils import logging
 
+from ..files import write_tensors
 from ..model.memory import SegmentMemory
 
 
@@ -178,10 +178,7 @@ class StreamTrainer(Trainer):
         """What each process has for itself: random states, and the memory of its rows."""
         super()._save_rng_state(output_dir)
         if "train" in self.memories:
-            file = self._memory_file(output_dir)
-            unfinished = file.with_name(f".{file.name}.unfinished")
-            save_file(self.memories["train"].to_tensors(), unfinished)
-            os.replace(unfinished, file)
+            write_tensors(self._memory_file(output_dir), self.memories["train"].to_tensors())
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """The way back.

@@ -1,0 +1,1 @@
+"""Calibration of relative terms on unlabelled text, in closed form."""

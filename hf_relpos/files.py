@@ -1,0 +1,132 @@
+"""Atomic writes: a file or folder is complete, or as it was before.
+
+Each is written under a temporary name in the same folder, on the same file system, and then renamed.
+"""
+
+import errno
+import json
+import shutil
+import uuid
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+
+def _hidden(path: Path, suffix: str) -> Path:
+    """A name of its own beside `path`, hidden and with this ending."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{suffix}")
+
+
+@contextmanager
+def atomic_file(path: str | Path) -> Iterator[Path]:
+    """A temporary path that is renamed to `path` when the block ends, and removed when it raises.
+
+    Its suffix is that of `path`, from which some writers choose the format. An existing file is replaced.
+
+    Raises:
+        OSError: where the file cannot be renamed.
+    """
+    path = Path(path)
+    partial = _hidden(path, path.suffix)
+    try:
+        yield partial
+        partial.replace(path)
+    except BaseException:  # KeyboardInterrupt too
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write text in UTF-8 atomically.
+
+    Raises:
+        OSError: where the file cannot be written.
+    """
+    with atomic_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def write_json(path: str | Path, content: Any, indent: int | None = 1) -> None:
+    """Write JSON in UTF-8 atomically, with a newline at the end.
+
+    Raises:
+        OSError: where the file cannot be written.
+        TypeError: for content that JSON does not have.
+    """
+    write_text(path, json.dumps(content, indent=indent, ensure_ascii=False) + "\n")
+
+
+def write_tensors(path: str | Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write a safetensors file atomically.
+
+    Raises:
+        OSError, SafetensorError: where the file cannot be written.
+    """
+    with atomic_file(path) as partial:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial)
+
+
+def check_writable(path: str | Path) -> None:
+    """Create and remove a temporary file beside `path`, before time is spent on what it is to hold.
+
+    Permissions alone do not tell: root has them on a read-only file system.
+
+    Raises:
+        OSError: where no file can be written.
+    """
+    probe = _hidden(Path(path), ".tmp")
+    probe.touch()
+    probe.unlink()
+
+
+@contextmanager
+def atomic_folder(target: Path, overwrite: bool = False) -> Iterator[Path]:
+    """A temporary folder that is renamed to `target` when the block ends, and removed when it raises.
+
+    An existing `target` is renamed first and removed last. Parents that were missing are created, and removed again
+    when the block raises.
+
+    Raises:
+        FileExistsError: when `target` exists at the end and may not be overwritten.
+    """
+    partial, replaced = _hidden(target, ".partial"), _hidden(target, ".old")
+    missing = [parent for parent in target.parents if not parent.exists()]
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        try:
+            if target.exists():
+                if not overwrite:
+                    raise FileExistsError(errno.EEXIST, "it was created meanwhile", str(target))
+                target.rename(replaced)
+            partial.rename(target)
+        finally:
+            if replaced.exists() and not target.exists():
+                replaced.rename(target)
+            shutil.rmtree(replaced, ignore_errors=True)
+    except BaseException:  # KeyboardInterrupt too
+        shutil.rmtree(partial, ignore_errors=True)
+        for parent in missing:
+            with suppress(OSError):
+                parent.rmdir()
+        raise
+    if replaced.exists():
+        warnings.warn(f"the replaced folder could not be removed and lies in {replaced}", stacklevel=3)
+
+
+def describe_write_error(error: Exception, target: Path, left: str = "nothing was left behind") -> str:
+    """An error message for what could not be written: target, cause, state and remedy.
+
+    Args:
+        error: of the file system, or safetensors' wording of one.
+        left: what is there now.
+    """
+    text = " ".join(str(error).split())
+    full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in text
+    remedy = "free some space or choose another disk" if full else "check that it is writable"
+    return f"{target}: could not be written ({text}); {left}. To go on, {remedy}"
