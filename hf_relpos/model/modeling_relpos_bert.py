@@ -182,15 +182,7 @@ class RelPosBertSelfAttention(BertSelfAttention):
         if context is None:
             context = AttentionContext(query.shape[2], key.shape[2])
             context = replace(context, temperature=temperature(self.config, attention_mask, context, query.device))
-        context = replace(
-            context,
-            key_length=key.shape[2],
-            device=query.device,
-            dtype=torch.promote_types(query.dtype, torch.float32),
-            query_projection=self.query,
-            key_projection=self.key,
-            shared=context.shared() if callable(context.shared) else context.shared,
-        )
+        context = self.layer_context(context, query, key.shape[2])
         if shared_terms is not None and shared_terms.device != query.device:
             shared_terms = None
         call = AttentionCall(
@@ -211,6 +203,23 @@ class RelPosBertSelfAttention(BertSelfAttention):
         out, weights = run_attention(self.config._attn_implementation, call)
         out = out.flatten(2)
         return (out if padding is None else padding.remove(out)).contiguous(), weights
+
+    def layer_context(self, context: AttentionContext, query: torch.Tensor, key_length: int) -> AttentionContext:
+        """The context of a call with what this layer knows: device, dtype and projections.
+
+        Args:
+            query: only its device and dtype are read.
+            key_length: K.
+        """
+        return replace(
+            context,
+            key_length=key_length,
+            device=query.device,
+            dtype=torch.promote_types(query.dtype, torch.float32),
+            query_projection=self.query,
+            key_projection=self.key,
+            shared=context.shared() if callable(context.shared) else context.shared,
+        )
 
 
 class RelPosBertLayer(BertLayer):
