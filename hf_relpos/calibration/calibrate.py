@@ -165,7 +165,7 @@ class _Run:
         """What can be fitted of a layer's scheme, or of a combination of schemes; None for nothing."""
         scheme = self.layers[layer].attention.self.distance_embedding
         parts = scheme.parts if isinstance(scheme, Combination) else [scheme]
-        return next((part for part in parts if part.linear), None)
+        return next((part for part in parts if part.linear_parameters), None)
 
     def terms(self, layer: int, hidden: torch.Tensor, rows: slice = slice(None)) -> tuple[Terms, AttentionContext]:
         """What the scheme adds in a layer, for some of the queries."""
