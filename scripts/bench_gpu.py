@@ -21,8 +21,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
-from bench_attention import HEADS, SIZE, Ours
-from benchmarking import arguments, describe, environment, error_ratio, markdown_table, rich_table, write
+from bench_attention import HEADS, SIZE, Ours, passes
+from experiments.arguments import benchmark_parser
+from experiments.measuring import environment, error_ratio
+from experiments.reports import Table, describe, markdown_sections, met, print_tables, write_report
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -93,23 +95,6 @@ def floor(query, key, value, dropout: float = 0.0) -> torch.Tensor:
     return nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout).transpose(1, 2)
 
 
-def passes(run: Callable, tensors: list[torch.Tensor], dropout: float = 0.0) -> dict[str, Callable[[], object]]:
-    """The forward pass, and forward and backward with all gradients."""
-    wanted = [*tensors, *(run.parameters() if isinstance(run, nn.Module) else ())]
-    batch, heads, length, size = tensors[0].shape
-    gradient = torch.randn(batch, length, heads, size, device=tensors[0].device).to(tensors[0].dtype)
-
-    def forward():
-        with torch.no_grad():
-            return run(*tensors, dropout=dropout)
-
-    def both():
-        out = run(*tensors, dropout=dropout)
-        return out, *torch.autograd.grad(out, wanted, gradient.view(out.shape), allow_unused=True)
-
-    return {"forward": forward, "both": both}
-
-
 # Correctness --------------------------------------------------------------------------------------------------------
 
 
@@ -169,12 +154,9 @@ class Out:
         self.write()
 
     def write(self) -> None:
-        write(self.folder / "gpu-attention.json", json.dumps(self.found, indent=1, ensure_ascii=False) + "\n")
         text = f"# Attention on a GPU\n\n{describe(self.found['environment'])}\n"
         text += "\n".join(f"- {problem}" for problem in self.found["problems"])
-        for title, head, rows in tables(self.found):
-            text += f"\n## {title}\n\n{markdown_table(head, rows)}"
-        write(self.folder / "gpu-attention.md", text)
+        write_report(self.folder / "gpu-attention", self.found, text + markdown_sections(tables(self.found)))
 
 
 def device_facts() -> dict:
@@ -474,8 +456,8 @@ def floors(found: dict) -> dict[tuple, float]:
     return best
 
 
-def tables(found: dict) -> list[tuple[str, list[str], list[list[str]]]]:
-    """Titles, heads and rows: all that was timed, × the fastest floor; and the goals."""
+def tables(found: dict) -> list[Table]:
+    """All that was timed, × the fastest floor; and the goals."""
     best, made, lines = floors(found), [], []
     times = [row for row in found["rows"] if "ms" in row]
     for row in times:
@@ -498,8 +480,7 @@ def tables(found: dict) -> list[tuple[str, list[str], list[list[str]]]]:
         its = [r["ms"] for r in its if (r["batch"], r["length"], r["pass"]) == (batch, length, kind)]
         if its and (batch, length, kind) in best:
             ratio = its[0] / best[batch, length, kind]
-            verdict = "met" if ratio <= goal else "NOT met"
-            lines.append([f"{name} B{batch} L{length} {kind}", f"≤ {goal}", f"{ratio:.2f}", verdict])
+            lines.append([f"{name} B{batch} L{length} {kind}", f"≤ {goal}", f"{ratio:.2f}", met(ratio <= goal)])
     steps = {
         row["variant"]: row["ms"]
         for row in times
@@ -508,14 +489,13 @@ def tables(found: dict) -> list[tuple[str, list[str], list[list[str]]]]:
     for name, goal in STEP_GOALS.items():
         if name in steps and "absolute" in steps:
             ratio = steps[name] / steps["absolute"]
-            verdict = "met" if ratio <= goal else "NOT met"
-            lines.append([f"{name}, training step of BERT-base", f"≤ {goal}", f"{ratio:.2f}", verdict])
+            lines.append([f"{name}, training step of BERT-base", f"≤ {goal}", f"{ratio:.2f}", met(ratio <= goal)])
     made.append(("Against issue 5's figures", ["figure", "goal", "here", ""], lines))
     return made
 
 
 def main() -> None:
-    parser = arguments(__doc__.splitlines()[0])
+    parser = benchmark_parser(__doc__.splitlines()[0])
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
     args = parser.parse_args()
     if not torch.cuda.is_available():
@@ -526,8 +506,7 @@ def main() -> None:
     begin = time.monotonic()
     for name in args.sections:
         globals()[f"run_{name}"](out, min(SECTIONS[name], begin + LIMIT - time.monotonic()))
-    for title, head, rows in tables(out.found):
-        rich_table(title, head, rows)
+    print_tables(tables(out.found))
     if out.found["problems"]:
         raise SystemExit("\n".join(out.found["problems"]))
 
