@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .console import plain_errors, plain_warnings
+from .console import plain_errors, plain_warnings, progress_bar
 
 
 app = typer.Typer(
@@ -128,7 +128,7 @@ def convert(
 @app.command()
 def schemes() -> None:
     """List the position schemes."""
-    from .model.attention import capable_backends
+    from .model.capabilities import supported_implementations
     from .model.configuration_relpos_bert import RelPosBertConfig
     from .model.schemes import SCHEMES
 
@@ -136,7 +136,7 @@ def schemes() -> None:
     table.columns[0].no_wrap = True
     for name, scheme in SCHEMES.items():
         options = "\n".join(f"{key} = {option.default}: {option.help}" for key, option in scheme.options.items())
-        backends = ", ".join(capable_backends(RelPosBertConfig(position_embedding_type=name).position_needs))
+        backends = ", ".join(supported_implementations(RelPosBertConfig(position_embedding_type=name)))
         table.add_row(name, scheme.source, options, backends)
     Console().print(table)
 
@@ -146,7 +146,7 @@ def doctor(
     batch: Annotated[int, typer.Option(help="Rows of a batch.", min=1)] = 4,
     length: Annotated[int, typer.Option(help="Tokens of a row.", min=1)] = 512,
 ) -> None:
-    """Print versions and devices, and which way attention takes with each scheme."""
+    """Print versions and devices, and which backend attention takes with each scheme."""
     import platform
 
     import torch
@@ -258,18 +258,19 @@ def compare(
     ] = None,
 ) -> None:
     """Measure how faithful a converted model is to its source."""
-    with plain_errors():
+    with plain_errors(), plain_warnings():
         from transformers.utils import logging
 
-        from .evaluation.commands import run_compare
+        from .evaluation.compare import CompareSettings, compare_models
+        from .evaluation.printing import print_comparison
+        from .files import check_output_file, write_output_json
         from .plot import check_picture, plot_fidelity
 
         logging.disable_progress_bar()
-        check_picture(plot_file, "--plot")
-        measured = run_compare(
-            teacher,
-            student,
-            text,
+        settings = CompareSettings(
+            teacher=teacher,
+            student=student,
+            text=text,
             field=field,
             lengths=parse_lengths(lengths),
             sts=sts or [],
@@ -277,11 +278,19 @@ def compare(
             pooling=pooling,
             tokenizer=tokenizer,
             tokens=tokens,
-            out=json_file,
-            console=Console(),
         )
+        if json_file is not None:
+            check_output_file(json_file, "--json")
         if plot_file is not None:
-            plot_fidelity(measured, plot_file)
+            check_picture(plot_file, "--plot")
+        console = Console()
+        with progress_bar(console) as progress:
+            results = compare_models(settings, progress)
+        print_comparison(results, console)
+        if json_file is not None:
+            write_output_json(json_file, results)
+        if plot_file is not None:
+            plot_fidelity(results, plot_file)
 
 
 @app.command()
@@ -306,15 +315,16 @@ def evaluate(
     json_file: Annotated[Path | None, typer.Option("--json", help="JSON file to write.")] = None,
 ) -> None:
     """Measure a model: similarity, long-document retrieval, masked tokens, passkeys."""
-    with plain_errors():
+    with plain_errors(), plain_warnings():
         from transformers.utils import logging
 
-        from .evaluation.commands import run_evaluate
+        from .evaluation.evaluate import EvaluateSettings, evaluate_model
+        from .evaluation.printing import print_evaluation
+        from .files import check_output_file, write_output_json
 
         logging.disable_progress_bar()
-
-        run_evaluate(
-            model,
+        settings = EvaluateSettings(
+            model=model,
             sts=sts or [],
             columns=columns.split(","),
             retrieval=retrieval,
@@ -325,6 +335,12 @@ def evaluate(
             max_length=max_length,
             pooling=pooling,
             tokenizer=tokenizer,
-            out=json_file,
-            console=Console(),
         )
+        if json_file is not None:
+            check_output_file(json_file, "--json")
+        console = Console()
+        with progress_bar(console) as progress:
+            results = evaluate_model(settings, progress)
+        print_evaluation(results, console)
+        if json_file is not None:
+            write_output_json(json_file, results)

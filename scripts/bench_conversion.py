@@ -39,7 +39,7 @@ from rich.console import Console
 from transformers import AutoModel, AutoModelForMaskedLM, PreTrainedModel
 from transformers.utils import logging
 
-from hf_relpos import demo, distil
+from hf_relpos import demo
 from hf_relpos.calibration.calibrate import fold_positions
 from hf_relpos.console import print_table
 from hf_relpos.conversion import METHODS, convert
@@ -47,6 +47,7 @@ from hf_relpos.conversion.learned import LEARNING_RATE, TABLE_LEARNING_RATE
 from hf_relpos.data import cut_windows, read_texts
 from hf_relpos.evaluation import (
     Encoder,
+    FidelitySettings,
     Retrieval,
     difference,
     document_vectors,
@@ -66,8 +67,10 @@ from hf_relpos.evaluation import (
     similarities,
     spearman_difference,
 )
-from hf_relpos.evaluation.commands import windows_by_length, write_json
+from hf_relpos.evaluation.compare import windows_by_length
+from hf_relpos.files import write_json
 from hf_relpos.model.scheme import is_count
+from hf_relpos.training import distil
 
 
 # Folder of --data.
@@ -467,9 +470,8 @@ class Bench:
                 self.teacher.model,
                 encoder.model,
                 windows,
-                encoder.pooling,
-                divergence=number == 0,  # it takes as long as all the rest
-                ceiling=False,
+                # attention takes as long as all the rest
+                FidelitySettings(encoder.pooling, divergence=number == 0, ceiling=False),
             )
             self.teacher.model.set_attn_implementation("sdpa")
             texts[text] = {
@@ -532,7 +534,8 @@ class Bench:
         encoder, _ = self.load(name, variant)
         first = (name, variant) == ("hierarchical", "")  # the ceiling is the same with any
         rows = {self.args.long_length: self.long_rows}
-        entry = fidelity(self.teacher.model, encoder.model, rows, encoder.pooling, ceiling=first).lengths[0]
+        settings = FidelitySettings(encoder.pooling, ceiling=first)
+        entry = fidelity(self.teacher.model, encoder.model, rows, settings).lengths[0]
         return {
             "documents": entry.windows,
             "token": entry.token_cosine,

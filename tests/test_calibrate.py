@@ -339,7 +339,7 @@ def test_calibrate_and_distil(small, tmp_path):
     assert isinstance(model, RelPosBertForMaskedLM)
 
 
-@pytest.mark.parametrize("scheme", [name for name, each in hf_relpos.SCHEMES.items() if each.linear])
+@pytest.mark.parametrize("scheme", [name for name, each in hf_relpos.SCHEMES.items() if each.linear_parameters])
 def test_every_scheme_that_can_be_fitted(small, tmp_path, scheme):
     report = convert(
         small / "bert",

@@ -26,9 +26,10 @@ from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel
 from hf_relpos.data.batching import BATCH_TOKENS, batch_indices
 from hf_relpos.evaluation import (
     Fidelity,
+    FidelitySettings,
     LengthFidelity,
     attention_divergence,
-    conversion,
+    attention_fidelity,
     default_lengths,
     fidelity,
     hidden_states,
@@ -76,7 +77,7 @@ def cosine(one, other):
 @pytest.mark.parametrize("head", [BertModel, BertForMaskedLM, BertForPreTraining])
 def test_a_model_is_faithful_to_itself(head):
     model = bert(head)
-    found = fidelity(model, model, {8: rows(8, 8, 5), 16: rows(16)}, mask_token_id=MASK)
+    found = fidelity(model, model, {8: rows(8, 8, 5), 16: rows(16)}, FidelitySettings(mask_token_id=MASK))
     assert [entry.length for entry in found.lengths] == [8, 16]
     for entry in found.lengths:
         assert entry.reference == "teacher"
@@ -97,7 +98,7 @@ def test_fidelity_by_loop():
     """Every figure against plain loops over single rows, without padding."""
     teacher, student = bert(seed=1), tiny_model(RelPosBertModel, "tables")
     windows = rows(10, 7, 10)
-    found = fidelity(teacher, student, {10: windows}, ceiling=False).lengths[0]
+    found = fidelity(teacher, student, {10: windows}, FidelitySettings(ceiling=False)).lengths[0]
     tokens, sentences, divergence, quarters = [], [], [[], []], [[], [], [], []]
     for model in (teacher, student):
         model.set_attn_implementation("eager")
@@ -128,7 +129,8 @@ def test_neither_padding_nor_batch_size_matters():
     teacher, student = bert(BertForMaskedLM, seed=1), tiny_model(RelPosBertForMaskedLM, "shaw")
     windows = {12: rows(12, 5, 9, 12, 3)}
     whole, single = (
-        fidelity(teacher, student, windows, mask_token_id=MASK, batch_tokens=tokens) for tokens in (BATCH_TOKENS, 1)
+        fidelity(teacher, student, windows, FidelitySettings(mask_token_id=MASK, batch_tokens=tokens))
+        for tokens in (BATCH_TOKENS, 1)
     )
     for one, other in zip(whole.lengths, single.lengths, strict=True):
         assert one.token_cosine == pytest.approx(other.token_cosine, abs=1e-6)
@@ -142,9 +144,9 @@ def test_little_memory_gives_the_same_divergence(monkeypatch):
     """The teacher's weights are kept for one layer at a time, and both read the batch once for each."""
     teacher, student = bert(seed=1), tiny_model(RelPosBertModel, "shaw")
     windows = {9: rows(9, 6)}
-    plenty = fidelity(teacher, student, windows, ceiling=False).lengths[0].divergence
-    monkeypatch.setattr(conversion, "ATTENTION_BYTES", 1)
-    assert fidelity(teacher, student, windows, ceiling=False).lengths[0].divergence == plenty
+    plenty = fidelity(teacher, student, windows, FidelitySettings(ceiling=False)).lengths[0].divergence
+    monkeypatch.setattr(attention_fidelity, "ATTENTION_BYTES", 1)
+    assert fidelity(teacher, student, windows, FidelitySettings(ceiling=False)).lengths[0].divergence == plenty
     assert len(plenty) == 2 and min(plenty) > 0
 
 
@@ -169,7 +171,7 @@ def test_attention_backends_are_left_as_they_were():
 def test_models_with_other_layers_are_compared_without_attention():
     found = fidelity(bert(seed=1), bert(seed=2, num_hidden_layers=3), {8: rows(8)}).lengths[0]
     assert found.divergence is None and found.token_cosine < 1
-    assert fidelity(bert(), bert(), {8: rows(8)}, divergence=False).lengths[0].divergence is None
+    assert fidelity(bert(), bert(), {8: rows(8)}, FidelitySettings(divergence=False)).lengths[0].divergence is None
 
 
 def test_past_the_limit():
@@ -186,7 +188,7 @@ def test_past_the_limit():
     ]
     assert past.ceiling.by_shift == {} and past.ceiling.token_cosine == pytest.approx(np.mean(own), abs=1e-6)
     assert past.ceiling.token_cosine < 0.999
-    assert fidelity(teacher, student, {40: long}, ceiling=False).lengths[0].ceiling is None
+    assert fidelity(teacher, student, {40: long}, FidelitySettings(ceiling=False)).lengths[0].ceiling is None
     with torch.no_grad():
         states = [student(torch.tensor([row])).last_hidden_state[0] for row in long]
     expected = [
@@ -290,12 +292,14 @@ def test_pooling():
     assert torch.allclose(pool(hidden, mask)[0], hidden[0, :2].mean(0))
     assert torch.equal(pool(hidden, mask, "cls"), hidden[:, 0])
     with pytest.raises(ValueError, match="pooling = 'max' is unknown; use one of: 'mean', 'cls'"):
-        fidelity(bert(), bert(), {8: rows(8)}, pooling="max")
+        fidelity(bert(), bert(), {8: rows(8)}, FidelitySettings(pooling="max"))
     teacher, student = bert(seed=1), bert(seed=2)
     row = rows(8)
     with torch.no_grad():
         expected = cosine(*(model(torch.tensor(row)).last_hidden_state[0, 0] for model in (teacher, student)))
-    assert fidelity(teacher, student, {8: row}, pooling="cls").lengths[0].sentence_cosine == pytest.approx(expected)
+    assert fidelity(teacher, student, {8: row}, FidelitySettings(pooling="cls")).lengths[
+        0
+    ].sentence_cosine == pytest.approx(expected)
 
 
 def test_batches():

@@ -2,12 +2,12 @@
 
 import argparse
 import errno
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
 import torch
+from launching import import_script
 from oracles import stir, tiny_model
 from transformers import AutoModelForTokenClassification, BertConfig, BertForMaskedLM, BertTokenizer
 from typer.testing import CliRunner
@@ -16,8 +16,8 @@ from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel
 from hf_relpos.cli import app
 from hf_relpos.data.pairs import read_pairs
 from hf_relpos.evaluation import load_encoder, rank_correlation, similarities
-from hf_relpos.evaluation.commands import check_writable, write_json
 from hf_relpos.evaluation.similarity import pair_vectors
+from hf_relpos.files import check_output_file, write_output_json
 
 
 WORDS = [
@@ -29,7 +29,6 @@ WORDS = [
     *"the pass key is remember it . cat sat mat red sun sky".split(),
 ]
 WORDS += [f"{n:02}" for n in range(10, 100)] + [f"##{n:03}" for n in range(1000)]
-SCRIPT = Path(__file__).parents[1] / "scripts" / "finetune.py"
 
 
 @pytest.fixture(autouse=True)
@@ -122,7 +121,7 @@ def test_evaluate(folder, tmp_path):
     assert found["masked"].keys() == found["passkey"].keys() == {"64", "100"}
     assert found["passkey"]["64"].keys() == {"vector", "masked"}
     assert found["retrieval"].keys() == {"truncate", "chunks", "full"}
-    # the documents are short, so that all readers read the same
+    # the documents are short, so that all strategies read the same
     assert found["retrieval"]["full"]["difference"]["mrr"] == {"mean": 0.0, "low": 0.0, "high": 0.0}
     for words in ("Spearman × 100", "Retrieval, 3 queries", "Masked tokens", "Passkey, %"):
         assert words in result.output
@@ -149,7 +148,7 @@ def test_an_absolute_model_reads_no_long_documents_at_once(folder, tmp_path):
         (("compare", "teacher", "student", "--text", "none.txt"), "there is no such file"),
         (("compare", "teacher", "bare", "--text", "text.txt", "--lengths", "8,x"), "--lengths '8,x' is not a list of"),
         (("compare", "teacher", "bare", "--text", "text.txt", "--lengths", "2"), "--lengths 2: [CLS] and [SEP]"),
-        (("compare", "teacher", "bare", "--text", "text.txt", "--json", "no/out.json"), "its folder does not"),
+        (("compare", "teacher", "bare", "--text", "text.txt", "--json", "no/out.json"), "its folder does not exist"),
         (("compare", "bare", "student", "--text", "text.txt"), "bare: no tokenizer could be loaded"),
         (
             ("compare", "small", "student", "--tokenizer", "teacher", "--text", "text.txt"),
@@ -197,11 +196,12 @@ def test_errors_are_text_and_exit_code_2(folder, monkeypatch, arguments, words):
 
 @pytest.fixture(scope="module")
 def script():
-    """scripts/finetune.py as a module."""
-    spec = importlib.util.spec_from_file_location("finetune", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return import_script("finetune")
+
+
+@pytest.fixture(scope="module")
+def entity_scores():
+    return import_script("tagging.scores").entity_scores
 
 
 @pytest.mark.parametrize(
@@ -215,16 +215,18 @@ def script():
         ("B-x-y I-x-y", {("x-y", 0, 2)}),
     ],
 )
-def test_entities(script, tags, expected):
-    assert script.entities(tags.split()) == expected
+def test_entities(entity_scores, tags, expected):
+    truth = ["O"] * len(tags.split())
+    for kind, start, end in expected:
+        truth[start:end] = [f"B-{kind}", *[f"I-{kind}"] * (end - start - 1)]
+    assert set(entity_scores([truth], [tags.split()]).values()) == ({100.0} if expected else {0.0})
 
 
-def test_entity_scores(script):
+def test_entity_scores(entity_scores):
     truth = ["B-a I-a O B-b".split(), "O B-a".split()]
     guess = ["B-a I-a O B-a".split(), "O O".split()]  # one right, one of the wrong type, one missed
-    found = script.entity_scores(truth, guess)
-    assert found == pytest.approx({"precision": 50, "recall": 100 / 3, "f1": 40, "entities": 3})
-    assert script.entity_scores([["O"]], [["O"]])["f1"] == 0
+    assert entity_scores(truth, guess) == pytest.approx({"precision": 50, "recall": 100 / 3, "f1": 40})
+    assert entity_scores([["O"]], [["O"]])["f1"] == 0
 
 
 def finetune(script, task, model, **changes):
@@ -269,7 +271,9 @@ def test_finetuning_refuses(script, folder, tmp_path):
         script.read_conll(tmp_path / "a.conll")
 
 
-@pytest.mark.parametrize("check", [check_writable, lambda path: write_json(path, {})])
+@pytest.mark.parametrize(
+    "check", [lambda path: check_output_file(path, "--json"), lambda path: write_output_json(path, {})]
+)
 def test_a_report_that_cannot_be_written(tmp_path, monkeypatch, check):
     def refuse(self, *arguments, **keywords):
         raise OSError(errno.EROFS, "Read-only file system")

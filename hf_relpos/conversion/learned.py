@@ -103,9 +103,9 @@ DISTIL = {
 
 def can_be_fitted(scheme: type[Scheme]) -> str:
     """Refuses a scheme none of whose terms is linear in parameters of a layer; names those that can be fitted."""
-    if scheme.linear:
+    if scheme.linear_parameters:
         return ""
-    fitting = ", ".join(name for name, each in SCHEMES.items() if each.linear)
+    fitting = ", ".join(name for name, each in SCHEMES.items() if each.linear_parameters)
     return f"nothing of this scheme can be fitted in closed form; the schemes that can: {fitting}"
 
 
@@ -326,7 +326,7 @@ def check(student, teacher, context: "ConversionContext", tokenizer, limit: int)
     """Fidelity on text that nothing was fitted to, by length."""
     if context.texts is None:
         return {"skipped": "there was no text; `hf-relpos compare` measures it on yours"}
-    from ..evaluation import fidelity, verdict
+    from ..evaluation import FidelitySettings, fidelity, verdict
 
     lengths = [length for length in CHECKED if length <= limit] or [limit]
     try:
@@ -360,5 +360,5 @@ def check(student, teacher, context: "ConversionContext", tokenizer, limit: int)
     if not by_length:
         return {"skipped": f"no text was left to check with that fills {min(lengths)} tokens"}
     mask = tokenizer.mask_token_id if has_mlm_head(student) and has_mlm_head(teacher) else None
-    found = fidelity(teacher, student, by_length, mask_token_id=mask, seed=context.seed)
+    found = fidelity(teacher, student, by_length, FidelitySettings(mask_token_id=mask, seed=context.seed))
     return {**found.to_dict(), "verdict": verdict(found)}

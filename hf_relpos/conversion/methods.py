@@ -12,7 +12,7 @@ from ..model.configuration_relpos_bert import RelPosBertConfig
 from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..model.scheme import Option, Scheme, choice, is_count
 from ..model.schemes import GENERAL_SCHEME, SCHEMES, STOCK_SCHEME, scheme_parts
-from .export import TARGETS, refit_tables
+from .export import refit_tables
 from .families import SourceSpec
 from .learned import CALIBRATE, DISTIL, calibrate, calibrate_and_distil, can_be_fitted
 from .names import is_scheme, is_table
@@ -109,7 +109,7 @@ def absolute_alone(scheme: type[Scheme]) -> str:
 
 def has_tables(scheme: type[Scheme]) -> str:
     """Refuses a scheme that is not made of tables of distances."""
-    return "" if scheme.name in TARGETS else "this scheme has no tables to fit"
+    return "" if scheme.has_tables() else "this scheme has no tables to fit"
 
 
 def _keep(model: PreTrainedModel, context: ConversionContext) -> dict[str, str]:

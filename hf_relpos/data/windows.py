@@ -1,6 +1,7 @@
 """Windows of token ids, cut from documents at random, with the special tokens of the model around them."""
 
 import re
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -159,3 +160,13 @@ def unknown_rate(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> fl
         unknown += sum(token == tokenizer.unk_token_id for token in ids)
         count += len(ids)
     return unknown / max(count, 1)
+
+
+def warn_of_unknown_tokens(rate: float) -> None:
+    """Warn if so large a share of a text is unknown that it may be in another language than the model's."""
+    if rate > MAX_UNKNOWN_RATE:
+        warnings.warn(
+            f"the tokenizer does not know {100 * rate:.0f} % of the tokens of the text. Is it in the language of the "
+            "model?",
+            stacklevel=3,
+        )

@@ -7,9 +7,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..data.batching import Row, rows_per_batch
-from ..data.masking import IGNORE_INDEX, mask_tokens
+from ..data.batching import BATCH_TOKENS, Row, batch_indices, rows_per_batch
+from ..data.masking import IGNORE_INDEX, mask_rows, mask_tokens
 from .encoder import ProgressCallback, pad_batch
+from .fidelity_report import MaskedAgreement
 from .inspection import model_max_length
 
 
@@ -137,3 +138,38 @@ def masked_accuracy_by_length(
         if progress is not None:
             progress(f"masked tokens, {length}", number, len(fitting))
     return found
+
+
+def masked_agreement(
+    teacher: PreTrainedModel,
+    student: PreTrainedModel,
+    windows: Sequence[Row],
+    mask_token_id: int,
+    seed: int = 0,
+    rate: float = 0.15,
+    batch_tokens: int = BATCH_TOKENS,
+) -> MaskedAgreement:
+    """Whether two masked language models predict the same tokens.
+
+    Args:
+        windows: rows of tokens, `[CLS] … [SEP]`; the first and the last token are never masked.
+        mask_token_id: [MASK].
+        seed: decides which tokens are masked.
+        rate: share of the tokens to mask.
+
+    Raises:
+        ValueError: for windows without a token between the first and the last.
+    """
+    inputs, labels = mask_rows(windows, mask_token_id, np.random.default_rng(seed), rate)
+    same = teacher_right = student_right = count = 0
+    for indices in batch_indices(inputs, batch_tokens):
+        rows = [inputs[index] for index in indices]
+        targets = torch.cat([torch.as_tensor(labels[index]) for index in indices])
+        masked = [torch.as_tensor(labels[index]) != IGNORE_INDEX for index in indices]
+        targets = targets[targets != IGNORE_INDEX]
+        predicted = [masked_predictions(model, rows, masked).argmax(-1).cpu() for model in (teacher, student)]
+        same += int((predicted[0] == predicted[1]).sum())
+        teacher_right += int((predicted[0] == targets).sum())
+        student_right += int((predicted[1] == targets).sum())
+        count += len(targets)
+    return MaskedAgreement(count, same / count, teacher_right / count, student_right / count)
