@@ -19,7 +19,7 @@ from torch import nn
 from transformers import PreTrainedModel, PrinterCallback, TrainerCallback, TrainingArguments
 
 from ..evaluation.inspection import has_mlm_head, model_max_length
-from ..model.attention import OWN
+from ..model.backends import AUTO
 from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
 from .distillation_checkpoints import checkpoint_folder, last_checkpoint, prepare_folder
 from .distillation_data import WindowBatches, collate
@@ -169,7 +169,7 @@ def _default_losses(student: PreTrainedModel, teacher: PreTrainedModel | None, d
 
 def _returns_attention(model: PreTrainedModel) -> bool:
     """Whether a model can return its attention weights."""
-    return model.config._attn_implementation in ("eager", OWN)
+    return model.config._attn_implementation in ("eager", AUTO)
 
 
 @contextmanager
