@@ -59,7 +59,8 @@ class Ours(nn.Module):
 
     def forward(self, query, key, value, dropout: float = 0.0) -> torch.Tensor:
         from hf_relpos import AttentionContext
-        from hf_relpos.model.attention import relative_attention
+        from hf_relpos.model.attention import AttentionCall
+        from hf_relpos.model.backends import run_attention
 
         length = query.shape[2]
         context = AttentionContext(length, length, dtype=torch.promote_types(query.dtype, torch.float32))
@@ -68,7 +69,9 @@ class Ours(nn.Module):
 
             context = replace(context, shared=self.shared(context))
         terms = self.scheme.terms(context)
-        return relative_attention(self, self.backend, query, key, value, terms, context, None, dropout)[0]
+        gradients = torch.is_grad_enabled()
+        call = AttentionCall(query, key, value, terms, context, dropout=dropout, needs_gradients=gradients, layer=self)
+        return run_attention(self.backend, call)[0]
 
 
 def floor(query, key, value, dropout: float = 0.0) -> torch.Tensor:
@@ -185,13 +188,14 @@ def layer_path(layer: Ours, tensors: list[torch.Tensor]) -> str:
     from dataclasses import replace
 
     from hf_relpos import AttentionContext
-    from hf_relpos.model.attention import choose
+    from hf_relpos.model.attention import AttentionCall
+    from hf_relpos.model.backends import choose
 
-    batch, heads, length, _ = tensors[0].shape
+    length = tensors[0].shape[2]
     context = AttentionContext(length, length)
     if layer.shared is not None:
         context = replace(context, shared=layer.shared(context))
-    return choose(layer.scheme.terms(context), context, batch, heads, tensors[0].device, tensors[0].dtype)[0]
+    return choose(AttentionCall(*tensors[:3], layer.scheme.terms(context), context))[0].name
 
 
 def memory(name: str, kind: str, batch: int, length: int) -> float:

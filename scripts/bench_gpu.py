@@ -265,9 +265,10 @@ def run_check(out: Out, seconds: float) -> None:
 
 def check_wide(size: int, length: int, dtype: torch.dtype) -> float:
     """As `check`, for other head sizes: relative_key's formula given directly."""
+
     from hf_relpos import AttentionContext, Table, Terms, attend
-    from hf_relpos.model.attention import DEVICE_WAYS
-    from hf_relpos.model.lowering import lower
+    from hf_relpos.kernels.backend import Triton
+    from hf_relpos.model.attention import AttentionCall
 
     torch.manual_seed(1)
     table, results = 0.3 * torch.randn(1, 33, size, device="cuda"), []
@@ -278,8 +279,7 @@ def check_wide(size: int, length: int, dtype: torch.dtype) -> float:
         terms = Terms(A=(near,), V=(near,))
         context = AttentionContext(length, length)
         if ours:
-            form = lower(terms, context, tensors[0])
-            found = DEVICE_WAYS["cuda"].run(tensors[0], *tensors, form, 0, None, False, 0.0)
+            found = Triton().run(AttentionCall(*tensors, terms, context))[0]
         else:
             found = attend(*tensors, terms, context)[0].transpose(1, 2)
         torch.manual_seed(2)
@@ -324,7 +324,7 @@ def flex(length: int) -> Callable:
 
 
 def run_core(out: Out, seconds: float) -> None:
-    from hf_relpos.model import attention
+    from hf_relpos.model import backends
 
     order = [(32, 512), (8, 4096), (32, 128), (8, 2048), (4, 8192), (64, 512)]
     schemes = [*SCHEMES[:2], f"relative_key, clipped at {CLIPPED}", *SCHEMES[2:]]
@@ -340,12 +340,13 @@ def run_core(out: Out, seconds: float) -> None:
                 timed(out, "core", name, call, **facts, **{"pass": kind})
         if (batch, length) not in ((32, 512), (8, 2048)):
             continue
-        ways, attention.DEVICE_WAYS = attention.DEVICE_WAYS, {}
+        everything = list(backends.BACKENDS)
+        backends.BACKENDS[:] = [backend for backend in everything if backend.name != "triton"]
         for name in SCHEMES[:2]:  # the same without kernels
             made = layer(name, "relpos", length, torch.bfloat16, "cuda")
             for kind, call in passes(made, tensors).items():
                 timed(out, "core", f"{name}, without Triton", call, **facts, **{"pass": kind})
-        attention.DEVICE_WAYS = ways
+        backends.BACKENDS[:] = everything
         if length == 512:
             made = layer("relative_key_query", "eager", length, torch.bfloat16, "cuda")
             for kind, call in passes(made, tensors).items():

@@ -22,7 +22,8 @@ from hf_relpos.conversion import METHODS, convert
 from hf_relpos.data import cut_windows
 from hf_relpos.evaluation import Encoder, load_encoder, load_model, load_tokenizer, model_max_length
 from hf_relpos.files import atomic_file, write_json
-from hf_relpos.training import distil
+from hf_relpos.training import DistillationSettings, distil
+from hf_relpos.training.distillation_losses import DEFAULT_LOSSES
 
 from .students import STUDENTS, Student, ancestry
 from .texts import source_fingerprint, training_passages
@@ -177,16 +178,14 @@ class StudentMaker:
                 sorted({min(length, limit) for length in (32, 128, 256, 512)}),
                 seed=self.args.seed + 1,
             )
-            report = distil.distil(
-                model,
-                teacher,
-                windows.ids,
+            settings = DistillationSettings(
                 steps=self.args.steps,
                 batch_tokens=self.args.batch_tokens,
                 seed=self.args.seed,
-                **({"losses": {**distil.DEFAULT_LOSSES, "logits": 1.0}} if demonstration else {}),
+                **({"losses": {**DEFAULT_LOSSES, "logits": 1.0}} if demonstration else {}),
                 **self.args.distil,
             )
+            report = distil(model, teacher, windows.ids, settings)
             details = {"tokens": report.tokens, "losses": report.losses}
         model.save_pretrained(folder)
         return details
