@@ -39,7 +39,7 @@ from rich.console import Console
 from transformers import AutoModel, AutoModelForMaskedLM, PreTrainedModel
 from transformers.utils import logging
 
-from hf_relpos import demo, distil
+from hf_relpos import demo
 from hf_relpos.calibration.calibrate import fold_positions
 from hf_relpos.console import print_table
 from hf_relpos.conversion import METHODS, convert
@@ -70,6 +70,7 @@ from hf_relpos.evaluation import (
 from hf_relpos.evaluation.compare import windows_by_length
 from hf_relpos.files import write_json
 from hf_relpos.model.scheme import is_count
+from hf_relpos.training import distil
 
 
 # Folder of --data.

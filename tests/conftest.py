@@ -30,4 +30,4 @@ def seed():
 @pytest.fixture
 def none_too_short(monkeypatch):
     """The default backend takes its own way, in chunks, however small the model."""
-    monkeypatch.setattr("hf_relpos.model.attention.FEWEST_SCORES", 0)
+    monkeypatch.setattr("hf_relpos.model.backend_chunked.FEWEST_SCORES", 0)

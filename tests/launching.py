@@ -18,7 +18,7 @@ LAUNCH = (
 
 
 def import_script(name: str) -> ModuleType:
-    """A script by its name, with those that it imports."""
+    """A script by its name, or a module of a folder under scripts, as `tagging.data`."""
     sys.path.insert(0, str(SCRIPTS))
     try:
         return importlib.import_module(name)

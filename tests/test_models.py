@@ -18,7 +18,8 @@ from hf_relpos import (
     RelPosBertLMHeadModel,
     RelPosBertModel,
 )
-from hf_relpos.model.attention import BACKENDS, capable_backends
+from hf_relpos.model.backends import AUTO, BY_NAME
+from hf_relpos.model.capabilities import probe_call, supported_implementations
 from hf_relpos.model.modeling_relpos_bert import HEADS
 from hf_relpos.model.schemes import build_input
 
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("none_too_short")
 BATCH, CHOICES, LENGTH, WORDS, WIDTH = 2, 3, 9, 50, 24
 RELATIVE = [name for name, scheme in SCHEMES.items() if scheme.relative]
 UNBOUNDED = [name for name, scheme in SCHEMES.items() if scheme.out_of_range[0] != "error"]
-CAPABLE = {name: capable_backends(tiny_config(name).position_needs) for name in SCHEMES}
+CAPABLE = {name: supported_implementations(tiny_config(name)) for name in SCHEMES}
 ON_CPU = ("eager", "sdpa", "relpos")  # those that run here without compiling
 
 # (scheme, backend) for every backend that can run it
@@ -202,7 +203,7 @@ def test_output_attentions(name, is_decoder):
     for weights in outputs.attentions:
         assert tuple(weights.shape) == (BATCH, 3, LENGTH, LENGTH)
         sums = weights.sum(-1)
-        if "allow" in model.config.position_needs:  # a query without keys has no weights
+        if probe_call(model.config).terms.allow:  # a query without keys has no weights
             sums = sums[sums > 0]
         assert (weights >= 0).all() and (sums - 1).abs().max() <= 1e-6
         assert weights[1, ..., 5:].max() == 0
@@ -339,7 +340,7 @@ def test_every_capable_backend_can_be_chosen(name, tmp_path):
 INCAPABLE = [
     (name, backend)
     for name in ON_TOKENS
-    for backend in (*BACKENDS, "flash_attention_2", "flash_attention_3")
+    for backend in (AUTO, *BY_NAME, "flash_attention_2", "flash_attention_3")
     if backend not in CAPABLE[name]
 ]
 

@@ -57,10 +57,6 @@ class ALiBi(Scheme, name="alibi"):
     def is_order_blind(cls, settings: Mapping[str, Any]) -> bool:
         return settings["variant"] == "symmetric"
 
-    @classmethod
-    def needs_of(cls, settings):
-        return frozenset({"allow"}) if settings["variant"] == "asymmetric" else frozenset()
-
     def terms(self, context: AttentionContext) -> Terms:
         variant = self.settings["variant"]
         r = context.span(context.device)

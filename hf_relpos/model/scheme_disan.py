@@ -26,7 +26,6 @@ class DiSAN(Scheme, name="disan"):
     out_of_range = ("extrapolate",)
     extrapolation_claim = "direction only; nothing about distances or longer inputs"
     zero_is_neutral = False
-    needs = frozenset({"allow"})
     options = {"direction": choice("split", "forward", "backward", "diag", help="which keys a token attends to")}
 
     @classmethod

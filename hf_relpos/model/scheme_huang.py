@@ -28,7 +28,6 @@ class HuangM1(Scheme, name="huang_m1"):
     extrapolation_claim = "nothing about longer inputs"
     order_blind = True
     zero_is_neutral = False
-    needs = frozenset({"gain"})
 
     def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, options)

@@ -57,10 +57,6 @@ class Music(Scheme, name="music"):
         if self.settings["values"]:
             self.value_relative_embeddings = nn.Parameter(torch.empty(shape))
 
-    @classmethod
-    def needs_of(cls, settings):
-        return frozenset({"value_term"}) if settings["values"] else frozenset()
-
     def init_weights(self, std: float) -> None:
         for table in self.parameters():
             init.normal_(table, mean=0.0, std=self.head_size**-0.5)

@@ -10,6 +10,7 @@ from transformers import initialization as init
 from .context import AttentionContext
 from .formula import Table, Terms
 from .scheme import Option, Scheme, SharedScheme, choice, is_count
+from .tracing import is_traced
 
 
 class LabelCheck(SharedScheme):
@@ -25,7 +26,7 @@ class LabelCheck(SharedScheme):
             ValueError: for labels without a row. Compiled or traced code leaves it to the index error.
         """
         labels = context.relation_ids
-        if labels is None or torch.compiler.is_compiling() or torch.jit.is_tracing() or labels.numel() == 0:
+        if labels is None or is_traced() or labels.is_meta or labels.numel() == 0:
             return
         smallest, largest = (int(label) for label in labels.aminmax())
         if smallest < 0 or largest >= self.count:
@@ -84,10 +85,6 @@ class Relation(Scheme, name="relation"):
                 "num_relations − 1, and one besides none_label must be left"
             )
         return resolved
-
-    @classmethod
-    def needs_of(cls, settings):
-        return frozenset({"value_term"}) if settings["values"] else frozenset()
 
     @classmethod
     def shared_module(cls, config: Any, settings: Mapping[str, Any]) -> SharedScheme:

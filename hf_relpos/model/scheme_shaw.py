@@ -22,7 +22,6 @@ class Shaw(Scheme, name="shaw"):
 
     source = "Shaw et al. 2018, arXiv 1803.02155, eq. 3-4"
     out_of_range = ("clip", "zero")
-    needs = frozenset({"value_term"})
     extrapolation_claim = "clipping lets it generalise to lengths not seen in training"
     range_option = RangeOption("clip")
     linear_parameters = {"key": LinearParameter("A"), "value": LinearParameter("V")}

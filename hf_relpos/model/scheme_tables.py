@@ -102,10 +102,6 @@ class Tables(Scheme, name="tables"):
             resolved["max_distance"] = max(config.max_position_embeddings - 1, 1)
         return resolved
 
-    @classmethod
-    def needs_of(cls, settings):
-        return frozenset({"value_term"}) if "V" in settings["terms"] else frozenset()
-
     def init_weights(self, std: float) -> None:
         for parameter in self.parameters():
             init.normal_(parameter, mean=0.0, std=std)

@@ -35,7 +35,7 @@ from transformers import (
 from ..data.batching import pad_rows
 from ..evaluation.inspection import has_mlm_head, model_max_length
 from ..files import write_json
-from ..model.attention import OWN
+from ..model.backends import AUTO
 from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..model.scheme import is_count, is_number
 
@@ -642,7 +642,7 @@ def _default_losses(student: nn.Module, teacher: nn.Module | Provider, dropout: 
 
 def _holds_attention(model: nn.Module) -> bool:
     """Whether a model computes attention weights, and not only what they lead to."""
-    return model.config._attn_implementation in ("eager", OWN)
+    return model.config._attn_implementation in ("eager", AUTO)
 
 
 @contextmanager
