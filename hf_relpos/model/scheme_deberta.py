@@ -163,11 +163,11 @@ class RelativeEmbeddings(SharedScheme):
         return distance if distance <= one_to_one else self.span
 
     def forward(self, context: AttentionContext) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rows that this call can reach, (N, D), and the row of each offset, in the order of `context.span`."""
+        """The rows that this call can reach, (N, D), and the row of each offset, in the order of `context.offsets`."""
         first = self.span - self.rows_within(context.high)
         last = min(self.span + self.rows_within(-context.low), 2 * self.span - 1)
         rows = self.rel_embeddings.weight[first : last + 1]
-        distance = -context.span(rows.device)  # i − j
+        distance = -context.offsets(rows.device)  # i − j
         if self.buckets is not None:
             distance = log_bucket(distance, self.buckets, self.max_distance)
         row_of_offset = (distance + self.span).clamp(0, 2 * self.span - 1) - first
