@@ -131,14 +131,15 @@ def observe(
     training = model.training
     try:
         model.eval()(**{name: tensor.to(model.device) for name, tensor in inputs.items()}, use_cache=False)
+        heads = (attention.num_attention_heads, attention.attention_head_size)
+        query, key = (seen[name].unflatten(-1, heads).transpose(1, 2) for name in ("query", "key"))
+        context = attention.layer_context(seen["context"], query, key.shape[2])
+        terms = attention.distance_embedding.terms(context)  # before dropout is on again
     finally:
         model.train(training)
         for hook in hooks:
             hook.remove()
-    heads = (attention.num_attention_heads, attention.attention_head_size)
-    query, key = (seen[name].unflatten(-1, heads).transpose(1, 2) for name in ("query", "key"))
-    context = attention.layer_context(seen["context"], query, key.shape[2])
-    return Call(query, key, attention.distance_embedding.terms(context), context, seen.get("input"))
+    return Call(query, key, terms, context, seen.get("input"))
 
 
 @torch.no_grad()
