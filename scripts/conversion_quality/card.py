@@ -165,8 +165,8 @@ def card(content: dict[str, Any]) -> str:
         "Cosines are means over held-out text that no student was trained on. The ceiling is a scale, not a bound: "
         "how far the teacher agrees with itself when its input is moved by 1 to 64 positions. CPU seconds are those "
         "of fits and steps, without the converter's own checks; `a + b`: b on top of the student it started from. "
-        "Goals take the worst of their lengths, on the first text. Questions about documents of which the training text "
-        "holds something are left out; the documents stay.\n"
+        "Goals take the worst of their lengths, on the first text. Questions about documents of which the "
+        "training text holds something are left out; the documents stay.\n"
         f"{markdown_sections([goal_table(content), *result_tables(content)])}"
     )
     if missing:
