@@ -3,6 +3,7 @@
     python scripts/mutants.py                     # all of tests/mutants.toml that are not in the results yet
     python scripts/mutants.py --only NAME ...     # these, again
     python scripts/mutants.py --check             # only whether every text is found exactly once
+    python scripts/mutants.py --quick             # only the tests named for each; nothing is kept
 
 Each mutant is a copy of the repository in a temporary folder in which one text of one file is replaced. It is run
 against the tests that are named for it, then against all that `make test` runs, then, if it is still alive, against
@@ -22,6 +23,8 @@ import sys
 import tempfile
 import time
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -131,13 +134,19 @@ def first_failure(root: Path, arguments: list[str], processes: str, limit: float
     return failed[1] if failed else "(the package cannot be imported)"
 
 
+@contextmanager
+def mutated(mutant: Mutant) -> Iterator[Path]:
+    """A copy of the repository with the fault."""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        copy_repository(Path(folder))
+        mutant.apply(Path(folder))
+        yield Path(folder)
+
+
 def run(mutant: Mutant, processes: str, limit: float) -> Outcome:
     """Whether the tests notice it."""
     start = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
-        root = Path(folder)
-        copy_repository(root)
-        mutant.apply(root)
+    with mutated(mutant) as root:
         killer = first_failure(root, list(mutant.tests), "0", limit) or first_failure(root, [], processes, limit)
         reduced = killer is not None
         if not reduced:
@@ -180,6 +189,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="only check that every text is found exactly once")
     parser.add_argument("--processes", default="auto", help="pytest processes for the whole suites (default: auto)")
     parser.add_argument("--limit", type=float, default=1800, help="seconds after which the reduced suite hangs")
+    parser.add_argument("--quick", action="store_true", help="run the tests named for each only, and keep nothing")
     arguments = parser.parse_args()
     mutants = read_table()
     with tempfile.TemporaryDirectory() as folder:
@@ -198,6 +208,13 @@ def main() -> None:
         sys.exit("\n".join(problems))
     print(f"{len(mutants)} mutants")
     if arguments.check:
+        return
+    if arguments.quick:
+        for mutant in mutants:
+            if arguments.only is None or mutant.name in arguments.only:
+                with mutated(mutant) as root:
+                    killer = first_failure(root, list(mutant.tests), "0", arguments.limit)
+                print(f"{mutant.name}: {killer or '(survives these)'}", flush=True)
         return
     kept = RESULTS / "mutants.json"
     rows = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
