@@ -40,10 +40,10 @@ from transformers import AutoModel, AutoModelForMaskedLM, PreTrainedModel
 from transformers.utils import logging
 
 from hf_relpos import demo, distil
-from hf_relpos.calibration.calibrate import fold_positions
+from hf_relpos.calibration.embeddings import fold_positions
 from hf_relpos.console import print_table
 from hf_relpos.conversion import METHODS, convert
-from hf_relpos.conversion.learned import LEARNING_RATE, TABLE_LEARNING_RATE
+from hf_relpos.conversion.calibrated import LEARNING_RATE, TABLE_LEARNING_RATE
 from hf_relpos.data.text import cut_windows, read_texts
 from hf_relpos.evaluation import (
     Encoder,
@@ -328,7 +328,7 @@ class Bench:
         method = student.method
         if method not in METHODS:
             raise Missing(f"method = {method!r} is not there yet")
-        if texts is None and METHODS[method].text == "needed":
+        if texts is None and METHODS[method].text == "required":
             raise Missing(f"method = {method!r} needs text")
         options: dict[str, Any] = {}
         if student.scheme is None or student.long:

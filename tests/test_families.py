@@ -141,7 +141,7 @@ def edit(folder, **fields):
     return folder
 
 
-RELATIVE = [name for name, family in FAMILIES.items() if family.relative and name != "nezha"]
+RELATIVE = [name for name, family in FAMILIES.items() if family.legacy_types and name != "nezha"]
 HEADS = [(family, suffix) for family in RELATIVE for suffix in FAMILIES[family].suffixes]
 
 

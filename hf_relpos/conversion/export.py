@@ -17,7 +17,7 @@ from ..model.formula import Terms
 from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..model.scheme import Scheme
 from ..model.schemes import scheme_parts
-from .source import ConversionError
+from .errors import ConversionError
 
 
 # Target scheme: for which letters each of its parameters stands.
