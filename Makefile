@@ -1,6 +1,7 @@
 # make demo    convert a real BERT, fine-tune it, reload it
 # make test    style and types, and every test
 # make lint    style and types only
+# make schemes    what the schemes say of themselves: tables of README.md, docs/schemes.md and its pictures
 # make test-floor   every test, on the oldest Transformers that is supported
 # Each makes its own virtual environment first. PYTHON chooses the interpreter.
 
@@ -9,7 +10,7 @@ VENV := .venv
 FLOOR := .venvs/floor
 PYTEST_ARGS ?= -n auto --dist loadfile
 
-.PHONY: demo test test-floor lint clean
+.PHONY: demo schemes test test-floor lint clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/hf-relpos demo --out demo-out --overwrite
@@ -19,6 +20,9 @@ test: $(VENV)/.installed lint
 
 test-floor: $(FLOOR)/.installed
 	$(FLOOR)/bin/python -m pytest $(PYTEST_ARGS)
+
+schemes: $(VENV)/.installed
+	$(VENV)/bin/python scripts/scheme_report.py
 
 lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check .

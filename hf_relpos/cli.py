@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .console import plain_errors, plain_warnings
+from .console import plain_errors, plain_warnings, progress_bar
 
 
 app = typer.Typer(
@@ -25,7 +25,7 @@ app = typer.Typer(
 
 
 # Help that several options share.
-TEXT = "Text: .txt, .jsonl, .tsv, packed or not, a folder of such, or a Hub dataset."
+TEXT = "Text: .txt, .jsonl, .tsv, compressed or not, a folder of such, or a Hub dataset."
 
 
 def parse_options(pairs: list[str], flag: str = "--option") -> dict[str, Any]:
@@ -258,18 +258,19 @@ def compare(
     ] = None,
 ) -> None:
     """Measure how faithful a converted model is to its source."""
-    with plain_errors():
+    with plain_errors(), plain_warnings():
         from transformers.utils import logging
 
-        from .evaluation.commands import run_compare
+        from .evaluation.compare import CompareSettings, compare_models
+        from .evaluation.printing import print_comparison
+        from .files import check_output_file, write_output_json
         from .plot import check_picture, plot_fidelity
 
         logging.disable_progress_bar()
-        check_picture(plot_file, "--plot")
-        measured = run_compare(
-            teacher,
-            student,
-            text,
+        settings = CompareSettings(
+            teacher=teacher,
+            student=student,
+            text=text,
             field=field,
             lengths=parse_lengths(lengths),
             sts=sts or [],
@@ -277,11 +278,19 @@ def compare(
             pooling=pooling,
             tokenizer=tokenizer,
             tokens=tokens,
-            out=json_file,
-            console=Console(),
         )
+        if json_file is not None:
+            check_output_file(json_file, "--json")
         if plot_file is not None:
-            plot_fidelity(measured, plot_file)
+            check_picture(plot_file, "--plot")
+        console = Console()
+        with progress_bar(console) as progress:
+            results = compare_models(settings, progress)
+        print_comparison(results, console)
+        if json_file is not None:
+            write_output_json(json_file, results)
+        if plot_file is not None:
+            plot_fidelity(results, plot_file)
 
 
 @app.command()
@@ -306,15 +315,16 @@ def evaluate(
     json_file: Annotated[Path | None, typer.Option("--json", help="JSON file to write.")] = None,
 ) -> None:
     """Measure a model: similarity, long-document retrieval, masked tokens, passkeys."""
-    with plain_errors():
+    with plain_errors(), plain_warnings():
         from transformers.utils import logging
 
-        from .evaluation.commands import run_evaluate
+        from .evaluation.evaluate import EvaluateSettings, evaluate_model
+        from .evaluation.printing import print_evaluation
+        from .files import check_output_file, write_output_json
 
         logging.disable_progress_bar()
-
-        run_evaluate(
-            model,
+        settings = EvaluateSettings(
+            model=model,
             sts=sts or [],
             columns=columns.split(","),
             retrieval=retrieval,
@@ -325,6 +335,12 @@ def evaluate(
             max_length=max_length,
             pooling=pooling,
             tokenizer=tokenizer,
-            out=json_file,
-            console=Console(),
         )
+        if json_file is not None:
+            check_output_file(json_file, "--json")
+        console = Console()
+        with progress_bar(console) as progress:
+            results = evaluate_model(settings, progress)
+        print_evaluation(results, console)
+        if json_file is not None:
+            write_output_json(json_file, results)

@@ -84,6 +84,35 @@ def check_writable(path: str | Path) -> None:
     probe.unlink()
 
 
+def check_output_file(path: Path, option: str) -> None:
+    """Check a file that an option of the command line names, before time is spent on what it is to hold.
+
+    Args:
+        option: such as `--json`.
+
+    Raises:
+        ValueError: for a folder, a path in a folder that does not exist, or one that cannot be written.
+    """
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise ValueError(f"{option} {path}: is a folder, or its folder does not exist; give a file to write")
+    try:
+        check_writable(path)
+    except OSError as error:
+        raise ValueError(f"{option} {path}: could not be written ({error.strerror}); give a file elsewhere") from error
+
+
+def write_output_json(path: Path, content: Any, option: str = "--json") -> None:
+    """`write_json` to a file that an option of the command line names.
+
+    Raises:
+        ValueError: where it cannot be written.
+    """
+    try:
+        write_json(path, content)
+    except OSError as error:
+        raise ValueError(f"{option} {path}: could not be written ({error.strerror}); give a file elsewhere") from error
+
+
 @contextmanager
 def atomic_folder(target: Path, overwrite: bool = False) -> Iterator[Path]:
     """A temporary folder that is renamed to `target` when the block ends, and removed when it raises.

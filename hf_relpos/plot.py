@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import AutoTokenizer, PreTrainedConfig
 
-from .files import atomic_file
+from .files import atomic_file, check_output_file
 from .model.configuration_relpos_bert import RelPosBertConfig
 from .model.context import AttentionContext
 from .model.formula import Terms, allowed, content_scale, content_vectors, featurewise_scores, position_scores
@@ -208,24 +208,20 @@ def figure_class() -> type["Figure"]:
     return Figure
 
 
-def check_picture(path: Path | None, flag: str) -> None:
+def check_picture(path: Path, option: str) -> None:
     """
     Args:
-        path: picture to write, or None.
-        flag: option of the command line that it was given with.
+        path: picture to write.
+        option: of the command line, that it was given with.
 
     Raises:
         ModuleNotFoundError: without matplotlib.
         ValueError: for a file that could not be written, or an extension that matplotlib does not know.
     """
-    if path is None:
-        return
-    from .evaluation.commands import check_writable
-
     formats = figure_class()().canvas.get_supported_filetypes()
     if path.suffix and path.suffix[1:].lower() not in formats:
-        raise ValueError(f"{flag} {path}: no picture ends in {path.suffix!r}; use .png, .svg or .pdf")
-    check_writable(path, flag)
+        raise ValueError(f"{option} {path}: no picture ends in {path.suffix!r}; use .png, .svg or .pdf")
+    check_output_file(path, option)
 
 
 def _figure(width: float, height: float) -> "Figure":
@@ -333,7 +329,8 @@ def plot_checkpoint(
     """
     from .evaluation.loading import load_quietly, no_such_model, refuse_missing
 
-    check_picture(None if out is None else Path(out), "--out")
+    if out is not None:
+        check_picture(Path(out), "--out")
     try:
         kind = PreTrainedConfig.get_config_dict(checkpoint)[0].get("model_type")
         if kind not in (None, RelPosBertConfig.model_type):

@@ -44,9 +44,10 @@ from hf_relpos.calibration.embeddings import fold_positions
 from hf_relpos.console import print_table
 from hf_relpos.conversion import METHODS, convert
 from hf_relpos.conversion.calibrated import LEARNING_RATE, TABLE_LEARNING_RATE
-from hf_relpos.data.text import cut_windows, read_texts
+from hf_relpos.data import cut_windows, read_texts
 from hf_relpos.evaluation import (
     Encoder,
+    FidelitySettings,
     Retrieval,
     difference,
     document_vectors,
@@ -55,18 +56,19 @@ from hf_relpos.evaluation import (
     load_model,
     load_tokenizer,
     masked_accuracy_by_length,
+    model_max_length,
     pair_vectors,
     rank_correlation,
     rank_documents,
     read_documents,
     read_pairs,
     read_queries,
-    readable_length,
     shift_consistency,
     similarities,
     spearman_difference,
 )
-from hf_relpos.evaluation.commands import windows_by_length, write_json
+from hf_relpos.evaluation.compare import windows_by_length
+from hf_relpos.files import write_json
 from hf_relpos.model.scheme import is_count
 
 
@@ -372,7 +374,7 @@ class Bench:
                 if "distance_embedding" in name:
                     parameter.data.normal_(0, 0.02, generator=generator)
         elif student.then == "distil":
-            limit = readable_length(teacher)
+            limit = model_max_length(teacher)
             windows = cut_windows(
                 tokenizer,
                 texts,
@@ -407,7 +409,7 @@ class Bench:
         if variant == "+window":
             return {"attention_window": self.args.window}
         if variant == "+log":
-            length = readable_length(self.teacher.model)
+            length = model_max_length(self.teacher.model)
             return {"attention_temperature": "log", "attention_temperature_length": length}
         return {}
 
@@ -467,9 +469,8 @@ class Bench:
                 self.teacher.model,
                 encoder.model,
                 windows,
-                encoder.pooling,
-                divergence=number == 0,  # it takes as long as all the rest
-                ceiling=False,
+                # attention takes as long as all the rest
+                FidelitySettings(encoder.pooling, divergence=number == 0, ceiling=False),
             )
             self.teacher.model.set_attn_implementation("sdpa")
             texts[text] = {
@@ -485,7 +486,7 @@ class Bench:
 
     def _ceiling(self, windows: dict[int, list[list[int]]]) -> dict[str, Any]:
         """The teacher's agreement with itself, at the lengths that leave room for a shift."""
-        limit = readable_length(self.teacher.model)
+        limit = model_max_length(self.teacher.model)
         moved = {
             str(length): shift_consistency(self.teacher.model, rows, pooling=self.teacher.pooling)
             for length, rows in windows.items()
@@ -532,7 +533,8 @@ class Bench:
         encoder, _ = self.load(name, variant)
         first = (name, variant) == ("hierarchical", "")  # the ceiling is the same with any
         rows = {self.args.long_length: self.long_rows}
-        entry = fidelity(self.teacher.model, encoder.model, rows, encoder.pooling, ceiling=first).lengths[0]
+        settings = FidelitySettings(encoder.pooling, ceiling=first)
+        entry = fidelity(self.teacher.model, encoder.model, rows, settings).lengths[0]
         return {
             "documents": entry.windows,
             "token": entry.token_cosine,
@@ -595,7 +597,7 @@ class Bench:
         """Masked tokens of the demonstration's text that are predicted right."""
         model, made = (load_model(demo.CHECKPOINT), {}) if name == "teacher" else self._demo_student(name)
         tokenizer = load_tokenizer(demo.CHECKPOINT)
-        limit = readable_length(load_model(demo.CHECKPOINT))
+        limit = model_max_length(load_model(demo.CHECKPOINT))
         found = masked_accuracy_by_length(
             model, tokenizer, demo.read_text("eval"), (limit // 2, limit), self.args.masked_tokens, self.args.seed
         )

@@ -67,9 +67,9 @@ from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainingArgu
 from transformers.modeling_outputs import BaseModelOutput
 
 from hf_relpos import convert
-from hf_relpos.data.reading import readable_length
 from hf_relpos.data.records import read_records
-from hf_relpos.data.text import special_tokens
+from hf_relpos.data.windows import special_tokens
+from hf_relpos.evaluation.inspection import model_max_length
 from hf_relpos.evaluation.loading import load_model, load_tokenizer
 from hf_relpos.evaluation.statistics import paired_bootstrap
 
@@ -298,7 +298,7 @@ def load_reader(reader: Reader, folder: str | Path, flag: str, least: int, windo
     model.pooler = None
     if reader.length <= least:
         raise ValueError(f"--readers {reader}: {least} of its tokens are special ones; give a larger number")
-    limit = readable_length(model)
+    limit = model_max_length(model)
     if limit is not None and reader.length > limit:
         raise ValueError(
             f"--readers {reader}: {flag} {folder} reads {limit} tokens at most; give {reader.kind}-{limit}, or read "

@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarking import ROOT, environment, write
 
 from hf_relpos import __version__
-from hf_relpos.evaluation.commands import write_json
+from hf_relpos.files import write_json
 
 
 NOTES = "<!-- notes -->"

@@ -31,8 +31,8 @@ from transformers import (
 from hf_relpos import patch_transformers
 from hf_relpos.data.conll import read_conll, tag_names
 from hf_relpos.data.records import read_records
-from hf_relpos.evaluation.commands import write_json
 from hf_relpos.evaluation.loading import load_tokenizer
+from hf_relpos.files import write_json
 
 
 IGNORE = -100

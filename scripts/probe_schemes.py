@@ -51,36 +51,11 @@ VARIANTS = {
 
 
 GOOD = 0.9  # mean accuracy from which a task counts as solved
-PERPLEXITY = "causal language models keep their perplexity on longer texts"
-NOTHING = "nothing about longer inputs"
-CLAIMS = {
+# What is said of the variants; of a scheme with its default options, its `extrapolation_claim`.
+VARIANT_CLAIMS = {
     "none": "control: no positions at all",
-    "absolute": "ends at P; `clip` only makes it run",
-    "alibi": PERPLEXITY,
     "alibi (asymmetric)": "a variant for encoders; the paper is about causal models",
-    "cape": "generalises to longer inputs better than absolute positions do",
-    "deberta": "distances are clipped, so longer inputs run",
-    "disan": "direction only; nothing about distances or longer inputs",
-    "fire": "language models generalise to longer texts",
-    "huang_m1": NOTHING,
-    "huang_m2": NOTHING,
-    "huang_m3": NOTHING,
-    "kerple": PERPLEXITY,
-    "music": "generates pieces longer than those it was trained on (causal)",
-    "nezha": "fixed sinusoids are chosen because they may extrapolate",
-    "relative_key": "as `shaw`, with every trained distance told apart",
-    "relative_key_query": "robust to inputs longer than trained (question answering)",
-    "rope": "any length can be computed; later papers find that it does not extrapolate unscaled",
-    "sandwich": PERPLEXITY,
-    "shaw": "clipping lets it generalise to lengths not seen in training",
-    "sinusoidal": "may extrapolate; Press et al. find that it does not",
-    "t5": "nothing itself; Press et al. find that perplexity holds a little beyond the trained length",
     "t5 (max_distance 32)": "as `t5`, but every bucket is trained",
-    "tables": "ours: distances past the range share the last row",
-    "tener": "tells direction and distance; nothing about longer inputs",
-    "transformer_xl": "works with a longer memory than it was trained with (causal)",
-    "tupe": NOTHING,
-    "xlnet": "as `transformer_xl`",
 }
 
 
@@ -150,6 +125,11 @@ def known() -> dict[str, tuple[str, dict]]:
     """The models that can be probed: every scheme that needs only tokens, and the variants."""
     plain = {name: (name, {}) for name in sorted(SCHEMES) if not SCHEMES[name].required_inputs}
     return {"none": VARIANTS["none"], **plain, **VARIANTS}
+
+
+def claim(name: str) -> str:
+    """What the paper of a probed model says about longer inputs."""
+    return VARIANT_CLAIMS.get(name) or SCHEMES[known()[name][0]].extrapolation_claim
 
 
 def rows(count: int, length: int, generator: torch.Generator) -> torch.Tensor:
@@ -294,7 +274,7 @@ def verdicts(runs: list[dict], tasks: list[str]) -> str:
         learned = [task for task in tasks if solved(runs, name, task, TRAINED)]
         kept = [[task for task in learned if solved(runs, name, task, length)] for length in LENGTHS]
         cells = [", ".join(some) or "–" for some in kept]
-        lines.append(f"| `{name}` | " + " | ".join(cells) + f" | {CLAIMS.get(name, '–')} |")
+        lines.append(f"| `{name}` | " + " | ".join(cells) + f" | {claim(name)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -1,11 +1,11 @@
-"""Write the tables of the schemes, from the schemes: two sections of README.md, and docs/schemes.md.
+"""Write what the schemes say of themselves: two sections of README.md, docs/schemes.md and its pictures.
 
-    python scripts/scheme_report.py            # both files; measures the errors against the originals
-    python scripts/scheme_report.py --plots    # and docs/schemes/<name>.png; needs the extra `plot`
-    python scripts/scheme_report.py --check    # exit code 1 if they are stale; measures nothing
+    python scripts/scheme_report.py            # all of it, or: make schemes; measures errors; needs the extra `plot`
+    python scripts/scheme_report.py --check    # exit code 1 if a file is stale; measures and draws nothing
 
 Terms are those of a fresh layer, with the default options. The error is the largest that `parity` of the scheme's test
-returns for its `CASES`; what the fixtures were made with stands in the docstrings of scripts/golden after "Original:".
+returns for its `CASES`. The original is `Scheme.original`, or what a script of scripts/golden ran: its docstring names
+it after "Original:".
 """
 
 import argparse
@@ -29,23 +29,25 @@ from hf_relpos.plot import observe, plot_scheme
 
 ROOT = Path(__file__).resolve().parents[1]
 CARD = ROOT / "docs" / "schemes.md"
+PICTURES = CARD.with_suffix("")  # a folder, one picture for each scheme
 README = ROOT / "README.md"
 SECTIONS = ("schemes", "out_of_range")  # of README.md, between <!-- NAME --> and <!-- /NAME -->
 UNMEASURED = "*"
-# Originals of the schemes that have no script in scripts/golden.
-OTHER_ORIGINALS = {
-    "absolute": "BertModel of the installed transformers",
-    "relative_key": "transformers 4.57.6, models/bert/modeling_bert.py",
-    "relative_key_query": "transformers 4.57.6, models/bert/modeling_bert.py",
-}
 CARD_HEAD = """# Position schemes
 
-Written by `python scripts/scheme_report.py --plots`; terms, parameters and backends are those of the default options.
+Written by `make schemes`; terms, parameters and backends are those of the default options.
 
 - **terms**: letters of the formula in `hf_relpos/model/formula.py`; *input*: vectors added to the embeddings.
 - **parameters**: what the scheme adds to BERT-base (12 layers, D = 768, H = 12, P = 512), shared ones counted once.
 - **out_of_range**: the default for inputs longer than the trained range.
 - **error**: largest absolute difference from the original, on the stored outputs that the tests use, rounded up.
+
+"""
+RANGE_HEAD = """
+## Range, order and longer inputs
+
+- **range**: the option that sets the largest distance with an embedding of its own.
+- **order-blind**: without a causal mask, a reversed text gives reversed outputs.
 
 """
 PLOTS_HEAD = """
@@ -81,15 +83,15 @@ def added_parameters(name: str) -> int:
 
 
 def originals() -> dict[str, str]:
-    """For every fixture, what it was made with: repository, commit or version, file."""
-    found = dict(OTHER_ORIGINALS)
+    """The code that each scheme is compared with: repository, commit or version, file."""
+    by_scheme = {name: scheme.original for name, scheme in SCHEMES.items() if scheme.original is not None}
     for script in sorted((ROOT / "scripts" / "golden").glob("*.py")):
         text = " ".join((ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or "").split())
         stated = re.search(r"Original: (.+?)\.(?: |$)", text)
         if stated:
             original = re.sub(r"(commit [0-9a-f]{10})[0-9a-f]+", r"\1", stated[1])
-            found |= dict.fromkeys(re.findall(r"(\w+)\.safetensors", text), original)
-    return found
+            by_scheme |= dict.fromkeys(re.findall(r"(\w+)\.safetensors", text), original)
+    return by_scheme
 
 
 def error(name: str) -> float | None:
@@ -124,9 +126,19 @@ def out_of_range_table() -> str:
     for word, meaning in OUT_OF_RANGE.items():
         able = {name: scheme.out_of_range for name, scheme in SCHEMES.items() if word in scheme.out_of_range}
         default = ", ".join(f"`{name}`" for name, words in able.items() if words[0] == word)
-        asked = ", ".join(f"`{name}`" for name, words in able.items() if words[0] != word)
-        rows.append([f"`{word}`", meaning, default or "–", asked or "–"])
+        option = ", ".join(f"`{name}`" for name, words in able.items() if words[0] != word)
+        rows.append([f"`{word}`", meaning, default or "–", option or "–"])
     return table(["`out_of_range`", "past the trained range", "default of", "also an option of"], rows)
+
+
+def range_table() -> str:
+    """What sets the range of each scheme, whether it knows directions, and what its source claims."""
+    rows = []
+    for name, scheme in SCHEMES.items():
+        option = "–" if scheme.range_option is None else f"`{scheme.range_option.name}`"
+        blind = "yes" if scheme.is_order_blind(scheme.defaults()) else "no"
+        rows.append([f"`{name}`", option, blind, scheme.extrapolation_claim])
+    return table(["name", "range", "order-blind", "its source on inputs longer than those trained on"], rows)
 
 
 def report(measure: bool) -> tuple[dict[str, str], str]:
@@ -137,21 +149,30 @@ def report(measure: bool) -> tuple[dict[str, str], str]:
         letters = ", ".join(observe(config).letters)
         backends = ", ".join(capable_backends(config.position_needs))
         original = made_with.get(name, "–")
-        reached = UNMEASURED if name in made_with else "–"
+        largest_error = UNMEASURED if name in made_with else "–"
         if measure:
-            reached = rounded_up(error(name))
-            if (reached == "–") != (name not in made_with):
+            largest_error = rounded_up(error(name))
+            if (largest_error == "–") != (name not in made_with):
                 raise SystemExit(f"{name}: an original is named, but its test has no parity(case), or the reverse")
         out_of_range = scheme.options["out_of_range"].default
         code = f"`{name}`"
         short.append([code, letters, scheme.source, out_of_range, backends])
         full.append(
-            [code, scheme.source, letters, f"{added_parameters(name):,}", out_of_range, backends, reached, original]
+            [
+                code,
+                scheme.source,
+                letters,
+                f"{added_parameters(name):,}",
+                out_of_range,
+                backends,
+                largest_error,
+                original,
+            ]
         )
     overview = table(["`position_embedding_type`", "terms", "source", "past the trained range", "backends"], short)
     header = ["name", "source", "terms", "parameters", "out_of_range", "backends", "error", "original"]
-    card = CARD_HEAD + table(header, full) + PLOTS_HEAD
-    card += "".join(f"\n### {name}\n\n![{name}](schemes/{name}.png)\n" for name in SCHEMES)
+    card = CARD_HEAD + table(header, full) + RANGE_HEAD + range_table() + PLOTS_HEAD
+    card += "".join(f"\n### {name}\n\n![{name}]({PICTURES.name}/{name}.png)\n" for name in SCHEMES)
     return {"schemes": overview, "out_of_range": out_of_range_table()}, card
 
 
@@ -163,9 +184,9 @@ def with_sections(readme: str, sections: dict[str, str]) -> str:
     """
     for name in SECTIONS:
         begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-        before, found, rest = readme.partition(begin)
-        _, closed, after = rest.partition(end)
-        if not found or not closed:
+        before, opening, rest = readme.partition(begin)
+        _, closing, after = rest.partition(end)
+        if not opening or not closing:
             raise SystemExit(f"README.md has no section between {begin} and {end}")
         readme = f"{before}{begin}\n{sections[name]}{end}{after}"
     return readme
@@ -179,46 +200,43 @@ def without_errors(card: str) -> str:
 def stale() -> list[str]:
     """Files that do not say what the schemes say."""
     sections, card = report(measure=False)
-    found, readme = [], README.read_text(encoding="utf-8")
+    files, readme = [], README.read_text(encoding="utf-8")
     if readme != with_sections(readme, sections):
-        found.append("README.md")
+        files.append("README.md")
     if not CARD.exists() or without_errors(CARD.read_text(encoding="utf-8")) != card:
-        found.append("docs/schemes.md")
-    missing = [name for name in SCHEMES if not (CARD.parent / "schemes" / f"{name}.png").exists()]
-    return found + [f"docs/schemes/{name}.png" for name in missing]
+        files.append("docs/schemes.md")
+    missing = [name for name in SCHEMES if not (PICTURES / f"{name}.png").exists()]
+    return files + [f"docs/schemes/{name}.png" for name in missing]
 
 
-def write_plots() -> None:
+def write_pictures() -> None:
     """One picture for each scheme, with a palette to keep the repository small."""
     from PIL import Image
 
-    folder = CARD.parent / "schemes"
-    folder.mkdir(parents=True, exist_ok=True)
+    PICTURES.mkdir(parents=True, exist_ok=True)
     for name in SCHEMES:
         drawn = io.BytesIO()
         plot_scheme(small_config(name)).savefig(drawn, dpi=80)
         Image.open(drawn).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(
-            folder / f"{name}.png", optimize=True
+            PICTURES / f"{name}.png", optimize=True
         )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the files are stale")
-    parser.add_argument("--plots", action="store_true", help="draw the pictures too")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable_progress_bar()
     if arguments.check:
         files = stale()
-        print("\n".join(f"{file} is stale: run python scripts/scheme_report.py --plots" for file in files))
+        print("\n".join(f"{file} is stale: run make schemes" for file in files))
         return int(bool(files))
     sections, card = report(measure=True)
     README.write_text(with_sections(README.read_text(encoding="utf-8"), sections), encoding="utf-8")
     CARD.parent.mkdir(exist_ok=True)
     CARD.write_text(card, encoding="utf-8")
-    if arguments.plots:
-        write_plots()
+    write_pictures()
     return 0
 
 

@@ -21,7 +21,7 @@ from hf_relpos.calibration.saved import Saved
 from hf_relpos.calibration.settings import CalibrationSettings
 from hf_relpos.calibration.windows import check_windows, distance_histogram, shared_first_token
 from hf_relpos.conversion import METHODS, ConversionError, convert
-from hf_relpos.data.text import Windows, read_texts
+from hf_relpos.data import Windows, read_texts
 from hf_relpos.evaluation import masked_accuracy, masked_windows, windowed_hidden_states
 from hf_relpos.model.encodings import sinusoid_concat
 
@@ -339,7 +339,7 @@ def test_calibrate_and_distil(small, tmp_path):
     assert isinstance(model, RelPosBertForMaskedLM)
 
 
-@pytest.mark.parametrize("scheme", [name for name, each in hf_relpos.SCHEMES.items() if each.linear])
+@pytest.mark.parametrize("scheme", [name for name, each in hf_relpos.SCHEMES.items() if each.linear_parameters])
 def test_every_scheme_that_can_be_fitted(small, tmp_path, scheme):
     report = convert(
         small / "bert",

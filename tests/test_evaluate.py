@@ -23,24 +23,26 @@ from transformers import (
 )
 
 from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel
-from hf_relpos.data.reading import BATCH_TOKENS, batches, pad, pool
+from hf_relpos.data.batching import BATCH_TOKENS, batch_indices
 from hf_relpos.evaluation import (
     Fidelity,
+    FidelitySettings,
     LengthFidelity,
     attention_divergence,
-    conversion,
+    attention_fidelity,
     default_lengths,
     fidelity,
     hidden_states,
     load_model,
     mask_rows,
     masked_agreement,
-    readable_length,
+    model_max_length,
     shift_consistency,
     unknown_rate,
     verdict,
     windowed_hidden_states,
 )
+from hf_relpos.evaluation.encoder import pad_batch, pool
 
 
 CLS, SEP, MASK = 1, 2, 3
@@ -75,7 +77,7 @@ def cosine(one, other):
 @pytest.mark.parametrize("head", [BertModel, BertForMaskedLM, BertForPreTraining])
 def test_a_model_is_faithful_to_itself(head):
     model = bert(head)
-    found = fidelity(model, model, {8: rows(8, 8, 5), 16: rows(16)}, mask_token_id=MASK)
+    found = fidelity(model, model, {8: rows(8, 8, 5), 16: rows(16)}, FidelitySettings(mask_token_id=MASK))
     assert [entry.length for entry in found.lengths] == [8, 16]
     for entry in found.lengths:
         assert entry.reference == "teacher"
@@ -96,7 +98,7 @@ def test_fidelity_by_loop():
     """Every figure against plain loops over single rows, without padding."""
     teacher, student = bert(seed=1), tiny_model(RelPosBertModel, "tables")
     windows = rows(10, 7, 10)
-    found = fidelity(teacher, student, {10: windows}, ceiling=False).lengths[0]
+    found = fidelity(teacher, student, {10: windows}, FidelitySettings(ceiling=False)).lengths[0]
     tokens, sentences, divergence, quarters = [], [], [[], []], [[], [], [], []]
     for model in (teacher, student):
         model.set_attn_implementation("eager")
@@ -127,7 +129,8 @@ def test_neither_padding_nor_batch_size_matters():
     teacher, student = bert(BertForMaskedLM, seed=1), tiny_model(RelPosBertForMaskedLM, "shaw")
     windows = {12: rows(12, 5, 9, 12, 3)}
     whole, single = (
-        fidelity(teacher, student, windows, mask_token_id=MASK, batch_tokens=tokens) for tokens in (BATCH_TOKENS, 1)
+        fidelity(teacher, student, windows, FidelitySettings(mask_token_id=MASK, batch_tokens=tokens))
+        for tokens in (BATCH_TOKENS, 1)
     )
     for one, other in zip(whole.lengths, single.lengths, strict=True):
         assert one.token_cosine == pytest.approx(other.token_cosine, abs=1e-6)
@@ -141,9 +144,9 @@ def test_little_memory_gives_the_same_divergence(monkeypatch):
     """The teacher's weights are kept for one layer at a time, and both read the batch once for each."""
     teacher, student = bert(seed=1), tiny_model(RelPosBertModel, "shaw")
     windows = {9: rows(9, 6)}
-    plenty = fidelity(teacher, student, windows, ceiling=False).lengths[0].divergence
-    monkeypatch.setattr(conversion, "ATTENTION_BYTES", 1)
-    assert fidelity(teacher, student, windows, ceiling=False).lengths[0].divergence == plenty
+    plenty = fidelity(teacher, student, windows, FidelitySettings(ceiling=False)).lengths[0].divergence
+    monkeypatch.setattr(attention_fidelity, "ATTENTION_BYTES", 1)
+    assert fidelity(teacher, student, windows, FidelitySettings(ceiling=False)).lengths[0].divergence == plenty
     assert len(plenty) == 2 and min(plenty) > 0
 
 
@@ -168,7 +171,7 @@ def test_attention_backends_are_left_as_they_were():
 def test_models_with_other_layers_are_compared_without_attention():
     found = fidelity(bert(seed=1), bert(seed=2, num_hidden_layers=3), {8: rows(8)}).lengths[0]
     assert found.divergence is None and found.token_cosine < 1
-    assert fidelity(bert(), bert(), {8: rows(8)}, divergence=False).lengths[0].divergence is None
+    assert fidelity(bert(), bert(), {8: rows(8)}, FidelitySettings(divergence=False)).lengths[0].divergence is None
 
 
 def test_past_the_limit():
@@ -185,7 +188,7 @@ def test_past_the_limit():
     ]
     assert past.ceiling.by_shift == {} and past.ceiling.token_cosine == pytest.approx(np.mean(own), abs=1e-6)
     assert past.ceiling.token_cosine < 0.999
-    assert fidelity(teacher, student, {40: long}, ceiling=False).lengths[0].ceiling is None
+    assert fidelity(teacher, student, {40: long}, FidelitySettings(ceiling=False)).lengths[0].ceiling is None
     with torch.no_grad():
         states = [student(torch.tensor([row])).last_hidden_state[0] for row in long]
     expected = [
@@ -204,7 +207,7 @@ def test_past_the_limit():
 def test_windowed_reader_is_the_plain_one_inside_the_limit(length):
     model = bert()
     row = rows(length)[0]
-    assert torch.equal(windowed_hidden_states(model, row), hidden_states(model, *pad([row], model))[0])
+    assert torch.equal(windowed_hidden_states(model, row), hidden_states(model, *pad_batch([row], model))[0])
 
 
 @pytest.mark.parametrize("total, stride", [(17, None), (40, None), (41, 5), (40, 15)])
@@ -238,13 +241,13 @@ def roberta():
     return stir(RobertaModel(RobertaConfig(**{**SIZES, "max_position_embeddings": 18}, pad_token_id=1))).eval()
 
 
-def test_readable_length():
-    assert readable_length(bert()) == readable_length(bert(BertForMaskedLM)) == 16
-    assert readable_length(roberta()) == 16  # of 18 positions, those after the padding id
-    assert readable_length(tiny_model(RelPosBertModel, "alibi")) is None
-    assert readable_length(tiny_model(RelPosBertModel, "absolute")) == 16
-    assert readable_length(tiny_model(RelPosBertModel, "absolute", position_options={"out_of_range": "clip"})) is None
-    assert readable_length(tiny_model(RelPosBertModel, "alibi", absolute_position_embeddings=True)) == 16
+def test_model_max_length():
+    assert model_max_length(bert()) == model_max_length(bert(BertForMaskedLM)) == 16
+    assert model_max_length(roberta()) == 16  # of 18 positions, those after the padding id
+    assert model_max_length(tiny_model(RelPosBertModel, "alibi")) is None
+    assert model_max_length(tiny_model(RelPosBertModel, "absolute")) == 16
+    assert model_max_length(tiny_model(RelPosBertModel, "absolute", position_options={"out_of_range": "clip"})) is None
+    assert model_max_length(tiny_model(RelPosBertModel, "alibi", absolute_position_embeddings=True)) == 16
     assert default_lengths(512) == default_lengths(None) == [16, 64, 128, 256, 512, 1024, 2048]
     assert default_lengths(100) == [16, 64, 100, 200, 400]
 
@@ -289,17 +292,19 @@ def test_pooling():
     assert torch.allclose(pool(hidden, mask)[0], hidden[0, :2].mean(0))
     assert torch.equal(pool(hidden, mask, "cls"), hidden[:, 0])
     with pytest.raises(ValueError, match="pooling = 'max' is unknown; use one of: 'mean', 'cls'"):
-        fidelity(bert(), bert(), {8: rows(8)}, pooling="max")
+        fidelity(bert(), bert(), {8: rows(8)}, FidelitySettings(pooling="max"))
     teacher, student = bert(seed=1), bert(seed=2)
     row = rows(8)
     with torch.no_grad():
         expected = cosine(*(model(torch.tensor(row)).last_hidden_state[0, 0] for model in (teacher, student)))
-    assert fidelity(teacher, student, {8: row}, pooling="cls").lengths[0].sentence_cosine == pytest.approx(expected)
+    assert fidelity(teacher, student, {8: row}, FidelitySettings(pooling="cls")).lengths[
+        0
+    ].sentence_cosine == pytest.approx(expected)
 
 
 def test_batches():
     lengths = [5, 9, 2, 9, 1]
-    found = list(batches([[0] * n for n in lengths], batch_tokens=18))
+    found = list(batch_indices([[0] * n for n in lengths], batch_tokens=18))
     assert found == [[1, 3], [0, 2, 4]]
 
 
@@ -425,5 +430,5 @@ def test_other_families():
     config = DistilBertConfig(vocab_size=50, dim=24, hidden_dim=32, n_layers=2, n_heads=3, max_position_embeddings=16)
     one, other = (stir(DistilBertModel(config)).eval() for _ in range(2))
     found = fidelity(one, other, {8: rows(8, 5)}).lengths[0]
-    assert readable_length(one) == 16 and len(found.divergence) == 2 and min(found.divergence) > 0
+    assert model_max_length(one) == 16 and len(found.divergence) == 2 and min(found.divergence) > 0
     assert found.ceiling.by_shift.keys() == {1, 4}

@@ -16,8 +16,8 @@ from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel
 from hf_relpos.cli import app
 from hf_relpos.data.pairs import read_pairs
 from hf_relpos.evaluation import load_encoder, rank_correlation, similarities
-from hf_relpos.evaluation.commands import check_writable, write_json
 from hf_relpos.evaluation.similarity import pair_vectors
+from hf_relpos.files import check_output_file, write_output_json
 
 
 WORDS = [
@@ -122,7 +122,7 @@ def test_evaluate(folder, tmp_path):
     assert found["masked"].keys() == found["passkey"].keys() == {"64", "100"}
     assert found["passkey"]["64"].keys() == {"vector", "masked"}
     assert found["retrieval"].keys() == {"truncate", "chunks", "full"}
-    # the documents are short, so that all readers read the same
+    # the documents are short, so that all strategies read the same
     assert found["retrieval"]["full"]["difference"]["mrr"] == {"mean": 0.0, "low": 0.0, "high": 0.0}
     for words in ("Spearman × 100", "Retrieval, 3 queries", "Masked tokens", "Passkey, %"):
         assert words in result.output
@@ -149,7 +149,7 @@ def test_an_absolute_model_reads_no_long_documents_at_once(folder, tmp_path):
         (("compare", "teacher", "student", "--text", "none.txt"), "there is no such file"),
         (("compare", "teacher", "bare", "--text", "text.txt", "--lengths", "8,x"), "--lengths '8,x' is not a list of"),
         (("compare", "teacher", "bare", "--text", "text.txt", "--lengths", "2"), "--lengths 2: [CLS] and [SEP]"),
-        (("compare", "teacher", "bare", "--text", "text.txt", "--json", "no/out.json"), "its folder does not"),
+        (("compare", "teacher", "bare", "--text", "text.txt", "--json", "no/out.json"), "its folder does not exist"),
         (("compare", "bare", "student", "--text", "text.txt"), "bare: no tokenizer could be loaded"),
         (
             ("compare", "small", "student", "--tokenizer", "teacher", "--text", "text.txt"),
@@ -269,7 +269,9 @@ def test_finetuning_refuses(script, folder, tmp_path):
         script.read_conll(tmp_path / "a.conll")
 
 
-@pytest.mark.parametrize("check", [check_writable, lambda path: write_json(path, {})])
+@pytest.mark.parametrize(
+    "check", [lambda path: check_output_file(path, "--json"), lambda path: write_output_json(path, {})]
+)
 def test_a_report_that_cannot_be_written(tmp_path, monkeypatch, check):
     def refuse(self, *arguments, **keywords):
         raise OSError(errno.EROFS, "Read-only file system")

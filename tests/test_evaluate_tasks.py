@@ -1,4 +1,4 @@
-"""Similarity, retrieval, passkeys and their files: known values, readers that can be worked out by hand, errors."""
+"""Similarity, retrieval, passkeys and their files: known values, strategies that can be worked out by hand, errors."""
 
 import gzip
 import json
@@ -142,7 +142,7 @@ def test_vectors_do_not_depend_on_the_batch(tokenizer):
         Encoder(model, tokenizer).encode(texts, length=13)
 
 
-def test_readers(encoder, tokenizer):
+def test_strategies(encoder, tokenizer):
     text = "the cat sat far red sun sky"  # seven tokens
     hot = torch.eye(len(tokenizer))
     ids = dict(zip(text.split(), tokenizer(text, add_special_tokens=False).input_ids, strict=True))
@@ -154,12 +154,12 @@ def test_readers(encoder, tokenizer):
     read = {
         name: document_vectors(encoder, ["mat", text], **kwargs)[1]
         for name, kwargs in {
-            "full": {"reader": "full"},
-            "five": {"reader": "full", "length": 5},
-            "truncate": {"reader": "truncate", "chunk": 5},
-            "chunks": {"reader": "chunks", "chunk": 5},
-            "six": {"reader": "chunks", "chunk": 5, "length": 6},
-            "one chunk": {"reader": "chunks", "chunk": 9},
+            "full": {"strategy": "full"},
+            "five": {"strategy": "full", "length": 5},
+            "truncate": {"strategy": "truncate", "chunk": 5},
+            "chunks": {"strategy": "chunks", "chunk": 5},
+            "six": {"strategy": "chunks", "chunk": 5, "length": 6},
+            "one chunk": {"strategy": "chunks", "chunk": 9},
         }.items()
     }
     expected = {
@@ -173,7 +173,7 @@ def test_readers(encoder, tokenizer):
     for name, vector in expected.items():
         assert (read[name] - vector).abs().max() < 1e-6, name
     assert document_vectors(encoder, [""], "chunks").shape == (1, len(tokenizer))
-    with pytest.raises(ValueError, match="reader = 'middle' is unknown; use one of: 'full', 'truncate', 'chunks'"):
+    with pytest.raises(ValueError, match="strategy = 'middle' is unknown; use one of: 'full', 'truncate', 'chunks'"):
         document_vectors(encoder, [text], "middle")
 
 

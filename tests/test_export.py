@@ -123,7 +123,7 @@ def test_knots_are_a_least_squares_fit():
     smaller, report = export_tables(model, "tables", {"terms": "c", "dense": 2, "per_octave": 1})
     scheme = smaller.bert.encoder.layer[1].attention.self.distance_embedding
     r = np.arange(-15, 16)
-    hats = np.stack([np.interp(r, scheme.places, unit) for unit in np.eye(len(scheme.places))], axis=1)
+    hats = np.stack([np.interp(r, scheme.knots, unit) for unit in np.eye(len(scheme.knots))], axis=1)
     root = np.sqrt(16.0 - np.abs(r))
     wanted = model.bert.encoder.layer[1].attention.self.distance_embedding.c.detach().double().numpy()
     best = np.linalg.lstsq(root[:, None] * hats, root[:, None] * wanted.T, rcond=None)[0]
@@ -186,12 +186,12 @@ def test_a_clip_inside_the_table_is_the_range():
 def test_what_cannot_be_resized():
     model = source()
     for max_distance in (0, -3, 2.5, True, None):
-        with pytest.raises(ConversionError, match=r"reach = .*: give the largest distance"):
+        with pytest.raises(ConversionError, match=r"max_distance = .*: give the largest distance"):
             resize_tables(model, max_distance)
     with pytest.raises(ConversionError, match="fill = 'zero' is unknown"):
         resize_tables(model, 8, "zero")
     for scheme in ("alibi", "t5", "nezha", ["relative_key", "alibi"]):
-        with pytest.raises(ConversionError, match=r"only one of relative_key, .* to resize"):
+        with pytest.raises(ConversionError, match=r"only one of music, relative_key, .* to resize"):
             resize_tables(tiny_model(RelPosBertForMaskedLM, scheme), 8)
     hybrid = tiny_model(RelPosBertForMaskedLM, "relative_key", absolute_position_embeddings=True)
     with pytest.raises(ConversionError, match="absolute_position_embeddings = True"):
@@ -208,7 +208,7 @@ def test_other_sources_and_targets_are_refused():
         "transformer_xl": "adds u, which",
         "disan": "adds hidden keys",
         "deberta": "adds a scale",
-        "tupe": "adds a scale, c' in full",
+        "tupe": "adds a scale, a dense bias",
         "huang_m1": "adds a gain",
         "absolute": "adds nothing to the attention",
     }.items():

@@ -52,7 +52,8 @@ def test_the_control_has_no_positions(probe):
 
 
 def test_every_model_has_a_claim(probe):
-    assert set(probe.CLAIMS) == set(probe.known())
+    assert all(probe.claim(name) for name in probe.known())
+    assert set(probe.VARIANT_CLAIMS) == set(probe.VARIANTS) - set(probe.SCHEMES)
 
 
 def test_a_small_run(probe, tmp_path, capsys, monkeypatch):

@@ -19,7 +19,7 @@ def report():
 
 
 def test_tables_are_current(report):
-    assert not report.stale(), "run: python scripts/scheme_report.py --plots"
+    assert not report.stale(), "run: make schemes"
 
 
 def test_stale_files_are_seen(report, tmp_path, monkeypatch):
@@ -27,6 +27,7 @@ def test_stale_files_are_seen(report, tmp_path, monkeypatch):
         text = getattr(report, name).read_text(encoding="utf-8")
         (tmp_path / name).write_text(text.replace("| `shaw` |", "| `show` |"), encoding="utf-8")
         monkeypatch.setattr(report, name, tmp_path / name)
+    monkeypatch.setattr(report, "PICTURES", tmp_path)
     monkeypatch.setattr(report, "SCHEMES", {"shaw": report.SCHEMES["shaw"]})
     assert report.stale() == ["README.md", "docs/schemes.md", "docs/schemes/shaw.png"]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hf_relpos import demo
+from hf_relpos.data import TextError, cut_windows, read_texts
 from hf_relpos.data.records import iterate_records, read_lines, read_records
-from hf_relpos.data.text import TextError, cut_windows, read_texts
 from hf_relpos.evaluation.loading import load_tokenizer
 
 

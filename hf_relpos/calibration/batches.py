@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
-from torch.nn.utils.rnn import pad_sequence
 
-from ..data.reading import central_windows, window_starts
+from ..data.batching import pad_rows
+from ..evaluation.sliding_windows import central_windows, window_starts
 
 
 @dataclass
@@ -122,10 +122,8 @@ def make_batches(
     for number, group in enumerate(groups):
         if number % world != rank:
             continue
-        rows = [torch.tensor(windows[index]) for index in group]
-        ids = pad_sequence(rows, batch_first=True, padding_value=pad)
-        mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+        ids, mask = pad_rows([windows[index] for index in group], pad)
         reading = Reading.of(ids, limit) if limit is not None and ids.shape[1] > limit else None
         held_out = number % holdout == holdout // 2
-        batches.append(Batch(number, ids, mask, held_out, len(windows[order[-1]]), reading))
+        batches.append(Batch(number, ids, mask.long(), held_out, len(windows[order[-1]]), reading))
     return batches

@@ -59,7 +59,7 @@ class LayerwiseModel:
         """The scheme of a layer that can be fitted, which may be one of a combination; None for none."""
         scheme = self.layers[layer].attention.self.distance_embedding
         parts: Iterable[Any] = scheme.parts if isinstance(scheme, Combination) else [scheme]
-        return next((part for part in parts if part.linear), None)
+        return next((part for part in parts if part.linear_parameters), None)
 
     def terms(self, layer: int, hidden: torch.Tensor, rows: slice = slice(None)) -> tuple[Terms, AttentionContext]:
         """The terms of the scheme in a layer, and their context, for the queries `rows`."""

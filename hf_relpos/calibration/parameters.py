@@ -20,7 +20,7 @@ class Parameters:
             length: tables are made for offsets up to length − 1 in size.
         """
         self.scheme, self.letters, self.length = scheme, letters, length
-        self.names = [name for name, _ in scheme.named_parameters() if name in scheme.linear]
+        self.names = [name for name, _ in scheme.named_parameters() if name in scheme.linear_parameters]
         self.heads = scheme.num_heads
         with torch.enable_grad():
             made = self._made().items()
@@ -89,14 +89,13 @@ class Parameters:
             ridge: weight of θ², in units of a parameter's mean curvature.
             smooth: of the squared differences, likewise.
         """
-        per_letter = self.scheme.linear
         for name, part in self.split(self.pull(curvature)).items():
-            axis, letters = per_letter[name]
-            own = [letter for letter in letters if letter in self.letters]
+            declared = self.scheme.linear_parameters[name]
+            own = [letter for letter in declared.letters if letter in self.letters]
             where = tuple(i for i in range(part.dim()) if not (part.dim() == 3 and i == 0))
             typical = part.abs().mean(where, keepdim=True).clamp(min=1e-30)
             self.ridge[name], self.smooth[name] = ridge * typical, smooth * typical
-            own_mass = part if axis is not None else typical
+            own_mass = part if declared.distance_axis is not None else typical
             self.mass[name] = own_mass + (ridge + 2 * smooth) * typical
             width = part.shape[-1]
             products = [features[letter] for letter in own if letter in features]
@@ -113,7 +112,7 @@ class Parameters:
         out = []
         for name, part in self.split(vector).items():
             total = self.ridge[name] * part
-            axis = self.scheme.linear[name][0]
+            axis = self.scheme.linear_parameters[name].distance_axis
             if axis is not None and part.shape[axis] > 1:
                 step = self.smooth[name] * part.diff(dim=axis)
                 edge = list(part.shape)

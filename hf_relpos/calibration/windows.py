@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedModel
 
-from ..data.reading import has_masked_head
-from ..data.text import UNKNOWN_LIMIT, Windows, cut_windows, read_texts, special_tokens
+from ..data.masking import mask_tokens
+from ..data.text import read_texts
+from ..data.windows import MAX_UNKNOWN_RATE, Windows, cut_windows, special_tokens
+from ..evaluation.inspection import has_mlm_head
 from .errors import CalibrationError
 
 
@@ -49,7 +51,7 @@ def gather(
             for path in texts
         ]
         total = sum(part.tokens for part in parts)
-        unknown = sum(part.unknown * part.tokens for part in parts) / total
+        unknown = sum(part.unknown_rate * part.tokens for part in parts) / total
         return Windows([ids for part in parts for ids in part.ids], unknown, tokens)
     return cut_windows(tokenizer, texts, tokens, lengths, short, seed, part)
 
@@ -66,7 +68,7 @@ def gather_all(
         return gather(tokenizer, texts, tokens, lengths, "fit", field, seed)
     short = gather(tokenizer, texts, tokens // 2, lengths, "fit", field, seed)
     long = gather(tokenizer, texts, tokens // 2, (length,), "fit", field, seed + 2, short=0.0)
-    unknown = (short.unknown * short.tokens + long.unknown * long.tokens) / (short.tokens + long.tokens)
+    unknown = (short.unknown_rate * short.tokens + long.unknown_rate * long.tokens) / (short.tokens + long.tokens)
     return Windows([*short.ids, *long.ids], unknown, tokens)
 
 
@@ -104,16 +106,15 @@ def mask_windows(windows: Windows, model: PreTrainedModel, tokenizer: Any, share
     window masked it would never see unmasked text.
     """
     mask = tokenizer.mask_token_id
-    if not share or mask is None or not has_masked_head(model):
+    if not share or mask is None or not has_mlm_head(model):
         return windows
-    rng, special = np.random.default_rng(seed + 3), set(tokenizer.all_special_ids)
+    rng, special = np.random.default_rng(seed + 3), tokenizer.all_special_ids
     rows = []
-    for ids in windows.ids:
-        limit = share if rng.random() < 0.5 else 0.0
-        drawn = rng.random(len(ids)) < limit
-        rows.append(
-            [mask if hit and token not in special else token for token, hit in zip(ids, drawn.tolist(), strict=True)]
-        )
+    for row in windows.ids:
+        rate = share if rng.random() < 0.5 else 0.0
+        ids = np.asarray(row)
+        masked, _ = mask_tokens(ids, mask, rng, rate, ~np.isin(ids, special), at_least_one=False)
+        rows.append(masked.tolist())
     return replace(windows, ids=rows)
 
 
@@ -130,12 +131,12 @@ def check_windows(windows: Windows, limit: int) -> list[str]:
     longest = max(map(len, windows.ids))
     notes = []
     if windows.tokens < FEW:
-        remedy = "give more text" if windows.tokens < 0.9 * windows.asked else "ask for more with the option tokens"
+        remedy = "give more text" if windows.tokens < 0.9 * windows.budget else "ask for more with the option tokens"
         notes.append(f"only {windows.tokens:,} tokens of text: fits need about 50,000; {remedy}")
-    if windows.unknown > UNKNOWN_LIMIT:
+    if windows.unknown_rate > MAX_UNKNOWN_RATE:
         notes.append(
-            f"the tokenizer does not know {100 * windows.unknown:.0f} % of the tokens; is the text in the model's "
-            "language?"
+            f"the tokenizer does not know {100 * windows.unknown_rate:.0f} % of the tokens; is the text in the "
+            "model's language?"
         )
     if longest < min(limit, max(LENGTHS)):
         notes.append(

@@ -34,8 +34,9 @@ from ..calibration.windows import (
     window_lengths,
 )
 from ..console import progress_bar
-from ..data.reading import has_masked_head
-from ..data.text import TextError, Windows
+from ..data.text import TextError
+from ..data.windows import Windows
+from ..evaluation.inspection import has_mlm_head
 from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..model.scheme import Option, choice, is_count, is_number
 from ..processes import process_state, sum_over
@@ -249,7 +250,7 @@ def _calibrate(
     context.details["calibration"] = {
         **report.to_dict(),
         "seen": distance_histogram(windows.ids),
-        "unknown_share": round(windows.unknown, 5),
+        "unknown_share": round(windows.unknown_rate, 5),
         "memory_bytes": memory,
         "seconds": time.perf_counter() - started,
         "cpu_seconds": time.process_time() - cpu,
@@ -306,7 +307,7 @@ def _distil(
     windows = gather(tokenizer, context.texts, tokens, lengths, "fit", options["field"], context.seed + 1)
     windows = mask_windows(windows, student, tokenizer, options["mask"], context.seed + 1)
     losses = dict(DEFAULT_LOSSES)
-    if has_masked_head(student):
+    if has_mlm_head(student):
         losses["logits"] = 1.0
     console.print(f"distilling: {options['steps']} steps on {windows.tokens:,} tokens", highlight=False)
     with torch.enable_grad():

@@ -100,7 +100,7 @@ def convert(
             `details["lost"]` says what they do not hold). None for `exact` where it applies and `keep` elsewhere.
         method_options: options of the method: keys of `METHODS[method].options`.
         texts: for a method that learns from text: one path or several (as Path objects), read by
-            `hf_relpos.data.text.read_texts`, each with the same share of the tokens; or documents, strings.
+            `hf_relpos.data.read_texts`, each with the same share of the tokens; or documents, strings.
         seed: for a method that draws at random.
         architecture: class whose head to keep; by default the one that config.json names.
         revision: branch, tag or commit of a Hub repository.

@@ -1,7 +1,7 @@
-"""From one scheme that is made of tables of distances to another, or to another range, and what is lost on the way.
+"""From one scheme made of tables of distances to another, or to another range of distances, and what that loses.
 
-Every such scheme is read the same way, as the rows of `A`, `B`, `c` and `V` of the formula at every distance, and
-written the same way, by least squares: what a parameter of the target adds at each distance is found out by asking it.
+Every such scheme is read in the same way, as the rows of `A`, `B`, `c` and `V` of the formula at every distance, and
+written in the same way, by least squares, with the design matrix that its own `terms` give for unit parameters.
 """
 
 import copy
@@ -16,20 +16,9 @@ from ..model.context import AttentionContext
 from ..model.formula import Terms
 from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..model.scheme import Scheme
-from ..model.schemes import scheme_parts
+from ..model.schemes import SCHEMES, scheme_parts
 from .errors import ConversionError
 
-
-# Target scheme: for which letters each of its parameters stands.
-TARGETS = {
-    "relative_key": {"weight": "A"},
-    "relative_key_query": {"weight": "AB"},
-    "shaw": {"key": "A", "value": "V"},
-    "music": {"key_relative_embeddings": "A", "value_relative_embeddings": "V"},
-    "tables": {"A": "A", "B": "B", "c": "c", "V": "V"},
-}
-# Options that set how far a table reaches: the largest distance told apart, but for music, whose m ends before it.
-REACHES = ("clip", "max_distance", "max_relative_position", "max_distance")
 
 # Letter to rows, (H or 1, N, d), those of c (H or 1, N); N distances. In float64.
 Rows = dict[str, torch.Tensor]
@@ -43,7 +32,7 @@ class ExportReport:
         position_embedding_type: the target.
         lost: for each letter that the source has, the share of the sum of squares of its rows, over layers, heads and
             distances, that the target does not hold: 0 is exact, 1 is all of it. A distance counts as often as it
-            occurs in a row of as many tokens as the longer table reaches.
+            occurs in an input as long as the larger range.
     """
 
     position_embedding_type: str
@@ -54,27 +43,26 @@ class ExportReport:
 def export_tables(
     model: RelPosBertPreTrainedModel, position_embedding_type: str, position_options: dict[str, Any] | None = None
 ) -> tuple[RelPosBertPreTrainedModel, ExportReport]:
-    """A copy of a model with another scheme, closest in the sense of least squares over the pairs of a row.
+    """A copy of a model with another scheme, the closest by least squares over the pairs of tokens of an input.
 
-    Heads that must share a table get the mean of theirs; so do A and B where the target has one table for both;
-    distances that must share a row get the mean of theirs, each as often as it occurs.
+    Heads that share a table get the mean of their tables, and so do A and B where the target has one table for both;
+    distances that share a row get the mean of their rows, weighted by how often each occurs.
 
     Args:
-        model: any head, with a scheme that is made of tables of distances, learned or computed: `tables`, `shaw`,
-            `relative_key`, `relative_key_query`, `music`, `nezha`, `t5`, `alibi`, ….
-        position_embedding_type: a key of `TARGETS`.
+        model: any head, with a scheme that is made of tables of distances, learned or computed.
+        position_embedding_type: a scheme whose `Scheme.has_tables()` is true.
         position_options: options of the target.
 
     Returns:
-        The model, of the same class, and what was lost.
+        The model, of the same class, and the loss of each table.
 
     Raises:
         ConversionError: for another source or target.
     """
-    if position_embedding_type not in TARGETS:
+    if position_embedding_type not in _schemes_with_tables():
         raise ConversionError(
             f"position_embedding_type = {position_embedding_type!r} is no target of an export; known: "
-            f"{', '.join(TARGETS)}"
+            f"{', '.join(_schemes_with_tables())}"
         )
     other = _with_positions(
         model,
@@ -89,77 +77,69 @@ def export_tables(
 def resize_tables(
     model: RelPosBertPreTrainedModel, max_distance: int, fill: str = "clip"
 ) -> tuple[RelPosBertPreTrainedModel, ExportReport]:
-    """A copy of a model whose tables tell distances up to `max_distance` apart.
+    """A copy of a model whose tables have an embedding for each distance up to `max_distance`.
 
     Args:
-        model: any head, with the scheme `relative_key`, `relative_key_query`, `shaw`, `music` or `tables`.
-        reach: the largest distance; shorter than now or longer. For `relative_key` and `relative_key_query`,
-            `max_position_embeddings` becomes `max_distance` + 1.
-        fill: "clip": a row for each distance that both have, and for those past the old range the row of its end.
+        model: any head, with a scheme whose `Scheme.has_tables()` is true.
+        max_distance: the largest distance with an embedding of its own; smaller than now or larger. Where the tables
+            have the size of `max_position_embeddings`, that becomes `max_distance` + 1.
+        fill: "clip": distances in both ranges keep their rows, those past the old range get its last row.
             "interpolate": the whole table is stretched to the new range, or compressed.
 
     Returns:
-        The model, of the same class, and what it lost of the rows inside the old range.
+        The model, of the same class, and the loss of its rows inside the old range.
 
     Raises:
         ConversionError: for another scheme, a range or fill that is not accepted, and tables whose size is also that
             of a table of absolute positions.
     """
     config, name = model.config, model.config.position_embedding_type
-    if isinstance(name, list) or name not in TARGETS:
+    if isinstance(name, list) or name not in _schemes_with_tables():
         raise ConversionError(
-            f"position_embedding_type = {name!r}: only one of {', '.join(TARGETS)} has tables of distances to resize"
+            f"position_embedding_type = {name!r}: only one of {', '.join(_schemes_with_tables())} has tables of "
+            "distances to resize"
         )
     if isinstance(max_distance, bool) or not isinstance(max_distance, int) or max_distance < 1:
-        raise ConversionError(f"reach = {max_distance!r}: give the largest distance to tell apart, a positive integer")
+        raise ConversionError(
+            f"max_distance = {max_distance!r}: give the largest distance with an embedding of its own, a positive "
+            "integer"
+        )
     if fill not in ("clip", "interpolate"):
         raise ConversionError(f"fill = {fill!r} is unknown; choose 'clip' or 'interpolate'")
-    options = dict(config.position_options)
-    scheme = next(_schemes(model))
-    old, fields = scheme.max_distance if name != "shaw" else scheme.clip, {}
-    if name.startswith("relative_key"):
-        if config.has_absolute_table:
-            raise ConversionError(
-                f"absolute_position_embeddings = True: with position_embedding_type = {name!r} both tables have the "
-                "size of max_position_embeddings; resize a model without absolute positions"
-            )
-        old, fields["max_position_embeddings"] = scheme.clip, max_distance + 1
-        options.pop("clip", None)
-    else:
-        size = {
-            "shaw": ("clip", max_distance),
-            "tables": ("max_distance", max_distance),
-            "music": ("max_relative_position", max_distance + 1),
-        }
-        option, value = size[name]
-        options[option] = value
-    other = _with_positions(model, **fields, position_options=options)
-    far = max(old, max_distance)
-    places = torch.arange(-far, far + 1, dtype=torch.float64, device=model.device)
-    places = places * (old / max_distance) if fill == "interpolate" else places
-    low = places.clamp(-old, old).floor()
-    share = places.clamp(-old, old) - low
-    wanted = []
-    for rows in table_rows(model, old):
-        left, right = low.long() + old, (low.long() + old + 1).clamp(max=2 * old)
-        wanted.append(
-            {
-                letter: torch.lerp(table[:, left], table[:, right], share.view(-1, *[1] * (table.dim() - 2)))
-                for letter, table in rows.items()
-            }
+    ((scheme, settings),) = scheme_parts(config)
+    range_option = scheme.range_option
+    if range_option.within_table and config.has_absolute_table:
+        raise ConversionError(
+            f"absolute_position_embeddings = True: with position_embedding_type = {name!r} both tables have the "
+            "size of max_position_embeddings; resize a model without absolute positions"
         )
-    weights = _pairs(far, model.device)
-    _fit(other, wanted, far, weights * (torch.arange(-far, far + 1, device=model.device).abs() <= max_distance))
-    lost = _lost(table_rows(model, old), table_rows(other, old), _pairs(old, model.device))
-    return other, ExportReport(name, lost)
+    old = range_option.max_distance(settings, config)
+    resized = _with_positions(model, **range_option.resized(config.position_options, max_distance))
+    larger = max(old, max_distance)
+    offsets = torch.arange(-larger, larger + 1, device=model.device)
+    in_old_table = offsets.double() * (old / max_distance) if fill == "interpolate" else offsets.double()
+    in_old_table = in_old_table.clamp(-old, old)
+    low = in_old_table.floor()
+    weight_of_right = in_old_table - low
+    left, right = low.long() + old, (low.long() + old + 1).clamp(max=2 * old)
+    target_rows = [
+        {
+            letter: torch.lerp(table[:, left], table[:, right], weight_of_right.view(-1, *[1] * (table.dim() - 2)))
+            for letter, table in rows.items()
+        }
+        for rows in table_rows(model, old)
+    ]
+    _fit(resized, target_rows, larger, _pair_weights(larger, model.device) * (offsets.abs() <= max_distance))
+    lost = _lost(table_rows(model, old), table_rows(resized, old), _pair_weights(old, model.device))
+    return resized, ExportReport(name, lost)
 
 
 def refit_tables(source: RelPosBertPreTrainedModel, target: RelPosBertPreTrainedModel) -> dict[str, float]:
-    """Set the tables of a model to those of another one, as closely as they can.
+    """Set the tables of a model as close as possible to those of another one.
 
     Args:
         source: its scheme is made of tables of distances.
-        target: its scheme is a key of `TARGETS`; as many layers and heads.
+        target: its scheme's `Scheme.has_tables()` is true; as many layers and heads.
 
     Returns:
         `ExportReport.lost`.
@@ -167,8 +147,8 @@ def refit_tables(source: RelPosBertPreTrainedModel, target: RelPosBertPreTrained
     Raises:
         ConversionError: for a source that adds something else than tables of distances.
     """
-    max_distance = max(_reach(source.config), _reach(target.config))
-    weights, rows = _pairs(max_distance, target.device), table_rows(source, max_distance)
+    max_distance = max(_max_distance(source.config), _max_distance(target.config))
+    weights, rows = _pair_weights(max_distance, target.device), table_rows(source, max_distance)
     _fit(target, rows, max_distance, weights)
     return _lost(rows, table_rows(target, max_distance), weights)
 
@@ -183,7 +163,7 @@ def table_rows(model: RelPosBertPreTrainedModel, max_distance: int) -> list[Rows
     encoder = model.base_model.encoder
     context = AttentionContext(max_distance + 1, max_distance + 1, device=model.device, dtype=torch.float64)
     shared = None if encoder.distance_embedding is None else encoder.distance_embedding(context)
-    found = []
+    layers = []
     for layer in encoder.layer:
         attention = layer.attention.self
         call = AttentionContext(
@@ -196,51 +176,50 @@ def table_rows(model: RelPosBertPreTrainedModel, max_distance: int) -> list[Rows
             dtype=torch.float64,
         )
         name = model.config.position_scheme_name
-        found.append(
+        layers.append(
             _rows(attention.distance_embedding.terms(call), max_distance, attention.attention_head_size, name)
         )
-    return found
+    return layers
 
 
 def _rows(terms: Terms, max_distance: int, head_size: int, name: str) -> Rows:
     """The rows of the terms of one call, c' as c."""
     tables = {"A": terms.A, "B": terms.B, "c": terms.c, "V": terms.V, "c'": terms.c_outer}
-    others = {
+    other_terms = {
         "a scale": terms.scale is not None,
         "u": terms.u is not None,
-        "c' in full": terms.dense,
+        "a dense bias": terms.dense,
         "a gain": terms.gain or terms.feature_gain is not None,
         "hidden keys": terms.allow,
         "a rotation": terms.rotate is not None,
         "a relation": any(table.relation is not None for each in tables.values() for table in each),
     }
-    more = [word for word, present in others.items() if present]
-    if more or not any(tables.values()):
-        what = f"adds {', '.join(more)}, which is" if more else "adds nothing to the attention, which is"
-        raise ConversionError(f"position_embedding_type = {name!r}: it {what} no table of distances to take over")
-    found = {}
-    for letter, each in tables.items():
-        total = sum(
-            table.rows.double()[
-                :, table.row_of(torch.arange(-max_distance, max_distance + 1, device=table.rows.device))
-            ]
-            for table in each
+    present = [word for word, is_present in other_terms.items() if is_present]
+    if present or not any(tables.values()):
+        added = ", ".join(present) if present else "nothing to the attention"
+        raise ConversionError(
+            f"position_embedding_type = {name!r}: it adds {added}, which is no table of distances to take over"
         )
+    offsets = torch.arange(-max_distance, max_distance + 1)
+    rows: Rows = {}
+    for letter, each in tables.items():
+        total = sum(table.rows.double()[:, table.row_of(offsets.to(table.rows.device))] for table in each)
         if each:
-            place, factor = ("c", head_size**0.5) if letter == "c'" else (letter, 1.0)
-            found[place] = found.get(place, 0.0) + total * factor
-    return found
+            key, factor = ("c", head_size**0.5) if letter == "c'" else (letter, 1.0)
+            rows[key] = rows.get(key, 0.0) + total * factor
+    return rows
 
 
 def _fit(target: RelPosBertPreTrainedModel, rows: list[Rows], max_distance: int, weights: torch.Tensor) -> None:
     """Least squares for every parameter of the target's tables.
 
     Args:
-        rows: what is wanted, layer by layer, N = 2·`max_distance` + 1.
+        rows: the rows to fit, layer by layer, N = 2·`max_distance` + 1.
         weights: (N,), of each distance.
     """
     heads = target.config.num_attention_heads
-    for name, letters in TARGETS[target.config.position_embedding_type].items():
+    for name, declared in next(_schemes(target)).linear_parameters.items():
+        letters = declared.letters
         parameters = [getattr(scheme, name, None) for scheme in _schemes(target)]
         if parameters[0] is None:
             continue
@@ -248,13 +227,13 @@ def _fit(target: RelPosBertPreTrainedModel, rows: list[Rows], max_distance: int,
         normal = sum(design.T @ (weights[:, None] * design) for design in designs.values())
         normal.diagonal()[normal.diagonal() == 0] = 1.0  # rows that no distance reads stay at zero
         factor, pivots = torch.linalg.lu_factor(normal)
-        for parameter, wanted in zip(parameters, rows, strict=True):
+        for parameter, layer_rows in zip(parameters, rows, strict=True):
             vectors = parameter.shape[-1:] if letters != "c" else ()
             per_head = parameter.dim() > 1 + len(vectors) and len(parameter) == heads
             right = 0.0
             for letter, design in designs.items():
-                if letter in wanted:  # one that the source lacks is zero in it, and pulls a common table towards zero
-                    table = wanted[letter].expand(heads, -1, *vectors)
+                if letter in layer_rows:  # one that the source lacks is zero, and pulls a common table towards zero
+                    table = layer_rows[letter].expand(heads, -1, *vectors)
                     table = table if per_head else table.mean(0, keepdim=True)
                     columns = table.reshape(len(table), len(weights), -1)
                     right = right + design.T @ (weights[:, None] * columns)
@@ -274,13 +253,13 @@ def _design(scheme: Scheme, name: str, letter: str, max_distance: int) -> torch.
     scalar = letter == "c"
     count, width = (parameter.shape[-1], 1) if scalar else parameter.shape[-2:]
     columns = []
-    for start in range(0, count, width):  # as many rows at once as there are features to tell them apart
+    for start in range(0, count, width):  # as many rows at once as there are features, one row in each feature
         numbers = torch.arange(start, min(start + width, count), device=parameter.device)
-        places = (..., numbers) if scalar else (..., numbers, numbers - start)
-        parameter[places] = 1.0
-        found = _rows(probe.terms(context), max_distance, scheme.head_size, scheme.name)[letter][0]
-        columns.append(found[:, None] if scalar else found[:, : len(numbers)])
-        parameter[places] = 0.0
+        entries = (..., numbers) if scalar else (..., numbers, numbers - start)
+        parameter[entries] = 1.0
+        added = _rows(probe.terms(context), max_distance, scheme.head_size, scheme.name)[letter][0]
+        columns.append(added[:, None] if scalar else added[:, : len(numbers)])
+        parameter[entries] = 0.0
     return torch.cat(columns, 1)
 
 
@@ -289,25 +268,32 @@ def _lost(source: list[Rows], target: list[Rows], weights: torch.Tensor) -> dict
     lost = {}
     for letter in source[0]:
         whole = missed = 0.0
-        for mine, theirs in zip(source, target, strict=True):
-            other = theirs.get(letter, torch.zeros_like(mine[letter]))
-            heads = max(len(mine[letter]), len(other))  # of tables that all heads share there is one
-            column = weights.view(-1, *[1] * (mine[letter].dim() - 2))
-            whole += float((column * mine[letter].square()).sum()) * heads / len(mine[letter])
-            missed += float((column * (mine[letter] - other).square()).sum())
+        for source_rows, target_rows in zip(source, target, strict=True):
+            rows = source_rows[letter]
+            fitted = target_rows.get(letter, torch.zeros_like(rows))
+            heads = max(len(rows), len(fitted))  # a table that all heads share is there once
+            column = weights.view(-1, *[1] * (rows.dim() - 2))
+            whole += float((column * rows.square()).sum()) * heads / len(rows)
+            missed += float((column * (rows - fitted).square()).sum())
         lost[letter] = missed / whole if whole else 0.0
     return lost
 
 
-def _pairs(max_distance: int, device: torch.device) -> torch.Tensor:
-    """How many pairs of a row of `max_distance` + 1 tokens have each distance, as a share of the most."""
+def _pair_weights(max_distance: int, device: torch.device) -> torch.Tensor:
+    """How many pairs of `max_distance` + 1 tokens have each offset, relative to offset 0: (2·`max_distance` + 1,)."""
     return 1.0 - torch.arange(-max_distance, max_distance + 1, device=device).abs().double() / (max_distance + 1)
 
 
-def _reach(config: RelPosBertConfig) -> int:
-    """The largest distance that matters: the longest row, or what a table tells apart, if that is more."""
-    named = [settings.get(option) for _, settings in scheme_parts(config) for option in REACHES]
-    return max(config.max_position_embeddings - 1, 1, *(value for value in named if isinstance(value, int)))
+def _max_distance(config: RelPosBertConfig) -> int:
+    """The largest distance of an input of trained length, or the largest with an embedding of its own if larger."""
+    options = [(scheme.range_option, settings) for scheme, settings in scheme_parts(config)]
+    ranges = [option.max_distance(settings, config) for option, settings in options if option is not None]
+    return max(config.max_position_embeddings - 1, 1, *ranges)
+
+
+def _schemes_with_tables() -> list[str]:
+    """The schemes that can be written: made of tables of distances, which are learned."""
+    return [name for name, scheme in SCHEMES.items() if scheme.has_tables()]
 
 
 def _schemes(model: RelPosBertPreTrainedModel) -> Iterator[Any]:

@@ -3,9 +3,10 @@
 from typing import Any
 
 from ..calibration.windows import gather, window_lengths
-from ..data.reading import has_masked_head
-from ..data.text import TextError, special_tokens
-from ..evaluation import fidelity, verdict
+from ..data.text import TextError
+from ..data.windows import special_tokens
+from ..evaluation import FidelitySettings, fidelity, verdict
+from ..evaluation.inspection import has_mlm_head
 from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
 from .context import ConversionContext
 
@@ -36,8 +37,8 @@ def held_out_fidelity(
     rows_by_length = _cut(tokenizer, windows, lengths)
     if not rows_by_length:
         return {"skipped": f"no text was left to check with that fills {min(lengths)} tokens"}
-    mask = tokenizer.mask_token_id if has_masked_head(student) and has_masked_head(teacher) else None
-    result = fidelity(teacher, student, rows_by_length, mask_token_id=mask, seed=context.seed)
+    mask = tokenizer.mask_token_id if has_mlm_head(student) and has_mlm_head(teacher) else None
+    result = fidelity(teacher, student, rows_by_length, FidelitySettings(mask_token_id=mask, seed=context.seed))
     return {**result.to_dict(), "verdict": verdict(result)}
 
 

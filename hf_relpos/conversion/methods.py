@@ -10,7 +10,6 @@ from . import absolute, relative
 from .calibrated import CALIBRATE, DISTIL, calibrate, calibrate_and_distil
 from .context import Method
 from .errors import ConversionError
-from .export import TARGETS
 from .recognition import SourceSpec
 
 
@@ -37,14 +36,14 @@ def absolute_alone(scheme: type[Scheme]) -> str:
 
 def has_tables(scheme: type[Scheme]) -> str:
     """Refuses a scheme that is not made of tables of distances."""
-    return "" if scheme.name in TARGETS else "this scheme has no tables to fit"
+    return "" if scheme.has_tables() else "this scheme has no tables to fit"
 
 
 def can_be_fitted(scheme: type[Scheme]) -> str:
     """Refuses a scheme none of whose terms is linear in parameters of a layer; names those that can be fitted."""
-    if scheme.linear:
+    if scheme.linear_parameters:
         return ""
-    supported = ", ".join(name for name, candidate in SCHEMES.items() if candidate.linear)
+    supported = ", ".join(name for name, candidate in SCHEMES.items() if candidate.linear_parameters)
     return f"nothing of this scheme can be fitted in closed form; the schemes that can: {supported}"
 
 

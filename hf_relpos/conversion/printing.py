@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..console import print_table
-from ..evaluation.commands import print_fidelity
+from ..evaluation.printing import print_fidelity
 from ..training.distil import DistilReport
 from .report import ConversionReport, lost_in_words
 

@@ -250,8 +250,8 @@ def normalise(
         The source with its tensors.
 
     Raises:
-        ConversionError: for names that collide, tensors that are missing or not in the architecture, shapes that differ
-            from the configuration's, quantised weights, and values that are not finite.
+        ConversionError: for names that collide, tensors that are missing or not in the architecture, shapes
+            that differ from the configuration's, quantised weights, and values that are not finite.
     """
     folder, base = source.folder, source.architecture == "BertModel"
     renamed: dict[str, torch.Tensor] = {}
@@ -310,8 +310,8 @@ def _complete(folder: Path, tensors: dict[str, torch.Tensor], origin: dict[str, 
     if tie.name in tensors and tie.other in tensors:
         if tied and not torch.equal(tensors[tie.name], tensors[tie.other]):
             raise ConversionError(
-                f"{folder}: {origin[tie.name]} and {origin[tie.other]} differ, but tie_word_embeddings = True makes them "
-                "one tensor; set tie_word_embeddings to false in config.json to keep both, or remove one of them"
+                f"{folder}: {origin[tie.name]} and {origin[tie.other]} differ, but tie_word_embeddings = True makes "
+                "them one tensor; set tie_word_embeddings to false in config.json to keep both, or remove one of them"
             )
     elif tied or tie.always:
         for absent, present in ((tie.name, tie.other), (tie.other, tie.name)):

@@ -21,17 +21,17 @@ def to_iob2(tags: Sequence[str]) -> list[str]:
     changes. So IOB1 and IOB2 need not be told apart, and I- after O begins an entity. IOE1, where only an E- between
     two neighbours ends an entity, reads the same way.
     """
-    found, before = [], "O"
+    converted, before = [], "O"
     for tag in tags:
         mark, _, kind = tag.partition("-")
         if mark == "O":
-            found.append("O")
+            converted.append("O")
         else:
             mark = MARKS.get(mark, mark)
             begins = mark in "BS" or before[0] in "OES" or before[2:] != kind
-            found.append(f"{'B' if begins else 'I'}-{kind}")
+            converted.append(f"{'B' if begins else 'I'}-{kind}")
         before = f"{mark}-{kind}"
-    return found
+    return converted
 
 
 def tag_names(sentences: Sequence[Sentence]) -> list[str]:
@@ -44,12 +44,12 @@ def read_conll(path: str | Path, columns: Sequence[int] | None = None) -> list[S
     """Tokens and IOB2 tags of each sentence.
 
     One token per line, its columns between tabs, or between spaces in a line without tabs; an empty line between
-    sentences. Lines of `-DOCSTART-`, and lines that begin with "# " and do not end in a tag, are passed over.
+    sentences. Lines of `-DOCSTART-`, and lines that begin with "# " and do not end in a tag, are skipped.
 
     Args:
-        path: file, plain or packed (.xz, .gz).
-        columns: the columns of tokens and of tags, counted from 1. None to find them: tags are the last column that
-            holds them in most lines, tokens the first other one that does not number the tokens.
+        path: file, compressed (.xz, .gz) or not.
+        columns: the columns of tokens and of tags, counted from 1. None to detect them: tags are the last column
+            that holds them in most lines, tokens the first other one that does not number the tokens.
 
     Raises:
         ValueError: for lines of several widths, columns that are not there, what is not a tag, and a file without
@@ -76,7 +76,7 @@ def read_conll(path: str | Path, columns: Sequence[int] | None = None) -> list[S
                 + (f", line {first} has {width}" if number != first else "")
                 + "; give each line a token and its tag, between tabs"
             )
-    token, tag = _find_columns(path, lines) if columns is None else _check_columns(path, columns, width)
+    token, tag = _detect_columns(path, lines) if columns is None else _check_columns(path, columns, width)
     for number, fields in lines:
         if not TAG.fullmatch(fields[tag]):
             raise ValueError(
@@ -105,7 +105,7 @@ def _check_columns(path: Path, columns: Sequence[int], width: int) -> tuple[int,
     return columns[0] - 1, columns[1] - 1
 
 
-def _find_columns(path: Path, lines: Sequence[tuple[int, list[str]]]) -> tuple[int, int]:
+def _detect_columns(path: Path, lines: Sequence[tuple[int, list[str]]]) -> tuple[int, int]:
     """Columns of tokens and of tags, counted from 0.
 
     A column with some that are no tags is not passed over: to its left there may be one of chunks.

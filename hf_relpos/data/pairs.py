@@ -8,6 +8,9 @@ from pathlib import Path
 from .records import read_records
 
 
+PAIR_COLUMNS = ("score", "sentence1", "sentence2")
+
+
 @dataclass(frozen=True)
 class Pair:
     """Two sentences and a human score of their similarity, on any scale."""
@@ -25,9 +28,7 @@ class Query:
     document: str
 
 
-def read_pairs(
-    path: str | Path, columns: Sequence[str] = ("score", "sentence1", "sentence2"), header: bool | None = None
-) -> list[Pair]:
+def read_pairs(path: str | Path, columns: Sequence[str] = PAIR_COLUMNS, header: bool | None = None) -> list[Pair]:
     """Scored pairs of sentences.
 
     Args:

@@ -1,4 +1,4 @@
-"""Records in text files, plain or packed: JSON lines, tab- or comma-separated, with errors that name the line."""
+"""Records in text files, compressed or not: JSON lines, tab- or comma-separated, with errors that name the line."""
 
 import bz2
 import csv
@@ -16,14 +16,14 @@ OPENERS = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
 REMEDY = "name the columns with --columns"
 
 
-def kind_of(path: str | Path) -> str:
-    """The ending of a file's name, `.jsonl` and the like, less that of the packing; empty for none."""
+def text_suffix(path: str | Path) -> str:
+    """The suffix of a file's name, such as `.jsonl`, without that of the compression; empty for none."""
     suffixes = [suffix for suffix in Path(path).suffixes if suffix not in OPENERS]
     return suffixes[-1].lower() if suffixes else ""
 
 
 def iterate_lines(path: str | Path) -> Iterator[str]:
-    """The lines of a UTF-8 text file, unpacked by its ending, without their ends; read as they are asked for.
+    """The lines of a UTF-8 text file, compressed or not by its suffix, without line ends; read lazily.
 
     Raises:
         ValueError: for a file that is not there, is no text, or is cut short.
@@ -42,37 +42,35 @@ def iterate_lines(path: str | Path) -> Iterator[str]:
 
 
 def read_lines(path: str | Path) -> list[str]:
-    """All lines of a file, as `iterate_lines` gives them."""
+    """All lines of a file, from `iterate_lines`."""
     return list(iterate_lines(path))
 
 
 def iterate_records(
     path: str | Path, columns: Sequence[str], header: bool | None = None, remedy: str = REMEDY
 ) -> Iterator[dict[str, Any]]:
-    """The named fields of every record of a file, read as they are asked for.
+    """The named fields of every record of a file, read lazily.
 
-    A file is JSON lines if its name says so (.jsonl, .json), comma-separated with quotes if it says .csv, and else
-    tab-separated, where nothing quotes.
+    `.jsonl` and `.json` are JSON lines, `.csv` is comma-separated with quotes, everything else tab-separated without.
 
     Args:
         path: file.
-        columns: names of the fields; in a separated file without a header, those of its first columns.
-        header: whether the first line of a separated file names its columns; None for whether it holds all of
-            `columns`.
-        remedy: what an error about columns advises.
+        columns: names of the fields; in a .csv or .tsv file without a header, of its first columns.
+        header: whether the first line of a .csv or .tsv file is a header; None: if it holds all of `columns`.
+        remedy: advice in errors about columns.
 
     Raises:
         ValueError: for a record that lacks a field; names file, line and remedy.
     """
     path = Path(path)
-    if kind_of(path) in (".jsonl", ".json"):
+    if text_suffix(path) in (".jsonl", ".json"):
         yield from _json_records(path, columns, remedy)
     else:
         yield from _rows(path, columns, header, remedy)
 
 
 def read_records(path: str | Path, columns: Sequence[str], header: bool | None = None) -> list[dict[str, Any]]:
-    """All records of a file, as `iterate_records` gives them.
+    """All records of a file, from `iterate_records`.
 
     Raises:
         ValueError: for what `iterate_records` refuses, and a file without records.
@@ -93,15 +91,15 @@ def _json_records(path: Path, columns: Sequence[str], remedy: str) -> Iterator[d
             raise ValueError(f"{path}, line {number}: not JSON ({error}); put one object on each line") from error
         if not isinstance(record, dict):
             raise ValueError(f"{path}, line {number}: a {type(record).__name__}, not an object; write {{…}}")
-        lost = [column for column in columns if column not in record]
-        if lost:
-            raise ValueError(f"{path}, line {number}: no field {lost[0]!r} (it has {', '.join(record)}); {remedy}")
+        missing = [column for column in columns if column not in record]
+        if missing:
+            raise ValueError(f"{path}, line {number}: no field {missing[0]!r} (it has {', '.join(record)}); {remedy}")
         yield {column: record[column] for column in columns}
 
 
 def _split(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Number and cells of every line that is not blank; a quoted cell may run over several."""
-    if kind_of(path) != ".csv":
+    """Line number and cells of every row that is not blank; a quoted cell may span lines."""
+    if text_suffix(path) != ".csv":
         yield from ((n, line.split("\t")) for n, line in enumerate(iterate_lines(path), 1) if line.strip())
         return
     rows = csv.reader(line + "\n" for line in iterate_lines(path))
@@ -123,18 +121,18 @@ def _rows(path: Path, columns: Sequence[str], header: bool | None, remedy: str) 
         start, first = next(lines)
     except StopIteration:
         return
-    named = set(columns) <= set(first)
+    has_names = set(columns) <= set(first)
     if header is None:
-        header = named
-    if header and not named:
-        lost = next(column for column in columns if column not in first)
-        raise ValueError(f"{path}, line {start}: no column {lost!r} (it has {', '.join(first)}); {remedy}")
-    places = [first.index(column) for column in columns] if header else list(range(len(columns)))
+        header = has_names
+    if header and not has_names:
+        missing = next(column for column in columns if column not in first)
+        raise ValueError(f"{path}, line {start}: no column {missing!r} (it has {', '.join(first)}); {remedy}")
+    indices = [first.index(column) for column in columns] if header else list(range(len(columns)))
     rest = lines if header else itertools.chain([(start, first)], lines)
     for number, fields in rest:
-        if len(fields) <= max(places):
+        if len(fields) <= max(indices):
             raise ValueError(
-                f"{path}, line {number}: {len(fields)} columns, and {columns[places.index(max(places))]!r} is column "
-                f"{max(places) + 1}; correct the line, or {remedy}"
+                f"{path}, line {number}: {len(fields)} columns, and {columns[indices.index(max(indices))]!r} is "
+                f"column {max(indices) + 1}; correct the line, or {remedy}"
             )
-        yield {column: fields[place] for column, place in zip(columns, places, strict=True)}
+        yield {column: fields[index] for column, index in zip(columns, indices, strict=True)}

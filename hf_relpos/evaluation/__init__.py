@@ -1,48 +1,41 @@
 """Measuring models: fidelity of a conversion to its source, similarity, retrieval, passkeys, masked tokens."""
 
+from ..data.masking import mask_rows
 from ..data.pairs import Pair, Query, read_documents, read_pairs, read_queries
-from ..data.reading import (
-    Encoder,
-    hidden_states,
-    pool,
-    readable_length,
-    unknown_rate,
-    windowed_hidden_states,
-)
 from ..data.records import read_records
-from .conversion import (
-    Fidelity,
-    LengthFidelity,
-    MaskedAgreement,
-    ShiftConsistency,
-    attention_divergence,
-    attention_weights,
-    default_lengths,
-    fidelity,
-    masked_agreement,
-    shift_consistency,
-    verdict,
-)
+from ..data.windows import unknown_rate
+from .attention_fidelity import attention_divergence, attention_weights
+from .compare import CompareSettings, compare_models
+from .encoder import Encoder, hidden_states, pool
+from .evaluate import EvaluateSettings, evaluate_model
+from .fidelity_report import Fidelity, LengthFidelity, MaskedAgreement, ShiftConsistency, verdict
+from .hidden_state_fidelity import shift_consistency
+from .inspection import model_max_length
 from .loading import load_encoder, load_model, load_tokenizer, pooling_of
 from .masked import (
-    mask_rows,
     masked_accuracy,
     masked_accuracy_by_length,
+    masked_agreement,
     masked_predictions,
     masked_windows,
     random_orders,
     token_ids,
 )
+from .model_fidelity import FidelitySettings, default_lengths, fidelity
 from .passkey import Passkey, passkey_by_mask, passkey_by_vector, passkeys
 from .retrieval import Retrieval, difference, document_vectors, rank_documents, retrieve
 from .similarity import pair_vectors, similarities, spearman, spearman_difference
+from .sliding_windows import windowed_hidden_states
 from .statistics import Difference, average_ranks, paired_bootstrap, rank_correlation
 
 
 __all__ = [
+    "CompareSettings",
     "Difference",
     "Encoder",
+    "EvaluateSettings",
     "Fidelity",
+    "FidelitySettings",
     "LengthFidelity",
     "MaskedAgreement",
     "Pair",
@@ -53,9 +46,11 @@ __all__ = [
     "attention_divergence",
     "attention_weights",
     "average_ranks",
+    "compare_models",
     "default_lengths",
     "difference",
     "document_vectors",
+    "evaluate_model",
     "fidelity",
     "hidden_states",
     "load_encoder",
@@ -67,6 +62,7 @@ __all__ = [
     "masked_agreement",
     "masked_predictions",
     "masked_windows",
+    "model_max_length",
     "pair_vectors",
     "paired_bootstrap",
     "passkey_by_mask",
@@ -81,7 +77,6 @@ __all__ = [
     "read_pairs",
     "read_queries",
     "read_records",
-    "readable_length",
     "retrieve",
     "shift_consistency",
     "similarities",

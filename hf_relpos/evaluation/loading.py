@@ -10,8 +10,8 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
-from ..data.reading import Encoder, check_pooling
 from ..patch import patch_transformers
+from .encoder import Encoder, check_pooling
 
 
 # Endings of `config.architectures` whose head predicts masked tokens.

@@ -7,7 +7,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..data.reading import Progress, pad, readable_length, rows_per_batch
+from ..data.batching import BATCH_TOKENS, Row, batch_indices, rows_per_batch
+from ..data.masking import IGNORE_INDEX, mask_rows, mask_tokens
+from .encoder import ProgressCallback, pad_batch
+from .fidelity_report import MaskedAgreement
+from .inspection import model_max_length
 
 
 def token_ids(tokenizer, paragraphs: Sequence[str]) -> list[int]:
@@ -35,20 +39,19 @@ def masked_windows(
     Raises:
         ValueError: when the text does not fill one window.
     """
-    room = length - 2
+    inner = length - 2
     ids = token_ids(tokenizer, paragraphs)
-    count = min(len(ids) // room, limit)
+    count = min(len(ids) // inner, limit)
     if count < 1:
         raise ValueError(
-            f"length = {length}: the text has {len(ids)} tokens and a window needs {room}; give more text, or a "
+            f"length = {length}: the text has {len(ids)} tokens and a window needs {inner}; give more text, or a "
             "smaller length"
         )
-    ids = np.array(ids[: count * room], dtype=np.int64).reshape(count, room)
-    chosen = (rng.random(ids.shape) < rate) & (ids != tokenizer.unk_token_id)
-    chosen[:, 0] |= ~chosen.any(axis=1)
-    edges = {"constant_values": ((0, 0), (tokenizer.cls_token_id, tokenizer.sep_token_id))}
-    inputs = np.pad(np.where(chosen, tokenizer.mask_token_id, ids), ((0, 0), (1, 1)), **edges)
-    labels = np.pad(np.where(chosen, ids, -100), ((0, 0), (1, 1)), constant_values=-100)
+    windows = np.array(ids[: count * inner], dtype=np.int64).reshape(count, inner)
+    inputs, labels = mask_tokens(windows, tokenizer.mask_token_id, rng, rate, windows != tokenizer.unk_token_id)
+    special = ((0, 0), (tokenizer.cls_token_id, tokenizer.sep_token_id))
+    inputs = np.pad(inputs, ((0, 0), (1, 1)), constant_values=special)
+    labels = np.pad(labels, ((0, 0), (1, 1)), constant_values=IGNORE_INDEX)
     return torch.from_numpy(inputs), torch.from_numpy(labels)
 
 
@@ -80,48 +83,15 @@ def masked_accuracy(
         extra = {} if position_ids is None else {"position_ids": position_ids[part].to(model.device)}
         logits = model(input_ids=inputs[part].to(model.device), **extra).logits
         target = labels[part].to(model.device)
-        logits, target = logits[target != -100].float(), target[target != -100]
+        logits, target = logits[target != IGNORE_INDEX].float(), target[target != IGNORE_INDEX]
         right += int((logits.argmax(-1) == target).sum())
         loss += float(nn.functional.cross_entropy(logits, target, reduction="sum"))
         count += len(target)
     return {"accuracy": round(100 * right / count, 2), "nll": round(loss / count, 4)}
 
 
-def mask_rows(
-    rows: Sequence[Sequence[int]], mask_token_id: int, rng: np.random.Generator, rate: float = 0.15
-) -> tuple[list[list[int]], list[list[int]]]:
-    """Rows `[CLS] … [SEP]` with tokens replaced by [MASK] at random, at least one in each, and their labels.
-
-    Args:
-        rows: token ids, of any lengths; the first and the last are never masked.
-        mask_token_id: [MASK].
-        rng: decides which tokens are masked.
-        rate: share of the tokens to mask.
-
-    Returns:
-        Rows, and labels of the same lengths, −100 where nothing is to be predicted.
-
-    Raises:
-        ValueError: for a row without a token between the first and the last.
-    """
-    inputs, labels = [], []
-    for row in rows:
-        if len(row) < 3:
-            raise ValueError(f"a row of {len(row)} tokens has none to mask between [CLS] and [SEP]; leave it out")
-        ids = np.asarray(row)
-        chosen = rng.random(len(ids)) < rate
-        chosen[[0, -1]] = False
-        if not chosen.any():
-            chosen[rng.integers(1, len(ids) - 1)] = True
-        inputs.append(np.where(chosen, mask_token_id, ids).tolist())
-        labels.append(np.where(chosen, ids, -100).tolist())
-    return inputs, labels
-
-
 @torch.inference_mode()
-def masked_predictions(
-    model: PreTrainedModel, rows: Sequence[Sequence[int]], places: Sequence[torch.Tensor]
-) -> torch.Tensor:
+def masked_predictions(model: PreTrainedModel, rows: Sequence[Row], places: Sequence[torch.Tensor]) -> torch.Tensor:
     """Logits at some places of one batch of rows, (places in all, V) in float32, row by row.
 
     Args:
@@ -129,7 +99,7 @@ def masked_predictions(
         rows: token ids, of any lengths.
         places: for each row a boolean for each of its tokens.
     """
-    ids, mask = pad(rows, model)
+    ids, mask = pad_batch(rows, model)
     out = model(input_ids=ids, attention_mask=mask.long())
     logits = out.logits if "logits" in out else out.prediction_logits  # …ForPreTraining
     return torch.cat(
@@ -144,7 +114,7 @@ def masked_accuracy_by_length(
     lengths: Sequence[int],
     tokens: int = 32_768,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> dict[int, dict[str, float]]:
     """`masked_accuracy` of windows of several lengths, on about as much text for each; keys are lengths.
 
@@ -155,7 +125,7 @@ def masked_accuracy_by_length(
     Raises:
         ValueError: when the text does not fill one window, or the model reads none of the lengths.
     """
-    limit = readable_length(model)
+    limit = model_max_length(model)
     fitting = [length for length in lengths if limit is None or length <= limit]
     if not fitting:
         raise ValueError(f"lengths = {list(lengths)}: the model reads {limit} tokens; give shorter ones")
@@ -164,7 +134,42 @@ def masked_accuracy_by_length(
         windows = max(1, tokens // length)
         inputs, labels = masked_windows(tokenizer, paragraphs, length, windows, np.random.default_rng(seed))
         accuracy = masked_accuracy(model, inputs, labels, batch_size=rows_per_batch(length))
-        found[length] = {"windows": len(inputs), "masked": int((labels != -100).sum()), **accuracy}
+        found[length] = {"windows": len(inputs), "masked": int((labels != IGNORE_INDEX).sum()), **accuracy}
         if progress is not None:
             progress(f"masked tokens, {length}", number, len(fitting))
     return found
+
+
+def masked_agreement(
+    teacher: PreTrainedModel,
+    student: PreTrainedModel,
+    windows: Sequence[Row],
+    mask_token_id: int,
+    seed: int = 0,
+    rate: float = 0.15,
+    batch_tokens: int = BATCH_TOKENS,
+) -> MaskedAgreement:
+    """Whether two masked language models predict the same tokens.
+
+    Args:
+        windows: rows of tokens, `[CLS] … [SEP]`; the first and the last token are never masked.
+        mask_token_id: [MASK].
+        seed: decides which tokens are masked.
+        rate: share of the tokens to mask.
+
+    Raises:
+        ValueError: for windows without a token between the first and the last.
+    """
+    inputs, labels = mask_rows(windows, mask_token_id, np.random.default_rng(seed), rate)
+    same = teacher_right = student_right = count = 0
+    for indices in batch_indices(inputs, batch_tokens):
+        rows = [inputs[index] for index in indices]
+        targets = torch.cat([torch.as_tensor(labels[index]) for index in indices])
+        masked = [torch.as_tensor(labels[index]) != IGNORE_INDEX for index in indices]
+        targets = targets[targets != IGNORE_INDEX]
+        predicted = [masked_predictions(model, rows, masked).argmax(-1).cpu() for model in (teacher, student)]
+        same += int((predicted[0] == predicted[1]).sum())
+        teacher_right += int((predicted[0] == targets).sum())
+        student_right += int((predicted[1] == targets).sum())
+        count += len(targets)
+    return MaskedAgreement(count, same / count, teacher_right / count, student_right / count)

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..data.reading import Encoder, Progress, Row, batches
+from ..data.batching import Row, batch_indices
+from .encoder import Encoder, ProgressCallback
 from .masked import masked_predictions
 
 
@@ -129,7 +130,7 @@ def _shares(trials: Sequence[Passkey], hits: Sequence[bool]) -> dict[str, float]
 
 
 def passkey_by_vector(
-    encoder: Encoder, trials: Sequence[Passkey], progress: Progress | None = None
+    encoder: Encoder, trials: Sequence[Passkey], progress: ProgressCallback | None = None
 ) -> dict[str, float]:
     """Share of texts whose vector lies nearest to the statement of the key in it, among the candidates' statements."""
     keys = sorted({key for trial in trials for key in trial.keys})
@@ -145,7 +146,7 @@ def passkey_by_vector(
 
 
 def passkey_by_mask(
-    model: PreTrainedModel, tokenizer, trials: Sequence[Passkey], progress: Progress | None = None
+    model: PreTrainedModel, tokenizer, trials: Sequence[Passkey], progress: ProgressCallback | None = None
 ) -> dict[str, float]:
     """Share of texts at whose masks the key in it is more likely than the other candidates.
 
@@ -155,7 +156,7 @@ def passkey_by_mask(
     """
     hits: list[bool] = [False] * len(trials)
     done = 0
-    for numbers in batches([trial.row for trial in trials]):
+    for numbers in batch_indices([trial.row for trial in trials]):
         rows = [trials[n].row for n in numbers]
         places = [torch.zeros(len(row), dtype=torch.bool) for row in rows]
         for place, n in zip(places, numbers, strict=True):

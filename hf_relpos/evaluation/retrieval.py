@@ -1,4 +1,4 @@
-"""Finding the document that answers a question by the cosine of vectors, with several ways to read long documents."""
+"""Retrieval: the document that answers a query, by the cosine of vectors; with strategies for long documents."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,18 +8,19 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..data.batching import Row
 from ..data.pairs import Query
-from ..data.reading import Encoder, Progress
+from .encoder import Encoder, ProgressCallback
 from .statistics import Difference, paired_bootstrap
 
 
-READERS = ("full", "truncate", "chunks")
+STRATEGIES = ("full", "truncate", "chunks")
 CHUNK = 512
 
 
 @dataclass(frozen=True)
 class Retrieval:
-    """How well the right document was found, and the rank it had for each query.
+    """The rank of the right document for each query.
 
     Attributes:
         ranks: (queries,), from 1 on; a document with the same score as the right one counts as better.
@@ -38,10 +39,10 @@ class Retrieval:
 
 
 def difference(one: Retrieval, other: Retrieval, draws: int = 1000, seed: int = 0) -> dict[str, Difference]:
-    """How much more the second reader reaches than the first, by measure, with 95 % ranges over queries."""
+    """The second result minus the first, by measure, with 95 % ranges over queries."""
     left, right = one.by_query(), other.by_query()
     if len(one.ranks) != len(other.ranks):
-        raise ValueError(f"{len(one.ranks)} queries against {len(other.ranks)}; ask both readers the same")
+        raise ValueError(f"{len(one.ranks)} queries against {len(other.ranks)}; retrieve the same ones with both")
     return {
         name: paired_bootstrap(
             lambda n, gap=right[name] - left[name]: float(gap[n].mean()), len(one.ranks), draws, seed
@@ -53,15 +54,15 @@ def difference(one: Retrieval, other: Retrieval, draws: int = 1000, seed: int = 
 def document_vectors(
     encoder: Encoder,
     texts: Sequence[str],
-    reader: str = "full",
+    strategy: str = "full",
     length: int | None = None,
     chunk: int = CHUNK,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> torch.Tensor:
     """Vectors of documents, (texts, D).
 
     Args:
-        reader: `full`: the first `length` tokens at once. `truncate`: the first `chunk` tokens. `chunks`: the first
+        strategy: `full`: the first `length` tokens at once. `truncate`: the first `chunk` tokens. `chunks`: the first
             `length` tokens in pieces of `chunk`, each between [CLS] and [SEP]; the mean of their vectors, weighted by
             their tokens.
         length: tokens read of a document, special ones included (in `chunks` those of one reading are counted); None
@@ -69,26 +70,28 @@ def document_vectors(
         chunk: tokens of a piece, special ones included.
 
     Raises:
-        ValueError: for an unknown reader, and for more tokens at once than the model reads.
+        ValueError: for an unknown strategy, and for more tokens at once than the model reads.
     """
-    if reader not in READERS:
-        raise ValueError(f"reader = {reader!r} is unknown; use one of: {', '.join(map(repr, READERS))}")
-    what = f"documents, {reader}"
-    if reader != "chunks":
-        return encoder.encode(texts, chunk if reader == "truncate" else length, progress, what)
+    if strategy not in STRATEGIES:
+        raise ValueError(f"strategy = {strategy!r} is unknown; use one of: {', '.join(map(repr, STRATEGIES))}")
+    what = f"documents, {strategy}"
+    if strategy != "chunks":
+        return encoder.encode(texts, chunk if strategy == "truncate" else length, progress, what)
     size = encoder.limit(chunk)
-    rows, owner, weights = [], [], []
+    rows: list[Row] = []
+    owner: list[int] = []
+    weights: list[int] = []
     for number, row in enumerate(encoder.tokenize(texts, length)):
-        inner, room = row[1:-1], size - 2
-        for at in range(0, max(len(inner), 1), room):
-            piece = inner[at : at + room]
+        inner, step = row[1:-1], size - 2
+        for start in range(0, max(len(inner), 1), step):
+            piece = inner[start : start + step]
             rows.append([row[0], *piece, row[-1]])
             owner.append(number)
             weights.append(max(len(piece), 1))
     vectors = encoder.encode_rows(rows, progress, what)
-    weights = torch.tensor(weights, dtype=vectors.dtype)[:, None]
-    total = vectors.new_zeros(len(texts), vectors.shape[1]).index_add_(0, torch.tensor(owner), vectors * weights)
-    return total / weights.new_zeros(len(texts), 1).index_add_(0, torch.tensor(owner), weights)
+    weight = torch.tensor(weights, dtype=vectors.dtype)[:, None]
+    total = vectors.new_zeros(len(texts), vectors.shape[1]).index_add_(0, torch.tensor(owner), vectors * weight)
+    return total / weight.new_zeros(len(texts), 1).index_add_(0, torch.tensor(owner), weight)
 
 
 def rank_documents(queries: torch.Tensor, documents: torch.Tensor, right: torch.Tensor) -> np.ndarray:
@@ -112,17 +115,17 @@ def retrieve(
     encoder: Encoder,
     documents: Mapping[str, str],
     queries: Sequence[Query],
-    reader: str = "full",
+    strategy: str = "full",
     length: int | None = None,
     chunk: int = CHUNK,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Retrieval:
-    """Look for the document of each query among all documents.
+    """Rank all documents for each query.
 
     Args:
         documents: text by id.
         queries: each with the id of its document.
-        reader, length, chunk: as in `document_vectors`.
+        strategy, length, chunk: as in `document_vectors`.
 
     Raises:
         ValueError: for a query whose document is not there, and for what `document_vectors` refuses.
@@ -134,6 +137,7 @@ def retrieve(
                 f"the query {query.text!r} asks for the document {query.document!r}, which is not among the "
                 f"{len(documents)} documents; give the files that belong together"
             )
-    asked = encoder.encode([query.text for query in queries], progress=progress, what="queries")
-    found = document_vectors(encoder, list(documents.values()), reader, length, chunk, progress)
-    return Retrieval(rank_documents(asked, found, torch.tensor([number[query.document] for query in queries])))
+    query_vectors = encoder.encode([query.text for query in queries], progress=progress, what="queries")
+    vectors = document_vectors(encoder, list(documents.values()), strategy, length, chunk, progress)
+    right = torch.tensor([number[query.document] for query in queries])
+    return Retrieval(rank_documents(query_vectors, vectors, right))

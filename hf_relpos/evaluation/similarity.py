@@ -7,11 +7,11 @@ import torch
 from transformers import PreTrainedModel
 
 from ..data.pairs import Pair
-from ..data.reading import Encoder, Progress
+from .encoder import Encoder, ProgressCallback
 from .statistics import Difference, paired_bootstrap, rank_correlation
 
 
-def pair_vectors(encoder: Encoder, pairs: Sequence[Pair], progress: Progress | None = None) -> torch.Tensor:
+def pair_vectors(encoder: Encoder, pairs: Sequence[Pair], progress: ProgressCallback | None = None) -> torch.Tensor:
     """The vectors of both sentences of each pair, (pairs, 2, D); a sentence that recurs is read once."""
     texts = [text for pair in pairs for text in (pair.sentence1, pair.sentence2)]
     distinct = list(dict.fromkeys(texts))

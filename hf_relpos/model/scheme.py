@@ -1,4 +1,7 @@
-"""What a scheme is: options it accepts, parameters it owns, terms it adds. A new scheme is one subclass."""
+"""What a scheme is: options it accepts, parameters it owns, terms it adds. A new scheme is one subclass.
+
+That subclass says everything about itself; code that is not its own reads these declarations and knows no names.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -76,6 +79,53 @@ def refuse_odd_heads(config: Any, name: str) -> None:
 RENAMED_OPTIONS = {"beyond": "out_of_range"}
 RENAMED_VALUES = {("beyond", "refuse"): "error"}
 
+
+@dataclass(frozen=True)
+class LinearParameter:
+    """A parameter on which terms depend linearly when the others are zero: what a converter fits in closed form.
+
+    Attributes:
+        letters: the letters of the formula whose tables it enters, such as "A", or "AB" for both.
+        distance_axis: the axis along which neighbours are neighbouring distances; None where there is none.
+    """
+
+    letters: str
+    distance_axis: int | None = -2
+
+
+@dataclass(frozen=True)
+class RangeOption:
+    """The option that sets the largest distance with an embedding of its own.
+
+    Attributes:
+        name: key of `position_options`; its value None stands for what `max_position_embeddings` allows.
+        exclusive: the value is the first distance without an embedding of its own.
+        within_table: `max_position_embeddings` sets the size of the table, and the option only leaves out distances.
+    """
+
+    name: str
+    exclusive: bool = False
+    within_table: bool = False
+
+    def max_distance(self, settings: Mapping[str, Any], config: Any) -> int:
+        """The largest distance with an embedding of its own, for resolved options."""
+        value = settings[self.name]
+        if value is None:
+            return config.max_position_embeddings - 1
+        return value - 1 if self.exclusive else value
+
+    def resized(self, options: Mapping[str, Any], max_distance: int) -> dict[str, Any]:
+        """The fields of the configuration for another largest distance.
+
+        Args:
+            options: `position_options` as they are.
+        """
+        if self.within_table:
+            others = {key: value for key, value in options.items() if key != self.name}
+            return {"max_position_embeddings": max_distance + 1, "position_options": others}
+        return {"position_options": {**options, self.name: max_distance + self.exclusive}}
+
+
 OUT_OF_RANGE = {
     "clip": "distances past the range share its last row",
     "zero": "distances past the range have no term",
@@ -93,41 +143,51 @@ class Scheme(nn.Module):
     Class attributes:
         name: value of `config.position_embedding_type`.
         source: paper and equation, or the code that defines it.
-        beyond: what can happen past the trained range, keys of `OUT_OF_RANGE`, the default first. Becomes the option
-            `out_of_range`, so every scheme has it.
+        original: the code outside this repository that its tests compare it with, where no script of scripts/golden
+            names it; None for none.
+        out_of_range: what can happen past the trained range, keys of `OUT_OF_RANGE`, the default first. Becomes the
+            option `out_of_range`, so every scheme has it.
+        extrapolation_claim: what its source says about inputs longer than those trained on, in one line.
         options: the keys of `config.position_options` that it knows, besides `out_of_range`.
-        relative: outputs depend on token order only through offsets, so that shifting a text changes nothing.
+        range_option: the option that sets the largest distance with an embedding of its own; None for none.
+        renamed_options: earlier names of its options, old to new.
+        linear_parameters: by name, the parameters of which terms are linear; empty for none.
+        order_blind: keys to the left and to the right get the same terms, so that without a causal mask a reversed
+            text gives reversed outputs. May depend on options: see `is_order_blind`.
         zero_is_neutral: with all its parameters at zero every term vanishes, while their gradients do not all vanish.
         needs: what a backend must be able to do for it: keys of `attention.FEATURES`. May depend on options: see
             `needs_of`.
         learned_input_table: adds a learned table of absolute positions to the input, as stock BERT does.
         required_inputs: inputs that `forward` must be given for it: `grid`, `relation_ids`.
-        linear: parameters on which its terms depend linearly when all others are zero: name to the axis along which
-            neighbours are neighbouring distances (None: there is none), and the letters of the terms they make. What a
-            converter can fit in closed form; empty for schemes that are not linear in anything.
-        renamed_options: earlier names of its options, old to new.
         uses_absolute_positions: its terms depend on i and j themselves, not on j − i alone: `context.positions` is
             given whenever they are not 0, 1, 2, …
+        relative: derived: nothing depends on absolute positions, so that shifting a text changes no output.
     """
 
     name: ClassVar[str]
     source: ClassVar[str]
+    original: ClassVar[str | None] = None
     out_of_range: ClassVar[tuple[str, ...]]
+    extrapolation_claim: ClassVar[str]
     options: ClassVar[dict[str, Option]] = {}
-    relative: ClassVar[bool] = True
+    range_option: ClassVar[RangeOption | None] = None
+    renamed_options: ClassVar[dict[str, str]] = {}
+    linear_parameters: ClassVar[dict[str, LinearParameter]] = {}
+    order_blind: ClassVar[bool] = False
+    relative: ClassVar[bool]
     zero_is_neutral: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset()
     required_inputs: ClassVar[frozenset[str]] = frozenset()
     learned_input_table: ClassVar[bool] = False
     uses_absolute_positions: ClassVar[bool] = False
-    renamed_options: ClassVar[dict[str, str]] = {}
-    linear: ClassVar[dict[str, tuple[int | None, str]]] = {}
 
     def __init_subclass__(cls, name: str, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.name = name
-        what = ", ".join(f"{word!r}: {OUT_OF_RANGE[word]}" for word in cls.out_of_range)
-        out_of_range = Option(cls.out_of_range[0], f"past the trained range; {what}", one_of(*cls.out_of_range))
+        acts_on_input = cls.input_module.__func__ is not Scheme.input_module.__func__
+        cls.relative = not (acts_on_input or cls.uses_absolute_positions)
+        meanings = ", ".join(f"{word!r}: {OUT_OF_RANGE[word]}" for word in cls.out_of_range)
+        out_of_range = Option(cls.out_of_range[0], f"past the trained range; {meanings}", one_of(*cls.out_of_range))
         cls.options = {
             **{key: option for key, option in cls.options.items() if key != "out_of_range"},
             "out_of_range": out_of_range,
@@ -195,6 +255,17 @@ class Scheme(nn.Module):
         return None
 
     @classmethod
+    def has_tables(cls) -> bool:
+        """Whether it is made of tables of distances, which can be fitted and resized."""
+        parameters = cls.linear_parameters.values()
+        return len(parameters) > 0 and all(parameter.distance_axis is not None for parameter in parameters)
+
+    @classmethod
+    def is_order_blind(cls, settings: Mapping[str, Any]) -> bool:
+        """`order_blind`, given the resolved options."""
+        return cls.order_blind
+
+    @classmethod
     def needs_of(cls, settings: Mapping[str, Any]) -> frozenset[str]:
         """What a backend must be able to do, given the resolved options."""
         return cls.needs
@@ -259,10 +330,10 @@ class Scheme(nn.Module):
 
 
 class InputScheme(nn.Module):
-    """Base of the modules that `Scheme.input_module` returns when positions alone do not tell what they compute.
+    """Base of the modules that `Scheme.input_module` returns when they need more than position ids.
 
     Class attributes:
-        takes_grid: it wants the rows and columns, (B, L, 2), that a scheme with `required_inputs = {"grid"}` is given.
+        takes_grid: its position ids are rows and columns, (B, L, 2); for schemes with `required_inputs = {"grid"}`.
     """
 
     takes_grid: ClassVar[bool] = False
@@ -287,4 +358,4 @@ class SharedScheme(nn.Module):
 
     def forward(self, context: AttentionContext) -> Any:
         """Whatever the layers' `terms` need, as a tensor or a tuple of tensors."""
-        raise NotImplementedError(f"{type(self).__name__} must define forward(offsets)")
+        raise NotImplementedError(f"{type(self).__name__} must define forward(context)")

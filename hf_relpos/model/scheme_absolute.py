@@ -1,5 +1,8 @@
 """Learned absolute positions, as in BERT (Devlin et al., arXiv 1810.04805): nothing inside attention."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -12,10 +15,10 @@ class LearnedPositions(nn.Embedding):
     """BERT's table of absolute positions, (P, D).
 
     Args:
-        beyond: "error" or "clip": what happens to positions from P on.
+        out_of_range: "error" or "clip": what happens to positions from P on.
     """
 
-    def __init__(self, num_positions: int, dim: int, out_of_range: str):
+    def __init__(self, num_positions: int, dim: int, out_of_range: str) -> None:
         super().__init__(num_positions, dim)
         self.out_of_range = out_of_range
 
@@ -52,11 +55,12 @@ class Absolute(Scheme, name="absolute"):
 
     source = "Devlin et al. 2018, arXiv 1810.04805"
     out_of_range = ("error", "clip")
-    relative = False
+    extrapolation_claim = "ends at P; `clip` only makes it run"
+    original = "BertModel of the installed transformers"
     learned_input_table = True
 
     @classmethod
-    def input_module(cls, config, settings):
+    def input_module(cls, config: Any, settings: Mapping[str, Any]) -> nn.Module | None:
         return LearnedPositions(config.max_position_embeddings, config.input_size, settings["out_of_range"])
 
     def terms(self, context: AttentionContext) -> Terms:

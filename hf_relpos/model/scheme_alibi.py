@@ -1,5 +1,8 @@
 """ALiBi (Press, Smith and Lewis, arXiv 2108.12409, §3), with the variants for encoders."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from .context import AttentionContext
@@ -27,20 +30,21 @@ class ALiBi(Scheme, name="alibi"):
     symmetric: |r|, in all heads. Left and right are the same to it; MosaicBERT and Jina-BERT use it.
     asymmetric: |r|; the first half of the heads sees only what is left of the token, the second half only what is
         right of it, all see the token itself. Each half has the slopes of H/2 heads.
-    offset: |r| to the left, r − 1/2 to the right, so that no two places are equally far. Proposed in the same thread
+    offset: |r| to the left, r − 1/2 to the right, so that no two keys are equally far. Proposed in the same thread
         and used to train masked language models (Chou, ICLR 2024 blog post "Masked Language Model with ALiBi and CLAP
         head", which finds it weaker at 2048 tokens in larger models); the paper does not have it.
     """
 
     source = "Press et al. 2021, arXiv 2108.12409, §3"
     out_of_range = ("extrapolate",)
+    extrapolation_claim = "causal language models keep their perplexity on longer texts"
     zero_is_neutral = False
     options = {
         "variant": choice("symmetric", "asymmetric", "offset", help="how far a key to the right is"),
     }
 
     @classmethod
-    def resolve(cls, options, config):
+    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
         resolved = super().resolve(options, config)
         if resolved["variant"] == "asymmetric" and config.num_attention_heads % 2:
             raise ValueError(
@@ -48,6 +52,10 @@ class ALiBi(Scheme, name="alibi"):
                 f"num_attention_heads = {config.num_attention_heads} is odd; choose another variant"
             )
         return resolved
+
+    @classmethod
+    def is_order_blind(cls, settings: Mapping[str, Any]) -> bool:
+        return settings["variant"] == "symmetric"
 
     @classmethod
     def needs_of(cls, settings):

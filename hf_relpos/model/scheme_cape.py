@@ -21,11 +21,13 @@ def is_shift(value: Any) -> bool:
 class AugmentedSinusoid(InputScheme):
     """The sinusoids of positions, which in training mode are moved and stretched at random. No parameters."""
 
-    def __init__(self, settings: Mapping[str, Any]):
+    def __init__(self, settings: Mapping[str, Any]) -> None:
         super().__init__()
         self.settings = dict(settings)
 
-    def forward(self, position_ids, content, attention_mask=None):
+    def forward(
+        self, position_ids: torch.Tensor, content: torch.Tensor, attention_mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """
         Raises:
             ValueError: when positions are to be centred and the mask does not tell which tokens are real.
@@ -77,7 +79,7 @@ class Cape(Scheme, name="cape"):
 
     source = "Likhomanenko et al. 2021, arXiv 2106.03143, §3"
     out_of_range = ("extrapolate",)
-    relative = False
+    extrapolation_claim = "generalises to longer inputs better than absolute positions do"
     zero_is_neutral = False  # the input has positions from the start
     options = {
         "max_global_shift": Option(5.0, help="largest |Δ|, in tokens; a number from 0 on", accepts=is_shift),
@@ -93,7 +95,7 @@ class Cape(Scheme, name="cape"):
     }
 
     @classmethod
-    def resolve(cls, options, config):
+    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
         refuse_odd_width(config, cls.name)
         resolved = super().resolve(options, config)
         if resolved["normalize"] and config.is_decoder:
@@ -104,7 +106,7 @@ class Cape(Scheme, name="cape"):
         return resolved
 
     @classmethod
-    def input_module(cls, config, settings):
+    def input_module(cls, config: Any, settings: Mapping[str, Any]) -> InputScheme:
         return AugmentedSinusoid(settings)
 
     def terms(self, context: AttentionContext) -> Terms:

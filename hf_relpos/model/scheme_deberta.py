@@ -1,6 +1,8 @@
 """DeBERTa's disentangled attention (He et al., arXiv 2006.03654, §3.1; v2 and v3: arXiv 2111.09543)."""
 
 import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -8,13 +10,13 @@ from transformers import initialization as init
 
 from .context import AttentionContext
 from .formula import Table, Terms
-from .scheme import Option, Scheme, SharedScheme, choice, is_count
+from .scheme import Option, RangeOption, Scheme, SharedScheme, choice, is_count
 
 
 KINDS = ("c2p", "p2c")
 
 
-def kinds_of(value) -> tuple[str, ...]:
+def kinds_of(value: Any) -> tuple[str, ...]:
     """The terms that `pos_att_type` names, a list or a string with bars; empty where it is neither."""
     names = value.split("|") if isinstance(value, str) else value if isinstance(value, list | tuple) else ()
     return tuple(names) if all(name in KINDS for name in names) and len(set(names)) == len(names) else ()
@@ -45,7 +47,7 @@ class Deberta(Scheme, name="deberta"):
     (`RelativeEmbeddings`). δ is δ(i, j) in both, as released; the paper writes δ(j, i) in the third term. The table is
     lopsided: i − j = −span has its own row, while span shares that of span − 1.
 
-    DeBERTa v1: span is `max_distance`; the rows that v1 cuts off for short inputs are those that they cannot reach.
+    DeBERTa v1: span is `max_distance`; v1 cuts off rows for short inputs, but only rows that they cannot reach.
     v2 and v3: `buckets`=256, `share_att_key`=True, `norm_rel_ebd`="layer_norm"; span is `buckets`, and i − j goes
     through `log_bucket` first.
 
@@ -56,6 +58,8 @@ class Deberta(Scheme, name="deberta"):
 
     source = "He et al. 2021, arXiv 2006.03654, eq. 4 as released in microsoft/DeBERTa; v3: arXiv 2111.09543"
     out_of_range = ("clip",)
+    extrapolation_claim = "distances are clipped, so longer inputs run"
+    range_option = RangeOption("max_distance")
     zero_is_neutral = False  # for the scale
     options = {
         "pos_att_type": Option(
@@ -65,7 +69,8 @@ class Deberta(Scheme, name="deberta"):
         ),
         "max_distance": Option(
             default=None,
-            help="largest distance told apart; a positive integer, or None for max_position_embeddings",
+            help="largest distance with an embedding of its own; a positive integer, or None for "
+            "max_position_embeddings",
             accepts=lambda value: value is None or is_count(value),
         ),
         "buckets": Option(
@@ -78,7 +83,7 @@ class Deberta(Scheme, name="deberta"):
         "norm_rel_ebd": choice("none", "layer_norm", help="normalise P first"),
     }
 
-    def __init__(self, config, options=None):
+    def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, options)
         self.kinds = kinds_of(self.settings["pos_att_type"])
         size = config.hidden_size
@@ -88,29 +93,29 @@ class Deberta(Scheme, name="deberta"):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     @classmethod
-    def resolve(cls, options, config):
+    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
         resolved = super().resolve(options, config)
         if resolved["max_distance"] is None:
             resolved["max_distance"] = config.max_position_embeddings
         buckets, max_distance = resolved["buckets"], resolved["max_distance"]
         if buckets is not None and max_distance - 1 <= buckets // 2:
             raise ValueError(
-                f"position_options['buckets'] = {buckets} tells distances up to {buckets // 2} apart exactly, which "
-                f"leaves nothing for the logarithmic scale up to max_distance = {max_distance}; choose fewer buckets, "
-                "or None"
+                f"position_options['buckets'] = {buckets} gives each distance up to {buckets // 2} a row of its own, "
+                f"which leaves nothing for the logarithmic scale up to max_distance = {max_distance}; choose fewer "
+                "buckets, or None"
             )
         return resolved
 
     @classmethod
-    def scale_of(cls, settings, config):
+    def scale_of(cls, settings: Mapping[str, Any], config: Any) -> float | None:
         head_size = config.hidden_size // config.num_attention_heads
         return (head_size * (1 + len(kinds_of(settings["pos_att_type"])))) ** -0.5
 
     @classmethod
-    def shared_module(cls, config, settings):
+    def shared_module(cls, config: Any, settings: Mapping[str, Any]) -> SharedScheme:
         return RelativeEmbeddings(config, settings)
 
-    def init_weights(self, std):
+    def init_weights(self, std: float) -> None:
         for linear in (self.pos_key_proj, self.pos_query_proj):
             if linear is not None:
                 init.normal_(linear.weight, mean=0.0, std=std)
@@ -121,7 +126,7 @@ class Deberta(Scheme, name="deberta"):
         embeddings, row_of_offset = context.shared
         embeddings = self.dropout(embeddings)
 
-        def table(projection):
+        def table(projection: Callable[[torch.Tensor], torch.Tensor]) -> Table:
             rows = projection(embeddings).unflatten(-1, (self.num_heads, -1)).transpose(0, 1)  # (H, N, d)
             return Table(rows, row_of=lambda r: row_of_offset[r - context.low])
 
@@ -134,12 +139,12 @@ class Deberta(Scheme, name="deberta"):
 
 
 class RelativeEmbeddings(SharedScheme):
-    """P, and which of its rows stands for which offset.
+    """P, and the map from offsets to its rows.
 
     Parameters: rel_embeddings.weight (2·span, D); LayerNorm where P is normalised.
     """
 
-    def __init__(self, config, settings):
+    def __init__(self, config: Any, settings: Mapping[str, Any]) -> None:
         super().__init__()
         self.buckets, self.max_distance = settings["buckets"], settings["max_distance"]
         self.span = self.max_distance if self.buckets is None else self.buckets
@@ -147,21 +152,21 @@ class RelativeEmbeddings(SharedScheme):
         normed = settings["norm_rel_ebd"] == "layer_norm"
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if normed else None
 
-    def init_weights(self, std):
+    def init_weights(self, std: float) -> None:
         init.normal_(self.rel_embeddings.weight, mean=0.0, std=std)
         if self.LayerNorm is not None:
             init.ones_(self.LayerNorm.weight)
             init.zeros_(self.LayerNorm.bias)
 
-    def reach(self, distance: int) -> int:
-        """Rows that distances up to this one can reach on one side of the middle."""
+    def rows_within(self, distance: int) -> int:
+        """How many rows on one side of the middle distances up to this one use."""
         one_to_one = self.span if self.buckets is None else self.buckets // 2
         return distance if distance <= one_to_one else self.span
 
     def forward(self, context: AttentionContext) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rows that this call can reach, (N, D), and their numbers by offset, in the order of `context.span`."""
-        first = self.span - self.reach(context.high)
-        last = min(self.span + self.reach(-context.low), 2 * self.span - 1)
+        """The rows that this call can reach, (N, D), and the row of each offset, in the order of `context.span`."""
+        first = self.span - self.rows_within(context.high)
+        last = min(self.span + self.rows_within(-context.low), 2 * self.span - 1)
         rows = self.rel_embeddings.weight[first : last + 1]
         distance = -context.span(rows.device)  # i − j
         if self.buckets is not None:

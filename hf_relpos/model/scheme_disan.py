@@ -1,5 +1,8 @@
 """The directional masks of DiSAN (Shen et al., arXiv 1709.04696); they have no other notion of position."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from .context import AttentionContext
@@ -21,12 +24,17 @@ class DiSAN(Scheme, name="disan"):
 
     source = "Shen et al. 2018, arXiv 1709.04696, directional self-attention"
     out_of_range = ("extrapolate",)
+    extrapolation_claim = "direction only; nothing about distances or longer inputs"
     zero_is_neutral = False
     needs = frozenset({"allow"})
     options = {"direction": choice("split", "forward", "backward", "diag", help="which keys a token attends to")}
 
     @classmethod
-    def memory_unsupported_reason(cls, settings):
+    def is_order_blind(cls, settings: Mapping[str, Any]) -> bool:
+        return settings["direction"] == "diag"
+
+    @classmethod
+    def memory_unsupported_reason(cls, settings: Mapping[str, Any]) -> str | None:
         if settings["direction"] == "backward":
             return "going backward a token attends only to its right, and a memory lies to the left"
         return super().memory_unsupported_reason(settings)

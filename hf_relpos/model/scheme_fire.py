@@ -1,5 +1,8 @@
 """FIRE (Li et al., arXiv 2310.04418), and its shared form FIRE-S."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import nn
 from transformers import initialization as init
@@ -16,7 +19,7 @@ class Interpolation(SharedScheme):
     refuses tensors without dimensions.
     """
 
-    def __init__(self, config, settings):
+    def __init__(self, config: Any, settings: Mapping[str, Any]) -> None:
         super().__init__()
         width = settings["mlp_width"]
         self.threshold = settings["threshold"]
@@ -25,7 +28,7 @@ class Interpolation(SharedScheme):
         self.c = nn.Parameter(torch.empty(1))
         self.L_multiplier = nn.Parameter(torch.empty(1))
 
-    def init_weights(self, std):
+    def init_weights(self, std: float) -> None:
         for linear in (self.mlp[0], self.mlp[2]):  # as PyTorch does it by default
             bound = linear.in_features**-0.5
             init.uniform_(linear.weight, -bound, bound)
@@ -51,7 +54,7 @@ class Fire(Scheme, name="fire"):
     """score = s · q_i·k_j + f(ψ(|i − j|) / ψ(max(i, j, L₀))): distances as a share of how far the text goes.
 
     The paper divides by max(i, L₀), being about causal models; there j never exceeds i and both are the same. Beyond
-    L₀ the bias depends on the place of the pair, not on the offset alone. It costs L·K·W operations per layer, W being
+    L₀ the bias depends on i and j, not on j − i alone. It costs L·K·W operations per layer, W being
     the width of the MLP; `shared` (FIRE-S) pays them once for all layers.
 
     Parameters: those of `Interpolation`, as `distance_embedding.bias` in each layer, or `encoder.distance_embedding`
@@ -60,7 +63,7 @@ class Fire(Scheme, name="fire"):
 
     source = "Li et al. 2023, arXiv 2310.04418; github.com/mcleish7/arithmetic"
     out_of_range = ("extrapolate",)
-    relative = False
+    extrapolation_claim = "language models generalise to longer texts"
     uses_absolute_positions = True
     zero_is_neutral = False  # with all of the MLP at zero no gradient gets in; its last weight alone can be
     options = {
@@ -72,15 +75,15 @@ class Fire(Scheme, name="fire"):
         ),
     }
 
-    def __init__(self, config, options=None):
+    def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, options)
         self.bias = None if self.settings["shared"] else Interpolation(config, self.settings)
 
     @classmethod
-    def shared_module(cls, config, settings):
+    def shared_module(cls, config: Any, settings: Mapping[str, Any]) -> SharedScheme | None:
         return Interpolation(config, settings) if settings["shared"] else None
 
-    def init_weights(self, std):
+    def init_weights(self, std: float) -> None:
         if self.bias is not None:
             self.bias.init_weights(std)
 

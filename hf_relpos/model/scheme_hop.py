@@ -1,5 +1,8 @@
 """Positions of hierarchical opacity propagation (Li et al., arXiv 2004.03249), its global block."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import nn
 from transformers import initialization as init
@@ -7,7 +10,7 @@ from transformers import initialization as init
 from .context import AttentionContext
 from .encodings import sinusoid_concat
 from .formula import Table, Terms
-from .scheme import Option, Scheme, is_count, refuse_odd_heads
+from .scheme import Option, RangeOption, Scheme, is_count, refuse_odd_heads
 
 
 class Hop(Scheme, name="hop"):
@@ -23,26 +26,29 @@ class Hop(Scheme, name="hop"):
 
     source = "Li et al. 2020, arXiv 2004.03249; Yaoyi-Li/HOP-Matting networks/ops.py"
     out_of_range = ("clip",)
+    extrapolation_claim = "nothing about larger images"
+    range_option = RangeOption("radius")
+    order_blind = True
     required_inputs = frozenset({"grid"})
     options = {
         "radius": Option(
             default=7,
-            help="R, numbers of rows and of columns from it on are not told apart; a positive integer",
+            help="R, numbers of rows and of columns from it on share an embedding; a positive integer",
             accepts=is_count,
         )
     }
 
-    def __init__(self, config, options=None):
+    def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, options)
         self.radius = self.settings["radius"]
         self.pos_embed_linear = nn.Linear(self.head_size, self.head_size)
 
     @classmethod
-    def resolve(cls, options, config):
+    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
         refuse_odd_heads(config, cls.name)
         return super().resolve(options, config)
 
-    def init_weights(self, std):
+    def init_weights(self, std: float) -> None:
         init.xavier_uniform_(self.pos_embed_linear.weight)
         init.zeros_(self.pos_embed_linear.bias)
 

@@ -5,6 +5,9 @@ one is plain attention and a gain of zero none, so fresh parameters are ones and
 neutral: they make attention uniform and stop the gradients of queries and keys.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import nn
 from transformers import initialization as init
@@ -22,10 +25,12 @@ class HuangM1(Scheme, name="huang_m1"):
 
     source = "Huang et al. 2020, arXiv 2009.13658, method 1"
     out_of_range = ("clip",)
+    extrapolation_claim = "nothing about longer inputs"
+    order_blind = True
     zero_is_neutral = False
     needs = frozenset({"gain"})
 
-    def __init__(self, config, options=None):
+    def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, options)
         self.max_distance = config.max_position_embeddings - 1
         self.weight = nn.Parameter(torch.empty(self.shape()))
@@ -34,7 +39,7 @@ class HuangM1(Scheme, name="huang_m1"):
         """Of `weight`."""
         return (self.max_distance + 1,)
 
-    def init_weights(self, std):
+    def init_weights(self, std: float) -> None:
         init.normal_(self.weight, mean=1.0, std=std)
 
     def rows(self, context: AttentionContext) -> torch.Tensor:
@@ -52,8 +57,9 @@ class HuangM2(HuangM1, name="huang_m2"):
     """
 
     source = "Huang et al. 2020, arXiv 2009.13658, method 2"
+    order_blind = False
 
-    def shape(self):
+    def shape(self) -> tuple[int, ...]:
         return (2 * self.max_distance + 1,)
 
     def rows(self, context: AttentionContext) -> torch.Tensor:
@@ -72,7 +78,7 @@ class HuangM3(HuangM2, name="huang_m3"):
 
     source = "Huang et al. 2020, arXiv 2009.13658, method 3"
 
-    def shape(self):
+    def shape(self) -> tuple[int, ...]:
         return (2 * self.max_distance + 1, self.head_size)
 
     def terms(self, context: AttentionContext) -> Terms:

@@ -1,5 +1,8 @@
 """KERPLE (Chi, Fan, Ramadge and Rudnicky, arXiv 2205.09921), one kernel for all layers."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import nn
 from transformers import initialization as init
@@ -21,13 +24,13 @@ class Kernel(SharedScheme):
     Parameters: bias_p and bias_a, each (H, 1, 1), as in the authors' code.
     """
 
-    def __init__(self, config, settings):
+    def __init__(self, config: Any, settings: Mapping[str, Any]) -> None:
         super().__init__()
         self.kind = settings["kind"]
         self.bias_p = nn.Parameter(torch.empty(config.num_attention_heads, 1, 1))
         self.bias_a = nn.Parameter(torch.empty(config.num_attention_heads, 1, 1))
 
-    def init_weights(self, std):
+    def init_weights(self, std: float) -> None:
         init.uniform_(self.bias_p, 0.0, 2.0)
         init.uniform_(self.bias_a, 0.0, 1.0)
 
@@ -53,6 +56,8 @@ class Kerple(Scheme, name="kerple"):
 
     source = "Chi et al. 2022, arXiv 2205.09921; github.com/chijames/KERPLE"
     out_of_range = ("extrapolate",)
+    extrapolation_claim = "causal language models keep their perplexity on longer texts"
+    order_blind = True
     zero_is_neutral = False
     options = {
         "kind": choice("log", "power", help="the kernel"),
@@ -62,7 +67,7 @@ class Kerple(Scheme, name="kerple"):
     }
 
     @classmethod
-    def shared_module(cls, config, settings):
+    def shared_module(cls, config: Any, settings: Mapping[str, Any]) -> SharedScheme:
         return Kernel(config, settings)
 
     def terms(self, context: AttentionContext) -> Terms:

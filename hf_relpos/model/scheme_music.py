@@ -1,12 +1,15 @@
 """Music Transformer (Huang et al., arXiv 1809.04281, §3.4), as tensor2tensor has it, causal and two-sided."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import nn
 from transformers import initialization as init
 
 from .context import AttentionContext
 from .formula import Table, Terms
-from .scheme import Option, Scheme, choice, is_count
+from .scheme import LinearParameter, Option, RangeOption, Scheme, choice, is_count
 
 
 class Music(Scheme, name="music"):
@@ -25,7 +28,12 @@ class Music(Scheme, name="music"):
         "dot_product_unmasked_self_attention_relative_v2"
     )
     out_of_range = ("zero", "clip")
-    linear = {"key_relative_embeddings": (-2, "A"), "value_relative_embeddings": (-2, "V")}
+    extrapolation_claim = "generates pieces longer than those it was trained on (causal)"
+    range_option = RangeOption("max_relative_position", exclusive=True)
+    linear_parameters = {
+        "key_relative_embeddings": LinearParameter("A"),
+        "value_relative_embeddings": LinearParameter("V"),
+    }
     options = {
         "max_relative_position": Option(
             default=None,
@@ -37,7 +45,7 @@ class Music(Scheme, name="music"):
         "causal": choice(None, True, False, help="the table that looks left only; None: in decoders"),
     }
 
-    def __init__(self, config, options=None):
+    def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, options)
         self.max_distance = (self.settings["max_relative_position"] or config.max_position_embeddings) - 1
         causal = self.settings["causal"]
@@ -53,7 +61,7 @@ class Music(Scheme, name="music"):
     def needs_of(cls, settings):
         return frozenset({"value_term"}) if settings["values"] else frozenset()
 
-    def init_weights(self, std):
+    def init_weights(self, std: float) -> None:
         for table in self.parameters():
             init.normal_(table, mean=0.0, std=self.head_size**-0.5)
 
@@ -63,7 +71,7 @@ class Music(Scheme, name="music"):
         low, high = -self.max_distance, 0 if self.causal else self.max_distance
         nothing = rows.shape[1]
 
-        def row_of(r):
+        def row_of(r: torch.Tensor) -> torch.Tensor:
             row = r.clamp(low, high) - low
             if self.settings["out_of_range"] == "zero":
                 row = torch.where(r.abs() > self.max_distance, nothing, row)

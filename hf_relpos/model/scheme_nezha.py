@@ -1,11 +1,14 @@
 """NEZHA's functional relative positions (Wei et al., arXiv 1909.00204): Shaw's scheme with a fixed table."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from .context import AttentionContext
 from .encodings import sinusoid_interleaved
 from .formula import Table, Terms
-from .scheme import Option, Scheme, is_count, refuse_odd_heads
+from .scheme import Option, RangeOption, Scheme, is_count, refuse_odd_heads
 
 
 class Nezha(Scheme, name="nezha"):
@@ -17,18 +20,20 @@ class Nezha(Scheme, name="nezha"):
 
     source = "Wei et al. 2019, arXiv 1909.00204; transformers 4.57.6 models/deprecated/nezha"
     out_of_range = ("clip",)
+    extrapolation_claim = "fixed sinusoids are chosen because they may extrapolate"
+    range_option = RangeOption("max_relative_position")
     zero_is_neutral = False
     needs = frozenset({"value_term"})
     options = {
         "max_relative_position": Option(
             default=64,
-            help="K, the largest distance told apart; a positive integer",
+            help="K, the largest distance with an embedding of its own; a positive integer",
             accepts=is_count,
         ),
     }
 
     @classmethod
-    def resolve(cls, options, config):
+    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
         refuse_odd_heads(config, cls.name)
         return super().resolve(options, config)
 

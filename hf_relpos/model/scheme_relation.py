@@ -1,5 +1,8 @@
 """Edges with labels (Shaw, Uszkoreit and Vaswani, arXiv 1803.02155, §3.1), as RAT-SQL (arXiv 1911.04942) uses them."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import nn
 from transformers import initialization as init
@@ -12,7 +15,7 @@ from .scheme import Option, Scheme, SharedScheme, choice, is_count
 class LabelCheck(SharedScheme):
     """Looks at the labels once per forward; it has no parameters and shares nothing."""
 
-    def __init__(self, config, settings):
+    def __init__(self, config: Any, settings: Mapping[str, Any]) -> None:
         super().__init__()
         self.count = settings["num_relations"]
 
@@ -45,6 +48,7 @@ class Relation(Scheme, name="relation"):
 
     source = "Shaw et al. 2018, arXiv 1803.02155, §3.1, eq. 3-4 with the edges of a graph"
     out_of_range = ("extrapolate",)
+    extrapolation_claim = "nothing about longer inputs"
     required_inputs = frozenset({"relation_ids"})
     options = {
         "num_relations": Option(
@@ -61,7 +65,7 @@ class Relation(Scheme, name="relation"):
         "values": choice(True, False, help="a table for the values too"),
     }
 
-    def __init__(self, config, options=None):
+    def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, options)
         shape = (self.settings["num_relations"], self.head_size)
         if self.settings["per_head"]:
@@ -71,7 +75,7 @@ class Relation(Scheme, name="relation"):
             self.value = nn.Parameter(torch.empty(shape))
 
     @classmethod
-    def resolve(cls, options, config):
+    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
         resolved = super().resolve(options, config)
         count, none = resolved["num_relations"], resolved["none_label"]
         if none is not None and count <= max(none, 1):
@@ -86,10 +90,10 @@ class Relation(Scheme, name="relation"):
         return frozenset({"value_term"}) if settings["values"] else frozenset()
 
     @classmethod
-    def shared_module(cls, config, settings):
+    def shared_module(cls, config: Any, settings: Mapping[str, Any]) -> SharedScheme:
         return LabelCheck(config, settings)
 
-    def init_weights(self, std):
+    def init_weights(self, std: float) -> None:
         for table in self.parameters():
             init.normal_(table, mean=0.0, std=std)
 

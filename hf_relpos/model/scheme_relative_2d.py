@@ -1,12 +1,15 @@
 """Rows and columns apart, as in attention augmented convolutions (Bello et al., arXiv 1904.09925, §3.2)."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import nn
 from transformers import initialization as init
 
 from .context import AttentionContext
 from .formula import Table, Terms
-from .scheme import Option, Scheme, choice, is_count
+from .scheme import Option, RangeOption, Scheme, choice, is_count
 
 
 class Relative2d(Scheme, name="relative_2d"):
@@ -21,6 +24,8 @@ class Relative2d(Scheme, name="relative_2d"):
 
     source = "Bello et al. 2019, arXiv 1904.09925, §3.2, eq. 4; tensor2tensor relative_2d"
     out_of_range = ("zero", "clip")
+    extrapolation_claim = "nothing about larger images"
+    range_option = RangeOption("max_relative_position", exclusive=True)
     required_inputs = frozenset({"grid"})
     options = {
         "max_relative_position": Option(
@@ -31,7 +36,7 @@ class Relative2d(Scheme, name="relative_2d"):
         "per_head": choice(False, True, help="tables of their own for each head"),
     }
 
-    def __init__(self, config, options=None):
+    def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, options)
         self.max_distance = self.settings["max_relative_position"] - 1
         shape = (2 * self.max_distance + 1, self.head_size)
@@ -40,7 +45,7 @@ class Relative2d(Scheme, name="relative_2d"):
         self.height_key_relative_embeddings = nn.Parameter(torch.empty(shape))
         self.width_key_relative_embeddings = nn.Parameter(torch.empty(shape))
 
-    def init_weights(self, std):
+    def init_weights(self, std: float) -> None:
         init.normal_(self.height_key_relative_embeddings, mean=0.0, std=self.head_size**-0.5)
         init.normal_(self.width_key_relative_embeddings, mean=0.0, std=self.head_size**-0.5)
 

@@ -4,13 +4,16 @@ Shaw et al. (arXiv 1803.02155) without the value term, and method 4 of Huang et 
 index one table E of 2P − 1 rows by i − j + P − 1, so that A_r = E[P − 1 − r]; P = `max_position_embeddings`.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import nn
 from transformers import initialization as init
 
 from .context import AttentionContext
 from .formula import Table, Terms
-from .scheme import Option, Scheme, choice, is_count
+from .scheme import LinearParameter, Option, RangeOption, Scheme, choice, is_count
 
 
 class RelativeKey(Scheme, name="relative_key"):
@@ -21,11 +24,15 @@ class RelativeKey(Scheme, name="relative_key"):
 
     source = "transformers 4.57.6 models/bert; Shaw et al. 2018, arXiv 1803.02155, eq. 4 without values"
     out_of_range = ("clip", "zero")
-    linear = {"weight": (-2, "A")}
+    extrapolation_claim = "as `shaw`, with a row for every trained distance"
+    original = "transformers 4.57.6, models/bert/modeling_bert.py"
+    range_option = RangeOption("clip", within_table=True)
+    linear_parameters = {"weight": LinearParameter("A")}
     options = {
         "clip": Option(
             default=None,
-            help="largest distance told apart, 1 … max_position_embeddings − 1; None: all that the table holds",
+            help="largest distance with an embedding of its own, 1 … max_position_embeddings − 1; None: all of the "
+            "table",
             accepts=lambda value: value is None or is_count(value),
         ),
         "scaling": choice(
@@ -36,14 +43,14 @@ class RelativeKey(Scheme, name="relative_key"):
         ),
     }
 
-    def __init__(self, config, options=None):
+    def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, options)
         self.max_distance = config.max_position_embeddings - 1
         self.clip = self.settings["clip"] if self.settings["clip"] is not None else self.max_distance
         self.weight = nn.Parameter(torch.empty(2 * self.max_distance + 1, self.head_size))
 
     @classmethod
-    def resolve(cls, options, config):
+    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
         resolved = super().resolve(options, config)
         max_distance = config.max_position_embeddings - 1
         if resolved["clip"] is not None and resolved["clip"] > max_distance:
@@ -53,36 +60,33 @@ class RelativeKey(Scheme, name="relative_key"):
             )
         return resolved
 
-    def init_weights(self, std):
+    def init_weights(self, std: float) -> None:
         init.normal_(self.weight, mean=0.0, std=std)
 
     def rows(self, context: AttentionContext) -> torch.Tensor:
-        """The rows of the offsets that can occur in this call and are told apart, in ascending order of r, (1, N, d).
+        """The rows that this call can reach, in ascending order of r, (1, N, d).
 
         Where distances past the range have no term and can occur, a row of zeros comes last.
         """
-        told_apart = self.told_apart(context)
-        rows = self.weight[self.max_distance - torch.arange(-told_apart, told_apart + 1, device=self.weight.device)][
-            None
-        ]
-        return nn.functional.pad(rows, (0, 0, 0, 1)) if self.ends(context) else rows
+        largest = self.largest_distance(context)
+        offsets = torch.arange(-largest, largest + 1, device=self.weight.device)
+        rows = self.weight[self.max_distance - offsets][None]
+        return nn.functional.pad(rows, (0, 0, 0, 1)) if self.has_zero_row(context) else rows
 
-    def told_apart(self, context: AttentionContext) -> int:
+    def largest_distance(self, context: AttentionContext) -> int:
         """The largest distance that can occur in this call and has a row of its own."""
         return min(self.clip, max(context.high, -context.low))
 
-    def ends(self, context: AttentionContext) -> bool:
+    def has_zero_row(self, context: AttentionContext) -> bool:
         """Whether distances without a term can occur in this call."""
         return self.settings["out_of_range"] == "zero" and max(context.high, -context.low) > self.clip
 
     def table(self, rows: torch.Tensor, context: AttentionContext) -> Table:
         """The table of these rows."""
-        max_distance = self.told_apart(context)
-        if self.ends(context):
-            return Table(
-                rows, row_of=lambda r: torch.where(r.abs() > max_distance, 2 * max_distance + 1, r + max_distance)
-            )
-        return Table(rows, row_of=lambda r: r.clamp(-max_distance, max_distance) + max_distance)
+        largest = self.largest_distance(context)
+        if self.has_zero_row(context):
+            return Table(rows, row_of=lambda r: torch.where(r.abs() > largest, 2 * largest + 1, r + largest))
+        return Table(rows, row_of=lambda r: r.clamp(-largest, largest) + largest)
 
     def query_side(self, rows: torch.Tensor, context: AttentionContext) -> Table:
         """A."""
@@ -96,7 +100,8 @@ class RelativeKeyQuery(RelativeKey, name="relative_key_query"):
     """score = s · (q_i·k_j + q_i·A_r + k_j·A_r): the same table on both sides."""
 
     source = "transformers 4.57.6 models/bert; Huang et al. 2020, arXiv 2009.13658, method 4"
-    linear = {"weight": (-2, "AB")}
+    extrapolation_claim = "robust to inputs longer than trained (question answering)"
+    linear_parameters = {"weight": LinearParameter("AB")}
 
     def terms(self, context: AttentionContext) -> Terms:
         rows = self.rows(context)

@@ -1,5 +1,8 @@
 """Rotary positions (Su et al., RoFormer, arXiv 2104.09864, eq. 15 and 34)."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from .context import AttentionContext
@@ -22,6 +25,7 @@ class RoPE(Scheme, name="rope"):
 
     source = "Su et al. 2021, arXiv 2104.09864, eq. 15 and 34"
     out_of_range = ("extrapolate",)
+    extrapolation_claim = "any length can be computed; later papers find that it does not extrapolate unscaled"
     zero_is_neutral = False
     options = {
         "pairing": choice("adjacent", "half", help="which components make a plane: (2n, 2n + 1) or (n, n + w/2)"),
@@ -36,7 +40,7 @@ class RoPE(Scheme, name="rope"):
     }
 
     @classmethod
-    def resolve(cls, options, config):
+    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
         resolved = super().resolve(options, config)
         head_size = config.hidden_size // config.num_attention_heads
         width = int(head_size * resolved["rotary_fraction"])

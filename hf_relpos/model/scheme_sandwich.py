@@ -16,6 +16,8 @@ class Sandwich(Scheme, name="sandwich"):
 
     source = "Chi et al. 2022, arXiv 2212.10356"
     out_of_range = ("extrapolate",)
+    extrapolation_claim = "causal language models keep their perplexity on longer texts"
+    order_blind = True
     zero_is_neutral = False
     options = {
         "dim": Option(

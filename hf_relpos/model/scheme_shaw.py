@@ -1,12 +1,15 @@
 """Relative position representations of Shaw, Uszkoreit and Vaswani (arXiv 1803.02155, eq. 3 and 4)."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import nn
 from transformers import initialization as init
 
 from .context import AttentionContext
 from .formula import Table, Terms
-from .scheme import Option, Scheme, choice, is_count
+from .scheme import LinearParameter, Option, RangeOption, Scheme, choice, is_count
 
 
 class Shaw(Scheme, name="shaw"):
@@ -20,17 +23,19 @@ class Shaw(Scheme, name="shaw"):
     source = "Shaw et al. 2018, arXiv 1803.02155, eq. 3-4"
     out_of_range = ("clip", "zero")
     needs = frozenset({"value_term"})
-    linear = {"key": (-2, "A"), "value": (-2, "V")}
+    extrapolation_claim = "clipping lets it generalise to lengths not seen in training"
+    range_option = RangeOption("clip")
+    linear_parameters = {"key": LinearParameter("A"), "value": LinearParameter("V")}
     options = {
         "clip": Option(
             default=16,
-            help="k of the paper, the largest distance told apart; a positive integer",
+            help="k of the paper, the largest distance with an embedding of its own; a positive integer",
             accepts=is_count,
         ),
         "per_head": choice(False, True, help="tables of their own for each head"),
     }
 
-    def __init__(self, config, options=None):
+    def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, options)
         self.clip = self.settings["clip"]
         shape = (2 * self.clip + 1, self.head_size)
@@ -39,7 +44,7 @@ class Shaw(Scheme, name="shaw"):
         self.key = nn.Parameter(torch.empty(shape))
         self.value = nn.Parameter(torch.empty(shape))
 
-    def init_weights(self, std):
+    def init_weights(self, std: float) -> None:
         init.normal_(self.key, mean=0.0, std=std)
         init.normal_(self.value, mean=0.0, std=std)
 

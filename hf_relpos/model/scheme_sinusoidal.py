@@ -1,5 +1,8 @@
 """Sinusoids at the input (Vaswani et al., arXiv 1706.03762, §3.5)."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from .context import AttentionContext
@@ -21,12 +24,14 @@ AMPLITUDE = Option(
 class Sinusoid(InputScheme):
     """The sinusoids of positions, without parameters."""
 
-    def __init__(self, layout: str, amplitude: float):
+    def __init__(self, layout: str, amplitude: float) -> None:
         super().__init__()
         self.layout = layout
         self.amplitude = amplitude
 
-    def forward(self, position_ids, content, attention_mask=None):
+    def forward(
+        self, position_ids: torch.Tensor, content: torch.Tensor, attention_mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
         precise = torch.promote_types(content.dtype, torch.float32)
         return self.amplitude * LAYOUTS[self.layout](position_ids, content.shape[-1], precise)
 
@@ -41,7 +46,7 @@ class Sinusoidal(Scheme, name="sinusoidal"):
 
     source = "Vaswani et al. 2017, arXiv 1706.03762, §3.5"
     out_of_range = ("extrapolate",)
-    relative = False
+    extrapolation_claim = "may extrapolate; Press et al. find that it does not"
     zero_is_neutral = False  # the input has positions from the start
     options = {
         "layout": choice("interleaved", "concat", "t2t", help="order and frequencies of sines and cosines"),
@@ -49,12 +54,12 @@ class Sinusoidal(Scheme, name="sinusoidal"):
     }
 
     @classmethod
-    def resolve(cls, options, config):
+    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
         refuse_odd_width(config, cls.name)
         return super().resolve(options, config)
 
     @classmethod
-    def input_module(cls, config, settings):
+    def input_module(cls, config: Any, settings: Mapping[str, Any]) -> InputScheme:
         return Sinusoid(settings["layout"], settings["amplitude"])
 
     def terms(self, context: AttentionContext) -> Terms:

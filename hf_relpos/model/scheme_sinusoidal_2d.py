@@ -1,5 +1,8 @@
 """Sinusoids of rows and columns at the input, as in the Image Transformer (Parmar et al., arXiv 1802.05751)."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -15,11 +18,13 @@ class GridSinusoid(InputScheme):
 
     takes_grid = True
 
-    def __init__(self, amplitude: float):
+    def __init__(self, amplitude: float) -> None:
         super().__init__()
         self.amplitude = amplitude
 
-    def forward(self, position_ids, content, attention_mask=None):
+    def forward(
+        self, position_ids: torch.Tensor, content: torch.Tensor, attention_mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
         precise = torch.promote_types(content.dtype, torch.float32)
         width = content.shape[-1]
         vectors = sinusoid_t2t(position_ids, width // 4 * 2, precise).flatten(-2)
@@ -37,13 +42,13 @@ class Sinusoidal2d(Scheme, name="sinusoidal_2d"):
 
     source = "Parmar et al. 2018, arXiv 1802.05751, §3.1; tensor2tensor add_timing_signal_nd"
     out_of_range = ("extrapolate",)
-    relative = False
+    extrapolation_claim = "nothing about larger images"
     zero_is_neutral = False  # the input has positions from the start
     required_inputs = frozenset({"grid"})
     options = {"amplitude": AMPLITUDE}
 
     @classmethod
-    def input_module(cls, config, settings):
+    def input_module(cls, config: Any, settings: Mapping[str, Any]) -> InputScheme:
         return GridSinusoid(settings["amplitude"])
 
     def terms(self, context: AttentionContext) -> Terms:

@@ -1,5 +1,8 @@
 """T5's bucketed bias (Raffel et al., arXiv 1910.10683, §2.1), one table for all layers; MPNet has it too."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import nn
 from transformers import initialization as init
@@ -7,7 +10,7 @@ from transformers import initialization as init
 from .context import AttentionContext
 from .encodings import t5_bucket
 from .formula import Terms, by_offset
-from .scheme import Option, Scheme, SharedScheme, choice, is_count
+from .scheme import Option, RangeOption, Scheme, SharedScheme, choice, is_count
 
 
 class BucketedBias(SharedScheme):
@@ -16,14 +19,14 @@ class BucketedBias(SharedScheme):
     Parameters: relative_attention_bias.weight (buckets, H), as in the T5 and MPNet checkpoints.
     """
 
-    def __init__(self, config, settings):
+    def __init__(self, config: Any, settings: Mapping[str, Any]) -> None:
         super().__init__()
         self.buckets = settings["buckets"]
         self.max_distance = settings["max_distance"]
         self.bidirectional = not config.is_decoder
         self.relative_attention_bias = nn.Embedding(self.buckets, config.num_attention_heads)
 
-    def init_weights(self, std):
+    def init_weights(self, std: float) -> None:
         init.normal_(self.relative_attention_bias.weight, mean=0.0, std=std)
 
     def forward(self, context: AttentionContext) -> torch.Tensor:
@@ -36,7 +39,7 @@ class BucketedBias(SharedScheme):
 class T5(Scheme, name="t5"):
     """score = s · q_i·k_j + b^h_{bucket(r)}: the bias stands outside the scale.
 
-    s is BERT's 1/√d unless asked otherwise, as in MPNet and TUPE, the BERT-like models with this bias: with b = 0 the
+    s is BERT's 1/√d by default, as in MPNet and TUPE, the BERT-like models with this bias: with b = 0 the
     layer is then a plain one, and pretrained BERT weights stay right. T5 itself has s = 1 and makes up for it when it
     initialises its queries: take scaling="t5" for weights that come from a T5.
 
@@ -46,6 +49,8 @@ class T5(Scheme, name="t5"):
 
     source = "Raffel et al. 2019, arXiv 1910.10683, §2.1; MPNet: Song et al. 2020, arXiv 2004.09297"
     out_of_range = ("clip",)
+    extrapolation_claim = "nothing itself; Press et al. find that perplexity holds a little beyond the trained length"
+    range_option = RangeOption("max_distance")
     options = {
         "buckets": Option(
             default=32,
@@ -62,7 +67,7 @@ class T5(Scheme, name="t5"):
     }
 
     @classmethod
-    def resolve(cls, options, config):
+    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
         resolved = super().resolve(options, config)
         sides = 1 if config.is_decoder else 2
         if resolved["buckets"] % (2 * sides):
@@ -79,11 +84,11 @@ class T5(Scheme, name="t5"):
         return resolved
 
     @classmethod
-    def scale_of(cls, settings, config):
+    def scale_of(cls, settings: Mapping[str, Any], config: Any) -> float | None:
         return 1.0 if settings["scaling"] == "t5" else None
 
     @classmethod
-    def shared_module(cls, config, settings):
+    def shared_module(cls, config: Any, settings: Mapping[str, Any]) -> SharedScheme:
         return BucketedBias(config, settings)
 
     def terms(self, context: AttentionContext) -> Terms:

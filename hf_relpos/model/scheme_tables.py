@@ -5,24 +5,27 @@ one row for each near distance and ever fewer for far ones, with linear interpol
 distances which are rarely seen are neighbours of those that are.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import nn
 from transformers import initialization as init
 
 from .context import AttentionContext
 from .formula import Table, Terms, by_offset
-from .scheme import Option, Scheme, choice, is_count
+from .scheme import LinearParameter, Option, RangeOption, Scheme, choice, is_count
 
 
 LETTERS = "ABcV"
 
 
 def knots(max_distance: int, dense: int, per_octave: int) -> list[int]:
-    """Places of the hat functions, ascending and symmetric: every |r| ≤ dense, then `per_octave` for each doubling.
+    """Offsets of the hat functions, ascending and symmetric: every |r| ≤ dense, then `per_octave` for each doubling.
 
     Args:
-        reach: the largest distance; always a knot.
-        dense: up to here every distance has its own.
+        max_distance: the largest distance; always a knot.
+        dense: up to here every distance is a knot.
         per_octave: knots for each doubling of the distance from there on.
     """
     right = list(range(1, min(dense, max_distance) + 1))
@@ -30,19 +33,26 @@ def knots(max_distance: int, dense: int, per_octave: int) -> list[int]:
     while right[-1] < max_distance:
         step += 1
         right.append(max(right[-1] + 1, min(max_distance, round(dense * 2 ** (step / per_octave)))))
-    return [-place for place in reversed(right)] + [0, *right]
+    return [-knot for knot in reversed(right)] + [0, *right]
 
 
 class Tables(Scheme, name="tables"):
     """score = s · (q_i·k_j + q_i·A_r + k_j·B_r + c_r), out_i = Σ_j α_ij (v_j + V_r), with those that `terms` names.
 
-    Parameters: A, B and V (H or 1, N, d), c (H or 1, N); per layer. N is the number of knots, or 2·reach + 1 with
-    `storage`="rows", in ascending order of r.
+    Parameters: A, B and V (H or 1, N, d), c (H or 1, N); per layer. N is the number of knots, or 2·max_distance + 1
+    with `storage`="rows", in ascending order of r.
     """
 
     source = "hf_relpos; hat functions on knots as in shape-constrained regression"
     out_of_range = ("clip", "zero")
-    linear = {"A": (-2, "A"), "B": (-2, "B"), "c": (-1, "c"), "V": (-2, "V")}
+    extrapolation_claim = "ours: distances past the range share the last row"
+    range_option = RangeOption("max_distance")
+    linear_parameters = {
+        "A": LinearParameter("A"),
+        "B": LinearParameter("B"),
+        "c": LinearParameter("c", distance_axis=-1),
+        "V": LinearParameter("V"),
+    }
     renamed_options = {"reach": "max_distance"}
     options = {
         "terms": Option(
@@ -58,7 +68,8 @@ class Tables(Scheme, name="tables"):
         "per_head": choice(True, False, help="tables of their own for each head"),
         "max_distance": Option(
             default=None,
-            help="largest distance told apart; a positive integer, or None for max_position_embeddings − 1",
+            help="largest distance with an embedding of its own; a positive integer, or None for "
+            "max_position_embeddings − 1",
             accepts=lambda value: value is None or is_count(value),
         ),
         "storage": choice("knots", "rows", help="one row for each knot, or for each distance"),
@@ -70,22 +81,22 @@ class Tables(Scheme, name="tables"):
         ),
     }
 
-    def __init__(self, config, options=None):
+    def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, options)
         self.max_distance = self.settings["max_distance"]
         if self.settings["storage"] == "knots":
-            self.places = knots(self.max_distance, self.settings["dense"], self.settings["per_octave"])
+            self.knots = knots(self.max_distance, self.settings["dense"], self.settings["per_octave"])
         else:
-            self.places = list(range(-self.max_distance, self.max_distance + 1))
+            self.knots = list(range(-self.max_distance, self.max_distance + 1))
         heads = self.num_heads if self.settings["per_head"] else 1
         for letter in LETTERS:
             width = () if letter == "c" else (self.head_size,)
-            wanted = letter in self.settings["terms"]
-            table = nn.Parameter(torch.empty(heads, len(self.places), *width)) if wanted else None
+            has_table = letter in self.settings["terms"]
+            table = nn.Parameter(torch.empty(heads, len(self.knots), *width)) if has_table else None
             self.register_parameter(letter, table)
 
     @classmethod
-    def resolve(cls, options, config):
+    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
         resolved = super().resolve(options, config)
         if resolved["max_distance"] is None:
             resolved["max_distance"] = max(config.max_position_embeddings - 1, 1)
@@ -95,11 +106,11 @@ class Tables(Scheme, name="tables"):
     def needs_of(cls, settings):
         return frozenset({"value_term"}) if "V" in settings["terms"] else frozenset()
 
-    def init_weights(self, std):
+    def init_weights(self, std: float) -> None:
         for parameter in self.parameters():
             init.normal_(parameter, mean=0.0, std=std)
 
-    def expand(self, rows: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
+    def expand(self, rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         """Rows at knots to rows at offsets, by linear interpolation; exact at the knots.
 
         Args:
@@ -109,18 +120,19 @@ class Tables(Scheme, name="tables"):
         Returns:
             (H or 1, M, …).
         """
-        places = torch.tensor(self.places, device=rows.device)
-        within = context.clamp(-self.max_distance, self.max_distance)
-        right = torch.searchsorted(places, within)  # the first knot that is not to the left
+        knots = torch.tensor(self.knots, device=rows.device)
+        clipped = offsets.clamp(-self.max_distance, self.max_distance)
+        right = torch.searchsorted(knots, clipped)  # the first knot that is not to the left
         left = (right - 1).clamp(min=0)
-        gap = (places[right] - places[left]).clamp(min=1)
-        share = (places[right] - within).to(rows.dtype) / gap  # of the left knot
+        gap = (knots[right] - knots[left]).clamp(min=1)
+        left_weight = (knots[right] - clipped).to(rows.dtype) / gap
         if self.settings["out_of_range"] == "zero":
-            known = (context.abs() <= self.max_distance).to(rows.dtype)
+            in_range = (offsets.abs() <= self.max_distance).to(rows.dtype)
         else:
-            known = torch.ones_like(share)
+            in_range = torch.ones_like(left_weight)
         column = (-1,) + (1,) * (rows.dim() - 2)
-        return rows[:, left] * (share * known).view(column) + rows[:, right] * ((1 - share) * known).view(column)
+        of_left, of_right = left_weight * in_range, (1 - left_weight) * in_range
+        return rows[:, left] * of_left.view(column) + rows[:, right] * of_right.view(column)
 
     def table(self, letter: str, context: AttentionContext) -> tuple[Table, ...]:
         """The table of that letter for this call, or none."""

@@ -1,5 +1,8 @@
 """TENER (Yan et al., arXiv 1911.04474, §3.2): relative attention for tagging, aware of direction, without 1/√d."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import nn
 from transformers import initialization as init
@@ -25,28 +28,29 @@ class Tener(Scheme, name="tener"):
 
     source = "fastnlp/TENER modules/relative_transformer.py; Yan et al. 2019, arXiv 1911.04474, §3.2"
     out_of_range = ("extrapolate", "clip")
+    extrapolation_claim = "tells direction and distance; nothing about longer inputs"
     zero_is_neutral = False  # R has no parameters, and s = 1
     options = {
         "terms": choice("code", "paper", help="five terms as released, or four without k_j·R_{−r}"),
         "scale": choice(False, True, help="divide the scores by √d"),
     }
 
-    def __init__(self, config, options=None):
+    def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, options)
         self.max_distance = config.max_position_embeddings - 1 if self.settings["out_of_range"] == "clip" else None
         self.r_r_bias = nn.Parameter(torch.empty(self.num_heads, self.head_size))
         self.r_w_bias = nn.Parameter(torch.empty(self.num_heads, self.head_size))
 
     @classmethod
-    def scale_of(cls, settings, config):
+    def scale_of(cls, settings: Mapping[str, Any], config: Any) -> float | None:
         return None if settings["scale"] else 1.0
 
     @classmethod
-    def resolve(cls, options, config):
+    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
         refuse_odd_heads(config, cls.name)
         return super().resolve(options, config)
 
-    def init_weights(self, std):
+    def init_weights(self, std: float) -> None:
         init.xavier_normal_(self.r_r_bias)
         init.xavier_normal_(self.r_w_bias)
 

@@ -1,5 +1,8 @@
 """Transformer-XL (Dai et al., arXiv 1901.02860, §3.3), bidirectional."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import nn
 from transformers import initialization as init
@@ -7,7 +10,7 @@ from transformers import initialization as init
 from .context import AttentionContext
 from .encodings import sinusoid_concat
 from .formula import Terms, by_offset
-from .scheme import Option, Scheme, is_count, refuse_odd_width
+from .scheme import LinearParameter, Option, RangeOption, Scheme, is_count, refuse_odd_width
 
 
 class TransformerXL(Scheme, name="transformer_xl"):
@@ -21,17 +24,22 @@ class TransformerXL(Scheme, name="transformer_xl"):
 
     source = "Dai et al. 2019, arXiv 1901.02860, §3.3"
     out_of_range = ("extrapolate", "clip")
-    linear = {"r_net.weight": (None, "A"), "r_w_bias": (None, "u")}
+    extrapolation_claim = "works with a longer memory than it was trained with (causal)"
+    range_option = RangeOption("clamp_len")
+    linear_parameters = {
+        "r_net.weight": LinearParameter("A", distance_axis=None),
+        "r_w_bias": LinearParameter("u", distance_axis=None),
+    }
     options = {
         "clamp_len": Option(
             default=None,
-            help="distances beyond it are taken for it, on both sides; a positive integer, or None for "
+            help="distances past it are clipped to it, on both sides; a positive integer, or None for "
             "max_position_embeddings − 1 when out_of_range='clip' and for no limit otherwise",
             accepts=lambda value: value is None or is_count(value),
         )
     }
 
-    def __init__(self, config, options=None):
+    def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, options)
         self.clamp_len = self.settings["clamp_len"]
         if self.clamp_len is None and self.settings["out_of_range"] == "clip":
@@ -41,11 +49,11 @@ class TransformerXL(Scheme, name="transformer_xl"):
         self.r_r_bias = nn.Parameter(torch.empty(self.num_heads, self.head_size))
 
     @classmethod
-    def resolve(cls, options, config):
+    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
         refuse_odd_width(config, cls.name)
         return super().resolve(options, config)
 
-    def init_weights(self, std):
+    def init_weights(self, std: float) -> None:
         init.normal_(self.r_net.weight, mean=0.0, std=std)
         init.normal_(self.r_w_bias, mean=0.0, std=std)
         init.normal_(self.r_r_bias, mean=0.0, std=std)

@@ -1,5 +1,8 @@
 """TUPE (Ke, He and Liu, arXiv 2006.15595, §3): untied absolute positions, and [CLS] untied from them."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import nn
 from transformers import initialization as init
@@ -29,17 +32,17 @@ class Tupe(Scheme, name="tupe"):
 
     source = "Ke et al. 2021, arXiv 2006.15595, §3; guolinke/TUPE transformer_sentence_encoder.py"
     out_of_range = ("clip", "zero")
-    relative = False
+    extrapolation_claim = "nothing about longer inputs"
     zero_is_neutral = False  # for the scale
     uses_absolute_positions = True
     options = {"variant": choice("A", "R", help="absolute positions alone, or with T5's relative bias")}
 
     @classmethod
-    def scale_of(cls, settings, config):
+    def scale_of(cls, settings: Mapping[str, Any], config: Any) -> float | None:
         return (2 * config.hidden_size // config.num_attention_heads) ** -0.5
 
     @classmethod
-    def shared_module(cls, config, settings):
+    def shared_module(cls, config: Any, settings: Mapping[str, Any]) -> SharedScheme:
         return TupePositions(config, settings)
 
     def terms(self, context: AttentionContext) -> Terms:
@@ -53,7 +56,7 @@ class TupePositions(SharedScheme):
     relative_attention_bias.weight (33, H). Names and shapes are those of the released code.
     """
 
-    def __init__(self, config, settings):
+    def __init__(self, config: Any, settings: Mapping[str, Any]) -> None:
         super().__init__()
         self.positions = config.max_position_embeddings
         self.out_of_range = settings["out_of_range"]
@@ -67,7 +70,7 @@ class TupePositions(SharedScheme):
         relative = settings["variant"] == "R"
         self.relative_attention_bias = nn.Embedding(BUCKETS + 1, self.num_heads) if relative else None
 
-    def init_weights(self, std):
+    def init_weights(self, std: float) -> None:
         init.normal_(self.pos.weight, mean=0.0, std=std)
         init.ones_(self.pos_ln.weight)
         init.zeros_(self.pos_ln.bias)

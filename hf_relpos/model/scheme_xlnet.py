@@ -1,5 +1,8 @@
 """XLNet (Yang et al., arXiv 1906.08237, §2.4-2.5): Transformer-XL's form with relative segments."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import nn
 from transformers import initialization as init
@@ -7,7 +10,7 @@ from transformers import initialization as init
 from .context import AttentionContext
 from .encodings import sinusoid_concat
 from .formula import Table, Terms, by_offset
-from .scheme import Scheme, choice, refuse_odd_width
+from .scheme import RangeOption, Scheme, choice, refuse_odd_width
 from .scheme_transformer_xl import TransformerXL
 
 
@@ -27,12 +30,14 @@ class XLNet(Scheme, name="xlnet"):
 
     source = "Yang et al. 2019, arXiv 1906.08237, §2.4-2.5; zihangdai/xlnet modeling.py"
     out_of_range = ("extrapolate", "clip")
+    extrapolation_claim = "as `transformer_xl`"
+    range_option = RangeOption("clamp_len")
     options = {
         "clamp_len": TransformerXL.options["clamp_len"],
         "segments": choice(True, False, help="the term for the same and for different token types"),
     }
 
-    def __init__(self, config, options=None):
+    def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, options)
         self.clamp_len = self.settings["clamp_len"]
         if self.clamp_len is None and self.settings["out_of_range"] == "clip":
@@ -46,11 +51,11 @@ class XLNet(Scheme, name="xlnet"):
             self.seg_embed = nn.Parameter(torch.empty(2, *heads))
 
     @classmethod
-    def resolve(cls, options, config):
+    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
         refuse_odd_width(config, cls.name)
         return super().resolve(options, config)
 
-    def init_weights(self, std):
+    def init_weights(self, std: float) -> None:
         for parameter in self.parameters():
             init.normal_(parameter, mean=0.0, std=std)
 
@@ -68,10 +73,10 @@ class XLNet(Scheme, name="xlnet"):
         types = context.token_type_ids
         if types is None:
             return torch.zeros(context.query_length, context.key_length, dtype=torch.long, device=device)
-        place = torch.arange(context.key_length, device=device) - context.start  # among the tokens of this call
-        known = (place >= 0) & (place < context.query_length)
-        of_keys = types[:, place.clamp(0, context.query_length - 1)]
-        return ((types[:, :, None] != of_keys[:, None, :]) & known).long()
+        index = torch.arange(context.key_length, device=device) - context.start  # among the tokens of this call
+        is_known = (index >= 0) & (index < context.query_length)
+        of_keys = types[:, index.clamp(0, context.query_length - 1)]
+        return ((types[:, :, None] != of_keys[:, None, :]) & is_known).long()
 
     def terms(self, context: AttentionContext) -> Terms:
         rows = self.position_rows(context)

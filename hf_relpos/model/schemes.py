@@ -153,7 +153,7 @@ def parts_with_absolute_table(config: Any) -> list[tuple[type[Scheme], dict[str,
 class Combination(nn.Module):
     """Several schemes at once: the sum of their terms, in the order of `position_embedding_type`."""
 
-    def __init__(self, schemes: list[Scheme]):
+    def __init__(self, schemes: list[Scheme]) -> None:
         super().__init__()
         self.parts = nn.ModuleList(schemes)
 
@@ -169,7 +169,7 @@ class Combination(nn.Module):
 class SharedParts(nn.Module):
     """What the parts of a combination share among layers, in their order."""
 
-    def __init__(self, modules: list[nn.Module | None]):
+    def __init__(self, modules: list[nn.Module | None]) -> None:
         super().__init__()
         self.parts = nn.ModuleList(nn.Identity() if module is None else module for module in modules)
 

@@ -32,7 +32,8 @@ from transformers import (
     TrainingArguments,
 )
 
-from ..data.reading import has_masked_head, readable_length
+from ..data.batching import pad_rows
+from ..evaluation.inspection import has_mlm_head, model_max_length
 from ..files import write_json
 from ..model.attention import OWN
 from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
@@ -402,13 +403,8 @@ def collate(batches: Sequence[Sequence[Sequence[int]]], pad: int) -> dict[str, t
         `input_ids`, and `attention_mask`, 1 for real tokens.
     """
     windows = [window for batch in batches for window in batch]
-    longest = max(map(len, windows))
-    ids = torch.full((len(windows), longest), pad, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for row, window in enumerate(windows):
-        ids[row, : len(window)] = torch.tensor(window)
-        mask[row, : len(window)] = 1
-    return {"input_ids": ids, "attention_mask": mask}
+    ids, mask = pad_rows(windows, pad)
+    return {"input_ids": ids, "attention_mask": mask.long()}
 
 
 # Training ----------------------------------------------------------------------------------------------------------
@@ -513,7 +509,7 @@ def distil(
         teacher: a model with BERT's outputs and the student's sizes, which stays as it is; or a function from a batch,
             `input_ids` and `attention_mask` (B, L) on the training device, to Targets: see `row_targets`.
         windows: token ids, special tokens included, of differing lengths: a list or dataset of lists or of mappings
-            with `input_ids`, such as `hf_relpos.data.text.cut_windows(…).ids`; or an iterable that can be started
+            with `input_ids`, such as `hf_relpos.data.cut_windows(…).ids`; or an iterable that can be started
             again, such as a streamed Hub dataset, tokenized and shuffled. Lengths that are not among them stay as
             bad as they were: 512 tokens need windows of 512.
         steps: optimizer steps.
@@ -555,7 +551,7 @@ def distil(
             f"train = 'tables': the scheme {student.config.position_scheme_name!r} of the student has no parameters; "
             "use train = 'all'"
         )
-    limits = [readable_length(model) for model in (student, teacher) if isinstance(model, nn.Module)]
+    limits = [model_max_length(model) for model in (student, teacher) if isinstance(model, nn.Module)]
     longest = min((limit for limit in limits if limit is not None), default=None)
     batches = Batches(windows, batch_tokens, student.config.vocab_size, longest, seed)
     fingerprint = batches.look()
@@ -799,7 +795,7 @@ def _check_models(student: nn.Module, teacher: nn.Module | Provider, losses: Map
                     "from this teacher"
                 )
     for name, model in models.items():
-        if "logits" in losses and not has_masked_head(model):
+        if "logits" in losses and not has_mlm_head(model):
             raise ValueError(
                 f"losses['logits'] = {losses['logits']!r}: the {name}, a {type(model).__name__}, has no masked "
                 "language model head; load it as …ForMaskedLM, or leave 'logits' out"

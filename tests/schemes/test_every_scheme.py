@@ -1,12 +1,35 @@
-"""What must hold for the layer of any scheme: finite numbers, and gradients that finite differences confirm."""
+"""What must hold for any scheme: finite numbers, gradients that finite differences confirm, true declarations."""
+
+import ast
+from pathlib import Path
 
 import pytest
 import torch
-from oracles import extra_offsets, padding, tiny_attention
+from oracles import extra_inputs, extra_offsets, padding, tiny_attention, tiny_config, tiny_model
 from torch.autograd import gradcheck
 from torch.func import functional_call
 
-from hf_relpos import SCHEMES
+import hf_relpos
+from hf_relpos import SCHEMES, RelPosBertModel
+from hf_relpos.model.schemes import scheme_parts
+
+
+PACKAGE = Path(hf_relpos.__file__).parent
+# Files besides a scheme's own that may name it: the formats of other projects' checkpoints, and the demo's default.
+MAY_NAME_SCHEMES = {
+    "conversion/families.py",
+    "conversion/layers.py",
+    "conversion/verify.py",
+    "cli.py",
+    "demo/__init__.py",
+}
+NOT_SCHEMES = {("training/distil.py", "tables")}  # a value of its option `train`
+# Options on which order depends; fire knows no order as long as every position is below its threshold.
+ORDER_OPTIONS = {
+    "alibi": [{"variant": variant} for variant in ("symmetric", "offset")],
+    "fire": [{"threshold": 2}],
+    "disan": [{"direction": direction} for direction in ("split", "forward", "backward", "diag")],
+}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"])
@@ -44,7 +67,10 @@ def test_gradients_by_finite_differences(name):
 @pytest.mark.parametrize("name", SCHEMES)
 def test_describes_itself(name):
     scheme = SCHEMES[name]
-    assert scheme.name == name and scheme.source and scheme.out_of_range
+    assert scheme.name == name and scheme.source and scheme.out_of_range and scheme.extrapolation_claim
+    parameters = {key for key, _ in scheme(tiny_config(name)).named_parameters()}
+    assert not scheme.linear_parameters or parameters & set(scheme.linear_parameters)
+    assert all(set(parameter.letters) <= set("ABcuV") for parameter in scheme.linear_parameters.values())
     for option in scheme.options.values():
         assert option.help and option.accepts(option.default)
     assert not list(tiny_attention(name).distance_embedding.buffers())
@@ -64,3 +90,38 @@ def test_zero_is_neutral(name):
     assert (out - plain(hidden, attention_mask=mask)[0]).abs().max() <= 1e-12
     out.square().sum().backward()
     assert not parameters or any(parameter.grad.abs().max() > 1e-6 for parameter in parameters)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_order_blind(name):
+    """Reversed tokens give reversed outputs under a scheme that says so, and under no other."""
+    for options in ORDER_OPTIONS.get(name, [{}]):
+        model = tiny_model(RelPosBertModel, name, "eager", position_options=options).double()
+        ids, inputs = torch.randint(5, 50, (2, 8)), extra_inputs(name, 2, 8)
+        with torch.no_grad():
+            out, reverse = (model(tokens, **inputs).last_hidden_state for tokens in (ids, ids.flip(1)))
+        difference = (reverse.flip(1) - out).abs().max()
+        settings = scheme_parts(model.config)[0][1]
+        assert difference <= 1e-12 if SCHEMES[name].is_order_blind(settings) else difference > 1e-4, options
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEMES if SCHEMES[name].range_option])
+def test_range_option(name):
+    option, config = SCHEMES[name].range_option, tiny_config(name)
+    assert option.name in SCHEMES[name].options
+    fields = option.resized(config.position_options, 9)
+    resized = tiny_config(name, **fields)
+    settings = scheme_parts(resized)[0][1]
+    assert option.max_distance(settings, resized) == 9
+    assert option.resized(resized.position_options, 9) == fields
+
+
+def test_only_its_own_file_knows_the_name_of_a_scheme():
+    named = []
+    for file in sorted(PACKAGE.rglob("*.py")):
+        path = file.relative_to(PACKAGE).as_posix()
+        if path in MAY_NAME_SCHEMES or path.startswith("model/scheme_"):
+            continue
+        strings = {node.value for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant)}
+        named += [(path, name) for name in SCHEMES if name in strings and (path, name) not in NOT_SCHEMES]
+    assert not named

@@ -26,7 +26,7 @@ def paper(layer, signed, sign=1, clip=15, bias=False):
     Args:
         signed: whether r = j − i and −r have rows of their own.
         sign: −1 counts i − j.
-        clip: largest distance told apart.
+        clip: largest distance with an embedding of its own.
         bias: add a to the product instead of multiplying it.
     """
     rows = array(layer.distance_embedding.weight)

@@ -1,6 +1,6 @@
 """The general scheme: the formula with free tables, on rows or on knots with linear interpolation between them.
 
-e_ij = (q_i·k_j + q_i·A_r + k_j·B_r + c_r) / √d,   z_i = Σ_j α_ij (v_j + V_r),   r = clip(j − i, ±reach)
+e_ij = (q_i·k_j + q_i·A_r + k_j·B_r + c_r) / √d,   z_i = Σ_j α_ij (v_j + V_r),   r = clip(j − i, ±max_distance)
 """
 
 import math
@@ -14,23 +14,22 @@ from hf_relpos import RelPosBertConfig
 from hf_relpos.model.scheme_tables import knots
 
 
-def interpolated(rows, places, r):
+def interpolated(rows, at, r):
     """Row of offset r, (H or 1, …), by np.interp on each number of the table."""
     flat = rows.reshape(rows.shape[0], rows.shape[1], -1)
-    out = [[np.interp(r, places, head[:, column]) for column in range(flat.shape[2])] for head in flat]
+    out = [[np.interp(r, at, head[:, column]) for column in range(flat.shape[2])] for head in flat]
     return np.array(out).reshape(rows.shape[0], *rows.shape[2:])
 
 
 def paper(layer, sign=1):
     scheme = layer.distance_embedding
-    places = scheme.places
     tables = {letter: array(rows) for letter, rows in scheme.named_parameters()}
 
     def row(letter, h, i, j):
         if letter not in tables:
             return 0.0
-        found = interpolated(tables[letter], places, sign * (j - i))
-        return found[h % found.shape[0]]
+        row = interpolated(tables[letter], scheme.knots, sign * (j - i))
+        return row[h % row.shape[0]]
 
     def score(q, k, h, i, j):
         total = q @ k + row("c", h, i, j)
@@ -59,7 +58,7 @@ def test_equals_the_formula(terms, per_head, storage):
         "per_octave": 1,
     }
     layer = tiny_attention("tables", position_options=options)
-    hidden, real = torch.randn(2, 11, 24, dtype=torch.float64), padding([11, 6], 11)  # past the reach, too
+    hidden, real = torch.randn(2, 11, 24, dtype=torch.float64), padding([11, 6], 11)  # past max_distance, too
     assert layer_error(layer, hidden, real, *paper(layer)) <= 1e-10
     assert layer_error(layer, hidden, real, *paper(layer, sign=-1)) > 1e-3
 
@@ -68,20 +67,20 @@ def test_equals_the_formula(terms, per_head, storage):
     ("max_distance", "dense", "per_octave"), [(511, 16, 4), (7, 2, 1), (1, 16, 4), (16, 16, 4), (17, 16, 4)]
 )
 def test_knots(max_distance, dense, per_octave):
-    places = knots(max_distance, dense, per_octave)
-    assert places == sorted(set(places)) and places == [-place for place in reversed(places)]
-    assert places[-1] == max_distance
+    offsets = knots(max_distance, dense, per_octave)
+    assert offsets == sorted(set(offsets)) and offsets == [-offset for offset in reversed(offsets)]
+    assert offsets[-1] == max_distance
     near = min(dense, max_distance)
-    assert set(range(-near, near + 1)) <= set(places)
+    assert set(range(-near, near + 1)) <= set(offsets)
     if max_distance == 511:  # 33 near ones, and 4 for each of the 5 octaves on both sides
-        assert len(places) == 33 + 2 * 4 * 5
+        assert len(offsets) == 33 + 2 * 4 * 5
 
 
 def test_interpolation_is_exact_at_knots_and_between_is_the_mean():
     layer = tiny_attention("tables", position_options={"max_distance": 64, "dense": 4, "per_octave": 1, "terms": "A"})
     scheme = layer.distance_embedding
-    assert scheme.places[-5:] == [4, 8, 16, 32, 64]
-    at_knots = scheme.expand(scheme.A, torch.tensor(scheme.places))
+    assert scheme.knots[-5:] == [4, 8, 16, 32, 64]
+    at_knots = scheme.expand(scheme.A, torch.tensor(scheme.knots))
     assert torch.equal(at_knots, scheme.A)
     between = scheme.expand(scheme.A, torch.tensor([6, -48]))
     assert torch.allclose(between[:, 0], (scheme.A[:, -5] + scheme.A[:, -4]) / 2)
@@ -89,7 +88,7 @@ def test_interpolation_is_exact_at_knots_and_between_is_the_mean():
 
 
 @pytest.mark.parametrize("out_of_range", ["clip", "zero"])
-def test_past_the_reach(out_of_range):
+def test_past_the_range(out_of_range):
     layer = tiny_attention("tables", position_options={"max_distance": 5, "terms": "A", "out_of_range": out_of_range})
     scheme = layer.distance_embedding
     rows = scheme.expand(scheme.A, torch.tensor([-9, -5, 5, 6]))

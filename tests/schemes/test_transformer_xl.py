@@ -21,7 +21,7 @@ def paper(layer, clamp=None, sinusoid=None, sign=1, drop=""):
     """The paper's score; the last three arguments make the mistakes that the comparison must see.
 
     Args:
-        clamp: largest distance told apart.
+        clamp: largest distance with an embedding of its own.
         sinusoid: distance to a vector of D; the paper's if not given.
         sign: −1 counts j − i.
         drop: "u" or "v", left out.

@@ -26,7 +26,7 @@ def paper(layer, types=TYPES, clamp=None, sign=1, same=0, drop="", width=24):
 
     Args:
         types: (1, L) or None: no segments.
-        clamp: largest distance told apart.
+        clamp: largest distance with an embedding of its own.
         sign: −1 counts j − i.
         same: row of `seg_embed` for one segment (Funnel has them the other way round).
         drop: any of "u", "v", "w", left out.

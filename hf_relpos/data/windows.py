@@ -1,0 +1,172 @@
+"""Windows of token ids, cut from documents at random, with the special tokens of the model around them."""
+
+import re
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from .text import TextError
+
+
+SENTENCE_END = re.compile(r"(?<=[.!?。！？])[\"'”’)\]]*\s+")
+# Characters read at most: a stream may have no end.
+MAX_CHARACTERS = 100_000_000
+# Share of unknown tokens above which a text is taken for one in another language.
+MAX_UNKNOWN_RATE = 0.05
+
+
+def sentences(text: str) -> list[str]:
+    """Split a document after full stops, question and exclamation marks."""
+    return [sentence for sentence in SENTENCE_END.split(text.strip()) if sentence]
+
+
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """The special tokens that a tokenizer puts before and after a text."""
+    empty = tokenizer("", verbose=False).input_ids
+    inner = tokenizer("a", add_special_tokens=False, verbose=False).input_ids
+    whole = tokenizer("a", verbose=False).input_ids
+    before = next((n for n in range(len(whole)) if whole[n : n + len(inner)] == inner), len(empty))
+    return list(whole[:before]), list(whole[before + len(inner) :])
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows of tokens, each with the model's special tokens around it.
+
+    Attributes:
+        ids: one list of token ids per window.
+        unknown_rate: share of unknown tokens.
+        budget: the requested number of tokens; `tokens` may be fewer when the text is short.
+    """
+
+    ids: list[list[int]]
+    unknown_rate: float
+    budget: int
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens there are, special ones included."""
+        return sum(map(len, self.ids))
+
+
+def cut_windows(
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Iterable[str],
+    tokens: int,
+    lengths: Sequence[int] = (128, 256, 512),
+    short: float = 0.5,
+    seed: int = 0,
+    part: str = "all",
+) -> Windows:
+    """Windows from random passages of a text: single sentences, and full windows of several lengths.
+
+    Documents too short for a window are concatenated. No token is in two windows.
+
+    Args:
+        tokenizer: of the model.
+        texts: documents.
+        tokens: budget, special tokens included.
+        lengths: of the full windows, special tokens included; each length gets about the same number of tokens.
+        short: share of the budget that single sentences get, cut at the shortest of `lengths`.
+        seed: of the choice.
+        part: `all`, or one of the two parts of a text that have no passage in common, given the same other arguments
+            but `tokens`: `fit`, seven eighths of it, or `check`, the rest.
+
+    Raises:
+        TextError: when the text does not fill one window.
+    """
+    rng = np.random.default_rng(seed)
+    before, after = special_tokens(tokenizer)
+    special = len(before) + len(after)
+    longest = max(lengths)
+    # passages long enough for the longest window, in random order
+    passages: list[str] = []
+    current: list[str] = []
+    size = 0
+    # seven characters a token, more than most scripts have, so that a passage is seldom too short
+    passage_size = longest * 7
+    characters = 0
+    for text in texts:
+        characters += len(text)
+        for part_of_text in sentences(text) if len(text) > passage_size else [text]:
+            current.append(part_of_text)
+            size += len(part_of_text) + 1
+            if size >= passage_size:
+                passages.append(" ".join(current))
+                current, size = [], 0
+        if characters > MAX_CHARACTERS:
+            break
+    if current:
+        passages.append(" ".join(current))
+    if not passages:
+        raise TextError("the text is empty; give another file")
+    order = rng.permutation(len(passages)).tolist()
+    if part != "all":
+        order = [index for number, index in enumerate(order) if (number % 8 == 7) == (part == "check")]
+
+    windows: list[list[int]] = []
+    left: dict[str | int, float] = {"short": int(tokens * short)}
+    left |= {length: tokens * (1 - short) / len(lengths) for length in lengths}
+    shortest = min(lengths)
+
+    def wrap(ids: list[int]) -> list[int]:
+        return [*before, *ids, *after]
+
+    for index in order:
+        if all(rest <= 0 for rest in left.values()):
+            break
+        kind = max(left, key=lambda key: left[key])
+        if kind == "short":
+            inside = sentences(passages[index])
+            for number in rng.permutation(len(inside)).tolist()[: max(1, len(inside) // 2)]:
+                ids = tokenizer(inside[number], add_special_tokens=False, verbose=False).input_ids[
+                    : shortest - special
+                ]
+                if len(ids) < 3 or left["short"] <= 0:
+                    continue
+                windows.append(wrap(ids))
+                left["short"] -= len(ids) + special
+            continue
+        ids = tokenizer(passages[index], add_special_tokens=False, verbose=False).input_ids
+        start = 0
+        # the rest of a passage makes shorter windows
+        for length in sorted(lengths, reverse=True):
+            while left[length] > 0 and len(ids) - start >= length - special:
+                windows.append(wrap(ids[start : start + length - special]))
+                left[length] -= length
+                start += length - special
+    if not windows:
+        raise TextError(f"the text does not fill one window of {min(lengths)} tokens; give more of it")
+    unknown = tokenizer.unk_token_id
+    total = sum(map(len, windows))
+    count = sum(ids.count(unknown) for ids in windows) if unknown is not None else 0
+    rng.shuffle(windows)
+    return Windows(windows, count / total, tokens)
+
+
+def unknown_rate(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> float:
+    """Share of unknown tokens ([UNK]) in texts, special tokens not counted; 0 for a tokenizer without [UNK].
+
+    A high rate indicates text in another script than the model's; another language in the same script has a low one.
+    """
+    if tokenizer.unk_token_id is None:
+        return 0.0
+    unknown = count = 0
+    for text in texts:
+        ids = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+        unknown += sum(token == tokenizer.unk_token_id for token in ids)
+        count += len(ids)
+    return unknown / max(count, 1)
+
+
+def warn_of_unknown_tokens(rate: float) -> None:
+    """Warn if so large a share of a text is unknown that it may be in another language than the model's."""
+    if rate > MAX_UNKNOWN_RATE:
+        warnings.warn(
+            f"the tokenizer does not know {100 * rate:.0f} % of the tokens of the text. Is it in the language of the "
+            "model?",
+            stacklevel=3,
+        )

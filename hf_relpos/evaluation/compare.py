@@ -1,0 +1,145 @@
+"""Everything that `hf-relpos compare` measures: a student against its teacher, on text and on sentence pairs."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from ..data.batching import Row
+from ..data.pairs import PAIR_COLUMNS, Pair, read_pairs
+from ..data.text import TextError, read_texts
+from ..data.windows import cut_windows, warn_of_unknown_tokens
+from .encoder import Encoder, ProgressCallback
+from .inspection import model_max_length
+from .loading import load_encoder
+from .model_fidelity import FidelitySettings, default_lengths, fidelity
+from .similarity import pair_vectors, similarities, spearman_difference
+from .statistics import rank_correlation
+
+
+@dataclass(frozen=True)
+class CompareSettings:
+    """What `compare_models` reads and measures.
+
+    Attributes:
+        teacher: folder or Hub repository.
+        student: likewise.
+        text: files or Hub datasets that neither was fitted on, as `read_texts` takes them.
+        field: key or column of the text in them.
+        lengths: tokens per window; None for `default_lengths`.
+        sts: files of scored sentence pairs.
+        columns: their columns: score, first and second sentence.
+        pooling: `mean` or `cls`; None for that of the teacher's repository, else `mean`.
+        tokenizer: folder or Hub repository of the tokenizer; None for the teacher's.
+        tokens: of text for each length, about.
+
+    Raises:
+        ValueError: for a length that is too short.
+    """
+
+    teacher: str
+    student: str
+    text: Sequence[str]
+    field: str = "text"
+    lengths: Sequence[int] | None = None
+    sts: Sequence[Path] = ()
+    columns: Sequence[str] = PAIR_COLUMNS
+    pooling: str | None = None
+    tokenizer: str | None = None
+    tokens: int = 4096
+
+    def __post_init__(self) -> None:
+        if self.lengths and min(self.lengths) < 3:
+            raise ValueError(f"--lengths {min(self.lengths)}: [CLS] and [SEP] take two tokens; give 3 or more")
+
+
+def compare_models(settings: CompareSettings, progress: ProgressCallback | None = None) -> dict[str, Any]:
+    """Measure how faithful a student is to its teacher; a text with many unknown tokens is a `UserWarning`.
+
+    Returns:
+        The content of the JSON file.
+
+    Raises:
+        ValueError: for what cannot be read or compared.
+    """
+    pairs_by_file = {str(path): read_pairs(path, settings.columns) for path in settings.sts}
+    teacher = load_encoder(settings.teacher, settings.tokenizer, settings.pooling)
+    student = load_encoder(settings.student, settings.tokenizer or settings.teacher, teacher.pooling)
+    lengths = sorted(set(settings.lengths or default_lengths(model_max_length(teacher.model))))
+    windows, skipped, unknown = windows_by_length(
+        teacher.tokenizer, settings.text, settings.field, lengths, settings.tokens
+    )
+    warn_of_unknown_tokens(unknown)
+    fidelity_settings = FidelitySettings(teacher.pooling, teacher.tokenizer.mask_token_id)
+    measured = fidelity(teacher.model, student.model, windows, fidelity_settings, progress)
+    measured.skipped.update(skipped)
+    results = {
+        "teacher": settings.teacher,
+        "student": settings.student,
+        "text": list(settings.text),
+        "unknown": unknown,
+        **measured.to_dict(),
+    }
+    if pairs_by_file:
+        results["similarity"] = {
+            name: compare_similarity(teacher, student, pairs, progress) for name, pairs in pairs_by_file.items()
+        }
+    return results
+
+
+def windows_by_length(
+    tokenizer: PreTrainedTokenizerBase,
+    text: Sequence[str],
+    field: str,
+    lengths: Sequence[int],
+    tokens: int,
+    seed: int = 0,
+) -> tuple[dict[int, Sequence[Row]], dict[int, str], float]:
+    """Windows for each length, about `tokens` tokens of them but four at least.
+
+    Returns:
+        Windows by length; lengths that the text does not fill, with the reason; share of unknown tokens.
+
+    Raises:
+        TextError: for text that cannot be read, or fills none of the lengths.
+    """
+    windows: dict[int, Sequence[Row]] = {}
+    skipped: dict[int, str] = {}
+    unknown = 0.0
+    for length in lengths:
+        try:
+            cut = cut_windows(tokenizer, read_texts(text, field), max(tokens, 4 * length), (length,), 0.0, seed)
+        except TextError as error:
+            if length == min(lengths):  # longer ones will not do either, or it cannot be read at all
+                raise
+            skipped[length] = str(error)
+        else:
+            windows[length], unknown = cut.ids, max(unknown, cut.unknown_rate)
+    return windows, skipped, unknown
+
+
+def compare_similarity(
+    teacher: Encoder, student: Encoder, pairs: Sequence[Pair], progress: ProgressCallback | None = None
+) -> dict[str, Any]:
+    """Spearman × 100 of both models, their difference with its range, and the cosines of their sentence vectors."""
+    vectors = [pair_vectors(encoder, pairs, progress) for encoder in (teacher, student)]
+    scores = np.array([pair.score for pair in pairs])
+    cosines = [similarities(each) for each in vectors]
+    left, right = (each.double().flatten(0, 1) for each in vectors)
+    agreement = torch.nn.functional.cosine_similarity(left, right, dim=-1)
+    worst = int(agreement.argmin())
+    return {
+        "pairs": len(pairs),
+        "teacher": 100 * rank_correlation(cosines[0], scores),
+        "student": 100 * rank_correlation(cosines[1], scores),
+        "difference": asdict(spearman_difference(cosines[0], cosines[1], scores)),
+        "sentence_cosine": {
+            "mean": float(agreement.mean()),
+            "min": float(agreement[worst]),
+            "sentence_of_min": (pairs[worst // 2].sentence1, pairs[worst // 2].sentence2)[worst % 2],
+        },
+    }

@@ -1,0 +1,148 @@
+"""Texts and rows of token ids to hidden states and sentence vectors.
+
+What is computed for a row does not depend on the other rows of its batch.
+Letters: B rows of a batch, L tokens of a row, D hidden size.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..data.batching import BATCH_TOKENS, Row, batch_indices, pad_rows
+from .inspection import model_max_length
+
+
+# Called as progress(description, completed, total) while something long runs.
+ProgressCallback = Callable[[str, int, int], None]
+
+POOLINGS = ("mean", "cls")
+
+
+def check_pooling(pooling: str) -> None:
+    """
+    Raises:
+        ValueError: for a pooling other than `mean` and `cls`.
+    """
+    if pooling not in POOLINGS:
+        raise ValueError(f"pooling = {pooling!r} is unknown; use one of: {', '.join(map(repr, POOLINGS))}")
+
+
+def pad_batch(rows: Sequence[Row], model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
+    """`pad_rows` with the padding id of a model, on its device: ids (B, L) int64, mask (B, L) bool."""
+    ids, mask = pad_rows(rows, getattr(model.config, "pad_token_id", None) or 0)
+    return ids.to(model.device), mask.to(model.device)
+
+
+@torch.inference_mode()
+def hidden_states(
+    model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor, position_ids: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Last hidden states of one batch, (B, L, D) in float32 at least.
+
+    Args:
+        model: any with `last_hidden_state`, or with a head on top of such a one; its mode is left as it is.
+        ids: (B, L).
+        mask: (B, L), true for tokens that are not padding.
+        position_ids: (B, L), or None for the model's own.
+
+    Raises:
+        ValueError: for hidden states of real tokens that are not finite.
+    """
+    extra = {} if position_ids is None else {"position_ids": position_ids}
+    hidden = model.base_model(input_ids=ids, attention_mask=mask.long(), **extra).last_hidden_state
+    hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+    if not hidden[mask].isfinite().all():
+        name = getattr(model.config, "name_or_path", "") or type(model).__name__
+        raise ValueError(
+            f"{name}: the hidden states are not finite (NaN or infinite), so nothing can be compared; check the "
+            "weights, or load the model in float32"
+        )
+    return hidden
+
+
+def pool(hidden: torch.Tensor, mask: torch.Tensor, pooling: str = "mean") -> torch.Tensor:
+    """Sentence vectors, (B, D), of hidden states (B, L, D).
+
+    Args:
+        mask: (B, L), true for tokens that are not padding.
+        pooling: `mean` over these tokens, special ones included, or `cls`, the first one.
+    """
+    check_pooling(pooling)
+    if pooling == "cls":
+        return hidden[:, 0]
+    weights = mask[..., None].to(hidden.dtype)
+    return (hidden * weights).sum(1) / weights.sum(1)
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A model that turns texts into vectors.
+
+    Attributes:
+        model: any with `last_hidden_state`, in eval mode.
+        tokenizer: its tokenizer.
+        pooling: `mean` or `cls`.
+        max_length: tokens read of a text, special ones included; None for what the model reads.
+        batch_tokens: tokens per batch.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    pooling: str = "mean"
+    max_length: int | None = None
+    batch_tokens: int = BATCH_TOKENS
+
+    def __post_init__(self) -> None:
+        check_pooling(self.pooling)
+
+    def limit(self, length: int | None = None) -> int | None:
+        """The least of `length`, `max_length` and the maximum length of the model; None where there is none.
+
+        Raises:
+            ValueError: for a `length` that the model does not read.
+        """
+        longest = model_max_length(self.model)
+        if length is not None and longest is not None and length > longest:
+            raise ValueError(
+                f"max_length = {length}: {self.model.config.name_or_path or 'the model'} reads {longest} tokens; "
+                "give that or less, or read in chunks"
+            )
+        return min((n for n in (length, self.max_length, longest) if n is not None), default=None)
+
+    def tokenize(self, texts: Sequence[str], length: int | None = None) -> list[list[int]]:
+        """Rows of at most `length` tokens, special ones included; None for the whole text."""
+        cut = {} if length is None else {"truncation": True, "max_length": length}
+        rows = self.tokenizer(list(texts), add_special_tokens=True, verbose=False, **cut).input_ids
+        return [row or [self.tokenizer.pad_token_id or 0] for row in rows]
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        length: int | None = None,
+        progress: ProgressCallback | None = None,
+        what: str = "reading",
+    ) -> torch.Tensor:
+        """Sentence vectors, (texts, D) on the CPU, not normalised.
+
+        Args:
+            length: read this many tokens of a text at most.
+        """
+        return self.encode_rows(self.tokenize(texts, self.limit(length)), progress, what)
+
+    def encode_rows(
+        self, rows: Sequence[Row], progress: ProgressCallback | None = None, what: str = "reading"
+    ) -> torch.Tensor:
+        """Sentence vectors of rows of tokens, (rows, D) on the CPU, not normalised."""
+        vectors: list[torch.Tensor] = [torch.empty(0)] * len(rows)
+        total, done = sum(map(len, rows)), 0
+        for indices in batch_indices(rows, self.batch_tokens):
+            ids, mask = pad_batch([rows[index] for index in indices], self.model)
+            pooled = pool(hidden_states(self.model, ids, mask), mask, self.pooling).cpu()
+            for index, vector in zip(indices, pooled, strict=True):
+                vectors[index] = vector
+            done += int(mask.sum())
+            if progress is not None:
+                progress(what, done, total)
+        return torch.stack(vectors)

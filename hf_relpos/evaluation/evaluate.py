@@ -1,0 +1,187 @@
+"""Everything that `hf-relpos evaluate` measures: one model on the tasks for which data are given."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from ..data.batching import Row
+from ..data.pairs import PAIR_COLUMNS, Pair, Query, read_documents, read_pairs, read_queries
+from ..data.text import TextError, read_texts
+from ..data.windows import unknown_rate, warn_of_unknown_tokens
+from .encoder import Encoder, ProgressCallback
+from .inspection import has_mlm_head, model_max_length
+from .loading import load_encoder
+from .masked import masked_accuracy_by_length, token_ids
+from .model_fidelity import default_lengths
+from .passkey import passkey_by_mask, passkey_by_vector, passkeys
+from .retrieval import CHUNK, difference, retrieve
+from .similarity import pair_vectors, similarities
+from .statistics import rank_correlation
+
+
+# Tokens of text in which tokens are masked, for each length, and in which passkeys are hidden.
+MASKED_TOKENS = 32_768
+FILLER_TOKENS = 100_000
+
+
+@dataclass(frozen=True)
+class EvaluateSettings:
+    """What `evaluate_model` reads and measures; a task without data is left out.
+
+    Attributes:
+        model: folder or Hub repository.
+        sts: files of scored sentence pairs.
+        columns: their columns: score, first and second sentence.
+        retrieval: files of documents (id, text) and of queries (query, doc).
+        mlm: text whose masked tokens are predicted.
+        passkey: text in which keys are hidden.
+        field: key or column of these texts.
+        lengths: tokens per window or text, for `mlm` and `passkey`; None for some up to the model's maximum length.
+        max_length: tokens read of a document in retrieval.
+        pooling: `mean` or `cls`; None for that of the model's repository, else `mean`.
+        tokenizer: folder or Hub repository of the tokenizer; None for the model's.
+
+    Raises:
+        ValueError: when there is nothing to measure.
+    """
+
+    model: str
+    sts: Sequence[Path] = ()
+    columns: Sequence[str] = PAIR_COLUMNS
+    retrieval: tuple[Path, Path] | None = None
+    mlm: str | None = None
+    passkey: str | None = None
+    field: str = "text"
+    lengths: Sequence[int] | None = None
+    max_length: int = 2048
+    pooling: str | None = None
+    tokenizer: str | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.sts or self.retrieval or self.mlm or self.passkey):
+            raise ValueError("nothing to measure: give --sts, --retrieval, --mlm or --passkey")
+
+
+def evaluate_model(settings: EvaluateSettings, progress: ProgressCallback | None = None) -> dict[str, Any]:
+    """Measure one model; a length that it does not read and a text with many unknown tokens are `UserWarning`s.
+
+    Returns:
+        The content of the JSON file.
+
+    Raises:
+        ValueError: for what cannot be read, and when the model reads none of the lengths.
+    """
+    pairs_by_file = {str(path): read_pairs(path, settings.columns) for path in settings.sts}
+    documents = read_documents(settings.retrieval[0]) if settings.retrieval else {}
+    queries = read_queries(settings.retrieval[1]) if settings.retrieval else []
+    encoder = load_encoder(settings.model, settings.tokenizer, settings.pooling, masked=True if settings.mlm else None)
+    lengths = _lengths(settings, model_max_length(encoder.model)) if settings.mlm or settings.passkey else []
+    results: dict[str, Any] = {"model": settings.model}
+    if pairs_by_file:
+        results["similarity"] = {
+            name: evaluate_similarity(encoder, pairs, progress) for name, pairs in pairs_by_file.items()
+        }
+    if settings.retrieval:
+        results["retrieval"] = evaluate_retrieval(encoder, documents, queries, settings.max_length, progress)
+    if settings.mlm:
+        text = _documents(settings.mlm, settings.field, encoder.tokenizer, max(MASKED_TOKENS, *lengths))
+        by_length = masked_accuracy_by_length(
+            encoder.model, encoder.tokenizer, text, lengths, MASKED_TOKENS, progress=progress
+        )
+        results["masked"] = {str(length): row for length, row in by_length.items()}
+    if settings.passkey:
+        text = _documents(settings.passkey, settings.field, encoder.tokenizer, max(FILLER_TOKENS, *lengths))
+        filler = token_ids(encoder.tokenizer, text)
+        results["passkey"] = {str(length): evaluate_passkeys(encoder, filler, length, progress) for length in lengths}
+    return results
+
+
+def _lengths(settings: EvaluateSettings, limit: int | None) -> list[int]:
+    """The lengths that the model reads, ascending.
+
+    Raises:
+        ValueError: when it reads none of them.
+    """
+    lengths = sorted(set(settings.lengths or (length for length in default_lengths(limit) if length >= 64)))
+    fitting = [length for length in lengths if limit is None or length <= limit]
+    if not fitting:
+        value = ",".join(map(str, lengths)) if settings.lengths else "not given, so from 64 on"
+        raise ValueError(f"--lengths {value}: the model reads {limit} tokens; give shorter ones")
+    if settings.lengths:
+        for length in lengths[len(fitting) :]:
+            warnings.warn(f"{length:,} tokens not measured: the model reads {limit} tokens", stacklevel=3)
+    return fitting
+
+
+def _documents(source: str, field: str, tokenizer: PreTrainedTokenizerBase, tokens: int) -> list[str]:
+    """The first documents of a text, enough for that many tokens; warns of many unknown tokens.
+
+    Raises:
+        TextError: for what cannot be read, and a text that is empty.
+    """
+    documents, characters = [], 0
+    for document in read_texts(source, field):
+        documents.append(document)
+        characters += len(document)
+        if characters > 12 * tokens:  # more characters a token than any text has
+            break
+    if not documents:
+        raise TextError(f"text = '{source}': holds no text; give another file")
+    warn_of_unknown_tokens(unknown_rate(tokenizer, documents[:: max(1, len(documents) // 100)]))
+    return documents
+
+
+def evaluate_similarity(
+    encoder: Encoder, pairs: Sequence[Pair], progress: ProgressCallback | None = None
+) -> dict[str, Any]:
+    """Number of pairs, and Spearman's ρ × 100."""
+    cosines = similarities(pair_vectors(encoder, pairs, progress))
+    scores = np.array([pair.score for pair in pairs])
+    return {"pairs": len(pairs), "spearman": 100 * rank_correlation(cosines, scores)}
+
+
+def evaluate_retrieval(
+    encoder: Encoder,
+    documents: Mapping[str, str],
+    queries: Sequence[Query],
+    length: int = 2048,
+    progress: ProgressCallback | None = None,
+) -> dict[str, Any]:
+    """Retrieval with each strategy that the model allows, and what the others gain on `truncate`.
+
+    Args:
+        length: tokens that `chunks` and `full` read of a document; no `full` past the model's maximum length.
+    """
+    limit = model_max_length(encoder.model)
+    chunk = CHUNK if limit is None else min(CHUNK, limit)
+    arguments: dict[str, dict[str, Any]] = {
+        "truncate": {"chunk": chunk},
+        "chunks": {"length": length, "chunk": chunk},
+    }
+    if length > chunk and (limit is None or length <= limit):
+        arguments["full"] = {"length": length}
+    retrievals = {
+        strategy: retrieve(encoder, documents, queries, strategy, progress=progress, **more)
+        for strategy, more in arguments.items()
+    }
+    results = {strategy: retrieval.to_dict() for strategy, retrieval in retrievals.items()}
+    for strategy in results.keys() - {"truncate"}:
+        gains = difference(retrievals["truncate"], retrievals[strategy])
+        results[strategy]["difference"] = {measure: asdict(gain) for measure, gain in gains.items()}
+    return results
+
+
+def evaluate_passkeys(
+    encoder: Encoder, filler: Row, length: int, progress: ProgressCallback | None = None
+) -> dict[str, dict[str, float]]:
+    """Accuracy by the vector of the text and, for a model with a masked-token head, at masked tokens."""
+    results = {"vector": passkey_by_vector(encoder, passkeys(encoder.tokenizer, filler, length), progress)}
+    if has_mlm_head(encoder.model):
+        trials = passkeys(encoder.tokenizer, filler, length, masked=True)
+        results["masked"] = passkey_by_mask(encoder.model, encoder.tokenizer, trials, progress)
+    return results

@@ -1,0 +1,212 @@
+"""How faithful a converted model is to its source: hidden states, sentence vectors, attention, masked tokens."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..data.batching import BATCH_TOKENS, Row, batch_indices
+from .attention_fidelity import AttentionDivergence, eager_attention
+from .encoder import ProgressCallback, check_pooling, hidden_states, pad_batch
+from .fidelity_report import Fidelity, LengthFidelity, ShiftConsistency
+from .hidden_state_fidelity import SHIFTS, CosineMeans, shift_consistency
+from .inspection import accepts_position_ids, has_mlm_head, model_max_length
+from .masked import masked_agreement
+from .sliding_windows import windowed_hidden_states
+
+
+LENGTHS = (16, 64, 128, 256, 512)
+
+
+@dataclass(frozen=True)
+class FidelitySettings:
+    """What `fidelity` measures.
+
+    Attributes:
+        pooling: of the sentence vectors, `mean` or `cls`.
+        mask_token_id: [MASK], for the agreement on masked tokens where both models predict them; None for without.
+        divergence: compare attention weights, which switches both models to eager attention.
+        ceiling: measure the teacher's agreement with itself.
+        shifts: for the ceiling, in positions.
+        seed: decides which tokens are masked.
+        batch_tokens: tokens of a batch.
+
+    Raises:
+        ValueError: for an unknown pooling.
+    """
+
+    pooling: str = "mean"
+    mask_token_id: int | None = None
+    divergence: bool = True
+    ceiling: bool = True
+    shifts: Sequence[int] = SHIFTS
+    seed: int = 0
+    batch_tokens: int = BATCH_TOKENS
+
+    def __post_init__(self) -> None:
+        check_pooling(self.pooling)
+
+
+def default_lengths(limit: int | None) -> list[int]:
+    """Window lengths up to a teacher's maximum length, that length, and twice and four times as much.
+
+    A teacher without a limit is taken for one of 512.
+    """
+    limit = limit or LENGTHS[-1]
+    return sorted({*(length for length in LENGTHS if length <= limit), limit, 2 * limit, 4 * limit})
+
+
+def fidelity(
+    teacher: PreTrainedModel,
+    student: PreTrainedModel,
+    windows_by_length: Mapping[int, Sequence[Row]],
+    settings: FidelitySettings | None = None,
+    progress: ProgressCallback | None = None,
+) -> Fidelity:
+    """Compare a student with its teacher on windows of text of several lengths.
+
+    Past the teacher's maximum length the reference are its states of overlapping windows (`windowed_hidden_states`),
+    and neither attention nor masked tokens are compared. Lengths past the student's maximum are skipped and listed.
+
+    Args:
+        teacher: any model with `last_hidden_state`, or with a head on top of such a one; in eval mode.
+        student: likewise, of the same hidden size and tokenizer, on the same device.
+        windows_by_length: for each length rows of tokens, `[CLS] … [SEP]`, of that length at most.
+        settings: None for the defaults.
+        progress: called with the length, the tokens done, and their total.
+
+    Raises:
+        ValueError: for a length without windows, windows longer than it, models of different widths or vocabularies,
+            and hidden states that are not finite.
+    """
+    settings = settings or FidelitySettings()
+    _check(teacher, student, windows_by_length)
+    limit, student_limit = model_max_length(teacher), model_max_length(student)
+    total = sum(len(row) for windows in windows_by_length.values() for row in windows)
+    done = 0
+    lengths, skipped = [], {}
+    for length, windows in sorted(windows_by_length.items()):
+
+        def advance(tokens: int, length: int = length) -> None:
+            nonlocal done
+            done += tokens
+            if progress is not None:
+                progress(f"{length} tokens", done, total)
+
+        if student_limit is not None and length > student_limit:
+            skipped[length] = f"the student reads {student_limit} tokens"
+            done += sum(map(len, windows))
+        elif limit is None or length <= limit:
+            lengths.append(_within_limit(teacher, student, length, windows, settings, advance))
+        else:
+            lengths.append(_past_limit(teacher, student, length, windows, settings, advance))
+    return Fidelity(limit, student_limit, settings.pooling, lengths, skipped)
+
+
+def _check(teacher: PreTrainedModel, student: PreTrainedModel, windows_by_length: Mapping[int, Sequence[Row]]) -> None:
+    """
+    Raises:
+        ValueError: for models and windows that `fidelity` does not accept.
+    """
+    for name in ("hidden_size", "vocab_size"):
+        sizes = [getattr(model.base_model.config, name, None) for model in (teacher, student)]
+        if None not in sizes and sizes[0] != sizes[1]:
+            raise ValueError(
+                f"{name} = {sizes[0]} in the teacher and {sizes[1]} in the student; give a student that was made of "
+                "this teacher"
+            )
+    for length, windows in windows_by_length.items():
+        if not windows or max(map(len, windows)) > length:
+            raise ValueError(
+                f"windows_by_length[{length}] has {len(windows)} windows"
+                + (f", the longest of {max(map(len, windows))} tokens" if windows else "")
+                + "; give at least one, and none longer than the length"
+            )
+
+
+def _within_limit(
+    teacher: PreTrainedModel,
+    student: PreTrainedModel,
+    length: int,
+    windows: Sequence[Row],
+    settings: FidelitySettings,
+    advance: Callable[[int], None],
+) -> LengthFidelity:
+    """Windows that both models read whole."""
+    cosines = CosineMeans(settings.pooling)
+    attention = AttentionDivergence(teacher, student) if settings.divergence else None
+    with eager_attention(teacher, student) if attention is not None else nullcontext():
+        for indices in batch_indices(windows, settings.batch_tokens):
+            ids, mask = pad_batch([windows[index] for index in indices], student)
+            if attention is not None:
+                states = attention.add(ids, mask)
+            else:
+                states = hidden_states(teacher, ids, mask), hidden_states(student, ids, mask)
+            cosines.add(*states, mask)
+            advance(int(mask.sum()))
+    limit, shifted = model_max_length(teacher), max(map(len, windows)) + min(settings.shifts)
+    ceiling = masked = None
+    if settings.ceiling and accepts_position_ids(teacher) and (limit is None or shifted <= limit):
+        ceiling = shift_consistency(teacher, windows, settings.shifts, settings.pooling, settings.batch_tokens)
+    if settings.mask_token_id is not None and has_mlm_head(teacher) and has_mlm_head(student):
+        masked = masked_agreement(
+            teacher, student, windows, settings.mask_token_id, seed=settings.seed, batch_tokens=settings.batch_tokens
+        )
+    token_cosine, sentence_cosine = cosines.means()
+    return LengthFidelity(
+        length=length,
+        windows=len(windows),
+        tokens=sum(map(len, windows)),
+        reference="teacher",
+        token_cosine=token_cosine,
+        sentence_cosine=sentence_cosine,
+        token_cosine_by_quarter=cosines.quarters(),
+        divergence=None if attention is None else attention.means(),
+        masked=masked,
+        ceiling=ceiling,
+    )
+
+
+def _past_limit(
+    teacher: PreTrainedModel,
+    student: PreTrainedModel,
+    length: int,
+    windows: Sequence[Row],
+    settings: FidelitySettings,
+    advance: Callable[[int], None],
+) -> LengthFidelity:
+    """Windows that the teacher reads in overlapping pieces; the ceiling is for pieces that start elsewhere."""
+    limit = model_max_length(teacher)
+    assert limit is not None
+    cosines, ceiling = CosineMeans(settings.pooling), CosineMeans(settings.pooling)
+
+    def reference(rows: Sequence[Row], stride: int) -> torch.Tensor:
+        """The teacher's hidden states, (B, L, D), padded with zeros."""
+        states = [
+            windowed_hidden_states(teacher, row, stride=stride, batch_tokens=settings.batch_tokens) for row in rows
+        ]
+        return nn.utils.rnn.pad_sequence(states, batch_first=True)
+
+    for indices in batch_indices(windows, settings.batch_tokens):
+        rows = [windows[index] for index in indices]
+        ids, mask = pad_batch(rows, student)
+        target = reference(rows, limit // 2)
+        states = hidden_states(student, ids, mask)
+        if settings.ceiling:
+            ceiling.add(reference(rows, 3 * limit // 8), target, mask)
+        cosines.add(target, states, mask)
+        advance(int(mask.sum()))
+    token_cosine, sentence_cosine = cosines.means()
+    return LengthFidelity(
+        length=length,
+        windows=len(windows),
+        tokens=sum(map(len, windows)),
+        reference="windowed teacher",
+        token_cosine=token_cosine,
+        sentence_cosine=sentence_cosine,
+        token_cosine_by_quarter=cosines.quarters(),
+        ceiling=ShiftConsistency(len(windows), *ceiling.means(), {}) if settings.ceiling else None,
+    )

@@ -1,0 +1,109 @@
+"""Tables of what `compare_models` and `evaluate_model` measured."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ..console import print_table
+from .fidelity_report import Fidelity
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f}"
+
+
+def _cosine(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def print_fidelity(fidelity: Fidelity, console: Console) -> None:
+    """Tables by length, and which lengths were not measured."""
+    past = [entry for entry in fidelity.lengths if entry.reference != "teacher"]
+    rows: list[tuple[str, ...]] = []
+    for entry in fidelity.lengths:
+        ceiling = entry.ceiling
+        cosines: list[float | None] = [entry.token_cosine, entry.sentence_cosine]
+        cosines += [None, None] if ceiling is None else [ceiling.token_cosine, ceiling.sentence_cosine]
+        name = f"{entry.length:,}" + (" *" if entry in past else "")
+        rows.append((name, str(entry.windows), *map(_cosine, cosines)))
+    columns = ["tokens", "windows", "token", "sentence", "ceiling: token", "sentence"]
+    print_table(console, "Cosine to the teacher", columns, rows)
+    notes = ["ceiling: how far the teacher agrees with itself when its input is shifted by some positions"]
+    if past:
+        notes.append("* compared with the teacher's states of overlapping windows; ceiling: when these are others")
+    notes += [f"{length:,} tokens not measured: {reason}" for length, reason in fidelity.skipped.items()]
+    console.print("\n".join(notes), markup=False, highlight=False)
+    if past:
+        rows = [(f"{entry.length:,}", *map(_cosine, entry.token_cosine_by_quarter)) for entry in past]
+        print_table(console, "Token cosine by quarter of the text", ["tokens", "1st", "2nd", "3rd", "4th"], rows)
+    compared = [(entry.length, entry.divergence) for entry in fidelity.lengths if entry.divergence]
+    if compared:
+        columns = ["tokens", *(f"layer {layer}" for layer in range(len(compared[0][1])))]
+        rows = [(f"{length:,}", *(f"{value:.3f}" for value in divergence)) for length, divergence in compared]
+        print_table(console, "Attention: KL(teacher‖student), nats", columns, rows)
+    masked = [(entry.length, entry.masked) for entry in fidelity.lengths if entry.masked]
+    if masked:
+        rows = [
+            (
+                f"{length:,}",
+                f"{result.tokens:,}",
+                *map(_percent, (result.agreement, result.teacher_accuracy, result.student_accuracy)),
+            )
+            for length, result in masked
+        ]
+        columns = ["tokens", "masked", "same prediction", "teacher right", "student right"]
+        print_table(console, "Masked tokens, %", columns, rows)
+
+
+def print_comparison(results: Mapping[str, Any], console: Console) -> None:
+    """Tables of what `compare_models` returned, and the verdict."""
+    print_fidelity(Fidelity.from_dict(results), console)
+    if "similarity" in results:
+        rows = []
+        for name, row in results["similarity"].items():
+            gap, cosine = row["difference"], row["sentence_cosine"]
+            figures = [f"{row['teacher']:.2f}", f"{row['student']:.2f}"]
+            figures += [f"{gap['mean']:+.2f} ({gap['low']:+.2f} to {gap['high']:+.2f})"]
+            figures += [f"{cosine['mean']:.3f} ({cosine['min']:.3f})"]
+            rows.append((Path(name).name, f"{row['pairs']:,}", *figures))
+        columns = ("set", "pairs", "teacher", "student", "difference, 95 %", "cosine (least)")
+        print_table(console, "Similarity: Spearman × 100", columns, rows)
+    console.print(f"Verdict: {results['verdict']}.", markup=False, highlight=False, soft_wrap=True)
+
+
+def print_evaluation(results: Mapping[str, Any], console: Console) -> None:
+    """Tables of what `evaluate_model` returned."""
+    rows: list[tuple[str, ...]]
+    if "similarity" in results:
+        rows = [(Path(n).name, f"{r['pairs']:,}", f"{r['spearman']:.2f}") for n, r in results["similarity"].items()]
+        print_table(console, "Similarity", ("set", "pairs", "Spearman × 100"), rows)
+    if "retrieval" in results:
+        rows = []
+        for name, row in results["retrieval"].items():
+            gain = row.get("difference", {}).get("ndcg@10")
+            shown = f"{gain['mean']:+.3f} ({gain['low']:+.3f} to {gain['high']:+.3f})" if gain else ""
+            rows.append((name, _percent(row["accuracy@1"]), f"{row['mrr']:.3f}", f"{row['ndcg@10']:.3f}", shown))
+        count = results["retrieval"]["truncate"]["queries"]
+        columns = ("strategy", "accuracy@1, %", "MRR", "nDCG@10", "nDCG on truncate, 95 %")
+        print_table(console, f"Retrieval, {count:,} queries", columns, rows)
+    if "masked" in results:
+        rows = [
+            (length, str(row["windows"]), f"{row['accuracy']:.2f}", f"{row['nll']:.3f}")
+            for length, row in results["masked"].items()
+        ]
+        print_table(console, "Masked tokens", ("tokens", "windows", "accuracy, %", "nll, nats"), rows)
+    if "passkey" in results:
+        rows = [
+            (
+                length,
+                method,
+                _percent(row["accuracy"]),
+                " ".join(_percent(v) for key, v in row.items() if key.startswith("depth")),
+                _percent(row["chance"]),
+            )
+            for length, methods in results["passkey"].items()
+            for method, row in methods.items()
+        ]
+        print_table(console, "Passkey, %", ("tokens", "by", "accuracy", "by depth", "chance"), rows)
