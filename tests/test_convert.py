@@ -617,7 +617,7 @@ REFUSED = {
     "too-many-layers": (
         edit(num_hidden_layers=1),
         {},
-        ["bert.encoder.layer.1.", "no place", "num_hidden_layers"],
+        ["bert.encoder.layer.1.", "not part of a BERT", "num_hidden_layers"],
     ),
     "two-spellings": (
         edit_weights(lambda t: t.update({"module." + QUERY: t[QUERY].clone()})),
