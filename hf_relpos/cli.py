@@ -128,7 +128,7 @@ def convert(
 @app.command()
 def schemes() -> None:
     """List the position schemes."""
-    from .model.attention import capable_backends
+    from .model.capabilities import supported_implementations
     from .model.configuration_relpos_bert import RelPosBertConfig
     from .model.schemes import SCHEMES
 
@@ -136,7 +136,7 @@ def schemes() -> None:
     table.columns[0].no_wrap = True
     for name, scheme in SCHEMES.items():
         options = "\n".join(f"{key} = {option.default}: {option.help}" for key, option in scheme.options.items())
-        backends = ", ".join(capable_backends(RelPosBertConfig(position_embedding_type=name).position_needs))
+        backends = ", ".join(supported_implementations(RelPosBertConfig(position_embedding_type=name)))
         table.add_row(name, scheme.source, options, backends)
     Console().print(table)
 
@@ -146,7 +146,7 @@ def doctor(
     batch: Annotated[int, typer.Option(help="Rows of a batch.", min=1)] = 4,
     length: Annotated[int, typer.Option(help="Tokens of a row.", min=1)] = 512,
 ) -> None:
-    """Print versions and devices, and which way attention takes with each scheme."""
+    """Print versions and devices, and which backend attention takes with each scheme."""
     import platform
 
     import torch

@@ -122,25 +122,24 @@ def observe(
 
         return hook
 
-    def terms(context: AttentionContext) -> Terms:
-        seen["context"], seen["terms"] = context, type(scheme).terms(scheme, context)
-        return seen["terms"]
+    def keep_context(module, args, arguments) -> None:
+        seen["context"] = arguments["context"]
 
-    scheme = attention.distance_embedding
     modules = {"query": attention.query, "key": attention.key, "input": model.embeddings.position_embeddings}
     hooks = [module.register_forward_hook(keep(name)) for name, module in modules.items() if module is not None]
+    hooks.append(attention.register_forward_pre_hook(keep_context, with_kwargs=True))
     training = model.training
-    scheme.terms = terms
     try:
         model.eval()(**{name: tensor.to(model.device) for name, tensor in inputs.items()}, use_cache=False)
+        heads = (attention.num_attention_heads, attention.attention_head_size)
+        query, key = (seen[name].unflatten(-1, heads).transpose(1, 2) for name in ("query", "key"))
+        context = attention.layer_context(seen["context"], query, key.shape[2])
+        terms = attention.distance_embedding.terms(context)  # before dropout is on again
     finally:
-        del scheme.terms
         model.train(training)
         for hook in hooks:
             hook.remove()
-    heads = (attention.num_attention_heads, attention.attention_head_size)
-    query, key = (seen[name].unflatten(-1, heads).transpose(1, 2) for name in ("query", "key"))
-    return Call(query, key, seen["terms"], seen["context"], seen.get("input"))
+    return Call(query, key, terms, context, seen.get("input"))
 
 
 @torch.no_grad()

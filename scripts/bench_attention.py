@@ -16,24 +16,16 @@ import warnings
 from collections.abc import Callable
 
 import torch
-from benchmarking import (
-    arguments,
-    ask,
-    describe,
-    environment,
-    error_ratio,
-    markdown_table,
-    peak_mb,
-    rich_table,
-    take_turns,
-    write,
-)
+from experiments.arguments import benchmark_parser
+from experiments.measuring import environment, error_ratio, peak_memory, run_worker, time_in_turns
+from experiments.reports import Table, describe, markdown_sections, met, print_tables, write_report
 from torch import nn
 
 
 HEADS, SIZE = 12, 64
 SIZES = [(8, 128), (4, 512), (2, 1024), (1, 2048)]
 FLOOR = "absolute, SDPA"
+ERRORS = "error ÷ eager's error"  # in the results
 SCHEMES = ["relative_key", "relative_key_query", "shaw", "transformer_xl", "t5", "deberta"]
 PEERS = ["relative_key", "relative_key_query"]
 # Issue 5's table: × the floor, forward and forward + backward.
@@ -67,7 +59,8 @@ class Ours(nn.Module):
 
     def forward(self, query, key, value, dropout: float = 0.0) -> torch.Tensor:
         from hf_relpos import AttentionContext
-        from hf_relpos.model.attention import relative_attention
+        from hf_relpos.model.attention import AttentionCall
+        from hf_relpos.model.backends import run_attention
 
         length = query.shape[2]
         context = AttentionContext(length, length, dtype=torch.promote_types(query.dtype, torch.float32))
@@ -76,7 +69,9 @@ class Ours(nn.Module):
 
             context = replace(context, shared=self.shared(context))
         terms = self.scheme.terms(context)
-        return relative_attention(self, self.backend, query, key, value, terms, context, None, dropout)[0]
+        gradients = torch.is_grad_enabled()
+        call = AttentionCall(query, key, value, terms, context, dropout=dropout, needs_gradients=gradients, layer=self)
+        return run_attention(self.backend, call)[0]
 
 
 def floor(query, key, value, dropout: float = 0.0) -> torch.Tensor:
@@ -123,11 +118,11 @@ def peer(name: str, length: int) -> Callable:
 
 
 def passes(run: Callable, tensors: list[torch.Tensor], dropout: float = 0.0) -> dict[str, Callable[[], object]]:
-    """The forward pass, and forward and backward with all gradients."""
-    wanted = [*tensors, *(run.parameters() if hasattr(run, "parameters") else ())]
+    """The forward pass, and forward and backward with the gradients of q, k, v and all parameters."""
+    leaves = [*tensors, *(run.parameters() if hasattr(run, "parameters") else ())]
     batch, heads, length, size = tensors[0].shape
     torch.manual_seed(2)
-    gradient = torch.randn(batch, length, heads, size).to(tensors[0].dtype)
+    gradient = torch.randn(batch, length, heads, size, device=tensors[0].device).to(tensors[0].dtype)
 
     def forward():
         with torch.no_grad():
@@ -135,7 +130,7 @@ def passes(run: Callable, tensors: list[torch.Tensor], dropout: float = 0.0) -> 
 
     def both():
         out = run(*tensors, dropout=dropout)
-        return out, *torch.autograd.grad(out, wanted, gradient.view(out.shape), allow_unused=True)
+        return out, *torch.autograd.grad(out, leaves, gradient.view(out.shape), allow_unused=True)
 
     return {"forward": forward, "both": both}
 
@@ -146,7 +141,7 @@ def times(variants: dict[str, Callable], batch: int, length: int, rounds: int, d
     kinds = [("forward", 0.0), ("both", 0.0)] + [("both", 0.1)] * (length <= 512)
     for kind, dropout in kinds:
         chosen = {name: run for name, run in variants.items() if "Flex" not in name or kind == "forward"}
-        taken = take_turns({name: passes(run, tensors, dropout)[kind] for name, run in chosen.items()}, rounds)
+        taken = time_in_turns({name: passes(run, tensors, dropout)[kind] for name, run in chosen.items()}, rounds)
         for name, seconds in taken.items():
             rows.append(
                 {
@@ -193,13 +188,14 @@ def layer_path(layer: Ours, tensors: list[torch.Tensor]) -> str:
     from dataclasses import replace
 
     from hf_relpos import AttentionContext
-    from hf_relpos.model.attention import choose
+    from hf_relpos.model.attention import AttentionCall
+    from hf_relpos.model.backends import choose
 
-    batch, heads, length, _ = tensors[0].shape
+    length = tensors[0].shape[2]
     context = AttentionContext(length, length)
     if layer.shared is not None:
         context = replace(context, shared=layer.shared(context))
-    return choose(layer.scheme.terms(context), context, batch, heads, tensors[0].device, tensors[0].dtype)[0]
+    return choose(AttentionCall(*tensors[:3], layer.scheme.terms(context), context))[0].name
 
 
 def memory(name: str, kind: str, batch: int, length: int) -> float:
@@ -214,22 +210,22 @@ def memory(name: str, kind: str, batch: int, length: int) -> float:
     for call in passes(run, small).values():  # loads what libraries load at their first call
         call()
     call = passes(run, inputs(batch, length))["both" if kind == "training" else "forward"]
-    before = peak_mb()
+    before = peak_memory()
     call()
-    return peak_mb() - before
+    return peak_memory() - before
 
 
 def worker(request: dict, rounds: int) -> object:
-    """What a fresh process is asked for."""
+    """What a fresh process measures: the memory of one call, or the times of the peers."""
     if request["what"] == "memory":
         return memory(request["name"], request["pass"], request["batch"], request["length"])
     tables = {f"4.57 {name}": peer(name, request["length"]) for name in PEERS}
     return times({FLOOR: floor, **tables}, request["batch"], request["length"], rounds)
 
 
-def tables(found: dict) -> list[tuple[str, list[str], list[list[str]]]]:
-    """Titles, heads and rows."""
-    made = []
+def tables(found: dict) -> list[Table]:
+    """Times, memory and goals."""
+    made: list[Table] = []
     titles = {
         ("forward", 0.0): "Forward",
         ("both", 0.0): "Forward and backward",
@@ -261,7 +257,17 @@ def tables(found: dict) -> list[tuple[str, list[str], list[list[str]]]]:
     made.append(
         ("Memory", head, [[n, *(cells.get((n, kind, length), "–") for kind, _, length in MEMORY)] for n in names])
     )
-    return made
+    return [*made, ("Against issue 5's figures", ["figure", "goal", "here", ""], against_goals(found))]
+
+
+def card(found: dict) -> str:
+    """cpu-attention.md."""
+    return (
+        f"# Attention on the CPU\n\n{describe(found['environment'])}\nWritten by scripts/bench_attention.py. 4.57: "
+        "`BertSelfAttention` of transformers 4.57.6, eager, against the floor in its own process.\nErrors against "
+        f"float64 are at most {max(found[ERRORS].values()):.2f} times those of eager in the same dtype.\n"
+        f"{markdown_sections(tables(found))}\n![time against length](cpu-attention.png)\n"
+    )
 
 
 def against_goals(found: dict) -> list[list[str]]:
@@ -303,16 +309,14 @@ def against_goals(found: dict) -> list[list[str]]:
     return rows
 
 
-def met(yes: bool) -> str:
-    return "met" if yes else "NOT met"
-
-
 def picture(found: dict, path) -> None:
     """Against length: ratios of time, forward and training, and memory in training."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+
+    from hf_relpos.files import atomic_file
 
     figure, axes = pyplot.subplots(1, 3, figsize=(15, 4.2))
     axes[1].sharey(axes[0])
@@ -342,13 +346,12 @@ def picture(found: dict, path) -> None:
         axis.grid(True, which="both", alpha=0.3)
     axes[1].legend(fontsize=7)
     figure.tight_layout()
-    temporary = path.with_name(path.name + ".tmp")
-    figure.savefig(temporary, dpi=120, format="png")
-    temporary.replace(path)
+    with atomic_file(path) as partial:
+        figure.savefig(partial, dpi=120, format="png")
 
 
 def main() -> None:
-    parser = arguments(__doc__.splitlines()[0])
+    parser = benchmark_parser(__doc__.splitlines()[0])
     parser.add_argument("--flex", action="store_true", help="also FlexAttention's forward; compiles for a minute")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -358,7 +361,7 @@ def main() -> None:
         return
     args.rounds = max(args.rounds, 3)
     checks = {f"{name} {dtype}": check(name, dtype) for name in SCHEMES for dtype in (torch.float32, torch.bfloat16)}
-    found = {"environment": environment(), "error ÷ eager's error": checks, "times": [], "memory": []}
+    found = {"environment": environment(), ERRORS: checks, "times": [], "memory": []}
     for batch, length, dtype in [(*size, torch.float32) for size in SIZES] + [(4, 512, torch.bfloat16)]:
         variants = {FLOOR: floor, "absolute, eager": absolute_eager}
         variants |= {name: Ours(name, "relpos", length).to(dtype) for name in SCHEMES}
@@ -369,7 +372,9 @@ def main() -> None:
         found["times"] += times(variants, batch, length, args.rounds, dtype)
         if args.peer_python and dtype == torch.float32:
             request = {"what": "times", "batch": batch, "length": length}
-            rows = ask(args.peer_python, __file__, "--worker", json.dumps(request), "--rounds", str(args.rounds))
+            rows = run_worker(
+                args.peer_python, __file__, "--worker", json.dumps(request), "--rounds", str(args.rounds)
+            )
             found["times"] += [row for row in rows if row["variant"] != FLOOR]
         print(f"L{length} B{batch} {dtype} done", file=sys.stderr)
     for kind, batch, length in MEMORY:
@@ -379,23 +384,12 @@ def main() -> None:
         for name in names:
             python = args.peer_python if name.startswith("4.57") else sys.executable
             request = {"what": "memory", "name": name, "pass": kind, "batch": batch, "length": length}
-            used = ask(python, __file__, "--worker", json.dumps(request))
+            used = run_worker(python, __file__, "--worker", json.dumps(request))
             found["memory"].append(
                 {"variant": name, "pass": kind, "batch": batch, "length": length, "mb": round(used, 1)}
             )
-    goals = against_goals(found)
-    text = f"# Attention on the CPU\n\n{describe(found['environment'])}"
-    text += (
-        "\nWritten by scripts/bench_attention.py. 4.57: `BertSelfAttention` of transformers 4.57.6, eager, against "
-    )
-    text += "the floor in its own process.\nErrors against float64 are at most "
-    text += f"{max(checks.values()):.2f} times those of eager in the same dtype.\n"
-    for title, head, rows in [*tables(found), ("Against issue 5's figures", ["figure", "goal", "here", ""], goals)]:
-        rich_table(title, head, rows)
-        text += f"\n## {title}\n\n{markdown_table(head, rows)}"
-    text += "\n![time against length](cpu-attention.png)\n"
-    write(args.out / "cpu-attention.json", json.dumps({**found, "goals": goals}, indent=1, ensure_ascii=False) + "\n")
-    write(args.out / "cpu-attention.md", text)
+    print_tables(tables(found))
+    write_report(args.out / "cpu-attention", {**found, "goals": against_goals(found)}, card(found))
     picture(found, args.out / "cpu-attention.png")
 
 

@@ -39,7 +39,7 @@ from rich.console import Console
 from transformers import AutoModel, AutoModelForMaskedLM, PreTrainedModel
 from transformers.utils import logging
 
-from hf_relpos import demo, distil
+from hf_relpos import demo
 from hf_relpos.calibration.embeddings import fold_positions
 from hf_relpos.console import print_table
 from hf_relpos.conversion import METHODS, convert
@@ -70,6 +70,8 @@ from hf_relpos.evaluation import (
 from hf_relpos.evaluation.compare import windows_by_length
 from hf_relpos.files import write_json
 from hf_relpos.model.scheme import is_count
+from hf_relpos.training import DistillationSettings, distil
+from hf_relpos.training.distillation_losses import DEFAULT_LOSSES
 
 
 # Folder of --data.
@@ -382,16 +384,14 @@ class Bench:
                 sorted({min(length, limit) for length in (32, 128, 256, 512)}),
                 seed=self.args.seed + 1,
             )
-            report = distil.distil(
-                model,
-                teacher,
-                windows.ids,
+            settings = DistillationSettings(
                 steps=self.args.steps,
                 batch_tokens=self.args.batch_tokens,
                 seed=self.args.seed,
-                **({"losses": {**distil.DEFAULT_LOSSES, "logits": 1.0}} if demonstration else {}),
+                **({"losses": {**DEFAULT_LOSSES, "logits": 1.0}} if demonstration else {}),
                 **self.args.distil,
             )
+            report = distil(model, teacher, windows.ids, settings)
             more = {"tokens": report.tokens, "losses": report.losses}
         model.save_pretrained(folder)
         return more

@@ -21,8 +21,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
-from bench_attention import HEADS, SIZE, Ours
-from benchmarking import arguments, describe, environment, error_ratio, markdown_table, rich_table, write
+from bench_attention import HEADS, SIZE, Ours, passes
+from experiments.arguments import benchmark_parser
+from experiments.measuring import environment, error_ratio
+from experiments.reports import Table, describe, markdown_sections, met, print_tables, write_report
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -93,23 +95,6 @@ def floor(query, key, value, dropout: float = 0.0) -> torch.Tensor:
     return nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout).transpose(1, 2)
 
 
-def passes(run: Callable, tensors: list[torch.Tensor], dropout: float = 0.0) -> dict[str, Callable[[], object]]:
-    """The forward pass, and forward and backward with all gradients."""
-    wanted = [*tensors, *(run.parameters() if isinstance(run, nn.Module) else ())]
-    batch, heads, length, size = tensors[0].shape
-    gradient = torch.randn(batch, length, heads, size, device=tensors[0].device).to(tensors[0].dtype)
-
-    def forward():
-        with torch.no_grad():
-            return run(*tensors, dropout=dropout)
-
-    def both():
-        out = run(*tensors, dropout=dropout)
-        return out, *torch.autograd.grad(out, wanted, gradient.view(out.shape), allow_unused=True)
-
-    return {"forward": forward, "both": both}
-
-
 # Correctness --------------------------------------------------------------------------------------------------------
 
 
@@ -169,12 +154,9 @@ class Out:
         self.write()
 
     def write(self) -> None:
-        write(self.folder / "gpu-attention.json", json.dumps(self.found, indent=1, ensure_ascii=False) + "\n")
         text = f"# Attention on a GPU\n\n{describe(self.found['environment'])}\n"
         text += "\n".join(f"- {problem}" for problem in self.found["problems"])
-        for title, head, rows in tables(self.found):
-            text += f"\n## {title}\n\n{markdown_table(head, rows)}"
-        write(self.folder / "gpu-attention.md", text)
+        write_report(self.folder / "gpu-attention", self.found, text + markdown_sections(tables(self.found)))
 
 
 def device_facts() -> dict:
@@ -283,9 +265,10 @@ def run_check(out: Out, seconds: float) -> None:
 
 def check_wide(size: int, length: int, dtype: torch.dtype) -> float:
     """As `check`, for other head sizes: relative_key's formula given directly."""
+
     from hf_relpos import AttentionContext, Table, Terms, attend
-    from hf_relpos.model.attention import DEVICE_WAYS
-    from hf_relpos.model.lowering import lower
+    from hf_relpos.kernels.backend import Triton
+    from hf_relpos.model.attention import AttentionCall
 
     torch.manual_seed(1)
     table, results = 0.3 * torch.randn(1, 33, size, device="cuda"), []
@@ -296,8 +279,7 @@ def check_wide(size: int, length: int, dtype: torch.dtype) -> float:
         terms = Terms(A=(near,), V=(near,))
         context = AttentionContext(length, length)
         if ours:
-            form = lower(terms, context, tensors[0])
-            found = DEVICE_WAYS["cuda"].run(tensors[0], *tensors, form, 0, None, False, 0.0)
+            found = Triton().run(AttentionCall(*tensors, terms, context))[0]
         else:
             found = attend(*tensors, terms, context)[0].transpose(1, 2)
         torch.manual_seed(2)
@@ -342,7 +324,7 @@ def flex(length: int) -> Callable:
 
 
 def run_core(out: Out, seconds: float) -> None:
-    from hf_relpos.model import attention
+    from hf_relpos.model import backends
 
     order = [(32, 512), (8, 4096), (32, 128), (8, 2048), (4, 8192), (64, 512)]
     schemes = [*SCHEMES[:2], f"relative_key, clipped at {CLIPPED}", *SCHEMES[2:]]
@@ -358,12 +340,13 @@ def run_core(out: Out, seconds: float) -> None:
                 timed(out, "core", name, call, **facts, **{"pass": kind})
         if (batch, length) not in ((32, 512), (8, 2048)):
             continue
-        ways, attention.DEVICE_WAYS = attention.DEVICE_WAYS, {}
+        everything = list(backends.BACKENDS)
+        backends.BACKENDS[:] = [backend for backend in everything if backend.name != "triton"]
         for name in SCHEMES[:2]:  # the same without kernels
             made = layer(name, "relpos", length, torch.bfloat16, "cuda")
             for kind, call in passes(made, tensors).items():
                 timed(out, "core", f"{name}, without Triton", call, **facts, **{"pass": kind})
-        attention.DEVICE_WAYS = ways
+        backends.BACKENDS[:] = everything
         if length == 512:
             made = layer("relative_key_query", "eager", length, torch.bfloat16, "cuda")
             for kind, call in passes(made, tensors).items():
@@ -473,8 +456,8 @@ def floors(found: dict) -> dict[tuple, float]:
     return best
 
 
-def tables(found: dict) -> list[tuple[str, list[str], list[list[str]]]]:
-    """Titles, heads and rows: all that was timed, × the fastest floor; and the goals."""
+def tables(found: dict) -> list[Table]:
+    """All that was timed, × the fastest floor; and the goals."""
     best, made, lines = floors(found), [], []
     times = [row for row in found["rows"] if "ms" in row]
     for row in times:
@@ -497,8 +480,7 @@ def tables(found: dict) -> list[tuple[str, list[str], list[list[str]]]]:
         its = [r["ms"] for r in its if (r["batch"], r["length"], r["pass"]) == (batch, length, kind)]
         if its and (batch, length, kind) in best:
             ratio = its[0] / best[batch, length, kind]
-            verdict = "met" if ratio <= goal else "NOT met"
-            lines.append([f"{name} B{batch} L{length} {kind}", f"≤ {goal}", f"{ratio:.2f}", verdict])
+            lines.append([f"{name} B{batch} L{length} {kind}", f"≤ {goal}", f"{ratio:.2f}", met(ratio <= goal)])
     steps = {
         row["variant"]: row["ms"]
         for row in times
@@ -507,14 +489,13 @@ def tables(found: dict) -> list[tuple[str, list[str], list[list[str]]]]:
     for name, goal in STEP_GOALS.items():
         if name in steps and "absolute" in steps:
             ratio = steps[name] / steps["absolute"]
-            verdict = "met" if ratio <= goal else "NOT met"
-            lines.append([f"{name}, training step of BERT-base", f"≤ {goal}", f"{ratio:.2f}", verdict])
+            lines.append([f"{name}, training step of BERT-base", f"≤ {goal}", f"{ratio:.2f}", met(ratio <= goal)])
     made.append(("Against issue 5's figures", ["figure", "goal", "here", ""], lines))
     return made
 
 
 def main() -> None:
-    parser = arguments(__doc__.splitlines()[0])
+    parser = benchmark_parser(__doc__.splitlines()[0])
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
     args = parser.parse_args()
     if not torch.cuda.is_available():
@@ -525,8 +506,7 @@ def main() -> None:
     begin = time.monotonic()
     for name in args.sections:
         globals()[f"run_{name}"](out, min(SECTIONS[name], begin + LIMIT - time.monotonic()))
-    for title, head, rows in tables(out.found):
-        rich_table(title, head, rows)
+    print_tables(tables(out.found))
     if out.found["problems"]:
         raise SystemExit("\n".join(out.found["problems"]))
 

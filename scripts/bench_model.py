@@ -16,11 +16,14 @@ import sys
 from collections.abc import Callable
 
 import torch
-from benchmarking import arguments, ask, describe, environment, markdown_table, rich_table, take_turns, write
+from experiments.arguments import benchmark_parser
+from experiments.measuring import environment, run_worker, time_in_turns
+from experiments.reports import Table, describe, markdown_sections, met, print_tables, write_report
 
 
 LENGTH, FORWARD, TRAINING = 512, 4, 2
 FLOOR = "absolute, SDPA"
+DIFFERENCES = "difference to eager"  # in the results
 SCHEMES = ["relative_key", "relative_key_query", "shaw", "transformer_xl", "t5", "deberta"]
 PEERS = ["relative_key", "relative_key_query"]
 # Issue 5's table: × the floor, forward.
@@ -86,7 +89,7 @@ def running(model: torch.nn.Module, kind: str) -> Callable[[], object]:
 def times(models: dict[str, tuple], kind: str, rounds: int) -> list[dict]:
     """Rows of results; models are (name, backend) or (name, backend, whether padding is taken out)."""
     dropout = 0.1 if kind == "dropout" else 0.0
-    taken = take_turns({n: running(model_of(m[0], dropout, *m[1:]), kind) for n, m in models.items()}, rounds)
+    taken = time_in_turns({n: running(model_of(m[0], dropout, *m[1:]), kind) for n, m in models.items()}, rounds)
     gc.collect()
     return [
         {"variant": name, "pass": kind, "s": round(taken[name], 4), "ratio": round(taken[name] / taken[FLOOR], 3)}
@@ -108,8 +111,55 @@ def check(name: str) -> float:
     return difference
 
 
+def by_variant(found: dict) -> dict[tuple[str, str], dict]:
+    """Rows of times by variant and pass."""
+    return {(row["variant"], row["pass"]): row for row in found["times"]}
+
+
+def against_goals(found: dict) -> list[list[str]]:
+    """Issue 5's figures, and whether they are met."""
+    cells, rows = by_variant(found), []
+    for name, goal in GOALS.items():
+        for title, variant, kind, bound in (
+            ("forward", name, "forward", goal),
+            ("training at dropout 0.1", name, "dropout", None),
+            ("unpadded training", f"{name}, unpadded", "padded", None),
+        ):
+            ratio = cells[variant, kind]["ratio"]
+            reached = ratio < 1 if bound is None else ratio <= bound
+            rows.append([f"{name}, {title}", "< 1" if bound is None else f"≤ {bound}", f"{ratio:.2f}", met(reached)])
+    return rows
+
+
+def tables(found: dict) -> list[Table]:
+    """Times and goals."""
+    cells, rows = by_variant(found), []
+    for name in dict.fromkeys(row["variant"] for row in found["times"]):
+        shown = [cells.get((name, kind)) for kind in KINDS]
+        rows.append(
+            [name]
+            + [
+                "–" if row is None else f"{row['s']:.2f} s" if name == FLOOR else f"{row['ratio']:.2f}"
+                for row in shown
+            ]
+        )
+    return [
+        ("12 layers, 512 tokens, float32", [f"× {FLOOR}", *KINDS.values()], rows),
+        ("Against issue 5's figures", ["figure", "goal", "here", ""], against_goals(found)),
+    ]
+
+
+def card(found: dict) -> str:
+    """cpu-model.md."""
+    return (
+        f"# BERT-base on the CPU\n\n{describe(found['environment'])}\nWritten by scripts/bench_model.py. Outputs "
+        f"differ from eager's by at most {max(found[DIFFERENCES].values()):.1e} of the largest number.\n"
+        f"{markdown_sections(tables(found))}"
+    )
+
+
 def main() -> None:
-    parser = arguments(__doc__.splitlines()[0])
+    parser = benchmark_parser(__doc__.splitlines()[0])
     args = parser.parse_args()
     torch.set_num_threads(1)
     args.rounds = max(args.rounds, 3)
@@ -118,7 +168,7 @@ def main() -> None:
         peers = {f"4.57 {name}": (f"4.57 {name}", None) for name in PEERS}
         print(json.dumps(times({**floor, **peers}, args.worker, args.rounds)))
         return
-    found = {"environment": environment(), "difference to eager": {n: check(n) for n in SCHEMES}, "times": []}
+    found = {"environment": environment(), DIFFERENCES: {n: check(n) for n in SCHEMES}, "times": []}
     eager = {"absolute, eager": ("absolute", "eager")}
     for kind in KINDS:
         variants = {name: (name, None) for name in (SCHEMES if kind == "forward" else SCHEMES[:3])}
@@ -128,35 +178,11 @@ def main() -> None:
             variants = {**eager, **variants}
         found["times"] += times({**floor, **variants}, kind, args.rounds)
         if args.peer_python and kind != "padded":
-            rows = ask(args.peer_python, __file__, "--worker", kind, "--rounds", str(args.rounds))
+            rows = run_worker(args.peer_python, __file__, "--worker", kind, "--rounds", str(args.rounds))
             found["times"] += [row for row in rows if row["variant"] != FLOOR]
         print(f"{kind} done", file=sys.stderr)
-    cells = {(row["variant"], row["pass"]): row for row in found["times"]}
-    head, lines = [f"× {FLOOR}", *KINDS.values()], []
-    for name in dict.fromkeys(row["variant"] for row in found["times"]):
-        shown = [cells.get((name, kind)) for kind in KINDS]
-        text = [
-            "–" if row is None else f"{row['s']:.2f} s" if name == FLOOR else f"{row['ratio']:.2f}" for row in shown
-        ]
-        lines.append([name, *text])
-    goals = []
-    for name, goal in GOALS.items():
-        ratio = cells[name, "forward"]["ratio"]
-        goals.append([f"{name}, forward", f"≤ {goal}", f"{ratio:.2f}", "met" if ratio <= goal else "NOT met"])
-        ratio = cells[name, "dropout"]["ratio"]
-        goals.append([f"{name}, training at dropout 0.1", "< 1", f"{ratio:.2f}", "met" if ratio < 1 else "NOT met"])
-        ratio = cells[f"{name}, unpadded", "padded"]["ratio"]
-        goals.append([f"{name}, unpadded training", "< 1", f"{ratio:.2f}", "met" if ratio < 1 else "NOT met"])
-    text = f"# BERT-base on the CPU\n\n{describe(found['environment'])}\nWritten by scripts/bench_model.py. Outputs "
-    text += f"differ from eager's by at most {max(found['difference to eager'].values()):.1e} of the largest number.\n"
-    for title, names, rows in (
-        ("12 layers, 512 tokens, float32", head, lines),
-        ("Against issue 5's figures", ["figure", "goal", "here", ""], goals),
-    ):
-        rich_table(title, names, rows)
-        text += f"\n## {title}\n\n{markdown_table(names, rows)}"
-    write(args.out / "cpu-model.json", json.dumps({**found, "goals": goals}, indent=1, ensure_ascii=False) + "\n")
-    write(args.out / "cpu-model.md", text)
+    print_tables(tables(found))
+    write_report(args.out / "cpu-model", {**found, "goals": against_goals(found)}, card(found))
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     python scripts/bench_recurrence.py                       # some minutes, one thread
     python scripts/bench_recurrence.py --text FILE --contexts 128 512
 
-One causal transformer_xl model, random weights, reads a text byte by byte and gives every byte a log-probability. Both
-ways let a byte depend on the `context` bytes up to the one before it:
+One causal transformer_xl model, random weights, reads a text byte by byte and gives every byte a log-probability. With
+both methods a byte depends on the `context` bytes up to the one before it:
 
 window: one forward of `context` bytes for each byte, of which the last output counts. What a model without memory
     does when no byte may have a shorter context.
@@ -20,13 +20,14 @@ Every ratio is measured; nothing is extrapolated. Written to docs/results/benchm
 another `--segment` recurrence-<segment>.json and .md.
 """
 
-import json
 import math
 import sys
 from pathlib import Path
 
 import torch
-from benchmarking import ROOT, arguments, describe, environment, markdown_table, rich_table, take_turns, write
+from experiments.arguments import ROOT, benchmark_parser
+from experiments.measuring import environment, time_in_turns
+from experiments.reports import Table, describe, markdown_sections, print_tables, write_report
 
 from hf_relpos import RelPosBertConfig, RelPosBertLMHeadModel, SegmentMemory
 
@@ -134,13 +135,69 @@ def times(
         remember(model, context)
         model(ids, memory=memory).logits.log_softmax(-1)
 
-    taken = take_turns({"window": window, "segments": segments}, rounds)
+    taken = time_in_turns({"window": window, "segments": segments}, rounds)
     each = {"window": taken["window"], "segments": taken["segments"] / segment}
     return {**each, "ratio": each["window"] / each["segments"]}
 
 
+def growth(found: dict) -> float | None:
+    """The power of the context with which the ratio grows; None for a single context."""
+    first, last = found["results"][0], found["results"][-1]
+    if last["context"] <= first["context"]:
+        return None
+    return math.log(last["ratio"] / first["ratio"]) / math.log(last["context"] / first["context"])
+
+
+def table(found: dict) -> Table:
+    """Times and differences by context."""
+    columns = ["context", "window, ms per byte", "segments, ms per byte", "ratio", "ratio ÷ context", "1 layer"]
+    columns += [f"{LAYERS} layers, start", f"{LAYERS} layers, later"]
+    rows = [
+        [
+            f"{row['context']:,}",
+            f"{1000 * row['window']:.1f}",
+            f"{1000 * row['segments']:.2f}",
+            f"**{row['ratio']:,.0f}**",
+            f"{row['ratio'] / row['context']:.2f}",
+            f"{max(row['one layer'][kind] for kind in ('start', 'later')):.0e}",
+            f"{row['several layers']['start']:.0e}",
+            f"{row['several layers']['later']:.2f}",
+        ]
+        for row in found["results"]
+    ]
+    return f"Segments of {found['segment']} bytes with memory against a window for every byte", columns, rows
+
+
+def note(found: dict) -> str:
+    """What the ratios show."""
+    first, last, power = found["results"][0], found["results"][-1], growth(found)
+    text = ""
+    if power is not None:
+        text = (
+            f"From context {first['context']:,} to {last['context']:,} the ratio grows from {first['ratio']:.0f} to "
+            f"{last['ratio']:,.0f}: as the context to the power of {power:.2f}. "
+        )
+    return text + (
+        "A window computes `context` bytes for one. A segment computes its own bytes, and in every layer projects the "
+        "keys and values of `context` remembered bytes anew: a share that grows with context ÷ segment, so that the "
+        "ratio falls behind the context, and longer segments (`--segment`) bring it closer."
+    )
+
+
+def card(found: dict) -> str:
+    """recurrence.md."""
+    return (
+        f"# Evaluation with segment recurrence\n\n{describe(found['environment'])}\nWritten by "
+        f"scripts/bench_recurrence.py: transformer_xl, {LAYERS} layers, D = {WIDTH}, {HEADS} heads, float32, one row, "
+        f"random weights. The last three columns are the largest differences of log-probabilities (nats). With one "
+        f"layer, and in the first `context` bytes, they must be within {TOLERANCE:g}. Later the states in a memory "
+        f"depend on `context` more tokens in each of the {LAYERS} layers, those in a window do not, so that deep "
+        f"models differ, as they should.\n{markdown_sections([table(found)])}\n{note(found)}\n"
+    )
+
+
 def main() -> None:
-    parser = arguments(__doc__.splitlines()[0])
+    parser = benchmark_parser(__doc__.splitlines()[0])
     parser.add_argument("--text", type=Path, default=ROOT / "README.md", help="a file, whose bytes are read")
     parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS, help="lengths of context, bytes")
     parser.add_argument("--segment", type=int, default=SEGMENT, help="bytes of a segment")
@@ -171,48 +228,12 @@ def main() -> None:
             row |= times(deep, part, context, segment, args.rounds)
             found["results"].append(row)
             print(f"context {context}: {row['ratio']:.0f} times", file=sys.stderr)
-    first, last = found["results"][0], found["results"][-1]
-    head = ["context", "window, ms per byte", "segments, ms per byte", "ratio", "ratio ÷ context", "1 layer"]
-    head += [f"{LAYERS} layers, start", f"{LAYERS} layers, later"]
-    lines = [
-        [
-            f"{row['context']:,}",
-            f"{1000 * row['window']:.1f}",
-            f"{1000 * row['segments']:.2f}",
-            f"**{row['ratio']:,.0f}**",
-            f"{row['ratio'] / row['context']:.2f}",
-            f"{max(row['one layer'][kind] for kind in ('start', 'later')):.0e}",
-            f"{row['several layers']['start']:.0e}",
-            f"{row['several layers']['later']:.2f}",
-        ]
-        for row in found["results"]
-    ]
-    note = ""
-    if last["context"] > first["context"]:
-        power = math.log(last["ratio"] / first["ratio"]) / math.log(last["context"] / first["context"])
-        found["growth"] = power
-        note = (
-            f"From context {first['context']:,} to {last['context']:,} the ratio grows from {first['ratio']:.0f} to "
-            f"{last['ratio']:,.0f}: as the context to the power of {power:.2f}. "
-        )
-    note += (
-        "A window does the work of `context` bytes for one. A segment does that of its own bytes, and in every layer "
-        "projects the keys and values of `context` remembered bytes anew: a share that grows with context ÷ segment, "
-        "so that the ratio falls behind the context, and longer segments (`--segment`) bring it closer."
-    )
-    print(note)
-    title = f"Segments of {segment} bytes with memory against a window for every byte"
-    rich_table(title, head, lines)
-    about = (
-        f"# Evaluation with segment recurrence\n\n{describe(found['environment'])}\nWritten by "
-        f"scripts/bench_recurrence.py: transformer_xl, {LAYERS} layers, D = {WIDTH}, {HEADS} heads, float32, one row, "
-        f"random weights. The last three columns are the largest differences of log-probabilities (nats). With one "
-        f"layer, and in the first `context` bytes, they must be within {TOLERANCE:g}. Later a memory reaches back by "
-        f"`context` in each of the {LAYERS} layers, a window once, so that deep models differ, as they should.\n"
-    )
+    if growth(found) is not None:
+        found["growth"] = growth(found)
+    print_tables([table(found)])
+    print(note(found))
     name = "recurrence" if segment == SEGMENT else f"recurrence-{segment}"
-    write(args.out / f"{name}.json", json.dumps(found, indent=1, ensure_ascii=False) + "\n")
-    write(args.out / f"{name}.md", f"{about}\n## {title}\n\n{markdown_table(head, lines)}\n{note}\n")
+    write_report(args.out / name, found, card(found))
 
 
 if __name__ == "__main__":

@@ -4,18 +4,19 @@
     python scripts/finetune.py classification MODEL --train train.tsv.xz --dev dev.tsv --columns label,one,other
     python scripts/finetune.py ner MODEL --train train.conll --dev dev.conll --json results.json
 
-Classification reads tab-separated files or JSON lines, packed (.xz, .gz) or not; `--columns` names the label and one
-or two texts. Named entities come in CoNLL files: one token per line with its IOB2 tag last, a blank line between
-sentences. Printed, and written by `--json`: accuracy, or precision, recall and F1 of entities on the development file,
-which is measured once, at the end. MODEL is a folder or a Hub repository.
+Classification reads tab-separated files or JSON lines, compressed (.xz, .gz) or not; `--columns` names the label and
+one or two texts. Named entities come in CoNLL files: one token per line with its IOB2 tag last, a blank line between
+sentences; they need the extra `ner`. Printed, and written by `--json`: accuracy, or precision, recall and F1 of
+entities (seqeval) on the development file, measured once, at the end. MODEL is a folder or a Hub repository.
 """
 
 import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from transformers import (
@@ -23,6 +24,7 @@ from transformers import (
     AutoModelForTokenClassification,
     DataCollatorForTokenClassification,
     DataCollatorWithPadding,
+    PreTrainedTokenizerBase,
     Trainer,
     TrainingArguments,
     set_seed,
@@ -30,66 +32,44 @@ from transformers import (
 
 from hf_relpos import patch_transformers
 from hf_relpos.data.conll import read_conll, tag_names
+from hf_relpos.data.masking import IGNORE_INDEX
 from hf_relpos.data.records import read_records
 from hf_relpos.evaluation.loading import load_tokenizer
 from hf_relpos.files import write_json
 
 
-IGNORE = -100
+class Task(NamedTuple):
+    """Examples of a task, and what depends on the task.
 
-
-def entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
-    """(type, first token, one past the last) of the entities in a sentence.
-
-    B- begins one, I- goes on with it. I- after O or after another type begins one too, as in the CoNLL-2000 scorer.
+    Attributes:
+        train: examples, as the Trainer takes them.
+        dev: likewise.
+        names: of the labels.
+        auto: class of the model.
+        collator: pads.
+        measure: figures of the predictions for `dev`.
     """
-    found, start, kind = set(), None, None
-    for place, tag in enumerate([*tags, "O"]):
-        mark, _, own = tag.partition("-")
-        if start is not None and (mark != "I" or own != kind):
-            found.add((kind, start, place))
-            start = None
-        if start is None and mark in ("B", "I"):
-            start, kind = place, own
-    return found
+
+    train: list[dict[str, Any]]
+    dev: list[dict[str, Any]]
+    names: list[str]
+    auto: type
+    collator: Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]
+    measure: Callable[[list[Any]], dict[str, float]]
 
 
-def entity_scores(truth: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Precision, recall and F1 of entities, exact in type and both ends, in percent; 0 where nothing was found."""
-    right = wanted = given = 0
-    for one, other in zip(truth, predicted, strict=True):
-        gold, guess = entities(one), entities(other)
-        right, wanted, given = right + len(gold & guess), wanted + len(gold), given + len(guess)
-    precision, recall = right / max(given, 1), right / max(wanted, 1)
-    f1 = 2 * right / max(wanted + given, 1)
-    return {"precision": 100 * precision, "recall": 100 * recall, "f1": 100 * f1, "entities": wanted}
-
-
-class Rows(torch.utils.data.Dataset):
-    """A list of examples as the Trainer takes them."""
-
-    def __init__(self, rows: list[dict]):
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> dict:
-        return self.rows[index]
-
-
-def check_labels(names: list[str], used: Sequence[str], path: Path) -> None:
+def check_labels(names: Sequence[str], labels: Sequence[str], path: Path) -> None:
     """
     Raises:
         ValueError: for a label that the training file does not have.
     """
-    strange = sorted(set(used) - set(names))
-    if strange:
-        raise ValueError(f"{path}: label {strange[0]!r} is not in the training file, which has {', '.join(names[:8])}")
+    unknown = sorted(set(labels) - set(names))
+    if unknown:
+        raise ValueError(f"{path}: label {unknown[0]!r} is not in the training file, which has {', '.join(names[:8])}")
 
 
-def classification(args, tokenizer):
-    """Examples, label names, head, collator and measure for texts or pairs with a label."""
+def classification(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> Task:
+    """Texts or pairs of texts with a label."""
     columns = args.columns.split(",")
     if len(columns) not in (2, 3):
         raise ValueError(f"--columns {args.columns}: name the label and one or two texts")
@@ -97,55 +77,65 @@ def classification(args, tokenizer):
     labels = [[str(record[columns[0]]) for record in records] for records in files]
     names = sorted(set(labels[0]))
     check_labels(names, labels[1], args.dev)
-    number = {name: n for n, name in enumerate(names)}
-    sets = []
-    for records, own in zip(files, labels, strict=True):
+    index = {name: n for n, name in enumerate(names)}
+    train, dev = [], []
+    for records, file_labels, examples in zip(files, labels, (train, dev), strict=True):
         texts = [[str(record[column]) for record in records] for column in columns[1:]]
         ids = tokenizer(*texts, truncation=True, max_length=args.max_length)
-        sets.append(
-            Rows([{**{key: ids[key][n] for key in ids}, "labels": number[label]} for n, label in enumerate(own)])
-        )
+        examples += [
+            {**{key: ids[key][n] for key in ids}, "labels": index[label]} for n, label in enumerate(file_labels)
+        ]
 
-    def measure(predicted):
-        right = [int(guess == row["labels"]) for guess, row in zip(predicted, sets[1].rows, strict=True)]
-        return {"accuracy": 100 * sum(right) / len(right), "examples": len(right)}
+    def measure(predicted: list[int]) -> dict[str, float]:
+        correct = sum(label == example["labels"] for label, example in zip(predicted, dev, strict=True))
+        return {"accuracy": 100 * correct / len(dev), "examples": len(dev)}
 
-    return *sets, names, AutoModelForSequenceClassification, DataCollatorWithPadding(tokenizer), measure
+    return Task(train, dev, names, AutoModelForSequenceClassification, DataCollatorWithPadding(tokenizer), measure)
 
 
-def ner(args, tokenizer):
-    """Examples, tag names, head, collator and measure for named entities; a word's tag is at its first token."""
+def ner(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> Task:
+    """Named entities; the tag of a word is the label of its first token.
+
+    Raises:
+        ValueError: for files that cannot be read, and without the extra `ner`.
+    """
+    try:
+        from tagging.scores import count_entities, entity_scores
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{error}; install the extra `ner`: pip install 'hf-relpos[ner]'") from None
+
     files = [read_conll(path)[: args.limit] for path in (args.train, args.dev)]
     names = tag_names(files[0])
     check_labels(names, [tag for _, tags in files[1] for tag in tags], args.dev)
-    number = {name: n for n, name in enumerate(names)}
-    sets, places = [], []
-    for sentences in files:
-        rows = []
+    index = {name: n for n, name in enumerate(names)}
+    train, dev = [], []
+    first_tokens: list[dict[int, int]] = []  # of the words in each development sentence
+    for sentences, examples in zip(files, (train, dev), strict=True):
         for words, tags in sentences:
             ids = tokenizer(words, is_split_into_words=True, truncation=True, max_length=args.max_length)
-            of_token = ids.word_ids()
-            first = {word: at for at, word in reversed(list(enumerate(of_token))) if word is not None}
-            labels = [IGNORE] * len(of_token)
-            for word, at in first.items():
-                labels[at] = number[tags[word]]
-            rows.append({**ids, "labels": labels})
-            places.append(first)
-        sets.append(Rows(rows))
-    places = places[len(files[0]) :]
+            word_ids = ids.word_ids()
+            first = {word: token for token, word in reversed(list(enumerate(word_ids))) if word is not None}
+            labels = [IGNORE_INDEX] * len(word_ids)
+            for word, token in first.items():
+                labels[token] = index[tags[word]]
+            examples.append({**ids, "labels": labels})
+            if examples is dev:
+                first_tokens.append(first)
 
-    def measure(predicted):
-        guesses = [
-            # a word that was cut off has no prediction
-            [names[guess[first[word]]] if word in first else "O" for word in range(len(words))]
-            for guess, first, (words, _) in zip(predicted, places, files[1], strict=True)
+    def measure(predicted: list[list[int]]) -> dict[str, float]:
+        truth = [tags for _, tags in files[1]]
+        tags = [
+            # a word beyond max_length has no prediction
+            [names[labels[first[word]]] if word in first else "O" for word in range(len(words))]
+            for labels, first, (words, _) in zip(predicted, first_tokens, files[1], strict=True)
         ]
-        return entity_scores([tags for _, tags in files[1]], guesses)
+        return {**entity_scores(truth, tags), "entities": count_entities(truth)}
 
-    return *sets, names, AutoModelForTokenClassification, DataCollatorForTokenClassification(tokenizer), measure
+    collator = DataCollatorForTokenClassification(tokenizer)
+    return Task(train, dev, names, AutoModelForTokenClassification, collator, measure)
 
 
-def finetune(args: argparse.Namespace) -> dict:
+def finetune(args: argparse.Namespace) -> dict[str, Any]:
     """Train, measure, and return the figures.
 
     Raises:
@@ -155,13 +145,11 @@ def finetune(args: argparse.Namespace) -> dict:
         raise ValueError(f"--save {args.save} exists; choose another folder")
     set_seed(args.seed)
     tokenizer = load_tokenizer(args.tokenizer or args.model)
-    train, dev, names, auto, collator, measure = {"classification": classification, "ner": ner}[args.task](
-        args, tokenizer
-    )
-    numbers = {name: n for n, name in enumerate(names)}
+    task = {"classification": classification, "ner": ner}[args.task](args, tokenizer)
+    labels = {name: index for index, name in enumerate(task.names)}
     with patch_transformers():  # for relative BERTs of Transformers ≤ 4.57
-        model = auto.from_pretrained(args.model, id2label=dict(enumerate(names)), label2id=numbers)
-    # written aside, and renamed when it is whole
+        model = task.auto.from_pretrained(args.model, id2label=dict(enumerate(task.names)), label2id=labels)
+    # --save is written to a temporary folder beside it, and renamed when it is complete
     with tempfile.TemporaryDirectory(dir=args.save and args.save.absolute().parent) as folder:
         arguments = TrainingArguments(
             output_dir=folder,
@@ -181,27 +169,27 @@ def finetune(args: argparse.Namespace) -> dict:
         trainer = Trainer(
             model=model,
             args=arguments,
-            train_dataset=train,
-            eval_dataset=dev,
-            data_collator=collator,
+            train_dataset=task.train,
+            eval_dataset=task.dev,
+            data_collator=task.collator,
             processing_class=tokenizer,
             preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1),
         )
         trainer.train()
-        predicted = trainer.predict(dev).predictions
-        found = {
+        predicted = trainer.predict(task.dev).predictions
+        figures = {
             "model": args.model,
             "task": args.task,
             "train": str(args.train),
             "dev": str(args.dev),
             "seed": args.seed,
             "steps": trainer.state.global_step,
-            **measure(predicted.tolist()),
+            **task.measure(predicted.tolist()),
         }
         if args.save:
             trainer.save_model(f"{folder}/model")
             Path(folder, "model").rename(args.save)
-        return found
+        return figures
 
 
 def main() -> None:
@@ -224,12 +212,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for the figures")
     args = parser.parse_args()
     try:
-        found = finetune(args)
+        figures = finetune(args)
     except ValueError as error:
         sys.exit(f"Error: {error}")
-    print(json.dumps(found, indent=1))
+    print(json.dumps(figures, indent=1))
     if args.json:
-        write_json(args.json, found)
+        write_json(args.json, figures)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import torch
 from transformers.utils import logging
 
 from hf_relpos import SCHEMES, RelPosBertConfig
-from hf_relpos.model.attention import capable_backends
+from hf_relpos.model.capabilities import supported_implementations
 from hf_relpos.model.scheme import OUT_OF_RANGE
 from hf_relpos.model.schemes import build_input, build_scheme, build_shared
 from hf_relpos.plot import observe, plot_scheme
@@ -147,7 +147,7 @@ def report(measure: bool) -> tuple[dict[str, str], str]:
     for name, scheme in SCHEMES.items():
         config = small_config(name)
         letters = ", ".join(observe(config).letters)
-        backends = ", ".join(capable_backends(config.position_needs))
+        backends = ", ".join(supported_implementations(config))
         original = made_with.get(name, "–")
         largest_error = UNMEASURED if name in made_with else "–"
         if measure:

@@ -23,10 +23,13 @@ from hf_relpos import (
     explain_backend,
 )
 from hf_relpos.cli import app
-from hf_relpos.model import attention, chunked, strided
-from hf_relpos.model.attention import choose, relative_attention
+from hf_relpos.model import attention, backend_chunked, backends, chunk_products, skewed, toeplitz
+from hf_relpos.model.attention import AttentionCall
+from hf_relpos.model.backend_chunked import chunked_attention
+from hf_relpos.model.backend_strided import _skewed_bias, strided_attention
+from hf_relpos.model.backends import choose, run_attention
 from hf_relpos.model.formula import content_vectors
-from hf_relpos.model.lowering import lower
+from hf_relpos.model.toeplitz import to_toeplitz
 
 
 BATCH, HEADS, SIZE = 2, 3, 4
@@ -37,17 +40,17 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     """Chunks so small that these lengths take several, and no call too small for them; scratch memory full of NaN."""
-    monkeypatch.setattr(chunked, "QUERIES", 48)
-    monkeypatch.setattr(chunked, "KEYS", 16)
-    monkeypatch.setattr(chunked, "BUFFER", 2 * 48 * 160)
-    monkeypatch.setattr(attention, "FEWEST_SCORES", 0)
-    fresh = chunked._workspace
+    monkeypatch.setattr(skewed, "QUERIES", 48)
+    monkeypatch.setattr(skewed, "KEYS", 16)
+    monkeypatch.setattr(skewed, "BUFFER", 2 * 48 * 160)
+    monkeypatch.setattr(backend_chunked, "FEWEST_SCORES", 0)
+    fresh = chunk_products.workspace
 
     def poisoned(name, shape, dtype, device):
         buffer = fresh(name, shape, dtype, device)
         return buffer.fill_(torch.nan) if dtype.is_floating_point else buffer.fill_(1)
 
-    monkeypatch.setattr(chunked, "_workspace", poisoned)
+    monkeypatch.setattr(chunk_products, "workspace", poisoned)
 
 
 def leaves_of(terms):
@@ -84,8 +87,8 @@ def run(how, tensors, terms, context, mask=None, causal=False, dtype=torch.float
         out = attend(*tensors, terms, context, seen)[0].transpose(1, 2)
     else:
         content, query, key = content_vectors(*tensors[:2], terms, context)
-        form = lower(terms, context, query)
-        out = chunked.chunked_attention(content, query, key, tensors[2], form, context.start, mask, causal, ends=ends)
+        form = to_toeplitz(terms, context, query)
+        out = chunked_attention(content, query, key, tensors[2], form, context.start, mask, causal, ends=ends)
     if how == "eager" and ends is not None:
         out = out * padding(ends, out.shape[1])[..., None, None]
     torch.manual_seed(7)
@@ -197,7 +200,7 @@ def wide_terms(chosen, dtype):
 @pytest.mark.parametrize("chosen", ["A", "B", "c", "V", "ABcV"])
 def test_error_is_at_most_twice_eagers(chosen, mask, dtype, native, monkeypatch):
     """Root mean square distance from float64, of the output and of every gradient."""
-    monkeypatch.setattr(chunked, "_multiplies_bfloat16", lambda: native)
+    monkeypatch.setattr(backend_chunked, "_multiplies_bfloat16", lambda: native)
     length, errors = 111, 0.0
     for seed in range(3):
         torch.manual_seed(seed)
@@ -215,8 +218,8 @@ def test_error_is_at_most_twice_eagers(chosen, mask, dtype, native, monkeypatch)
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "per-head"])
 def test_finite_differences(shared, monkeypatch):
-    monkeypatch.setattr(chunked, "QUERIES", 3)
-    monkeypatch.setattr(chunked, "KEYS", 2)
+    monkeypatch.setattr(skewed, "QUERIES", 3)
+    monkeypatch.setattr(skewed, "KEYS", 2)
     terms, _ = random_terms(ALL, shared)
     terms, leaves = converted(terms, torch.float64)
     tensors = [x.requires_grad_() for x in vectors(4, 5, batch=1)]
@@ -226,7 +229,7 @@ def test_finite_differences(shared, monkeypatch):
 
     def both(*given):  # the leaves are those of the terms
         content, query, key = content_vectors(*given[:2], terms, context)
-        return chunked.chunked_attention(content, query, key, given[2], lower(terms, context, query), 1, mask)
+        return chunked_attention(content, query, key, given[2], to_toeplitz(terms, context, query), 1, mask)
 
     assert torch.autograd.gradcheck(both, [*tensors, *leaves])
 
@@ -237,7 +240,7 @@ def test_masks_that_are_not_looked_at(mask, monkeypatch):
     terms, _ = random_terms(ALL, shared=False)
     tensors, context, seen = vectors(63, 63), AttentionContext(63, 63), MASKS[mask](63)
     expected = run("eager", tensors, terms, context, seen)
-    monkeypatch.setattr(chunked, "_may_look", lambda device: False)
+    monkeypatch.setattr(skewed, "may_read", lambda device: False)
     assert largest(run("chunked", tensors, terms, context, seen), expected) <= 1e-10
 
 
@@ -248,15 +251,15 @@ def test_strided_view(chosen, length, keys, start):
     terms, _ = random_terms(frozenset(chosen), shared=start == 0, tables=2)
     tensors, context = vectors(length, keys), AttentionContext(length, keys, start)
     content, query, key = content_vectors(*tensors[:2], terms, context)
-    form = lower(terms, context, query)
+    form = to_toeplitz(terms, context, query)
     masks = {"none": None, "keys": torch.arange(keys)[None, None, None] % 7 != 3, "causal": None}
     for name, mask in masks.items():
         seen = (context.matrix(CPU) <= 0)[None, None] if name == "causal" else mask
         expected = attend(*tensors, terms, context, seen)[0].transpose(1, 2)
-        got = strided.strided_attention(content, query, key, tensors[2], form, start, mask, name == "causal")
+        got = strided_attention(content, query, key, tensors[2], form, start, mask, name == "causal")
         assert (got - expected).abs().max() <= 1e-12
     if form.A is not None:
-        view = strided._by_pairs(query, form.A, form.c, keys)
+        view = _skewed_bias(query, form.A, form.c, keys)
         assert view.stride(3) == 1 and all(step % 8 == 0 for step in (view.stride(2), view.storage_offset()))
 
 
@@ -347,14 +350,14 @@ def test_clipped_rows_are_multiplied_once():
 
 def test_workspace_is_kept_and_released(monkeypatch):
     monkeypatch.undo()
-    chunked.release_workspace()
-    first = chunked._workspace("scores", (3, 4), torch.float32, CPU)
-    assert chunked._workspace("scores", (2, 5), torch.float32, CPU).data_ptr() == first.data_ptr()
+    skewed.release_workspace()
+    first = skewed.workspace("scores", (3, 4), torch.float32, CPU)
+    assert skewed.workspace("scores", (2, 5), torch.float32, CPU).data_ptr() == first.data_ptr()
     with torch.inference_mode():
-        chunked._workspace("scores", (50, 50), torch.float32, CPU)
-    chunked._workspace("scores", (50, 50), torch.float32, CPU).zero_()  # not an inference tensor
-    chunked.release_workspace()
-    assert not hasattr(chunked._local, "buffers")
+        skewed.workspace("scores", (50, 50), torch.float32, CPU)
+    skewed.workspace("scores", (50, 50), torch.float32, CPU).zero_()  # not an inference tensor
+    skewed.release_workspace()
+    assert not hasattr(skewed._local, "buffers")
 
 
 # Dropout ---------------------------------------------------------------------------------------------------------
@@ -363,8 +366,8 @@ def test_workspace_is_kept_and_released(monkeypatch):
 def dropped_out(tensors, terms, context, rate, seed, mask=None):
     torch.manual_seed(seed)
     content, query, key = content_vectors(*tensors[:2], terms, context)
-    return chunked.chunked_attention(
-        content, query, key, tensors[2], lower(terms, context, query), 0, mask, dropout=rate
+    return chunked_attention(
+        content, query, key, tensors[2], to_toeplitz(terms, context, query), 0, mask, dropout=rate
     )
 
 
@@ -474,44 +477,99 @@ def test_attention_weights_are_there_when_wanted(name):
     assert (wanted[0] - plain[0]).abs().max() <= 1e-5
 
 
-def call(terms=None, length=64, **changes):
+def described(terms=None, length=64, dtype=torch.float32, device=CPU, size=64, context=None, **changes):
+    """A call of BERT-base's heads that holds no data."""
     terms = Terms(c=random_terms(frozenset("c"), True)[0].c) if terms is None else terms
-    given = {"batch": 4, "heads": 12, "device": torch.device("cpu"), "dtype": torch.float32, **changes}
-    return choose(terms, AttentionContext(length, length), **given)
+    vectors = torch.empty(4, 12, length, size, dtype=dtype, device="meta")
+    context = AttentionContext(length, length) if context is None else context
+    return AttentionCall(vectors, vectors, vectors, terms, context, runs_on=device, **changes)
+
+
+def chosen(*arguments, **changes):
+    """Name of the backend, and why chunks were passed over."""
+    backend, passed_over = choose(described(*arguments, **changes))
+    return backend.name, "; ".join(passed_over.get("chunked", []))
 
 
 def test_what_is_chosen(monkeypatch):
     monkeypatch.undo()
     value_term, _ = random_terms(frozenset("V"), True)
-    assert call(length=512)[0] == call(value_term, length=512)[0] == "chunked"
-    assert call(length=32)[0] == "sdpa" and "too few" in call(length=32)[1]
-    assert call(value_term, length=32)[0] == "eager"
+    assert chosen(length=512)[0] == chosen(value_term, length=512)[0] == "chunked"
+    assert chosen(length=32)[0] == "sdpa" and "too few" in chosen(length=32)[1]
+    assert chosen(value_term, length=32)[0] == "eager"
     for reason, changes in {
-        "weights are wanted": {"weights": True},
+        "returns attention weights": {"output_weights": True},
         "float16": {"dtype": torch.float16},
         "not boolean": {"mask": torch.zeros(4, 1, 512, 512)},
-        "next to nothing": {"dropout": 1.0},
+        "too close to 1": {"dropout": 1.0},
         "no terms": {"terms": Terms()},
     }.items():
-        taken, why = call(length=512, **changes)
+        taken, why = chosen(length=512, **changes)
         assert taken != "chunked" and reason in why
-    assert call(Terms(), length=512, dropout=0.1)[0] == "chunked"
+    assert chosen(Terms(), length=512, dropout=0.1)[0] == "chunked"
 
 
 def test_what_is_chosen_elsewhere(monkeypatch):
     """On a GPU without kernels: the strided view for inference, chunks for the rest."""
     monkeypatch.undo()
-    monkeypatch.setattr(attention, "DEVICE_WAYS", {})
+    monkeypatch.setattr(backends, "BACKENDS", [backend for backend in backends.BACKENDS if backend.name != "triton"])
     device = torch.device("cuda")
     value_term, _ = random_terms(frozenset("V"), True)
-    assert call(length=512, device=device)[0] == "strided" and "no kernels" in call(length=512, device=device)[1]
-    for changes in ({"gradients": True}, {"dropout": 0.1}, {"terms": value_term}):
-        assert call(length=512, device=device, dtype=torch.float16, **changes)[0] == "chunked"
-    assert call(length=8, device=device, gradients=True)[0] == "sdpa"
-    assert call(Terms(), length=512, device=device, dropout=0.1)[0] == "sdpa"
-    assert call(length=512, device=device, mask=torch.zeros(4, 1, 512, 512))[0] == "sdpa"
+    assert chosen(length=512, device=device)[0] == "strided"
+    for changes in ({"needs_gradients": True}, {"dropout": 0.1}, {"terms": value_term}):
+        assert chosen(length=512, device=device, dtype=torch.float16, **changes)[0] == "chunked"
+    assert chosen(length=8, device=device, needs_gradients=True)[0] == "sdpa"
+    assert chosen(Terms(), length=512, device=device, dropout=0.1)[0] == "sdpa"
+    assert chosen(length=512, device=device, mask=torch.zeros(4, 1, 512, 512))[0] == "sdpa"
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert call(length=512, device=device)[0] == "sdpa" and "traced" in call(length=512, device=device)[1]
+    assert chosen(length=512, device=device)[0] == "sdpa" and "traced" in chosen(length=512, device=device)[1]
+
+
+def test_a_backend_is_registered_by_one_line(monkeypatch):
+    """What the documentation shows: a class with a name and two methods, tried before all others."""
+
+    class Zeros:
+        name = "zeros"
+
+        def unsupported(self, call):
+            return ["there is a mask"] if call.mask is not None else []
+
+        def run(self, call):
+            return torch.zeros_like(call.query).transpose(1, 2), None
+
+    monkeypatch.setattr(backends, "BACKENDS", list(backends.BACKENDS))
+    backends.register_backend(Zeros())
+    backends.register_backend(Zeros())
+    assert [backend.name for backend in backends.BACKENDS].count("zeros") == 1
+    model = tiny_model(RelPosBertModel, "shaw")
+    ids = torch.randint(1, 50, (2, 9))
+    with torch.no_grad():
+        zeros, real = model(ids).last_hidden_state, model(ids, attention_mask=padding([9, 5], 9).long())
+    assert not torch.allclose(zeros, real.last_hidden_state) and "takes zeros" in explain_backend(model)
+    assert choose(described(mask=torch.ones(4, 1, 64, 64, dtype=torch.bool)))[1]["zeros"] == ["there is a mask"]
+
+
+def test_terms_that_layers_share_are_made_once(monkeypatch):
+    """T5's bias is lowered once per forward, whatever the number of layers; tables of a layer's own, in each."""
+    monkeypatch.undo()
+    monkeypatch.setattr(backend_chunked, "FEWEST_SCORES", 0)
+    lowered = []
+
+    def counted(*arguments):
+        lowered.append(1)
+        return to_toeplitz(*arguments)
+
+    for module in (toeplitz, attention):
+        monkeypatch.setattr(module, "to_toeplitz", counted)
+    for name, count in (("t5", 1), ("alibi", 1), ("relative_key", 2)):
+        model, ids = tiny_model(RelPosBertModel, name), torch.randint(1, 50, (2, 9))
+        lowered.clear()
+        with torch.no_grad():
+            found = model(ids).last_hidden_state
+        assert len(lowered) == count and len(model.encoder.layer) == 2
+        model.set_attn_implementation("eager")
+        with torch.no_grad():
+            assert (found - model(ids).last_hidden_state).abs().max() <= 1e-5
 
 
 @pytest.mark.parametrize("name", ["relative_key", "shaw", "disan"])
@@ -522,7 +580,7 @@ def test_falling_back_changes_nothing(name, monkeypatch):
     prepared = torch.zeros(2, 1, 12, 12).masked_fill(~(real[:, None, None] & torch.ones(12, 12).bool().tril()), -1e30)
     results = []
     for fewest in (0, 1 << 60):
-        monkeypatch.setattr(attention, "FEWEST_SCORES", fewest)
+        monkeypatch.setattr(backend_chunked, "FEWEST_SCORES", fewest)
         cache = DynamicCache(config=model.config)
         with torch.no_grad():
             parts = [model(part, past_key_values=cache).logits for part in ids.split([5, 6, 1], dim=1)]
@@ -553,7 +611,7 @@ def test_the_way_is_logged_once(caplog):
     try:
         with caplog.at_level("INFO", logger="hf_relpos"):
             for _ in range(2):
-                relative_attention(module, "relpos", *tensors, terms, AttentionContext(30, 30), None)
+                run_attention("relpos", AttentionCall(*tensors, terms, AttentionContext(30, 30), layer=module))
     finally:
         logging.set_verbosity_warning()
     said = [record.message for record in caplog.records if "takes chunked" in record.message]
@@ -564,7 +622,7 @@ def test_the_way_is_logged_once(caplog):
 def test_explanations(name):
     config = tiny_config(name)
     text = explain_backend(config, batch=2, length=300)
-    assert repr(attention.capable_backends(config.position_needs)[0]) in text
+    assert "attn_implementation='relpos'" in text
     if name in ("relative_key", "shaw", "t5", "deberta"):
         assert "takes chunked" in text
         assert "cuda" in explain_backend(config, 2, 300, "cuda")
@@ -572,7 +630,7 @@ def test_explanations(name):
 
 def test_explanations_of_models():
     model = tiny_model(RelPosBertModel, "shaw", attn_implementation="eager")
-    assert "'eager' was asked for" in explain_backend(model, 2, 300)
+    assert "takes eager: it was asked for" in explain_backend(model, 2, 300)
     assert "float16" in explain_backend(tiny_model(RelPosBertModel, "shaw").half(), 2, 300)
 
 

@@ -64,7 +64,7 @@ def arguments(folder, models, *more):
         *("--source", models / "source", "--converted", models / "converted", "--out", folder / "out"),
         *("--work", folder / "work", "--seeds", 1, "--epochs", 10, "--lr", 0.005, "--head-lr", 0.01, "--dropout", 0),
         *("--rows", 8, "--train-layers", 2),
-        *("--readers", "truncate-8", "chunks-8", "segments-8", "memory-8", "long-32", *more),
+        *("--strategies", "truncate-8", "chunks-8", "segments-8", "memory-8", "long-32", *more),
     ]
     return [str(each) for each in given]
 
@@ -74,38 +74,40 @@ def files(tmp_path, script, monkeypatch):
     """A folder with documents; sizes are taken in this process, which is quicker."""
     write(tmp_path / "train.jsonl", documents(0, 48))
     write(tmp_path / "dev.jsonl", documents(1, 16))
-    monkeypatch.setattr(script, "ask", lambda *given: script.worker(json.loads(given[-1])))
+    monkeypatch.setattr(script, "run_worker", lambda *command: script.memory_worker(json.loads(command[-1])))
     return tmp_path
 
 
 def test_pieces(script):
     ids, special = list(range(10, 23)), ([1], [2])
-    assert script.Reader.of("chunks-6").cut(ids, *special) == [
+    assert script.Strategy.parse("chunks-6").pieces(ids, *special) == [
         [1, 10, 11, 12, 13, 2],
         [1, 14, 15, 16, 17, 2],
         [1, 18, 19, 20, 21, 2],
         [1, 22, 2],
     ]
     for name in ("segments-6", "memory-6"):
-        assert script.Reader.of(name).cut(ids, *special) == script.Reader.of("chunks-6").cut(ids, *special)
-    assert script.Reader.of("truncate-6").cut(ids, *special) == [[1, 10, 11, 12, 13, 2]]
-    assert script.Reader.of("tail-6").cut(ids, *special) == [[1, 19, 20, 21, 22, 2]]
-    assert script.Reader.of("long-99").cut(ids, *special) == [[1, *ids, 2]]
-    assert script.Reader.of("memory-6").memory == 6 and script.Reader.of("segments-6").memory == 0
+        assert script.Strategy.parse(name).pieces(ids, *special) == script.Strategy.parse("chunks-6").pieces(
+            ids, *special
+        )
+    assert script.Strategy.parse("truncate-6").pieces(ids, *special) == [[1, 10, 11, 12, 13, 2]]
+    assert script.Strategy.parse("tail-6").pieces(ids, *special) == [[1, 19, 20, 21, 22, 2]]
+    assert script.Strategy.parse("long-99").pieces(ids, *special) == [[1, *ids, 2]]
+    assert script.Strategy.parse("memory-6").memory == 6 and script.Strategy.parse("segments-6").memory == 0
 
 
 def loaded(script, models, name):
-    folder = models / ("source" if script.Reader.of(name).model == "source" else "converted")
-    return script.load_reader(script.Reader.of(name), folder, "--converted", 2)
+    folder = models / ("source" if script.Strategy.parse(name).model == "source" else "converted")
+    return script.load_for_strategy(script.Strategy.parse(name), folder, "--converted", 2)
 
 
 @pytest.mark.parametrize("name", ["chunks-8", "segments-8", "memory-8"])
 @pytest.mark.parametrize("below", [0, 1, 2])
-def test_halves_are_the_whole(script, models, name, below):
+def test_split_layers_are_the_whole(script, models, name, below):
     """States of the lower layers into the upper ones: what the whole model computes, memory included."""
-    whole = loaded(script, models, name)
+    whole, split_layers = loaded(script, models, name), import_script("documents.models").split_layers
     pieces = [torch.randint(5, 15, (length,)).tolist() for length in (8, 8, 8, 3)]
-    lower, upper = script.halves(whole, below)
+    lower, upper = split_layers(whole, below)
     states, seconds = script.lower_states(lower, pieces)
     assert len(seconds) == 4 and min(seconds) > 0
     memories = {"whole": {}, "upper": {}}
@@ -125,10 +127,10 @@ def test_rows_side_by_side(script, models, name):
     torch.manual_seed(0)
     model = loaded(script, models, name)
     classifier = script.DocumentClassifier(model, 3, 0.0).eval()
-    reader = script.Reader.of(name)
+    strategy = script.Strategy.parse(name)
     texts = [torch.randint(5, 15, (length,)).tolist() for length in (5, 29, 12, 13)]
     batch = [
-        {"pieces": [torch.tensor(piece) for piece in reader.cut(ids, [2], [3])], "label": n % 3}
+        {"pieces": [torch.tensor(piece) for piece in strategy.pieces(ids, [2], [3])], "label": n % 3}
         for n, ids in enumerate(texts)
     ]
     with torch.no_grad():
@@ -149,7 +151,7 @@ def test_memory_reaches_on_and_gradients_do_not(script, models):
     first, second = torch.randint(5, 15, (2, 8))
     changed = first.flip(0)
     for name, moved in (("segments-8", False), ("memory-8", True)):
-        lower, upper = script.halves(loaded(script, models, name), 1)
+        lower, upper = import_script("documents.models").split_layers(loaded(script, models, name), 1)
         one, other = (script.lower_states(lower, [ids.tolist(), second.tolist()])[0][1] for ids in (first, changed))
         assert torch.equal(one, other) is not moved
         states = [torch.randn(8, 32, requires_grad=True) for _ in range(2)]
@@ -185,7 +187,7 @@ def test_runs(script, files, models, capsys):
     (files / "out" / "README.md").write_text(card + "By hand.\n")
     capsys.readouterr()
     before = sorted((files / "work").iterdir())
-    script.main(arguments(files, models, "--readers", "tail-8", "memory-8", "--seeds", 2))
+    script.main(arguments(files, models, "--strategies", "tail-8", "memory-8", "--seeds", 2))
     assert "memory-8/0: there already" in capsys.readouterr().out
     again = json.loads((files / "out" / "results.json").read_text())["made-up"]["runs"]
     assert again["memory-8/0"] == runs["memory-8/0"] and {"tail-8/0", "memory-8/1"} <= set(again)
@@ -220,7 +222,7 @@ def test_all_layers_and_rows(script, files, models):
     )
     given = arguments(files, models, *more)
     given = given[: given.index("--dev")] + given[given.index("--source") :]
-    given[given.index("--readers") + 1 : given.index("--train-layers")] = ["memory-8"]
+    given[given.index("--strategies") + 1 : given.index("--train-layers")] = ["memory-8"]
     found = []
     for out in ("a", "b"):
         script.main([*given, "--out", str(files / out)])
@@ -234,17 +236,17 @@ def test_all_layers_and_rows(script, files, models):
 def test_head_alone(script, files, models):
     """Nothing below the head is trained: it sees the mean of the model's states, over all pieces of a document."""
     args = script.parse(arguments(files, models, "--train-layers", "0", "--head-lr", "0.03"))
-    shop = script.Workshop(args, script.Task(args))
+    models_of = script.StrategyModels(args, script.DocumentTask(args))
     for name in ("truncate-8", "chunks-8", "memory-8"):
-        reader = script.Reader.of(name)
+        strategy = script.Strategy.parse(name)
         model, memory, states = loaded(script, models, name), {}, []
         with torch.no_grad():
-            for piece in shop.task.pieces(reader, shop.task.dev.ids[3]):
+            for piece in models_of.task.pieces(strategy, models_of.task.dev.ids[3]):
                 outputs = model(torch.tensor([piece]), **memory)
-                memory = {"memory": outputs.memory} if reader.memory else {}
+                memory = {"memory": outputs.memory} if strategy.memory else {}
                 states.append(outputs.last_hidden_state[0])
-        lower, classifier = shop.classifier(reader)
-        found, seconds = shop.pieces(reader, lower, shop.task.dev)
+        lower, classifier = models_of.classifier(strategy)
+        found, seconds = models_of.pieces(strategy, lower, models_of.task.dev)
         torch.testing.assert_close(found[3][0], torch.cat(states).mean(0, keepdim=True), rtol=0, atol=1e-5)
         assert len(found[3]) == 1 and len(seconds[3]) == len(states)
         assert sum(parameter.numel() for parameter in classifier.parameters()) == 32 * 33 + 33 * 2
@@ -258,7 +260,7 @@ def test_head_alone(script, files, models):
             "0.03",
             "--epochs",
             20,
-            "--readers",
+            "--strategies",
             "truncate-8",
             "chunks-8",
         )
@@ -274,7 +276,7 @@ def test_converts(script, files, models):
     given = arguments(files, models, "--calibration-text", files / "text.jsonl", "--calibration-tokens", 1000)
     at = given.index("--converted")
     given = [*given[:at], *given[at + 2 :], "--epochs", "1", "--window", "4"]
-    given[given.index("--readers") + 1 : given.index("--calibration-text")] = ["memory-8", "long-32"]
+    given[given.index("--strategies") + 1 : given.index("--calibration-text")] = ["memory-8", "long-32"]
     script.main(given)
     made = {path.name.partition("-")[0]: path for path in (files / "work").iterdir() if path.is_dir()}
     assert set(made) == {"converted", "converted_long"}
@@ -286,10 +288,10 @@ def test_converts(script, files, models):
 
 def test_memory_is_measured(script, models):
     """In a fresh process; training takes more than reading."""
-    pieces = script.Reader.of("long-4096").cut([7] * 4000, [2], [3])
-    request = {"reader": "long-4096", "folder": str(models / "converted"), "train_layers": 1, "window": 0}
+    pieces = script.Strategy.parse("long-4096").pieces([7] * 4000, [2], [3])
+    request = {"strategy": "long-4096", "folder": str(models / "converted"), "train_layers": 1, "window": 0}
     path = str(SCRIPTS / "classify_documents.py")
-    sizes = script.ask(sys.executable, path, "--worker", json.dumps({**request, "pieces": pieces}))
+    sizes = script.run_worker(sys.executable, path, "--worker", json.dumps({**request, "pieces": pieces}))
     assert sizes["train_mb"] > sizes["read_mb"] > 1
 
 
@@ -306,8 +308,8 @@ def test_memory_is_measured(script, models):
         ({}, ("--columns", "label,body"), "no field 'body'"),
         ({}, ("--columns", "text"), "--columns text: name the label and the text"),
         ({}, ("--train-documents", "49"), "has 48 documents; ask for fewer"),
-        ({}, ("--readers", "chunks-32"), r"chunks-32: --source .* reads 16 tokens at most; give chunks-16"),
-        ({}, ("--readers", "memory-2"), "memory-2: 2 of its tokens are special ones"),
+        ({}, ("--strategies", "chunks-32"), r"chunks-32: --source .* reads 16 tokens at most; give chunks-16"),
+        ({}, ("--strategies", "memory-2"), "memory-2: 2 of its tokens are special ones"),
         ({}, ("--train-layers", "4"), "--train-layers 4: .* has 3 layers; give fewer, or all"),
         ({}, ("--source", "nowhere/at-all"), "nowhere/at-all"),
         ({}, ("--converted", "nowhere/at-all"), "nowhere/at-all"),
@@ -335,8 +337,8 @@ def test_errors_before_anything_is_written(script, files, models, changes, more,
 @pytest.mark.parametrize(
     "more, words",
     [
-        (("--readers", "memory"), "'memory' is no reader; give one of truncate, tail"),
-        (("--readers", "chunks-0"), "'chunks-0' is no reader"),
+        (("--strategies", "memory"), "'memory' is no strategy; give one of truncate, tail"),
+        (("--strategies", "chunks-0"), "'chunks-0' is no strategy"),
         (("--held-out", "8"), "one of --dev FILE and --held-out COUNT"),
         (("--rows", "3"), "--rows 3: --batch 8 is no multiple of it"),
         (("--train-layers", "none"), "--train-layers"),

@@ -2,12 +2,12 @@
 
 import argparse
 import errno
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
 import torch
+from launching import import_script
 from oracles import stir, tiny_model
 from transformers import AutoModelForTokenClassification, BertConfig, BertForMaskedLM, BertTokenizer
 from typer.testing import CliRunner
@@ -29,7 +29,6 @@ WORDS = [
     *"the pass key is remember it . cat sat mat red sun sky".split(),
 ]
 WORDS += [f"{n:02}" for n in range(10, 100)] + [f"##{n:03}" for n in range(1000)]
-SCRIPT = Path(__file__).parents[1] / "scripts" / "finetune.py"
 
 
 @pytest.fixture(autouse=True)
@@ -197,11 +196,12 @@ def test_errors_are_text_and_exit_code_2(folder, monkeypatch, arguments, words):
 
 @pytest.fixture(scope="module")
 def script():
-    """scripts/finetune.py as a module."""
-    spec = importlib.util.spec_from_file_location("finetune", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return import_script("finetune")
+
+
+@pytest.fixture(scope="module")
+def entity_scores():
+    return import_script("tagging.scores").entity_scores
 
 
 @pytest.mark.parametrize(
@@ -215,16 +215,18 @@ def script():
         ("B-x-y I-x-y", {("x-y", 0, 2)}),
     ],
 )
-def test_entities(script, tags, expected):
-    assert script.entities(tags.split()) == expected
+def test_entities(entity_scores, tags, expected):
+    truth = ["O"] * len(tags.split())
+    for kind, start, end in expected:
+        truth[start:end] = [f"B-{kind}", *[f"I-{kind}"] * (end - start - 1)]
+    assert set(entity_scores([truth], [tags.split()]).values()) == ({100.0} if expected else {0.0})
 
 
-def test_entity_scores(script):
+def test_entity_scores(entity_scores):
     truth = ["B-a I-a O B-b".split(), "O B-a".split()]
     guess = ["B-a I-a O B-a".split(), "O O".split()]  # one right, one of the wrong type, one missed
-    found = script.entity_scores(truth, guess)
-    assert found == pytest.approx({"precision": 50, "recall": 100 / 3, "f1": 40, "entities": 3})
-    assert script.entity_scores([["O"]], [["O"]])["f1"] == 0
+    assert entity_scores(truth, guess) == pytest.approx({"precision": 50, "recall": 100 / 3, "f1": 40})
+    assert entity_scores([["O"]], [["O"]])["f1"] == 0
 
 
 def finetune(script, task, model, **changes):

@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hf_relpos import AttentionContext, Table, Terms, attend
-from hf_relpos.model.attention import BACKENDS, relative_attention
+from hf_relpos.model.attention import AttentionCall
+from hf_relpos.model.backends import BY_NAME, run_attention
 
 
 BATCH, HEADS, SIZE, SCALE = 2, 3, 4, 0.37
@@ -263,7 +264,7 @@ def test_gradients_by_finite_differences(shared, rotate, warm):
 
 @pytest.mark.parametrize("warm", [False, True], ids=["plain", "temperature"])
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "per-head"])
-@pytest.mark.parametrize("backend", [name for name in ("sdpa", "flex_attention") if name in BACKENDS])
+@pytest.mark.parametrize("backend", [name for name in ("sdpa", "flex_attention") if name in BY_NAME])
 @pytest.mark.parametrize("chosen", [chosen for chosen in COMBINATIONS if "V" not in chosen], ids=combination_id)
 def test_backends_lower_every_combination(chosen, backend, shared, warm):
     """Also where the bias is the same for every row of the batch, or for every head."""
@@ -274,7 +275,7 @@ def test_backends_lower_every_combination(chosen, backend, shared, warm):
     context = AttentionContext(3, 5, start=2, temperature=1 + torch.rand(BATCH, 1, 3) if warm else None)
     expected, _ = attend(query, key, value, terms, context)
     with torch.no_grad(), uncompiled():
-        got, _ = relative_attention(module, backend, query, key, value, terms, context, mask=None)
+        got, _ = run_attention(backend, AttentionCall(query, key, value, terms, context, layer=module))
     assert (got - expected.transpose(1, 2)).abs().max() <= 1e-5
 
 
@@ -291,7 +292,9 @@ def test_hidden_rows_are_finite_under_a_large_bias(backend, kind, dtype):
     mask[0] = True
     if kind == "additive":
         mask = torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
-    out, _ = relative_attention(module, backend, query, key, value, terms, AttentionContext(5, 5), mask)
+    out, _ = run_attention(
+        backend, AttentionCall(query, key, value, terms, AttentionContext(5, 5), mask, layer=module)
+    )
     assert out.isfinite().all()
 
 

@@ -10,12 +10,16 @@ from oracles import padding, stir, tiny_config
 from test_chunked import left_padding, window
 from test_formula import clipped
 
-from hf_relpos import AttentionContext, RelPosBertForMaskedLM, Table, Terms, attend, explain_backend, kernels
+from hf_relpos import AttentionContext, RelPosBertForMaskedLM, Table, Terms, attend, explain_backend
+from hf_relpos.kernels import backend as kernels
 from hf_relpos.kernels import ops
-from hf_relpos.model import attention, chunked
-from hf_relpos.model.attention import DeviceWay, choose
+from hf_relpos.kernels.backend import Triton
+from hf_relpos.model import backends, skewed
+from hf_relpos.model.attention import AttentionCall
+from hf_relpos.model.backend_chunked import chunked_attention
+from hf_relpos.model.backends import choose
 from hf_relpos.model.formula import content_vectors, position_values
-from hf_relpos.model.lowering import lower
+from hf_relpos.model.toeplitz import to_toeplitz
 
 
 pytest.importorskip("triton", reason="Triton has wheels for Linux alone")
@@ -95,8 +99,8 @@ def terms_of(leaves):
 def by_kernels(leaves, context, mask=None, causal=False, dropout=0.0):
     terms = terms_of(leaves)
     content, query, key = content_vectors(leaves["query"], leaves["key"], terms, context)
-    form = lower(terms, context, query)
-    return kernels.run(content, query, key, leaves["value"], form, context.start, mask, causal, dropout)
+    form = to_toeplitz(terms, context, query)
+    return kernels.attention(content, query, key, leaves["value"], form, context.start, mask, causal, dropout)
 
 
 def by_formula(leaves, context, mask=None, causal=False, kept=None):
@@ -191,11 +195,12 @@ def test_fully_hidden_rows_are_zero(interpreted):
     """By the scheme or by the mask; and so are their gradients."""
     leaves, context = make("A", 2, 1, 40, 40, torch.float32), AttentionContext(40, 40)
     terms = Terms(A=terms_of(leaves).A, allow=(Table(torch.tensor([[True, False]]), lambda r: (r >= 0).long()),))
-    form = lower(terms, context, leaves["query"])
+    form = to_toeplitz(terms, context, leaves["query"])
     mask = padding([40, 0], 40)[:, None, None, :]
-    out = kernels.run(leaves["query"], leaves["query"], leaves["key"], leaves["value"], form, 0, mask, False, 0.0)
+    query, key, value = (leaves[name] for name in ("query", "key", "value"))
+    out = kernels.attention(query, query, key, value, form, 0, mask)
     assert (out[0, 0] == 0).all() and (out[1] == 0).all() and (out[0, 1:] != 0).any(-1).all()
-    expected = attend(*(leaves[name] for name in ("query", "key", "value")), terms, context, mask)[0].transpose(1, 2)
+    expected = attend(query, key, value, terms, context, mask)[0].transpose(1, 2)
     assert (out - expected).abs().max() <= 1e-5
     gradients = torch.autograd.grad(out.sum(), leaves.values())
     assert all(gradient.isfinite().all() for gradient in gradients) and (gradients[0][0, 0, 0] == 0).all()
@@ -254,7 +259,7 @@ def test_dropout_is_fair(rate):
 
 def test_operators_keep_their_word(interpreted):
     leaves, context = make("AcV", 1, 1, 12, 12, torch.float32), AttentionContext(12, 12)
-    form = lower(terms_of(leaves), context, leaves["query"])
+    form = to_toeplitz(terms_of(leaves), context, leaves["query"])
     tables = [x.detach().requires_grad_() for x in (form.A, form.c, form.V)]
     mask = padding([9], 12)[:, None, None, :]
     vectors = [leaves[name] for name in ("query", "key", "value")]
@@ -267,7 +272,7 @@ def test_operators_keep_their_word(interpreted):
 
 def test_compiled_model(interpreted, monkeypatch):
     """In one graph, whose attention is our operator; loss and gradients are those of eager."""
-    monkeypatch.setattr(attention, "DEVICE_WAYS", {"cpu": DeviceWay(kernels.NAME, kernels.obstacles, kernels.run)})
+    monkeypatch.setattr(backends, "BACKENDS", [Triton("cpu"), *backends.BACKENDS])
     config = tiny_config("relative_key_query", num_hidden_layers=1, hidden_size=32, num_attention_heads=2)
     model = stir(RelPosBertForMaskedLM(config)).train()
     ids, real = torch.randint(1, 50, (2, 20)), padding([20, 11], 20).long()
@@ -318,43 +323,44 @@ def test_programs_along_an_axis():
 def test_what_is_chosen(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    terms, given = terms_of(make("ABcV", 1, 12, 1, 1)), {"batch": 4, "heads": 12, "device": torch.device("cuda")}
+    value_term = terms_of(make("ABcV", 1, 12, 1, 1))
 
-    def call(terms=terms, dtype=torch.bfloat16, context=AttentionContext(64, 64), **changes):  # noqa: B008
-        return choose(terms, context, **{**given, "dtype": dtype, **changes})
+    def chosen(terms=value_term, dtype=torch.bfloat16, context=AttentionContext(64, 64), size=64, **changes):  # noqa: B008
+        vectors = torch.empty(4, 12, 64, size, dtype=dtype, device="meta")
+        call = AttentionCall(vectors, vectors, vectors, terms, context, runs_on=torch.device("cuda"), **changes)
+        backend, passed_over = choose(call)
+        return backend.name, "; ".join(passed_over.get("triton", []))
 
-    assert (
-        call() == ("triton", "the terms have the form it takes") and call(gradients=True, dropout=0.1)[0] == "triton"
-    )
+    assert chosen() == ("triton", "") and chosen(needs_gradients=True, dropout=0.1)[0] == "triton"
     for reason, changes in {
-        "weights are wanted": {"weights": True},
+        "returns attention weights": {"output_weights": True},
         "torch.float64": {"dtype": torch.float64},
         "not of 48": {"size": 48},
-        "in full": {"terms": Terms(dense=(torch.zeros(1, 1, 64, 64),))},
+        "dense bias": {"terms": Terms(dense=(torch.zeros(1, 1, 64, 64),))},
         "known to the device alone": {"context": AttentionContext(64, 64, torch.tensor([0]))},
         "not boolean": {"mask": torch.zeros(4, 1, 64, 64)},
         "a temperature": {"context": AttentionContext(64, 64, temperature=torch.ones(1, 1, 64))},
         "no terms": {"terms": Terms()},
     }.items():
-        taken, why = call(**changes)
+        taken, why = chosen(**changes)
         assert taken != "triton" and reason in why
     with monkeypatch.context() as patch:
         patch.setattr(torch.compiler, "is_compiling", lambda: True)
-        assert call()[0] == "triton" and call(size=48)[0] == "eager"
+        assert chosen()[0] == "triton" and chosen(size=48)[0] == "eager"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert "compute capability 8.0" in call()[1]
+    assert "compute capability 8.0" in chosen()[1]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     explained = explain_backend(tiny_config("shaw", hidden_size=64, num_attention_heads=1), 2, 600, "cuda")
-    assert "takes chunked: there is no cuda device here" in explained
+    assert "takes chunked" in explained and "not triton: there is no cuda device here" in explained
 
 
 def test_chunks_on_a_device_take_as_many_queries(monkeypatch):
     """The safety net's own sizes, on the CPU."""
-    monkeypatch.setattr(chunked, "QUERIES", chunked.DEVICE_QUERIES)
-    monkeypatch.setattr(chunked, "BUFFER", chunked.DEVICE_BUFFER)
+    monkeypatch.setattr(skewed, "QUERIES", skewed.DEVICE_QUERIES)
+    monkeypatch.setattr(skewed, "BUFFER", skewed.DEVICE_BUFFER)
     leaves, context = make("ABcV", 2, 2, 63, 63), AttentionContext(63, 63)
-    form = lower(terms_of(leaves), context, leaves["query"])
-    out = chunked.chunked_attention(leaves["query"], *(leaves[x] for x in ("query", "key", "value")), form)
+    form = to_toeplitz(terms_of(leaves), context, leaves["query"])
+    out = chunked_attention(leaves["query"], *(leaves[x] for x in ("query", "key", "value")), form)
     assert (out - by_formula(leaves, context)).abs().max() <= 1e-12
 
 
@@ -371,14 +377,12 @@ def bench(monkeypatch):
 
 def test_benchmark_checks_before_it_times(bench, interpreted, monkeypatch):
     """What is right passes, what is slightly wrong does not, and what did not pass is not timed."""
-    monkeypatch.setattr(attention, "DEVICE_WAYS", {"cpu": DeviceWay(kernels.NAME, kernels.obstacles, kernels.run)})
+    monkeypatch.setattr(backends, "BACKENDS", [Triton("cpu"), *backends.BACKENDS])
     assert bench.check("relative_key", 1, 40, torch.float32, "cpu") <= 2.0
     bench.check_dropout(1, 40, "cpu")
 
-    def wrong(*given):
-        return kernels.run(*given) * 1.001
-
-    monkeypatch.setattr(attention, "DEVICE_WAYS", {"cpu": DeviceWay(kernels.NAME, kernels.obstacles, wrong)})
+    right = kernels.attention
+    monkeypatch.setattr(kernels, "attention", lambda *arguments: right(*arguments) * 1.001)
     with pytest.raises(AssertionError, match="times the error of eager"):
         bench.check("relative_key", 1, 40, torch.float32, "cpu")
 

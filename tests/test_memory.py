@@ -9,7 +9,7 @@ from oracles import ON_TOKENS, golden, padding, tiny_config, tiny_model
 from transformers import DynamicCache, StaticCache
 
 from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertLMHeadModel, RelPosBertModel, SegmentMemory
-from hf_relpos.model.attention import capable_backends
+from hf_relpos.model.capabilities import supported_implementations
 from hf_relpos.model.modeling_relpos_bert import HEADS
 
 
@@ -19,17 +19,13 @@ TAKERS = [name for name in ON_TOKENS if SCHEMES[name].memory_unsupported_reason(
 OTHERS = [name for name in SCHEMES if name not in TAKERS]
 ON_CPU = ("eager", "sdpa", "relpos")
 PAIRS = [
-    (name, backend)
-    for name in TAKERS
-    for backend in ON_CPU
-    if backend in capable_backends(tiny_config(name).position_needs)
+    (name, backend) for name in TAKERS for backend in ON_CPU if backend in supported_implementations(tiny_config(name))
 ]
 # every scheme with its default, and three kinds of terms with every backend
 SOME = [
     pair
     for pair in PAIRS
-    if pair[0] in ("transformer_xl", "shaw", "t5")
-    or pair[1] == capable_backends(tiny_config(pair[0]).position_needs)[0]
+    if pair[0] in ("transformer_xl", "shaw", "t5") or pair[1] == supported_implementations(tiny_config(pair[0]))[0]
 ]
 some_pairs = pytest.mark.parametrize("name, backend", SOME, ids=["-".join(pair) for pair in SOME])
 every_taker = pytest.mark.parametrize("name", TAKERS)

@@ -5,7 +5,7 @@ import torch
 from oracles import extra_inputs, padding, tiny_model
 
 from hf_relpos import SCHEMES, RelPosBertForMaskedLM, RelPosBertModel
-from hf_relpos.model.attention import capable_backends
+from hf_relpos.model.capabilities import supported_implementations
 from hf_relpos.model.padding import Padding
 
 
@@ -51,7 +51,7 @@ def test_what_is_left_as_it_is(mask):
 @pytest.mark.parametrize("name", SCHEMES)
 def test_outputs_and_gradients_are_those_of_the_padded_batch(name, backend):
     model = tiny_model(RelPosBertForMaskedLM, name, attn_implementation="eager").double()
-    if backend not in capable_backends(model.config.position_needs):
+    if backend not in supported_implementations(model.config):
         backend = "eager"
     model.set_attn_implementation(backend)
     real, inputs = batch(name)

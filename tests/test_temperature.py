@@ -10,7 +10,7 @@ from oracles import padding, tiny_config, tiny_model, uncompiled
 from transformers import DynamicCache, StaticCache
 
 from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel
-from hf_relpos.model import relations
+from hf_relpos.model import temperature
 
 
 LENGTH, TRAINED = 12, 4
@@ -190,7 +190,7 @@ def test_without_one_nothing_is_counted(monkeypatch):
     def fail(*arguments):
         raise AssertionError("keys were counted")
 
-    monkeypatch.setattr(relations, "visible_keys", fail)
+    monkeypatch.setattr(temperature, "visible_keys", fail)
     model = tiny_model(RelPosBertModel, SCHEME)
     with watch(model) as seen:
         run(model, words(2, LENGTH), attention_mask=REAL.long())

@@ -1,4 +1,4 @@
-"""scripts/train_lm.py: texts, segments and windows, arms of one size, whole runs, errors."""
+"""scripts/train_lm.py: texts, segments and windows, variants of one size, whole runs, errors."""
 
 import json
 import lzma
@@ -11,7 +11,7 @@ import torch
 from launching import SCRIPTS, import_script, run_python
 
 from hf_relpos import RelPosBertLMHeadModel
-from hf_relpos.training.stream import IGNORED
+from hf_relpos.data.masking import IGNORE_INDEX
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_segments_and_windows(script):
     scored = []
     for window in (windows := script.Windows(text, 8)):
         assert len(window["input_ids"]) == 8 and window["position_ids"].tolist() == list(range(8))
-        counts = window["labels"] != IGNORED
+        counts = window["labels"] != IGNORE_INDEX
         assert (window["labels"] == window["input_ids"] + 1)[counts].all()
         scored += window["labels"][counts].tolist()
         if len(scored) >= 8 + 4 * (len(windows) - 1):
@@ -77,15 +77,15 @@ def test_segments_and_windows(script):
         script.Segments(text[:12], 3, 4, True, "some")
 
 
-def test_arms_are_equally_large(tmp_path, script):
+def test_variants_are_equally_large(tmp_path, script):
     write_texts(tmp_path)
-    args = script.parse(arguments(tmp_path, "--arms", "absolute", "t5", "transformer_xl", "alibi+memory"))
+    args = script.parse(arguments(tmp_path, "--variants", "absolute", "t5", "transformer_xl", "alibi+memory"))
     configs = script.configs_of(args, 8)
-    sizes = {arm: script.size_of(config) for arm, config in configs.items()}
+    sizes = {variant: script.size_of(config) for variant, config in configs.items()}
     unit = args.layers * (2 * args.hidden + 1)
     assert max(sizes.values()) - min(sizes.values()) <= unit
     assert configs["transformer_xl"].intermediate_size == args.intermediate < configs["t5"].intermediate_size
-    assert {arm: config.memory_length for arm, config in configs.items()} == {
+    assert {variant: config.memory_length for variant, config in configs.items()} == {
         "absolute": 0,
         "t5": 0,
         "transformer_xl": 0,
@@ -111,7 +111,7 @@ def test_runs(tmp_path, script, capsys):
         else:
             assert valid["bits"] == valid["apart"] != valid["windows"]
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "| `transformer_xl+memory` |" in card and "![bits by place in the segment](made-up.png)" in card
+    assert "| `transformer_xl+memory` |" in card and "![bits by position in the segment](made-up.png)" in card
     assert (tmp_path / "out" / "made-up.png").stat().st_size > 10_000
 
     # the figure is that of the saved model, computed here segment by segment
@@ -129,10 +129,10 @@ def test_runs(tmp_path, script, capsys):
     bits = torch.cat(nats, 1).mean() / math.log(2)
     assert bits.item() == pytest.approx(runs["transformer_xl+memory/0"]["valid"]["bits"], abs=1e-4)
 
-    # what is there is not run again; notes stay; another arm is added
+    # what is there is not run again; notes stay; another variant is added
     (tmp_path / "out" / "README.md").write_text(card + "By hand.\n")
     capsys.readouterr()
-    script.main(arguments(tmp_path, *more, "--arms", "absolute", "alibi+memory"))
+    script.main(arguments(tmp_path, *more, "--variants", "absolute", "alibi+memory"))
     assert "absolute/0: there already" in capsys.readouterr().out
     card = (tmp_path / "out" / "README.md").read_text()
     assert "| `alibi+memory` |" in card and card.endswith("<!-- notes -->\nBy hand.\n")
@@ -140,9 +140,11 @@ def test_runs(tmp_path, script, capsys):
         run["result"]["parameters"]
         for run in json.loads((tmp_path / "out" / "results.json").read_text())["made-up"]["runs"].values()
     }
-    assert max(sizes) - min(sizes) <= 2 * (2 * 16 + 1)  # also of arms that were added
-    with pytest.raises(SystemExit, match=r"--arms shaw: has [\d,]+ parameters, and the arms that were trained before"):
-        script.main(arguments(tmp_path, *more, "--arms", "shaw"))
+    assert max(sizes) - min(sizes) <= 2 * (2 * 16 + 1)  # also of variants that were added
+    with pytest.raises(
+        SystemExit, match=r"--variants shaw: has [\d,]+ parameters, and the variants that were trained before"
+    ):
+        script.main(arguments(tmp_path, *more, "--variants", "shaw"))
     with pytest.raises(SystemExit, match=r"'made-up' was measured with lr = 0.01, and now it is 0.02"):
         script.main(arguments(tmp_path, *more, "--lr", 0.02))
 
@@ -150,7 +152,7 @@ def test_runs(tmp_path, script, capsys):
 def test_an_interrupted_run_goes_on(tmp_path, script, monkeypatch):
     """From the last checkpoint, with the memory; the result is that of a run that was not stopped."""
     write_texts(tmp_path)
-    more = ["--arms", "transformer_xl+memory", "--training", "logging_steps=1"]
+    more = ["--variants", "transformer_xl+memory", "--training", "logging_steps=1"]
     script.main(arguments(tmp_path, *more))
     whole = json.loads((tmp_path / "out" / "results.json").read_text())["made-up"]["runs"]["transformer_xl+memory/0"]
     again = tmp_path / "again"
@@ -178,9 +180,9 @@ def test_an_interrupted_run_goes_on(tmp_path, script, monkeypatch):
 @pytest.mark.parametrize(
     "more, message",
     [
-        (["--arms", "xl"], "no such scheme; known: absolute"),
-        (["--arms", "absolute+memory"], "memory_length = 12"),
-        (["--options", "clamp=3"], "--options clamp: no arm has it; they have clamp_len, out_of_range"),
+        (["--variants", "xl"], "no such scheme; known: absolute"),
+        (["--variants", "absolute+memory"], "memory_length = 12"),
+        (["--options", "clamp=3"], "--options clamp: no variant has it; they have clamp_len, out_of_range"),
         (["--options", "clamp_len=-3"], "clamp_len"),
         (["--heads", "3"], "hidden_size"),
         (["--segment", "500"], "the training text has 4,000 tokens|the valid text has 500 tokens"),
@@ -225,12 +227,12 @@ def test_two_processes_give_the_figures_of_one(tmp_path):
     for processes in (1, 2):
         folder = tmp_path / str(processes)
         more = ["--batch", 4 // processes, "--eval-batch", 2 // processes, "--out", folder / "out", "--work", folder]
-        more += ["--arms", "transformer_xl+memory", "absolute", "--training", "use_cpu=true"]
+        more += ["--variants", "transformer_xl+memory", "absolute", "--training", "use_cpu=true"]
         more += ["ddp_backend=gloo"] if processes == 2 else []
         run_python(SCRIPTS / "train_lm.py", *arguments(tmp_path, *more), processes=processes)
         runs = json.loads((folder / "out" / "results.json").read_text())["made-up"]["runs"]
         assert {run["result"]["processes"] for run in runs.values()} == {processes}
         found.append({key: (run["result"]["curve"], run["result"]["valid"]["bits"]) for key, run in runs.items()})
-    for arm, (curve, bits) in found[0].items():
-        assert found[1][arm][0] == pytest.approx(curve, abs=1e-3)
-        assert found[1][arm][1] == pytest.approx(bits, abs=1e-4)
+    for variant, (curve, bits) in found[0].items():
+        assert found[1][variant][0] == pytest.approx(curve, abs=1e-3)
+        assert found[1][variant][1] == pytest.approx(bits, abs=1e-4)

@@ -39,6 +39,11 @@ def script():
     return import_script("train_ner")
 
 
+@pytest.fixture(scope="module")
+def data():
+    return import_script("tagging.data")
+
+
 def conll(sentences):
     return "\n".join("".join(f"{word}\t{tag}\n" for word, tag in zip(*pair, strict=True)) for pair in sentences)
 
@@ -113,13 +118,13 @@ def test_bad_files(tmp_path, text, words):
         *(("O'Neil", "mixed"), ("@anna", "lower"), ("C-3", "letters and digits"), ("Élan", "capitalised")),
     ],
 )
-def test_shapes(script, word, shape):
-    assert script.SHAPES[script.shape_of(word)] == shape
+def test_shapes(data, word, shape):
+    assert data.SHAPES[data.shape_of(word)] == shape
 
 
-def test_labels_of_subwords(script):
+def test_labels_of_subwords(data):
     """A word's tag is at its first token and nowhere else, wherever rows end; on the way back nothing is lost."""
-    tokenizer = script.learn_tokenizer(["walking", "talking", "walk", "ing", "atwit"] * 5, "wordpiece", 24)
+    tokenizer = data.train_tokenizer(["walking", "talking", "walk", "ing", "atwit"] * 5, "wordpiece", 24)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]")
     sentences = [
         ("walking \u200b talk xyzzy walkingtalkingwalking Walk".split(" "), "B-a O O B-a I-a I-a".split()),
@@ -127,34 +132,34 @@ def test_labels_of_subwords(script):
         (["talking"] * 9, ["O", "B-b", "I-b"] * 3),
     ]
     names = tag_names(sentences)
-    data = script.Tagged(sentences, tokenizer, names, length=10, pieces=5)
+    rows = data.TaggedSentences(sentences, tokenizer, names, length=10, pieces=5)
     seen = []
-    for row, places in zip(data.rows, data.places, strict=True):
+    for row, places in zip(rows.rows, rows.first_tokens, strict=True):
         sizes = {len(row[key]) for key in row}
         assert len(sizes) == 1 and sizes.pop() <= 10
         firsts = [token for *_, token in places]
-        assert firsts == [at for at, label in enumerate(row["labels"]) if label != script.IGNORE]
+        assert firsts == [at for at, label in enumerate(row["labels"]) if label != data.IGNORE_INDEX]
         for (sentence, at, first), end in zip(places, [*firsts[1:], len(row["labels"])], strict=True):
             word, tag = (part[at] for part in sentences[sentence])
             ids = tokenizer(word)["input_ids"] or [tokenizer.unk_token_id]
             expected = ids if len(ids) <= 5 else [*ids[:4], ids[-1]]
             assert row["input_ids"][first:end] == expected
-            assert row["token_type_ids"][first:end] == [script.shape_of(word)] * (end - first)
+            assert row["token_type_ids"][first:end] == [data.shape_of(word)] * (end - first)
             assert names[row["labels"][first]] == tag
             seen.append((sentence, at))
     assert sorted(seen) == [(n, at) for n, (words, _) in enumerate(sentences) for at in range(len(words))]
-    assert len(data) > 3 and max(len(tokenizer(word)["input_ids"]) for words, _ in sentences for word in words) > 5
-    lengths = [len(row["input_ids"]) for row in data.rows]
+    assert len(rows) > 3 and max(len(tokenizer(word)["input_ids"]) for words, _ in sentences for word in words) > 5
+    lengths = [len(row["input_ids"]) for row in rows.rows]
     assert lengths == sorted(lengths, reverse=True)
-    guesses = [[3 if label == script.IGNORE else label for label in row["labels"]] for row in data.rows]
-    assert data.tags(guesses, names, sentences) == [tags for _, tags in sentences]
+    guesses = [[3 if label == data.IGNORE_INDEX else label for label in row["labels"]] for row in rows.rows]
+    assert rows.tags(guesses, names, sentences) == [tags for _, tags in sentences]
 
 
-def test_units(script):
+def test_units(data):
     words = ["walking", "walked", "talking", "中国", "walking"]
 
     def tokens(unit, size=100):
-        return Tokenizer.from_str(script.learn_tokenizer(words, unit, size).to_str())
+        return Tokenizer.from_str(data.train_tokenizer(words, unit, size).to_str())
 
     assert tokens("word").encode("walking").ids == [2] and tokens("word").encode("walked").tokens == ["[UNK]"]
     assert tokens("character").encode("king中").tokens == ["k", "i", "n", "g", "[UNK]"]
@@ -163,25 +168,26 @@ def test_units(script):
     assert tokens("character", 5).get_vocab_size() == 5
 
 
-def test_unknown_tokens(script):
-    tokenizer = script.learn_tokenizer(["a b", "a b"], "character", 9)
+def test_unknown_tokens(data):
+    tokenizer = data.train_tokenizer(["a b", "a b"], "character", 9)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]")
-    collator = script.Collator(tokenizer)
+    collator = data.UnknownTokenCollator(tokenizer)
     collator.unknown = 0.5
     rows = [{"input_ids": [2, 3] * n, "token_type_ids": [0, 1] * n, "labels": [0, 1] * n} for n in (40, 20)]
     batch = collator([dict(row) for row in rows])
-    assert batch["labels"][1, 40:].eq(script.IGNORE).all() and batch["input_ids"][1, 40:].eq(0).all()
+    assert batch["labels"][1, 40:].eq(data.IGNORE_INDEX).all() and batch["input_ids"][1, 40:].eq(0).all()
     assert 0.3 < batch["input_ids"][batch["attention_mask"].bool()].eq(1).float().mean() < 0.7
     collator.unknown = 0.0
     assert collator([dict(row) for row in rows])["input_ids"].ne(1).all()
 
 
-def test_comparison(script):
+def test_comparison():
     """Welch's standard error: √(s₁²/n₁ + s₂²/n₂), here √(1/3 + 1/3)."""
-    assert script.comparison([11.0, 12.0, 13.0], [1.0, 2.0, 3.0]) == "**yes**: +10.0 (standard error 0.8)"
-    assert script.comparison([1.0, 2.0, 3.0], [11.0, 12.0, 13.0]) == "**no**: -10.0 (standard error 0.8)"
-    assert script.comparison([2.0, 3.0, 4.0], [1.0, 2.0, 3.0]).startswith("too small to tell: +1.0")
-    assert script.comparison([2.0], [1.0]) == "+1.0, one seed"
+    compare = import_script("tagging.card").compare_means
+    assert compare([11.0, 12.0, 13.0], [1.0, 2.0, 3.0]) == "**yes**: +10.0 (standard error 0.8)"
+    assert compare([1.0, 2.0, 3.0], [11.0, 12.0, 13.0]) == "**no**: -10.0 (standard error 0.8)"
+    assert compare([2.0, 3.0, 4.0], [1.0, 2.0, 3.0]).startswith("too small to tell: +1.0")
+    assert compare([2.0], [1.0]) == "+1.0, one seed"
 
 
 NAMES = ["Anna", "Bob", "Cleo", "Dan", "Eve", "Finn"]
@@ -306,7 +312,7 @@ def test_vectors_of_a_checkpoint(script, tmp_path):
         "shaw",
     )
     args = script.parse(arguments(tmp_path, tmp_path / "out", *more))
-    task = script.Task(args)
+    task = script.TaggingTask(args)
     assert task.train.rows[0]["input_ids"][0] == vocabulary.index("saw")
     model = script.build(task, args, "shaw")
     table, wanted = model.get_input_embeddings().weight, bert.get_input_embeddings().weight

@@ -5,14 +5,16 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.nn.attention.flex_attention import BlockMask
 
-from ..model.attention import capable_backends, needs_of_terms, relative_attention
+from ..model.attention import AttentionCall
+from ..model.backends import AUTO, run_attention
 from ..model.context import AttentionContext
 from ..model.formula import Terms, attend, content_scale, content_vectors, position_scores
 from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
-from ..model.relations import self_attention_mask
 from ..model.scheme import Scheme
 from ..model.schemes import Combination
+from ..model.tokens import row_layout
 from .batches import Batch
 
 
@@ -39,7 +41,8 @@ class LayerwiseModel:
     def visible(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
         """Which keys each query may attend to, boolean, (B, 1, L, L)."""
         length = hidden.shape[1]
-        mask = self_attention_mask(self.model.config, hidden, batch.mask, None, None, None)
+        mask = row_layout(self.model.config, hidden, batch.mask).mask(self.model.config, hidden, batch.mask)
+        assert not isinstance(mask, BlockMask), "the models are set to eager attention"
         if mask is None:
             return torch.ones(len(hidden), 1, length, length, dtype=torch.bool)
         if mask.dtype != torch.bool:
@@ -81,15 +84,10 @@ class LayerwiseModel:
     def context(self, layer: int, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
         """The outputs of the heads, concatenated, (B, L, D)."""
         terms, context = self.terms(layer, hidden)
-        out, _ = relative_attention(
-            self.layers[layer].attention.self,
-            capable_backends(needs_of_terms(terms))[0],
-            *self.projections(layer, hidden),
-            terms,
-            context,
-            self.visible(batch, hidden),
-        )
-        return out.flatten(2)
+        module = self.layers[layer].attention.self
+        mask = self.visible(batch, hidden)
+        call = AttentionCall(*self.projections(layer, hidden), terms, context, mask=mask, layer=module)
+        return run_attention(AUTO, call)[0].flatten(2)
 
     def weights(self, layer: int, batch: Batch, hidden: torch.Tensor, rows: slice) -> torch.Tensor:
         """The attention of the m queries `rows`, (B, H, m, L)."""

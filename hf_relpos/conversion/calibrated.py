@@ -112,7 +112,7 @@ def calibrate(model: RelPosBertPreTrainedModel, context: ConversionContext) -> d
 
 
 def calibrate_and_distil(model: RelPosBertPreTrainedModel, context: ConversionContext) -> dict[str, str]:
-    """Fit the model to its source, then distil the source into it; see `hf_relpos.training.distil`.
+    """Fit the model to its source, then distil the source into it; see `hf_relpos.training.distillation`.
 
     Raises:
         ConversionError: as `calibrate`.
@@ -300,7 +300,8 @@ def _distil(
     context: ConversionContext,
     console: Console,
 ) -> dict[str, Any]:
-    from ..training.distil import DEFAULT_LOSSES, distil  # imports the Trainer
+    from ..training import DistillationSettings, distil  # imports the Trainer
+    from ..training.distillation_losses import DEFAULT_LOSSES
 
     options, lengths = context.options, window_lengths(context.source_config.max_position_embeddings)
     tokens = options["distil_tokens"] or options["steps"] * options["batch_tokens"]
@@ -310,18 +311,15 @@ def _distil(
     if has_mlm_head(student):
         losses["logits"] = 1.0
     console.print(f"distilling: {options['steps']} steps on {windows.tokens:,} tokens", highlight=False)
+    settings = DistillationSettings(
+        steps=options["steps"],
+        batch_tokens=options["batch_tokens"],
+        learning_rate=LEARNING_RATE,
+        table_learning_rate=TABLE_LEARNING_RATE,
+        losses=losses,
+        seed=context.seed,
+    )
     with torch.enable_grad():
-        report = distil(
-            student,
-            teacher,
-            windows.ids,
-            steps=options["steps"],
-            batch_tokens=options["batch_tokens"],
-            learning_rate=LEARNING_RATE,
-            table_learning_rate=TABLE_LEARNING_RATE,
-            losses=losses,
-            seed=context.seed,
-            progress=context.progress,
-        )
+        report = distil(student, teacher, windows.ids, settings, progress=context.progress)
     student.to("cpu")
     return report.to_dict()

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ..console import print_table
 from ..evaluation.printing import print_fidelity
-from ..training.distil import DistilReport
+from ..training import DistillationReport
 from .report import ConversionReport, lost_in_words
 
 
@@ -107,7 +107,7 @@ def _lines(report: ConversionReport) -> list[str]:
         )
         lines += [f"Note: {note}" for note in calibration["notes"]]
     if (distillation := details.get("distillation")) is not None:
-        lines.append(f"distilled: {DistilReport(**distillation).summary()}")
+        lines.append(f"distilled: {DistillationReport(**distillation).summary()}")
     if "skipped" in (measured := details.get("fidelity", {})) and "lengths" not in measured:
         lines.append(f"fidelity not measured: {measured['skipped']}")
     lines += report.notes

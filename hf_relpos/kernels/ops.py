@@ -1,4 +1,4 @@
-"""Attention of the normal form as operators of PyTorch, which the compiler and CUDA graphs see through.
+"""Attention of Toeplitz terms as operators of PyTorch, which the compiler and CUDA graphs see through.
 
 `hf_relpos::attention` and its backward plan the work, chunk by chunk, and launch the kernels of tiles.py. A chunk is
 some pairs (batch, head) and, for long inputs, some queries: as much as its pair matrices fit into `WORKSPACE`. Nothing
@@ -489,8 +489,8 @@ def attention(
     Args:
         content: q̂ + u, (B, H, L, d), of `DTYPES` and `SIZES`; key and value (B, H, K, d).
         query: q̂, for A; None where it is `content`.
-        A: s·A, (H or 1, L + K − 1, d), row 0 for the offset 1 − L − start, as `lowering.NormalForm` has them; likewise
-            B and V, and c, (H or 1, L + K − 1), where −∞ hides an offset.
+        A: s·A, (H or 1, L + K − 1, d), row 0 for the offset 1 − L − start, as `ToeplitzTerms` has them; likewise B
+            and V, and c, (H or 1, L + K − 1), where −∞ hides an offset.
         mask: boolean (1 or B, 1 or H, 1 or L, K), True: may attend.
         seed: int64, one number on the device; only with dropout.
         start: place of the first query among the keys.

@@ -280,11 +280,6 @@ class RelPosBertConfig(BertConfig):
         return name if isinstance(name, str) else "+".join(name)
 
     @property
-    def position_needs(self) -> frozenset[str]:
-        """What the schemes need of an attention backend: keys of `attention.FEATURES`."""
-        return frozenset().union(*(scheme.needs_of(settings) for scheme, settings in scheme_parts(self)))
-
-    @property
     def required_inputs(self) -> frozenset[str]:
         """Inputs that `forward` must be given for the schemes: `grid`, `relation_ids`."""
         return frozenset().union(*(scheme.required_inputs for scheme, _ in scheme_parts(self)))

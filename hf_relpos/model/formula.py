@@ -6,11 +6,11 @@
 i is a query, j a key, r = j − i their offset (key minus query: a key to the left has r < 0). A, B and V are tables of
 d-vectors, c and c' of scalars, u is one d-vector per head. Each table has its own map from r to a row, so that one may
 be clipped where another is bucketed; a table may also be indexed by another relation of the pair than its offset. c
-stands inside the scale, c' outside; c' may also be given in full. q and k may be rotated first (RoPE). A term that
-depends on i alone would cancel in the softmax, so there is none. g, a gain on the content score (1 unless a scheme has
-one), is what the multiplicative methods of Huang et al. need; it may also be a vector, one factor for each feature of
-q_i·k_j. A scheme may also hide keys by their offset (`allow`). τ, the temperature of a query, is no scheme's: it is 1
-unless the configuration asks for one, and arrives with the offsets (`relations.temperature`).
+stands inside the scale, c' outside; c' may also be a dense bias, with an entry for each pair. q and k may be rotated
+first (RoPE). A term that depends on i alone would cancel in the softmax, so there is none. g, a gain on the content
+score (1 unless a scheme has one), is what the multiplicative methods of Huang et al. need; it may also be a vector,
+one factor for each feature of q_i·k_j. A scheme may also hide keys by their offset (`allow`). τ, the temperature of a
+query, is no scheme's: it is 1 unless the configuration asks for one, and comes with the context (`temperature.py`).
 
 Letters, everywhere: B batch, H heads, L queries, K keys, D model size, d = D / H head size, R rows of a table.
 
@@ -56,11 +56,11 @@ class Table:
         return self.rows[:, index].transpose(0, 1)
 
 
-def by_offset(rows: torch.Tensor, context: AttentionContext) -> Table:
+def toeplitz_table(rows: torch.Tensor, context: AttentionContext) -> Table:
     """A table that has one row for each offset of this call.
 
     Args:
-        rows: (H or 1, high − low + 1, …), in the order of `context.span`.
+        rows: (H or 1, high − low + 1, …), in the order of `context.offsets`.
     """
     return Table(rows, row_of=lambda r: r - context.low)
 
@@ -76,7 +76,7 @@ class Terms:
         u: content bias, (H, d).
         c: scalar tables inside the scale, rows (H or 1, R).
         c_outer: scalar tables outside the scale (c'), rows (H or 1, R).
-        dense: more of c', given in full: tensors (1 or B, 1 or H, L, K).
+        dense: dense biases outside the scale, more of c': tensors (1 or B, 1 or H, L, K).
         V: value-side tables, rows (H or 1, R, d).
         gain: factors of the content score, rows (H or 1, R).
         feature_gain: factors of each feature of the content score, Σ_c q_ic k_jc g_{r,c}, rows (H or 1, R, d).
@@ -97,6 +97,11 @@ class Terms:
     feature_gain: Table | None = None
     allow: tuple[Table, ...] = ()
     rotate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+
+    @property
+    def only_content(self) -> bool:
+        """Whether there is no term beside the content product: at most a scale and a rotation."""
+        return self == Terms(scale=self.scale, rotate=self.rotate)
 
     def __add__(self, other: "Terms") -> "Terms":
         """The terms of both. At most one may set the scale to something of its own, one rotation, one feature_gain."""

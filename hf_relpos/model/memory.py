@@ -9,7 +9,7 @@ document has ended holds nothing that the next one could see.
 import dataclasses
 import functools
 import inspect
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedConfig
@@ -26,7 +26,7 @@ from transformers.modeling_outputs import (
 from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 from transformers.utils import ModelOutput
 
-from .context import AttentionContext
+from .tracing import is_traced
 
 
 @dataclass
@@ -126,179 +126,27 @@ def check_memory(config: PreTrainedConfig, memory: SegmentMemory, batch: int) ->
         )
 
 
-def is_traced() -> bool:
-    """Whether a graph is being recorded, which cannot look at the data."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
-
-
-def beside_memory(
-    config: PreTrainedConfig,
-    memory: SegmentMemory,
-    context: AttentionContext,
-    tokens: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    position_ids: torch.Tensor | None,
-) -> tuple[AttentionContext, torch.Tensor | None]:
-    """Context and mask of a call whose keys are the memory, what a cache holds, and the segment, in this order.
-
-    Args:
-        config: a RelPosBertConfig.
-        context: of the segment and the cache alone, by places.
-        tokens: (B, L) or (B, L, D); only its shape and device are read.
-        attention_mask: (B, K), or prepared (B, 1, L, K), K the keys without the memory; or None.
-        position_ids: (B, L) or (1, L); None with a cache, beside which the places of its tokens count.
-
-    Returns:
-        The context, and a boolean mask (1 or B, 1, L, M + K), or None where every query may attend to every key.
-
-    Raises:
-        ValueError: for a prepared mask in which places cannot be told.
-    """
-    batch, length = tokens.shape[:2]
-    device, keys, before = tokens.device, context.key_length, memory.length
-    remembered = memory.mask.to(device)
-    limits = (config.attention_window, config.memory_same_length)
-    prepared = None
-    if attention_mask is None:
-        real = torch.ones(batch, keys, dtype=torch.bool, device=device)
-    elif attention_mask.dim() == 2:
-        real = (attention_mask != 0)[:, :keys].expand(batch, -1)
-        real = torch.nn.functional.pad(real, (0, keys - real.shape[1]))
-    else:
-        if any(limits):
-            raise ValueError(
-                f"attention_mask has shape {tuple(attention_mask.shape)}, as `generate` prepares it for a static "
-                "cache; beside a memory, with attention_window or memory_same_length, it does not tell where a row "
-                "begins: use a dynamic cache, or give (batch, length)"
-            )
-        prepared = _allowed(attention_mask)
-        real = prepared.any(-2).any(1).expand(batch, -1)
-    seen = torch.cat([remembered, real], dim=-1)
-
-    # the document of each key, counted from that of the memory, and their positions where places do not tell them
-    documents, positions, max_distance = None, None, 0
-    holes = attention_mask is not None and (is_traced() or bool(_runs(seen).gt(1).any()))
-    if position_ids is not None:
-        ids = position_ids.expand(batch, -1).to(device)
-        previous = _previous(real)
-        steps = ids - ids.gather(1, previous.clamp(min=0))
-        within = real & (previous >= 0)
-        documents = torch.nn.functional.pad((within & (steps <= 0)).long().cumsum(-1), (before, 0))
-        if not is_traced():
-            if not bool(documents[:, -1].any()):
-                documents = None
-            apart = bool((within & (steps > 1)).any())
-            if holes or apart:
-                positions = ids
-    if holes and positions is None:
-        positions = (real.long().cumsum(-1) - 1).clamp(min=0)
-    if positions is not None:
-        positions, max_distance = _positions(remembered, real, positions)
-    context = replace(
-        context, key_length=before + keys, start=context.start + before, positions=positions, max_distance=max_distance
-    )
-
-    # a single query that comes last sees all, as in an encoder
-    plain = not config.is_decoder or (length == 1 and not isinstance(context.start, torch.Tensor))
-    plain = plain and not any(limits) and documents is None and prepared is None
-    if plain and not is_traced() and bool(seen.all()):
-        return context, None
-    distance = -context.matrix(device)  # i − j
-    distance = distance if distance.dim() == 3 else distance[None]
-    places = torch.arange(before + keys, device=device)
-    visible = seen[:, None, :]
-    if prepared is not None:
-        prepared = prepared.expand(batch, -1, length, -1)
-        visible = torch.cat([remembered[:, None, None, :].expand(*prepared.shape[:-1], -1), prepared], dim=-1)
-    elif config.is_decoder:
-        visible = visible & (places <= (torch.arange(length, device=device) + context.start)[:, None])
-    if documents is not None:
-        visible = visible & (documents[:, before:, None] == documents[:, None, :])
-    if config.memory_same_length:
-        visible = visible & (distance < config.memory_length)
-    if config.attention_window is not None:
-        visible = visible & (distance.abs() <= config.attention_window)
-    visible = visible if visible.dim() == 4 else visible[:, None]
-    return context, visible.expand(-1, -1, length, -1)
-
-
-def _positions(remembered: torch.Tensor, real: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Positions of all keys, (B, M + K), and how far they reach; the memory ends where the first real token begins.
-
-    Args:
-        remembered: the mask of the memory, (B, M).
-        real: which of the other keys are no padding, (B, K).
-        ids: positions of these, (B, K).
-    """
-    first = ids.gather(1, real.long().argmax(-1, keepdim=True))
-    left = first - remembered.long().flip(-1).cumsum(-1).flip(-1)
-    positions, seen = torch.cat([left, ids], dim=-1), torch.cat([remembered, real], dim=-1)
-    # padding is put where a real token is, so that it reaches no further
-    some = positions.gather(1, seen.long().argmax(-1, keepdim=True))
-    positions = torch.where(seen, positions, some)
-    if is_traced():
-        return positions, positions.shape[1] - 1
-    return positions, int((positions.amax(-1) - positions.amin(-1)).max())
-
-
-def _allowed(mask: torch.Tensor) -> torch.Tensor:
-    """A prepared mask as a boolean one."""
-    return mask > torch.finfo(mask.dtype).min / 2 if mask.is_floating_point() else mask != 0
-
-
-def _runs(real: torch.Tensor) -> torch.Tensor:
-    """How many runs of real tokens each row has, (B,)."""
-    return (real & ~torch.nn.functional.pad(real, (1, 0))[:, :-1]).sum(-1)
-
-
-def _previous(real: torch.Tensor) -> torch.Tensor:
-    """The place of the last real token before each, −1 where there is none, (B, L)."""
-    places = torch.arange(real.shape[1], device=real.device)
-    last = torch.where(real, places, -1).cummax(-1).values
-    return torch.nn.functional.pad(last, (1, 0), value=-1)[:, :-1]
-
-
 @torch.no_grad()
 def remember(
     memory: SegmentMemory | None,
     inputs: tuple[torch.Tensor, ...],
-    attention_mask: torch.Tensor | None,
-    position_ids: torch.Tensor | None,
+    keep: torch.Tensor,
+    in_order: bool,
     length: int,
 ) -> SegmentMemory:
-    """The last tokens of the memory and the segment after it.
+    """The last tokens of the memory and of the segment after it.
 
     Args:
         inputs: the input of each layer, (B, L, D).
-        attention_mask: (B, L), or prepared (B, 1, L, L): a token that none may attend to is padding; or None.
-        position_ids: (B, L) or (1, L), or None. Where they stop increasing a new document begins, and of a row with
-            several only the last is kept.
+        keep: boolean (B, M + L), which tokens to keep.
+        in_order: whether these are a run of tokens up to the end of each row.
         length: how many to keep at most.
     """
-    batch, segment = inputs[0].shape[:2]
-    device = inputs[0].device
-    ragged = attention_mask is not None or position_ids is not None
-    if attention_mask is None:
-        real = torch.ones(batch, segment, dtype=torch.bool, device=device)
-    elif attention_mask.dim() == 2:
-        real = (attention_mask != 0).expand(batch, -1)
-    else:
-        real = _allowed(attention_mask).any(-2).any(1).expand(batch, -1)
-    keep = real
-    before = 0 if memory is None else memory.length
-    if memory is not None:
-        keep = torch.cat([memory.mask.to(device), real], dim=-1)
-    if position_ids is not None:
-        ids = position_ids.expand(batch, -1).to(device)
-        previous = _previous(real)
-        begins = real & (previous >= 0) & (ids <= ids.gather(1, previous.clamp(min=0)))
-        documents = torch.nn.functional.pad(begins.long().cumsum(-1), (before, 0))
-        keep = keep & (documents == documents[:, -1:])
     joined = [
-        state.detach() if memory is None else torch.cat([old.to(device, state.dtype), state.detach()], dim=1)
+        state.detach() if memory is None else torch.cat([old.to(state.device, state.dtype), state.detach()], dim=1)
         for old, state in zip(inputs if memory is None else memory.states, inputs, strict=True)
     ]
-    if not ragged:
+    if in_order:
         return SegmentMemory(tuple(state[:, -length:].clone() for state in joined), keep[:, -length:].clone())
     # tokens to the right, in their order
     order = keep.to(torch.uint8).argsort(dim=-1, stable=True)[:, -length:]

@@ -5,8 +5,6 @@ Everything but embeddings, self-attention and masks is Transformers' own BERT, b
 """
 
 import os
-import re
-import shutil
 from dataclasses import replace
 from functools import partial
 
@@ -15,7 +13,6 @@ from torch import nn
 from transformers import BertConfig
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.configuration_utils import PreTrainedConfig
-from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import (
@@ -46,15 +43,20 @@ from transformers.utils import logging
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .attention import capable_backends, check_backend, relative_attention
+from .attention import AttentionCall
+from .backends import run_attention
+from .capabilities import check_attention, layers_share_terms, supported_implementations
 from .configuration_relpos_bert import RelPosBertConfig
 from .context import AttentionContext
-from .memory import WITH_MEMORY, SegmentMemory, beside_memory, carries_memory, check_memory, remember
-from .padding import Padding
-from .relations import packed_position_ids, relations_of, self_attention_mask, temperature
+from .memory import WITH_MEMORY, SegmentMemory, carries_memory, check_memory, remember
+from .padding import removable_padding
+from .saving import code_files, copy_code
 from .scheme import InputScheme, Scheme, SharedScheme
 from .scheme_absolute import LearnedPositions
 from .schemes import STOCK_SCHEME, build_input, build_scheme, build_shared
+from .temperature import temperature
+from .toeplitz import SharedTerms
+from .tokens import PositionInputs, packed_position_ids, row_layout, token_layout, tokens_to_remember
 
 
 logger = logging.get_logger(__name__)
@@ -146,6 +148,7 @@ class RelPosBertSelfAttention(BertSelfAttention):
         past_key_values: Cache | None = None,
         context: AttentionContext | None = None,
         memory: SegmentMemory | None = None,
+        shared_terms: SharedTerms | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """hidden_states (B, L, D) to (B, L, D) and the attention weights (B, H, L, K) where the backend holds them.
@@ -154,18 +157,19 @@ class RelPosBertSelfAttention(BertSelfAttention):
             context: what the model knows about the pairs of this call; None for consecutive tokens without a cache.
                 If it has `padding`, the hidden states, here and returned, are (1, T, D), the real tokens.
             memory: what earlier segments left behind. Its keys come first, before those of a cache.
+            shared_terms: the terms of the scheme, where they are the same in every layer; None to ask the scheme.
         """
         padding = None if context is None else context.padding
-        seen, remembered = hidden_states, 0
+        hidden_keys, remembered = hidden_states, 0
         if memory is not None:
             remembered = memory.length
-            old = memory.states[self.layer_idx].detach().to(hidden_states.device, hidden_states.dtype)
-            seen = torch.cat([old, hidden_states], dim=1)
+            states = memory.states[self.layer_idx].detach().to(hidden_states.device, hidden_states.dtype)
+            hidden_keys = torch.cat([states, hidden_states], dim=1)
         query, key, value = (
             (vectors if padding is None else padding.restore(vectors))
             .unflatten(-1, (-1, self.attention_head_size))
             .transpose(1, 2)
-            for vectors in (self.query(hidden_states), self.key(seen), self.value(seen))
+            for vectors in (self.query(hidden_states), self.key(hidden_keys), self.value(hidden_keys))
         )
         if past_key_values is not None:
             (old_key, key), (old_value, value) = (states.tensor_split([remembered], dim=2) for states in (key, value))
@@ -178,30 +182,44 @@ class RelPosBertSelfAttention(BertSelfAttention):
         if context is None:
             context = AttentionContext(query.shape[2], key.shape[2])
             context = replace(context, temperature=temperature(self.config, attention_mask, context, query.device))
-        precise = torch.promote_types(query.dtype, torch.float32)
-        context = replace(
+        context = self.layer_context(context, query, key.shape[2])
+        if shared_terms is not None and shared_terms.device != query.device:
+            shared_terms = None
+        call = AttentionCall(
+            query,
+            key,
+            value,
+            self.distance_embedding.terms(context) if shared_terms is None else shared_terms.terms,
             context,
-            key_length=key.shape[2],
+            mask=attention_mask,
+            is_causal=attention_mask is None and self.is_causal and query.shape[2] > 1,
+            dropout=self.dropout.p if self.training else 0.0,
+            output_weights=bool(kwargs.get("output_attentions")),
+            needs_gradients=torch.is_grad_enabled(),
+            shared=shared_terms,
+            layer=self,
+            options=kwargs,
+        )
+        out, weights = run_attention(self.config._attn_implementation, call)
+        out = out.flatten(2)
+        return (out if padding is None else padding.remove(out)).contiguous(), weights
+
+    def layer_context(self, context: AttentionContext, query: torch.Tensor, key_length: int) -> AttentionContext:
+        """The context of a call with what this layer knows: device, dtype and projections.
+
+        Args:
+            query: only its device and dtype are read.
+            key_length: K.
+        """
+        return replace(
+            context,
+            key_length=key_length,
             device=query.device,
-            dtype=precise,
+            dtype=torch.promote_types(query.dtype, torch.float32),
             query_projection=self.query,
             key_projection=self.key,
             shared=context.shared() if callable(context.shared) else context.shared,
         )
-        out, weights = relative_attention(
-            self,
-            self.config._attn_implementation,
-            query,
-            key,
-            value,
-            self.distance_embedding.terms(context),
-            context,
-            attention_mask,
-            dropout=self.dropout.p if self.training else 0.0,
-            **kwargs,
-        )
-        out = out.flatten(2)
-        return (out if padding is None else padding.remove(out)).contiguous(), weights
 
 
 class RelPosBertLayer(BertLayer):
@@ -253,18 +271,6 @@ class RelPosBertEncoder(BertEncoder):
         )
 
 
-def _code_files() -> set[str]:
-    """This file and all that it imports from beside it."""
-    here = os.path.abspath(__file__)
-    return {here, *map(os.path.abspath, get_relative_import_files(here))}
-
-
-def _copy_code(folder: str) -> None:
-    os.makedirs(folder, exist_ok=True)
-    for file in _code_files():
-        shutil.copyfile(file, os.path.join(folder, os.path.basename(file)))
-
-
 class RelPosBertPreTrainedModel(BertPreTrainedModel):
     """Loading, saving and initialisation, common to all heads."""
 
@@ -283,7 +289,7 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
 
     @property
     def _supports_sdpa(self) -> bool:
-        return "sdpa" in capable_backends(self.config.position_needs)
+        return "sdpa" in supported_implementations(self.config)
 
     def __init__(self, config: RelPosBertConfig):
         if not isinstance(config, PreTrainedConfig) or config.model_type != RelPosBertConfig.model_type:
@@ -310,7 +316,7 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
             *ALL_ATTENTION_FUNCTIONS.valid_keys(),
         ]:
             return super().get_correct_attn_implementation(requested_attention, is_init_check)  # no such name: raises
-        checked = check_backend(requested_attention, self.config.position_needs, self.config.position_scheme_name)
+        checked = check_attention(self.config, requested_attention)
         return super().get_correct_attn_implementation(checked, is_init_check)
 
     @classmethod
@@ -356,11 +362,7 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
         if self.config.save_code:
             self.config.auto_map = dict(AUTO_MAP)
             if is_main_process and not os.path.isfile(save_directory):
-                folder = os.path.abspath(save_directory)
-                _copy_code(folder)
-                if re.fullmatch(r"checkpoint-\d+", os.path.basename(folder)):
-                    # from there the Trainer pushes config.json and weights of a checkpoint, but no other file of it
-                    _copy_code(os.path.dirname(folder))
+                copy_code(save_directory)
         elif getattr(self.config, "auto_map", None) is not None:
             del self.config.auto_map
         # classes that were loaded with `trust_remote_code` would copy their code themselves, wanted or not
@@ -373,7 +375,7 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
 
     def _get_files_timestamps(self, working_dir) -> dict[str, float]:
         """What `save_pretrained(push_to_hub=True)` takes for old and does not push; the code just copied is new."""
-        code = {os.path.basename(file) for file in _code_files()}
+        code = {os.path.basename(file) for file in code_files()}
         return {name: time for name, time in super()._get_files_timestamps(working_dir).items() if name not in code}
 
 
@@ -387,6 +389,8 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         self.embeddings = RelPosBertEmbeddings(config)
         self.encoder = RelPosBertEncoder(config)
         self.pooler = BertPooler(config) if add_pooling_layer else None
+        self.position_inputs = PositionInputs.of(config)
+        self.shares_terms = layers_share_terms(config)
         self.post_init()
 
     @merge_with_config_defaults
@@ -448,30 +452,23 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         if memory is not None:
             check_memory(self.config, memory, tokens.shape[0])
             memory = memory if memory.length else None
-        context, segments = relations_of(
+        layout = token_layout(
             self.config,
+            self.position_inputs,
             tokens,
+            attention_mask,
+            # beside a memory, places in a caller's cache count, and elsewhere a filled cache tells the distances
+            (None if caller_has_cache else position_ids) if memory is not None else distance_ids,
+            relation_ids,
             past_key_values,
             past_length,
-            decoder_mask=attention_mask if self.config.is_decoder else None,
-            position_ids=distance_ids if memory is None else None,
-            token_type_ids=token_type_ids,
-            relation_ids=relation_ids,
+            memory,
         )
-        mask = None
-        if memory is not None:
-            context, mask = beside_memory(
-                self.config,
-                memory,
-                context,
-                tokens,
-                attention_mask,
-                position_ids=None if caller_has_cache else position_ids,
-            )
+        context = layout.context(token_type_ids, relation_ids)
+        # a checkpointed layer computes again in its backward, and may not reach into a graph outside of it
+        checkpointed = self.training and any(layer.gradient_checkpointing for layer in self.encoder.layer)
         if self.encoder.distance_embedding is not None:
             shared = partial(self.encoder.distance_embedding, context)
-            # a checkpointed layer computes again in its backward, and may not reach into a graph outside of it
-            checkpointed = self.training and self.encoder.layer[0].gradient_checkpointing
             context = replace(context, shared=shared if checkpointed else shared())
         hidden_states = self.embeddings(
             input_ids=input_ids,
@@ -481,17 +478,19 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             past_length=past_length,
             attention_mask=attention_mask,
         )
-        if memory is None:
-            mask = self_attention_mask(
-                self.config, hidden_states, attention_mask, past_key_values, segments, distance_ids
+        mask = layout.mask(self.config, hidden_states, attention_mask, past_key_values)
+        shared_terms = None
+        if self.shares_terms and self.encoder.layer and not checkpointed:
+            device, dtype = hidden_states.device, torch.promote_types(hidden_states.dtype, torch.float32)
+            terms = self.encoder.layer[0].attention.self.distance_embedding.terms(
+                replace(context, device=device, dtype=dtype)
             )
-        elif mask is not None and self.config._attn_implementation == "flex_attention":  # which adds a dense mask
-            mask = torch.where(mask, 0.0, torch.finfo(hidden_states.dtype).min).to(hidden_states.dtype)
+            shared_terms = SharedTerms(terms, device)
         context = replace(context, temperature=temperature(self.config, mask, context, hidden_states.device))
         layer_inputs = [] if self.config.memory_length and not caller_has_cache else None
         padding = None
         if past_key_values is None and encoder_hidden_states is None and memory is None and layer_inputs is None:
-            padding = self._padding(attention_mask, kwargs)
+            padding = removable_padding(self.config, attention_mask, kwargs)
         if padding is not None:
             context = replace(context, padding=padding)
             hidden_states = padding.remove(hidden_states)
@@ -511,6 +510,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             use_cache=use_cache,
             context=context,
             memory=memory,
+            shared_terms=shared_terms,
             layer_inputs=layer_inputs,
             **kwargs,
         )
@@ -524,25 +524,11 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         )
         if layer_inputs is None:
             return outputs
-        kept = remember(memory, tuple(layer_inputs), attention_mask, position_ids, self.config.memory_length)
+        keep, in_order = tokens_to_remember(layer_inputs[0], memory, attention_mask, position_ids)
+        new_memory = remember(memory, tuple(layer_inputs), keep, in_order, self.config.memory_length)
         if memory_sink is not None:
-            memory_sink.append(kept)
-        return WITH_MEMORY[type(outputs)](**outputs, memory=kept)
-
-    def _padding(self, attention_mask: torch.Tensor | None, kwargs: dict) -> Padding | None:
-        """The padding to take out of the batch, if any; states that are kept must have the shape of the batch."""
-        kept = ("output_hidden_states", "output_attentions")
-        if (
-            not self.config.unpad_inputs
-            or not isinstance(attention_mask, torch.Tensor)
-            or attention_mask.dim() != 2
-            or self.config.chunk_size_feed_forward
-            or any(kwargs.get(name, getattr(self.config, name, False)) for name in kept)
-            or torch.compiler.is_compiling()  # a graph would be cut where data decide on shapes
-            or torch.jit.is_tracing()
-        ):
-            return None
-        return Padding.of(attention_mask)
+            memory_sink.append(new_memory)
+        return WITH_MEMORY[type(outputs)](**outputs, memory=new_memory)
 
 
 def _fit_decoder(head: BertOnlyMLMHead | BertPreTrainingHeads, config: RelPosBertConfig) -> None:
@@ -612,7 +598,8 @@ class RelPosBertLMHeadModel(RelPosBertPreTrainedModel, BertLMHeadModel):
     @staticmethod
     def create_masks_for_generate(config, inputs_embeds, attention_mask, past_key_values, **kwargs):
         """The mask that `generate` prepares for a static cache; Transformers' own has no attention window."""
-        return self_attention_mask(config, inputs_embeds, attention_mask, past_key_values, None, None)
+        layout = row_layout(config, inputs_embeds, attention_mask, past_key_values)
+        return layout.mask(config, inputs_embeds, attention_mask, past_key_values)
 
 
 @carries_memory

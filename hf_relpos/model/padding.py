@@ -6,9 +6,14 @@ out in rows for as long as it takes (Portes et al. 2023, MosaicBERT, arXiv 2312.
 attention, too). Every scheme, mask and backend works as it stands.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from transformers import PreTrainedConfig
+
+from .tracing import is_traced
 
 
 @dataclass(frozen=True)
@@ -51,3 +56,26 @@ class Padding:
         """(1, T, D) to (B, L, D), with zeros for padding."""
         rows = tokens.new_zeros(self.batch * self.length, *tokens.shape[2:])
         return rows.index_copy(0, self.places, tokens[0]).unflatten(0, (self.batch, self.length))
+
+
+def removable_padding(
+    config: PreTrainedConfig, attention_mask: torch.Tensor | None, outputs: Mapping[str, Any]
+) -> Padding | None:
+    """The padding to take out of a batch, or None; states that the caller wants must have the shape of the batch.
+
+    Args:
+        config: a RelPosBertConfig.
+        attention_mask: as `forward` was given it.
+        outputs: `output_hidden_states` and `output_attentions`, where they were given to `forward`.
+    """
+    kept = ("output_hidden_states", "output_attentions")
+    if (
+        not config.unpad_inputs
+        or not isinstance(attention_mask, torch.Tensor)
+        or attention_mask.dim() != 2
+        or config.chunk_size_feed_forward
+        or any(outputs.get(name, getattr(config, name, False)) for name in kept)
+        or is_traced()  # a graph would be cut where data decide on shapes
+    ):
+        return None
+    return Padding.of(attention_mask)

@@ -155,8 +155,6 @@ class Scheme(nn.Module):
         order_blind: keys to the left and to the right get the same terms, so that without a causal mask a reversed
             text gives reversed outputs. May depend on options: see `is_order_blind`.
         zero_is_neutral: with all its parameters at zero every term vanishes, while their gradients do not all vanish.
-        needs: what a backend must be able to do for it: keys of `attention.FEATURES`. May depend on options: see
-            `needs_of`.
         learned_input_table: adds a learned table of absolute positions to the input, as stock BERT does.
         required_inputs: inputs that `forward` must be given for it: `grid`, `relation_ids`.
         uses_absolute_positions: its terms depend on i and j themselves, not on j − i alone: `context.positions` is
@@ -176,7 +174,6 @@ class Scheme(nn.Module):
     order_blind: ClassVar[bool] = False
     relative: ClassVar[bool]
     zero_is_neutral: ClassVar[bool] = True
-    needs: ClassVar[frozenset[str]] = frozenset()
     required_inputs: ClassVar[frozenset[str]] = frozenset()
     learned_input_table: ClassVar[bool] = False
     uses_absolute_positions: ClassVar[bool] = False
@@ -184,7 +181,7 @@ class Scheme(nn.Module):
     def __init_subclass__(cls, name: str, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.name = name
-        acts_on_input = cls.input_module.__func__ is not Scheme.input_module.__func__
+        acts_on_input = any("input_module" in vars(base) for base in cls.__mro__ if base is not Scheme)
         cls.relative = not (acts_on_input or cls.uses_absolute_positions)
         meanings = ", ".join(f"{word!r}: {OUT_OF_RANGE[word]}" for word in cls.out_of_range)
         out_of_range = Option(cls.out_of_range[0], f"past the trained range; {meanings}", one_of(*cls.out_of_range))
@@ -264,11 +261,6 @@ class Scheme(nn.Module):
     def is_order_blind(cls, settings: Mapping[str, Any]) -> bool:
         """`order_blind`, given the resolved options."""
         return cls.order_blind
-
-    @classmethod
-    def needs_of(cls, settings: Mapping[str, Any]) -> frozenset[str]:
-        """What a backend must be able to do, given the resolved options."""
-        return cls.needs
 
     @classmethod
     def memory_unsupported_reason(cls, settings: Mapping[str, Any]) -> str | None:

@@ -23,7 +23,6 @@ class Nezha(Scheme, name="nezha"):
     extrapolation_claim = "fixed sinusoids are chosen because they may extrapolate"
     range_option = RangeOption("max_relative_position")
     zero_is_neutral = False
-    needs = frozenset({"value_term"})
     options = {
         "max_relative_position": Option(
             default=64,

@@ -22,7 +22,6 @@ class Shaw(Scheme, name="shaw"):
 
     source = "Shaw et al. 2018, arXiv 1803.02155, eq. 3-4"
     out_of_range = ("clip", "zero")
-    needs = frozenset({"value_term"})
     extrapolation_claim = "clipping lets it generalise to lengths not seen in training"
     range_option = RangeOption("clip")
     linear_parameters = {"key": LinearParameter("A"), "value": LinearParameter("V")}
@@ -38,7 +37,7 @@ class Shaw(Scheme, name="shaw"):
     def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, options)
         self.clip = self.settings["clip"]
-        shape = (2 * self.clip + 1, self.head_size)
+        shape: tuple[int, ...] = (2 * self.clip + 1, self.head_size)
         if self.settings["per_head"]:
             shape = (self.num_heads, *shape)
         self.key = nn.Parameter(torch.empty(shape))

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import initialization as init
 
 from .context import AttentionContext
-from .formula import Table, Terms, by_offset
+from .formula import Table, Terms, toeplitz_table
 from .scheme import LinearParameter, Option, RangeOption, Scheme, choice, is_count
 
 
@@ -102,10 +102,6 @@ class Tables(Scheme, name="tables"):
             resolved["max_distance"] = max(config.max_position_embeddings - 1, 1)
         return resolved
 
-    @classmethod
-    def needs_of(cls, settings):
-        return frozenset({"value_term"}) if "V" in settings["terms"] else frozenset()
-
     def init_weights(self, std: float) -> None:
         for parameter in self.parameters():
             init.normal_(parameter, mean=0.0, std=std)
@@ -139,7 +135,7 @@ class Tables(Scheme, name="tables"):
         rows = getattr(self, letter)
         if rows is None:
             return ()
-        return (by_offset(self.expand(rows, context.span(rows.device)), context),)
+        return (toeplitz_table(self.expand(rows, context.offsets(rows.device)), context),)
 
     def terms(self, context: AttentionContext) -> Terms:
         return Terms(

@@ -9,6 +9,7 @@ import pytest
 import torch
 from oracles import golden, layer_error, padding, tiny_attention, tiny_config
 
+from hf_relpos.model.capabilities import supported_implementations
 from hf_relpos.model.context import AttentionContext
 from hf_relpos.model.scheme_alibi import alibi_slopes
 
@@ -127,5 +128,6 @@ def test_equals_the_original_code(heads):
 def test_half_of_an_odd_number_of_heads():
     with pytest.raises(ValueError, match=r"position_options\['variant'\] = 'asymmetric'.*num_attention_heads = 3"):
         tiny_config("alibi", position_options={"variant": "asymmetric"})
-    needs = tiny_config("alibi", num_attention_heads=4, position_options={"variant": "asymmetric"}).position_needs
-    assert needs == {"allow"} and not tiny_config("alibi").position_needs
+    one_sided = tiny_config("alibi", num_attention_heads=4, position_options={"variant": "asymmetric"})
+    assert supported_implementations(one_sided) == ["relpos", "sdpa", "eager"]
+    assert supported_implementations(tiny_config("alibi")) == ["relpos", "sdpa", "eager", "flex_attention"]

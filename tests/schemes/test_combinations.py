@@ -19,6 +19,7 @@ from oracles import (
 from torch import nn
 
 from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel, Table, Terms
+from hf_relpos.model.capabilities import supported_implementations
 from hf_relpos.model.scheme import Scheme
 
 
@@ -133,7 +134,7 @@ def test_each_scheme_has_its_options():
     layer = RelPosBertModel(config).encoder.layer[0].attention.self
     shaw, disan = layer.distance_embedding.parts
     assert tuple(shaw.key.shape) == (7, 8) and disan.settings["direction"] == "split"
-    assert config.position_needs == {"value_term", "allow"} and config._attn_implementation == "relpos"
+    assert supported_implementations(config) == ["relpos", "eager"] and config._attn_implementation == "relpos"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The normal form: the same scores from tables by offset, and what has none."""
+"""The Toeplitz form: the same scores from tables by offset, and what has none."""
 
 from dataclasses import replace
 
@@ -8,9 +8,9 @@ from oracles import ON_TOKENS, extra_inputs, stir, tiny_config
 from test_formula import ALL, COMBINATIONS, clipped, combination_id, random_terms
 
 from hf_relpos import AttentionContext, Table, Terms
-from hf_relpos.model.formula import by_offset, position_scores, position_values
-from hf_relpos.model.lowering import lower, obstacles
+from hf_relpos.model.formula import position_scores, position_values, toeplitz_table
 from hf_relpos.model.schemes import build_scheme, build_shared
+from hf_relpos.model.toeplitz import to_toeplitz, toeplitz_unsupported
 
 
 HEADS, SIZE = 3, 4
@@ -22,7 +22,7 @@ def by_pair(rows, context):
 
 
 def scores_of(form, query, key, context):
-    """All of the score but the content, from the normal form, by plain products of every pair."""
+    """All of the score but the content, from the Toeplitz form, by plain products of every pair."""
     total = torch.zeros(())
     if form.A is not None:
         total = total + (query[..., :, None, :] * by_pair(form.A, context)).sum(-1)
@@ -42,8 +42,8 @@ def test_scores_and_values_are_the_formulas(chosen, shared, length, keys, start)
     query = torch.randn(2, HEADS, length, SIZE, dtype=torch.float64)
     key = torch.randn(2, HEADS, keys, SIZE, dtype=torch.float64)
     context = AttentionContext(length, keys, start)
-    assert not obstacles(terms, context)
-    form = lower(terms, context, query)
+    assert not toeplitz_unsupported(terms, context)
+    form = to_toeplitz(terms, context, query)
     expected = position_scores(query, key, terms, context)
     if expected is not None:
         assert (scores_of(form, query, key, context) - expected).abs().max() <= 1e-12
@@ -68,10 +68,10 @@ def test_every_scheme_on_tokens(name):
         context = replace(context, shared=shared(context))
     terms = scheme.terms(context)
     query, key = torch.randn(1, 3, 20, 8), torch.randn(1, 3, 20, 8)
-    if found := obstacles(terms, context):
-        assert (name == "xlnet" and "relation" in found[0]) or (name.startswith("huang") and "gain" in found[0])
+    if reasons := toeplitz_unsupported(terms, context):
+        assert (name == "xlnet" and "relation" in reasons[0]) or (name.startswith("huang") and "gain" in reasons[0])
         return
-    form = lower(terms, context, query)
+    form = to_toeplitz(terms, context, query)
     expected = position_scores(query, key, terms, context)
     if expected is not None:
         assert (scores_of(form, query, key, context) - expected).abs().max() <= 1e-5
@@ -81,17 +81,19 @@ def test_every_scheme_on_tokens(name):
 def test_other_relations_have_no_form(name):
     inputs = extra_inputs(name, 1, 6)
     context = AttentionContext(6, 6, grid=inputs.get("position_ids"), relation_ids=inputs.get("relation_ids"))
-    assert "other than the offset" in obstacles(build_scheme(tiny_config(name)).terms(context), context)[0]
+    terms = build_scheme(tiny_config(name)).terms(context)
+    assert "another relation than the offset" in toeplitz_unsupported(terms, context)[0]
 
 
-def test_obstacles():
+def test_unsupported():
     table = Table(torch.zeros(1, 5), clipped(2))
     gaps = AttentionContext(3, 3, positions=torch.tensor([[0, 2, 3]]), max_distance=3)
-    assert "gaps" in obstacles(Terms(c=(table,)), gaps)[0]
-    assert not obstacles(Terms(dense=(torch.zeros(1, 1, 3, 3),)), gaps)
-    assert "gain" in obstacles(Terms(gain=(table,)), AttentionContext(3, 3))[0]
+    assert "gaps" in toeplitz_unsupported(Terms(c=(table,)), gaps)[0]
+    assert not toeplitz_unsupported(Terms(dense=(torch.zeros(1, 1, 3, 3),)), gaps)
+    assert "gain" in toeplitz_unsupported(Terms(gain=(table,)), AttentionContext(3, 3))[0]
     other = Table(torch.zeros(1, 2), lambda r: r, relation=torch.zeros(3, 3).long())
-    assert obstacles(Terms(c=(table, other)), AttentionContext(3, 3)) == ["c follows a relation other than the offset"]
+    reasons = toeplitz_unsupported(Terms(c=(table, other)), AttentionContext(3, 3))
+    assert reasons == ["c depends on another relation than the offset"]
 
 
 def test_allowed_offsets_must_all_agree():
@@ -99,29 +101,29 @@ def test_allowed_offsets_must_all_agree():
         Table(torch.tensor([[True, True, False]]), lambda r: r.sign() + 1),
         Table(torch.tensor([[False, True]]), lambda r: (r.abs() <= 2).long()),
     )
-    form = lower(Terms(allow=(left, near)), AttentionContext(4, 4), torch.zeros(1, 1, 4, 1))
+    form = to_toeplitz(Terms(allow=(left, near)), AttentionContext(4, 4), torch.zeros(1, 1, 4, 1))
     assert form.allow.tolist() == [[False, True, True, True, False, False, False]]
 
 
 @pytest.mark.parametrize("max_distance, length, tails", [(2, 6, (4, 4)), (5, 6, (1, 1)), (9, 4, (1, 1))])
 def test_tails_are_those_of_the_map(max_distance, length, tails):
     rows = torch.zeros(1, 2 * max_distance + 1, SIZE)  # all equal, and yet only the clipped ones are one row
-    form = lower(
+    form = to_toeplitz(
         Terms(A=(Table(rows, clipped(max_distance)),)),
         AttentionContext(length, length),
         torch.zeros(1, 1, length, SIZE),
     )
     assert form.tails_A == tails
     whole = Table(rows, torch.zeros_like)
-    assert lower(Terms(A=(whole,)), AttentionContext(3, 3), torch.zeros(1, 1, 3, SIZE)).tails_A == (5, 1)
+    assert to_toeplitz(Terms(A=(whole,)), AttentionContext(3, 3), torch.zeros(1, 1, 3, SIZE)).tails_A == (5, 1)
     both = Terms(A=(Table(rows, clipped(max_distance)), Table(rows, clipped(max_distance - 1))))
-    assert lower(both, AttentionContext(length, length), torch.zeros(1, 1, length, SIZE)).tails_A == tails
+    assert to_toeplitz(both, AttentionContext(length, length), torch.zeros(1, 1, length, SIZE)).tails_A == tails
 
 
 def test_tables_of_that_form_are_not_copied():
     context = AttentionContext(4, 4)
     rows = torch.randn(1, 7, SIZE)
-    form = lower(Terms(V=(by_offset(rows, context),)), context, torch.zeros(1, 1, 4, SIZE))
+    form = to_toeplitz(Terms(V=(toeplitz_table(rows, context),)), context, torch.zeros(1, 1, 4, SIZE))
     assert form.V.data_ptr() == rows.data_ptr()
 
 
@@ -132,12 +134,14 @@ def test_gradients_reach_the_tables():
     rows = [table.rows.requires_grad_() for table in tables]
     query, key = torch.randn(2, HEADS, 5, SIZE).double(), torch.randn(2, HEADS, 5, SIZE).double()
     context, weights = AttentionContext(5, 5), torch.randn(2, HEADS, 5, 5).double()
-    got = torch.autograd.grad((scores_of(lower(terms, context, query), query, key, context) * weights).sum(), rows)
+    got = torch.autograd.grad(
+        (scores_of(to_toeplitz(terms, context, query), query, key, context) * weights).sum(), rows
+    )
     expected = torch.autograd.grad((position_scores(query, key, terms, context) * weights).sum(), rows)
     assert all((one - other).abs().max() <= 1e-12 for one, other in zip(got, expected, strict=True))
 
 
 def test_scale_is_the_schemes():
     query = torch.randn(1, 1, 3, 16)
-    assert lower(Terms(), AttentionContext(3, 3), query).scale == 0.25
-    assert lower(Terms(scale=1.0), AttentionContext(3, 3), query).scale == 1.0
+    assert to_toeplitz(Terms(), AttentionContext(3, 3), query).scale == 0.25
+    assert to_toeplitz(Terms(scale=1.0), AttentionContext(3, 3), query).scale == 1.0

@@ -1,14 +1,14 @@
-"""The normal form: every term by the offset alone, one row for each offset of the call, the scale folded in.
+"""Terms that depend only on the offset j − i, as arrays with one row for each offset of the call (Toeplitz form).
 
     score_ij = s · (q_i + u)·k_j + q_i·A_p + k_j·B_p + c_p + dense_ij,     p = j − i in [low, high]
     out_i    = Σ_j softmax_j(score)_ij · (v_j + V_p)
 
-Clipping, buckets, knots and sums of several tables are gone: what is left of a scheme are arrays in which p is an
-address. Backends that know this form know every scheme. The way back is autograd's: an `index_select` whose backward
+The scale is folded in. Clipping, buckets, knots and sums of several tables are gone: p is an address, and a backend
+that computes this form computes every scheme that has it. The backward is autograd's: an `index_select` whose backward
 adds the rows up, on arrays of the size of the tables.
 
-A table whose relation is not the offset (a grid, labelled edges, token types), offsets that follow given positions,
-and gains have no such form: `obstacles` names them, and they stay with the backends that hold (L, K) matrices.
+A table whose relation is not the offset (a grid, labelled edges, token types), offsets that follow explicit positions,
+and gains have no such form: `toeplitz_unsupported` names them, and backends that hold (L, K) matrices compute them.
 """
 
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ from .formula import Table, Terms, content_scale
 
 
 @dataclass(frozen=True)
-class NormalForm:
-    """The terms of one attention call, by offset. P = high − low + 1 rows in ascending order of p.
+class ToeplitzTerms:
+    """The terms of one attention call by offset: P = high − low + 1 rows in ascending order of p.
 
     Attributes:
         low: the offset of row 0.
@@ -31,7 +31,7 @@ class NormalForm:
         c: s·c + c', (H or 1, P), or None.
         V: (H or 1, P, d), or None.
         allow: which offsets may be attended to, boolean (H or 1, P), or None.
-        dense: c' given in full, (1 or B, 1 or H, L, K), or None.
+        dense: a dense bias outside the scale, (1 or B, 1 or H, L, K), or None.
         tails_A: how many rows at the beginning and at the end of A are one row of the scheme's table, so that their
             products and gradients may be taken once; (1, 1) where no two are known to be.
         tails_V: the same of V.
@@ -49,44 +49,44 @@ class NormalForm:
     tails_V: tuple[int, int] = (1, 1)
 
 
-def obstacles(terms: Terms, context: AttentionContext) -> list[str]:
-    """What keeps these terms from the normal form, in words; empty where nothing does."""
-    found = []
+def toeplitz_unsupported(terms: Terms, context: AttentionContext) -> list[str]:
+    """Why these terms have no Toeplitz form; empty where they have one."""
+    reasons = []
     tables = {"A": terms.A, "B": terms.B, "c": terms.c, "c'": terms.c_outer, "V": terms.V, "allow": terms.allow}
     for letter, group in tables.items():
         if any(table.relation is not None for table in group):
-            found.append(f"{letter} follows a relation other than the offset")
+            reasons.append(f"{letter} depends on another relation than the offset")
     if terms.gain or terms.feature_gain is not None:
-        found.append("a gain multiplies the content score")
+        reasons.append("a gain multiplies the content score")
     if context.temperature is not None:
-        found.append("rows have a temperature")
+        reasons.append("the scores have a temperature")
     if context.positions is not None and any(tables.values()):
-        found.append("position_ids have gaps, so that offsets are not differences of places")
-    return found
+        reasons.append("position_ids have gaps, so that offsets are not differences of indices")
+    return reasons
 
 
-def lower(terms: Terms, context: AttentionContext, query: torch.Tensor) -> NormalForm:
-    """The normal form of terms without `obstacles`.
+def to_toeplitz(terms: Terms, context: AttentionContext, query: torch.Tensor) -> ToeplitzTerms:
+    """The Toeplitz form of terms for which `toeplitz_unsupported` has no reason.
 
     Args:
         query: (B, H, L, d), for its head size, device and dtype, which the result has; products with s are made before
             rounding to it.
     """
     scale, dtype = content_scale(query, terms), query.dtype
-    span = context.span(query.device)
-    A, tails_A = _sum_by_offset(terms.A, span, context.low)
-    B, _ = _sum_by_offset(terms.B, span, context.low)
-    c, _ = _sum_by_offset(terms.c, span, context.low)
-    outer, _ = _sum_by_offset(terms.c_outer, span, context.low)
-    V, tails_V = _sum_by_offset(terms.V, span, context.low)
+    offsets = context.offsets(query.device)
+    A, tails_A = _sum_by_offset(terms.A, offsets, context.low)
+    B, _ = _sum_by_offset(terms.B, offsets, context.low)
+    c, _ = _sum_by_offset(terms.c, offsets, context.low)
+    outer, _ = _sum_by_offset(terms.c_outer, offsets, context.low)
+    V, tails_V = _sum_by_offset(terms.V, offsets, context.low)
     if c is not None:
         outer = scale * c if outer is None else scale * c + outer
     allow = None
     for table in terms.allow:
-        rows = _rows_by_offset(table, span, context.low)[0]
+        rows = _rows_by_offset(table, offsets, context.low)[0]
         allow = rows if allow is None else allow & rows
     dense = sum(terms.dense) if terms.dense else None
-    return NormalForm(
+    return ToeplitzTerms(
         low=context.low,
         scale=scale,
         A=None if A is None else (scale * A).to(dtype),
@@ -100,26 +100,48 @@ def lower(terms: Terms, context: AttentionContext, query: torch.Tensor) -> Norma
     )
 
 
+class SharedTerms:
+    """The terms of a scheme that are the same in every layer, made once per forward, and so their Toeplitz form.
+
+    Attributes:
+        terms: of every layer.
+        device: where they were made; a layer elsewhere makes its own.
+    """
+
+    def __init__(self, terms: Terms, device: torch.device):
+        self.terms = terms
+        self.device = device
+        self._by_dtype: dict[torch.dtype, ToeplitzTerms] = {}
+
+    def toeplitz(self, context: AttentionContext, query: torch.Tensor) -> ToeplitzTerms:
+        """As `to_toeplitz`; only the dtype of the query may differ from layer to layer."""
+        if query.dtype not in self._by_dtype:
+            self._by_dtype[query.dtype] = to_toeplitz(self.terms, context, query)
+        return self._by_dtype[query.dtype]
+
+
 def _sum_by_offset(
-    tables: tuple[Table, ...], span: torch.Tensor, low: int
+    tables: tuple[Table, ...], offsets: torch.Tensor, low: int
 ) -> tuple[torch.Tensor | None, tuple[int, int]]:
     """Σ of the tables, (H or 1, P, …), or None without any; and the tails common to all of them."""
     total, tails = None, (1, 1)
     for table in tables:
-        rows, its = _rows_by_offset(table, span, low)
-        tails = its if total is None else (min(tails[0], its[0]), min(tails[1], its[1]))
+        rows, ends = _rows_by_offset(table, offsets, low)
+        tails = ends if total is None else (min(tails[0], ends[0]), min(tails[1], ends[1]))
         total = rows if total is None else total + rows
     return total, tails
 
 
-def _rows_by_offset(table: Table, span: torch.Tensor, low: int) -> tuple[torch.Tensor, tuple[int, int]]:
-    """One row for each offset of `span`; and how many at either end are the same row of the table.
+def _rows_by_offset(table: Table, offsets: torch.Tensor, low: int) -> tuple[torch.Tensor, tuple[int, int]]:
+    """One row for each offset of `offsets`; and how many at either end are the same row of the table.
 
     The tails are read from the map and never from the values: rows that are equal only now, such as fresh zeros, have
     gradients of their own.
     """
-    index, look = table.row_of(span), span.device.type == "cpu" and not torch.compiler.is_compiling()
-    if look and table.rows.shape[1] == span.shape[0] and torch.equal(index, span - low):  # it is in this form already
+    index, look = table.row_of(offsets), offsets.device.type == "cpu" and not torch.compiler.is_compiling()
+    if (
+        look and table.rows.shape[1] == offsets.shape[0] and torch.equal(index, offsets - low)
+    ):  # it is in this form already
         return table.rows, (1, 1)
     rows = table.rows
     if rows.is_floating_point():  # or gradients of many places that are one row would be added up in half precision

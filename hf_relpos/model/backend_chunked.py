@@ -1,0 +1,171 @@
+"""Attention in chunks: relative terms at nearly the price of absolute attention, in memory linear in the length.
+
+Plain PyTorch, exact gradients of all inputs and tables. Every sum has a fixed order, nothing is kept from the forward
+but its inputs, and dropout is replayed from a seed. Buffers are kept between calls, since fresh pages cost as much as
+the arithmetic (`release_workspace` frees them). There is no second derivative (`once_differentiable`): `eager` has it.
+"""
+
+import functools
+from dataclasses import replace
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from .attention import AttentionCall, unsupported_by_offset
+from .chunk_products import Gradients, HeadGroup, zeros_like_sum
+from .formula import content_vectors
+from .skewed import ChunkedCall, head_groups, schedule
+from .toeplitz import ToeplitzTerms
+
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+# Calls of fewer scores, B·H·L·K, are over before chunks have begun to pay (scripts/bench_attention.py).
+FEWEST_SCORES = 1 << 19
+
+
+class Chunked:
+    """`formula.attend` in chunks of queries: the fastest on the CPU, and elsewhere the one that saves memory."""
+
+    name = "chunked"
+
+    def unsupported(self, call: AttentionCall) -> list[str]:
+        """Terms without a Toeplitz form, graphs, and calls that another backend computes faster."""
+        reasons = unsupported_by_offset(call)
+        on_cpu = call.device.type == "cpu"
+        if call.is_traced:
+            reasons.append("the call is being traced, and chunks depend on the data at hand")
+        if on_cpu and call.dtype not in DTYPES:
+            reasons.append(f"it does not compute in {call.dtype}")
+        # with dropout it is faster on the CPU even then
+        if not (on_cpu and call.dropout) and call.terms.only_content:
+            reasons.append("there are no terms beside the content, and sdpa is faster")
+        if call.scores < FEWEST_SCORES:
+            reasons.append(f"there are fewer than {FEWEST_SCORES:,} scores, B·H·L·K, too few for chunks to pay")
+        return reasons
+
+    def run(self, call: AttentionCall) -> tuple[torch.Tensor, None]:
+        """The output (B, L, H, d), and None."""
+        content, query, key = content_vectors(call.query, call.key, call.terms, call.context)
+        padding = call.context.padding
+        out = chunked_attention(
+            content,
+            query,
+            key,
+            call.value,
+            call.toeplitz(query),
+            int(call.context.start),
+            call.mask if isinstance(call.mask, torch.Tensor) else None,
+            call.is_causal,
+            call.dropout,
+            None if padding is None else padding.ends,
+        )
+        return out, None
+
+
+@functools.cache
+def _multiplies_bfloat16() -> bool:
+    """Whether the processor has instructions for products of bfloat16; without them those of float32 are faster."""
+    told = getattr(torch.cpu, "get_capabilities", dict)()  # older releases of PyTorch do not tell
+    return not told or any(told.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
+def chunked_attention(
+    content: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    terms: ToeplitzTerms,
+    start: int = 0,
+    mask: torch.Tensor | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    ends: tuple[int, ...] | None = None,
+) -> torch.Tensor:
+    """`formula.attend` of the Toeplitz form, without the weights.
+
+    Args:
+        content: q̂ + u, (B, H, L, d), one of `DTYPES`, on other devices also float16; the others likewise.
+        query: q̂, (B, H, L, d), for A; `content` itself where there is no u.
+        key: k̂, (B, H, K, d).
+        value: (B, H, K, d); of another width, if there is no V.
+        start: place of the first query among the keys.
+        mask: boolean, broadcastable to (B, H, L, K), True: may attend. Rows with no visible key average all keys.
+        causal: hide keys after the query's own place. A mask says so itself.
+        dropout: probability of dropping an attention weight, rounded to a multiple of 2^−16, at most 1 − 2^−8.
+        ends: of every row, how many queries are wanted, the first ones; the others get zeros. None for all.
+
+    Returns:
+        (B, L, H, d), contiguous.
+    """
+    dtype = content.dtype
+    if dtype == torch.bfloat16 and content.device.type == "cpu" and not _multiplies_bfloat16():
+        same = query is content
+        content, key, value = content.float(), key.float(), value.float()
+        query = content if same else query.float()
+        tables = {name: getattr(terms, name) for name in ("A", "B", "c", "V", "dense")}
+        terms = replace(terms, **{name: None if table is None else table.float() for name, table in tables.items()})
+    drop = round(dropout * 65536)
+    call = ChunkedCall(
+        terms=replace(terms, A=None, B=None, c=None, V=None, allow=None, dense=None),
+        start=start,
+        mask=mask,
+        causal=causal,
+        allow=terms.allow,
+        dropout=drop,
+        seed=int(torch.randint(1 << 62, ())) if drop else 0,
+        ends=ends,
+    )
+    out = _Chunked.apply(content, query, key, value, terms.A, terms.B, terms.c, terms.V, terms.dense, call)
+    return out.to(dtype)
+
+
+class _Chunked(torch.autograd.Function):
+    """`chunked_attention`."""
+
+    @staticmethod
+    def forward(ctx, content, query, key, value, A, B, c, V, dense, call):
+        batch, heads, length, _ = content.shape
+        keys = key.shape[2]
+        tables = tuple(None if table is None else table.contiguous() for table in (A, B, c, V))
+        inputs = (content, query, key, value, *tables, dense)
+        new = content.new_empty if call.ends is None else content.new_zeros
+        out = new(batch, length, heads, value.shape[3])
+        generator = torch.Generator(content.device).manual_seed(call.seed) if call.dropout else None
+        with torch.autocast(content.device.type, enabled=False):
+            for row in range(batch):
+                chunks = schedule(call, row, length, keys, content.device)
+                for group_heads in head_groups(heads, keys, length, content.device):
+                    group = HeadGroup(call, row, group_heads, *inputs)
+                    for chunk in chunks:
+                        place = out[row, chunk.first : chunk.first + chunk.rows, group_heads]
+                        place.copy_(group.forward(chunk, generator).transpose(0, 1))
+        ctx.save_for_backward(*inputs)
+        ctx.same, ctx.call = query is content, call
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_out):
+        inputs, call = list(ctx.saved_tensors), ctx.call
+        content, query, key, value, A, B, c, V, dense = inputs
+        query = content if ctx.same else query
+        inputs[1] = query
+        batch, heads, length, _ = content.shape
+        keys = key.shape[2]
+        total = Gradients(content, query, A, B, c, V, dense, ctx.needs_input_grad[8], call.ends is not None)
+        d_key, d_value = torch.empty_like(key), torch.empty_like(value)
+        generator = torch.Generator(content.device).manual_seed(call.seed) if call.dropout else None
+        with torch.autocast(content.device.type, enabled=False):
+            for row in range(batch):
+                chunks = schedule(call, row, length, keys, content.device)
+                for group_heads in head_groups(heads, keys, length, content.device):
+                    group = HeadGroup(call, row, group_heads, *inputs)
+                    total.key, total.value = zeros_like_sum(group.key), zeros_like_sum(group.value)
+                    for chunk in chunks:
+                        group.backward(chunk, generator, d_out[row, :, group_heads].transpose(0, 1), total)
+                    d_key[row, group_heads], d_value[row, group_heads] = total.key, total.value
+        tables = [
+            None if sum_ is None else sum_.to(table.dtype)
+            for sum_, table in zip((total.A, total.B, total.c, total.V, total.dense), (A, B, c, V, dense), strict=True)
+        ]
+        return total.content, total.query, d_key, d_value, *tables, None

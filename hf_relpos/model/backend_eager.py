@@ -1,0 +1,25 @@
+"""The formula itself, which computes every term and returns the attention weights: the reference of all others."""
+
+import torch
+from torch.nn.attention.flex_attention import BlockMask
+
+from .attention import AttentionCall
+from .formula import attend
+
+
+class Eager:
+    """`formula.attend`."""
+
+    name = "eager"
+
+    def unsupported(self, call: AttentionCall) -> list[str]:
+        """Only masks that are no tensors."""
+        return ["the mask is a BlockMask"] if isinstance(call.mask, BlockMask) else []
+
+    def run(self, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The output (B, L, H, d) and the attention weights (B, H, L, K)."""
+        mask = call.mask
+        if call.is_causal:
+            mask = (call.context.matrix(call.query.device) <= 0)[..., None, :, :]
+        out, weights = attend(call.query, call.key, call.value, call.terms, call.context, mask, call.dropout)
+        return out.transpose(1, 2).contiguous(), weights

@@ -1,0 +1,190 @@
+"""Chunks of queries, and the skewed (relative-shift) view in which a product by offset is a product by pair.
+
+Let X be the products of m queries with the W = n + m − 1 rows of A that belong to their offsets from n keys:
+`X[h, i', x]`, one buffer with rows of W numbers, the queries in reverse order. Query i' and key j then meet at row
+x = i' + j of the table, that is at address i'·W + i' + j = i'·(W + 1) + j: the same buffer, read with rows of W + 1
+numbers, *is* q_i·A_{j−i} for every pair. No gather, no copy. What the view does not cover is a gap between two rows.
+"""
+
+import threading
+from dataclasses import dataclass
+
+import torch
+
+from .toeplitz import ToeplitzTerms
+
+
+# Numbers in the largest buffer of a chunk, and queries of a chunk: by measurement, on a core with 1 MB of L2.
+BUFFER = 1 << 19
+QUERIES = 128
+# Keys of a block on the key side, whose products cost (KEYS + queries − 1) / queries of what is used of them.
+KEYS = 32
+# The same on other devices, where a launch costs more than a cache: all heads of a row of BERT-base in one go.
+DEVICE_BUFFER = 1 << 24
+DEVICE_QUERIES = 1024
+
+_local = threading.local()
+
+
+def workspace(name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A buffer of this thread, with whatever was last written to it."""
+    if device.type != "cpu":  # PyTorch keeps memory of other devices itself, stream by stream
+        return torch.empty(shape, dtype=dtype, device=device)
+    buffers = _local.__dict__.setdefault("buffers", {})
+    count = 1
+    for size in shape:
+        count *= size
+    flat = buffers.get((name, dtype))
+    if flat is None or flat.numel() < count:
+        buffers.pop((name, dtype), None)
+        with torch.inference_mode(False):  # or it could not be written to outside of that mode
+            flat = buffers[name, dtype] = torch.empty(count, dtype=dtype)
+    return flat[:count].view(shape)
+
+
+def release_workspace() -> None:
+    """Free the buffers that this thread keeps between calls: a few MB, more for rows of many thousands of tokens."""
+    _local.__dict__.pop("buffers", None)
+
+
+def queries_per_chunk(device: torch.device) -> int:
+    """How many queries a chunk has."""
+    return QUERIES if device.type == "cpu" else DEVICE_QUERIES
+
+
+def keys_per_block() -> int:
+    """How many keys a block of the key side has."""
+    return KEYS
+
+
+def head_groups(heads: int, keys: int, queries: int, device: torch.device) -> list[slice]:
+    """Heads, so many at a time that their buffer stays near its best size."""
+    most = BUFFER if device.type == "cpu" else DEVICE_BUFFER
+    rows = min(queries, queries_per_chunk(device))
+    count = max(1, min(heads, most // (rows * (keys + rows - 1))))
+    count = -(-heads // -(-heads // count))  # alike in size
+    return [slice(first, min(first + count, heads)) for first in range(0, heads, count)]
+
+
+@dataclass(frozen=True)
+class ChunkedCall:
+    """What one call is, besides tensors with gradients.
+
+    Attributes:
+        terms: scale, first offset and tails of the terms; their tensors are left out.
+        start: index of the first query among the keys.
+        mask: boolean (1 or B, 1 or H, L, K), True: may attend; or None.
+        causal: whether a query sees no later key; only without a mask.
+        allow: boolean (H or 1, P), which offsets the scheme lets through; or None.
+        dropout: probability of dropping an attention weight, in units of 2^−16.
+        seed: of the dropout.
+        ends: of every row, how many of its queries are computed, the first ones; None for all.
+    """
+
+    terms: ToeplitzTerms
+    start: int = 0
+    mask: torch.Tensor | None = None
+    causal: bool = False
+    allow: torch.Tensor | None = None
+    dropout: int = 0
+    seed: int = 0
+    ends: tuple[int, ...] | None = None
+
+    @property
+    def kept(self) -> float:
+        """The probability of keeping a weight."""
+        return 1.0 - self.dropout / 65536
+
+
+@dataclass(frozen=True)
+class QueryChunk:
+    """m queries in reverse order, the ranges of keys that any of them sees, and where their scores lie in a buffer.
+
+    Attributes:
+        first: the first of the queries.
+        rows: m.
+        key_ranges: (first key, number of keys n) of every range.
+        begins: the first column of each range in the buffer.
+        width: W, the sum of n + m − 1 over the ranges.
+        is_masked: whether the mask may hide any pair of them.
+        has_empty_rows: whether one of the queries may see no key at all.
+    """
+
+    first: int
+    rows: int
+    key_ranges: tuple[tuple[int, int], ...]
+    begins: tuple[int, ...]
+    width: int
+    is_masked: bool
+    has_empty_rows: bool
+
+    def skewed(self, buffer: torch.Tensor, index: int) -> torch.Tensor:
+        """The pairs of that range, (g, m, n), in a buffer (g, m, W)."""
+        heads, rows, width = buffer.shape
+        return buffer.as_strided(
+            (heads, rows, self.key_ranges[index][1]),
+            (rows * width, width + 1, 1),
+            buffer.storage_offset() + self.begins[index],
+        )
+
+    def fill_gaps(self, buffer: torch.Tensor, value: float) -> None:
+        """Set the entries of the buffer that belong to no pair."""
+        heads, rows, width = buffer.shape
+        strides = (rows * width, width + 1, 1)
+        for number, (begin, (_, count)) in enumerate(zip(self.begins, self.key_ranges, strict=True)):
+            last = number == len(self.key_ranges) - 1
+            shape = (heads, rows - 1, rows) if last else (heads, rows, rows - 1)
+            buffer.as_strided(shape, strides, buffer.storage_offset() + begin + count).fill_(value)
+
+
+def query_chunk(
+    first: int, rows: int, key_ranges: list[tuple[int, int]], is_masked: bool, has_empty_rows: bool
+) -> QueryChunk:
+    """A chunk of the `rows` queries from `first` on, with its layout in the buffer."""
+    begins, width = [], 0
+    for _, count in key_ranges:
+        begins.append(width)
+        width += count + rows - 1
+    return QueryChunk(first, rows, tuple(key_ranges), tuple(begins), width, is_masked, has_empty_rows)
+
+
+def may_read(device: torch.device) -> bool:
+    """Whether the contents of a mask may decide what is computed: elsewhere that would be to wait for the device."""
+    return device.type == "cpu"
+
+
+def runs_of(seen: torch.Tensor, gap: int) -> list[tuple[int, int]]:
+    """First index and length of every run of True in a vector; runs less than `gap` apart are one."""
+    edges = torch.nn.functional.pad(seen.to(torch.int8), (1, 1)).diff().nonzero().flatten().tolist()
+    runs = []
+    for begin, end in zip(edges[::2], edges[1::2], strict=True):
+        if runs and begin - runs[-1][1] < gap:
+            runs[-1][1] = end
+        else:
+            runs.append([begin, end])
+    return [(begin, end - begin) for begin, end in runs]
+
+
+def schedule(call: ChunkedCall, row: int, length: int, keys: int, device: torch.device) -> list[QueryChunk]:
+    """The chunks of one row of the batch, without the keys that no query of a chunk sees."""
+    mask = None if call.mask is None else call.mask[row if call.mask.shape[0] > 1 else 0]  # (1 or H, L, K)
+    constant = mask is not None and (mask.stride(1) == 0 or mask.shape[1] == 1)  # the same for every query: padding
+    chunks, size = [], queries_per_chunk(device)
+    length = length if call.ends is None else call.ends[row]
+    for first in range(0, length, size):
+        rows = min(size, length - first)
+        if mask is None:
+            visible = min(keys, call.start + first + rows) if call.causal else keys
+            chunks.append(query_chunk(first, rows, [(0, visible)], False, False))
+            continue
+        if not may_read(device):
+            chunks.append(query_chunk(first, rows, [(0, keys)], True, True))
+            continue
+        visible = mask[:, :1] if constant else mask[:, first : first + rows]
+        has_empty_rows = not bool(visible.any(-1).all())
+        key_ranges = [(0, keys)] if has_empty_rows else runs_of(visible.flatten(0, 1).any(0), rows)
+        is_masked = has_empty_rows or not all(
+            bool(visible[..., begin : begin + count].all()) for begin, count in key_ranges
+        )
+        chunks.append(query_chunk(first, rows, key_ranges, is_masked, has_empty_rows))
+    return chunks

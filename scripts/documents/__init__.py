@@ -1,0 +1,1 @@
+"""Parts of scripts/classify_documents.py: reading strategies, models, cached states, the card."""

@@ -1,0 +1,1 @@
+"""Parts of scripts/train_lm.py: variants, texts, the card."""

@@ -1,0 +1,1 @@
+"""Parts of scripts/train_ner.py: variants, rows of tokens from CoNLL files, entity scores, the card."""
