@@ -1,16 +1,21 @@
 # make demo    convert a real BERT, fine-tune it, reload it
-# make test    style and types, and every test
+# make test    style and types, and every test; of tests with many cases a choice that meets every kind of term
+# make test-all    the same with every case
 # make lint    style and types only
 # make schemes    what the schemes say of themselves: tables of README.md, docs/schemes.md and its pictures
-# make test-floor   every test, on the oldest Transformers that is supported
+# make test-floor   the tests that meet Transformers, on the oldest one that is supported
 # Each makes its own virtual environment first. PYTHON chooses the interpreter.
 
 PYTHON ?= python3
 VENV := .venv
 FLOOR := .venvs/floor
-PYTEST_ARGS ?= -n auto --dist loadfile
+PYTEST_ARGS ?= -n auto --dist loadgroup
+# what calls Transformers rather than PyTorch alone
+FLOOR_TESTS := $(addprefix tests/test_, $(addsuffix .py, anneal card chunked convert distil earlier_checkpoints families \
+	generation hub hub_server legacy memory models modules padding patch public_names recurrence sources trainer travels)) \
+	tests/schemes/test_every_scheme.py
 
-.PHONY: demo schemes test test-floor lint clean
+.PHONY: demo schemes test test-all test-floor lint clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/hf-relpos demo --out demo-out --overwrite
@@ -18,8 +23,11 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed lint
 	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
 
+test-all: $(VENV)/.installed lint
+	$(VENV)/bin/python -m pytest $(PYTEST_ARGS) --full
+
 test-floor: $(FLOOR)/.installed
-	$(FLOOR)/bin/python -m pytest $(PYTEST_ARGS)
+	$(FLOOR)/bin/python -m pytest $(PYTEST_ARGS) $(FLOOR_TESTS)
 
 schemes: $(VENV)/.installed
 	$(VENV)/bin/python scripts/scheme_report.py

@@ -1,4 +1,4 @@
-"""What every test needs: no network, one thread, no progress bars, fixed seeds."""
+"""What every test needs: no network, one thread, no progress bars, fixed seeds. And which tests run: `selection`."""
 
 import os
 
@@ -7,6 +7,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+import selection
 import torch
 from transformers.utils import logging
 
@@ -19,6 +20,62 @@ except ModuleNotFoundError as error:
 
 torch.set_num_threads(1)
 logging.disable_progress_bar()
+
+LEFT_OUT = pytest.StashKey[int]()
+
+
+def pytest_addoption(parser):
+    parser.addoption("--full", action="store_true", help="every case of every test (make test-all); see selection.py")
+
+
+def pytest_configure(config):
+    for line in (
+        "covering(strength, every_scheme=True): without --full, a covering array of the cases (selection.py)",
+        "full: runs with --full only",
+        "heavy: takes long, so it is started early",
+    ):
+        config.addinivalue_line("markers", line)
+    # a test that is asked for by name runs
+    selection.full = config.getoption("--full") or any("::" in argument for argument in config.args)
+
+
+def shared_fixtures(item):
+    """Fixtures of module scope that an item uses, which one process should build, once."""
+    definitions = item._fixtureinfo.name2fixturedefs.values()
+    return sorted(each[-1].argname for each in definitions if each[-1].scope == "module")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config, items):
+    """Group what shares a fixture, choose cases, and begin with what takes longest."""
+    for item in items:
+        names = shared_fixtures(item)
+        if names:
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}.{names[0]}"))
+    yield  # -k, -m, and the names that pytest-xdist gives to groups
+    chosen = list(items) if selection.full else selection.select(items)
+    kept = set(chosen)
+    left_out = [item for item in items if item not in kept]
+    config.stash[LEFT_OUT] = len(left_out)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+    items[:] = sorted(chosen, key=lambda item: item.get_closest_marker("heavy") is None)
+
+
+def pytest_sessionfinish(session):
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    count = config.stash.get(LEFT_OUT, 0)
+    if count:
+        terminalreporter.write_line(f"{count} more cases run with --full (make test-all)")
 
 
 @pytest.fixture(autouse=True)

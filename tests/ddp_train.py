@@ -2,9 +2,9 @@
 
 As a script, one of the processes that `accelerate launch` starts:
 
-    accelerate launch --multi_gpu --num_processes 2 tests/ddp_train.py OUT.json FOLDER BATCH
+    accelerate launch --multi_gpu --num_processes 2 tests/ddp_train.py OUT.json FOLDER BATCH SCHEME ...
 
-It trains every scheme on the classification toy, BATCH examples per process and step, and writes the losses.
+It trains each scheme on the classification toy, BATCH examples per process and step, and writes the losses.
 """
 
 import json
@@ -158,10 +158,10 @@ def train(
     return losses.values, trainer
 
 
-def train_every_scheme(folder: Path, batch: int) -> dict[str, dict]:
+def train_schemes(schemes: list[str], folder: Path, batch: int) -> dict[str, dict]:
     """Losses, and the sum of squares of every trained parameter, for each scheme."""
     report = {}
-    for scheme in ALIKE:
+    for scheme in schemes:
         model = make_model("order", scheme)
         losses, trainer = train(model, "order", folder, per_device_train_batch_size=batch, max_steps=6)
         squares = {key: parameter.double().square().sum().item() for key, parameter in model.named_parameters()}
@@ -180,4 +180,4 @@ def main(work: Callable[[Path, int], dict]) -> None:
 
 
 if __name__ == "__main__":
-    main(train_every_scheme)
+    main(lambda folder, batch: train_schemes(sys.argv[4:], folder, batch))

@@ -13,7 +13,7 @@ import torch
 from transformers import BertConfig, BertForMaskedLM, BertModel, set_seed
 
 from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel
-from hf_relpos.training.distil import distil
+from hf_relpos.training import DistillationSettings, distil
 
 
 VOCABULARY, LIMIT = 20, 16
@@ -58,11 +58,13 @@ if __name__ == "__main__":
         student,
         teacher,
         texts(),
-        steps=10,
-        batch_tokens=64,
-        learning_rate=1e-3,
-        table_learning_rate=1e-2,
-        trainer_arguments={"use_cpu": True, "ddp_backend": "gloo"},
+        DistillationSettings(
+            steps=10,
+            batch_tokens=64,
+            learning_rate=1e-3,
+            table_learning_rate=1e-2,
+            trainer_arguments={"use_cpu": True, "ddp_backend": "gloo"},
+        ),
         output_dir=folder / "run",
     )
     if torch.distributed.get_rank() == 0:

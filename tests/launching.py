@@ -1,10 +1,18 @@
-"""The scripts of the project in this process, and scripts in several, as `accelerate launch` starts them."""
+"""The scripts of the project in this process, and scripts in processes of their own, one or two that know each other.
+
+Processes are forked from a server that has imported PyTorch and Transformers once, which takes seconds in each process
+that `accelerate launch` starts. `launcher=True` is for the test that goes through `accelerate launch` itself.
+"""
 
 import importlib
+import multiprocessing
 import os
+import runpy
 import socket
 import subprocess
 import sys
+import tempfile
+import traceback
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +23,8 @@ LAUNCH = (
     *("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"),
     *("--mixed_precision", "no", "--dynamo_backend", "no"),
 )
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["hf_relpos", "transformers.trainer"])
 
 
 def import_script(name: str) -> ModuleType:
@@ -26,27 +36,70 @@ def import_script(name: str) -> ModuleType:
         sys.path.remove(str(SCRIPTS))
 
 
-def run_python(*arguments: str | Path | int, processes: int = 1) -> None:
+def free_port() -> int:
+    """A port of this machine that nobody listens to."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def work(arguments: list[str], env: dict[str, str], log: str) -> None:
+    """Be `python *arguments`, in a process of the server."""
+    file = os.open(log, os.O_WRONLY | os.O_APPEND)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.environ.clear()
+    os.environ.update(env)
+    module = arguments[0] == "-m"
+    sys.argv = arguments[1:] if module else arguments
+    if not module:
+        sys.path.insert(0, str(Path(arguments[0]).parent))
+    try:
+        if module:
+            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as exit:
+        if exit.code not in (None, 0):
+            raise
+    except BaseException:
+        traceback.print_exc()
+        raise
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def run_python(*arguments: str | Path | int, processes: int = 1, launcher: bool = False) -> None:
     """Run a script, or a module after `-m`, with a thread in each process.
 
     Args:
         arguments: script and its arguments.
         processes: 1, or 2 that know of each other.
+        launcher: start them with `accelerate launch`.
 
     Raises:
         AssertionError: where it fails, with what it printed.
     """
-    launch: tuple[str, ...] = ()
-    if processes == 2:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            launch = (*LAUNCH, "--main_process_port", str(free.getsockname()[1]))
-    done = subprocess.run(
-        [sys.executable, *launch, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    words, env = [str(argument) for argument in arguments], {**os.environ, "OMP_NUM_THREADS": "1"}
+    if launcher:
+        command = [sys.executable, *LAUNCH, "--num_processes", str(processes), "--main_process_port", str(free_port())]
+        done = subprocess.run([*command, *words], capture_output=True, text=True, env=env, timeout=300, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return
+    if processes > 1:
+        env |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    with tempfile.NamedTemporaryFile() as log:
+        running = []
+        for rank in range(processes):
+            own = {**env, "RANK": str(rank), "LOCAL_RANK": str(rank)} if processes > 1 else env
+            running.append(SERVER.Process(target=work, args=(words, own, log.name)))
+            running[-1].start()
+        try:
+            for process in running:
+                process.join(timeout=300)
+            assert all(process.exitcode == 0 for process in running), Path(log.name).read_text(errors="replace")
+        finally:
+            for process in running:
+                process.kill()

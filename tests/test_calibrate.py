@@ -4,6 +4,7 @@ import copy
 import errno
 import json
 import lzma
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ from hf_relpos.model.encodings import sinusoid_concat
 
 
 DEMO = Path(hf_relpos.__file__).parent / "demo"
-EXACT = Settings(ridge=1e-10, smooth=1e-10, newton=12, iterations=300, tolerance=1e-12)
+EXACT = Settings(ridge=1e-10, smooth=1e-10, newton=6, iterations=100, tolerance=1e-12)
 
 
 def random_windows(count, longest, vocabulary=50, seed=0):
@@ -59,18 +60,19 @@ def relative_model(scheme="tables", options=None, seed=0, std=0.5, **fields):
 
 
 @pytest.mark.parametrize(
-    "scheme, options",
+    "scheme, options, settings",
     [
-        ("tables", {"terms": "ABV", "max_distance": 6}),
-        ("tables", {"terms": "c", "per_head": False}),
-        ("relative_key", {}),
-        ("relative_key_query", {"clip": 6}),
-        ("shaw", {"clip": 6}),
-        ("music", {"values": True}),
-        ("transformer_xl", {}),
+        ("tables", {"terms": "ABV", "max_distance": 6}, EXACT),
+        ("tables", {"terms": "c", "per_head": False}, EXACT),
+        ("relative_key", {}, EXACT),
+        ("relative_key_query", {"clip": 6}, EXACT),
+        ("shaw", {"clip": 6}, EXACT),
+        ("music", {"values": True}, EXACT),
+        # A and c of nearly the same effect: slow
+        pytest.param("transformer_xl", {}, replace(EXACT, iterations=300), marks=pytest.mark.full),
     ],
 )
-def test_known_tables_are_found_again(scheme, options):
+def test_known_tables_are_found_again(scheme, options, settings):
     """The teacher is relative; its student has lost its tables. What it computes then is the teacher's again."""
     teacher = relative_model(scheme, options)
     if scheme == "transformer_xl":  # fitted with a zero v, on which A and c depend together
@@ -85,7 +87,7 @@ def test_known_tables_are_found_again(scheme, options):
     with torch.no_grad():
         wanted = teacher(fresh).last_hidden_state
         assert (student(fresh).last_hidden_state - wanted).abs().max() > 0.1
-    report = Calibrator(teacher, student, make_batches(windows, 0, 512, 6), EXACT).run()
+    report = Calibrator(teacher, student, make_batches(windows, 0, 512, 6), settings).run()
     with torch.no_grad():
         torch.testing.assert_close(student(fresh).last_hidden_state, wanted, rtol=0, atol=1e-4)
     assert all(layer.divergence_after < 1e-6 < layer.divergence_before for layer in report.layers)
@@ -103,7 +105,7 @@ def test_nothing_is_changed_where_nothing_is_missing():
 def test_padding_changes_nothing():
     """Windows of different lengths in one batch, or each alone."""
     teacher = relative_model("tables", {"terms": "ABcV"})
-    windows = [window for length in (20, 21, 22, 23) for window in random_windows(8, length, seed=length)]
+    windows = [window for length in (20, 21, 22, 23) for window in random_windows(3, length, seed=length)]
     results = []
     for one_by_one in (False, True):
         student = relative_model("tables", {"terms": "ABcV"})
@@ -115,10 +117,10 @@ def test_padding_changes_nothing():
             batches = [batch for row in order for batch in make_batches([row], 0, 512, holdout=10**6)]
             for number, batch in enumerate(batches):
                 batch.number, batch.longest = number, 23
-        Calibrator(teacher, student, batches, Settings(tolerance=1e-10, iterations=200)).run()
+        Calibrator(teacher, student, batches, Settings(ridge=1e-2, tolerance=1e-10, iterations=100)).run()
         results.append(student(torch.tensor(windows[:1])).last_hidden_state)
     # what is left is what conjugate gradients leave open; padding in any sum would make it a hundred times more
-    torch.testing.assert_close(results[0], results[1], rtol=0, atol=1e-4)
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=2e-5)
 
 
 def test_a_row_that_is_too_long_is_read_in_windows():
@@ -351,6 +353,7 @@ def test_every_scheme_that_can_be_fitted(small, tmp_path, scheme):
     assert layers[0]["divergence_after"] < layers[0]["divergence_before"]
 
 
+@pytest.mark.full  # what `make demo` shows, and so test_demo.py
 def test_the_demo_bert_keeps_what_it_predicts(tmp_path):
     report = convert(
         DEMO / "bert",

@@ -27,7 +27,7 @@ def test_low_and_high_are_reached(length, keys, start):
     context = AttentionContext(length, keys, start)
     matrix = context.matrix(CPU)
     assert (context.low, context.high) == (matrix.min().item(), matrix.max().item())
-    assert context.span(CPU).tolist() == list(range(context.low, context.high + 1))
+    assert context.offsets(CPU).tolist() == list(range(context.low, context.high + 1))
 
 
 @pytest.mark.parametrize("shape", [(), (1,)], ids=["scalar", "one element"])
@@ -39,7 +39,7 @@ def test_start_as_tensor(length, keys, start, shape):
     assert torch.equal(matrix, AttentionContext(length, keys, start).matrix(CPU))
     assert isinstance(context.low, int) and isinstance(context.high, int)
     assert context.low <= matrix.min().item() and matrix.max().item() <= context.high
-    assert context.span(CPU).tolist() == list(range(context.low, context.high + 1))
+    assert context.offsets(CPU).tolist() == list(range(context.low, context.high + 1))
 
 
 @pytest.mark.parametrize("dim", [2, 8, 24])

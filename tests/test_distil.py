@@ -13,33 +13,27 @@ from transformers import BertConfig, BertForMaskedLM, BertModel, RobertaConfig, 
 
 from hf_relpos import RelPosBertConfig, RelPosBertModel
 from hf_relpos.evaluation import windowed_hidden_states
-from hf_relpos.training.distil import (
-    DEFAULT_LOSSES,
-    LOSSES,
-    Batches,
-    collate,
-    distil,
-    loss_parts,
-    read_outputs,
-    row_targets,
-)
+from hf_relpos.training import DistillationSettings, distil, row_targets
+from hf_relpos.training.distillation_data import WindowBatches, collate
+from hf_relpos.training.distillation_losses import DEFAULT_LOSSES, LOSSES, compute_outputs, loss_parts
 
 
 CPU = {"use_cpu": True}
 ALL = dict.fromkeys(LOSSES, 1.0)
 
 
-def run(student, teacher, windows=None, **arguments):
+def run(student, teacher, windows=None, *, output_dir=None, resume=False, callbacks=(), **settings):
     """A short distillation, with rates for tiny models."""
-    settings = {
+    defaults = {
         "steps": 10,
         "batch_tokens": 64,
         "learning_rate": 1e-3,
         "table_learning_rate": 1e-2,
         "trainer_arguments": CPU,
-        **arguments,
     }
-    return distil(student, teacher, texts() if windows is None else windows, **settings)
+    settings = DistillationSettings(**{**defaults, **settings})
+    windows = texts() if windows is None else windows
+    return distil(student, teacher, windows, settings, output_dir=output_dir, resume=resume, callbacks=callbacks)
 
 
 def weights(model):
@@ -65,11 +59,11 @@ def test_each_part_falls_and_the_teacher_stays(part):
 def test_defaults_bring_the_hidden_states_nearer():
     """On windows that were not trained on, with a stock teacher."""
     teacher, student = pair()
-    fresh = collate([texts(seed=9)[:8]], pad=0)
+    fresh = collate([texts(seed=9)[:8]], pad_token_id=0)
 
     def error():
         with torch.no_grad():
-            outputs, targets = (read_outputs(model.eval(), fresh, ["layers"]) for model in (student, teacher))
+            outputs, targets = (compute_outputs(model.eval(), fresh, ["layers"]) for model in (student, teacher))
         return float(loss_parts(outputs, targets, fresh["attention_mask"], ["layers"])["layers"])
 
     start = error()
@@ -86,7 +80,7 @@ def test_attention_is_compared_where_it_is_held():
     assert "attention" in DEFAULT_LOSSES
     assert run(*reversed(pair()), steps=1).settings["losses"] == {"layers": 1.0}  # the teacher has sdpa
     teacher, student = pair(heads=True)
-    provider = partial(read_outputs, teacher, names=["layers"])
+    provider = partial(compute_outputs, teacher, names=["layers"])
     assert run(student, provider, steps=1).settings["losses"] == {"layers": 1.0}
 
 
@@ -125,7 +119,7 @@ def test_padding_has_no_weight():
 
     def parts(windows, pad=0):
         batch = collate([windows], pad)
-        outputs, targets = (read_outputs(model.eval(), batch, LOSSES) for model in (student, teacher))
+        outputs, targets = (compute_outputs(model.eval(), batch, LOSSES) for model in (student, teacher))
         return loss_parts(outputs, targets, batch["attention_mask"], LOSSES), targets
 
     with torch.no_grad():
@@ -150,16 +144,16 @@ def test_padding_has_no_weight():
 
 def test_equal_models_have_no_loss():
     teacher, _ = pair(heads=True)
-    batch = collate([texts()[:3]], pad=0)
+    batch = collate([texts()[:3]], pad_token_id=0)
     with torch.no_grad():
-        outputs = read_outputs(teacher.eval(), batch, LOSSES)
+        outputs = compute_outputs(teacher.eval(), batch, LOSSES)
     for name, value in loss_parts(outputs, outputs, batch["attention_mask"], LOSSES).items():
         assert float(value) == pytest.approx(0.0, abs=1e-6), name
 
 
 def test_batches_are_bounded_alike_and_reproducible():
     def take(seed, count=300):
-        stream = iter(Batches(windows, 64, VOCABULARY, LIMIT, seed))
+        stream = iter(WindowBatches(windows, 64, VOCABULARY, LIMIT, seed))
         return [next(stream) for _ in range(count)]
 
     windows = texts(count=100)
@@ -244,7 +238,7 @@ def test_a_function_in_place_of_the_teacher():
     teacher, student = pair()
     other, short = copy.deepcopy(student), copy.deepcopy(student)
     run(student, teacher)
-    run(other, lambda batch: read_outputs(teacher.eval(), batch, ["layers"]))
+    run(other, lambda batch: compute_outputs(teacher.eval(), batch, ["layers"]))
     assert same(weights(student), weights(other))
 
     read = partial(windowed_hidden_states, teacher)

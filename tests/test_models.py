@@ -108,6 +108,7 @@ def difference(one, other):
 # Heads -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.covering(2)
 @every_model
 def test_forward_loss_and_a_gradient_for_every_parameter(name, auto):
     model = head_model(name, auto).train()
@@ -127,6 +128,7 @@ def test_forward_loss_and_a_gradient_for_every_parameter(name, auto):
     assert not idle
 
 
+@pytest.mark.covering(2)
 @every_model
 def test_save_and_load_is_exact(name, auto, tmp_path):
     model = head_model(name, auto)
@@ -192,6 +194,7 @@ def test_inputs_embeds(name):
             model(**arguments)
 
 
+@pytest.mark.covering(3)
 @every_scheme
 @encoder_and_decoder
 def test_output_attentions(name, is_decoder):
@@ -231,6 +234,7 @@ def test_longer_than_the_trained_range(name):
             model(ids)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])
 @every_scheme
 def test_gradient_checkpointing(name, reentrant):
@@ -254,6 +258,7 @@ def test_gradient_checkpointing(name, reentrant):
     assert all(difference(plain[key], again[key]) <= 3e-6 for key in plain)
 
 
+@pytest.mark.covering(3)
 @every_pair
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 def test_half_precision_is_finite(name, backend, dtype):
@@ -281,6 +286,7 @@ def test_compiles_to_one_graph():
 OTHERS = [(name, backend) for name in ON_TOKENS for backend in ("sdpa", "flex_attention") if backend in CAPABLE[name]]
 
 
+@pytest.mark.covering(3)
 @encoder_and_decoder
 @pytest.mark.parametrize("name, backend", OTHERS, ids=["-".join(pair) for pair in OTHERS])
 def test_backends_agree(name, backend, is_decoder):
@@ -302,6 +308,7 @@ def test_backends_agree(name, backend, is_decoder):
         assert difference(one[seen], other[seen]) <= 1e-5
 
 
+@pytest.mark.covering(3)
 @encoder_and_decoder
 @pytest.mark.parametrize("kind", ["boolean", "additive"])
 @every_pair
@@ -345,6 +352,7 @@ INCAPABLE = [
 ]
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("name, backend", INCAPABLE, ids=["-".join(pair) for pair in INCAPABLE])
 def test_incapable_backend_is_an_error(name, backend, tmp_path):
     model = RelPosBertForMaskedLM(tiny_config(name))
@@ -377,6 +385,7 @@ def test_unknown_backend_is_an_error():
 # Padding, batches, packing ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.covering(3)
 @encoder_and_decoder
 @every_pair
 def test_batch_and_right_padding_change_nothing(name, backend, is_decoder):
@@ -393,6 +402,7 @@ def test_batch_and_right_padding_change_nothing(name, backend, is_decoder):
     assert difference(last_state(model, elsewhere, attention_mask=real.long())[real], together[real]) <= 1e-5
 
 
+@pytest.mark.covering(3)
 @encoder_and_decoder
 @every_pair
 def test_left_padding_changes_nothing(name, backend, is_decoder):
@@ -407,6 +417,7 @@ def test_left_padding_changes_nothing(name, backend, is_decoder):
         assert difference(together[row : row + 1, LENGTH - length :], alone) <= 1e-5
 
 
+@pytest.mark.covering(3)
 @pytest.mark.parametrize("before", [1, 3, 20])
 @pytest.mark.parametrize("name, backend", [pair for pair in PAIRS if pair[0] in RELATIVE], ids=lambda value: value)
 def test_translation_changes_nothing(name, backend, before):
@@ -426,6 +437,7 @@ PACKS = {
 }
 
 
+@pytest.mark.covering(3)
 @encoder_and_decoder
 @pytest.mark.parametrize("pack", PACKS.values(), ids=PACKS)
 @every_pair
@@ -508,6 +520,7 @@ def decode(model, ids, chunks, cache, **arguments):
     return torch.cat(parts, dim=1)
 
 
+@pytest.mark.covering(3)
 @pytest.mark.parametrize("chunks", CHUNKS.values(), ids=CHUNKS)
 @pytest.mark.parametrize("cache", CACHES)
 @every_pair
@@ -521,6 +534,7 @@ def test_cached_decoding_equals_the_full_forward(name, backend, cache, chunks):
     assert int(made.get_seq_length()) == 12
 
 
+@pytest.mark.covering(3)
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("name, backend", [pair for pair in PAIRS if pair[0] in UNBOUNDED], ids=lambda value: value)
 def test_cached_decoding_past_the_trained_range(name, backend, cache):
@@ -558,6 +572,7 @@ GENERATION = {
 }
 
 
+@pytest.mark.covering(3)
 @pytest.mark.parametrize("how", GENERATION)
 @every_pair
 def test_greedy_generation_with_left_padding(name, backend, how):
@@ -578,6 +593,7 @@ def test_greedy_generation_with_left_padding(name, backend, how):
 WINDOWED = [(*pair, how) for pair in PAIRS for how in ("dynamic", "static") if how == "dynamic" or pair[0] in RELATIVE]
 
 
+@pytest.mark.covering(3)
 @pytest.mark.parametrize("everywhere", [[0], []], ids=["cls", "none"])
 @pytest.mark.parametrize("name, backend, how", WINDOWED, ids=["-".join(case) for case in WINDOWED])
 def test_generation_in_a_window(name, backend, everywhere, how):
@@ -707,6 +723,7 @@ def visible_in_window(length, window, everywhere, causal=False):
     return seen
 
 
+@pytest.mark.covering(3)
 @encoder_and_decoder
 @pytest.mark.parametrize("everywhere", [None, [], [0, 4]], ids=["cls", "none", "two"])
 @every_pair

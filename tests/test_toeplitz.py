@@ -8,7 +8,7 @@ from oracles import ON_TOKENS, extra_inputs, stir, tiny_config
 from test_formula import ALL, COMBINATIONS, clipped, combination_id, random_terms
 
 from hf_relpos import AttentionContext, Table, Terms
-from hf_relpos.model.formula import by_offset, position_scores, position_values
+from hf_relpos.model.formula import position_scores, position_values, toeplitz_table
 from hf_relpos.model.schemes import build_scheme, build_shared
 from hf_relpos.model.toeplitz import to_toeplitz, toeplitz_unsupported
 
@@ -123,7 +123,7 @@ def test_tails_are_those_of_the_map(max_distance, length, tails):
 def test_tables_of_that_form_are_not_copied():
     context = AttentionContext(4, 4)
     rows = torch.randn(1, 7, SIZE)
-    form = to_toeplitz(Terms(V=(by_offset(rows, context),)), context, torch.zeros(1, 1, 4, SIZE))
+    form = to_toeplitz(Terms(V=(toeplitz_table(rows, context),)), context, torch.zeros(1, 1, 4, SIZE))
     assert form.V.data_ptr() == rows.data_ptr()
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from ddp_train import ALIKE, HEADS, make_model, train, train_every_scheme
+from ddp_train import ALIKE, HEADS, make_model, train, train_schemes
 from launching import run_python
 from oracles import ON_TOKENS
+from selection import chosen
 
 
 def mean(values):
@@ -20,6 +21,7 @@ ORDERLESS = {"alibi", "cape", "huang_m1", "kerple", "sandwich"}
 LEARNABLE = [(scheme, task) for scheme in ON_TOKENS for task in HEADS if task == "kind" or scheme not in ORDERLESS]
 
 
+@pytest.mark.covering(2, every_scheme=False)
 @pytest.mark.parametrize("scheme, task", LEARNABLE, ids=["-".join(pair) for pair in LEARNABLE])
 def test_loss_goes_down(scheme, task, tmp_path):
     losses, _ = train(make_model(task, scheme), task, tmp_path, max_steps=60)
@@ -27,6 +29,7 @@ def test_loss_goes_down(scheme, task, tmp_path):
     assert mean(losses[-15:]) < 0.8 * mean(losses[:5])  # batches of 8: single steps jump
 
 
+@pytest.mark.covering(1, every_scheme=False)
 @pytest.mark.parametrize("scheme", ON_TOKENS)
 def test_resume_gives_the_same_curve(scheme, tmp_path):
     """With dropout, whose random state is part of a checkpoint; the last step lies in a second epoch."""
@@ -54,6 +57,7 @@ def test_accumulated_gradients_give_the_curve_of_the_larger_batch(task, tmp_path
     assert accumulated == pytest.approx(whole, abs=1e-5)
 
 
+@pytest.mark.covering(1, every_scheme=False)
 @pytest.mark.parametrize("scheme", ON_TOKENS)
 def test_gradient_checkpointing_gives_the_same_curve(scheme, tmp_path):
     plain, _ = train(make_model("echo", scheme), "echo", tmp_path, max_steps=5)
@@ -62,6 +66,7 @@ def test_gradient_checkpointing_gives_the_same_curve(scheme, tmp_path):
     assert plain == pytest.approx(saved, abs=1e-5)
 
 
+@pytest.mark.covering(1, every_scheme=False)
 @pytest.mark.parametrize("scheme", ON_TOKENS)
 def test_bf16(scheme, tmp_path):
     model, seen = make_model("kind", scheme), set()
@@ -73,14 +78,16 @@ def test_bf16(scheme, tmp_path):
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
+@pytest.mark.heavy
 def test_two_processes_give_the_curve_of_one(tmp_path):
-    """DistributedDataParallel by `accelerate launch`, half the batch on each side, every scheme in turn."""
-    out = tmp_path / "losses.json"
-    run_python(Path(__file__).with_name("ddp_train.py"), out, tmp_path / "two", 4, processes=2)
+    """DistributedDataParallel by `accelerate launch`, half the batch on each side, one scheme after the other."""
+    out, schemes = tmp_path / "losses.json", chosen(ALIKE)
+    script = Path(__file__).with_name("ddp_train.py")
+    run_python(script, out, tmp_path / "two", 4, *schemes, processes=2, launcher=True)
     two = json.loads(out.read_text())
-    one = train_every_scheme(tmp_path / "one", 8)
-    assert list(one) == list(two) == ALIKE
-    for scheme in ALIKE:
+    one = train_schemes(schemes, tmp_path / "one", 8)
+    assert list(one) == list(two) == schemes
+    for scheme in schemes:
         assert (one[scheme]["processes"], two[scheme]["processes"]) == (1, 2)
         assert len(one[scheme]["losses"]) == 6
         assert two[scheme]["losses"] == pytest.approx(one[scheme]["losses"], abs=1e-5), scheme

@@ -179,12 +179,12 @@ def tables_of(scheme: Scheme, length: int, only: str = "ABcuV") -> Tables:
     terms = scheme.terms(context)
     if terms.dense or terms.gain or terms.feature_gain or terms.allow or terms.rotate:
         raise ValueError(f"the scheme {scheme.name!r} has terms that are not tables of distances")
-    span = context.span(parameter.device)
+    offsets = context.offsets(parameter.device)
 
     def full(tables: Sequence[Table], scale: float) -> torch.Tensor | None:
         if any(table.relation is not None for table in tables):
             raise ValueError(f"the scheme {scheme.name!r} has tables of another relation than the distance")
-        parts = [table.rows[:, table.row_of(span)] * scale for table in tables]
+        parts = [table.rows[:, table.row_of(offsets)] * scale for table in tables]
         return sum(parts) if parts else None
 
     s = scheme.scale

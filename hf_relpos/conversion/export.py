@@ -7,7 +7,7 @@ written in the same way, by least squares, with the design matrix that its own `
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -15,7 +15,7 @@ from ..model.configuration_relpos_bert import RelPosBertConfig
 from ..model.context import AttentionContext
 from ..model.formula import Terms
 from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
-from ..model.scheme import Scheme
+from ..model.scheme import RangeOption, Scheme
 from ..model.schemes import SCHEMES, scheme_parts
 from .source import ConversionError
 
@@ -107,14 +107,14 @@ def resize_tables(
     if fill not in ("clip", "interpolate"):
         raise ConversionError(f"fill = {fill!r} is unknown; choose 'clip' or 'interpolate'")
     ((scheme, settings),) = scheme_parts(config)
-    range_option = scheme.range_option
+    range_option = cast(RangeOption, scheme.range_option)  # schemes with tables have one
     if range_option.within_table and config.has_absolute_table:
         raise ConversionError(
             f"absolute_position_embeddings = True: with position_embedding_type = {name!r} both tables have the "
             "size of max_position_embeddings; resize a model without absolute positions"
         )
     old = range_option.max_distance(settings, config)
-    resized = _with_positions(model, **range_option.resized(config.position_options, max_distance))
+    resized = _with_positions(model, **range_option.resized(config.position_options or {}, max_distance))
     larger = max(old, max_distance)
     offsets = torch.arange(-larger, larger + 1, device=model.device)
     in_old_table = offsets.double() * (old / max_distance) if fill == "interpolate" else offsets.double()
@@ -203,10 +203,10 @@ def _rows(terms: Terms, max_distance: int, head_size: int, name: str) -> Rows:
     offsets = torch.arange(-max_distance, max_distance + 1)
     rows: Rows = {}
     for letter, each in tables.items():
-        total = sum(table.rows.double()[:, table.row_of(offsets.to(table.rows.device))] for table in each)
-        if each:
-            key, factor = ("c", head_size**0.5) if letter == "c'" else (letter, 1.0)
-            rows[key] = rows.get(key, 0.0) + total * factor
+        key, factor = ("c", head_size**0.5) if letter == "c'" else (letter, 1.0)
+        for table in each:
+            of_table = factor * table.rows.double()[:, table.row_of(offsets.to(table.rows.device))]
+            rows[key] = rows[key] + of_table if key in rows else of_table
     return rows
 
 
@@ -220,24 +220,25 @@ def _fit(target: RelPosBertPreTrainedModel, rows: list[Rows], max_distance: int,
     heads = target.config.num_attention_heads
     for name, declared in next(_schemes(target)).linear_parameters.items():
         letters = declared.letters
-        parameters = [getattr(scheme, name, None) for scheme in _schemes(target)]
+        parameters: list[Any] = [getattr(scheme, name, None) for scheme in _schemes(target)]
         if parameters[0] is None:
             continue
         designs = {letter: _design(next(_schemes(target)), name, letter, max_distance) for letter in letters}
-        normal = sum(design.T @ (weights[:, None] * design) for design in designs.values())
+        normal = torch.stack([design.T @ (weights[:, None] * design) for design in designs.values()]).sum(0)
         normal.diagonal()[normal.diagonal() == 0] = 1.0  # rows that no distance reads stay at zero
         factor, pivots = torch.linalg.lu_factor(normal)
         for parameter, layer_rows in zip(parameters, rows, strict=True):
             vectors = parameter.shape[-1:] if letters != "c" else ()
             per_head = parameter.dim() > 1 + len(vectors) and len(parameter) == heads
-            right = 0.0
+            right = None
             for letter, design in designs.items():
                 if letter in layer_rows:  # one that the source lacks is zero, and pulls a common table towards zero
                     table = layer_rows[letter].expand(heads, -1, *vectors)
                     table = table if per_head else table.mean(0, keepdim=True)
                     columns = table.reshape(len(table), len(weights), -1)
-                    right = right + design.T @ (weights[:, None] * columns)
-            if isinstance(right, float):
+                    added = design.T @ (weights[:, None] * columns)
+                    right = added if right is None else right + added
+            if right is None:
                 parameter.zero_()
             else:
                 parameter.copy_(torch.linalg.lu_solve(factor, pivots, right).reshape(parameter.shape))

@@ -115,7 +115,7 @@ def calibrate(model: RelPosBertPreTrainedModel, context: "ConversionContext") ->
 
 
 def calibrate_and_distil(model: RelPosBertPreTrainedModel, context: "ConversionContext") -> dict[str, str]:
-    """Fit the model to its source, then distil the source into it; see `hf_relpos.training.distil`."""
+    """Fit the model to its source, then distil the source into it; see `hf_relpos.training.distillation`."""
     return _checked(model, context, distil=True)
 
 
@@ -295,7 +295,8 @@ def spare_first_token(
 def _distil(
     student, teacher, context: "ConversionContext", tokenizer, lengths: Sequence[int], console: Console
 ) -> dict[str, Any]:
-    from ..training.distil import DEFAULT_LOSSES, distil
+    from ..training import DistillationSettings, distil
+    from ..training.distillation_losses import DEFAULT_LOSSES
 
     options = context.options
     tokens = options["distil_tokens"] or options["steps"] * options["batch_tokens"]
@@ -306,18 +307,15 @@ def _distil(
         losses["logits"] = 1.0
     console.print(f"distilling: {options['steps']} steps on {windows.tokens:,} tokens", highlight=False)
     with torch.enable_grad():
-        report = distil(
-            student,
-            teacher,
-            windows.ids,
+        settings = DistillationSettings(
             steps=options["steps"],
             batch_tokens=options["batch_tokens"],
             learning_rate=LEARNING_RATE,
             table_learning_rate=TABLE_LEARNING_RATE,
             losses=losses,
             seed=context.seed,
-            progress=context.progress,
         )
+        report = distil(student, teacher, windows.ids, settings, progress=context.progress)
     student.to("cpu")
     return report.to_dict()
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ..console import print_table
 from ..evaluation.printing import print_fidelity
-from ..training.distil import DistilReport
+from ..training import DistillationReport
 from .report import ConversionReport, lost_in_words
 
 
@@ -105,7 +105,7 @@ def _lines(report: ConversionReport) -> list[str]:
         lines.append(f"the fit took {found['seconds']:.0f} s, {found['cpu_seconds']:.0f} s of processor time")
         lines += [f"Note: {note}" for note in found["notes"]]
     if (found := details.get("distillation")) is not None:
-        lines.append(f"distilled: {DistilReport(**found).summary()}")
+        lines.append(f"distilled: {DistillationReport(**found).summary()}")
     if "skipped" in (found := details.get("fidelity", {})) and "lengths" not in found:
         lines.append(f"fidelity not measured: {found['skipped']}")
     lines += report.notes

@@ -97,6 +97,6 @@ class AttentionContext:
         inside = (grid >= 0).all(-1)
         return steps[..., 0], steps[..., 1], inside[:, None, :] & inside[:, :, None]
 
-    def span(self, device: torch.device) -> torch.Tensor:
+    def offsets(self, device: torch.device | None) -> torch.Tensor:
         """Every offset from `low` to `high`, ascending, (high − low + 1,)."""
         return torch.arange(self.low, self.high + 1, device=device)

@@ -59,11 +59,11 @@ class Table:
         return self.rows[:, index].transpose(0, 1)
 
 
-def by_offset(rows: torch.Tensor, context: AttentionContext) -> Table:
+def toeplitz_table(rows: torch.Tensor, context: AttentionContext) -> Table:
     """A table that has one row for each offset of this call.
 
     Args:
-        rows: (H or 1, high − low + 1, …), in the order of `context.span`.
+        rows: (H or 1, high − low + 1, …), in the order of `context.offsets`.
     """
     return Table(rows, row_of=lambda r: r - context.low)
 

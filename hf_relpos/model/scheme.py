@@ -181,7 +181,7 @@ class Scheme(nn.Module):
     def __init_subclass__(cls, name: str, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.name = name
-        acts_on_input = cls.input_module.__func__ is not Scheme.input_module.__func__
+        acts_on_input = any("input_module" in vars(base) for base in cls.__mro__ if base is not Scheme)
         cls.relative = not (acts_on_input or cls.uses_absolute_positions)
         meanings = ", ".join(f"{word!r}: {OUT_OF_RANGE[word]}" for word in cls.out_of_range)
         out_of_range = Option(cls.out_of_range[0], f"past the trained range; {meanings}", one_of(*cls.out_of_range))

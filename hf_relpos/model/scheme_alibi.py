@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from .context import AttentionContext
-from .formula import Terms, by_offset
+from .formula import Terms, toeplitz_table
 from .scheme import Scheme, choice
 
 
@@ -59,14 +59,16 @@ class ALiBi(Scheme, name="alibi"):
 
     def terms(self, context: AttentionContext) -> Terms:
         variant = self.settings["variant"]
-        r = context.span(context.device)
+        r = context.offsets(context.device)
         distance = r.abs().to(context.dtype)
         if variant == "asymmetric":
             half = self.num_heads // 2
             slopes = alibi_slopes(half, r.device, context.dtype).repeat(2)
             sees = torch.stack([r <= 0, r >= 0]).repeat_interleave(half, dim=0)
-            return Terms(c_outer=(by_offset(-slopes[:, None] * distance, context),), allow=(by_offset(sees, context),))
+            return Terms(
+                c_outer=(toeplitz_table(-slopes[:, None] * distance, context),), allow=(toeplitz_table(sees, context),)
+            )
         if variant == "offset":
             distance = distance - 0.5 * (r > 0)
         slopes = alibi_slopes(self.num_heads, r.device, context.dtype)
-        return Terms(c_outer=(by_offset(-slopes[:, None] * distance, context),))
+        return Terms(c_outer=(toeplitz_table(-slopes[:, None] * distance, context),))

@@ -126,15 +126,14 @@ class Deberta(Scheme, name="deberta"):
         embeddings, row_of_offset = context.shared
         embeddings = self.dropout(embeddings)
 
-        def table(projection: Callable[[torch.Tensor], torch.Tensor]) -> Table:
+        def table(projection: Callable[[torch.Tensor], torch.Tensor] | None) -> Table:
+            if projection is None:
+                raise ValueError("share_att_key = True: the context needs the query and key projections of the layer")
             rows = projection(embeddings).unflatten(-1, (self.num_heads, -1)).transpose(0, 1)  # (H, N, d)
             return Table(rows, row_of=lambda r: row_of_offset[r - context.low])
 
-        A = B = ()
-        if "c2p" in self.kinds:
-            A = (table(self.pos_key_proj or context.key_projection),)
-        if "p2c" in self.kinds:
-            B = (table(self.pos_query_proj or context.query_projection),)
+        A = (table(self.pos_key_proj or context.key_projection),) if "c2p" in self.kinds else ()
+        B = (table(self.pos_query_proj or context.query_projection),) if "p2c" in self.kinds else ()
         return Terms(scale=self.scale, A=A, B=B)
 
 
@@ -164,11 +163,11 @@ class RelativeEmbeddings(SharedScheme):
         return distance if distance <= one_to_one else self.span
 
     def forward(self, context: AttentionContext) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rows that this call can reach, (N, D), and the row of each offset, in the order of `context.span`."""
+        """The rows that this call can reach, (N, D), and the row of each offset, in the order of `context.offsets`."""
         first = self.span - self.rows_within(context.high)
         last = min(self.span + self.rows_within(-context.low), 2 * self.span - 1)
         rows = self.rel_embeddings.weight[first : last + 1]
-        distance = -context.span(rows.device)  # i − j
+        distance = -context.offsets(rows.device)  # i − j
         if self.buckets is not None:
             distance = log_bucket(distance, self.buckets, self.max_distance)
         row_of_offset = (distance + self.span).clamp(0, 2 * self.span - 1) - first

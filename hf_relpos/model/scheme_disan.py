@@ -43,8 +43,8 @@ class DiSAN(Scheme, name="disan"):
         direction = self.settings["direction"]
         if direction == "split":
             backward = self.num_heads // 2
-            rows = [sees["forward"]] * (self.num_heads - backward) + [sees["backward"]] * backward
+            by_head = [sees["forward"]] * (self.num_heads - backward) + [sees["backward"]] * backward
         else:
-            rows = [sees[direction]]
-        rows = torch.tensor(rows, device=context.device)  # left, the token itself, right
+            by_head = [sees[direction]]
+        rows = torch.tensor(by_head, device=context.device)  # left, the token itself, right
         return Terms(allow=(Table(rows, row_of=lambda r: r.sign() + 1),))

@@ -29,16 +29,17 @@ class Interpolation(SharedScheme):
         self.L_multiplier = nn.Parameter(torch.empty(1))
 
     def init_weights(self, std: float) -> None:
-        for linear in (self.mlp[0], self.mlp[2]):  # as PyTorch does it by default
-            bound = linear.in_features**-0.5
-            init.uniform_(linear.weight, -bound, bound)
-            init.uniform_(linear.bias, -bound, bound)
+        for layer in self.mlp:
+            if isinstance(layer, nn.Linear):  # as PyTorch does it by default
+                bound = layer.in_features**-0.5
+                init.uniform_(layer.weight, -bound, bound)
+                init.uniform_(layer.bias, -bound, bound)
         init.constant_(self.c, 0.1)
         init.constant_(self.L_multiplier, 1.0)
 
     def forward(self, context: AttentionContext) -> torch.Tensor:
         """(1 or B, H, L, K)."""
-        dtype = self.mlp[0].weight.dtype
+        dtype = self.c.dtype
         c = self.c.to(torch.promote_types(dtype, torch.float32)).abs()
         threshold = (self.L_multiplier.to(c.dtype) * self.threshold).abs()
         i = context.query_positions(c.device)[..., :, None].to(c.dtype)

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import initialization as init
 
 from .context import AttentionContext
-from .formula import Terms, by_offset
+from .formula import Terms, toeplitz_table
 from .scheme import Scheme
 
 
@@ -43,10 +43,10 @@ class HuangM1(Scheme, name="huang_m1"):
 
     def rows(self, context: AttentionContext) -> torch.Tensor:
         """The rows of the offsets that can occur in this call, in ascending order of r, (1, N, …)."""
-        return self.weight[context.span(self.weight.device).abs().clamp(max=self.max_distance)][None]
+        return self.weight[context.offsets(self.weight.device).abs().clamp(max=self.max_distance)][None]
 
     def terms(self, context: AttentionContext) -> Terms:
-        return Terms(gain=(by_offset(self.rows(context), context),))
+        return Terms(gain=(toeplitz_table(self.rows(context), context),))
 
 
 class HuangM2(HuangM1, name="huang_m2"):
@@ -63,7 +63,7 @@ class HuangM2(HuangM1, name="huang_m2"):
 
     def rows(self, context: AttentionContext) -> torch.Tensor:
         return self.weight[
-            context.span(self.weight.device).clamp(-self.max_distance, self.max_distance) + self.max_distance
+            context.offsets(self.weight.device).clamp(-self.max_distance, self.max_distance) + self.max_distance
         ][None]
 
 
@@ -81,4 +81,4 @@ class HuangM3(HuangM2, name="huang_m3"):
         return (2 * self.max_distance + 1, self.head_size)
 
     def terms(self, context: AttentionContext) -> Terms:
-        return Terms(feature_gain=by_offset(self.rows(context), context))
+        return Terms(feature_gain=toeplitz_table(self.rows(context), context))

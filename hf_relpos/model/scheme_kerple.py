@@ -8,7 +8,7 @@ from torch import nn
 from transformers import initialization as init
 
 from .context import AttentionContext
-from .formula import Terms, by_offset
+from .formula import Terms, toeplitz_table
 from .scheme import Scheme, SharedScheme, choice
 
 
@@ -35,9 +35,9 @@ class Kernel(SharedScheme):
         init.uniform_(self.bias_a, 0.0, 1.0)
 
     def forward(self, context: AttentionContext) -> torch.Tensor:
-        """(H, N), in the order of `context.span`."""
+        """(H, N), in the order of `context.offsets`."""
         a = bounded(self.bias_a, 0.01)[..., 0]
-        distance = context.span(a.device).abs().to(a.dtype)
+        distance = context.offsets(a.device).abs().to(a.dtype)
         if self.kind == "log":
             return -bounded(self.bias_p, 0.01)[..., 0] * torch.log1p(a * distance)
         # float16 ends at 65504; a weight is zero long before
@@ -71,5 +71,5 @@ class Kerple(Scheme, name="kerple"):
         return Kernel(config, settings)
 
     def terms(self, context: AttentionContext) -> Terms:
-        bias = (by_offset(context.shared, context),)
+        bias = (toeplitz_table(context.shared, context),)
         return Terms(c=bias) if self.settings["scaled"] else Terms(c_outer=bias)

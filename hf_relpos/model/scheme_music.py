@@ -50,7 +50,7 @@ class Music(Scheme, name="music"):
         self.max_distance = (self.settings["max_relative_position"] or config.max_position_embeddings) - 1
         causal = self.settings["causal"]
         self.causal = config.is_decoder if causal is None else causal
-        shape = (self.max_distance + 1 if self.causal else 2 * self.max_distance + 1, self.head_size)
+        shape: tuple[int, ...] = (self.max_distance + 1 if self.causal else 2 * self.max_distance + 1, self.head_size)
         if self.settings["per_head"]:
             shape = (self.num_heads, *shape)
         self.key_relative_embeddings = nn.Parameter(torch.empty(shape))

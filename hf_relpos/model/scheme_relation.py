@@ -26,7 +26,7 @@ class LabelCheck(SharedScheme):
             ValueError: for labels without a row. Compiled or traced code leaves it to the index error.
         """
         labels = context.relation_ids
-        if is_traced() or labels.is_meta or labels.numel() == 0:
+        if labels is None or is_traced() or labels.is_meta or labels.numel() == 0:
             return
         smallest, largest = (int(label) for label in labels.aminmax())
         if smallest < 0 or largest >= self.count:
@@ -68,7 +68,7 @@ class Relation(Scheme, name="relation"):
 
     def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, options)
-        shape = (self.settings["num_relations"], self.head_size)
+        shape: tuple[int, ...] = (self.settings["num_relations"], self.head_size)
         if self.settings["per_head"]:
             shape = (self.num_heads, *shape)
         self.key = nn.Parameter(torch.empty(shape))
@@ -104,9 +104,10 @@ class Relation(Scheme, name="relation"):
     def terms(self, context: AttentionContext) -> Terms:
         labels = context.relation_ids
         length, key_length = context.query_length, context.key_length
-        if labels.dim() != 3 or tuple(labels.shape[1:]) != (length, key_length):
+        if labels is None or labels.dim() != 3 or tuple(labels.shape[1:]) != (length, key_length):
+            shape = None if labels is None else tuple(labels.shape)
             raise ValueError(
-                f"relation_ids has shape {tuple(labels.shape)}; {length} tokens that attend to {key_length} need "
+                f"relation_ids has shape {shape}; {length} tokens that attend to {key_length} need "
                 f"(batch, {length}, {key_length}), and with a cache there is no way to give them: use_cache=False"
             )
         key = self.table(self.key, labels)

@@ -39,7 +39,7 @@ class Relative2d(Scheme, name="relative_2d"):
     def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, options)
         self.max_distance = self.settings["max_relative_position"] - 1
-        shape = (2 * self.max_distance + 1, self.head_size)
+        shape: tuple[int, ...] = (2 * self.max_distance + 1, self.head_size)
         if self.settings["per_head"]:
             shape = (self.num_heads, *shape)
         self.height_key_relative_embeddings = nn.Parameter(torch.empty(shape))

@@ -3,7 +3,7 @@
 import torch
 
 from .context import AttentionContext
-from .formula import Terms, by_offset
+from .formula import Terms, toeplitz_table
 from .scheme import Option, Scheme
 
 
@@ -28,9 +28,9 @@ class Sandwich(Scheme, name="sandwich"):
     }
 
     def terms(self, context: AttentionContext) -> Terms:
-        r = context.span(context.device).to(context.dtype)
+        r = context.offsets(context.device).to(context.dtype)
         waves = torch.arange(1, self.settings["dim"] // 2 + 1, device=r.device, dtype=r.dtype)
         angles = r[:, None] * 10000.0 ** (-2 * waves / self.settings["dim"])
         heads = torch.arange(1, self.num_heads + 1, device=r.device, dtype=r.dtype)
         bias = (angles.cos() - 1).sum(-1) / (8 * heads[:, None] / self.num_heads)
-        return Terms(c_outer=(by_offset(bias, context),))
+        return Terms(c_outer=(toeplitz_table(bias, context),))

@@ -37,7 +37,7 @@ class Shaw(Scheme, name="shaw"):
     def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, options)
         self.clip = self.settings["clip"]
-        shape = (2 * self.clip + 1, self.head_size)
+        shape: tuple[int, ...] = (2 * self.clip + 1, self.head_size)
         if self.settings["per_head"]:
             shape = (self.num_heads, *shape)
         self.key = nn.Parameter(torch.empty(shape))

@@ -9,7 +9,7 @@ from transformers import initialization as init
 
 from .context import AttentionContext
 from .encodings import t5_bucket
-from .formula import Terms, by_offset
+from .formula import Terms, toeplitz_table
 from .scheme import Option, RangeOption, Scheme, SharedScheme, choice, is_count
 
 
@@ -30,8 +30,8 @@ class BucketedBias(SharedScheme):
         init.normal_(self.relative_attention_bias.weight, mean=0.0, std=std)
 
     def forward(self, context: AttentionContext) -> torch.Tensor:
-        """(H, N), in the order of `context.span`."""
-        r = context.span(self.relative_attention_bias.weight.device)
+        """(H, N), in the order of `context.offsets`."""
+        r = context.offsets(self.relative_attention_bias.weight.device)
         bucket = t5_bucket(r, self.buckets, self.max_distance, self.bidirectional)
         return self.relative_attention_bias(bucket).transpose(0, 1)
 
@@ -93,4 +93,4 @@ class T5(Scheme, name="t5"):
 
     def terms(self, context: AttentionContext) -> Terms:
         scale = self.scale if self.settings["scaling"] == "t5" else None
-        return Terms(scale=scale, c_outer=(by_offset(context.shared, context),))
+        return Terms(scale=scale, c_outer=(toeplitz_table(context.shared, context),))

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import initialization as init
 
 from .context import AttentionContext
-from .formula import Table, Terms, by_offset
+from .formula import Table, Terms, toeplitz_table
 from .scheme import LinearParameter, Option, RangeOption, Scheme, choice, is_count
 
 
@@ -135,7 +135,7 @@ class Tables(Scheme, name="tables"):
         rows = getattr(self, letter)
         if rows is None:
             return ()
-        return (by_offset(self.expand(rows, context.span(rows.device)), context),)
+        return (toeplitz_table(self.expand(rows, context.offsets(rows.device)), context),)
 
     def terms(self, context: AttentionContext) -> Terms:
         return Terms(

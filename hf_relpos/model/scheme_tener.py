@@ -9,7 +9,7 @@ from transformers import initialization as init
 
 from .context import AttentionContext
 from .encodings import sinusoid_t2t
-from .formula import Terms, by_offset
+from .formula import Terms, toeplitz_table
 from .scheme import Scheme, choice, refuse_odd_heads
 
 
@@ -61,13 +61,13 @@ class Tener(Scheme, name="tener"):
         return sinusoid_t2t(distances, self.head_size, self.r_w_bias.dtype)[None]
 
     def terms(self, context: AttentionContext) -> Terms:
-        span = context.span(self.r_w_bias.device)
-        rows = self.sinusoid(span)
-        B = () if self.settings["terms"] == "paper" else (by_offset(self.sinusoid(-span), context),)
+        offsets = context.offsets(self.r_w_bias.device)
+        rows = self.sinusoid(offsets)
+        B = () if self.settings["terms"] == "paper" else (toeplitz_table(self.sinusoid(-offsets), context),)
         return Terms(
             scale=None if self.settings["scale"] else self.scale,
-            A=(by_offset(rows, context),),
+            A=(toeplitz_table(rows, context),),
             B=B,
             u=self.r_r_bias,
-            c=(by_offset(torch.matmul(self.r_w_bias, rows[0].T), context),),
+            c=(toeplitz_table(torch.matmul(self.r_w_bias, rows[0].T), context),),
         )

@@ -9,7 +9,7 @@ from transformers import initialization as init
 
 from .context import AttentionContext
 from .encodings import sinusoid_concat
-from .formula import Terms, by_offset
+from .formula import Terms, toeplitz_table
 from .scheme import LinearParameter, Option, RangeOption, Scheme, is_count, refuse_odd_width
 
 
@@ -60,10 +60,10 @@ class TransformerXL(Scheme, name="transformer_xl"):
 
     def terms(self, context: AttentionContext) -> Terms:
         weight = self.r_net.weight
-        distances = -context.span(weight.device)
+        distances = -context.offsets(weight.device)
         if self.clamp_len is not None:
             distances = distances.clamp(-self.clamp_len, self.clamp_len)
         sinusoid = sinusoid_concat(distances, weight.shape[1], weight.dtype)
         rows = self.r_net(sinusoid).view(-1, self.num_heads, self.head_size).transpose(0, 1)  # (H, N, d)
         scalars = torch.einsum("hd,hrd->hr", self.r_r_bias.to(rows.dtype), rows)
-        return Terms(A=(by_offset(rows, context),), u=self.r_w_bias, c=(by_offset(scalars, context),))
+        return Terms(A=(toeplitz_table(rows, context),), u=self.r_w_bias, c=(toeplitz_table(scalars, context),))

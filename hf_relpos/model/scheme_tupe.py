@@ -38,7 +38,7 @@ class Tupe(Scheme, name="tupe"):
     options = {"variant": choice("A", "R", help="absolute positions alone, or with T5's relative bias")}
 
     @classmethod
-    def scale_of(cls, settings: Mapping[str, Any], config: Any) -> float | None:
+    def scale_of(cls, settings: Mapping[str, Any], config: Any) -> float:
         return (2 * config.hidden_size // config.num_attention_heads) ** -0.5
 
     @classmethod

@@ -9,7 +9,7 @@ from transformers import initialization as init
 
 from .context import AttentionContext
 from .encodings import sinusoid_concat
-from .formula import Table, Terms, by_offset
+from .formula import Table, Terms, toeplitz_table
 from .scheme import RangeOption, Scheme, choice, refuse_odd_width
 from .scheme_transformer_xl import TransformerXL
 
@@ -61,7 +61,7 @@ class XLNet(Scheme, name="xlnet"):
 
     def position_rows(self, context: AttentionContext) -> torch.Tensor:
         """W R_{−r} for every offset of the call, (H, N, d)."""
-        distances = -context.span(self.r.device)
+        distances = -context.offsets(self.r.device)
         if self.clamp_len is not None:
             distances = distances.clamp(-self.clamp_len, self.clamp_len)
         sinusoid = sinusoid_concat(distances, self.r.shape[0], self.r.dtype)
@@ -80,8 +80,8 @@ class XLNet(Scheme, name="xlnet"):
 
     def terms(self, context: AttentionContext) -> Terms:
         rows = self.position_rows(context)
-        A = [by_offset(rows, context)]
-        c = [by_offset(torch.einsum("hd,hnd->hn", self.r_r_bias.to(rows.dtype), rows), context)]
+        A = [toeplitz_table(rows, context)]
+        c = [toeplitz_table(torch.einsum("hd,hnd->hn", self.r_r_bias.to(rows.dtype), rows), context)]
         if self.settings["segments"]:
             relation = self.different(context)
             segments = self.seg_embed.transpose(0, 1)  # (H, 2, d)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -161,8 +161,8 @@ class Combination(nn.Module):
         """The terms of all parts, added."""
         shared = context.shared or (None,) * len(self.parts)
         total = Terms()
-        for part, its in zip(self.parts, shared, strict=True):
-            total = total + part.terms(replace(context, shared=its))
+        for part, of_part in zip(self.parts, shared, strict=True):
+            total = total + cast(Scheme, part).terms(replace(context, shared=of_part))
         return total
 
 
@@ -173,7 +173,7 @@ class SharedParts(nn.Module):
         super().__init__()
         self.parts = nn.ModuleList(nn.Identity() if module is None else module for module in modules)
 
-    def forward(self, context: AttentionContext) -> tuple:
+    def forward(self, context: AttentionContext) -> tuple[Any, ...]:
         """One entry per part; None for those that share nothing."""
         return tuple(part(context) if isinstance(part, SharedScheme) else None for part in self.parts)
 

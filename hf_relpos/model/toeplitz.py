@@ -80,17 +80,17 @@ def to_toeplitz(terms: Terms, context: AttentionContext, query: torch.Tensor) ->
             rounding to it.
     """
     scale, dtype = content_scale(query, terms), query.dtype
-    span = context.span(query.device)
-    A, tails_A = _sum_by_offset(terms.A, span, context.low)
-    B, _ = _sum_by_offset(terms.B, span, context.low)
-    c, _ = _sum_by_offset(terms.c, span, context.low)
-    outer, _ = _sum_by_offset(terms.c_outer, span, context.low)
-    V, tails_V = _sum_by_offset(terms.V, span, context.low)
+    offsets = context.offsets(query.device)
+    A, tails_A = _sum_by_offset(terms.A, offsets, context.low)
+    B, _ = _sum_by_offset(terms.B, offsets, context.low)
+    c, _ = _sum_by_offset(terms.c, offsets, context.low)
+    outer, _ = _sum_by_offset(terms.c_outer, offsets, context.low)
+    V, tails_V = _sum_by_offset(terms.V, offsets, context.low)
     if c is not None:
         outer = scale * c if outer is None else scale * c + outer
     allow = None
     for table in terms.allow:
-        rows = _rows_by_offset(table, span, context.low)[0]
+        rows = _rows_by_offset(table, offsets, context.low)[0]
         allow = rows if allow is None else allow & rows
     dense = total_of(terms.dense) if terms.dense else None
     return ToeplitzTerms(
@@ -128,25 +128,27 @@ class SharedTerms:
 
 
 def _sum_by_offset(
-    tables: tuple[Table, ...], span: torch.Tensor, low: int
+    tables: tuple[Table, ...], offsets: torch.Tensor, low: int
 ) -> tuple[torch.Tensor | None, tuple[int, int]]:
     """Σ of the tables, (H or 1, P, …), or None without any; and the tails common to all of them."""
     total, tails = None, (1, 1)
     for table in tables:
-        rows, ends = _rows_by_offset(table, span, low)
+        rows, ends = _rows_by_offset(table, offsets, low)
         tails = ends if total is None else (min(tails[0], ends[0]), min(tails[1], ends[1]))
         total = rows if total is None else total + rows
     return total, tails
 
 
-def _rows_by_offset(table: Table, span: torch.Tensor, low: int) -> tuple[torch.Tensor, tuple[int, int]]:
-    """One row for each offset of `span`; and how many at either end are the same row of the table.
+def _rows_by_offset(table: Table, offsets: torch.Tensor, low: int) -> tuple[torch.Tensor, tuple[int, int]]:
+    """One row for each offset of `offsets`; and how many at either end are the same row of the table.
 
     The tails are read from the map and never from the values: rows that are equal only now, such as fresh zeros, have
     gradients of their own.
     """
-    index, look = table.row_of(span), span.device.type == "cpu" and not torch.compiler.is_compiling()
-    if look and table.rows.shape[1] == span.shape[0] and torch.equal(index, span - low):  # it is in this form already
+    index, look = table.row_of(offsets), offsets.device.type == "cpu" and not torch.compiler.is_compiling()
+    if (
+        look and table.rows.shape[1] == offsets.shape[0] and torch.equal(index, offsets - low)
+    ):  # it is in this form already
         return table.rows, (1, 1)
     rows = table.rows
     if rows.is_floating_point():  # or gradients of many places that are one row would be added up in half precision

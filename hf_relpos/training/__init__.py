@@ -1,0 +1,44 @@
+"""Training: distillation, streams with a memory, and fading out absolute positions."""
+
+import importlib
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from .anneal import AnnealAbsolutePositions, drop_absolute_positions
+    from .distillation import distil
+    from .distillation_losses import Targets, row_targets
+    from .distillation_settings import DistillationReport, DistillationSettings
+    from .stream import SegmentDataset, StreamTrainer
+
+
+# Imported on first use: most of these bring the Trainer.
+_LAZY = {
+    "AnnealAbsolutePositions": "anneal",
+    "DistillationReport": "distillation_settings",
+    "DistillationSettings": "distillation_settings",
+    "SegmentDataset": "stream",
+    "StreamTrainer": "stream",
+    "Targets": "distillation_losses",
+    "distil": "distillation",
+    "drop_absolute_positions": "anneal",
+    "row_targets": "distillation_losses",
+}
+
+__all__ = [
+    "AnnealAbsolutePositions",
+    "DistillationReport",
+    "DistillationSettings",
+    "SegmentDataset",
+    "StreamTrainer",
+    "Targets",
+    "distil",
+    "drop_absolute_positions",
+    "row_targets",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name in _LAZY:
+        return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,243 @@
+"""Distillation: a converted student is trained to compute what its teacher with absolute positions computes.
+
+No labels: the targets of the student are the hidden states of the frozen teacher on windows of text, and its attention
+weights or its predictions. The training loop is Transformers' `Trainer`, so mixed precision, several processes and
+checkpoints work as they do there.
+"""
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, PrinterCallback, TrainerCallback, TrainingArguments
+
+from ..evaluation.inspection import has_mlm_head, model_max_length
+from ..model.backends import AUTO
+from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
+from .distillation_checkpoints import checkpoint_folder, last_checkpoint, prepare_folder
+from .distillation_data import WindowBatches, collate
+from .distillation_losses import DEFAULT_LOSSES, TargetFunction, compute_outputs
+from .distillation_settings import DistillationReport, DistillationSettings
+from .distillation_trainer import TABLES, DistillationTrainer
+
+
+# Modules that no part of the loss reaches. Several processes wait for the gradient of whatever is trained.
+UNREACHED = ("pooler", "seq_relationship")
+
+
+def distil(
+    student: RelPosBertPreTrainedModel,
+    teacher: PreTrainedModel | TargetFunction,
+    windows: Iterable[Any],
+    settings: DistillationSettings | None = None,
+    *,
+    output_dir: str | Path | None = None,
+    resume: bool = False,
+    progress: bool = False,
+    callbacks: Sequence[TrainerCallback] = (),
+) -> DistillationReport:
+    """Train a relative student to compute what an absolute teacher computes.
+
+    The student is trained in place and is left on its device and in evaluation mode. In several processes
+    (`accelerate launch`) each takes batches of its own, so that a step reads that many times `batch_tokens`.
+
+    Args:
+        student: of this package.
+        teacher: a model with BERT's outputs and the student's sizes, which stays as it is; or a function from a batch,
+            `input_ids` and `attention_mask` (B, L) on the training device, to Targets: see `row_targets`.
+        windows: token ids, special tokens included, of different lengths: a list or dataset of lists or of mappings
+            with `input_ids`, such as `hf_relpos.data.cut_windows(…).ids`; or an iterable that can be iterated over
+            again, such as a streamed Hub dataset, tokenized and shuffled. A length that is not trained on does not
+            improve: 512 tokens need windows of 512.
+        settings: None for the defaults.
+        output_dir: for checkpoints, kept afterwards; None for none.
+        resume: continue from the last checkpoint in `output_dir`, if there is one.
+        progress: show a progress bar.
+        callbacks: of the Trainer.
+
+    Raises:
+        ValueError: for models, windows and settings that do not fit each other, before anything is trained or written;
+            for windows of an iterable, when they are read.
+    """
+    settings = settings or DistillationSettings()
+    model = _as_model(teacher)
+    losses = _default_losses(student, model, settings.dropout) if settings.losses is None else dict(settings.losses)
+    _check_models(student, model, losses)
+    if settings.tables_only and not any(TABLES in name for name, _ in student.named_parameters()):
+        raise ValueError(
+            f"train = 'tables': the scheme {student.config.position_scheme_name!r} of the student has no parameters; "
+            "use train = 'all'"
+        )
+    limits = [model_max_length(each) for each in (student, model) if each is not None]
+    max_length = min((limit for limit in limits if limit is not None), default=None)
+    batches = WindowBatches(windows, settings.batch_tokens, student.config.vocab_size, max_length, settings.seed)
+    run_settings = {
+        **asdict(settings),
+        "losses": losses,
+        "windows": batches.fingerprint(),
+        "trainer_arguments": dict(settings.trainer_arguments),
+    }
+    started = time.perf_counter()
+    trained = student if "logits" in losses else student.base_model  # a head that is not compared is not computed
+    with (
+        checkpoint_folder(output_dir) as folder,
+        _prepared(student, settings),
+        _evaluating(model),
+    ):
+        arguments = _training_arguments(settings, folder, output_dir is not None, progress)
+        checkpoint = None
+        if output_dir is not None:
+            with arguments.main_process_first(local=False):
+                if arguments.process_index == 0:
+                    prepare_folder(folder, run_settings, resume)
+                checkpoint = last_checkpoint(folder)
+        targets: TargetFunction = teacher
+        if model is not None:
+            model.to(arguments.device)
+            targets = partial(compute_outputs, model if "logits" in losses else model.base_model, names=losses)
+        trainer = DistillationTrainer(
+            model=trained,
+            args=arguments,
+            train_dataset=batches,
+            data_collator=partial(collate, pad_token_id=student.config.pad_token_id or 0),
+            callbacks=list(callbacks),
+            targets=targets,
+            losses=losses,
+            temperature=settings.temperature,
+            table_learning_rate=settings.table_learning_rate,
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    history = [entry for entry in trainer.state.log_history if "loss" in entry]
+    parts = {**{name: f"loss_{name}" for name in losses}, "total": "loss"}
+    return DistillationReport(
+        steps=trainer.state.global_step,
+        tokens=int(trainer.state.num_input_tokens_seen),
+        seconds=time.perf_counter() - started,
+        processes=arguments.world_size,
+        losses={name: {"start": history[0][key], "end": history[-1][key]} for name, key in parts.items()},
+        settings=run_settings,
+    )
+
+
+def _as_model(teacher: PreTrainedModel | TargetFunction) -> PreTrainedModel | None:
+    """The teacher, if it is a model."""
+    return teacher if isinstance(teacher, nn.Module) else None
+
+
+def _training_arguments(
+    settings: DistillationSettings, folder: Path, saves: bool, progress: bool
+) -> TrainingArguments:
+    """`TrainingArguments` for the settings; `trainer_arguments` replace the first of them."""
+    logging_steps = max(1, settings.steps // 20)
+    defaults = {
+        "save_strategy": "steps" if saves else "no",
+        "save_steps": 2 * logging_steps,
+        "save_total_limit": 1,
+        "warmup_steps": math.ceil(settings.steps / 10),
+        "report_to": "none",
+        "dataloader_pin_memory": torch.cuda.is_available(),
+    }
+    return TrainingArguments(
+        output_dir=str(folder),
+        max_steps=settings.steps,
+        learning_rate=settings.learning_rate,
+        lr_scheduler_type=settings.schedule,
+        seed=settings.seed,
+        disable_tqdm=not progress,
+        logging_steps=logging_steps,
+        per_device_train_batch_size=1,  # of our batches
+        accelerator_config={"dispatch_batches": False, "split_batches": False},
+        include_num_input_tokens_seen="non_padding",
+        remove_unused_columns=False,
+        **{**defaults, **settings.trainer_arguments},
+    )
+
+
+def _default_losses(student: PreTrainedModel, teacher: PreTrainedModel | None, dropout: bool) -> dict[str, float]:
+    """`DEFAULT_LOSSES`, as far as these models can be compared."""
+    comparable = teacher is not None and not dropout and _returns_attention(student) and _returns_attention(teacher)
+    return {name: weight for name, weight in DEFAULT_LOSSES.items() if comparable or name != "attention"}
+
+
+def _returns_attention(model: PreTrainedModel) -> bool:
+    """Whether a model can return its attention weights."""
+    return model.config._attn_implementation in ("eager", AUTO)
+
+
+@contextmanager
+def _prepared(student: PreTrainedModel, settings: DistillationSettings) -> Iterator[None]:
+    """Within this context only the parameters that are trained require gradients, and dropout is as set."""
+    device = student.device
+    probabilities = {module: module.p for module in student.modules() if isinstance(module, nn.Dropout)}
+    flags = {parameter: parameter.requires_grad for parameter in student.parameters()}
+    try:
+        if not settings.dropout:
+            for module in probabilities:
+                module.p = 0.0
+        for name, parameter in student.named_parameters():
+            unreached = any(part in name.split(".") for part in UNREACHED)
+            if unreached or (settings.tables_only and TABLES not in name):
+                parameter.requires_grad = False
+        yield
+    finally:
+        for module, probability in probabilities.items():
+            module.p = probability
+        for parameter, flag in flags.items():
+            parameter.requires_grad = flag
+        student.eval().to(device)
+
+
+@contextmanager
+def _evaluating(teacher: PreTrainedModel | None) -> Iterator[None]:
+    """The teacher in evaluation mode; afterwards in its mode and on its device."""
+    if teacher is None:
+        yield
+        return
+    device, training = teacher.device, teacher.training
+    teacher.eval()
+    try:
+        yield
+    finally:
+        teacher.train(training).to(device)
+
+
+def _check_models(student: PreTrainedModel, teacher: PreTrainedModel | None, losses: Mapping[str, float]) -> None:
+    """
+    Raises:
+        ValueError: for models that cannot be compared, or lack what a part of the loss compares.
+    """
+    if student is teacher:
+        raise ValueError("student and teacher are one model; load the teacher a second time")
+    models = {"student": student}
+    if teacher is not None:
+        models["teacher"] = teacher
+        sizes = ["vocab_size", "hidden_size", "num_hidden_layers"]
+        if "attention" in losses:
+            sizes.append("num_attention_heads")
+        for name in sizes:
+            student_size, teacher_size = getattr(student.config, name), getattr(teacher.config, name)
+            if student_size != teacher_size:
+                raise ValueError(
+                    f"{name}: the student's {student_size} is not the teacher's {teacher_size}; distil "
+                    "a student that was converted from this teacher"
+                )
+    for name, model in models.items():
+        if "logits" in losses and not has_mlm_head(model):
+            raise ValueError(
+                f"losses['logits'] = {losses['logits']!r}: the {name}, a {type(model).__name__}, has no masked "
+                "language model head; load it as …ForMaskedLM, or leave 'logits' out"
+            )
+        if "attention" in losses and not _returns_attention(model):
+            raise ValueError(
+                f"losses['attention'] = {losses['attention']!r}: the {name} has attn_implementation = "
+                f"{model.config._attn_implementation!r}, which does not return the attention weights; call "
+                f"{name}.set_attn_implementation('eager'), or leave 'attention' out"
+            )

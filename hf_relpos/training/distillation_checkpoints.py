@@ -1,0 +1,69 @@
+"""The folder in which a distillation keeps its checkpoints and the settings that it is resumed with."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..files import write_json
+
+
+SETTINGS_FILE = "distil.json"
+TRAINER_STATE = "trainer_state.json"  # the last file that the Trainer writes into a checkpoint
+CHECKPOINT = "checkpoint-"
+
+
+@contextmanager
+def checkpoint_folder(output_dir: str | Path | None) -> Iterator[Path]:
+    """The folder of checkpoints; without one, a temporary folder that is removed afterwards."""
+    if output_dir is not None:
+        yield Path(output_dir)
+        return
+    with tempfile.TemporaryDirectory(prefix="hf-relpos-distil-") as folder:
+        yield Path(folder)
+
+
+def _checkpoints(folder: Path) -> dict[int, Path]:
+    """Checkpoints by step, complete or not."""
+    paths = (path for path in folder.glob(f"{CHECKPOINT}*") if path.name.removeprefix(CHECKPOINT).isdigit())
+    return {int(path.name.removeprefix(CHECKPOINT)): path for path in paths}
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The last complete checkpoint."""
+    complete = {step: path for step, path in _checkpoints(folder).items() if (path / TRAINER_STATE).is_file()}
+    return complete[max(complete)] if complete else None
+
+
+def prepare_folder(folder: Path, settings: Mapping[str, Any], resume: bool) -> None:
+    """Check the folder, remove checkpoints that are incomplete, and write the settings.
+
+    Raises:
+        ValueError: for a path that is no folder, and for a distillation that is there already and is not resumed, or
+            has other settings.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"output_dir = '{folder}' is a file; choose a folder")
+    saved = folder / SETTINGS_FILE
+    if saved.is_file() or _checkpoints(folder):
+        if not resume:
+            raise ValueError(
+                f"output_dir = '{folder}' holds a distillation already; go on with it by resume=True, or choose "
+                "another folder"
+            )
+        before = json.loads(saved.read_text(encoding="utf-8")) if saved.is_file() else {}
+        now = json.loads(json.dumps(settings))
+        for name, value in before.items():
+            if value != now.get(name):
+                raise ValueError(
+                    f"{name} = {now.get(name)!r}: the distillation in '{folder}' has {value!r}; resume with that, or "
+                    "choose another folder"
+                )
+    for path in _checkpoints(folder).values():
+        if not (path / TRAINER_STATE).is_file():
+            shutil.rmtree(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(saved, settings)

@@ -1,0 +1,148 @@
+"""Batches of windows for distillation."""
+
+import itertools
+import math
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeGuard
+
+import numpy as np
+import torch
+
+from ..data.batching import Row, pad_rows
+
+
+# Windows whose lengths fall into one of this many intervals of an octave share batches: at most 19 % is padding.
+PER_OCTAVE = 4
+
+
+class WindowBatches(torch.utils.data.IterableDataset[list[list[int]]]):
+    """An endless stream of batches of windows of similar length, bounded by their number of tokens.
+
+    Each epoch of a list is shuffled anew; an iterable keeps its order. A window goes into the open batch of its length
+    group, which is complete when no further window fits: at most `batch_tokens` tokens with padding, or one longer
+    window. A batch that is incomplete after an epoch is filled up in the next, unless its group made no other. The
+    same arguments give the same batches, which resuming relies on.
+    """
+
+    def __init__(
+        self, windows: Iterable[Any], batch_tokens: int, vocab_size: int, max_length: int | None, seed: int
+    ) -> None:
+        """
+        Args:
+            windows: a list or map-style dataset, or an iterable that can be iterated over again, of token ids or of
+                mappings with `input_ids`.
+            batch_tokens: tokens of a batch.
+            vocab_size: number of token ids.
+            max_length: of student and teacher; None for no limit.
+            seed: of the shuffling.
+        """
+        self.windows = windows
+        self.batch_tokens = batch_tokens
+        self.vocab_size = vocab_size
+        self.max_length = max_length
+        self.seed = seed
+
+    def fingerprint(self) -> str | None:
+        """Check the windows before training: all of a list, the first of any other iterable.
+
+        Returns:
+            Number and checksum of the windows of a list; None for other iterables.
+
+        Raises:
+            ValueError: when there is none, and for one that `_token_ids` refuses.
+        """
+        if isinstance(self.windows, Iterator):  # what is taken now would be missing later
+            return None
+        is_list = isinstance(self.windows, list | tuple)
+        count = checksum = 0
+        for number, window in enumerate(self.windows if is_list else _first(self.windows)):
+            count += 1
+            checksum = zlib.crc32(np.array(self._token_ids(number, window), dtype="<i8").tobytes(), checksum)
+        if not count:
+            raise ValueError("windows is empty: give at least one window of token ids")
+        return f"{count} windows, CRC {checksum:08x}" if is_list else None
+
+    def __iter__(self) -> Iterator[list[list[int]]]:
+        batches = self._batches()
+        worker = torch.utils.data.get_worker_info()
+        if worker is not None:  # a data loader takes from its workers in turn
+            batches = itertools.islice(batches, worker.id, None, worker.num_workers)
+        return batches
+
+    def _batches(self) -> Iterator[list[list[int]]]:
+        waiting: dict[int, list[list[int]]] = {}
+        seen = 0
+        for epoch in itertools.count():
+            before = seen
+            complete = set()
+            for number, window in self._epoch(epoch):
+                ids = self._token_ids(number, window)
+                seen += 1
+                group = math.ceil(PER_OCTAVE * math.log2(len(ids)))
+                batch = waiting.setdefault(group, [])
+                if batch and max(len(ids), *map(len, batch)) * (len(batch) + 1) > self.batch_tokens:
+                    yield batch
+                    complete.add(group)
+                    batch = waiting[group] = []
+                batch.append(ids)
+            if seen == before:
+                raise ValueError(
+                    f"windows ended after {seen}, before the last step: an iterator is read once only. Give a list, a "
+                    "dataset or another iterable that starts again, more text, or fewer steps"
+                )
+            for group in sorted(waiting.keys() - complete):
+                if waiting[group]:
+                    yield waiting.pop(group)
+
+    def _epoch(self, epoch: int) -> Iterator[tuple[int, Any]]:
+        if not _indexed(self.windows):
+            yield from enumerate(self.windows)
+            return
+        for number in np.random.default_rng((self.seed, epoch)).permutation(len(self.windows)).tolist():
+            yield number, self.windows[number]
+
+    def _token_ids(self, number: int, window: Any) -> list[int]:
+        """The token ids of a window, checked.
+
+        Raises:
+            ValueError: for one that is empty, too long for the teacher, or has ids outside its vocabulary.
+        """
+        ids = window["input_ids"] if isinstance(window, Mapping) else window
+        ids = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+        if not ids:
+            raise ValueError(f"windows[{number}] is empty; leave empty windows out")
+        if self.max_length is not None and len(ids) > self.max_length:
+            raise ValueError(
+                f"windows[{number}] has {len(ids)} tokens and the teacher reads at most {self.max_length}; cut the "
+                "windows, or give a function that reads longer ones in pieces in place of the teacher"
+            )
+        if not (isinstance(ids[0], int) and 0 <= min(ids) and max(ids) < self.vocab_size):
+            raise ValueError(
+                f"windows[{number}] holds something else than token ids from 0 to {self.vocab_size - 1}; make the "
+                "windows with the teacher's tokenizer"
+            )
+        return ids
+
+
+def _first(windows: Iterable[Any]) -> list[Any]:
+    """The first window, or nothing."""
+    if _indexed(windows):
+        return [windows[0]] if len(windows) else []
+    return list(itertools.islice(windows, 1))
+
+
+def _indexed(windows: Iterable[Any]) -> TypeGuard[Sequence[Any]]:
+    """Whether windows are a list or a map-style dataset."""
+    return hasattr(windows, "__len__") and hasattr(windows, "__getitem__")
+
+
+def collate(batches: Sequence[Sequence[Row]], pad_token_id: int) -> dict[str, torch.Tensor]:
+    """Batches of windows (one, unless the Trainer has several devices) to padded tensors (B, L).
+
+    Returns:
+        `input_ids`, and `attention_mask`, 1 for real tokens.
+    """
+    windows = [window for batch in batches for window in batch]
+    ids, mask = pad_rows(windows, pad_token_id)
+    return {"input_ids": ids, "attention_mask": mask.long()}

@@ -1,0 +1,92 @@
+"""`Trainer` for distillation: targets in place of labels, and a learning rate for the tables."""
+
+from collections.abc import Mapping
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import Trainer
+
+from .distillation_losses import TargetFunction, Targets, compute_outputs, loss_parts
+
+
+# Parameters of the position schemes are in modules of this name, in every model of this package.
+TABLES = "distance_embedding"
+
+
+class DistillationTrainer(Trainer):
+    """`Trainer` with targets in place of labels, and a learning rate for the tables.
+
+    Logs the mean of each part of the loss since the last log, as `loss_<part>`.
+    """
+
+    optimizer: torch.optim.Optimizer | None
+
+    def __init__(
+        self,
+        *args: Any,
+        targets: TargetFunction,
+        losses: Mapping[str, float],
+        temperature: float = 1.0,
+        table_learning_rate: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """
+        Args:
+            args: as Trainer's.
+            targets: maps a batch, `input_ids` and `attention_mask` (B, L), to Targets.
+            losses: keys of `LOSSES` to weights.
+            temperature: of the logits.
+            table_learning_rate: for parameters named `distance_embedding`; None for `args.learning_rate`.
+            kwargs: as Trainer's.
+        """
+        super().__init__(*args, **kwargs)
+        self.targets = targets
+        self.losses = dict(losses)
+        self.temperature = temperature
+        self.table_learning_rate = self.args.learning_rate if table_learning_rate is None else table_learning_rate
+        # a mean over a batch of its own: the Trainer divides it by the number of batches that it accumulates
+        self.model_accepts_loss_kwargs = False
+        self._sums = torch.zeros(len(self.losses) + 1, device=self.args.device)  # of the parts, and of the batches
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: Mapping[str, torch.Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, Targets]:
+        """The weighted sum of the parts; `inputs` as `targets` takes them."""
+        with torch.no_grad(), self.accelerator.autocast():
+            targets = self.targets(inputs)
+        outputs = compute_outputs(model, inputs, self.losses)
+        parts = loss_parts(outputs, targets, inputs["attention_mask"], self.losses, self.temperature)
+        values = [parts[name] for name in self.losses]
+        self._sums += torch.stack([*(value.detach() for value in values), values[0].new_ones(())])
+        weights = self.losses.values()
+        loss = reduce(torch.add, [weight * value for weight, value in zip(weights, values, strict=True)])
+        return (loss, outputs) if return_outputs else loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """As Trainer's, with the parts of the loss."""
+        if "loss" in logs:
+            *totals, count = self.accelerator.reduce(self._sums, reduction="sum").tolist()
+            means = {f"loss_{name}": total / count for name, total in zip(self.losses, totals, strict=True)}
+            logs = {**logs, **means}
+            self._sums.zero_()
+        super().log(logs, start_time)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """The optimizer that the arguments name, with two groups: the tables, and everything else that is trained."""
+        if self.optimizer is None:
+            model = self.model if model is None else model
+            trained = [(TABLES in name, p) for name, p in model.named_parameters() if p.requires_grad]
+            groups = [
+                {"params": [p for table, p in trained if table], "lr": self.table_learning_rate},
+                {"params": [p for table, p in trained if not table], "lr": self.args.learning_rate},
+            ]
+            kind, settings = self.get_optimizer_cls_and_kwargs(self.args, model)
+            groups = [{**group, "weight_decay": self.args.weight_decay} for group in groups if group["params"]]
+            self.optimizer = kind(groups, **settings)
+        return self.optimizer

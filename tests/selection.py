@@ -1,0 +1,140 @@
+"""Which cases `make test` runs of a test that is a product of several axes, and which wait for `--full`.
+
+A test marked `@pytest.mark.covering(strength)` keeps a covering array of its cases: for every choice of `strength`
+axes, each combination of their values that occurs in the full product occurs in a case that is kept. The axes of a
+test are the arguments it is parametrized with. One of them may hold schemes (names, or lists of names): its values are
+then not the schemes but the kinds of terms they have (`kinds`), so that every other axis meets every kind of term, and
+besides every scheme keeps at least one case. `covering(strength, every_scheme=False)` leaves out the latter, for tests
+that take long.
+
+A test or case marked `full` runs with `--full` only, and `chosen` is for loops over schemes inside a test or fixture.
+All of it is deterministic: the processes of pytest-xdist must agree.
+"""
+
+import dataclasses
+import functools
+import heapq
+import itertools
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+import pytest
+
+
+full = False  # set by `--full`, before test modules are imported
+
+
+@functools.cache
+def kinds(scheme: str) -> frozenset[str]:
+    """The kinds of terms of a scheme, from what a tiny model does with it.
+
+    They are the fields of `Terms` that it fills (A, B, u, c, c_outer, dense, V, gain, feature_gain, allow, rotate,
+    scale), "input" if it acts on the input, "shared" if layers share a module, and the inputs that it requires.
+    """
+    import torch
+    from oracles import extra_inputs, tiny_model
+
+    from hf_relpos import RelPosBertModel
+
+    with torch.random.fork_rng(devices=[]):
+        model = tiny_model(RelPosBertModel, scheme)
+    module = model.encoder.layer[0].attention.self.distance_embedding
+    compute, calls = module.terms, []
+
+    def terms(context):
+        calls.append(compute(context))
+        return calls[-1]
+
+    module.terms = terms
+    inputs = extra_inputs(scheme, 1, 6)
+    with torch.no_grad():
+        model(torch.ones(1, 6, dtype=torch.long), **inputs)
+    values = {field.name: getattr(calls[0], field.name) for field in dataclasses.fields(calls[0])}
+    found = {letter for letter, value in values.items() if value is not None and not (value == ())}
+    if model.encoder.distance_embedding is not None:
+        found.add("shared")
+    if model.embeddings.position_embeddings is not None:
+        found.add("input")
+    return frozenset(found | set(inputs))
+
+
+def cover(features: Sequence[Iterable[Hashable]]) -> list[int]:
+    """Indices of cases that together have every feature that any case has: a greedy set cover, ascending."""
+    cases = [frozenset(each) for each in features]
+    missing = set().union(*cases)
+    heap = [(-len(case), index) for index, case in enumerate(cases)]
+    heapq.heapify(heap)
+    kept = []
+    while missing:
+        _, index = heapq.heappop(heap)
+        gain = len(cases[index] & missing)
+        if heap and -gain > heap[0][0]:  # the number was of an earlier round
+            heapq.heappush(heap, (-gain, index))
+            continue
+        missing -= cases[index]
+        kept.append(index)
+    return sorted(kept)
+
+
+def representatives(schemes: Iterable[str]) -> list[str]:
+    """Fewest of these schemes that have all kinds of terms among them, in their order."""
+    names = list(schemes)
+    return [names[index] for index in cover([kinds(name) for name in names])]
+
+
+def chosen(schemes: Iterable[str]) -> list[str]:
+    """All of these schemes with `--full`, else their `representatives`."""
+    return list(schemes) if full else representatives(schemes)
+
+
+def thinned(schemes: Iterable[str]) -> list[Any]:
+    """Parameters for `pytest.mark.parametrize`: all of these schemes, `full` on those that are not `chosen`."""
+    names = list(schemes)
+    kept = set(chosen(names))
+    return [name if name in kept else pytest.param(name, marks=pytest.mark.full) for name in names]
+
+
+def schemes_of(value: Any, known: Iterable[str]) -> list[str]:
+    """The schemes that a parameter names: one, several for a combination, none for anything else."""
+    names = [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else []
+    return list(names) if names and all(isinstance(name, str) and name in known for name in names) else []
+
+
+def case_features(params: dict[str, Any], strength: int, every_scheme: bool) -> list[Hashable]:
+    """What a case covers: combinations of values of `strength` axes, and its scheme."""
+    from hf_relpos import SCHEMES
+
+    axes: list[list[tuple[str, str]]] = []
+    features: list[Hashable] = []
+    for axis, value in sorted(params.items()):
+        schemes = schemes_of(value, SCHEMES)
+        if schemes:
+            letters = frozenset().union(*map(kinds, schemes)) | ({"combination"} if len(schemes) > 1 else set())
+            axes.append([(axis, kind) for kind in sorted(letters)])
+            if every_scheme:
+                features.append((axis, repr(value)))
+        else:
+            axes.append([(axis, repr(value))])
+    for some in itertools.combinations(axes, min(strength, len(axes))):
+        features.extend(itertools.product(*some))
+    return features
+
+
+def select(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """The items that run without `--full`, in their order."""
+    kept: list[pytest.Item] = []
+    products: dict[tuple, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("full"):
+            continue
+        mark = item.get_closest_marker("covering")
+        if mark is None or not hasattr(item, "callspec"):
+            kept.append(item)
+        else:
+            key = (item.path, item.originalname, mark.args[0], mark.kwargs.get("every_scheme", True))
+            products.setdefault(key, []).append(item)
+    for (_, _, strength, every_scheme), cases in products.items():
+        features = [case_features(item.callspec.params, strength, every_scheme) for item in cases]
+        kept.extend(cases[index] for index in cover(features))
+    places = {item: place for place, item in enumerate(items)}
+    return sorted(kept, key=places.__getitem__)
