@@ -1,26 +1,21 @@
 """scripts/bench_conversion.py: its rows on a tiny random BERT, what it writes, does not repeat, and refuses."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from launching import import_script
 from oracles import stir
 from transformers import BertConfig, BertModel, BertTokenizer
 
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "bench_conversion.py"
 WORDS = "the cat dog sun sky bird sat ran saw was is red blue old new big . on under and a house tree road".split()
 
 
 @pytest.fixture(scope="module")
 def bench():
-    spec = importlib.util.spec_from_file_location("bench_conversion", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return import_script("bench_conversion")
 
 
 def sentences(seed, count):
@@ -91,7 +86,7 @@ def test_rows(bench, folder, tmp_path, capsys):
     assert rows["demo/teacher"]["accuracy"]["128"] > rows["demo/zero"]["accuracy"]["128"]
     card = (out / "conversion.md").read_text()
     assert str(folder) not in card and "| positions dropped, tables zero |" in card
-    assert "| not measured |" in card and "- not asked for: `fidelity/no-data`, `fidelity/calibrated`," in card
+    assert "| not measured |" in card and "- not selected: `fidelity/no-data`, `fidelity/calibrated`," in card
 
     # again, with other settings of one kind: only those rows are measured
     dates = {key: row["date"] for key, row in content["rows"].items()}
@@ -113,19 +108,21 @@ def test_rows(bench, folder, tmp_path, capsys):
     assert {"zero", "docs-chunks"} <= kept and not {"fold", "fold-distilled"} & kept
 
 
-def test_training_text_shares_nothing_with_the_evaluation(bench, folder):
-    """Stretches come from all places, the same for a seed, and never hold a passage that is measured on."""
+def test_training_text_shares_nothing_with_the_evaluation(folder):
+    """Passages come from all positions, the same for a seed, and share no run of words with the evaluation text."""
+    training_passages = import_script("conversion_quality.texts").training_passages
     held = [str(folder / "held.txt")]
-    texts, refused = bench.training_stretches([str(folder / "train.txt")], held, 200_000, 0)
-    assert refused == 0 and len(texts) == 17 and len(set(texts)) == 17
-    assert texts == bench.training_stretches([str(folder / "train.txt")], held, 200_000, 0)[0]
-    texts, refused = bench.training_stretches(held, held, 10_000, 0)
-    assert not texts and refused == 1
+    texts, left_out = training_passages([str(folder / "train.txt")], held, 200_000, 0)
+    assert left_out == 0 and len(texts) == 17 and len(set(texts)) == 17
+    assert texts == training_passages([str(folder / "train.txt")], held, 200_000, 0)[0]
+    texts, left_out = training_passages(held, held, 10_000, 0)
+    assert not texts and left_out == 1
 
 
-def test_goals_read_the_rows(bench):
+def test_goals_read_the_rows():
     """Bounds are met at their value, from above or below, and what was not measured says so."""
-    goals = {goal.what: goal for goal in bench.GOALS}
+    module = import_script("conversion_quality.goals")
+    goals = {goal.what: goal for goal in module.GOALS}
     row = {"texts": {"a": {"sentence": {"16": 0.97, "128": 0.96, "256": 0.94}}}, "cpu_seconds": 300.0, "sts": {}}
     rows = {"fidelity/calibrated": row}
     short = goals["calibrated: sentence cosine, 16-128"]
@@ -138,11 +135,11 @@ def test_goals_read_the_rows(bench):
         f"retrieval/{name}": {
             "documents": 9,
             "ranks": each,
-            **bench.Retrieval(np.array(list(map(int, each.split())))).to_dict(),
+            **module.Retrieval(np.array(list(map(int, each.split())))).to_dict(),
         }
         for name, each in ranks.items()
     }
-    gain = bench.rank_gain(found, "calibrated+window")
+    gain = module.rank_gain(found, "calibrated+window")
     assert gain["baseline"] == "chunks" and gain["ndcg@10"]["mean"] == pytest.approx((1 - 1 / np.log2(9)) / 2)
     above = goals["retrieval: nDCG@10 above the best of four"]
     assert above.reached(found, above.must) == "not measured"  # one of the four is missing
