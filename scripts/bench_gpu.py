@@ -3,7 +3,7 @@
     python scripts/bench_gpu.py                       # every section
     python scripts/bench_gpu.py --sections check core # some of them
 
-Sections, each with a time of its own after which it stops: `check` compares every backend with float64, outputs and all
+Sections, each with a time after which it stops: `check` compares every backend with float64, outputs and all
 gradients, twice bit by bit, and times nothing that fails; `floor` times SDPA without positions, backend by backend;
 `core` ours and its peers (the strided view, chunks, FlexAttention, eager) at the same sizes; `tiles` cuts of the
 kernels and sizes of the workspace, from which to choose; `model` training steps of BERT-base, eager and compiled;
