@@ -7,6 +7,7 @@ the arithmetic (`release_workspace` frees them). There is no second derivative (
 
 import functools
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -54,7 +55,7 @@ class Chunked:
             call.value,
             call.toeplitz(query),
             int(call.context.start),
-            call.mask if isinstance(call.mask, torch.Tensor) else None,
+            call.tensor_mask,
             call.is_causal,
             call.dropout,
             None if padding is None else padding.ends,
@@ -65,7 +66,7 @@ class Chunked:
 @functools.cache
 def _multiplies_bfloat16() -> bool:
     """Whether the processor has instructions for products of bfloat16; without them those of float32 are faster."""
-    told = getattr(torch.cpu, "get_capabilities", dict)()  # older releases of PyTorch do not tell
+    told: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()  # older releases of PyTorch do not tell
     return not told or any(told.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
@@ -102,8 +103,7 @@ def chunked_attention(
         same = query is content
         content, key, value = content.float(), key.float(), value.float()
         query = content if same else query.float()
-        tables = {name: getattr(terms, name) for name in ("A", "B", "c", "V", "dense")}
-        terms = replace(terms, **{name: None if table is None else table.float() for name, table in tables.items()})
+        terms = terms.to(torch.float32)
     drop = round(dropout * 65536)
     call = ChunkedCall(
         terms=replace(terms, A=None, B=None, c=None, V=None, allow=None, dense=None),
@@ -123,7 +123,19 @@ class _Chunked(torch.autograd.Function):
     """`chunked_attention`."""
 
     @staticmethod
-    def forward(ctx, content, query, key, value, A, B, c, V, dense, call):
+    def forward(
+        ctx: Any,
+        content: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        A: torch.Tensor | None,
+        B: torch.Tensor | None,
+        c: torch.Tensor | None,
+        V: torch.Tensor | None,
+        dense: torch.Tensor | None,
+        call: ChunkedCall,
+    ) -> torch.Tensor:
         batch, heads, length, _ = content.shape
         keys = key.shape[2]
         tables = tuple(None if table is None else table.contiguous() for table in (A, B, c, V))
@@ -145,7 +157,7 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, d_out):
+    def backward(ctx: Any, d_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         inputs, call = list(ctx.saved_tensors), ctx.call
         content, query, key, value, A, B, c, V, dense = inputs
         query = content if ctx.same else query

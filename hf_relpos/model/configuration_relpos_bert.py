@@ -1,5 +1,6 @@
 """Configuration of BERT with relative positions."""
 
+import os
 from typing import Any
 
 import torch
@@ -120,7 +121,9 @@ class RelPosBertConfig(BertConfig):
         self.validate_memory()
 
     @classmethod
-    def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
+    def get_config_dict(
+        cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """As in Transformers; the configuration of a stock BERT becomes one of ours.
 
         One without `position_embedding_type` (Transformers v5 no longer writes it) is absolute.
@@ -187,7 +190,7 @@ class RelPosBertConfig(BertConfig):
     def validate_position_scheme(self) -> None:
         """The schemes must be known, accept their options, and fit together."""
         parts = scheme_parts(self)
-        scales = {}
+        scales: dict[float | None, str] = {}
         for scheme, settings in parts:
             scales.setdefault(scheme.scale_of(settings, self), scheme.name)
         scales.pop(None, None)

@@ -20,8 +20,11 @@ one term that takes L·K·d multiplications.
 """
 
 import dataclasses
-from collections.abc import Callable
+import functools
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -161,7 +164,8 @@ def position_scores(
     """
     batch, heads, length, _ = query.shape
     key_length = key.shape[2]
-    inner, outer = [], []
+    inner: list[torch.Tensor] = []
+    outer: list[torch.Tensor] = []
     for table in terms.A:
         index = table.index(context).expand(batch, heads, length, key_length)
         inner.append(torch.matmul(query, table.rows.to(query.dtype).transpose(-1, -2)).gather(-1, index))
@@ -174,12 +178,16 @@ def position_scores(
     outer.extend(terms.dense)
     if not inner and not outer:
         return None
-    total = sum(outer)
-    if inner:
-        total = total + content_scale(query, terms) * sum(inner)
+    scaled = [content_scale(query, terms) * total_of(inner)] if inner else []
+    total = total_of([*outer, *scaled])
     if context.temperature is not None:
         total = total * context.temperature[..., None].to(total.dtype)
     return total.to(query.dtype)
+
+
+def total_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The sum of at least one tensor, in their order."""
+    return functools.reduce(operator.add, tensors)
 
 
 def featurewise_scores(
@@ -209,10 +217,12 @@ class _FeaturewiseScores(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, query, key, rows, index):
+    def forward(
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, rows: torch.Tensor, index: torch.Tensor
+    ) -> torch.Tensor:
         ctx.save_for_backward(query, key, rows, index)
         precise = torch.promote_types(query.dtype, torch.float32)
-        total = 0.0
+        total = query.new_zeros((), dtype=precise)
         for q, k, gain in zip(query.unbind(-1), key.unbind(-1), rows.unbind(-1), strict=True):
             factor = gain.to(precise)[:, index].transpose(0, 1)  # (1 or B, H or 1, L, K)
             total = total + factor * q[..., :, None] * k[..., None, :]
@@ -220,7 +230,7 @@ class _FeaturewiseScores(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradient):
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query, key, rows, index = ctx.saved_tensors
         gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
         by_query, by_key, by_row = [], [], []
