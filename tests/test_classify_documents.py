@@ -204,6 +204,7 @@ def test_runs(script, files, models, capsys):
     assert {path.name: path.read_bytes() for path in (files / "out").iterdir()} == kept
 
 
+@pytest.mark.full
 def test_all_layers_and_rows(script, files, models):
     """Everything is trained, several documents side by side; a run is the same when it is repeated."""
     more = (
@@ -270,6 +271,7 @@ def test_head_alone(script, files, models):
     assert "trained: the head alone" in (files / "out" / "README.md").read_text()
 
 
+@pytest.mark.full
 def test_converts(script, files, models):
     """Conversions are made on text where none are given, and kept."""
     write(files / "text.jsonl", documents(2, 60))
@@ -286,6 +288,7 @@ def test_converts(script, files, models):
     assert len(json.loads((files / "out" / "results.json").read_text())["made-up"]["runs"]) == 2
 
 
+@pytest.mark.full
 def test_memory_is_measured(script, models):
     """In a fresh process; training takes more than reading."""
     pieces = script.Strategy.parse("long-4096").pieces([7] * 4000, [2], [3])

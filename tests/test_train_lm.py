@@ -220,6 +220,7 @@ def test_errors_of_texts(tmp_path, script, capsys):
     assert "what to read?" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_two_processes_give_the_figures_of_one(tmp_path):
     """With half of the rows each, in training and in measuring."""
     write_texts(tmp_path)
