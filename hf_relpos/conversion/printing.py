@@ -1,4 +1,4 @@
-"""The report of a conversion in the terminal."""
+"""The report of a conversion, printed in the terminal."""
 
 import re
 from collections import Counter
@@ -32,9 +32,9 @@ def print_report(report: ConversionReport, console: Console) -> None:
 
 def _print_tensors(report: ConversionReport, console: Console) -> None:
     """One row for the same tensor of all layers; a note that several rows share stands below them, once."""
-    rows: dict[tuple, list[int]] = {}
+    rows: dict[tuple[str, str, tuple[int, ...], str], list[int]] = {}
     for step in report.steps:
-        name = (step.target or step.source).removeprefix("bert.")
+        name = (step.target or step.source or "").removeprefix("bert.")
         key = (step.kind, re.sub(r"^encoder\.layer\.\d+\.", "layer.*.", name), step.shape, step.note)
         count = rows.setdefault(key, [0, 0])
         count[0] += 1
