@@ -5,8 +5,9 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from .errors import ConversionError
 from .modules import MODULES
-from .source import TOKENIZER_FILES, ConversionError
+from .source import TOKENIZER_FILES
 
 
 def check_target(out: str | Path, overwrite: bool) -> Path:

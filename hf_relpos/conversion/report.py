@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
+from .errors import abbreviate
 from .families import TOKEN_TYPES
 from .names import is_buffer, is_scheme, is_table
-from .source import Source, some
+from .source import Source
 
 
 if TYPE_CHECKING:
@@ -53,8 +54,8 @@ class ConversionReport:
         position_embedding_type: scheme, or several that are combined.
         position_options: its options, with defaults; those of a combination by scheme.
         method_options: options of the method, with defaults.
-        asked: what the caller asked for, by the names of the arguments of `convert`; what was left out is not there.
-            Of texts the names, without folders; `[]` for documents that came from Python.
+        arguments: of `convert`, without those that were left out. Of texts the names, without folders; `[]` for
+            documents that came from Python.
         dtype: of the weights.
         steps: one per tensor.
         difference: largest difference of the outputs on a random batch, relative to the largest output, in float64;
@@ -74,7 +75,7 @@ class ConversionReport:
     position_embedding_type: str | list[str]
     position_options: dict[str, Any]
     method_options: dict[str, Any]
-    asked: dict[str, Any]
+    arguments: dict[str, Any]
     dtype: str
     steps: tuple[Step, ...]
     difference: float | None
@@ -168,7 +169,7 @@ def plan(
         steps.append(Step(kind, origin, name, tuple(tensor.shape), tensor.numel() if first == name else 0, note))
     for name, tensor in source.tensors.items():
         if name not in weights:  # the table of absolute positions
-            kind, note = ("folded", f"into {some(changed)}") if changed else ("dropped", "")
+            kind, note = ("folded", f"into {abbreviate(changed)}") if changed else ("dropped", "")
             steps.append(Step(kind, source.origin[name], None, tuple(tensor.shape), tensor.numel(), note))
     for name, front in source.cut.items():
         note = f"rows 0 to {len(front) - 1}, of padding and what has no position"
