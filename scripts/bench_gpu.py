@@ -3,7 +3,7 @@
     python scripts/bench_gpu.py                       # every section
     python scripts/bench_gpu.py --sections check core # some of them
 
-Sections, each with a time of its own after which it stops: `check` compares every way with float64, outputs and all
+Sections, each with a time after which it stops: `check` compares every backend with float64, outputs and all
 gradients, twice bit by bit, and times nothing that fails; `floor` times SDPA without positions, backend by backend;
 `core` ours and its peers (the strided view, chunks, FlexAttention, eager) at the same sizes; `tiles` cuts of the
 kernels and sizes of the workspace, from which to choose; `model` training steps of BERT-base, eager and compiled;
@@ -154,9 +154,7 @@ class Out:
         self.write()
 
     def write(self) -> None:
-        text = f"# Attention on a GPU\n\n{describe(self.found['environment'])}\n"
-        text += "\n".join(f"- {problem}" for problem in self.found["problems"])
-        write_report(self.folder / "gpu-attention", self.found, text + markdown_sections(tables(self.found)))
+        write_report(self.folder / "gpu-attention", self.found, card(self.found))
 
 
 def device_facts() -> dict:
@@ -492,6 +490,12 @@ def tables(found: dict) -> list[Table]:
             lines.append([f"{name}, training step of BERT-base", f"≤ {goal}", f"{ratio:.2f}", met(ratio <= goal)])
     made.append(("Against issue 5's figures", ["figure", "goal", "here", ""], lines))
     return made
+
+
+def card(found: dict) -> str:
+    """gpu-attention.md."""
+    problems = "\n".join(f"- {problem}" for problem in found["problems"])
+    return f"# Attention on a GPU\n\n{describe(found['environment'])}\n{problems}{markdown_sections(tables(found))}"
 
 
 def main() -> None:

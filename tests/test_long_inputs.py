@@ -1,27 +1,20 @@
 """The script that compares a model on long inputs with its source read in windows."""
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
 
 import pytest
+from launching import import_script
 from test_convert import bert
 from transformers import AutoTokenizer
 
 from hf_relpos.conversion import convert
 
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "compare_long_inputs.py"
-
-
 @pytest.fixture(scope="module")
 def script():
-    """The script, as a module."""
-    spec = importlib.util.spec_from_file_location("compare_long_inputs", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return import_script("compare_long_inputs")
 
 
 def test_the_script(script, tmp_path, monkeypatch, capsys):

@@ -1,24 +1,18 @@
 """The probes ask what they say they ask, and run."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 import torch
+from launching import import_script
 
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "probe_schemes.py"
 PAD, CLS, SEP, A, B = range(5)
 
 
 @pytest.fixture(scope="module")
 def probe():
-    """The script, as a module."""
-    spec = importlib.util.spec_from_file_location("probe_schemes", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return import_script("probe_schemes")
 
 
 @pytest.mark.parametrize("length", [8, 17, 64])

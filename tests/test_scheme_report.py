@@ -1,21 +1,12 @@
 """README.md and docs/schemes.md say what the schemes say."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
-
-
-SCRIPT = Path(__file__).parents[1] / "scripts" / "scheme_report.py"
+from launching import import_script
 
 
 @pytest.fixture(scope="module")
 def report():
-    """The script, as a module."""
-    spec = importlib.util.spec_from_file_location("scheme_report", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return import_script("scheme_report")
 
 
 def test_tables_are_current(report):

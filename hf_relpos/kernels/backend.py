@@ -56,10 +56,9 @@ class Triton:
     def run(self, call: AttentionCall) -> tuple[torch.Tensor, None]:
         """The output (B, L, H, d), and None. A query that sees no key gets zeros, whatever hides them."""
         content, query, key = content_vectors(call.query, call.key, call.terms, call.context)
-        mask = call.mask if isinstance(call.mask, torch.Tensor) else None
-        start = int(call.context.start)
-        terms = call.toeplitz(query)
-        return attention(content, query, key, call.value, terms, start, mask, call.is_causal, call.dropout), None
+        start, terms = int(call.context.start), call.toeplitz(query)
+        mask, causal = call.tensor_mask, call.is_causal
+        return attention(content, query, key, call.value, terms, start, mask, causal, call.dropout), None
 
 
 def attention(

@@ -62,6 +62,11 @@ class AttentionCall:
         return self.query.dtype
 
     @property
+    def tensor_mask(self) -> torch.Tensor | None:
+        """The mask, for backends that take tensors only."""
+        return self.mask if isinstance(self.mask, torch.Tensor) else None
+
+    @property
     def scores(self) -> int:
         """How many scores there are: B·H·L·K."""
         batch, heads, length, _ = self.query.shape

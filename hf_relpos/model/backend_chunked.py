@@ -7,6 +7,7 @@ the arithmetic (`release_workspace` frees them). There is no second derivative (
 
 import functools
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -54,7 +55,7 @@ class Chunked:
             call.value,
             call.toeplitz(query),
             int(call.context.start),
-            call.mask if isinstance(call.mask, torch.Tensor) else None,
+            call.tensor_mask,
             call.is_causal,
             call.dropout,
             None if padding is None else padding.ends,
@@ -65,8 +66,8 @@ class Chunked:
 @functools.cache
 def _multiplies_bfloat16() -> bool:
     """Whether the processor has instructions for products of bfloat16; without them those of float32 are faster."""
-    told = getattr(torch.cpu, "get_capabilities", dict)()  # older releases of PyTorch do not tell
-    return not told or any(told.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    capabilities: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()  # not in older PyTorch
+    return not capabilities or any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def chunked_attention(
@@ -88,11 +89,11 @@ def chunked_attention(
         query: q̂, (B, H, L, d), for A; `content` itself where there is no u.
         key: k̂, (B, H, K, d).
         value: (B, H, K, d); of another width, if there is no V.
-        start: place of the first query among the keys.
+        start: index of the first query among the keys.
         mask: boolean, broadcastable to (B, H, L, K), True: may attend. Rows with no visible key average all keys.
-        causal: hide keys after the query's own place. A mask says so itself.
+        causal: hide later keys; only without a mask.
         dropout: probability of dropping an attention weight, rounded to a multiple of 2^−16, at most 1 − 2^−8.
-        ends: of every row, how many queries are wanted, the first ones; the others get zeros. None for all.
+        ends: of every row, how many queries are computed, the first ones; the others get zeros. None for all.
 
     Returns:
         (B, L, H, d), contiguous.
@@ -102,8 +103,7 @@ def chunked_attention(
         same = query is content
         content, key, value = content.float(), key.float(), value.float()
         query = content if same else query.float()
-        tables = {name: getattr(terms, name) for name in ("A", "B", "c", "V", "dense")}
-        terms = replace(terms, **{name: None if table is None else table.float() for name, table in tables.items()})
+        terms = terms.to(torch.float32)
     drop = round(dropout * 65536)
     call = ChunkedCall(
         terms=replace(terms, A=None, B=None, c=None, V=None, allow=None, dense=None),
@@ -123,7 +123,19 @@ class _Chunked(torch.autograd.Function):
     """`chunked_attention`."""
 
     @staticmethod
-    def forward(ctx, content, query, key, value, A, B, c, V, dense, call):
+    def forward(
+        ctx: Any,
+        content: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        A: torch.Tensor | None,
+        B: torch.Tensor | None,
+        c: torch.Tensor | None,
+        V: torch.Tensor | None,
+        dense: torch.Tensor | None,
+        call: ChunkedCall,
+    ) -> torch.Tensor:
         batch, heads, length, _ = content.shape
         keys = key.shape[2]
         tables = tuple(None if table is None else table.contiguous() for table in (A, B, c, V))
@@ -137,15 +149,15 @@ class _Chunked(torch.autograd.Function):
                 for group_heads in head_groups(heads, keys, length, content.device):
                     group = HeadGroup(call, row, group_heads, *inputs)
                     for chunk in chunks:
-                        place = out[row, chunk.first : chunk.first + chunk.rows, group_heads]
-                        place.copy_(group.forward(chunk, generator).transpose(0, 1))
+                        rows = out[row, chunk.first : chunk.first + chunk.rows, group_heads]
+                        rows.copy_(group.forward(chunk, generator).transpose(0, 1))
         ctx.save_for_backward(*inputs)
         ctx.same, ctx.call = query is content, call
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, d_out):
+    def backward(ctx: Any, d_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         inputs, call = list(ctx.saved_tensors), ctx.call
         content, query, key, value, A, B, c, V, dense = inputs
         query = content if ctx.same else query

@@ -18,7 +18,7 @@ class Eager:
 
     def run(self, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The output (B, L, H, d) and the attention weights (B, H, L, K)."""
-        mask = call.mask
+        mask = call.tensor_mask
         if call.is_causal:
             mask = (call.context.matrix(call.query.device) <= 0)[..., None, :, :]
         out, weights = attend(call.query, call.key, call.value, call.terms, call.context, mask, call.dropout)

@@ -24,7 +24,7 @@ class Sdpa:
         biased = with_bias(call)
         bias, mask = biased.bias, biased.mask
         lowest = torch.finfo(call.dtype).min
-        if bias is not None and mask is not None and mask.dtype != torch.bool:
+        if bias is not None and isinstance(mask, torch.Tensor) and mask.dtype != torch.bool:
             # Transformers 5.14 takes no additive mask beside a bias, and later ones let two minima add up to -inf
             biased = replace(biased, bias=(bias + mask).clamp(min=lowest), mask=mask > torch.finfo(mask.dtype).min / 2)
         length = call.query.shape[2]

@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from .attention import AttentionCall, unsupported_by_offset
-from .formula import content_vectors
+from .formula import content_vectors, total_of
 from .toeplitz import ToeplitzTerms
 
 
@@ -42,24 +42,30 @@ class Strided:
         """The output (B, L, H, d), and None."""
         content, query, key = content_vectors(call.query, call.key, call.terms, call.context)
         terms, start = call.toeplitz(query), int(call.context.start)
-        mask = call.mask if isinstance(call.mask, torch.Tensor) else None
-        return strided_attention(content, query, key, call.value, terms, start, mask, call.is_causal), None
+        return strided_attention(content, query, key, call.value, terms, start, call.tensor_mask, call.is_causal), None
 
 
-def _skewed_bias(rows: torch.Tensor, table: torch.Tensor | None, scalars: torch.Tensor | None, columns: int):
-    """rows_i · table_x + scalars_x at x = j − i + rows − 1, a view (B, H, rows, columns)."""
+def _skewed_bias(
+    rows: torch.Tensor, table: torch.Tensor | None, scalars: torch.Tensor | None, columns: int
+) -> torch.Tensor:
+    """rows_i · table_x + scalars_x at x = j − i + L − 1, a view (B, H, L, columns).
+
+    Args:
+        rows: (B, H, L, d).
+        table: (H or 1, P, d); None for scalars alone.
+        scalars: (H or 1, P), or None.
+    """
     _, heads, length, _ = rows.shape
-    count = (table if table is not None else scalars).shape[1]
+    count = next(each.shape[1] for each in (table, scalars) if each is not None)
     before = -(length - 1) % ALIGNED
     after = (1 - before - count) % ALIGNED
     width = before + count + after
-    by_offset = None
+    parts = []
     if table is not None:
-        by_offset = torch.matmul(rows, pad(table, (0, 0, before, after)).transpose(-1, -2))
+        parts.append(torch.matmul(rows, pad(table, (0, 0, before, after)).transpose(-1, -2)))
     if scalars is not None:
-        padded = pad(scalars, (before, after))[:, None]
-        by_offset = padded.expand(heads, length, width)[None].contiguous() if by_offset is None else by_offset + padded
-    by_offset = by_offset.contiguous()
+        parts.append(pad(scalars, (before, after))[:, None].expand(heads, length, width)[None])
+    by_offset = total_of(parts).contiguous()
     strides = (by_offset.stride(0), by_offset.stride(1), width - 1, 1)
     return by_offset.as_strided((by_offset.shape[0], heads, length, columns), strides, length - 1 + before)
 

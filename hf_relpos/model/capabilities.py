@@ -1,9 +1,10 @@
 """What follows from a configuration's terms: the attention backends that compute them, and whether layers share them.
 
-Nothing is declared: a scheme is built without data, on the meta device, and asked for its terms.
+Both are derived, not declared: a scheme is built on the meta device, without data, and its terms are inspected.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,7 +31,8 @@ def _probe(config: PreTrainedConfig) -> tuple[Terms, AttentionContext, bool]:
     """Terms for two tokens, their context, and whether every layer has the same."""
     projection = _Projection()
     with torch.device("meta"):
-        scheme, shared = build_scheme(config), build_shared(config)
+        scheme: Any = build_scheme(config)
+        shared = build_shared(config)
         ids = torch.zeros(1, 2, 2, dtype=torch.long)
         context = AttentionContext(
             2,
@@ -93,8 +95,6 @@ def check_attention(config: PreTrainedConfig, requested: str | None) -> str:
     Raises:
         ValueError: for one that cannot compute the terms; names the ones that can.
     """
-    if requested is None:
-        return check_implementation(None, None)
     return check_implementation(requested, probe_call(config), config.position_scheme_name)
 
 

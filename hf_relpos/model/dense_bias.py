@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from torch.nn.attention.flex_attention import BlockMask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .attention import AttentionCall
@@ -27,7 +28,7 @@ class BiasedCall:
     key: torch.Tensor
     value: torch.Tensor
     bias: torch.Tensor | None
-    mask: torch.Tensor | None
+    mask: torch.Tensor | BlockMask | None
     visible: torch.Tensor | None
 
 
@@ -47,12 +48,14 @@ def with_bias(call: AttentionCall) -> BiasedCall:
     """The call with its terms lowered to a bias."""
     content, query, key = content_vectors(call.query, call.key, call.terms, call.context)
     bias = position_scores(query, key, call.terms, call.context)
-    mask, visible = call.mask, None
+    mask: torch.Tensor | BlockMask | None = call.mask
+    visible = None
     if call.terms.allow:
         if call.is_causal:  # Transformers leaves a plain causal mask to the kernel; it is needed here
             mask = call.context.matrix(query.device) <= 0
-        visible = allowed(call.terms, call.context, mask)
+        visible = allowed(call.terms, call.context, mask if isinstance(mask, torch.Tensor) else None)
         bias = query.new_zeros(()) if bias is None else bias
+        assert visible is not None
         bias = torch.where(visible, bias, torch.finfo(query.dtype).min)
     return BiasedCall(content, key, call.value, bias, mask, visible)
 

@@ -10,7 +10,7 @@ stands inside the scale, c' outside; c' may also be a dense bias, with an entry 
 first (RoPE). A term that depends on i alone would cancel in the softmax, so there is none. g, a gain on the content
 score (1 unless a scheme has one), is what the multiplicative methods of Huang et al. need; it may also be a vector,
 one factor for each feature of q_i·k_j. A scheme may also hide keys by their offset (`allow`). τ, the temperature of a
-query, is no scheme's: it is 1 unless the configuration asks for one, and comes with the context (`temperature.py`).
+query, is no scheme's: it is 1 unless the configuration sets one, and comes with the context (`temperature.py`).
 
 Letters, everywhere: B batch, H heads, L queries, K keys, D model size, d = D / H head size, R rows of a table.
 
@@ -20,8 +20,11 @@ one term that takes L·K·d multiplications.
 """
 
 import dataclasses
-from collections.abc import Callable
+import functools
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -161,7 +164,8 @@ def position_scores(
     """
     batch, heads, length, _ = query.shape
     key_length = key.shape[2]
-    inner, outer = [], []
+    inner: list[torch.Tensor] = []
+    outer: list[torch.Tensor] = []
     for table in terms.A:
         index = table.index(context).expand(batch, heads, length, key_length)
         inner.append(torch.matmul(query, table.rows.to(query.dtype).transpose(-1, -2)).gather(-1, index))
@@ -174,12 +178,16 @@ def position_scores(
     outer.extend(terms.dense)
     if not inner and not outer:
         return None
-    total = sum(outer)
-    if inner:
-        total = total + content_scale(query, terms) * sum(inner)
+    scaled = [content_scale(query, terms) * total_of(inner)] if inner else []
+    total = total_of([*outer, *scaled])
     if context.temperature is not None:
         total = total * context.temperature[..., None].to(total.dtype)
     return total.to(query.dtype)
+
+
+def total_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The sum of at least one tensor, in their order."""
+    return functools.reduce(operator.add, tensors)
 
 
 def featurewise_scores(
@@ -189,7 +197,7 @@ def featurewise_scores(
 
     There is no factorised form: the gain differs from pair to pair and from feature to feature, so this takes L·K·d
     multiplications where q·A takes R·L·d in one matrix product. It takes them one feature at a time, forward and
-    backward, so that memory holds a few (B, H, L, K) tensors and nothing d times as large.
+    backward, so that memory holds a few (B, H, L, K) tensors and none d times as large.
 
     Args:
         query: (B, H, L, d).
@@ -209,10 +217,12 @@ class _FeaturewiseScores(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, query, key, rows, index):
+    def forward(
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, rows: torch.Tensor, index: torch.Tensor
+    ) -> torch.Tensor:
         ctx.save_for_backward(query, key, rows, index)
         precise = torch.promote_types(query.dtype, torch.float32)
-        total = 0.0
+        total = query.new_zeros((), dtype=precise)
         for q, k, gain in zip(query.unbind(-1), key.unbind(-1), rows.unbind(-1), strict=True):
             factor = gain.to(precise)[:, index].transpose(0, 1)  # (1 or B, H or 1, L, K)
             total = total + factor * q[..., :, None] * k[..., None, :]
@@ -220,7 +230,7 @@ class _FeaturewiseScores(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradient):
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query, key, rows, index = ctx.saved_tensors
         gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
         by_query, by_key, by_row = [], [], []
@@ -257,7 +267,7 @@ def position_values(probabilities: torch.Tensor, terms: Terms, context: Attentio
 
 
 def allowed(terms: Terms, context: AttentionContext, mask: torch.Tensor | None) -> torch.Tensor | None:
-    """The pairs that both the scheme and the mask let through, or None for a scheme that hides nothing.
+    """The pairs that both the scheme and the mask let through, or None for a scheme that hides no key.
 
     Args:
         mask: broadcastable to (B, H, L, K); boolean (True: may attend) or additive; or None.

@@ -2,14 +2,15 @@
 
 Every layer attends to its own inputs of the segments before as well, to the left of the segment at hand. They are
 constants: gradients reach the key and value projections through them, and never the layers that made them. A memory
-holds real tokens only. Padding is not kept, nothing stands in for segments that were not there, and a row whose
-document has ended holds nothing that the next one could see.
+holds real tokens only: no padding, no placeholder for segments that were not there, and no tokens of a document that
+has ended.
 """
 
 import dataclasses
 import functools
 import inspect
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import PreTrainedConfig
@@ -39,8 +40,9 @@ class SegmentMemory(ModelOutput):
             segment follows on the right.
     """
 
-    states: tuple[torch.Tensor, ...] | None = None
-    mask: torch.Tensor | None = None
+    # always there; ModelOutput wants defaults
+    states: tuple[torch.Tensor, ...] = None  # type: ignore[assignment]
+    mask: torch.Tensor = None  # type: ignore[assignment]
 
     @property
     def length(self) -> int:
@@ -185,16 +187,16 @@ WITH_MEMORY: dict[type[ModelOutput], type[ModelOutput]] = {
 }
 
 
-def carries_memory(head: type) -> type:
+def carries_memory(head: Any) -> Any:
     """Class decorator: the `forward` that the head inherits, with `memory` as an argument and in what it returns."""
     stock = head.forward
     signature = inspect.signature(stock)
     own = inspect.Parameter("memory", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=SegmentMemory | None)
     parameters = list(signature.parameters.values())
-    place = len(parameters) - (parameters[-1].kind is inspect.Parameter.VAR_KEYWORD)
+    index = len(parameters) - (parameters[-1].kind is inspect.Parameter.VAR_KEYWORD)
 
     @functools.wraps(stock)
-    def forward(self, *args, memory: SegmentMemory | None = None, **kwargs):
+    def forward(self: Any, *args: Any, memory: SegmentMemory | None = None, **kwargs: Any) -> Any:
         if memory is None and not self.config.memory_length:
             return stock(self, *args, **kwargs)
         left: list[SegmentMemory] = []  # the base model puts it here, since stock heads build their own outputs
@@ -205,7 +207,8 @@ def carries_memory(head: type) -> type:
             return (*outputs, left[0])
         return WITH_MEMORY[type(outputs)](**outputs, memory=left[0])
 
-    forward.__signature__ = signature.replace(parameters=[*parameters[:place], own, *parameters[place:]])
+    replaced = signature.replace(parameters=[*parameters[:index], own, *parameters[index:]])
+    forward.__signature__ = replaced  # type: ignore[attr-defined]
     head.forward = forward
     return head
 

@@ -18,7 +18,7 @@ def code_files() -> set[str]:
     return {entry, *map(os.path.abspath, get_relative_import_files(entry))}
 
 
-def copy_code(save_directory: str | os.PathLike) -> None:
+def copy_code(save_directory: str | os.PathLike[str]) -> None:
     """Copy these files into a folder, and from a checkpoint of the Trainer into the folder above, too."""
     folder = os.path.abspath(save_directory)
     folders = [folder]

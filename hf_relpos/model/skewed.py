@@ -156,7 +156,7 @@ def may_read(device: torch.device) -> bool:
 def runs_of(seen: torch.Tensor, gap: int) -> list[tuple[int, int]]:
     """First index and length of every run of True in a vector; runs less than `gap` apart are one."""
     edges = torch.nn.functional.pad(seen.to(torch.int8), (1, 1)).diff().nonzero().flatten().tolist()
-    runs = []
+    runs: list[list[int]] = []
     for begin, end in zip(edges[::2], edges[1::2], strict=True):
         if runs and begin - runs[-1][1] < gap:
             runs[-1][1] = end
@@ -174,8 +174,8 @@ def schedule(call: ChunkedCall, row: int, length: int, keys: int, device: torch.
     for first in range(0, length, size):
         rows = min(size, length - first)
         if mask is None:
-            visible = min(keys, call.start + first + rows) if call.causal else keys
-            chunks.append(query_chunk(first, rows, [(0, visible)], False, False))
+            end = min(keys, call.start + first + rows) if call.causal else keys
+            chunks.append(query_chunk(first, rows, [(0, end)], False, False))
             continue
         if not may_read(device):
             chunks.append(query_chunk(first, rows, [(0, keys)], True, True))

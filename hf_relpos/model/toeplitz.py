@@ -11,12 +11,12 @@ A table whose relation is not the offset (a grid, labelled edges, token types), 
 and gains have no such form: `toeplitz_unsupported` names them, and backends that hold (L, K) matrices compute them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from .context import AttentionContext
-from .formula import Table, Terms, content_scale
+from .formula import Table, Terms, content_scale, total_of
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,13 @@ class ToeplitzTerms:
     dense: torch.Tensor | None = None
     tails_A: tuple[int, int] = (1, 1)
     tails_V: tuple[int, int] = (1, 1)
+
+    def to(self, dtype: torch.dtype) -> "ToeplitzTerms":
+        """The same with tables and biases in another dtype."""
+        A, B, c, V, dense = (
+            None if table is None else table.to(dtype) for table in (self.A, self.B, self.c, self.V, self.dense)
+        )
+        return replace(self, A=A, B=B, c=c, V=V, dense=dense)
 
 
 def toeplitz_unsupported(terms: Terms, context: AttentionContext) -> list[str]:
@@ -85,7 +92,7 @@ def to_toeplitz(terms: Terms, context: AttentionContext, query: torch.Tensor) ->
     for table in terms.allow:
         rows = _rows_by_offset(table, offsets, context.low)[0]
         allow = rows if allow is None else allow & rows
-    dense = sum(terms.dense) if terms.dense else None
+    dense = total_of(terms.dense) if terms.dense else None
     return ToeplitzTerms(
         low=context.low,
         scale=scale,
@@ -144,7 +151,7 @@ def _rows_by_offset(table: Table, offsets: torch.Tensor, low: int) -> tuple[torc
     ):  # it is in this form already
         return table.rows, (1, 1)
     rows = table.rows
-    if rows.is_floating_point():  # or gradients of many places that are one row would be added up in half precision
+    if rows.is_floating_point():  # or gradients of many offsets with one row would be added up in half precision
         rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
     # elsewhere to look would be to wait for the device, where the backward of `index_select` has no fixed order either
     if not look:

@@ -6,7 +6,7 @@ causality, borders of packed documents, windows and memory.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -26,7 +26,7 @@ MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class PositionInputs:
-    """What the position scheme of a model wants to know of its input; resolved once per model.
+    """What the position scheme of a model reads of its input; resolved once per model.
 
     Attributes:
         required: inputs that `forward` must be given: `grid`, `relation_ids`.
@@ -113,7 +113,7 @@ class TokenLayout:
             attends to every key, or, in a decoder, to all keys before it.
         """
         if self.memory is not None:
-            return self._mask_beside_memory(config, hidden_states.shape[0], hidden_states.device)
+            return self._mask_beside_memory(config, self.memory, hidden_states.shape[0], hidden_states.device)
         functions = self._mask_functions(config)
         arguments = {"config": config, "inputs_embeds": hidden_states, "attention_mask": attention_mask}
         and_mask = and_masks(*functions) if functions else None
@@ -128,19 +128,23 @@ class TokenLayout:
         # beside a memory the padding between it and the segment must not count
         positions = self.positions if self.memory is not None else None
 
-        def distance(batch, query, key):
+        def distance(batch: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
             return query - key if positions is None else positions[batch, query] - positions[batch, key]
 
         if documents is not None:
 
-            def in_same_document(batch, head, query, key):
+            def in_same_document(
+                batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
+            ) -> torch.Tensor:
                 return documents[batch, query] == documents[batch, key]
 
             functions.append(in_same_document)
         if window is not None:
             global_tokens = config.global_tokens if config.global_tokens is not None else [0]
 
-            def in_window(batch, head, query, key):
+            def in_window(
+                batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
+            ) -> torch.Tensor:
                 visible = distance(batch, query, key).abs() <= window
                 if first_tokens is not None:
                     query, key = first_tokens[batch, query], first_tokens[batch, key]
@@ -152,30 +156,37 @@ class TokenLayout:
         if config.memory_same_length:
             length = config.memory_length
 
-            def in_memory_length(batch, head, query, key):
+            def in_memory_length(
+                batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
+            ) -> torch.Tensor:
                 return distance(batch, query, key) < length
 
             functions.append(in_memory_length)
         return functions
 
-    def _mask_beside_memory(self, config: PreTrainedConfig, batch: int, device: torch.device) -> torch.Tensor | None:
+    def _mask_beside_memory(
+        self, config: PreTrainedConfig, memory: SegmentMemory, batch: int, device: torch.device
+    ) -> torch.Tensor | None:
         functions = self._mask_functions(config)
+        is_token = self.is_token
+        assert is_token is not None, "a layout beside a memory says which keys are tokens"
         # a single query that comes last sees all, as in an encoder
         causal = config.is_decoder and (self.query_length > 1 or isinstance(self.start, torch.Tensor))
-        if not (causal or functions or self.prepared_mask is not None or is_traced()) and bool(self.is_token.all()):
+        if not (causal or functions or self.prepared_mask is not None or is_traced()) and bool(is_token.all()):
             return None
         rows = torch.arange(batch, device=device)[:, None, None, None]
+        heads = torch.zeros(1, dtype=torch.long, device=device)
         keys = torch.arange(self.key_length, device=device)
         queries = (torch.arange(self.query_length, device=device) + self.start)[:, None]
-        visible = self.is_token[:, None, None, :]
+        visible = is_token[:, None, None, :]
         if self.prepared_mask is not None:
             prepared = self.prepared_mask.expand(batch, -1, self.query_length, -1)
-            remembered = self.memory.mask.to(device)[:, None, None, :].expand(*prepared.shape[:-1], -1)
+            remembered = memory.mask.to(device)[:, None, None, :].expand(*prepared.shape[:-1], -1)
             visible = torch.cat([remembered, prepared], dim=-1)
         elif config.is_decoder:
             visible = visible & (keys <= queries)
         for function in functions:
-            visible = visible & function(rows, 0, queries, keys)
+            visible = visible & function(rows, heads, queries, keys)
         return visible.expand(-1, -1, self.query_length, -1)
 
 
@@ -277,7 +288,7 @@ def token_layout(
 
     Args:
         config: a RelPosBertConfig.
-        inputs: what its scheme wants to know.
+        inputs: what its scheme reads.
         tokens: (B, L) or (B, L, D); only its shape and device are read.
         attention_mask: (B, K), or prepared (B, 1, L, K), K the keys without the memory; or None.
         position_ids: (B, L) or (1, L), or (B, L, 2) for a grid; None with a cache, whose keys have no ids.
@@ -287,11 +298,11 @@ def token_layout(
 
     Raises:
         ValueError: for inputs that the scheme requires and does not get, ids of another shape, and a prepared mask
-            beside a memory from which positions cannot be told.
+            beside a memory, which does not show where rows begin.
     """
     layout = row_layout(config, tokens, attention_mask, past_key_values, past_length)
     grid, position_ids = _check_inputs(inputs, tokens, position_ids, relation_ids)
-    layout = _replace(layout, grid=grid)
+    layout = replace(layout, grid=grid)
     if memory is not None:
         return _beside_memory(config, layout, memory, tokens, attention_mask, position_ids)
     if position_ids is not None and (layout.query_length > 1 or inputs.absolute):
@@ -299,10 +310,6 @@ def token_layout(
     if inputs.absolute and config.is_decoder and isinstance(attention_mask, torch.Tensor):
         return _with_positions_of_mask(layout, tokens.shape[0], attention_mask)
     return layout
-
-
-def _replace(layout: TokenLayout, **fields) -> TokenLayout:
-    return TokenLayout(**{**vars(layout), **fields})
 
 
 def _check_inputs(
@@ -346,7 +353,7 @@ def _with_position_ids(
     """Documents, and positions where the ids have gaps."""
     batch, length = tokens.shape[:2]
     steps, follows = position_steps(position_ids)
-    documents = document_numbers(steps, follows).expand(batch, -1)
+    documents: torch.Tensor | None = document_numbers(steps, follows).expand(batch, -1)
     positions, max_distance = None, 0
     # a graph cannot look at the data: it takes documents to be numbered 0, 1, 2, … and rows as packed
     if is_traced():
@@ -360,10 +367,10 @@ def _with_position_ids(
         if explicit:
             positions = position_ids.expand(batch, -1)
             max_distance = _largest_distance(position_ids)
-        if not bool(documents[:, -1].any()):
+        if not bool((follows & (steps <= 0)).any()):
             documents = None
     first_tokens = layout.first_tokens if documents is None else position_ids.expand(batch, -1)
-    return _replace(
+    return replace(
         layout, positions=positions, max_distance=max_distance, documents=documents, first_tokens=first_tokens
     )
 
@@ -379,7 +386,7 @@ def _with_positions_of_mask(layout: TokenLayout, batch: int, attention_mask: tor
     keys = layout.key_length
     positions = (seen.long().cumsum(-1) - 1).clamp(min=0)[:, :keys].expand(batch, -1)
     positions = nn.functional.pad(positions, (0, keys - positions.shape[1]))
-    return _replace(layout, positions=positions, max_distance=keys - 1)
+    return replace(layout, positions=positions, max_distance=keys - 1)
 
 
 def _largest_distance(positions: torch.Tensor) -> int:
@@ -405,7 +412,7 @@ def _beside_memory(
     ):
         raise ValueError(
             f"attention_mask has shape {tuple(attention_mask.shape)}, as `generate` prepares it for a static "
-            "cache; beside a memory, with attention_window or memory_same_length, it does not tell where a row "
+            "cache; beside a memory, with attention_window or memory_same_length, it does not show where a row "
             "begins: use a dynamic cache, or give (batch, length)"
         )
     is_token = _is_token(attention_mask, batch, keys, device)
@@ -426,7 +433,7 @@ def _beside_memory(
         if ids is None or is_traced():  # a graph cannot look at the ids: it takes the tokens to be consecutive
             ids = (is_token.long().cumsum(-1) - 1).clamp(min=0)
         positions, max_distance = _positions_beside_memory(remembered, is_token, ids)
-    return _replace(
+    return replace(
         layout,
         key_length=before + keys,
         start=layout.start + before,

@@ -14,12 +14,17 @@ from .measuring import environment, utc_now
 NOTES = "<!-- notes -->"
 
 
+def with_notes(card: str, path: Path) -> str:
+    """A card with the notes of the file that it replaces: text below the line `<!-- notes -->`, written by hand."""
+    notes = path.read_text(encoding="utf-8").partition(f"{NOTES}\n")[2] if path.is_file() else ""
+    return f"{card}\n{NOTES}\n{notes}"
+
+
 class Results:
     """The runs of one data set, in the folder of an experiment.
 
     The folder holds `results.json`, {data set: {"settings", "about", "runs": {"variant/seed": {"date", "result"}}}},
-    and `README.md`, the card, both written after every run. Text of README.md below the line `<!-- notes -->` is
-    written by hand, and kept.
+    and `README.md`, the card with its notes, both written after every run.
 
     Attributes:
         content: all data sets, as in results.json.
@@ -85,11 +90,9 @@ class Results:
 
     def save(self) -> None:
         """Write results.json and README.md."""
-        readme = self.folder / "README.md"
-        notes = readme.read_text(encoding="utf-8").partition(f"{NOTES}\n")[2] if readme.is_file() else ""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / "results.json", self.content)
-        write_text(readme, f"{self.card(self.content)}\n{NOTES}\n{notes}")
+        write_text(self.folder / "README.md", with_notes(self.card(self.content), self.folder / "README.md"))
 
 
 def by_variant(runs: dict[str, dict[str, Any]], order: Iterable[str] = ()) -> dict[str, list[dict[str, Any]]]:

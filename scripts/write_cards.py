@@ -1,0 +1,65 @@
+"""Write the cards of docs/results from the results beside them; measures nothing.
+
+    python scripts/write_cards.py            # after a change of what a card says
+    python scripts/write_cards.py --check    # exit code 1 if a card is not what its results give
+
+Notes below the line `<!-- notes -->` are kept. Pictures are drawn by the experiments themselves.
+"""
+
+import argparse
+import importlib
+import json
+import sys
+from pathlib import Path
+
+from experiments.arguments import RESULTS
+from experiments.results import NOTES, with_notes
+
+from hf_relpos.files import write_text
+
+
+# Results to the module whose function `card` makes their card.
+CARDS = {
+    "benchmarks/conversion.json": "conversion_quality.card",
+    "benchmarks/cpu-attention.json": "bench_attention",
+    "benchmarks/cpu-model.json": "bench_model",
+    "benchmarks/gpu-attention.json": "bench_gpu",
+    "benchmarks/recurrence-512.json": "bench_recurrence",
+    "benchmarks/recurrence.json": "bench_recurrence",
+    "documents/results.json": "documents.card",
+    "lm/results.json": "language_modeling.card",
+    "ner/results.json": "tagging.card",
+    "probes/results.json": "probe_schemes",
+}
+
+
+def cards(folder: Path = RESULTS) -> dict[Path, str]:
+    """The cards of all results that exist, with their notes."""
+    texts = {}
+    for name, module in CARDS.items():
+        results = folder / name
+        if not results.is_file():
+            continue
+        path = results.with_name("README.md") if results.name == "results.json" else results.with_suffix(".md")
+        text = importlib.import_module(module).card(json.loads(results.read_text(encoding="utf-8")))
+        has_notes = path.is_file() and NOTES in path.read_text(encoding="utf-8")
+        texts[path] = with_notes(text, path) if has_notes else text
+    return texts
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a card is stale")
+    args = parser.parse_args()
+    stale = {
+        path: text for path, text in cards().items() if not path.is_file() or path.read_text(encoding="utf-8") != text
+    }
+    for path, text in stale.items():
+        print(f"{path} {'is stale: run python scripts/write_cards.py' if args.check else 'is written'}")
+        if not args.check:
+            write_text(path, text)
+    return int(args.check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
