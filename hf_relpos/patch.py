@@ -1,4 +1,4 @@
-"""Opt-in: stock BERT classes and Auto classes that honour `position_embedding_type`, and the way back.
+"""Opt-in: stock BERT classes and Auto classes that honour `position_embedding_type`, and how to undo it.
 
 Transformers v5 ignores the field: it loads such a checkpoint as an absolute BERT, silently wrong. Inside
 `patch_transformers()` the same code gets our classes, which subclass the stock ones:

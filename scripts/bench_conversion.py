@@ -40,7 +40,7 @@ from rich.console import Console
 from transformers.utils import logging
 
 from hf_relpos.console import print_table
-from hf_relpos.conversion.learned import LEARNING_RATE, TABLE_LEARNING_RATE
+from hf_relpos.conversion.calibrated import LEARNING_RATE, TABLE_LEARNING_RATE
 from hf_relpos.model.scheme import is_count
 
 

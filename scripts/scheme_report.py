@@ -42,6 +42,10 @@ Written by `make schemes`; terms, parameters and backends are those of the defau
 - **out_of_range**: the default for inputs longer than the trained range.
 - **error**: largest absolute difference from the original, on the stored outputs that the tests use, rounded up.
 
+To add a scheme, write its file `hf_relpos/model/scheme_NAME.py`, a line in `hf_relpos/model/schemes.py` that imports
+it, and a test `tests/schemes/test_NAME.py`; then run `make schemes`. The tests of every scheme take it in by
+themselves.
+
 """
 RANGE_HEAD = """
 ## Range, order and longer inputs

@@ -16,9 +16,11 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, BertCon
 import hf_relpos
 from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel
 from hf_relpos.calibration.batches import make_batches
-from hf_relpos.calibration.calibrate import Calibrator, Settings, fold_positions
+from hf_relpos.calibration.calibrate import Calibrator
+from hf_relpos.calibration.embeddings import fold_positions
 from hf_relpos.calibration.saved import Saved
-from hf_relpos.calibration.windows import check_windows, octaves, shared_first
+from hf_relpos.calibration.settings import CalibrationSettings
+from hf_relpos.calibration.windows import check_windows, distance_histogram, shared_first_token
 from hf_relpos.conversion import METHODS, ConversionError, convert
 from hf_relpos.data import Windows, read_texts
 from hf_relpos.evaluation import masked_accuracy, masked_windows, windowed_hidden_states
@@ -26,7 +28,7 @@ from hf_relpos.model.encodings import sinusoid_concat
 
 
 DEMO = Path(hf_relpos.__file__).parent / "demo"
-EXACT = Settings(ridge=1e-10, smooth=1e-10, newton=6, iterations=100, tolerance=1e-12)
+EXACT = CalibrationSettings(ridge=1e-10, smooth=1e-10, newton=6, iterations=100, tolerance=1e-12)
 
 
 def random_windows(count, longest, vocabulary=50, seed=0):
@@ -117,7 +119,7 @@ def test_padding_changes_nothing():
             batches = [batch for row in order for batch in make_batches([row], 0, 512, holdout=10**6)]
             for number, batch in enumerate(batches):
                 batch.number, batch.longest = number, 23
-        Calibrator(teacher, student, batches, Settings(ridge=1e-2, tolerance=1e-10, iterations=100)).run()
+        Calibrator(teacher, student, batches, CalibrationSettings(ridge=1e-2, tolerance=1e-10, iterations=100)).run()
         results.append(student(torch.tensor(windows[:1])).last_hidden_state)
     # what is left is what conjugate gradients leave open; padding in any sum would make it a hundred times more
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=2e-5)
@@ -213,7 +215,7 @@ def test_fold_positions_is_exact_for_the_first_token_and_the_mean():
 
 
 def test_octaves_count_pairs():
-    found = octaves([[0] * 6, [0] * 3])
+    found = distance_histogram([[0] * 6, [0] * 3])
     pairs = [j - i for n in (6, 3) for i in range(n) for j in range(i + 1, n)]
     assert found == {
         "1": pairs.count(1),
@@ -223,8 +225,8 @@ def test_octaves_count_pairs():
 
 
 def test_shared_first():
-    assert shared_first([[2, 5], [2, 7]]) == 2
-    assert shared_first([[2, 5], [3, 7]]) is None
+    assert shared_first_token([[2, 5], [2, 7]]) == 2
+    assert shared_first_token([[2, 5], [3, 7]]) is None
 
 
 # With files ----------------------------------------------------------------------------------------------------------
@@ -504,5 +506,5 @@ def test_a_teacher_with_nans(small, tmp_path):
 def test_methods_that_learn_from_text():
     assert {name: method.text for name, method in METHODS.items() if method.text != "unused"} == {
         "calibrate": "optional",
-        "calibrate+distil": "needed",
+        "calibrate+distil": "required",
     }

@@ -184,7 +184,7 @@ def test_conversion_json_holds_it_all(calibrated):
     out, report = calibrated
     written = json.loads((out / "conversion.json").read_text())
     assert written == json.loads(json.dumps(report.to_dict()))
-    assert written["asked"] == {
+    assert written["arguments"] == {
         "method": "calibrate",
         "position_options": {"out_of_range": "zero"},
         "method_options": {"tokens": TOKENS},
@@ -254,7 +254,7 @@ def test_documents_from_python_have_no_name(source, tmp_path):
     options = {"tokens": TOKENS}
     with pytest.warns(UserWarning, match="only .* tokens"):
         report = convert(source, tmp_path / "out", method="calibrate", texts=documents, method_options=options)
-    assert report.asked["texts"] == [] and "--text TEXT" in command(report)
+    assert report.arguments["texts"] == [] and "--text TEXT" in command(report)
     assert "windows of documents given in Python" in card_of(tmp_path / "out").text
 
 

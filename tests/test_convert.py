@@ -37,7 +37,7 @@ ABSOLUTE_METHODS = [name for name, method in METHODS.items() if not method.from_
 TO_RELATIVE = [
     name
     for name in ABSOLUTE_METHODS
-    if not METHODS[name].targets(SCHEMES["relative_key"]) and METHODS[name].text == "unused"
+    if not METHODS[name].unsupported_reason(SCHEMES["relative_key"]) and METHODS[name].text == "unused"
 ]
 every_scheme = pytest.mark.parametrize("scheme", RELATIVE)
 
@@ -180,15 +180,15 @@ def test_what_a_method_is_given(tmp_path, monkeypatch):
     """The teacher computes what the source computes; texts, options and seed arrive; details reach the report."""
     stock, source = saved(tmp_path / "stock", "BertForMaskedLM")
 
-    def apply(model, work):
+    def apply(model, context):
         assert not any(parameter.any() for name, parameter in model.named_parameters() if is_scheme(name))
-        assert_same_outputs(stock, work.keep(), inputs())
-        assert work.tokenizer_folder == source.resolve()
-        work.details.update(texts=list(work.texts), seed=work.seed, **work.options)
+        assert_same_outputs(stock, context.build_teacher(), inputs())
+        assert context.tokenizer_folder == source.resolve()
+        context.details.update(texts=list(context.texts), seed=context.seed, **context.options)
         return {}
 
     options = {"rounds": Option(3, "a positive integer", is_count), "ridge": Option(1.0, "a number", is_number)}
-    reader = dataclasses.replace(METHODS["drop"], apply=apply, text="needed", options=options)
+    reader = dataclasses.replace(METHODS["drop"], apply=apply, text="required", options=options)
     monkeypatch.setitem(METHODS, "drop", reader)
     arguments = {"method": "drop", "texts": ["a cat"], "method_options": {"rounds": 5}, "seed": 7}
     report = convert(source, tmp_path / "out", **arguments)
@@ -617,7 +617,7 @@ REFUSED = {
     "too-many-layers": (
         edit(num_hidden_layers=1),
         {},
-        ["bert.encoder.layer.1.", "no place", "num_hidden_layers"],
+        ["bert.encoder.layer.1.", "not part of a BERT", "num_hidden_layers"],
     ),
     "two-spellings": (
         edit_weights(lambda t: t.update({"module." + QUERY: t[QUERY].clone()})),

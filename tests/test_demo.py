@@ -7,6 +7,7 @@ from hf_relpos.conversion import ConversionError
 from hf_relpos.demo import run_demo
 
 
+@pytest.mark.heavy
 def test_demo(tmp_path):
     out = tmp_path / "out"
     rows = run_demo(out=out, steps=1)

@@ -141,7 +141,7 @@ def edit(folder, **fields):
     return folder
 
 
-RELATIVE = [name for name, family in FAMILIES.items() if family.relative and name != "nezha"]
+RELATIVE = [name for name, family in FAMILIES.items() if family.legacy_types and name != "nezha"]
 HEADS = [(family, suffix) for family in RELATIVE for suffix in FAMILIES[family].suffixes]
 
 
@@ -336,7 +336,7 @@ REFUSED = {
     "nezha and another": (NEZHA, {"position_embedding_type": "relative_key"}, {}, ["'nezha'", "correct config.json"]),
     "nezha with cross-attention": (NEZHA, {"add_cross_attention": True}, {}, ["add_cross_attention = True"]),
     "default embedding size": (ELECTRA, {"embedding_size": None}, {}, ["lack 2 of 47", "embeddings_project.weight"]),
-    "task types not declared": (ERNIE, {"use_task_id": False}, {}, ["task_type_embeddings", "no place"]),
+    "task types not declared": (ERNIE, {"use_task_id": False}, {}, ["task_type_embeddings", "not part of a BERT"]),
     "positions": (ROBERTA, {"max_position_embeddings": 20}, {}, ["distance_embedding.weight", "(27, 8)", "(39, 8)"]),
     "head": (ROBERTA, {}, {"architecture": "BertForPreTraining"}, ["'BertForPreTraining'", "RobertaForMaskedLM"]),
     "head of another family": (ROBERTA, {"architectures": ["BartModel"]}, {}, ["'BartModel'", "RobertaModel"]),

@@ -7,19 +7,13 @@ import pytest
 import torch
 
 from hf_relpos import RelPosBertConfig
-from hf_relpos.calibration.fit import (
-    Block,
-    Parameters,
-    Ridge,
-    ScoreFit,
-    Tables,
-    ValueFit,
-    conjugate_gradients,
-    scores,
-    scores_gradient,
-    tables_of,
-    zeros_like,
-)
+from hf_relpos.calibration.blocks import Block
+from hf_relpos.calibration.parameters import Parameters
+from hf_relpos.calibration.ridge import Ridge
+from hf_relpos.calibration.scores import ScoreFit
+from hf_relpos.calibration.solver import conjugate_gradients
+from hf_relpos.calibration.tables import Tables, scores, scores_gradient, tables_of, zeros_like
+from hf_relpos.calibration.values import ValueFit
 from hf_relpos.model.context import AttentionContext
 from hf_relpos.model.formula import attend
 from hf_relpos.model.schemes import build_scheme
@@ -93,7 +87,7 @@ def test_the_gradient_is_the_transpose(length, first, rows):
     tables.u = torch.randn(HEADS, SIZE, dtype=torch.float64)
     pairs = torch.randn(HEADS, 3, rows, length, dtype=torch.float64)
     into = zeros_like(tables, HEADS)
-    scores_gradient(tables, block, pairs, into)
+    scores_gradient(block, pairs, into)
     right = sum(float((getattr(into, letter) * tensor.detach()).sum()) for letter, tensor in tables.items())
     torch.testing.assert_close(float((scores(tables, block).detach() * pairs).sum()), right, rtol=1e-12, atol=0)
 

@@ -35,6 +35,7 @@ def prompts(lengths, total):
     return torch.randint(1, WORDS, real.shape) * real, real
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("cache", CACHES)
 @every_scheme
 @torch.no_grad()
@@ -59,6 +60,7 @@ def test_padded_rows_through_a_cache(name, cache):
 ABSOLUTE = ("absolute", "sinusoidal", "cape")  # their input is told by position_ids, as `generate` does
 
 
+@pytest.mark.covering(3)
 @pytest.mark.parametrize("how", [{}, {"cache_implementation": "static"}], ids=["dynamic", "static"])
 @pytest.mark.parametrize("way", WAYS)
 @every_scheme

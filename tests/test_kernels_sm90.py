@@ -66,7 +66,7 @@ def builds(monkeypatch, letters, *given, names=("forward", "backward"), **settin
     }
 
 
-@pytest.mark.parametrize("letters", LOOPS)
+@pytest.mark.parametrize("letters", [pytest.param("A", marks=pytest.mark.full), "AB"])
 def test_main_loops_on_sm90(letters, monkeypatch):
     """Instructions of a thread for one tile; a gather by element would take several times as many."""
     made = builds(monkeypatch, letters, 32, 12, 512)
@@ -83,7 +83,9 @@ KINDS = {  # float32 with heads of 128 spills 208 bytes in the forward pass; not
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind == "bf16, 64" else pytest.param(kind, marks=pytest.mark.full) for kind in KINDS]
+)
 def test_nothing_spills_on_sm90(kind, monkeypatch):
     """With every term, dropout and padding, at a length that fills no tile."""
     dtype, size, names = KINDS[kind]

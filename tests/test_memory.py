@@ -125,6 +125,7 @@ def test_the_cases_of_the_original_differ():
 # What memory is ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.covering(2)
 @every_pair
 def test_long_memory_equals_the_whole_text(name, backend):
     """A causal model with unlimited memory computes the same, however the text is cut."""
@@ -139,6 +140,7 @@ def test_long_memory_equals_the_whole_text(name, backend):
             assert difference(state, expected) <= 1e-5
 
 
+@pytest.mark.covering(2)
 @every_pair
 def test_memory_of_an_encoder_by_hand(name, backend):
     """One layer over memory and segment is the layer over both, as far as the segment's rows go."""
@@ -153,6 +155,7 @@ def test_memory_of_an_encoder_by_hand(name, backend):
         assert difference(alone, expected) > 1e-3
 
 
+@pytest.mark.covering(3)
 @encoder_and_decoder
 @some_pairs
 def test_empty_memory_is_no_memory(name, backend, is_decoder):
@@ -174,6 +177,7 @@ def test_empty_memory_is_no_memory(name, backend, is_decoder):
         assert difference(half[1], first.last_hidden_state[1]) > 1e-3
 
 
+@pytest.mark.covering(3)
 @encoder_and_decoder
 @pytest.mark.parametrize("side", ["right", "left"])
 @some_pairs
@@ -225,6 +229,7 @@ def test_documents_in_a_row(name, is_decoder):
     assert difference(together.memory.states[1][:, -4:], memory.states[1]) <= 1e-5
 
 
+@pytest.mark.covering(2)
 @some_pairs
 def test_positions_with_gaps(name, backend):
     """Distances follow position_ids, from the memory on."""
@@ -250,6 +255,7 @@ def test_beams_take_their_memory_along(name):
     assert difference(got, expected[rows]) <= 1e-5
 
 
+@pytest.mark.covering(3)
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
 @encoder_and_decoder
 @every_taker
@@ -339,6 +345,7 @@ def test_memory_counts_for_the_temperature():
 # With a cache ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
 @some_pairs
 def test_memory_before_a_cache(name, backend, kind):

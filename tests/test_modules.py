@@ -97,7 +97,7 @@ def test_refusals_write_nothing(tmp_path, spoil, words):
     assert [path.name for path in tmp_path.iterdir()] == ["stock"]
 
 
-@pytest.mark.parametrize("encoder", ["", "0_Transformer"])
+@pytest.mark.parametrize("encoder", [pytest.param("", marks=pytest.mark.full), "0_Transformer"])
 def test_from_the_hub(tmp_path, hub, encoder):
     """Module files are downloaded, and nothing else: no pickle, no export, no other folder."""
     source = sentence_folder(tmp_path / "stock", encoder, dense=True)

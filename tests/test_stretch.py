@@ -57,7 +57,7 @@ def test_hierarchical_keeps_cls():
 
 
 def test_the_decomposition_ends():
-    with pytest.raises(ValueError, match="4 rows make 16 places, not 17"):
+    with pytest.raises(ValueError, match="4 rows make 16 positions, not 17"):
         decompose(rows(4), 17, cls=False)
 
 
@@ -113,7 +113,7 @@ def test_report(tmp_path):
     assert report.details == {"positions": {"source": 20, "result": 50, "kept": 20, "alpha": 0.4, "cls": False}}
     (step,) = report.of_kind("folded")
     assert step.source == step.target == "bert." + TABLE and step.shape == (50, 24)
-    assert step.note == "20 rows, and 30 sums of two, by block (0.4) and place in it"
+    assert step.note == "20 rows, and 30 sums of two, by block (0.4) and index in it"
     report = convert(source, tmp_path / "other", method="interpolate", method_options={"length": 50})
     assert report.details == {"positions": {"source": 20, "result": 50, "kept": 1}}
     assert report.of_kind("folded")[0].note == "rows 1 to 19 of 20 stretched over 1 to 49, linear in between"

@@ -11,13 +11,15 @@ from launching import run_python
 from oracles import ON_TOKENS
 from selection import chosen
 
+from hf_relpos import SCHEMES
+
 
 def mean(values):
     return sum(values) / len(values)
 
 
-# these do not see direction, or are random in training: the tasks that ask for the order of words are not for them
-ORDERLESS = {"alibi", "cape", "huang_m1", "kerple", "sandwich"}
+# the tasks that ask for the order of words are not for those that do not see it, or are random in training
+ORDERLESS = {"cape", *(name for name in ON_TOKENS if SCHEMES[name].is_order_blind(SCHEMES[name].defaults()))}
 LEARNABLE = [(scheme, task) for scheme in ON_TOKENS for task in HEADS if task == "kind" or scheme not in ORDERLESS]
 
 

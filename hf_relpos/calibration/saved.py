@@ -1,4 +1,4 @@
-"""What an interrupted calibration leaves behind, so that the same command goes on where it was."""
+"""Layers that an interrupted calibration has fitted, for the same command to resume from."""
 
 import json
 import shutil
@@ -10,35 +10,35 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from ..files import describe_write_error, write_json, write_tensors
+from ..files import describe_write_error, write_json, write_tensors, write_text
 from .errors import CalibrationError
 
 
 class Saved:
-    """Layers that are fitted, in a folder, so that an interrupted calibration can go on.
+    """Fitted layers in a folder, from which an interrupted calibration resumes.
 
-    Whatever another calibration left there is removed.
+    Those of another calibration are removed.
     """
 
     def __init__(self, folder: Path, fingerprint: str, writes: bool = True):
         """
         Args:
-            folder: made if it is not there.
-            fingerprint: of all that the fits depend on.
-            writes: whether this process does; of several processes one.
+            folder: created if it does not exist.
+            fingerprint: of everything that the fits depend on.
+            writes: whether this process writes; one of several does.
 
         Raises:
-            CalibrationError: where the folder cannot be made.
+            CalibrationError: where the folder cannot be created.
         """
         self.folder, self.writes = folder, writes
         if not writes:
             return
-        mark = folder / "fingerprint"
-        if not mark.is_file() or mark.read_text(encoding="utf-8") != fingerprint:
+        file = folder / "fingerprint"
+        if not file.is_file() or file.read_text(encoding="utf-8") != fingerprint:
             shutil.rmtree(folder, ignore_errors=True)
             try:
                 folder.mkdir(parents=True)
-                mark.write_text(fingerprint, encoding="utf-8")
+                write_text(file, fingerprint)
             except OSError as error:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise CalibrationError(describe_write_error(error, folder)) from error
@@ -52,7 +52,7 @@ class Saved:
         return load_file(path.with_suffix(".safetensors")), report
 
     def save(self, layer: int, tensors: Mapping[str, torch.Tensor], report: Mapping[str, Any]) -> None:
-        """Keep a layer.
+        """Save a layer.
 
         Raises:
             CalibrationError: where it cannot be written.

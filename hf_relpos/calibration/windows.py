@@ -1,4 +1,4 @@
-"""Windows of text for the methods that learn from it: from files or at random, masked, and what they lack."""
+"""Windows of text to calibrate on: from files or at random, masked, and warnings of what they lack."""
 
 import warnings
 from collections.abc import Iterable, Sequence
@@ -22,10 +22,22 @@ LENGTHS = (128, 256, 512)
 FEW, TOO_FEW = 10_000, 500
 
 
+def window_lengths(limit: int) -> tuple[int, ...]:
+    """`LENGTHS` that a model reads which reads `limit` tokens, or `limit` if it is shorter than all of them."""
+    return tuple(length for length in LENGTHS if length <= limit) or (limit,)
+
+
 def gather(
-    tokenizer, texts: Any, tokens: int, lengths: Sequence[int], part: str, field: str, seed: int, short: float = 0.5
+    tokenizer: Any,
+    texts: Any,
+    tokens: int,
+    lengths: Sequence[int],
+    part: str,
+    field: str,
+    seed: int,
+    short: float = 0.5,
 ) -> Windows:
-    """Windows of the text that the caller gave: files, each with the same share of the tokens, or documents.
+    """Windows of a text: of files, each with the same share of the tokens, or of documents.
 
     Args:
         texts: a path, several (as Path objects), or documents (strings).
@@ -33,7 +45,7 @@ def gather(
     """
     if isinstance(texts, str | Path):
         texts = [Path(texts)]
-    if isinstance(texts, Sequence) and texts and all(isinstance(each, Path) for each in texts):
+    if isinstance(texts, Sequence) and texts and all(isinstance(text, Path) for text in texts):
         parts = [
             cut_windows(tokenizer, read_texts(path, field), -(-tokens // len(texts)), lengths, short, seed, part)
             for path in texts
@@ -45,7 +57,7 @@ def gather(
 
 
 def gather_all(
-    tokenizer, texts: Any, tokens: int, lengths: Sequence[int], length: int, field: str, seed: int
+    tokenizer: Any, texts: Any, tokens: int, lengths: Sequence[int], length: int, field: str, seed: int
 ) -> Windows:
     """The windows to fit: of `lengths`, and, if the source does not read rows of `length`, half of the tokens in such.
 
@@ -60,7 +72,7 @@ def gather_all(
     return Windows([*short.ids, *long.ids], unknown, tokens)
 
 
-def random_windows(tokenizer, tokens: int, limit: int, seed: int) -> Windows:
+def random_windows(tokenizer: Any, tokens: int, limit: int, seed: int) -> Windows:
     """Windows of tokens drawn at random, where there is no text: much of a model's attention is to positions.
 
     Tokens are drawn by Zipf's law in the order of the vocabulary, which roughly is that of their frequency. Most
@@ -72,7 +84,7 @@ def random_windows(tokenizer, tokens: int, limit: int, seed: int) -> Windows:
     rng = np.random.default_rng(seed)
     special = set(tokenizer.all_special_ids)
     words = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-    usable = [at for at, word in enumerate(words) if at not in special and not word.startswith("[unused")]
+    usable = [token for token, word in enumerate(words) if token not in special and not word.startswith("[unused")]
     weight = 1 / (np.arange(len(usable)) + 10.0)
     before, after = special_tokens(tokenizer)
     lengths = {16: 0.3, 24: 0.25, 32: 0.2, 48: 0.15, 128: 0.06, 256: 0.03, 512: 0.01}
@@ -87,11 +99,11 @@ def random_windows(tokenizer, tokens: int, limit: int, seed: int) -> Windows:
     return Windows(windows, 0.0, tokens)
 
 
-def mask_some(windows: Windows, model: PreTrainedModel, tokenizer, share: float, seed: int) -> Windows:
-    """The windows as a model that predicts masked tokens meets them: half of them with that share masked.
+def mask_windows(windows: Windows, model: PreTrainedModel, tokenizer: Any, share: float, seed: int) -> Windows:
+    """For a masked language model, half of the windows with that share of their tokens masked; else the windows.
 
-    Fitted to whole text alone, the result keeps fewer of the source's predictions of masked tokens, which stand in
-    text that it never met; with every window masked it would meet no whole text.
+    Fitted to unmasked text alone, the result keeps fewer of the source's predictions of masked tokens; with every
+    window masked it would never see unmasked text.
     """
     mask = tokenizer.mask_token_id
     if not share or mask is None or not has_mlm_head(model):
@@ -107,7 +119,7 @@ def mask_some(windows: Windows, model: PreTrainedModel, tokenizer, share: float,
 
 
 def check_windows(windows: Windows, limit: int) -> list[str]:
-    """What the report says of the text; each is a warning, too.
+    """Notes on what the text lacks, for the report; each is also a warning.
 
     Raises:
         CalibrationError: for text too short to fit anything.
@@ -136,21 +148,21 @@ def check_windows(windows: Windows, limit: int) -> list[str]:
     return notes
 
 
-def shared_first(windows: Sequence[Sequence[int]]) -> int | None:
+def shared_first_token(windows: Sequence[Sequence[int]]) -> int | None:
     """The token that every window begins with, [CLS] or the like; None where they differ."""
     firsts = {ids[0] for ids in windows}
     return firsts.pop() if len(firsts) == 1 else None
 
 
-def octaves(windows: Iterable[Sequence[int]]) -> dict[str, int]:
+def distance_histogram(windows: Iterable[Sequence[int]]) -> dict[str, int]:
     """How many pairs of tokens the windows have at each distance, by octave: "1", "2-3", "4-7", …."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for ids in windows:
         low = 1
         while low < len(ids):
             high = min(2 * low - 1, len(ids) - 1)
             name = str(low) if low == 1 else f"{low}-{2 * low - 1}"
             pairs = sum(range(len(ids) - high, len(ids) - low + 1))
-            found[name] = found.get(name, 0) + pairs
+            counts[name] = counts.get(name, 0) + pairs
             low *= 2
-    return dict(sorted(found.items(), key=lambda item: int(item[0].split("-")[0])))
+    return dict(sorted(counts.items(), key=lambda item: int(item[0].split("-")[0])))

@@ -1,11 +1,12 @@
 """Conversion of BERT checkpoints with absolute positions to relative ones, and of relative ones to ours."""
 
 from .checkpoint import convert
+from .context import ConversionContext, Method
+from .errors import ConversionError
 from .export import ExportReport, export_tables, resize_tables
 from .layers import attention_config, attention_weights
-from .methods import METHODS, ConversionContext, Method
+from .methods import METHODS
 from .report import ConversionReport, Step
-from .source import ConversionError
 
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The model card of a conversion: README.md beside the weights, for the Hub and for whoever finds the folder."""
+"""The model card of a conversion, README.md beside the weights."""
 
 import json
 import shlex
@@ -12,6 +12,7 @@ from huggingface_hub import ModelCardData, metadata_load
 from transformers import PreTrainedModel
 
 from ..console import markdown_table
+from ..files import write_text
 from ..model.configuration_relpos_bert import RelPosBertConfig
 from ..model.modeling_relpos_bert import HEADS
 from ..model.schemes import STOCK_SCHEME
@@ -21,9 +22,9 @@ from .report import KINDS, ConversionReport, lost_in_words
 from .source import CARD, TOKENIZER_FILES
 
 
-# Of the source's card: what stays true of the result.
+# Metadata of the source's card that holds for the result, too.
 KEPT = ("license", "license_name", "license_link", "language")
-# What the kinds of a report mean to one who did not make it.
+# Kinds of a report, explained.
 MEANING = {
     "reused": "as they were, bit for bit",
     "folded": "changed, or put into others",
@@ -39,14 +40,14 @@ PICTURES = {
 def source_metadata(folder: Path) -> dict[str, Any]:
     """License and language that the card of a source names; {} without a card, or with one that cannot be read."""
     try:
-        found = metadata_load(folder / CARD) or {}
+        metadata = metadata_load(folder / CARD) or {}
     except (OSError, ValueError, yaml.YAMLError):
         return {}
     return {
-        key: found[key]
+        key: metadata[key]
         for key in KEPT
-        if isinstance(found.get(key), str)
-        or (isinstance(found.get(key), list) and all(isinstance(value, str) for value in found[key]))
+        if isinstance(metadata.get(key), str)
+        or (isinstance(metadata.get(key), list) and all(isinstance(value, str) for value in metadata[key]))
     }
 
 
@@ -80,13 +81,13 @@ def write_card(
         report: of the conversion.
         config: of the result.
         limit: tokens that the source reads.
-        metadata: what `source_metadata` found.
+        metadata: from `source_metadata`.
         pictures: files in the folder to show, keys of `PICTURES`.
     """
     path = folder / CARD
     if not path.exists():
         listed = (folder / MODULES).is_file()
-        path.write_text(model_card(report, config, limit, metadata, pictures, listed), encoding="utf-8")
+        write_text(path, model_card(report, config, limit, metadata, pictures, listed))
 
 
 def model_card(
@@ -134,19 +135,19 @@ def model_card(
 
 
 def command(report: ConversionReport) -> str:
-    """A command line that does it again; a local source and files stand there without their folders."""
-    asked = report.asked
+    """A command line that repeats the conversion; a local source and files are named without their folders."""
+    arguments = report.arguments
     words = ["hf-relpos", "convert", _name(report, full=True), "OUT"]
-    if "position_embedding_type" in asked:
-        words += ["--scheme", asked["position_embedding_type"]]
-    words += _options("--option", asked.get("position_options", {}))
-    words += ["--method", asked["method"]]
-    words += _options("--method-option", asked.get("method_options", {}))
-    if "texts" in asked:
-        words += [word for name in asked["texts"] or ["TEXT"] for word in ("--text", name)]
+    if "position_embedding_type" in arguments:
+        words += ["--scheme", arguments["position_embedding_type"]]
+    words += _options("--option", arguments.get("position_options", {}))
+    words += ["--method", arguments["method"]]
+    words += _options("--method-option", arguments.get("method_options", {}))
+    if "texts" in arguments:
+        words += [word for name in arguments["texts"] or ["TEXT"] for word in ("--text", name)]
     for key in ("seed", "architecture", "revision"):
-        if key in asked:
-            words += [f"--{key}", str(asked[key])]
+        if key in arguments:
+            words += [f"--{key}", str(arguments[key])]
     return shlex.join(words)
 
 
@@ -211,7 +212,7 @@ def _use(report: ConversionReport, config: RelPosBertConfig, sentence_transforme
     here = _python(["import hf_relpos", *lines("", "this folder, or its name on the Hub")])
     if not config.save_code:
         return ["## Use", here, "It needs hf_relpos to be installed."]
-    # the tokenizer runs none of that code, but looks into the model's configuration, and would ask first
+    # the tokenizer runs no such code, but reads the model's configuration, and would ask before that
     elsewhere = lines(", trust_remote_code=True", "runs the code that lies beside the weights")
     return ["## Use", "Where hf_relpos is installed:", here, "Elsewhere:", _python(elsewhere)]
 
@@ -221,17 +222,17 @@ def _python(lines: Sequence[str]) -> str:
 
 
 def _text(report: ConversionReport) -> list[str]:
-    found = report.details.get("calibration")
-    if found is None:
+    calibration = report.details.get("calibration")
+    if calibration is None:
         return []
-    names = ", ".join(f"`{name}`" for name in report.asked.get("texts", [])) or "documents given in Python"
+    names = ", ".join(f"`{name}`" for name in report.arguments.get("texts", [])) or "documents given in Python"
     lines = [
-        f"Calibrated on {found['tokens']:,} tokens in {found['windows']:,} windows of {names}; "
-        f"{100 * found['unknown_share']:.1f} % of the tokens are unknown to the tokenizer."
+        f"Calibrated on {calibration['tokens']:,} tokens in {calibration['windows']:,} windows of {names}; "
+        f"{100 * calibration['unknown_share']:.1f} % of the tokens are unknown to the tokenizer."
     ]
     if (distilled := report.details.get("distillation")) is not None:
         lines.append(f"Then distilled for {distilled['steps']:,} steps on {distilled['tokens']:,} tokens of it.")
-    lines += [f"Note: {note}." for note in found["notes"]]
+    lines += [f"Note: {note}." for note in calibration["notes"]]
     return ["## Text", "\n".join(lines)]
 
 
@@ -244,13 +245,13 @@ def _fidelity(report: ConversionReport, pictures: Sequence[str]) -> list[str]:
         columns += ["same prediction, %", "source right, %", "right, %"] if masked else []
         rows = []
         for entry in measured.lengths:
-            own = entry.ceiling
-            cosines = [entry.token_cosine, entry.sentence_cosine]
-            cosines += [own and own.token_cosine, own and own.sentence_cosine]
+            cosines: list[float | None] = [entry.token_cosine, entry.sentence_cosine]
+            ceiling = entry.ceiling
+            cosines += [None, None] if ceiling is None else [ceiling.token_cosine, ceiling.sentence_cosine]
             row = [f"{entry.length:,}", *("–" if value is None else f"{value:.3f}" for value in cosines)]
             if masked:
-                found = entry.masked
-                shares = [found.agreement, found.teacher_accuracy, found.student_accuracy] if found else [None] * 3
+                scores = entry.masked
+                shares = [scores.agreement, scores.teacher_accuracy, scores.student_accuracy] if scores else [None] * 3
                 row += ["–" if share is None else f"{100 * share:.1f}" for share in shares]
             rows.append(row)
         lines += [

@@ -1,61 +1,66 @@
-"""From a checkpoint to a relpos_bert folder: plan, apply, write, read back, compare, rename."""
+"""From a checkpoint to a relpos_bert folder: resolve, read, build, write, read back, compare, rename."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import CONFIG_MAPPING, PreTrainedConfig
 
-from ..calibration.processes import processes
 from ..files import atomic_folder, describe_write_error, write_json
 from ..model.configuration_relpos_bert import RelPosBertConfig
-from ..model.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
-from ..model.schemes import DEFAULT_SCHEME, STOCK_SCHEME, find_scheme, scheme_parts
+from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..plot import figure_class
+from ..processes import process_state
 from ..version import __version__
+from .assembly import assemble, build, expected_shapes, rename_relative
 from .card import draw, source_metadata, write_card
-from .families import TASK_TYPES, TOKEN_TYPES, SourceSpec, check_tables, choose_head, recognise
+from .configs import resolved_options, source_config, stock_config, target_config
+from .context import ConversionContext
+from .errors import ConversionError
 from .folder import check_target, copy_companions
-from .methods import (
-    METHODS,
-    ConversionContext,
-    Method,
-    add_to_types,
-    check_plots,
-    check_scheme,
-    check_text,
-    choose_method,
-    resolve_options,
-    same_positions,
-    text_names,
-)
-from .modules import locate
-from .names import is_buffer, is_scheme, is_table
+from .methods import METHODS, check_plots, check_text, choose_method, resolve_options, text_names
+from .modules import Layout, locate
+from .names import is_buffer, is_table
+from .recognition import Head, SourceSpec, check_tables, choose_head, recognise
 from .report import ConversionReport, plan
-from .source import ConversionError, Source, normalise, read_config, read_tensors
+from .source import Source, normalise, read_config, read_tensors
 from .verify import compare_outputs, compare_tensors, source_model
 
 
-# Stock class to ours: BertForMaskedLM to RelPosBertForMaskedLM, and so on.
-ARCHITECTURES = {head.__name__.removeprefix("RelPos"): head for head in HEADS.values()}
+@dataclass(frozen=True)
+class _Conversion:
+    """What is known of a conversion before its weights are read.
 
-# Fields of the source's config.json that describe the source and not the model.
-NOT_KEPT = (
-    "_name_or_path",
-    "architectures",
-    "auto_map",
-    "dtype",
-    "model_type",
-    "position_embedding_type",
-    "torch_dtype",
-    "transformers_version",
-)
+    Attributes:
+        top: folder of the source.
+        layout: of that folder.
+        saved: config.json of the encoder.
+        spec: the source, recognised.
+        head: its head.
+        method: key of `METHODS`.
+        options: of the method, with defaults.
+        source_config: the configuration of the source as a RelPosBertConfig.
+        config: that of the result.
+    """
+
+    top: Path
+    layout: Layout
+    saved: dict[str, Any]
+    spec: SourceSpec
+    head: Head
+    method: str
+    options: dict[str, Any]
+    source_config: RelPosBertConfig
+    config: RelPosBertConfig
+
+    @property
+    def folder(self) -> Path:
+        """The folder of config.json and the weights."""
+        return self.top / self.layout.encoder
 
 
 def convert(
@@ -66,7 +71,7 @@ def convert(
     position_options: Mapping[str, Any] | None = None,
     method: str | None = None,
     method_options: Mapping[str, Any] | None = None,
-    texts: Iterable[str] | None = None,
+    texts: str | Path | Iterable[str | Path] | None = None,
     seed: int = 0,
     architecture: str | None = None,
     revision: str | None = None,
@@ -100,15 +105,15 @@ def convert(
         architecture: class whose head to keep; by default the one that config.json names.
         revision: branch, tag or commit of a Hub repository.
         overwrite: replace an existing `out`, after success.
-        progress: show how far long work has come.
+        progress: show a progress bar.
         plots: for a method that learns from text: draw the fidelity by length (`fidelity.png`) and the tables
             (`tables.png`) into `out`. Needs the extra `plot`.
 
     Returns:
-        What became of every tensor.
+        The report, as in `conversion.json`.
 
     Raises:
-        ConversionError: for a source that cannot be converted, a scheme or option that is not known, and a place that
+        ConversionError: for a source that cannot be converted, a scheme or option that is not known, and a folder that
             cannot be written; names what is wrong and what to do.
         ModuleNotFoundError: with `plots`, without matplotlib.
     """
@@ -120,67 +125,57 @@ def convert(
     top, commit, layout = locate(source, revision)
     if top == target or target in top.parents:
         raise ConversionError(f"out = '{out}' is the source or holds it; choose another folder")
-
     folder = top / layout.encoder
     saved = read_config(folder)
     spec = recognise(folder, saved)
-    asked, (own, architecture, left_behind) = architecture, choose_head(spec, folder, architecture)
-    method = choose_method(method, spec, folder)
-    check_text(method, texts)
+    head = choose_head(spec, folder, architecture)
+    name = choose_method(method, spec, folder)
+    check_text(name, texts)
     if plots:
-        check_plots(method)
-    settings = resolve_options(method, method_options)
-    same = own_config(folder, spec)
-    config = target_config(folder, spec, same, position_embedding_type, position_options, METHODS[method], settings)
+        check_plots(name)
+    options = resolve_options(name, method_options)
+    own_config = source_config(folder, spec)
+    config = target_config(folder, spec, own_config, position_embedding_type, position_options, METHODS[name], options)
+    conversion = _Conversion(top, layout, saved, spec, head, name, options, own_config, config)
+    conversion, checkpoint = _read(conversion, str(source), commit, any_head=architecture is None)
+    reference = partial(source_model, spec, conversion.head.source, stock_config(folder, spec))
 
-    raw = read_tensors(folder)
-    check_tables(spec, folder, raw)
-    stored = {stock for name in raw for stock in spec.spell(name, base=False)}
-    if layout.listed and asked is None and all(name.startswith("bert.") for name in stored):
-        # sentence-transformers saves the encoder of a model, under the name of the class that it was read with
-        own, architecture, left_behind = choose_head(spec, folder, f"{spec.family.stems[0]}Model")
-    base = architecture == "BertModel"
-    checkpoint = normalise(
-        Source(str(source), folder, commit, saved, architecture),
-        raw,
-        expected=expected_shapes(spec, architecture, same),
-        spell=partial(spec.spell, base=base),
-        tied=same.tie_word_embeddings,
-        unused=lambda name: is_buffer(name) or (is_table(name) and not spec.absolute),
-        cut=spec.cut,
-    )
-    stock_config = _from_dict(CONFIG_MAPPING[spec.family.stock], f"{folder / 'config.json'}: ", spec.config)
-    stock = partial(source_model, spec, own, stock_config)
-
-    process = processes()  # one of several writes; the others take part in what learns from text
-    state = target.with_name(f".{target.name}.{method}") if METHODS[method].text != "unused" else None
+    process = process_state()  # one of several writes; the others take part in what learns from text
+    learns = METHODS[name].text != "unused"
     context = ConversionContext(
-        checkpoint, same, lambda: assemble(same, checkpoint)[0], texts, settings, seed, state, progress
+        checkpoint,
+        own_config,
+        build_teacher=lambda: assemble(own_config, checkpoint)[0],
+        texts=texts,
+        options=options,
+        seed=seed,
+        resume_folder=target.with_name(f".{target.name}.{name}") if learns else None,
+        progress=progress,
     )
-    placed = place(checkpoint, same, config)
-    model, changed = build(config, placed, METHODS[method], context)
+    renamed = rename_relative(checkpoint, own_config, config)
+    model, changed = build(config, renamed, METHODS[name], context)
     report = ConversionReport(
         source=checkpoint.name,
         revision=commit,
         out=str(out),
-        architecture=own,
+        architecture=conversion.head.source,
         converted_to=type(model).__name__,
-        method=method,
+        method=name,
         position_embedding_type=config.position_embedding_type,
         position_options=resolved_options(config),
-        method_options=settings,
-        asked=request(
+        method_options=options,
+        arguments=_without_defaults(
             position_embedding_type=position_embedding_type,
             position_options=position_options,
-            method=method,
+            method=name,
             method_options=method_options,
             texts=text_names(texts),
-            seed=None if METHODS[method].text == "unused" else seed,
-            architecture=asked,
+            seed=seed if learns else None,
+            architecture=architecture,
             revision=commit,
         ),
         dtype=str(checkpoint.dtype).removeprefix("torch."),
-        steps=plan(model, placed, changed, left_behind),
+        steps=plan(model, renamed, changed, conversion.head.left_behind),
         difference=None,
         files=(),
         notes=layout.notes(top),
@@ -191,224 +186,77 @@ def convert(
             "torch": torch.__version__,
         },
     )
-    if not process.is_main_process:
-        process.wait_for_everyone()
-        return report
-    try:
-        with atomic_folder(target, overwrite) as unfinished:
-            inside = unfinished / layout.encoder
-            model.save_pretrained(inside)
-            files = [str(Path(layout.encoder, name)) for name in copy_companions(folder, inside, model)]
-            reloaded = type(model).from_pretrained(inside, dtype="auto", local_files_only=True)
-            compare_tensors(model, reloaded, placed, report.steps)
-            difference = None
-            if METHODS[method].exact:
-                difference = compare_outputs(reloaded, checkpoint, spec, stock, rounded=bool(changed))
-            report = replace(report, difference=difference, files=(*files, *layout.copy(top, unfinished)))
-            write_json(unfinished / "conversion.json", report.to_dict(), indent=2)
-            pictures = draw(reloaded, report, unfinished) if plots else ()
-            write_card(unfinished, report, config, same.max_position_embeddings, source_metadata(top), pictures)
-    except (OSError, SafetensorError) as error:
-        raise ConversionError(describe_write_error(error, target)) from error
+    if process.is_main_process:
+        try:
+            with atomic_folder(target, overwrite) as unfinished:
+                report, reloaded = _write(unfinished, conversion, model, renamed, report)
+                if METHODS[name].exact:
+                    difference = compare_outputs(reloaded, checkpoint, spec, reference, rounded=bool(changed))
+                    report = replace(report, difference=difference)
+                _describe(unfinished, conversion, reloaded, report, plots)
+        except (OSError, SafetensorError) as error:
+            raise ConversionError(describe_write_error(error, target)) from error
     process.wait_for_everyone()
     return report
 
 
-def request(**arguments: Any) -> dict[str, Any]:
-    """What the caller asked for: arguments that are not None, and no empty mapping."""
+def _read(conversion: _Conversion, name: str, commit: str | None, any_head: bool) -> tuple[_Conversion, Source]:
+    """Read the weights, and correct the head that the configuration names where the weights have none.
+
+    Args:
+        conversion: before its weights are read.
+        name: of the source, as the caller gave it.
+        commit: of a Hub repository.
+        any_head: whether the caller left the choice of the head to the configuration.
+    """
+    folder, spec, head, config = conversion.folder, conversion.spec, conversion.head, conversion.source_config
+    raw = read_tensors(folder)
+    check_tables(spec, folder, raw)
+    stock_names = {stock for stored in raw for stock in spec.spell(stored, base=False)}
+    if conversion.layout.listed and any_head and all(stock.startswith("bert.") for stock in stock_names):
+        # sentence-transformers saves the encoder of a model, under the name of the class that it was read with
+        head = choose_head(spec, folder, f"{spec.family.stems[0]}Model")
+    checkpoint = normalise(
+        Source(name, folder, commit, conversion.saved, head.stock),
+        raw,
+        expected=expected_shapes(spec, head.stock, config),
+        spell=partial(spec.spell, base=head.stock == "BertModel"),
+        tied=config.tie_word_embeddings,
+        unused=lambda stock: is_buffer(stock) or (is_table(stock) and not spec.absolute),
+        cut=spec.cut,
+    )
+    return replace(conversion, head=head), checkpoint
+
+
+def _write(
+    folder: Path, conversion: _Conversion, model: RelPosBertPreTrainedModel, source: Source, report: ConversionReport
+) -> tuple[ConversionReport, RelPosBertPreTrainedModel]:
+    """Write the model and copy the files beside it; the report with their names, and the model read back.
+
+    Raises:
+        ConversionError: for a tensor that is read back different.
+    """
+    encoder = folder / conversion.layout.encoder
+    model.save_pretrained(encoder)
+    copied = copy_companions(conversion.folder, encoder, model)
+    files = [str(Path(conversion.layout.encoder, file)) for file in copied]
+    reloaded = type(model).from_pretrained(encoder, dtype="auto", local_files_only=True)
+    compare_tensors(model, reloaded, source, report.steps)
+    files += conversion.layout.copy(conversion.top, folder)
+    return replace(report, files=tuple(files)), reloaded
+
+
+def _describe(
+    folder: Path, conversion: _Conversion, model: RelPosBertPreTrainedModel, report: ConversionReport, plots: bool
+) -> None:
+    """Write conversion.json, the plots and the model card."""
+    write_json(folder / "conversion.json", report.to_dict(), indent=2)
+    pictures = draw(model, report, folder) if plots else ()
+    limit = conversion.source_config.max_position_embeddings
+    write_card(folder, report, conversion.config, limit, source_metadata(conversion.top), pictures)
+
+
+def _without_defaults(**arguments: Any) -> dict[str, Any]:
+    """The arguments that are neither None nor an empty mapping."""
     plain = {key: dict(value) if isinstance(value, Mapping) else value for key, value in arguments.items()}
     return {key: value for key, value in plain.items() if value is not None and value != {}}
-
-
-def _from_dict(kind: type[PreTrainedConfig], where: str, saved: Mapping[str, Any], **fields: Any) -> PreTrainedConfig:
-    """A configuration with the fields of the source and these; errors begin with `where`."""
-    try:
-        return kind.from_dict({key: value for key, value in saved.items() if key not in NOT_KEPT} | fields)
-    except (ValueError, TypeError, StrictDataclassError) as error:
-        raise ConversionError(f"{where}{error}") from error
-
-
-def own_config(folder: Path, spec: SourceSpec) -> RelPosBertConfig:
-    """The configuration of a source in our words, positions and all.
-
-    Raises:
-        ConversionError: for values that Transformers or the scheme refuses.
-    """
-    return _from_dict(
-        RelPosBertConfig,
-        f"{folder / 'config.json'}: ",
-        spec.fields,
-        position_embedding_type=spec.scheme or STOCK_SCHEME,
-        position_options=spec.options,
-        absolute_position_embeddings=spec.absolute and spec.scheme is not None,
-    )
-
-
-def target_config(
-    folder: Path,
-    spec: SourceSpec,
-    same: RelPosBertConfig,
-    position_embedding_type: str | None,
-    position_options: Mapping[str, Any] | None,
-    method: Method,
-    settings: Mapping[str, Any],
-) -> RelPosBertConfig:
-    """The configuration of the result.
-
-    Args:
-        same: that of the source, in our words.
-        position_embedding_type: as the caller gave it; None for the default.
-        position_options: as the caller gave them.
-        settings: the method's options.
-
-    Raises:
-        ConversionError: for an unknown scheme or option, and a scheme that does not fit the method or the source.
-    """
-    if position_options is not None and not isinstance(position_options, Mapping):
-        raise ConversionError(
-            f"position_options = {position_options!r} is not a mapping; give option names and values, such as "
-            "{'clip': 32}"
-        )
-    options = dict(position_options or {})
-    if not spec.absolute:
-        return relative_config(spec, same, position_embedding_type, options, method, settings)
-    own = spec.scheme if settings.get("own_bias") != "drop" else None
-    name = position_embedding_type or method.scheme or own or DEFAULT_SCHEME
-    try:
-        scheme = find_scheme(name)
-    except ValueError as error:
-        raise ConversionError(str(error)) from error
-    check_scheme(scheme, method)
-    if name == own:
-        if options and {**spec.options, **options} != spec.options:
-            raise ConversionError(
-                f"position_options = {options}: {folder} has this scheme already, with the options {spec.options}; "
-                "leave them out, or drop its own with method = 'drop' and method_options = {'own_bias': 'drop'}"
-            )
-        options = spec.options
-    elif own is not None:
-        name, options = [own, name], {own: spec.options, name: options}
-    fields = dict(spec.fields)
-    if method.positions is not None:
-        fields["max_position_embeddings"] = method.positions(same.max_position_embeddings, settings)
-    return _from_dict(  # what is wrong now came from the caller
-        RelPosBertConfig,
-        "",
-        fields,
-        position_embedding_type=name,
-        position_options=options,
-        absolute_position_embeddings=method.keeps_table and not scheme.learned_input_table,
-    )
-
-
-def relative_config(
-    spec: SourceSpec,
-    same: RelPosBertConfig,
-    position_embedding_type: str | None,
-    position_options: dict[str, Any],
-    method: Method,
-    settings: Mapping[str, Any],
-) -> RelPosBertConfig:
-    """The configuration of a result whose source is relative already: the source's own, or one with other tables.
-
-    Raises:
-        ConversionError: for a scheme, option or size that is not accepted.
-    """
-    name = position_embedding_type or spec.scheme
-    positions = settings["max_position_embeddings"] or same.max_position_embeddings
-    config = _from_dict(
-        RelPosBertConfig,
-        "",
-        spec.fields,
-        position_embedding_type=name,
-        position_options=position_options or (spec.options if name == spec.scheme else {}),
-        max_position_embeddings=positions,
-        absolute_position_embeddings=False,
-    )
-    if same_positions(same, config):
-        return same
-    check_scheme(find_scheme(name), method)
-    return config
-
-
-def resolved_options(config: RelPosBertConfig) -> dict[str, Any]:
-    """The options of a scheme with their defaults; those of a combination by scheme."""
-    parts = {scheme.name: settings for scheme, settings in scheme_parts(config)}
-    return parts if isinstance(config.position_embedding_type, list) else parts[config.position_embedding_type]
-
-
-def expected_shapes(spec: SourceSpec, architecture: str, same: RelPosBertConfig) -> dict[str, torch.Size]:
-    """Stock name to shape of every tensor that the source must have.
-
-    Args:
-        architecture: class of stock BERT.
-        same: the configuration of the source, in our words.
-    """
-    with torch.device("meta"):
-        model = ARCHITECTURES[architecture](same)
-    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    if not spec.family.token_types:
-        shapes = {name: shape for name, shape in shapes.items() if not name.endswith(TOKEN_TYPES)}
-    return shapes | spec.more(base=architecture == "BertModel")
-
-
-def place(source: Source, same: RelPosBertConfig, config: RelPosBertConfig) -> Source:
-    """The source with its relative positions under the names that the result has for them; else among its `extra`.
-
-    Args:
-        same: the configuration of the source, in our words.
-        config: that of the result.
-    """
-    if same_positions(same, config):
-        return source
-    kinds = same.position_embedding_type, config.position_embedding_type
-    part = kinds[1].index(kinds[0]) if isinstance(kinds[1], list) and kinds[0] in kinds[1] else None
-    tensors, origin, extra = dict(source.tensors), dict(source.origin), dict(source.extra)
-    for name in filter(is_scheme, source.tensors):
-        tensor = tensors.pop(name)
-        if part is None:
-            extra[name] = tensor
-        else:
-            there = name.replace(".distance_embedding.", f".distance_embedding.parts.{part}.")
-            tensors[there], origin[there] = tensor, origin.pop(name)
-    return replace(source, tensors=tensors, origin=origin, extra=extra)
-
-
-@torch.no_grad()
-def assemble(config: RelPosBertConfig, source: Source) -> tuple[RelPosBertPreTrainedModel, dict[str, str]]:
-    """A model with all the source's tensors that it has a place for, in the dtype of the source and in eval mode.
-
-    The scheme's other parameters are zero, and so are the token types of a source that has none. A table of another
-    length is left to the method.
-
-    Returns:
-        The model, and a note on each tensor into which another one went: ERNIE's task 0, which is what every token
-        gets when none is given.
-    """
-    with torch.random.fork_rng(devices=[]):
-        # a pooler that the source lacks comes out the same each time; torch.manual_seed would reach other devices too
-        torch.default_generator.manual_seed(0)
-        model = ARCHITECTURES[source.architecture](config).to(source.dtype).eval()
-    for name, parameter in model.named_parameters():
-        if is_scheme(name) or name.endswith(TOKEN_TYPES):
-            parameter.zero_()
-    for name, tensor in model.state_dict().items():
-        if name in source.tensors and source.tensors[name].shape == tensor.shape:
-            tensor.copy_(source.tensors[name])
-    tasks = [tensor for name, tensor in source.tensors.items() if name.endswith(TASK_TYPES)]
-    return model, {add_to_types(model, tasks[0][0]): "plus the vector of task type 0"} if tasks else {}
-
-
-@torch.no_grad()
-def build(
-    config: RelPosBertConfig, source: Source, method: Method, context: ConversionContext
-) -> tuple[RelPosBertPreTrainedModel, dict[str, str]]:
-    """The result in memory, and the tensors that were changed, with a note on each.
-
-    Args:
-        source: under the names of the result.
-    """
-    model, folded = assemble(config, source)
-    changed = method.apply(model, context)
-    notes = {name: ", ".join(each[name] for each in (folded, changed) if name in each) for name in folded | changed}
-    return model, notes

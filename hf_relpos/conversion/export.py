@@ -17,7 +17,7 @@ from ..model.formula import Terms
 from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..model.scheme import RangeOption, Scheme
 from ..model.schemes import SCHEMES, scheme_parts
-from .source import ConversionError
+from .errors import ConversionError
 
 
 # Letter to rows, (H or 1, N, d), those of c (H or 1, N); N distances. In float64.

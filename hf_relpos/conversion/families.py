@@ -1,22 +1,39 @@
-"""Checkpoints with a body like BERT's: recognise them, and say what their tensors, fields and heads are in BERT.
+"""Families of checkpoints with a body like BERT's: what their tensors, fields, heads and positions are in BERT.
 
 BERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, ERNIE, DistilBERT, ALBERT and MPNet, whose positions are absolute
 (MPNet has T5's bias beside them); and those that are relative already: NEZHA in both layouts, and the first six with
 `relative_key` or `relative_key_query`, as Transformers ≤ 4.57 wrote them. A new family is one entry of `FAMILIES`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from .names import BASE_RULES, RULES, Rule, is_scheme, is_table, to_stock
-from .source import ConversionError, some
+from .names import BASE_RULES, RULES, Rule
 
 
-KINDS = ("relative_key", "relative_key_query")
+@dataclass(frozen=True)
+class LegacyAttention:
+    """The relative self-attention of a class in Transformers ≤ 4.57, which v5 does not have.
+
+    Attributes:
+        terms: letters of the formula: A is added to the keys, B to the queries, V to the values. All have the same
+            vectors.
+        stored: whether the vectors are a table in the weights, one for each distance; if not, they are sinusoids,
+            clipped at the option `max_relative_position`.
+    """
+
+    terms: str
+    stored: bool = True
+
+
+# By scheme; the first two were values of `position_embedding_type` of stock BERT.
+LEGACY_ATTENTION = {
+    "relative_key": LegacyAttention("A"),
+    "relative_key_query": LegacyAttention("AB"),
+    "nezha": LegacyAttention("AV", stored=False),
+}
+LEGACY_TYPES = ("relative_key", "relative_key_query")
 COUNTERPARTS = {
     "Model": "BertModel",
     "ForPreTraining": "BertForPreTraining",
@@ -42,23 +59,26 @@ class Family:
     """One kind of checkpoint.
 
     Attributes:
-        stems: what the names of its classes begin with.
-        suffixes: keys of `COUNTERPARTS`: the heads that compute what BERT's compute.
+        stems: prefixes of the names of its classes.
+        suffixes: keys of `COUNTERPARTS`: the heads whose outputs are those of BERT's.
         rules: its own names, on the left, and BERT's.
         stock: `model_type` of the Transformers class that has the same body, but absolute positions.
-        defaults: of its configuration, where they are not BERT's.
-        not_kept: fields of its configuration that mean nothing to BERT.
-        spellings: fields of its configuration that BERT spells differently.
+        defaults: of its configuration, where they differ from BERT's.
+        not_kept: fields of its configuration that BERT does not have.
+        spellings: field of its configuration to BERT's field.
         always_gelu: whether `OWN_ACTIVATION` holds for its heads.
-        relative: whether Transformers had it with the relative positions of `KINDS`, too.
-        token_types: whether it has them; where not, BERT's are zero.
-        padding: given the configuration, the token that takes no position: its id is the row of its own in the table
-            of positions, in which those of the others begin one row later. None where rows are positions.
-        layers: given the configuration, what the names of each layer's tensors begin with (`encoder.…`), in order and
-            with repetitions, where layers share tensors. None for BERT's own, one for each.
-        tokenizer: class of its tokenizer, for files that do not say it; None for BERT's.
-        own_scheme: key of `hf_relpos.SCHEMES`: what its attention adds beside absolute positions; None for nothing.
-        own_options: options of that.
+        legacy_types: values of `position_embedding_type` that Transformers ≤ 4.57 had besides `absolute`.
+        absolute: whether it has a table of absolute positions, unless `position_embedding_type` is a legacy one.
+        token_types: whether it has token type embeddings; where not, those of the result are zero.
+        padding: configuration to the id of the padding token, which is `padding_idx` of the position table, too;
+            position 0 is the row after it. None where position 0 is row 0.
+        layers: configuration to the prefix (`encoder.…`) of each layer's tensors, in order; layers that share tensors
+            have the same. None for BERT's prefixes.
+        tokenizer: class of its tokenizer, for files that do not name it; None for BERT's.
+        scheme: key of `hf_relpos.SCHEMES`: relative positions of all its checkpoints; None for none.
+        options: configuration to options of that scheme.
+        marker: field that, set to true, marks it in a file whose `model_type` is "bert"; None for none.
+        unsupported_reason: configuration to why it cannot be converted; empty if it can.
     """
 
     stems: tuple[str, ...]
@@ -69,13 +89,16 @@ class Family:
     not_kept: tuple[str, ...] = ()
     spellings: dict[str, str] = field(default_factory=dict)
     always_gelu: bool = False
-    relative: bool = True
+    legacy_types: tuple[str, ...] = LEGACY_TYPES
+    absolute: bool = True
     token_types: bool = True
     padding: Callable[[Mapping[str, Any]], int] | None = None
     layers: Callable[[Mapping[str, Any]], list[str]] | None = None
     tokenizer: str | None = None
-    own_scheme: str | None = None
-    own_options: dict[str, Any] = field(default_factory=dict)
+    scheme: str | None = None
+    options: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda config: {}
+    marker: str | None = None
+    unsupported_reason: Callable[[Mapping[str, Any]], str] = lambda config: ""
 
     def heads(self, config: Mapping[str, Any]) -> dict[str, str]:
         """Class of the family to class of BERT, for every head that this configuration lets BERT compute."""
@@ -90,25 +113,57 @@ class Family:
 
 
 def renamed(names: Mapping[str, str]) -> tuple[Rule, ...]:
-    """Rules for the weight and the bias of modules, of which each layer has one."""
+    """Rules for weight and bias of modules, old name to new."""
     return tuple(
         Rule(f"*.{old}.{part}", f"*.{new}.{part}") for old, new in names.items() for part in ("weight", "bias")
     )
 
 
 def pad_token(config: Mapping[str, Any]) -> int:
-    """The padding token, as the configuration names it."""
+    """`pad_token_id` of the configuration."""
     return config["pad_token_id"]
 
 
 def albert_layers(config: Mapping[str, Any]) -> list[str]:
-    """Groups of consecutive layers share one set of tensors, of `inner_group_num` layers that are passed in turn."""
+    """Prefixes of ALBERT's layers: groups of consecutive layers share the tensors of `inner_group_num` layers."""
     layers, groups = config["num_hidden_layers"], config["num_hidden_groups"]
     return [
         f"encoder.albert_layer_groups.{number * groups // layers}.albert_layers.{inner}."
         for number in range(layers)
         for inner in range(config["inner_group_num"])
     ]
+
+
+def _nezha_unsupported_reason(config: Mapping[str, Any]) -> str:
+    if not config.get("add_cross_attention"):
+        return ""
+    return (
+        "add_cross_attention = True: NEZHA has relative terms in cross-attention too, which stays absolute here; only "
+        "its encoders can be converted"
+    )
+
+
+def _albert_unsupported_reason(config: Mapping[str, Any]) -> str:
+    if config["embedding_size"] != config["hidden_size"]:
+        return ""
+    return (
+        f"embedding_size = hidden_size = {config['hidden_size']!r}: this ALBERT projects its embeddings all the same, "
+        "for which there is no parameter here; only one with a smaller embedding_size can be converted"
+    )
+
+
+# What Transformers computes, whatever the configuration says.
+MPNET_BUCKETS = 32
+
+
+def _mpnet_unsupported_reason(config: Mapping[str, Any]) -> str:
+    buckets = config["relative_attention_num_buckets"]
+    if buckets == MPNET_BUCKETS:
+        return ""
+    return (
+        f"relative_attention_num_buckets = {buckets!r}: Transformers computes {MPNET_BUCKETS} buckets whatever this "
+        "says, so it is not clear which are meant; only one with that number can be converted"
+    )
 
 
 ALL = tuple(suffix for suffix in COUNTERPARTS if suffix not in ("ForCausalLM", "LMHeadModel"))
@@ -119,7 +174,7 @@ ROBERTA_HEADS = (
     Rule("classifier.dense.*", "bert.pooler.dense.*"),
     Rule("classifier.out_proj.*", "classifier.*"),
 )
-ROBERTA = {
+ROBERTA: dict[str, Any] = {
     "suffixes": (
         "Model",
         "ForMaskedLM",
@@ -136,8 +191,8 @@ ROBERTA = {
 }
 SPECIAL_TOKENS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
 
-# By `model_type`. NEZHA's original layout calls itself "bert" and is told apart by `use_relative_position`.
-FAMILIES = {
+# By `model_type`.
+FAMILIES: dict[str, Family] = {
     "bert": Family(
         stems=("Bert",), suffixes=(*ALL, "LMHeadModel"), rules=(), stock="bert", not_kept=("embedding_size",)
     ),
@@ -146,8 +201,20 @@ FAMILIES = {
         suffixes=ALL,
         rules=(Rule("nezha.*", "bert.*"),),
         stock="bert",
-        defaults={"vocab_size": 21128, "classifier_dropout": 0.1, "bos_token_id": 2, "eos_token_id": 3},
+        defaults={
+            "vocab_size": 21128,
+            "classifier_dropout": 0.1,
+            "bos_token_id": 2,
+            "eos_token_id": 3,
+            "max_relative_position": 64,
+        },
         not_kept=("use_relative_position", "max_relative_position", "embedding_size"),
+        legacy_types=(),
+        absolute=False,
+        scheme="nezha",
+        options=lambda config: {"max_relative_position": config["max_relative_position"]},
+        marker="use_relative_position",  # of the original layout
+        unsupported_reason=_nezha_unsupported_reason,
     ),
     "roberta": Family(
         stems=("Roberta",),
@@ -234,7 +301,7 @@ FAMILIES = {
             "dropout": "hidden_dropout_prob",
             "attention_dropout": "attention_probs_dropout_prob",
         },
-        relative=False,
+        legacy_types=(),
         token_types=False,
     ),
     "albert": Family(
@@ -294,8 +361,9 @@ FAMILIES = {
             "down_scale_factor",
         ),
         spellings={"classifier_dropout_prob": "classifier_dropout"},
-        relative=False,
+        legacy_types=(),
         layers=albert_layers,
+        unsupported_reason=_albert_unsupported_reason,
         tokenizer="AlbertTokenizer",
     ),
     "mpnet": Family(
@@ -319,194 +387,15 @@ FAMILIES = {
             *ROBERTA_HEADS,
         ),
         stock="mpnet",
-        defaults={"vocab_size": 30527, "relative_attention_num_buckets": 32, **SPECIAL_TOKENS},
+        defaults={"vocab_size": 30527, "relative_attention_num_buckets": MPNET_BUCKETS, **SPECIAL_TOKENS},
         not_kept=("relative_attention_num_buckets", "embedding_size"),
         always_gelu=True,
-        relative=False,
+        legacy_types=(),
         token_types=False,
         padding=lambda config: 1,  # whatever the configuration says
         tokenizer="MPNetTokenizer",
-        own_scheme="t5",
-        own_options={"buckets": 32, "max_distance": 128},
+        scheme="t5",
+        options=lambda config: {"buckets": MPNET_BUCKETS, "max_distance": 128},
+        unsupported_reason=_mpnet_unsupported_reason,
     ),
 }
-
-
-@dataclass(frozen=True)
-class SourceSpec:
-    """A checkpoint of one of the families, as its configuration describes it.
-
-    Attributes:
-        family: value of `FAMILIES`.
-        evidence: the field that says so, and its value.
-        absolute: it adds a table of absolute positions at the input.
-        scheme: key of `hf_relpos.SCHEMES`, of what is relative in it; None for nothing.
-        options: of the scheme.
-        config: config.json, completed with the family's defaults.
-    """
-
-    family: Family
-    evidence: str
-    absolute: bool
-    scheme: str | None
-    options: dict[str, Any]
-    config: dict[str, Any]
-
-    @property
-    def cut(self) -> int:
-        """Rows in front of the table of absolute positions that no token with a position reads."""
-        return self.family.padding(self.config) + 1 if self.absolute and self.family.padding else 0
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """What BERT's configuration takes over."""
-        family = self.family
-        fields = {
-            family.spellings.get(key, key): value for key, value in self.config.items() if key not in family.not_kept
-        }
-        fields["max_position_embeddings"] = fields.get("max_position_embeddings", 512) - self.cut
-        if family.layers:
-            fields["num_hidden_layers"] = len(family.layers(self.config))
-        if family.tokenizer and not fields.get("tokenizer_class"):
-            fields["tokenizer_class"] = family.tokenizer
-        if fields.get("embedding_size") == fields.get("hidden_size", 768):
-            fields.pop("embedding_size", None)
-        return fields
-
-    def more(self, base: bool) -> dict[str, torch.Size]:
-        """Stock name and shape of tensors that our model has no place for and that are folded."""
-        if not self.config.get("use_task_id"):
-            return {}
-        shape = torch.Size((self.config["task_type_vocab_size"], self.config.get("hidden_size", 768)))
-        return {TASK_TYPES if base else f"bert.{TASK_TYPES}": shape}
-
-    def spell(self, name: str, base: bool) -> list[str]:
-        """The names in stock BERT of a tensor in a file: one, or one for each layer that shares it.
-
-        Args:
-            base: for BertModel, which is the encoder itself.
-        """
-        names = [name]
-        if self.family.layers:
-            shared = enumerate(self.family.layers(self.config))
-            names = [name.replace(old, f"encoder.layer.{number}.") for number, old in shared if old in name] or names
-        return [to_stock(each, self.family.naming(base))[0] for each in names]
-
-
-def recognise(folder: Path, config: Mapping[str, Any]) -> SourceSpec:
-    """What config.json says of a checkpoint.
-
-    Raises:
-        ConversionError: for an architecture or kind of positions that is not known; a NEZHA with cross-attention, an
-            ALBERT that projects its embeddings to their own size, and an MPNet with other buckets than it computes.
-    """
-    found = config.get("model_type", "bert")  # the first BERT files have none
-    if found not in FAMILIES:
-        raise ConversionError(
-            f"{folder}: model_type = {found!r}; only {some(map(repr, FAMILIES), 20)} checkpoints can be converted"
-        )
-    kind = config.get("position_embedding_type") or "absolute"
-    family, evidence = FAMILIES[found], f"position_embedding_type = {kind!r}"
-    absolute, scheme, options = False, kind, {}
-    if found == "nezha" or (found == "bert" and bool(config.get("use_relative_position"))):
-        evidence = (
-            "model_type = 'nezha'"
-            if found == "nezha"
-            else f"use_relative_position = {config['use_relative_position']!r} marks a NEZHA"
-        )
-        if kind != "absolute":
-            raise ConversionError(
-                f"{folder}: {evidence}, and position_embedding_type = {kind!r} something else; correct config.json"
-            )
-        if config.get("add_cross_attention"):
-            raise ConversionError(
-                f"{folder}: add_cross_attention = True: NEZHA has relative terms in cross-attention too, which stays "
-                "absolute here; only its encoders can be converted"
-            )
-        family, scheme = FAMILIES["nezha"], "nezha"
-        options = {"max_relative_position": config.get("max_relative_position", 64)}
-    elif kind == "absolute":
-        absolute, scheme, options = True, family.own_scheme, family.own_options
-    elif kind not in KINDS or not family.relative:
-        kinds = ["absolute", *(KINDS if family.relative else ())]
-        raise ConversionError(
-            f"{folder}: {evidence}; of model_type = {found!r}, only checkpoints with {some(map(repr, kinds))} "
-            "positions can be converted"
-        )
-    completed = {**family.defaults, **config}
-    if found == "albert" and completed["embedding_size"] == completed["hidden_size"]:
-        raise ConversionError(
-            f"{folder}: embedding_size = hidden_size = {completed['hidden_size']!r}: this ALBERT projects its "
-            "embeddings all the same, for which there is no place here; only one with a smaller embedding_size can be "
-            "converted"
-        )
-    buckets = completed.get("relative_attention_num_buckets")
-    if found == "mpnet" and buckets != family.own_options["buckets"]:
-        raise ConversionError(
-            f"{folder}: relative_attention_num_buckets = {buckets!r}: Transformers computes "
-            f"{family.own_options['buckets']} buckets whatever this says, so it is not clear which are meant; only "
-            "one with that number can be converted"
-        )
-    return SourceSpec(family, evidence, absolute, scheme, options, completed)
-
-
-def check_tables(spec: SourceSpec, folder: Path, names: Iterable[str]) -> None:
-    """Refuse weights that are not what the configuration claims.
-
-    Args:
-        names: names of the tensors in the files.
-
-    Raises:
-        ConversionError: for tables of distances that are missing, or there although the configuration is absolute, and
-            positions in a NEZHA, which has none.
-    """
-    names = list(names)
-    tables = [name for name in names if is_scheme(name)]
-    if spec.absolute:
-        if tables:
-            raise ConversionError(
-                f"{folder}: the weights have tables of distances ({some(tables, 1)}), so the checkpoint is relative "
-                "already; set position_embedding_type in config.json to 'relative_key' or 'relative_key_query', "
-                "whichever it was trained with"
-            )
-    elif spec.scheme == "nezha":
-        wrong = [name for name in names if is_table(name) or is_scheme(name)]
-        if wrong:
-            raise ConversionError(
-                f"{folder}: {spec.evidence}, whose positions are computed, but the weights hold {some(wrong, 1)}: "
-                "they belong to another model; correct config.json or restore the file"
-            )
-    elif not tables:
-        raise ConversionError(
-            f"{folder}: {spec.evidence}, but the weights have no tables of distances. Stock Transformers v5 drops "
-            "them when it loads and saves such a checkpoint: go back to the original files"
-        )
-
-
-def choose_head(spec: SourceSpec, folder: Path, asked: str | None = None) -> tuple[str, str, str]:
-    """The class of the source, that of stock BERT with the same outputs, and a note on a head that is left behind.
-
-    Args:
-        asked: either of the two classes; None for the first of `config.architectures`.
-
-    Returns:
-        For a pre-training head that BERT does not have, the classes without head, and the note; else an empty note.
-
-    Raises:
-        ConversionError: for a class that is not the family's, one whose head computes something else than BERT's, and
-            one that BERT does not have although it was asked for.
-    """
-    family, heads = spec.family, spec.family.heads(spec.config)
-    base = f"{family.stems[0]}Model"
-    listed = spec.config.get("architectures") or [base]
-    found = asked if asked is not None else listed[0] if isinstance(listed, list) else listed
-    if found in heads:
-        return found, heads[found], ""
-    if asked is not None and asked in heads.values():
-        return next(own for own, stock in heads.items() if stock == asked), asked, ""
-    ours = family.stems != ("Bert",) and str(found).startswith(family.stems)
-    if asked is None and ours and str(found).endswith(PRETRAINING):
-        return base, "BertModel", f"the head of {found}, which BERT does not have"
-    where = "architecture" if asked is not None else f"{folder}: architectures"
-    remedy = "" if asked is not None else f"; pass architecture={base!r} to convert the encoder without its head"
-    raise ConversionError(f"{where} = {found!r} has no counterpart here; known: {', '.join(heads)}{remedy}")

@@ -20,7 +20,7 @@ from huggingface_hub.errors import StrictDataclassError
 from ..model.configuration_relpos_bert import RelPosBertConfig
 from ..model.modeling_relpos_bert import RelPosBertSelfAttention
 from ..model.schemes import build_shared
-from .source import ConversionError, some
+from .errors import ConversionError, abbreviate
 
 
 Tensors = dict[str, torch.Tensor]
@@ -39,7 +39,7 @@ REQUIRED = ("hidden_size", "num_attention_heads")
 
 @dataclass(frozen=True)
 class Weights:
-    """A state dict, and where in it the layer lies.
+    """A state dict, and the prefix of one layer in it.
 
     Attributes:
         tensors: name to tensor.
@@ -58,15 +58,17 @@ class Weights:
         return self.tensors[self.prefix + name]
 
     def beside(self, name: str) -> "Weights":
-        """Where the one tensor of that name lies, which all layers share.
+        """The weights beside the one tensor of that name, which all layers share.
 
         Raises:
             ConversionError: for none, or several.
         """
-        found = [key for key in self.tensors if key == name or key.endswith(f".{name}")]
-        if len(found) != 1:
-            raise ConversionError(f"state_dict has {len(found)} tensors {name} ({some(found) or 'none'}), not one")
-        return Weights(self.tensors, found[0].removesuffix(name))
+        matches = [key for key in self.tensors if key == name or key.endswith(f".{name}")]
+        if len(matches) != 1:
+            raise ConversionError(
+                f"state_dict has {len(matches)} tensors {name} ({abbreviate(matches) or 'none'}), not one"
+            )
+        return Weights(self.tensors, matches[0].removesuffix(name))
 
 
 @dataclass(frozen=True)
@@ -158,13 +160,13 @@ def attention_weights(family: str, state_dict: Mapping[str, torch.Tensor], layer
         if module is not None
         for name, tensor in module.state_dict().items()
     }
-    for name in {**expected, **result}:
-        wanted, found = expected.get(name), result[name].shape if name in result else None
-        if wanted != found:
-            wanted, found = (None if shape is None else tuple(shape) for shape in (wanted, found))
+    actual = {name: tensor.shape for name, tensor in result.items()}
+    for name in {**expected, **actual}:
+        if expected.get(name) != actual.get(name):
+            by_weights, by_config = (tuple(shapes[name]) if name in shapes else None for shapes in (actual, expected))
             raise ConversionError(
-                f"{name}: the weights give {found}, the configuration {wanted} (None: no such tensor); give the "
-                "configuration that belongs to the weights"
+                f"{name}: the weights give {by_weights}, the configuration {by_config} (None: no such tensor); give "
+                "the configuration that belongs to the weights"
             )
     return {name: tensor.detach().clone().contiguous() for name, tensor in result.items()}
 
@@ -181,25 +183,25 @@ def _mapping(config: Any) -> Mapping[str, Any]:
 
 def _locate(family: LayerFamily, tensors: Mapping[str, torch.Tensor], layer: int) -> Weights:
     """The layer of that number: the one whose prefix has it as a part, or the only one of a layer stored alone."""
-    found = [
+    prefixes = [
         name.removesuffix(anchor)
         for anchor in family.anchors
         for name in tensors
         if (name == anchor or name.endswith(f".{anchor}")) and "crossattention" not in name
     ]
-    chosen = [prefix for prefix in found if str(layer) in prefix.split(".")]
-    if not chosen and layer == 0 and not any(part.isdigit() for prefix in found for part in prefix.split(".")):
-        chosen = found
+    chosen = [prefix for prefix in prefixes if str(layer) in prefix.split(".")]
+    if not chosen and layer == 0 and not any(part.isdigit() for prefix in prefixes for part in prefix.split(".")):
+        chosen = prefixes
     if len(chosen) != 1:
         raise ConversionError(
             f"layer = {layer}: state_dict has {len(chosen)} layers of that number with {' or '.join(family.anchors)} "
-            f"({some(found) or 'none of any number'})"
+            f"({abbreviate(prefixes) or 'none of any number'})"
         )
     return Weights(tensors, chosen[0])
 
 
-def _refuse(config: Mapping[str, Any], field: str, wanted: Any, reason: str) -> None:
-    if config.get(field, wanted) != wanted:
+def _refuse(config: Mapping[str, Any], field: str, supported: Any, reason: str) -> None:
+    if config.get(field, supported) != supported:
         raise ConversionError(f"{field} = {config[field]!r}: {reason}")
 
 
@@ -257,7 +259,7 @@ def _position_projections(weights: Weights, key: str, query: str) -> Tensors:
     """Without the bias of the key projection, which would add the same to all scores of a query."""
     names = {f"{key}.weight": "pos_key_proj.weight"}
     names |= {f"{query}.{part}": f"pos_query_proj.{part}" for part in ("weight", "bias")}
-    return {f"distance_embedding.{ours}": weights[theirs] for theirs, ours in names.items() if theirs in weights}
+    return {f"distance_embedding.{name}": weights[source] for source, name in names.items() if source in weights}
 
 
 def _deberta(weights: Weights, config: Mapping[str, Any]) -> Tensors:

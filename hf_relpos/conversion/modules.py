@@ -6,15 +6,16 @@ itself or in `0_Transformer`. What is copied loads again as a SentenceTransforme
 """
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from .errors import ConversionError
 from .source import (
     CARD,
     CHECKPOINT_FILES,
     TOKENIZER_FILES,
     WEIGHTS,
-    ConversionError,
     download,
     local_folder,
     read_json,
@@ -32,7 +33,7 @@ WEIGHTLESS = ("Pooling", "Normalize", "Dropout", "WordWeights")
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the parts of a checkpoint lie in its folder.
+    """The parts of a checkpoint folder.
 
     Attributes:
         encoder: the folder of config.json and the weights, relative; empty for the folder itself.
@@ -48,29 +49,26 @@ class Layout:
         """Copy modules.json and what it names, byte for byte; their names, relative."""
         if not self.listed:
             return ()
-        wanted = [(folder, MODULE_FILES) for folder in self.modules]
-        wanted += [("", TOP_FILES), (self.encoder, ENCODER_FILES)]
-        found = {
-            path for folder, patterns in wanted for pattern in patterns for path in (source / folder).glob(pattern)
-        }
-        files = sorted(found)
-        names = [path.relative_to(source) for path in files if path.is_file()]
-        for folder in self.modules:  # some have no files, and are asked for all the same
+        patterns: list[tuple[str, Sequence[str]]] = [(folder, MODULE_FILES) for folder in self.modules]
+        patterns += [("", TOP_FILES), (self.encoder, ENCODER_FILES)]
+        paths = {path for folder, each in patterns for pattern in each for path in (source / folder).glob(pattern)}
+        names = [path.relative_to(source) for path in sorted(paths) if path.is_file()]
+        for folder in self.modules:  # some have no files, and their folder must exist all the same
             (target / folder).mkdir(parents=True, exist_ok=True)
         for name in names:
             shutil.copyfile(source / name, target / name)
         return tuple(name.as_posix() for name in names)
 
     def notes(self, source: Path) -> tuple[str, ...]:
-        """What the caller may want to change in them."""
+        """Notes on what the caller may want to change in them."""
         if not self.listed:
             return ()
         folder = source / self.encoder
-        found = [(path, read_json(path).get("max_seq_length")) for path in sorted(folder.glob(ENCODER_FILES[0]))]
+        lengths = [(path, read_json(path).get("max_seq_length")) for path in sorted(folder.glob(ENCODER_FILES[0]))]
         return tuple(
             f"{path.relative_to(source).as_posix()}: max_seq_length = {length} stays, and SentenceTransformer cuts "
             "texts there; raise it for longer ones"
-            for path, length in found
+            for path, length in lengths
             if length is not None
         )
 
@@ -79,7 +77,7 @@ def locate(source: str | Path, revision: str | None = None) -> tuple[Path, str |
     """The folder of a checkpoint, downloaded if it is on the Hub; the commit it was downloaded at; and its layout.
 
     Raises:
-        ConversionError: when there is no such folder and no such repository, or no way to reach it; for what
+        ConversionError: when there is no such folder and no such repository, or it cannot be downloaded; for what
             `read_layout` refuses, and modules whose weights are not in safetensors.
     """
     folder, commit = local_folder(source, revision), None
@@ -97,7 +95,7 @@ def locate(source: str | Path, revision: str | None = None) -> tuple[Path, str |
 
 
 def read_layout(source: Path) -> Layout:
-    """Where things are in this folder.
+    """The layout of a folder.
 
     Raises:
         ConversionError: for a modules.json without exactly one Transformer, with classes that are code of the
@@ -105,7 +103,9 @@ def read_layout(source: Path) -> Layout:
     """
     if not (source / MODULES).is_file():
         return Layout()
-    listing, encoders, modules = source / MODULES, [], []
+    listing = source / MODULES
+    encoders: list[tuple[str, str]] = []
+    modules: list[tuple[str, str]] = []
     for entry in read_json(listing, list):
         kind, path = str(entry.get("type", "")), str(entry.get("path", ""))
         if not kind.startswith("sentence_transformers."):

@@ -2,7 +2,7 @@
 
 old file  <-- RULES -->  stock BERT  <-- identity, but for SCHEME and TABLE -->  relpos_bert
 
-No conversion renames a tensor outside these tables, so that the way back is the same tables read from right to left.
+No conversion renames a tensor outside these tables, so that the inverse is the same tables read from right to left.
 """
 
 from collections.abc import Mapping
@@ -98,7 +98,9 @@ def to_stock(name: str, rules: tuple[Rule, ...]) -> tuple[str, tuple[Rule, ...]]
 def to_old(name: str, applied: tuple[Rule, ...]) -> str:
     """The inverse of `to_stock`: the name in the file."""
     for rule in reversed(applied):
-        name = rule.back(name)
+        old = rule.back(name)
+        assert old is not None, "`applied` comes from `to_stock`"
+        name = old
     return name
 
 

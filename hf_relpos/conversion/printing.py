@@ -21,7 +21,7 @@ MARKS = "¹²³⁴⁵⁶⁷⁸⁹"
 
 
 def print_report(report: ConversionReport, console: Console) -> None:
-    """The tensors of a report, layers put together; what was fitted and measured; a summary."""
+    """Print the tensors of a report, one row for all layers; what was fitted and measured; a summary."""
     _print_tensors(report, console)
     if "calibration" in report.details:
         _print_layers(report.details["calibration"], console)
@@ -32,9 +32,9 @@ def print_report(report: ConversionReport, console: Console) -> None:
 
 def _print_tensors(report: ConversionReport, console: Console) -> None:
     """One row for the same tensor of all layers; a note that several rows share stands below them, once."""
-    rows: dict[tuple, list[int]] = {}
+    rows: dict[tuple[str, str, tuple[int, ...], str], list[int]] = {}
     for step in report.steps:
-        name = (step.target or step.source).removeprefix("bert.")
+        name = (step.target or step.source or "").removeprefix("bert.")
         key = (step.kind, re.sub(r"^encoder\.layer\.\d+\.", "layer.*.", name), step.shape, step.note)
         count = rows.setdefault(key, [0, 0])
         count[0] += 1
@@ -94,20 +94,22 @@ def _lines(report: ConversionReport) -> list[str]:
         lines.append(f"largest difference of an output to the source's, relative: {report.difference:.1e}")
     if lost := details.get("lost"):
         lines.append(f"not held of the source's tables: {lost_in_words(lost)}")
-    if (found := details.get("calibration")) is not None:
-        names = ", ".join(report.asked["texts"]) or "documents given in Python"
+    if (calibration := details.get("calibration")) is not None:
+        names = ", ".join(report.arguments["texts"]) or "documents given in Python"
         lines.append(
-            f"calibrated on {found['tokens']:,} tokens in {found['windows']:,} windows of {names}; "
-            f"{100 * found['unknown_share']:.1f} % of the tokens unknown"
+            f"calibrated on {calibration['tokens']:,} tokens in {calibration['windows']:,} windows of {names}; "
+            f"{100 * calibration['unknown_share']:.1f} % of the tokens unknown"
         )
-        pairs = " · ".join(f"{distances}: {count:,}" for distances, count in found["seen"].items())
+        pairs = " · ".join(f"{distances}: {count:,}" for distances, count in calibration["seen"].items())
         lines.append(f"pairs of tokens seen, by distance: {pairs}")
-        lines.append(f"the fit took {found['seconds']:.0f} s, {found['cpu_seconds']:.0f} s of processor time")
-        lines += [f"Note: {note}" for note in found["notes"]]
-    if (found := details.get("distillation")) is not None:
-        lines.append(f"distilled: {DistillationReport(**found).summary()}")
-    if "skipped" in (found := details.get("fidelity", {})) and "lengths" not in found:
-        lines.append(f"fidelity not measured: {found['skipped']}")
+        lines.append(
+            f"the fit took {calibration['seconds']:.0f} s, {calibration['cpu_seconds']:.0f} s of processor time"
+        )
+        lines += [f"Note: {note}" for note in calibration["notes"]]
+    if (distillation := details.get("distillation")) is not None:
+        lines.append(f"distilled: {DistillationReport(**distillation).summary()}")
+    if "skipped" in (measured := details.get("fidelity", {})) and "lengths" not in measured:
+        lines.append(f"fidelity not measured: {measured['skipped']}")
     lines += report.notes
     if report.verdict:
         lines.append(f"Verdict: {report.verdict}.")

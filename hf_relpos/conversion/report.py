@@ -1,4 +1,4 @@
-"""What a conversion did: one step per tensor, and the report that is written as conversion.json."""
+"""The report of a conversion, written as conversion.json: one step per tensor, and what was measured."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
+from .errors import abbreviate
 from .families import TOKEN_TYPES
 from .names import is_buffer, is_scheme, is_table
-from .source import Source, some
+from .source import Source
 
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ KINDS = ("reused", "folded", "dropped", "created")
 
 @dataclass(frozen=True)
 class Step:
-    """What becomes of one tensor.
+    """What a conversion did with one tensor.
 
     Attributes:
         kind: `reused` (bit for bit), `folded` (its values went into another tensor, or received another's),
@@ -27,8 +28,8 @@ class Step:
         source: its name in the source's files; None if created.
         target: its name in the result; None if it has none of its own.
         shape: its shape.
-        parameters: how many numbers; 0 for a second name of a tensor that is already counted.
-        note: in words, where there is something to say.
+        parameters: number of elements; 0 for a second name of a tensor that is already counted.
+        note: a remark; empty for none.
     """
 
     kind: str
@@ -41,7 +42,7 @@ class Step:
 
 @dataclass(frozen=True)
 class ConversionReport:
-    """What a conversion did.
+    """The report of a conversion.
 
     Attributes:
         source: folder or Hub repository.
@@ -53,16 +54,16 @@ class ConversionReport:
         position_embedding_type: scheme, or several that are combined.
         position_options: its options, with defaults; those of a combination by scheme.
         method_options: options of the method, with defaults.
-        asked: what the caller asked for, by the names of the arguments of `convert`; what was left out is not there.
-            Of texts the names, without folders; `[]` for documents that came from Python.
+        arguments: of `convert`, without those that were left out. Of texts the names, without folders; `[]` for
+            documents that came from Python.
         dtype: of the weights.
         steps: one per tensor.
         difference: largest difference of the outputs on a random batch, relative to the largest output, in float64;
             None for a method that changes them.
         files: copied from the source as they are.
         versions: of hf_relpos, transformers and torch.
-        details: what the method has to say; {} for nothing.
-        notes: what the caller may want to know or to change, in words.
+        details: results of the method; {} for none.
+        notes: remarks for the caller, such as limits that stay in copied files.
     """
 
     source: str
@@ -74,7 +75,7 @@ class ConversionReport:
     position_embedding_type: str | list[str]
     position_options: dict[str, Any]
     method_options: dict[str, Any]
-    asked: dict[str, Any]
+    arguments: dict[str, Any]
     dtype: str
     steps: tuple[Step, ...]
     difference: float | None
@@ -104,19 +105,19 @@ class ConversionReport:
 
     @property
     def fidelity(self) -> "Fidelity | None":
-        """How near the result is to its source on text; None where that was not measured."""
+        """Fidelity of the result to its source on held-out text; None where it was not measured."""
         from ..evaluation import Fidelity
 
-        found = self.details.get("fidelity", {})
-        return Fidelity.from_dict(found) if "lengths" in found else None
+        measured = self.details.get("fidelity", {})
+        return Fidelity.from_dict(measured) if "lengths" in measured else None
 
     @property
     def verdict(self) -> str | None:
-        """How far the result may stand in for the source, in words; None where nothing was measured."""
+        """Whether the result can replace the source, in words; None where fidelity was not measured."""
         return self.details.get("fidelity", {}).get("verdict")
 
     def summary(self) -> str:
-        """One line: what became of how many tensors; the difference and the verdict, if they were measured."""
+        """One line: tensors and parameters of each kind; the difference and the verdict, if they were measured."""
         parts = [
             f"{total['tensors']:,} tensors {kind} ({total['parameters']:,} parameters)"
             for kind, total in self.totals.items()
@@ -143,11 +144,13 @@ def lost_in_words(lost: Mapping[str, float]) -> str:
 def plan(
     model: PreTrainedModel, source: Source, changed: Mapping[str, str], left_behind: str = ""
 ) -> tuple[Step, ...]:
-    """What becomes of every tensor of the source and where every tensor of the result comes from.
+    """One step for each tensor of the result and each of the source that it does not have.
 
     Args:
-        changed: tensors of the result that the method changed, and how.
-        left_behind: what the tensors are that have no place in the result; empty for what is not known.
+        model: the result.
+        source: under the names of the result.
+        changed: tensors of the result that the method changed, with a note on each.
+        left_behind: note on the tensors that the architecture does not have; empty for the default.
     """
     weights = model.state_dict()
     steps = []
@@ -168,7 +171,7 @@ def plan(
         steps.append(Step(kind, origin, name, tuple(tensor.shape), tensor.numel() if first == name else 0, note))
     for name, tensor in source.tensors.items():
         if name not in weights:  # the table of absolute positions
-            kind, note = ("folded", f"into {some(changed)}") if changed else ("dropped", "")
+            kind, note = ("folded", f"into {abbreviate(changed)}") if changed else ("dropped", "")
             steps.append(Step(kind, source.origin[name], None, tuple(tensor.shape), tensor.numel(), note))
     for name, front in source.cut.items():
         note = f"rows 0 to {len(front) - 1}, of padding and what has no position"

@@ -1,4 +1,4 @@
-"""Reading a checkpoint of any age: find it, check it, give its tensors their stock names.
+"""Reading a checkpoint of any release: locate it, check it, rename its tensors as in stock BERT.
 
 Only JSON and safetensors are read. Pickles are refused, and no code of a repository is run.
 """
@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from .names import TIES, is_buffer, is_table
+from .errors import ConversionError, abbreviate
+from .names import TIES, Tie, is_buffer, is_table
 
 
 WEIGHTS = "model.safetensors"
@@ -34,24 +35,20 @@ CARD = "README.md"
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-class ConversionError(ValueError):
-    """A checkpoint that cannot be converted, or a place that cannot be written; says what to do about it."""
-
-
 @dataclass(frozen=True)
 class Source:
     """A checkpoint whose tensors have their stock names.
 
     Attributes:
         name: as the caller gave it.
-        folder: where it lies on this machine.
+        folder: on this machine, downloaded if it is on the Hub.
         revision: commit of the Hub repository; None for a local folder.
         config: config.json.
         architecture: stock class.
         tensors: stock name to tensor, of one dtype, complete but for a missing pooler of BertModel.
         origin: stock name to the name in the file; also of the tensors in `extra`.
-        extra: tensors with no place in the architecture, under the stock rules.
-        cut: stock name of a tensor to its first rows, which are left behind; `tensors` has the others.
+        extra: tensors that are not in the architecture, under their stock names.
+        cut: stock name of a tensor to its first rows, which are left out; `tensors` has the others.
     """
 
     name: str
@@ -68,13 +65,6 @@ class Source:
     def dtype(self) -> torch.dtype:
         """The common dtype of the tensors."""
         return next(iter(self.tensors.values())).dtype
-
-
-def some(names: Iterable[str], limit: int = 4) -> str:
-    """The first few names, and how many more there are."""
-    names = list(names)
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
 
 
 def local_folder(source: str | Path, revision: str | None) -> Path | None:
@@ -103,7 +93,7 @@ def download(repository: str, revision: str | None, folder: str, patterns: Itera
         patterns: of the files in that folder.
 
     Raises:
-        ConversionError: when there is no such repository, or no way to reach it.
+        ConversionError: when there is no such repository, or it cannot be downloaded.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
@@ -140,7 +130,7 @@ def download(repository: str, revision: str | None, folder: str, patterns: Itera
     return Path(downloaded).resolve(), Path(downloaded).name
 
 
-def read_json(path: Path, kind: type = dict) -> Any:
+def read_json(path: Path, kind: type[dict[str, Any]] | type[list[Any]] = dict) -> Any:
     """A JSON object, or list of objects.
 
     Args:
@@ -155,8 +145,8 @@ def read_json(path: Path, kind: type = dict) -> Any:
     except (OSError, ValueError) as error:
         raise ConversionError(f"{path}: not readable as JSON ({error}); restore the file") from error
     if not isinstance(content, kind):
-        wanted = "object" if kind is dict else "list"
-        raise ConversionError(f"{path}: holds a {type(content).__name__}, not a JSON {wanted}; restore the file")
+        expected = "object" if kind is dict else "list"
+        raise ConversionError(f"{path}: holds a {type(content).__name__}, not a JSON {expected}; restore the file")
     if kind is list and not all(isinstance(entry, dict) for entry in content):
         raise ConversionError(f"{path}: holds a list of other things than JSON objects; restore the file")
     return content
@@ -199,8 +189,8 @@ def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
         pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
         if pickles:
             raise ConversionError(
-                f"{folder}: no {WEIGHTS}, only {some(pickles)}. Pickles are not read, since loading one can run code. "
-                "If you trust it, let the stock library write safetensors, for example with "
+                f"{folder}: no {WEIGHTS}, only {abbreviate(pickles)}. Pickles are not read, since loading one can run "
+                "code. If you trust it, let the stock library write safetensors, for example with "
                 f"AutoModelForMaskedLM.from_pretrained({str(folder)!r}).save_pretrained(NEW_FOLDER), and convert that"
             )
         raise ConversionError(
@@ -218,11 +208,11 @@ def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
                 f"{folder / INDEX}: names the file {shard!r}, which is not in the folder; restore it"
             )
         inside = _read_file(path)
-        wanted = [name for name, file in where.items() if file == shard]
-        lost = [name for name in wanted if name not in inside]
+        names = [name for name, file in where.items() if file == shard]
+        lost = [name for name in names if name not in inside]
         if lost:
-            raise ConversionError(f"{path}: lacks {some(lost)}, which {INDEX} expects there; restore the file")
-        tensors.update((name, inside[name]) for name in wanted)
+            raise ConversionError(f"{path}: lacks {abbreviate(lost)}, which {INDEX} expects there; restore the file")
+        tensors.update((name, inside[name]) for name in names)
     return tensors
 
 
@@ -245,7 +235,7 @@ def normalise(
     unused: Callable[[str], bool] = is_buffer,
     cut: int = 0,
 ) -> Source:
-    """A source whose tensors have their stock names, checked and completed by what is stored once and used twice.
+    """A source whose tensors have their stock names, checked and completed by the second names of tied tensors.
 
     Args:
         source: without tensors.
@@ -253,46 +243,47 @@ def normalise(
         expected: stock name to shape, of every tensor of the architecture with this configuration.
         spell: name in the file to stock names: one, or several for a tensor that layers share.
         tied: `config.tie_word_embeddings`.
-        unused: tells stock names in the body that may be left out.
-        cut: so many rows in front of the table of absolute positions have no place.
+        unused: whether a stock name in the body may be left out.
+        cut: so many rows at the front of the table of absolute positions are left out.
 
     Returns:
         The source with its tensors.
 
     Raises:
-        ConversionError: for names that collide, tensors that are missing or have no place, shapes that differ from
-            the configuration's, quantised weights, and values that are not finite.
+        ConversionError: for names that collide, tensors that are missing or not in the architecture, shapes
+            that differ from the configuration's, quantised weights, and values that are not finite.
     """
     folder, base = source.folder, source.architecture == "BertModel"
-    found: dict[str, torch.Tensor] = {}
+    renamed: dict[str, torch.Tensor] = {}
     origin: dict[str, str] = {}
     for name, tensor in raw.items():
         for stock in spell(name):
-            if stock in found:
+            if stock in renamed:
                 raise ConversionError(
                     f"{folder}: {origin[stock]} and {name} are two spellings of one tensor; remove one of them"
                 )
-            found[stock], origin[stock] = tensor, name
+            renamed[stock], origin[stock] = tensor, name
     for tie in TIES:
-        _complete(folder, found, origin, expected, tie.name, tie.other, tied, tied or tie.always)
+        if tie.name in expected and tie.other in expected:
+            _complete(folder, renamed, origin, tie, tied)
 
-    tensors = {name: found[name] for name in expected if name in found}
-    extra = {name: tensor for name, tensor in found.items() if name not in expected}
-    missing = [name for name in expected if name not in found]
+    tensors = {name: renamed[name] for name in expected if name in renamed}
+    extra = {name: tensor for name, tensor in renamed.items() if name not in expected}
+    missing = [name for name in expected if name not in renamed]
     if base and all(name.startswith("pooler.") for name in missing) and len(missing) in (0, 2):
-        missing = []  # masked language models are saved without it; it starts afresh, as in stock BERT
+        missing = []  # masked language models are saved without it; it is initialised at random, as in stock BERT
     if missing:
         remedy = "restore the file"
         if not any(_in_body(name) for name in missing):
             remedy += ", or pass architecture='BertModel' to convert the encoder without its head"
         raise ConversionError(
             f"{folder}: the weights lack {len(missing)} of {len(expected)} tensors of {source.architecture}: "
-            f"{some(missing)}; {remedy} (the file holds {some(sorted(raw), 2)})"
+            f"{abbreviate(missing)}; {remedy} (the file holds {abbreviate(sorted(raw), 2)})"
         )
     stray = list(dict.fromkeys(origin[name] for name in extra if _in_body(name) and not unused(name)))
     if stray:
         raise ConversionError(
-            f"{folder}: {some(stray)}: no place for {'it' if len(stray) == 1 else 'them'} in a BERT of this "
+            f"{folder}: {abbreviate(stray)}: not part of a BERT of this "
             "configuration (num_hidden_layers, add_cross_attention); leaving weights out would change the outputs. "
             "Correct config.json, or remove the tensors if they are unused"
         )
@@ -314,20 +305,18 @@ def _in_body(name: str) -> bool:
     return name.removeprefix("bert.").startswith(("embeddings.", "encoder."))
 
 
-def _complete(folder, found, origin, expected, name, other, equal, rebuild) -> None:
+def _complete(folder: Path, tensors: dict[str, torch.Tensor], origin: dict[str, str], tie: Tie, tied: bool) -> None:
     """Fill in the name of a tie that the file leaves out; refuse a tie whose two tensors differ."""
-    if name not in expected or other not in expected:
-        return
-    if name in found and other in found:
-        if equal and not torch.equal(found[name], found[other]):
+    if tie.name in tensors and tie.other in tensors:
+        if tied and not torch.equal(tensors[tie.name], tensors[tie.other]):
             raise ConversionError(
-                f"{folder}: {origin[name]} and {origin[other]} differ, but tie_word_embeddings = True makes them one "
-                "tensor; set tie_word_embeddings to false in config.json to keep both, or remove one of them"
+                f"{folder}: {origin[tie.name]} and {origin[tie.other]} differ, but tie_word_embeddings = True makes "
+                "them one tensor; set tie_word_embeddings to false in config.json to keep both, or remove one of them"
             )
-    elif rebuild:
-        for absent, present in ((name, other), (other, name)):
-            if present in found:
-                found[absent], origin[absent] = found[present], origin[present]
+    elif tied or tie.always:
+        for absent, present in ((tie.name, tie.other), (tie.other, tie.name)):
+            if present in tensors:
+                tensors[absent], origin[absent] = tensors[present], origin[present]
 
 
 def _check_tensor(folder: Path, name: str, tensor: torch.Tensor, shape: torch.Size) -> None:

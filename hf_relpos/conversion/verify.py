@@ -1,17 +1,20 @@
 """The result against its source: every tensor that was written, and the outputs where they must be the same."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import transformers
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .families import SourceSpec
+from .errors import ConversionError
+from .families import LegacyAttention
 from .names import inverse
+from .recognition import SourceSpec
 from .report import Step
-from .source import ConversionError, Source
+from .source import Source
 
 
 # Outputs are compared in float64, where a difference is an error and not rounding.
@@ -32,15 +35,15 @@ def compare_tensors(
     restored = {**read, **inverse(read)}
     reused = {step.target for step in steps if step.kind == "reused"}
     for name in written.keys() | read.keys():
-        right = name in written and name in read and same(written[name], read[name])
-        if not right or (name in reused and not same(restored[name], source.tensors[name])):
+        intact = name in written and name in read and identical(written[name], read[name])
+        if not intact or (name in reused and not identical(restored[name], source.tensors[name])):
             raise ConversionError(
                 f"{name} came back from the disk different from what was written, so the result was removed; check "
                 "the disk, and report this if it happens again"
             )
 
 
-def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+def identical(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Same type, shape and values."""
     return one.dtype == other.dtype and torch.equal(one, other)
 
@@ -56,9 +59,10 @@ def compare_outputs(
     """Run the source and the result on one random batch, both in float64.
 
     Args:
-        model: the result; comes back in float64.
-        known: what the source is.
-        stock: makes the source's model, in float64 and eval mode, from the result and the source's tensors.
+        model: the result; is left in float64.
+        source: its tensors.
+        spec: the source, recognised.
+        stock: builds the source's model, in float64 and eval mode, from the result and the source.
         rounded: sums of tensors are in the result, which are rounded to the dtype of the source.
 
     Returns:
@@ -71,26 +75,26 @@ def compare_outputs(
     tolerance = max(TOLERANCE, ROUNDING * torch.finfo(source.dtype).eps) if rounded else TOLERANCE
     config = model.config
     length = min(16, config.max_position_embeddings, spec.fields["max_position_embeddings"])
-    # the last row is padded
     shape = (1, 2, length) if source.architecture == "BertForMultipleChoice" else (2, length)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         original = stock(model, source)
-        batch = {
+        mask = torch.ones(shape, dtype=torch.long)
+        mask[..., -1, length // 2 + 1 :] = 0  # the last row is padded
+        batch: dict[str, Any] = {
             "input_ids": torch.randint(config.vocab_size, shape),
             "token_type_ids": torch.randint(config.type_vocab_size, shape),
-            "attention_mask": torch.ones(shape, dtype=torch.long),
-            # whatever the configuration asks for
+            "attention_mask": mask,
+            # whatever the configuration says
             "return_dict": True,
             "output_attentions": False,
             "output_hidden_states": False,
         }
-        batch["attention_mask"][..., -1, length // 2 + 1 :] = 0
         if config.is_decoder:
             batch["use_cache"] = False
             if config.add_cross_attention:
                 batch["encoder_hidden_states"] = torch.randn(2, 5, config.hidden_size, dtype=torch.float64)
-    real = batch["attention_mask"].bool()
+    real = mask.bool()
     if spec.cut:
         padding = spec.cut - 1
         ids = batch["input_ids"]
@@ -98,12 +102,12 @@ def compare_outputs(
         ids[~real] = padding
     if not spec.family.token_types:
         del batch["token_type_ids"]
-    wanted = original(**batch)
+    expected = original(**batch)
     del original  # so that only one model in float64 is held at a time
-    found = model.double().eval()(**batch)
+    outputs = model.double().eval()(**batch)
     differences = []
-    for name, one in wanted.items():
-        other = found[name]
+    for name, one in expected.items():
+        other = outputs[name]
         if spec.cut and (one.dim() == 3 or name in ("start_logits", "end_logits")):  # one for each token
             one, other = one[real], other[real]
         differences.append((one - other).abs().max() / one.abs().max().clamp_min(1e-30))
@@ -117,15 +121,16 @@ def compare_outputs(
 
 
 def source_model(
-    spec: SourceSpec, own: str, config: PreTrainedConfig, model: PreTrainedModel, source: Source
+    spec: SourceSpec, name: str, config: PreTrainedConfig, model: PreTrainedModel, source: Source
 ) -> PreTrainedModel:
     """The source as it was: its class in Transformers, relative ones with the attention that it had until 4.57.
 
-    Independent of the schemes here: those relative terms are spelled out in `OldSelfAttention`.
+    Independent of the schemes here: those relative terms are spelled out in `LegacySelfAttention`.
 
     Args:
-        own: class of the source.
-        config: of `known.family.stock`, with the source's fields.
+        spec: the source, recognised.
+        name: class of the source.
+        config: of `spec.family.stock`, with the source's fields.
         model: the result, for the tensors that the source lacks (a fresh pooler).
         source: under the names of stock BERT.
 
@@ -134,13 +139,13 @@ def source_model(
     """
     config._attn_implementation = "eager"
     base = source.architecture == "BertModel"
-    stock = getattr(transformers, source.architecture if spec.family.stock == "bert" else own)(config)
-    if not spec.absolute:
+    stock = getattr(transformers, source.architecture if spec.family.stock == "bert" else name)(config)
+    if (legacy := spec.legacy_attention) is not None:
         stock.base_model.embeddings.position_embeddings = NoPositions()
         prefix = "" if base else "bert."
         for number, layer in enumerate(stock.base_model.encoder.layer):
             table = source.tensors.get(f"{prefix}encoder.layer.{number}.attention.self.distance_embedding.weight")
-            layer.attention.self = OldSelfAttention(layer.attention.self, spec, table)
+            layer.attention.self = LegacySelfAttention(layer.attention.self, legacy, spec.options, table)
     whole = {name: torch.cat([front, source.tensors[name]]) for name, front in source.cut.items()}
     tensors = {**model.state_dict(), **source.tensors, **whole}
     stock = stock.double().eval()
@@ -149,36 +154,43 @@ def source_model(
 
 
 class NoPositions(nn.Module):
-    """In the place of a table of absolute positions."""
+    """Stands for the table of absolute positions of a model without one."""
 
     def forward(self, position_ids: torch.Tensor) -> float:
-        """Nothing."""
+        """Zero, to be added."""
         return 0.0
 
 
-class OldSelfAttention(nn.Module):
+class LegacySelfAttention(nn.Module):
     """The relative self-attentions of Transformers 4.57, with a vector for every pair: slow, and easy to read."""
 
-    def __init__(self, stock: nn.Module, spec: SourceSpec, table: torch.Tensor | None):
+    def __init__(self, stock: Any, legacy: LegacyAttention, options: Mapping[str, Any], table: torch.Tensor | None):
+        """
+        Args:
+            stock: the absolute self-attention, with the same projections.
+            legacy: which terms it has.
+            options: of its scheme.
+            table: (2N − 1, d), the vectors of query index − key index = −N + 1 to N − 1; None where they are computed.
+        """
         super().__init__()
         self.query, self.key, self.value = stock.query, stock.key, stock.value
-        self.head_size = stock.attention_head_size
-        self.scheme = spec.scheme
-        self.reach = spec.options.get("max_relative_position")
-        self.stored = None if table is None else table.double()
+        self.head_size = int(stock.attention_head_size)
+        self.terms = legacy.terms
+        self.clip: int = options.get("max_relative_position", 0)
+        self.table = None if table is None else table.double()
 
     def relations(self, length: int) -> torch.Tensor:
         """The vector of every pair i, j: (L, L, d)."""
-        place = torch.arange(length)
-        if self.scheme != "nezha":
-            return self.stored[place[:, None] - place[None] + len(self.stored) // 2]
-        row = (place[None] - place[:, None]).clamp(-self.reach, self.reach) + self.reach
+        positions = torch.arange(length)
+        if self.table is not None:
+            return self.table[positions[:, None] - positions[None] + len(self.table) // 2]
+        row = (positions[None] - positions[:, None]).clamp(-self.clip, self.clip) + self.clip
         steps = torch.arange(0, self.head_size, 2, dtype=torch.float64)
         angles = row[..., None] * torch.exp(steps * (-math.log(10000.0) / self.head_size))
         return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)
 
     def forward(
-        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """hidden_states (B, L, D) and an additive mask to (B, L, D) and the weights (B, H, L, L)."""
         query, key, value = (
@@ -186,12 +198,14 @@ class OldSelfAttention(nn.Module):
             for linear in (self.query, self.key, self.value)
         )
         relations = self.relations(hidden_states.shape[1])
-        scores = query @ key.transpose(-1, -2) + torch.einsum("bhid,ijd->bhij", query, relations)
-        if self.scheme == "relative_key_query":
+        scores = query @ key.transpose(-1, -2)
+        if "A" in self.terms:
+            scores = scores + torch.einsum("bhid,ijd->bhij", query, relations)
+        if "B" in self.terms:
             scores = scores + torch.einsum("bhjd,ijd->bhij", key, relations)
         scores = scores / math.sqrt(self.head_size)
         weights = (scores if attention_mask is None else scores + attention_mask).softmax(-1)
         out = weights @ value
-        if self.scheme == "nezha":
+        if "V" in self.terms:
             out = out + torch.einsum("bhij,ijd->bhid", weights, relations)
         return out.transpose(1, 2).flatten(2), weights

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 
 Row = Sequence[int]
@@ -32,9 +33,6 @@ def batch_indices(rows: Sequence[Row], batch_tokens: int = BATCH_TOKENS) -> Iter
 
 def pad_rows(rows: Sequence[Row], pad_token_id: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows padded on the right, (B, L) int64, and their mask, (B, L) bool, true for tokens that are not padding."""
-    ids = torch.full((len(rows), max(map(len, rows))), pad_token_id)
-    mask = torch.zeros_like(ids, dtype=torch.bool)
-    for number, row in enumerate(rows):
-        ids[number, : len(row)] = torch.as_tensor(row)
-        mask[number, : len(row)] = True
-    return ids, mask
+    tensors = [torch.as_tensor(row) for row in rows]
+    ids = pad_sequence(tensors, batch_first=True, padding_value=pad_token_id)
+    return ids, pad_sequence([torch.ones_like(row, dtype=torch.bool) for row in tensors], batch_first=True)

@@ -66,8 +66,8 @@ class Chunked:
 @functools.cache
 def _multiplies_bfloat16() -> bool:
     """Whether the processor has instructions for products of bfloat16; without them those of float32 are faster."""
-    told: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()  # older releases of PyTorch do not tell
-    return not told or any(told.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    capabilities: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()  # not in older PyTorch
+    return not capabilities or any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def chunked_attention(
@@ -89,11 +89,11 @@ def chunked_attention(
         query: q̂, (B, H, L, d), for A; `content` itself where there is no u.
         key: k̂, (B, H, K, d).
         value: (B, H, K, d); of another width, if there is no V.
-        start: place of the first query among the keys.
+        start: index of the first query among the keys.
         mask: boolean, broadcastable to (B, H, L, K), True: may attend. Rows with no visible key average all keys.
-        causal: hide keys after the query's own place. A mask says so itself.
+        causal: hide later keys; only without a mask.
         dropout: probability of dropping an attention weight, rounded to a multiple of 2^−16, at most 1 − 2^−8.
-        ends: of every row, how many queries are wanted, the first ones; the others get zeros. None for all.
+        ends: of every row, how many queries are computed, the first ones; the others get zeros. None for all.
 
     Returns:
         (B, L, H, d), contiguous.
@@ -149,8 +149,8 @@ class _Chunked(torch.autograd.Function):
                 for group_heads in head_groups(heads, keys, length, content.device):
                     group = HeadGroup(call, row, group_heads, *inputs)
                     for chunk in chunks:
-                        place = out[row, chunk.first : chunk.first + chunk.rows, group_heads]
-                        place.copy_(group.forward(chunk, generator).transpose(0, 1))
+                        rows = out[row, chunk.first : chunk.first + chunk.rows, group_heads]
+                        rows.copy_(group.forward(chunk, generator).transpose(0, 1))
         ctx.save_for_backward(*inputs)
         ctx.same, ctx.call = query is content, call
         return out

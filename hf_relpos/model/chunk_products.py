@@ -38,7 +38,7 @@ class HeadGroup:
         return table if table is None or table.shape[0] == 1 else table[self.heads]
 
     def window(self, chunk: QueryChunk, index: int) -> tuple[int, int]:
-        """First row, and number of rows, of the tables that the pairs of a range ask for."""
+        """First row, and number of rows, of the tables that belong to the pairs of a range."""
         begin, count = chunk.key_ranges[index]
         last = self.call.start + chunk.first + chunk.rows - 1
         return begin - last - self.call.terms.low, count + chunk.rows - 1
@@ -124,7 +124,7 @@ class HeadGroup:
         return self.blocks[begin, blocks, size]
 
     def block_rows(self, chunk: QueryChunk, begin: int, blocks: int, size: int) -> tuple[torch.Tensor, int]:
-        """The rows of B that every block asks for, (H or 1, blocks, w, d), w = size + m − 1; and the first of all."""
+        """The rows of B for every block of keys, (H or 1, blocks, w, d), w = size + m − 1; and the first of all."""
         first = begin - (self.call.start + chunk.first + chunk.rows - 1) - self.call.terms.low
         table = self.B
         shape = (table.shape[0], blocks, size + chunk.rows - 1, self.size)
@@ -211,12 +211,12 @@ class HeadGroup:
     def future(self, scores: torch.Tensor, chunk: QueryChunk, index: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """For a causal call: the columns of `scores` where some keys are later than the query, and these pairs."""
         begin, count = chunk.key_ranges[index]
-        own = self.call.start + chunk.first - begin  # the column of the first query's own place
+        own = self.call.start + chunk.first - begin  # the column of the key at the first query's position
         if not self.call.causal or own + 1 >= count:
             return None
         from_column = max(own, 0)
-        place = torch.arange(from_column - own, count - own, device=scores.device)
-        pairs = place > torch.arange(chunk.rows - 1, -1, -1, device=scores.device)[:, None]
+        column = torch.arange(from_column - own, count - own, device=scores.device)
+        pairs = column > torch.arange(chunk.rows - 1, -1, -1, device=scores.device)[:, None]
         return scores[:, :, from_column:], pairs
 
     def allowed(self, chunk: QueryChunk, index: int) -> torch.Tensor | None:
@@ -295,7 +295,7 @@ class HeadGroup:
             words.random_(-(1 << 63), None, generator=generator)
             drawn = words.view(torch.uint8)[:total].view(shape)
             # a byte for each weight, and for each query which multiple of 2^−8 it is compared with: on the average
-            # the multiple of 2^−16 that was asked for
+            # the requested multiple of 2^−16
             low, rest = divmod(self.call.dropout, 256)
             least = torch.randint(256, (*shape[:2], 1), generator=generator, device=drawn.device) < rest
             factors = self.workspace(f"kept{index}", shape)  # a product takes a tenth of a masked_fill
@@ -395,14 +395,14 @@ class HeadGroup:
                 first, width = self.window(chunk, index)
                 part = diagonals[:, at : at + width]
                 into[:, first : first + width] += part.sum(0, keepdim=True) if into.shape[0] == 1 else part
-        place = slice(chunk.first, chunk.first + chunk.rows)
+        rows = slice(chunk.first, chunk.first + chunk.rows)
         if self.A is not None:
             by_table = self.table_gradients(buffer, chunk, query, self.A, terms.tails_A, self.of_heads(total.A))
             if self.query is None:
                 d_content = d_content + by_table
             else:
-                total.query[self.row, self.heads, place] = by_table.flip(1)
-        total.content[self.row, self.heads, place] = d_content.flip(1)
+                total.query[self.row, self.heads, rows] = by_table.flip(1)
+        total.content[self.row, self.heads, rows] = d_content.flip(1)
 
 
 class Gradients:

@@ -1,6 +1,6 @@
 """What a scheme is: options it accepts, parameters it owns, terms it adds. A new scheme is one subclass.
 
-That subclass says everything about itself; code that is not its own reads these declarations and knows no names.
+Its declarations say everything about it: other code reads them, and knows no scheme by name.
 """
 
 from collections.abc import Callable, Mapping

@@ -26,7 +26,7 @@ MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class PositionInputs:
-    """What the position scheme of a model wants to know of its input; resolved once per model.
+    """What the position scheme of a model reads of its input; resolved once per model.
 
     Attributes:
         required: inputs that `forward` must be given: `grid`, `relation_ids`.
@@ -288,7 +288,7 @@ def token_layout(
 
     Args:
         config: a RelPosBertConfig.
-        inputs: what its scheme wants to know.
+        inputs: what its scheme reads.
         tokens: (B, L) or (B, L, D); only its shape and device are read.
         attention_mask: (B, K), or prepared (B, 1, L, K), K the keys without the memory; or None.
         position_ids: (B, L) or (1, L), or (B, L, 2) for a grid; None with a cache, whose keys have no ids.
@@ -298,7 +298,7 @@ def token_layout(
 
     Raises:
         ValueError: for inputs that the scheme requires and does not get, ids of another shape, and a prepared mask
-            beside a memory from which positions cannot be told.
+            beside a memory, which does not show where rows begin.
     """
     layout = row_layout(config, tokens, attention_mask, past_key_values, past_length)
     grid, position_ids = _check_inputs(inputs, tokens, position_ids, relation_ids)
@@ -412,7 +412,7 @@ def _beside_memory(
     ):
         raise ValueError(
             f"attention_mask has shape {tuple(attention_mask.shape)}, as `generate` prepares it for a static "
-            "cache; beside a memory, with attention_window or memory_same_length, it does not tell where a row "
+            "cache; beside a memory, with attention_window or memory_same_length, it does not show where a row "
             "begins: use a dynamic cache, or give (batch, length)"
         )
     is_token = _is_token(attention_mask, batch, keys, device)

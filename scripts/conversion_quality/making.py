@@ -17,7 +17,7 @@ from rich.console import Console
 from transformers import AutoModel, AutoModelForMaskedLM, PreTrainedModel
 
 from hf_relpos import demo
-from hf_relpos.calibration.calibrate import fold_positions
+from hf_relpos.calibration.embeddings import fold_positions
 from hf_relpos.conversion import METHODS, convert
 from hf_relpos.data import cut_windows
 from hf_relpos.evaluation import Encoder, load_encoder, load_model, load_tokenizer, model_max_length
@@ -126,7 +126,7 @@ class StudentMaker:
         method = student.method
         if method not in METHODS:
             raise NotMeasurable(f"method = {method!r} is not there yet")
-        if texts is None and METHODS[method].text == "needed":
+        if texts is None and METHODS[method].text == "required":
             raise NotMeasurable(f"method = {method!r} needs text")
         options: dict[str, Any] = {}
         if student.scheme is None or student.long:

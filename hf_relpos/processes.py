@@ -7,17 +7,26 @@ import torch
 from accelerate import PartialState
 
 
-def processes() -> PartialState:
-    """This process among the others; without a launcher it is alone."""
+# Sums a tensor over processes; the result may be the tensor itself.
+Reduce = Callable[[torch.Tensor], torch.Tensor]
+
+
+def local_sum(tensor: torch.Tensor) -> torch.Tensor:
+    """`Reduce` of a single process."""
+    return tensor
+
+
+def process_state() -> PartialState:
+    """The state of this process; without a launcher it is the only one."""
     launched = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    # accelerate does not connect processes on a machine without an accelerator unless it is told so
+    # accelerate connects processes on a machine without an accelerator only if `cpu` is set
     return PartialState(cpu=True) if launched and not torch.accelerator.is_available() else PartialState()
 
 
-def sum_over(state: PartialState) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A function that adds a tensor up over processes; of a process alone it is the tensor itself."""
+def sum_over(state: PartialState) -> Reduce:
+    """The sum over the processes of `state`."""
     if state.num_processes == 1:
-        return lambda tensor: tensor
+        return local_sum
 
     def total(tensor: torch.Tensor) -> torch.Tensor:
         moved = tensor.to(state.device, copy=True)

@@ -1,0 +1,325 @@
+"""The methods that learn from text: `calibrate`, and `calibrate+distil`.
+
+Options, windows of text, several processes, resuming, and what the report says of the result; the fits themselves are
+in `hf_relpos.calibration`.
+"""
+
+import hashlib
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from rich.console import Console
+from transformers import AutoTokenizer
+
+from ..calibration.batches import make_batches
+from ..calibration.calibrate import Calibrator
+from ..calibration.embeddings import correct_first_token_bias, fold_positions
+from ..calibration.errors import CalibrationError
+from ..calibration.saved import Saved
+from ..calibration.settings import CalibrationSettings, estimate_memory
+from ..calibration.windows import (
+    TOO_FEW,
+    check_windows,
+    distance_histogram,
+    gather,
+    gather_all,
+    mask_windows,
+    random_windows,
+    shared_first_token,
+    window_lengths,
+)
+from ..console import progress_bar
+from ..data.text import TextError
+from ..data.windows import Windows
+from ..evaluation.inspection import has_mlm_head
+from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
+from ..model.scheme import Option, choice, is_count, is_number
+from ..processes import process_state, sum_over
+from .context import ConversionContext
+from .errors import ConversionError
+from .held_out import held_out_fidelity
+from .names import is_scheme
+
+
+# From a calibrated start lower rates do better than distil's own, which are for tables of zeros. all-MiniLM-L6-v2, 50
+# steps of 512 tokens, mean sentence cosine on fresh text: .968 with (1e-4, 3e-2), .980 with (1e-4, 1e-2), .982 with
+# (3e-5, 1e-2).
+LEARNING_RATE, TABLE_LEARNING_RATE = 5e-5, 1e-2
+
+OUTPUT = choice(
+    None,
+    "ridge",
+    "bias",
+    "none",
+    help="what corrects the residual stream: output projections (ridge), their biases, or nothing; None: ridge with "
+    "text, bias without",
+)
+# Tokens of random windows, where there is no text; more were not better.
+RANDOM_TOKENS = 30_000
+CALIBRATE = {
+    "tokens": Option(50_000, "tokens of text to fit; a positive integer", is_count),
+    "output": OUTPUT,
+    "ridge": Option(
+        CalibrationSettings.ridge,
+        "penalty of the tables' squares, relative to their curvature; a positive number",
+        is_number,
+    ),
+    "smooth": Option(
+        CalibrationSettings.smooth,
+        "penalty of the difference of neighbouring distances, likewise; a positive number",
+        is_number,
+    ),
+    "length": Option(
+        None,
+        "tokens of the longest rows to fit; half of the text is cut so where the source does not read as many, and it "
+        "reads them in overlapping windows. A positive integer, or None for what the source reads",
+        lambda v: v is None or is_count(v),
+    ),
+    "window": Option(
+        None,
+        "attention_window of the result; a positive integer, or None for a result whose tokens attend to all",
+        lambda v: v is None or is_count(v),
+    ),
+    "mask": Option(
+        0.15,
+        "share of the tokens that are [MASK] in half of the text, for a model that predicts masked tokens; 0 to 0.5",
+        lambda v: isinstance(v, int | float) and not isinstance(v, bool) and 0 <= v <= 0.5,
+    ),
+    "field": Option("text", "key or column of the text in .jsonl, .tsv and .csv files", lambda v: isinstance(v, str)),
+}
+DISTIL = {
+    "steps": Option(200, "steps of the distillation; a positive integer", is_count),
+    "batch_tokens": Option(1024, "tokens in a step of the distillation; a positive integer", is_count),
+    "distil_tokens": Option(
+        None, "tokens of text to distil on; None: as many as the steps read", lambda v: v is None or is_count(v)
+    ),
+}
+
+
+def calibrate(model: RelPosBertPreTrainedModel, context: ConversionContext) -> dict[str, str]:
+    """Fit the model to its source; see `hf_relpos.calibration.calibrate`.
+
+    Raises:
+        ConversionError: for a decoder, options or text that leave too little to fit, and a folder that cannot be
+            written.
+    """
+    return _learn(model, context, distils=False)
+
+
+def calibrate_and_distil(model: RelPosBertPreTrainedModel, context: ConversionContext) -> dict[str, str]:
+    """Fit the model to its source, then distil the source into it; see `hf_relpos.training.distillation`.
+
+    Raises:
+        ConversionError: as `calibrate`.
+    """
+    return _learn(model, context, distils=True)
+
+
+def _learn(model: RelPosBertPreTrainedModel, context: ConversionContext, distils: bool) -> dict[str, str]:
+    try:
+        _check_options(model, context)
+        tokenizer = load_tokenizer(context.tokenizer_folder)
+        model.config.attention_window = context.options["window"]
+        original = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        dtype = model.dtype
+        student, teacher = model.float(), context.build_teacher().float()
+        for each in (student, teacher):
+            each.set_attn_implementation("eager")
+        state = process_state()
+        console = Console(stderr=True, quiet=not (context.progress and state.is_main_process))
+        saved = _calibrate(student, teacher, tokenizer, context, state, console)
+        if distils:
+            context.details["distillation"] = _distil(student, teacher, tokenizer, context, console)
+        context.details["fidelity"] = held_out_fidelity(student, teacher, tokenizer, context)
+    except CalibrationError as error:
+        raise ConversionError(str(error)) from error
+    model.to(dtype)
+    if saved is not None:
+        state.wait_for_everyone()
+        saved.clear()
+    return {
+        name: "fitted" if is_scheme(name) else "fitted to the source's outputs on text"
+        for name, tensor in model.state_dict().items()
+        if not torch.equal(tensor, original[name])
+    }
+
+
+def _check_options(model: RelPosBertPreTrainedModel, context: ConversionContext) -> None:
+    options, limit = context.options, context.source_config.max_position_embeddings
+    if model.config.is_decoder:
+        raise ConversionError("is_decoder = True: only encoders are calibrated; choose method = 'keep' or 'drop'")
+    if options["tokens"] < TOO_FEW:
+        raise ConversionError(
+            f"method_options['tokens'] = {options['tokens']}: too few to fit anything; ask for at least {TOO_FEW}, "
+            "better 50,000"
+        )
+    length = options["length"]
+    if length is None or length <= limit:
+        return
+    if 2 * length > options["tokens"]:
+        raise ConversionError(
+            f"method_options['length'] = {length}: half of tokens = {options['tokens']} is cut into such rows, and is "
+            "less than one; ask for more tokens, or for a shorter length"
+        )
+    if context.texts is None:
+        raise ConversionError(
+            f"method_options['length'] = {length}: longer than the {limit} tokens that the source reads, and "
+            "random tokens say nothing of long texts; give texts, or leave it out"
+        )
+
+
+def _windows_to_fit(
+    model: RelPosBertPreTrainedModel, tokenizer: Any, context: ConversionContext
+) -> tuple[Windows, list[str]]:
+    """The windows of tokens to fit, and notes on the text for the report."""
+    options, limit = context.options, context.source_config.max_position_embeddings
+    length = options["length"] or limit
+    if context.texts is None:
+        windows = random_windows(tokenizer, min(options["tokens"], RANDOM_TOKENS), limit, context.seed)
+        notes = ["no text was given: fitted to random tokens. With some text of its kind the result would be closer"]
+    else:
+        try:
+            windows = gather_all(
+                tokenizer,
+                context.texts,
+                options["tokens"],
+                window_lengths(limit),
+                length,
+                options["field"],
+                context.seed,
+            )
+        except TextError as error:
+            raise ConversionError(f"texts: {error}") from error
+        notes = check_windows(windows, max(limit, length))
+    return mask_windows(windows, model, tokenizer, options["mask"], context.seed), notes
+
+
+def _calibrate(
+    student: RelPosBertPreTrainedModel,
+    teacher: RelPosBertPreTrainedModel,
+    tokenizer: Any,
+    context: ConversionContext,
+    state: PartialState,
+    console: Console,
+) -> Saved | None:
+    """Fit the student in place and add to the details; the fitted layers on disk, to be removed at the end."""
+    started, cpu = time.perf_counter(), time.process_time()
+    options, limit = context.options, context.source_config.max_position_embeddings
+    windows, notes = _windows_to_fit(student, tokenizer, context)
+    first_token = shared_first_token(windows.ids)
+    words = student.base_model.embeddings.word_embeddings.weight
+    first_vector = None if first_token is None else words[first_token].clone()
+    table = context.source_table.float()
+    counts = torch.zeros(len(table), dtype=torch.float64)
+    for ids in windows.ids:
+        counts[: len(ids)] += len(ids) / min(len(ids), limit)  # of a longer row, as often as its windows
+    fold_positions(student, table, first_token, counts)
+
+    output = options["output"] or ("bias" if context.texts is None else "ridge")
+    settings = CalibrationSettings(ridge=options["ridge"], smooth=options["smooth"], output=output, seed=context.seed)
+    batches = make_batches(
+        windows.ids,
+        student.config.pad_token_id or 0,
+        settings.batch_tokens,
+        settings.holdout,
+        state.process_index,
+        state.num_processes,
+        limit,
+    )
+    memory = estimate_memory(list(map(len, windows.ids)), settings, student.config, limit, state.num_processes)
+    saved = None
+    if context.resume_folder is not None:
+        digest = fingerprint(context, windows, settings, student)
+        saved = Saved(context.resume_folder, digest, writes=state.is_main_process)
+        state.wait_for_everyone()
+    console.print(
+        f"calibrating on {windows.tokens:,} tokens in {len(windows.ids):,} windows; about {memory / 2**20:,.0f} MB of "
+        "memory besides the models. Interrupted, the same command resumes",
+        highlight=False,
+    )
+    with progress_bar(console, context.progress and state.is_main_process) as progress:
+        calibrator = Calibrator(teacher, student, batches, settings, sum_over(state), progress)
+        report = calibrator.run(saved)
+    if first_token is not None and first_vector is not None:
+        correct_first_token_bias(student, first_token, first_vector, calibrator.batches, calibrator.reduce)
+    context.details["calibration"] = {
+        **report.to_dict(),
+        "seen": distance_histogram(windows.ids),
+        "unknown_share": round(windows.unknown_rate, 5),
+        "memory_bytes": memory,
+        "seconds": time.perf_counter() - started,
+        "cpu_seconds": time.process_time() - cpu,
+        "notes": notes,
+    }
+    return saved
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer of the source.
+
+    Raises:
+        ConversionError: for a folder without one.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        vocabulary = len(tokenizer)
+    except (OSError, ValueError, ImportError) as error:
+        raise ConversionError(
+            f"{folder}: its tokenizer cannot be loaded ({error}); add its files to the folder"
+        ) from error
+    if vocabulary < 10:
+        raise ConversionError(f"{folder}: has no tokenizer files, and text must be cut into tokens; add them")
+    return tokenizer
+
+
+def fingerprint(
+    context: ConversionContext, windows: Windows, settings: CalibrationSettings, model: RelPosBertPreTrainedModel
+) -> str:
+    """A digest of all that the fits depend on: weights, text, scheme, window and settings."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(context.source.tensors.items()):
+        digest.update(name.encode())
+        digest.update(tensor.double().sum().numpy().tobytes())
+    digest.update(json.dumps([windows.ids, asdict(settings)]).encode())
+    config = model.config
+    digest.update(
+        json.dumps([config.position_embedding_type, config.position_options, config.attention_window]).encode()
+    )
+    return digest.hexdigest()
+
+
+def _distil(
+    student: RelPosBertPreTrainedModel,
+    teacher: RelPosBertPreTrainedModel,
+    tokenizer: Any,
+    context: ConversionContext,
+    console: Console,
+) -> dict[str, Any]:
+    from ..training import DistillationSettings, distil  # imports the Trainer
+    from ..training.distillation_losses import DEFAULT_LOSSES
+
+    options, lengths = context.options, window_lengths(context.source_config.max_position_embeddings)
+    tokens = options["distil_tokens"] or options["steps"] * options["batch_tokens"]
+    windows = gather(tokenizer, context.texts, tokens, lengths, "fit", options["field"], context.seed + 1)
+    windows = mask_windows(windows, student, tokenizer, options["mask"], context.seed + 1)
+    losses = dict(DEFAULT_LOSSES)
+    if has_mlm_head(student):
+        losses["logits"] = 1.0
+    console.print(f"distilling: {options['steps']} steps on {windows.tokens:,} tokens", highlight=False)
+    settings = DistillationSettings(
+        steps=options["steps"],
+        batch_tokens=options["batch_tokens"],
+        learning_rate=LEARNING_RATE,
+        table_learning_rate=TABLE_LEARNING_RATE,
+        losses=losses,
+        seed=context.seed,
+    )
+    with torch.enable_grad():
+        report = distil(student, teacher, windows.ids, settings, progress=context.progress)
+    student.to("cpu")
+    return report.to_dict()

@@ -1,0 +1,157 @@
+"""Configurations: the source's as a RelPosBertConfig, and the result's."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub.errors import StrictDataclassError
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+
+from ..model.configuration_relpos_bert import RelPosBertConfig
+from ..model.schemes import DEFAULT_SCHEME, STOCK_SCHEME, find_scheme, scheme_parts
+from .context import Method, same_positions
+from .errors import ConversionError
+from .methods import check_scheme
+from .recognition import SourceSpec
+
+
+# Fields of the source's config.json that describe the source and not the model.
+NOT_KEPT = (
+    "_name_or_path",
+    "architectures",
+    "auto_map",
+    "dtype",
+    "model_type",
+    "position_embedding_type",
+    "torch_dtype",
+    "transformers_version",
+)
+
+
+def _from_dict(kind: type[PreTrainedConfig], where: str, saved: Mapping[str, Any], **fields: Any) -> Any:
+    """A configuration with the fields of the source and these; errors begin with `where`."""
+    try:
+        return kind.from_dict({key: value for key, value in saved.items() if key not in NOT_KEPT} | fields)
+    except (ValueError, TypeError, StrictDataclassError) as error:
+        raise ConversionError(f"{where}{error}") from error
+
+
+def stock_config(folder: Path, spec: SourceSpec) -> PreTrainedConfig:
+    """The configuration of the source as the class in Transformers that has its body reads it.
+
+    Raises:
+        ConversionError: for values that Transformers refuses.
+    """
+    return _from_dict(CONFIG_MAPPING[spec.family.stock], f"{folder / 'config.json'}: ", spec.config)
+
+
+def source_config(folder: Path, spec: SourceSpec) -> RelPosBertConfig:
+    """The configuration of the source as a RelPosBertConfig, positions included.
+
+    Raises:
+        ConversionError: for values that Transformers or the scheme refuses.
+    """
+    return _from_dict(
+        RelPosBertConfig,
+        f"{folder / 'config.json'}: ",
+        spec.fields,
+        position_embedding_type=spec.scheme or STOCK_SCHEME,
+        position_options=spec.options,
+        absolute_position_embeddings=spec.absolute and spec.scheme is not None,
+    )
+
+
+def target_config(
+    folder: Path,
+    spec: SourceSpec,
+    source: RelPosBertConfig,
+    position_embedding_type: str | None,
+    position_options: Mapping[str, Any] | None,
+    method: Method,
+    method_options: Mapping[str, Any],
+) -> RelPosBertConfig:
+    """The configuration of the result.
+
+    Args:
+        folder: of the source.
+        spec: of the source.
+        source: `source_config` of it.
+        position_embedding_type: as the caller gave it; None for the default.
+        position_options: as the caller gave them.
+        method: of the conversion.
+        method_options: its options, with defaults.
+
+    Raises:
+        ConversionError: for an unknown scheme or option, and a scheme that does not fit the method or the source.
+    """
+    if position_options is not None and not isinstance(position_options, Mapping):
+        raise ConversionError(
+            f"position_options = {position_options!r} is not a mapping; give option names and values, such as "
+            "{'clip': 32}"
+        )
+    options = dict(position_options or {})
+    if not spec.absolute:
+        return _relative_config(spec, source, position_embedding_type, options, method, method_options)
+    kept = spec.scheme if method_options.get("own_bias") != "drop" else None
+    name = position_embedding_type or method.default_scheme or kept or DEFAULT_SCHEME
+    try:
+        scheme = find_scheme(name)
+    except ValueError as error:
+        raise ConversionError(str(error)) from error
+    check_scheme(scheme, method)
+    types: str | list[str] = name
+    if name == kept:
+        if options and {**spec.options, **options} != spec.options:
+            raise ConversionError(
+                f"position_options = {options}: {folder} has this scheme already, with the options {spec.options}; "
+                "leave them out, or drop its own with method = 'drop' and method_options = {'own_bias': 'drop'}"
+            )
+        options = spec.options
+    elif kept is not None:
+        types, options = [kept, name], {kept: spec.options, name: options}
+    fields = dict(spec.fields)
+    if method.max_positions is not None:
+        fields["max_position_embeddings"] = method.max_positions(source.max_position_embeddings, method_options)
+    return _from_dict(  # whatever is wrong now came from the caller
+        RelPosBertConfig,
+        "",
+        fields,
+        position_embedding_type=types,
+        position_options=options,
+        absolute_position_embeddings=method.keeps_table and not scheme.learned_input_table,
+    )
+
+
+def _relative_config(
+    spec: SourceSpec,
+    source: RelPosBertConfig,
+    position_embedding_type: str | None,
+    position_options: dict[str, Any],
+    method: Method,
+    method_options: Mapping[str, Any],
+) -> RelPosBertConfig:
+    """The configuration of a result whose source is relative already: the source's own, or one with other tables.
+
+    Raises:
+        ConversionError: for a scheme, option or size that is not accepted.
+    """
+    name = position_embedding_type or spec.scheme
+    config = _from_dict(
+        RelPosBertConfig,
+        "",
+        spec.fields,
+        position_embedding_type=name,
+        position_options=position_options or (spec.options if name == spec.scheme else {}),
+        max_position_embeddings=method_options["max_position_embeddings"] or source.max_position_embeddings,
+        absolute_position_embeddings=False,
+    )
+    if same_positions(source, config):
+        return source
+    check_scheme(find_scheme(name), method)
+    return config
+
+
+def resolved_options(config: RelPosBertConfig) -> dict[str, Any]:
+    """The options of a scheme with their defaults; those of a combination by scheme."""
+    parts = {scheme.name: options for scheme, options in scheme_parts(config)}
+    return parts if isinstance(config.position_embedding_type, list) else parts[config.position_embedding_type]

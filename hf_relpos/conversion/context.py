@@ -1,0 +1,109 @@
+"""The interface of a method of conversion, and helpers that several methods share."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from ..model.configuration_relpos_bert import RelPosBertConfig
+from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
+from ..model.scheme import Option, Scheme
+from ..model.schemes import scheme_parts
+from .names import is_table
+from .source import Source
+
+
+@dataclass(frozen=True)
+class ConversionContext:
+    """The context of a method: everything but the model that it changes.
+
+    Attributes:
+        source: the checkpoint.
+        source_config: its configuration as a RelPosBertConfig, positions included: that of the teacher.
+        build_teacher: builds a RelPosBert model, in the dtype of the source and in eval mode, that computes exactly
+            what the source computes.
+        texts: to learn from, as `convert` takes them; None for none.
+        options: of the method, with its defaults.
+        seed: of random choices.
+        resume_folder: where an interrupted method finds what it had computed; None for a method that starts afresh.
+        progress: whether to show a progress bar.
+        details: filled by the method for the report; JSON values only.
+    """
+
+    source: Source
+    source_config: RelPosBertConfig
+    build_teacher: Callable[[], RelPosBertPreTrainedModel]
+    texts: str | Path | Iterable[str | Path] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    resume_folder: Path | None = None
+    progress: bool = False
+    details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """The folder with the tokenizer of the source."""
+        return self.source.folder
+
+    @property
+    def source_table(self) -> torch.Tensor:
+        """The absolute position embeddings of the source, (P, D)."""
+        return next(tensor for name, tensor in self.source.tensors.items() if is_table(name))
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method of conversion: how the positions are treated.
+
+    Attributes:
+        help: one line, for the command line.
+        keeps_table: the result has a table of absolute positions, the source's.
+        exact: the result computes what the source computes, which is verified.
+        apply: changes the result in place, given a model with all the tensors of the source that it has parameters
+            for, and zeros in the scheme's parameters; returns the names of the tensors it changed, with a note on
+            each.
+        unsupported_reason: why a scheme cannot be the result's; empty for one that can.
+        from_relative: for relative sources, and not for those with absolute positions.
+        text: whether it learns from text.
+        options: its own options.
+        default_scheme: scheme of the result unless the caller names one; None for `DEFAULT_SCHEME`.
+        max_positions: the result's `max_position_embeddings`, from the source's and the resolved options; None where
+            it stays.
+    """
+
+    help: str
+    keeps_table: bool
+    exact: bool
+    apply: Callable[[RelPosBertPreTrainedModel, ConversionContext], dict[str, str]]
+    unsupported_reason: Callable[[type[Scheme]], str]
+    from_relative: bool = False
+    text: Literal["unused", "optional", "required"] = "unused"
+    options: Mapping[str, Option] = field(default_factory=dict)
+    default_scheme: str | None = None
+    max_positions: Callable[[int, Mapping[str, Any]], int] | None = None
+
+
+def same_positions(one: RelPosBertConfig, other: RelPosBertConfig) -> bool:
+    """Whether two configurations have the same scheme, down to the shapes of its tables."""
+    return all(
+        value(one) == value(other)
+        for value in (
+            lambda config: config.position_embedding_type,
+            lambda config: config.max_position_embeddings,
+            lambda config: [settings for _, settings in scheme_parts(config)],
+        )
+    )
+
+
+def parameter_name(model: RelPosBertPreTrainedModel, parameter: torch.Tensor) -> str:
+    """The name of a parameter in its model."""
+    return next(name for name, candidate in model.named_parameters() if candidate is parameter)
+
+
+def add_to_token_types(model: RelPosBertPreTrainedModel, vector: torch.Tensor) -> str:
+    """Add a vector to the embedding of every token, in the table of token types; the name of that table."""
+    embeddings = model.base_model.embeddings
+    embeddings.add_everywhere(vector.double())
+    return parameter_name(model, embeddings.token_type_embeddings.weight)

@@ -1,0 +1,66 @@
+"""Fidelity of a result on text that nothing was fitted to."""
+
+from typing import Any
+
+from ..calibration.windows import gather, window_lengths
+from ..data.text import TextError
+from ..data.windows import special_tokens
+from ..evaluation import FidelitySettings, fidelity, verdict
+from ..evaluation.inspection import has_mlm_head
+from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
+from .context import ConversionContext
+
+
+# Lengths at which the report compares teacher and student, and tokens of text for each.
+EVALUATED_LENGTHS = (16, 64, 128, 256, 512)
+EVALUATED_TOKENS = 6144
+
+
+def held_out_fidelity(
+    student: RelPosBertPreTrainedModel,
+    teacher: RelPosBertPreTrainedModel,
+    tokenizer: Any,
+    context: ConversionContext,
+) -> dict[str, Any]:
+    """Fidelity by length with its verdict, for `details["fidelity"]`; the reason where it cannot be measured."""
+    if context.texts is None:
+        return {"skipped": "there was no text; `hf-relpos compare` measures it on yours"}
+    limit = context.source_config.max_position_embeddings
+    lengths = [length for length in EVALUATED_LENGTHS if length <= limit] or [limit]
+    try:
+        windows = _windows(tokenizer, context, len(lengths) * EVALUATED_TOKENS, window_lengths(limit))
+        if (length := context.options["length"] or limit) > limit:
+            lengths.append(length)
+            windows += _windows(tokenizer, context, max(EVALUATED_TOKENS, 2 * length), (length,))
+    except TextError as error:
+        return {"skipped": f"no text was left to check with: {error}"}
+    rows_by_length = _cut(tokenizer, windows, lengths)
+    if not rows_by_length:
+        return {"skipped": f"no text was left to check with that fills {min(lengths)} tokens"}
+    mask = tokenizer.mask_token_id if has_mlm_head(student) and has_mlm_head(teacher) else None
+    result = fidelity(teacher, student, rows_by_length, FidelitySettings(mask_token_id=mask, seed=context.seed))
+    return {**result.to_dict(), "verdict": verdict(result)}
+
+
+def _windows(tokenizer: Any, context: ConversionContext, tokens: int, lengths: tuple[int, ...]) -> list[list[int]]:
+    """Windows of held-out text, without single sentences."""
+    field = context.options["field"]
+    return gather(tokenizer, context.texts, tokens, lengths, "check", field, context.seed, short=0.0).ids
+
+
+def _cut(tokenizer: Any, windows: list[list[int]], lengths: list[int]) -> dict[int, list[list[int]]]:
+    """Windows cut into rows of each length, special tokens included, evenly chosen among them."""
+    before, after = special_tokens(tokenizer)
+    rows_by_length: dict[int, list[list[int]]] = {}
+    for length in lengths:
+        inner = length - len(before) - len(after)
+        rows = []
+        for ids in windows:
+            body = ids[len(before) : len(ids) - len(after)]
+            rows += [
+                [*before, *body[start : start + inner], *after] for start in range(0, len(body) - inner + 1, inner)
+            ]
+        if rows:
+            step = max(1, len(rows) // max(1, EVALUATED_TOKENS // length))
+            rows_by_length[length] = rows[::step][: max(4, EVALUATED_TOKENS // length)]
+    return rows_by_length
