@@ -9,9 +9,9 @@ from oracles import tiny_model
 from hf_relpos import RelPosBertModel, explain_backend
 from hf_relpos.model import backends
 from hf_relpos.model.context import AttentionContext
-from hf_relpos.model.formula import Terms
+from hf_relpos.model.formula import Terms, toeplitz_table
 from hf_relpos.model.scheme import SCHEMES, Scheme
-from hf_relpos.model.scheme_alibi import alibi_slopes  # noqa: F401  the page uses it
+from hf_relpos.model.scheme_alibi import alibi_slopes
 
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -20,9 +20,9 @@ SCHEME, BACKEND = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
 
 def test_the_scheme():
     known = dict(SCHEMES)
-    names = {"Scheme": Scheme, "Terms": Terms, "AttentionContext": AttentionContext}
+    names = {item.__name__: item for item in (Scheme, Terms, AttentionContext, toeplitz_table, alibi_slopes)}
     try:
-        exec(SCHEME.replace('name="alibi"', 'name="alibi_of_the_page"'), {**globals(), **names})
+        exec(SCHEME.replace('name="alibi"', 'name="alibi_of_the_page"'), names)
         ids = torch.randint(1, 50, (2, 9))
         ours, page = (tiny_model(RelPosBertModel, name) for name in ("alibi", "alibi_of_the_page"))
         page.load_state_dict(ours.state_dict())
