@@ -57,7 +57,7 @@ def test_hierarchical_keeps_cls():
 
 
 def test_the_decomposition_ends():
-    with pytest.raises(ValueError, match="4 rows make 16 places, not 17"):
+    with pytest.raises(ValueError, match="4 rows make 16 positions, not 17"):
         decompose(rows(4), 17, cls=False)
 
 
