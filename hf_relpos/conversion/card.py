@@ -57,7 +57,8 @@ def draw(model: PreTrainedModel, report: ConversionReport, folder: Path) -> tupl
     Raises:
         ModuleNotFoundError: without matplotlib.
     """
-    from ..plot import example_inputs, plot_fidelity, plot_model, save_figure
+    from ..plot import plot_fidelity, plot_model, save_figure
+    from ..position_scores import example_inputs
 
     names = []
     if report.fidelity is not None:
