@@ -14,12 +14,17 @@ import json
 import sys
 import warnings
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from experiments.arguments import benchmark_parser
 from experiments.measuring import environment, error_ratio, peak_memory, run_worker, time_in_turns
 from experiments.reports import Table, describe, markdown_sections, met, print_tables, write_report
 from torch import nn
+
+
+if TYPE_CHECKING:
+    from hf_relpos.model.attention import AttentionCall
 
 
 HEADS, SIZE = 12, 64
@@ -57,10 +62,10 @@ class RelativeAttention(nn.Module):
         for parameter in self.parameters():
             nn.init.normal_(parameter, std=0.1)
 
-    def forward(self, query, key, value, dropout: float = 0.0) -> torch.Tensor:
+    def call(self, query, key, value, dropout: float = 0.0) -> "AttentionCall":
+        """What the backend computes, with the terms of the scheme."""
         from hf_relpos import AttentionContext
         from hf_relpos.model.attention import AttentionCall
-        from hf_relpos.model.backends import run_attention
 
         length = query.shape[2]
         context = AttentionContext(length, length, dtype=torch.promote_types(query.dtype, torch.float32))
@@ -70,8 +75,12 @@ class RelativeAttention(nn.Module):
             context = replace(context, shared=self.shared(context))
         terms = self.scheme.terms(context)
         gradients = torch.is_grad_enabled()
-        call = AttentionCall(query, key, value, terms, context, dropout=dropout, needs_gradients=gradients, layer=self)
-        return run_attention(self.backend, call)[0]
+        return AttentionCall(query, key, value, terms, context, dropout=dropout, needs_gradients=gradients, layer=self)
+
+    def forward(self, query, key, value, dropout: float = 0.0) -> torch.Tensor:
+        from hf_relpos.model.backends import run_attention
+
+        return run_attention(self.backend, self.call(query, key, value, dropout))[0]
 
 
 def floor(query, key, value, dropout: float = 0.0) -> torch.Tensor:
@@ -165,37 +174,23 @@ def check(name: str, dtype: torch.dtype) -> float:
     Raises:
         SystemExit: when it is above 2.
     """
+    from hf_relpos.model.backend_chunked import Chunked
+    from hf_relpos.model.backends import choose
+
     batch, length = 2, 333
     results = []
-    from hf_relpos.model import attention
-
     for backend, kind in (("relpos", dtype), ("eager", dtype), ("eager", torch.float64)):
         layer = RelativeAttention(name, backend, length).to(kind)
         tensors = [tensor.detach().to(kind).requires_grad_() for tensor in inputs(batch, length, dtype)]
         if backend == "relpos":
-            path = layer_path(layer, tensors)
-            if path != attention.CHUNKED:
-                raise SystemExit(f"{name}: the call to be timed takes {path!r}, not {attention.CHUNKED!r}")
+            chosen = choose(layer.call(*tensors))[0].name
+            if chosen != Chunked.name:
+                raise SystemExit(f"{name}: the call to be timed runs on {chosen!r}, not {Chunked.name!r}")
         results.append(passes(layer, tensors)["both"]())
     ratio = error_ratio(*results)
     if not ratio <= 2.0:
         raise SystemExit(f"{name} in {dtype}: {ratio:.2f} times the error of eager; no times are shown for it")
     return ratio
-
-
-def layer_path(layer: RelativeAttention, tensors: list[torch.Tensor]) -> str:
-    """What `relpos` comes to for this call."""
-    from dataclasses import replace
-
-    from hf_relpos import AttentionContext
-    from hf_relpos.model.attention import AttentionCall
-    from hf_relpos.model.backends import choose
-
-    length = tensors[0].shape[2]
-    context = AttentionContext(length, length)
-    if layer.shared is not None:
-        context = replace(context, shared=layer.shared(context))
-    return choose(AttentionCall(*tensors[:3], layer.scheme.terms(context), context))[0].name
 
 
 def memory(name: str, kind: str, batch: int, length: int) -> float:

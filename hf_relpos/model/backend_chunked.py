@@ -13,7 +13,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from .attention import AttentionCall, unsupported_by_offset
-from .chunk_products import Gradients, HeadGroup, zeros_like_sum
+from .chunk_products import Gradients, HeadGroup, Inputs, zeros_like_sum
 from .formula import content_vectors
 from .skewed import ChunkedCall, head_groups, schedule
 from .toeplitz import ToeplitzTerms
@@ -139,7 +139,7 @@ class _Chunked(torch.autograd.Function):
         batch, heads, length, _ = content.shape
         keys = key.shape[2]
         tables = tuple(None if table is None else table.contiguous() for table in (A, B, c, V))
-        inputs = (content, query, key, value, *tables, dense)
+        inputs = Inputs(content, query, key, value, *tables, dense)
         new = content.new_empty if call.ends is None else content.new_zeros
         out = new(batch, length, heads, value.shape[3])
         generator = torch.Generator(content.device).manual_seed(call.seed) if call.dropout else None
@@ -147,7 +147,7 @@ class _Chunked(torch.autograd.Function):
             for row in range(batch):
                 chunks = schedule(call, row, length, keys, content.device)
                 for group_heads in head_groups(heads, keys, length, content.device):
-                    group = HeadGroup(call, row, group_heads, *inputs)
+                    group = HeadGroup(call, row, group_heads, inputs)
                     for chunk in chunks:
                         rows = out[row, chunk.first : chunk.first + chunk.rows, group_heads]
                         rows.copy_(group.forward(chunk, generator).transpose(0, 1))
@@ -158,20 +158,20 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        inputs, call = list(ctx.saved_tensors), ctx.call
-        content, query, key, value, A, B, c, V, dense = inputs
-        query = content if ctx.same else query
-        inputs[1] = query
+        inputs, call = Inputs(*ctx.saved_tensors), ctx.call
+        if ctx.same:
+            inputs = inputs._replace(query=inputs.content)
+        content, _, key, value, A, B, c, V, dense = inputs
         batch, heads, length, _ = content.shape
         keys = key.shape[2]
-        total = Gradients(content, query, A, B, c, V, dense, ctx.needs_input_grad[8], call.ends is not None)
+        total = Gradients(inputs, ctx.needs_input_grad[8], call.ends is not None)
         d_key, d_value = torch.empty_like(key), torch.empty_like(value)
         generator = torch.Generator(content.device).manual_seed(call.seed) if call.dropout else None
         with torch.autocast(content.device.type, enabled=False):
             for row in range(batch):
                 chunks = schedule(call, row, length, keys, content.device)
                 for group_heads in head_groups(heads, keys, length, content.device):
-                    group = HeadGroup(call, row, group_heads, *inputs)
+                    group = HeadGroup(call, row, group_heads, inputs)
                     total.key, total.value = zeros_like_sum(group.key), zeros_like_sum(group.value)
                     for chunk in chunks:
                         group.backward(chunk, generator, d_out[row, :, group_heads].transpose(0, 1), total)

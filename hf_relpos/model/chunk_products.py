@@ -10,28 +10,45 @@ then the buffer times A is the gradient of q, q times the buffer that of A, and 
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 
 from .skewed import ChunkedCall, QueryChunk, keys_per_block, workspace
 
 
+class Inputs(NamedTuple):
+    """The tensors of a call: content q̂ + u, query q̂ (the same object where there is no u), key, value, and terms."""
+
+    content: torch.Tensor
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    A: torch.Tensor | None
+    B: torch.Tensor | None
+    c: torch.Tensor | None
+    V: torch.Tensor | None
+    dense: torch.Tensor | None
+
+
 class HeadGroup:
     """Some heads of one row of the batch: their keys and values, and the products of one chunk at a time."""
 
-    def __init__(self, call: ChunkedCall, row: int, heads: slice, content, query, key, value, A, B, c, V, dense):
+    def __init__(self, call: ChunkedCall, row: int, heads: slice, inputs: Inputs):
         self.call, self.row, self.heads = call, row, heads
-        self.content, self.query = content[row, heads], None if query is content else query[row, heads]
-        self.key, self.value = key[row, heads].contiguous(), value[row, heads].contiguous()  # (g, K, d)
+        self.content = inputs.content[row, heads]
+        self.query = None if inputs.query is inputs.content else inputs.query[row, heads]
+        self.key, self.value = (x[row, heads].contiguous() for x in (inputs.key, inputs.value))  # (g, K, d)
         self.count, self.keys, self.size = self.key.shape
-        self.A, self.B, self.c, self.V = (self.of_heads(table) for table in (A, B, c, V))
+        self.A, self.B, self.c, self.V = (self.of_heads(x) for x in (inputs.A, inputs.B, inputs.c, inputs.V))
         self.allow = self.of_heads(call.allow)
+        dense = inputs.dense
         self.dense = None if dense is None else self.of_heads(dense[row if dense.shape[0] > 1 else 0])
         self.blocks = {}
         # products of bfloat16 are slow, one head at a time, where they read or write through a skewed view
-        self.separate_buffers = key.dtype == torch.bfloat16 and key.device.type == "cpu"
-        transposes = B is not None and self.separate_buffers
-        self.identity = torch.eye(keys_per_block(), dtype=key.dtype) if transposes else None
+        self.separate_buffers = self.key.dtype == torch.bfloat16 and self.key.device.type == "cpu"
+        transposes = self.B is not None and self.separate_buffers
+        self.identity = torch.eye(keys_per_block(), dtype=self.key.dtype) if transposes else None
 
     def of_heads(self, table: torch.Tensor | None) -> torch.Tensor | None:
         """The part of a table, (H or 1, …), that belongs to these heads."""
@@ -408,11 +425,12 @@ class HeadGroup:
 class Gradients:
     """What the backward fills: gradients like the inputs, summed in float32 at least; key and value of one group."""
 
-    def __init__(self, content, query, A, B, c, V, dense, needs_dense, gaps):
-        self.content = (torch.zeros_like if gaps else torch.empty_like)(content)
-        self.query = None if query is content else torch.zeros_like(query)
-        self.A, self.B, self.c, self.V = (None if table is None else zeros_like_sum(table) for table in (A, B, c, V))
-        self.dense = zeros_like_sum(dense) if needs_dense else None
+    def __init__(self, inputs: Inputs, needs_dense: bool, gaps: bool):
+        self.content = (torch.zeros_like if gaps else torch.empty_like)(inputs.content)
+        self.query = None if inputs.query is inputs.content else torch.zeros_like(inputs.query)
+        tables = (inputs.A, inputs.B, inputs.c, inputs.V)
+        self.A, self.B, self.c, self.V = (None if table is None else zeros_like_sum(table) for table in tables)
+        self.dense = zeros_like_sum(inputs.dense) if needs_dense else None
         self.key = self.value = None
 
 

@@ -48,6 +48,7 @@ from .backends import run_attention
 from .capabilities import check_attention, layers_share_terms, supported_implementations
 from .configuration_relpos_bert import RelPosBertConfig
 from .context import AttentionContext
+from .documents import packed_position_ids
 from .memory import WITH_MEMORY, SegmentMemory, carries_memory, check_memory, remember
 from .padding import removable_padding
 from .saving import code_files, copy_code
@@ -56,7 +57,7 @@ from .scheme_absolute import LearnedPositions
 from .schemes import STOCK_SCHEME, build_input, build_scheme, build_shared
 from .temperature import temperature
 from .toeplitz import SharedTerms
-from .tokens import PositionInputs, packed_position_ids, row_layout, token_layout, tokens_to_remember
+from .tokens import PositionInputs, row_layout, token_layout, tokens_to_remember
 
 
 logger = logging.get_logger(__name__)
