@@ -13,7 +13,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from .attention import AttentionCall, unsupported_by_offset
-from .chunk_products import Gradients, HeadGroup, Inputs, zeros_like_sum
+from .chunk_products import Gradients, HeadGroup, Inputs
 from .formula import content_vectors
 from .skewed import ChunkedCall, head_groups, schedule
 from .toeplitz import ToeplitzTerms
@@ -138,8 +138,8 @@ class _Chunked(torch.autograd.Function):
     ) -> torch.Tensor:
         batch, heads, length, _ = content.shape
         keys = key.shape[2]
-        tables = tuple(None if table is None else table.contiguous() for table in (A, B, c, V))
-        inputs = Inputs(content, query, key, value, *tables, dense)
+        A, B, c, V = (None if table is None else table.contiguous() for table in (A, B, c, V))
+        inputs = Inputs(content, query, key, value, A, B, c, V, dense)
         new = content.new_empty if call.ends is None else content.new_zeros
         out = new(batch, length, heads, value.shape[3])
         generator = torch.Generator(content.device).manual_seed(call.seed) if call.dropout else None
@@ -161,23 +161,19 @@ class _Chunked(torch.autograd.Function):
         inputs, call = Inputs(*ctx.saved_tensors), ctx.call
         if ctx.same:
             inputs = inputs._replace(query=inputs.content)
-        content, _, key, value, A, B, c, V, dense = inputs
+        content, key = inputs.content, inputs.key
         batch, heads, length, _ = content.shape
         keys = key.shape[2]
         total = Gradients(inputs, ctx.needs_input_grad[8], call.ends is not None)
-        d_key, d_value = torch.empty_like(key), torch.empty_like(value)
+        d_key, d_value = torch.empty_like(key), torch.empty_like(inputs.value)
         generator = torch.Generator(content.device).manual_seed(call.seed) if call.dropout else None
         with torch.autocast(content.device.type, enabled=False):
             for row in range(batch):
                 chunks = schedule(call, row, length, keys, content.device)
                 for group_heads in head_groups(heads, keys, length, content.device):
                     group = HeadGroup(call, row, group_heads, inputs)
-                    total.key, total.value = zeros_like_sum(group.key), zeros_like_sum(group.value)
+                    total.start_group(group)
                     for chunk in chunks:
                         group.backward(chunk, generator, d_out[row, :, group_heads].transpose(0, 1), total)
                     d_key[row, group_heads], d_value[row, group_heads] = total.key, total.value
-        tables = [
-            None if sum_ is None else sum_.to(table.dtype)
-            for sum_, table in zip((total.A, total.B, total.c, total.V, total.dense), (A, B, c, V, dense), strict=True)
-        ]
-        return total.content, total.query, d_key, d_value, *tables, None
+        return total.content, total.query, d_key, d_value, *total.of_terms(inputs), None

@@ -431,10 +431,23 @@ class Gradients:
         tables = (inputs.A, inputs.B, inputs.c, inputs.V)
         self.A, self.B, self.c, self.V = (None if table is None else zeros_like_sum(table) for table in tables)
         self.dense = zeros_like_sum(inputs.dense) if needs_dense else None
-        self.key = self.value = None
+
+    def start_group(self, group: HeadGroup) -> None:
+        """Zeros for the key and value of another group."""
+        self.key, self.value = zeros_like_sum(group.key), zeros_like_sum(group.value)
+
+    def of_terms(self, inputs: Inputs) -> list[torch.Tensor | None]:
+        """Those of A, B, c, V and dense, in the dtypes of these."""
+        names = ("A", "B", "c", "V", "dense")
+        sums = (getattr(self, name) for name in names)
+        return [
+            None if total is None else total.to(getattr(inputs, name).dtype)
+            for name, total in zip(names, sums, strict=True)
+        ]
 
 
 def zeros_like_sum(like: torch.Tensor) -> torch.Tensor:
+    """Zeros of that shape to add to, in float32 at least."""
     precise = torch.promote_types(like.dtype, torch.float32)
     return torch.zeros(like.shape, dtype=precise, device=like.device)
 
