@@ -100,7 +100,7 @@ def load_tokenizer(name: str | Path) -> Any:
     if tokenizer is None or not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
         raise ValueError(
             f"{name}: no tokenizer could be loaded ({reason}); put the tokenizer's files into the folder "
-            "(`tokenizer.save_pretrained`), or name another place with --tokenizer"
+            "(`tokenizer.save_pretrained`), or name another folder with --tokenizer"
         )
     return tokenizer
 
