@@ -1,6 +1,7 @@
 """The command line, `hf-relpos`.
 
-Commands import what they need when they run. What the user can correct is printed without a traceback, exit code 2.
+Commands import what they need when they run. Errors that the user can correct are printed without a traceback, with
+exit code 2.
 """
 
 import json
@@ -24,23 +25,23 @@ app = typer.Typer(
 )
 
 
-# Help that several options share.
-TEXT = "Text: .txt, .jsonl, .tsv, compressed or not, a folder of such, or a Hub dataset."
+# Help texts that several options share.
+TEXT = "Text: .txt, .jsonl, .tsv, compressed or not, a folder of these, or a Hub dataset."
 
 
 def parse_options(pairs: list[str], flag: str = "--option") -> dict[str, Any]:
-    """["clip=32", "mode=log"] to {"clip": 32, "mode": "log"}: JSON where a value is JSON, else text.
+    """["clip=32", "mode=log"] to {"clip": 32, "mode": "log"}: values are parsed as JSON where they are JSON.
 
     Args:
-        flag: that the pairs were given with.
+        flag: option of the command line, for errors.
 
     Raises:
         ValueError: for one without a key.
     """
     options = {}
     for pair in pairs:
-        key, found, value = pair.partition("=")
-        if not key or not found:
+        key, separator, value = pair.partition("=")
+        if not key or not separator:
             raise ValueError(f"{flag} {pair!r} is not of the form KEY=VALUE, such as clip=32")
         try:
             options[key] = json.loads(value)
@@ -68,12 +69,12 @@ def convert(
     method: Annotated[
         str | None,
         typer.Option(
-            help="keep (default): absolute positions stay, same outputs. drop: their mean stays, needs training. "
+            help="keep (default): absolute positions stay, same outputs. drop: only their mean stays, needs training. "
             "calibrate: relative terms fitted to the source's attention on --text, close to its outputs. "
-            "calibrate+distil: then trained for some steps to have its outputs, closer. "
-            "interpolate, hierarchical: a longer absolute table, nothing relative. "
-            "For a source that is relative already: exact (default): same tables, or others that hold them, same "
-            "outputs. refit: the closest tables of another scheme."
+            "calibrate+distil: then distilled for some steps, closer. "
+            "interpolate, hierarchical: a longer absolute table, no relative terms. "
+            "For a source that is relative already: exact (default): the same tables or equivalent ones, "
+            "same outputs. refit: the closest tables of another scheme."
         ),
     ] = None,
     method_option: Annotated[
@@ -86,7 +87,7 @@ def convert(
         list[str] | None,
         typer.Option(help=f"{TEXT} For calibrate and calibrate+distil; needs no labels. May be repeated."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of what is drawn at random.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     architecture: Annotated[
         str | None, typer.Option(help="Class whose head to keep, if not the one in config.json: BertModel, ….")
     ] = None,
@@ -97,7 +98,7 @@ def convert(
         typer.Option("--plots", help="Draw fidelity and tables into OUT, for calibrate and calibrate+distil."),
     ] = False,
 ) -> None:
-    """Convert a BERT with absolute positions to a relative one, or take over a relative one."""
+    """Convert a BERT with absolute or relative positions to this package."""
     with plain_errors(), plain_warnings():
         options = parse_options(option or [])
         method_options = parse_options(method_option or [], "--method-option")
@@ -155,8 +156,8 @@ def doctor(
     from . import SCHEMES, RelPosBertConfig, __version__, explain_backend
 
     devices = ["cpu"]
-    if torch.accelerator.is_available():
-        devices.append(torch.accelerator.current_accelerator().type)
+    if (accelerator := torch.accelerator.current_accelerator(check_available=True)) is not None:
+        devices.append(accelerator.type)
     versions = {
         "hf_relpos": __version__,
         "torch": f"{torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads",
@@ -179,7 +180,9 @@ def doctor(
 def demo(
     checkpoint: Annotated[
         str | None,
-        typer.Option(help="Masked language model with absolute positions: folder or Hub repository, if not our own."),
+        typer.Option(
+            help="Masked language model with absolute positions, folder or Hub repository, instead of our own."
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the models.")] = Path("demo-out"),
     scheme: Annotated[str, typer.Option(help="Position scheme; `hf-relpos schemes` lists them.")] = "transformer_xl",
@@ -196,12 +199,12 @@ def demo(
 @app.command()
 def plot(
     checkpoint: Annotated[str, typer.Argument(help="Folder or Hub repository of a model with relative positions.")],
-    out: Annotated[Path | None, typer.Option(help="Picture to write; its ending says which kind.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Picture to write; its suffix sets the format.")] = None,
     layer: Annotated[int | None, typer.Option(help="Number of the layer; 0 by default.")] = None,
     whole: Annotated[bool, typer.Option("--all", help="Every head of every layer, as one heat map.")] = False,
     head: Annotated[int | None, typer.Option(help="Number of the head; 0 by default.")] = None,
     text: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="Text that gives the mean query and key.")
+        Path | None, typer.Option(exists=True, dir_okay=False, help="Text for the mean query and key.")
     ] = None,
 ) -> None:
     """Plot what the position scheme of a model adds to its attention scores."""
@@ -241,7 +244,7 @@ def parse_lengths(text: str | None) -> list[int] | None:
 def compare(
     teacher: Annotated[str, typer.Argument(help="Folder or Hub repository of the model that was converted.")],
     student: Annotated[str, typer.Argument(help="Folder or Hub repository of the result.")],
-    text: Annotated[list[str], typer.Option(help=f"{TEXT} Neither may be fitted on it. May be repeated.")],
+    text: Annotated[list[str], typer.Option(help=f"{TEXT} Neither model may be fitted on it. May be repeated.")],
     field: Annotated[str, typer.Option(help=FIELD)] = "text",
     lengths: Annotated[str | None, typer.Option(help=LENGTHS)] = None,
     sts: Annotated[
@@ -249,8 +252,12 @@ def compare(
         typer.Option(exists=True, dir_okay=False, help="Scored sentence pairs, .tsv or .jsonl; may be repeated."),
     ] = None,
     columns: Annotated[str, typer.Option(help=COLUMNS)] = "score,sentence1,sentence2",
-    pooling: Annotated[str | None, typer.Option(help="mean or cls; by default what the teacher asks for.")] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="Where the tokenizer is, if not beside the teacher.")] = None,
+    pooling: Annotated[
+        str | None, typer.Option(help="mean or cls; by default that of the teacher's repository.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Folder or repository of the tokenizer, if not the teacher's.")
+    ] = None,
     tokens: Annotated[int, typer.Option(help="Tokens of text for each length, about.", min=1)] = 4096,
     json_file: Annotated[Path | None, typer.Option("--json", help="JSON file to write.")] = None,
     plot_file: Annotated[
@@ -310,8 +317,12 @@ def evaluate(
     field: Annotated[str, typer.Option(help=FIELD)] = "text",
     lengths: Annotated[str | None, typer.Option(help=LENGTHS + " For --mlm and --passkey.")] = None,
     max_length: Annotated[int, typer.Option(help="Tokens read of a document in retrieval.", min=3)] = 2048,
-    pooling: Annotated[str | None, typer.Option(help="mean or cls; by default what the model asks for.")] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="Where the tokenizer is, if not beside the model.")] = None,
+    pooling: Annotated[
+        str | None, typer.Option(help="mean or cls; by default that of the model's repository.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Folder or repository of the tokenizer, if not the model's.")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="JSON file to write.")] = None,
 ) -> None:
     """Measure a model: similarity, long-document retrieval, masked tokens, passkeys."""

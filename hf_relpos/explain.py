@@ -27,7 +27,7 @@ def explain_backend(
         device: "cpu", "cuda", …; None for the model's own, or the CPU.
         dtype: None for the model's own, or float32.
         dropout: probability of dropping an attention weight, 0 outside training.
-        output_attentions: whether the attention weights are wanted.
+        output_attentions: whether the attention weights are returned.
         gradients: whether there will be a backward pass.
 
     Returns:
@@ -51,7 +51,7 @@ def explain_backend(
         dtype = target.dtype if dtype is None else dtype
     implementation = check_attention(config, config._attn_implementation)
     if implementation != AUTO:
-        return f"attn_implementation={implementation!r} takes {implementation}: it was asked for by name"
+        return f"attn_implementation={implementation!r} takes {implementation}: it was requested by name"
     call = probe_call(
         config,
         batch,

@@ -1,4 +1,4 @@
-"""Opt-in: stock BERT classes and Auto classes that honour `position_embedding_type`, and the way back.
+"""Opt-in: stock BERT classes and Auto classes that honour `position_embedding_type`, and how to undo it.
 
 Transformers v5 ignores the field: it loads such a checkpoint as an absolute BERT, silently wrong. Inside
 `patch_transformers()` the same code gets our classes, which subclass the stock ones:
@@ -6,8 +6,8 @@ Transformers v5 ignores the field: it loads such a checkpoint as an absolute BER
     with patch_transformers():
         model = AutoModelForMaskedLM.from_pretrained("old/relative-bert")  # a RelPosBertForMaskedLM
 
-Two attributes of the nine stock heads are replaced, `__init__` and `from_pretrained`. The Auto classes need nothing:
-they end in one or the other.
+Two attributes of the nine stock heads are replaced, `__init__` and `from_pretrained`. The Auto classes stay as they
+are: they call one or the other.
 """
 
 import functools
@@ -29,16 +29,16 @@ from .model.schemes import SCHEMES
 STOCK_HEADS: dict[type[BertPreTrainedModel], type[RelPosBertPreTrainedModel]] = {
     getattr(transformers, ours.__name__.removeprefix("RelPos")): ours for ours in HEADS.values()
 }
-# What only our configuration has; the Auto classes, which read a BertConfig, pass these keywords on to the model.
+# Fields of our configuration alone; the Auto classes, which read a BertConfig, pass them on to the model.
 OWN_FIELDS = {field.name for field in fields(RelPosBertConfig)} - {field.name for field in fields(BertConfig)}
-MISSING = object()  # the class inherits the attribute
+MISSING = object()  # for an attribute that the class inherits
 
 
 class Patch:
-    """What `patch_transformers` returns: `undo()` it, or use it as a context manager."""
+    """The handle that `patch_transformers` returns: call `undo()`, or use it as a context manager."""
 
     def undo(self) -> None:
-        """End this patch; the stock classes are restored with the last one. A second call does nothing."""
+        """End this patch; the last one restores the stock classes. A second call does nothing."""
         with _lock:
             if self in _active:
                 _active.remove(self)
@@ -56,28 +56,28 @@ class Patch:
 
 _lock = RLock()
 _active: list[Patch] = []
-# (class, attribute, what it was, what we put there)
+# (class, attribute, original, replacement)
 _replaced: list[tuple[type, str, Any, Any]] = []
 
 
 def patch_transformers() -> Patch:
-    """Make the stock BERT classes build our models for configurations that claim relative positions.
+    """Make the stock BERT classes build our models for configurations with relative positions.
 
     Affected, in the whole process, are the nine stock heads and the Auto classes that lead to them, and only where
     `position_embedding_type` names a scheme of `SCHEMES` other than `"absolute"`:
 
-    - `BertForX.from_pretrained`, `AutoModelForX.from_pretrained`, `pipeline` and all that calls them;
+    - `BertForX.from_pretrained`, `AutoModelForX.from_pretrained`, `pipeline`, and whatever calls them;
     - `AutoModelForX.from_config(config)` and `BertForX(config)`.
 
     The results are `RelPosBertForX`, with a copy of the configuration as `RelPosBertConfig`; they outlive the patch.
-    Absolute configurations, subclasses of `BertConfig` and subclasses of the stock heads are left alone; but where
-    other code builds an exact stock class inside its own, such as `self.bert = BertModel(config)`, that part is ours.
+    Absolute configurations, subclasses of `BertConfig` and subclasses of the stock heads are not affected; but where
+    other code builds an exact stock class inside its own, such as `self.bert = BertModel(config)`, that one is ours.
 
-    Patches may be nested and undone in any order: the classes are restored when the last one is undone, to the very
-    objects they had.
+    Patches may be nested and undone in any order: when the last one is undone, the classes have their original
+    attributes again.
 
     Returns:
-        The handle, to `undo()` or to use in a `with` statement, which undoes it on errors too.
+        The handle: call `undo()`, or use it in a `with` statement, which undoes it on errors too.
 
     Example:
 
@@ -98,12 +98,12 @@ def patch_transformers() -> Patch:
 
 
 def is_relative(scheme: Any) -> bool:
-    """Whether a value of `position_embedding_type` is for our models and not for stock BERT."""
+    """Whether a value of `position_embedding_type` needs our models instead of stock BERT."""
     return isinstance(scheme, str) and scheme in SCHEMES and not SCHEMES[scheme].learned_input_table
 
 
 def is_ours(config: Any, changes: Mapping[str, Any] | None = None) -> bool:
-    """Whether a model of this configuration, exactly a BertConfig or a RelPosBertConfig, is for our classes.
+    """Whether a model of this configuration, exactly a BertConfig or a RelPosBertConfig, needs our classes.
 
     Args:
         config: any object.
@@ -118,7 +118,7 @@ def is_ours(config: Any, changes: Mapping[str, Any] | None = None) -> bool:
 def _saved_scheme(path: Any, config: Any, kwargs: dict[str, Any]) -> Any:
     """The `position_embedding_type` that `from_pretrained(path, config=config, **kwargs)` would give its model.
 
-    None where no file says so; then the stock class has the say.
+    None where no file has one; then the stock class decides.
     """
     source = path if config is None else config
     if source is None or kwargs.get("gguf_file") is not None:
@@ -126,17 +126,17 @@ def _saved_scheme(path: Any, config: Any, kwargs: dict[str, Any]) -> Any:
     hub = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
     try:
         saved, _ = BertConfig.get_config_dict(source, **hub)
-    except OSError:  # no such file or repository: the stock class says it better
+    except OSError:  # no such file or repository: the stock class raises a better error
         return None
     return kwargs.get("position_embedding_type", saved.get("position_embedding_type"))
 
 
-def _routed_init(stock: type, ours: type) -> Callable[..., None]:
-    """`__init__` for a stock head: an exact instance of it becomes one of ours where its configuration says so."""
+def _routed_init(stock: Any, ours: Any) -> Callable[..., None]:
+    """`__init__` for a stock head: an exact instance of it becomes one of ours if its configuration is relative."""
     before = stock.__init__
 
     @functools.wraps(before)
-    def __init__(self, config, *args, **kwargs):
+    def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         if _active and type(self) is stock and is_ours(config):
             self.__class__ = ours
             ours.__init__(self, RelPosBertConfig.from_bert(config), *args, **kwargs)
@@ -146,12 +146,14 @@ def _routed_init(stock: type, ours: type) -> Callable[..., None]:
     return __init__
 
 
-def _routed_from_pretrained(stock: type, ours: type) -> classmethod:
-    """`from_pretrained` for a stock head, which leaves subclasses, ours among them, to the method as it was."""
+def _routed_from_pretrained(stock: Any, ours: Any) -> "classmethod[Any, ..., Any]":
+    """`from_pretrained` for a stock head; subclasses, ours among them, use the original method."""
     before = vars(stock).get("from_pretrained")
 
     @functools.wraps(stock.from_pretrained.__func__)
-    def from_pretrained(cls, pretrained_model_name_or_path, *args, config=None, **kwargs):
+    def from_pretrained(
+        cls: Any, pretrained_model_name_or_path: Any, *args: Any, config: Any = None, **kwargs: Any
+    ) -> Any:
         if _active and cls is stock:
             if isinstance(config, PreTrainedConfig):
                 own = {name: value for name, value in kwargs.items() if name in OWN_FIELDS}
@@ -179,7 +181,7 @@ def _restore() -> None:
     while _replaced:
         stock, name, before, routed = _replaced.pop()
         if vars(stock).get(name) is not routed:
-            continue  # someone wrapped ours since then; below their wrapper it does nothing any more
+            continue  # other code has wrapped ours since; inside its wrapper ours does nothing any more
         if before is MISSING:
             delattr(stock, name)
         else:

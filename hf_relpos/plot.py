@@ -1,201 +1,28 @@
-"""Pictures of what a scheme adds to the attention score, as a function of the query's place i and the key's place j.
+"""Figures: what a scheme adds to the attention scores of a model, and the fidelity of a conversion.
 
-Needs the extra `plot` (matplotlib) for the figures; the numbers need nothing more.
+Needs matplotlib (extra `plot`).
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoTokenizer, PreTrainedConfig
 
+from .evaluation.loading import load_quietly, no_such_model, refuse_missing
 from .files import atomic_file, check_output_file
 from .model.configuration_relpos_bert import RelPosBertConfig
-from .model.context import AttentionContext
-from .model.formula import Terms, allowed, content_scale, content_vectors, featurewise_scores, position_scores
 from .model.modeling_relpos_bert import RelPosBertModel, RelPosBertPreTrainedModel
+from .position_scores import example_inputs, input_map, offset_curves, record_layer, score_map
 
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Fields of Terms, and the letters they have in the formula.
-LETTERS = {
-    "A": "A",
-    "B": "B",
-    "u": "u",
-    "c": "c",
-    "c_outer": "c'",
-    "dense": "dense c'",
-    "V": "V",
-    "gain": "gain",
-    "feature_gain": "gain",
-    "allow": "allow",
-    "rotate": "rotate",
-}
-
-
-@dataclass(frozen=True)
-class Call:
-    """What one layer had in its hands during one forward pass.
-
-    Attributes:
-        query: (B, H, L, d).
-        key: (B, H, K, d).
-        terms: what the scheme adds.
-        context: r for every query and key.
-        added_to_input: what the input module of the scheme returned, (1 or B, L, D); None without one.
-    """
-
-    query: torch.Tensor
-    key: torch.Tensor
-    terms: Terms
-    context: AttentionContext
-    added_to_input: torch.Tensor | None
-
-    @property
-    def letters(self) -> list[str]:
-        """The terms present, by their letters, in the order of the formula; `input` last."""
-        present = [letter for field, letter in LETTERS.items() if getattr(self.terms, field) not in (None, ())]
-        return list(dict.fromkeys(present)) + ["input"] * (self.added_to_input is not None)
-
-
-def example_inputs(config: RelPosBertConfig, length: int = 64, batch: int = 4) -> dict[str, torch.Tensor]:
-    """Random tokens, and whatever else the scheme requires: a square image, edges to the next tokens and the fourth.
-
-    Args:
-        length: cut to P, which some schemes refuse to pass.
-    """
-    length = min(length, config.max_position_embeddings)
-    places = torch.arange(length)
-    generator = torch.Generator().manual_seed(0)
-    inputs = {"input_ids": torch.randint(config.vocab_size, (batch, length), generator=generator)}
-    if "grid" in config.required_inputs:
-        width = round(length**0.5)
-        inputs["position_ids"] = torch.stack([places // width, places % width], dim=-1).expand(batch, -1, -1)
-    if "relation_ids" in config.required_inputs:
-        r = places - places[:, None]
-        inputs["relation_ids"] = ((r == 1) | (r == 4)).long().expand(batch, -1, -1)
-    return inputs
-
-
-def save_figure(figure: Any, path: str | Path, dpi: int = 150) -> Path:
-    """Write a figure atomically, in the format that the suffix names; the file, which without a suffix is a .png."""
-    path = Path(path)
-    path = path if path.suffix else path.with_name(f"{path.name}.png")
-    with atomic_file(path) as partial:
-        figure.savefig(partial, dpi=dpi)
-    return path
-
-
-@torch.no_grad()
-def observe(
-    model: RelPosBertPreTrainedModel | RelPosBertConfig, layer: int = 0, inputs: dict[str, torch.Tensor] | None = None
-) -> Call:
-    """Run a model and note what one of its layers does.
-
-    Args:
-        model: a model, or a configuration, which stands for a fresh model with seed 0.
-        layer: number of the layer.
-        inputs: arguments of `forward`; None for `example_inputs`.
-
-    Raises:
-        ValueError: for a layer that the model does not have.
-    """
-    if isinstance(model, RelPosBertConfig):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            model = RelPosBertModel(model, add_pooling_layer=False)
-    model = model.base_model
-    count = len(model.encoder.layer)
-    if not 0 <= layer < count:
-        raise ValueError(f"layer = {layer}: the model has layers 0 to {count - 1}")
-    attention = model.encoder.layer[layer].attention.self
-    inputs = example_inputs(model.config) if inputs is None else inputs
-    seen: dict[str, Any] = {}
-
-    def keep(name: str) -> Callable:
-        def hook(module, args, out) -> None:
-            seen.setdefault(name, out)  # a scheme may project something else later
-
-        return hook
-
-    def keep_context(module, args, arguments) -> None:
-        seen["context"] = arguments["context"]
-
-    modules = {"query": attention.query, "key": attention.key, "input": model.embeddings.position_embeddings}
-    hooks = [module.register_forward_hook(keep(name)) for name, module in modules.items() if module is not None]
-    hooks.append(attention.register_forward_pre_hook(keep_context, with_kwargs=True))
-    training = model.training
-    try:
-        model.eval()(**{name: tensor.to(model.device) for name, tensor in inputs.items()}, use_cache=False)
-        heads = (attention.num_attention_heads, attention.attention_head_size)
-        query, key = (seen[name].unflatten(-1, heads).transpose(1, 2) for name in ("query", "key"))
-        context = attention.layer_context(seen["context"], query, key.shape[2])
-        terms = attention.distance_embedding.terms(context)  # before dropout is on again
-    finally:
-        model.train(training)
-        for hook in hooks:
-            hook.remove()
-    return Call(query, key, terms, context, seen.get("input"))
-
-
-@torch.no_grad()
-def score_map(
-    call: Call, head: int | None = None, query: torch.Tensor | None = None, key: torch.Tensor | None = None
-) -> torch.Tensor:
-    """What position adds to the score of a query at i and a key at j, by all terms but V and u (which has no r).
-
-    What depends on content is shown for one query and one key: q·A, k·B for `query` and `key`; rotations and gains by
-    what they change in the product of a vector of length 1 with itself.
-
-    Args:
-        call: what `observe` returned.
-        head: its number, or None for all.
-        query: (H, d); None for the mean over the tokens of the call.
-        key: (H, d), likewise.
-
-    Returns:
-        (L, K), or (H, L, K) for all heads; NaN where the scheme hides the key.
-    """
-    terms, context = call.terms, call.context
-    query = call.query.mean((0, 2)) if query is None else query
-    key = call.key.mean((0, 2)) if key is None else key
-    query = query[:, None].expand_as(call.query)
-    key = key[:, None].expand_as(call.key)
-    _, turned_query, turned_key = content_vectors(query, key, terms, context)
-    added = position_scores(turned_query, turned_key, terms, context)
-    if added is None:
-        added = call.query.new_zeros(())
-    if terms.rotate is not None or terms.gain or terms.feature_gain is not None:
-        unit = torch.ones_like(query) * query.shape[-1] ** -0.5
-        _, left, right = content_vectors(unit, unit, terms, context)
-        if terms.feature_gain is None:
-            content = left @ right.transpose(-1, -2)
-        else:
-            content = featurewise_scores(left, right, terms.feature_gain, context)
-        for table in terms.gain:
-            content = content * table.scalars(context)
-        added = added + content_scale(query, terms) * (content - 1)
-    visible = allowed(terms, context, None)
-    if visible is not None:
-        added = torch.where(visible, added, torch.nan)
-    added = added.expand(*call.query.shape[:3], call.key.shape[2])[0].float().cpu()
-    return added if head is None else added[head]
-
-
-def input_map(call: Call) -> torch.Tensor | None:
-    """Cosine of what the scheme adds to the input at i and at j, (L, L); None for a scheme without an input module."""
-    if call.added_to_input is None:
-        return None
-    vectors = torch.nn.functional.normalize(call.added_to_input[0].float(), dim=-1)
-    return (vectors @ vectors.T).cpu()
-
 
 def figure_class() -> type["Figure"]:
-    """The figure of matplotlib; a way to ask for matplotlib before long work whose result is to be drawn.
+    """The figure class of matplotlib, imported on first use; also checks before long work that it is installed.
 
     Raises:
         ModuleNotFoundError: without matplotlib; names the extra.
@@ -232,6 +59,15 @@ def _figure(width: float, height: float) -> "Figure":
     return figure_class()(figsize=(width, height), layout="constrained")
 
 
+def save_figure(figure: "Figure", path: str | Path, dpi: int = 150) -> Path:
+    """Write a figure atomically, in the format that the suffix names; the file, which without a suffix is a .png."""
+    path = Path(path)
+    path = path if path.suffix else path.with_name(f"{path.name}.png")
+    with atomic_file(path) as partial:
+        figure.savefig(partial, dpi=dpi)
+    return path
+
+
 def plot_scheme(
     model: RelPosBertPreTrainedModel | RelPosBertConfig,
     layer: int = 0,
@@ -250,7 +86,7 @@ def plot_scheme(
         ModuleNotFoundError: without matplotlib.
         ValueError: for a layer or head that the model does not have.
     """
-    call = observe(model, layer, inputs)
+    call = record_layer(model, layer, inputs)
     count = call.query.shape[1]
     if not 0 <= head < count:
         raise ValueError(f"head = {head}: the model has heads 0 to {count - 1}")
@@ -312,7 +148,7 @@ def plot_checkpoint(
 
     Args:
         checkpoint: folder or Hub repository.
-        out: file to write, its kind by its ending; None for `<checkpoint>-layer<n>-head<n>.png` in this folder, or
+        out: file to write, its format by its suffix; None for `<checkpoint>-layer<n>-head<n>.png` in this folder, or
             `<checkpoint>.png` for the whole model.
         layer: number of the layer; None for the whole model.
         head: number of the head, if there is a layer.
@@ -326,15 +162,13 @@ def plot_checkpoint(
         ValueError: for no such model, one of another kind, a layer or head that it does not have, a scheme that
             `plot_model` refuses, a text without tokens, or a file that cannot be written.
     """
-    from .evaluation.loading import load_quietly, no_such_model, refuse_missing
-
     if out is not None:
         check_picture(Path(out), "--out")
     try:
-        kind = PreTrainedConfig.get_config_dict(checkpoint)[0].get("model_type")
-        if kind not in (None, RelPosBertConfig.model_type):
+        model_type = PreTrainedConfig.get_config_dict(checkpoint)[0].get("model_type")
+        if model_type not in (None, RelPosBertConfig.model_type):
             raise ValueError(
-                f"{checkpoint}: model_type = {kind!r}: only models with positions of ours, "
+                f"{checkpoint}: model_type = {model_type!r}: only models of this package, "
                 f"{RelPosBertConfig.model_type!r}, are drawn; convert it first (`hf-relpos convert`)"
             )
         model, missing = load_quietly(RelPosBertModel, checkpoint, add_pooling_layer=False)
@@ -358,22 +192,6 @@ def plot_checkpoint(
     return save_figure(figure, out)
 
 
-def offset_curves(model: RelPosBertPreTrainedModel, inputs: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
-    """What position adds to the score of the query in the middle, by offset, for every layer and head.
-
-    Args:
-        model: a model whose terms depend on r = j − i.
-        inputs: arguments of `forward`; None for `example_inputs`. Their length is that of the longest offsets shown.
-
-    Returns:
-        (layers, H, L): entry n is for r = n − L // 2. The terms of content are those of the mean query and key of the
-        layer, as in `score_map`; NaN where the scheme hides the key.
-    """
-    layers = range(len(model.base_model.encoder.layer))
-    maps = (score_map(observe(model, layer, inputs)) for layer in layers)
-    return torch.stack([added[:, added.shape[1] // 2] for added in maps])
-
-
 def plot_model(model: RelPosBertPreTrainedModel, inputs: dict[str, torch.Tensor] | None = None) -> "Figure":
     """Heat map of a whole model: what position adds to the score, every head of every layer against r = j − i.
 
@@ -385,7 +203,7 @@ def plot_model(model: RelPosBertPreTrainedModel, inputs: dict[str, torch.Tensor]
         ModuleNotFoundError: without matplotlib.
         ValueError: for a scheme that adds nothing to the score.
     """
-    if observe(model, 0, inputs).letters == ["input"]:
+    if record_layer(model, 0, inputs).letters == ["input"]:
         raise ValueError(
             f"layer = None (--all): position_embedding_type = {model.config.position_embedding_type!r} adds nothing "
             "to the score, only vectors to the input; give a layer (leave out --all) to see those"
@@ -422,7 +240,7 @@ def fidelity_figure(report: Mapping[str, Any]) -> "Figure":
     """Fidelity by length with its ceiling, and the attention's divergence by layer.
 
     Args:
-        report: what `evaluate.Fidelity.to_dict` gives, or the JSON of `hf-relpos compare`.
+        report: what `evaluation.Fidelity.to_dict` returns, or the JSON of `hf-relpos compare`.
 
     Raises:
         ModuleNotFoundError: without matplotlib.
@@ -471,7 +289,7 @@ def plot_fidelity(report: Mapping[str, Any], path: str | Path) -> Path:
 
     Args:
         report: as there.
-        path: file to write, its kind by its ending.
+        path: file to write, its format by its suffix.
 
     Returns:
         The file.

@@ -8,7 +8,7 @@ from .model.modeling_relpos_bert import HEADS
 
 
 def register() -> None:
-    """Make the Auto classes know `relpos_bert`. Idempotent; called once by `import hf_relpos`."""
+    """Register `relpos_bert` with the Auto classes. Idempotent; called once by `import hf_relpos`."""
     AutoConfig.register(RelPosBertConfig.model_type, RelPosBertConfig, exist_ok=True)
     for auto, head in HEADS.items():
         getattr(transformers, auto).register(RelPosBertConfig, head, exist_ok=True)

@@ -3,10 +3,10 @@
     python scripts/bench_attention.py                                     # some minutes, one thread
     python scripts/bench_attention.py --peer-python OLD/bin/python        # with the BERT of transformers 4.57.6
 
-The attention core of a BERT-base layer: 12 heads of 64, given q, k and v. Ours includes what the scheme makes of its
-parameters in every layer (`Scheme.terms`); the floor is PyTorch's scaled_dot_product_attention without positions.
-Before any time is taken ours is compared with the eager backend in float64, outputs and all gradients, and a failure
-ends the run. Written to docs/results/benchmarks: cpu-attention.json, .md and .png.
+The attention core of a BERT-base layer: 12 heads of 64, on fixed q, k and v. It includes the terms that the scheme
+makes of its parameters in every layer (`Scheme.terms`); the floor is PyTorch's scaled_dot_product_attention without
+positions. Before any time is taken it is compared with the eager backend in float64, outputs and all gradients, and a
+failure ends the run. Written to docs/results/benchmarks: cpu-attention.json, .md and .png.
 """
 
 import gc
@@ -14,12 +14,17 @@ import json
 import sys
 import warnings
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from experiments.arguments import benchmark_parser
 from experiments.measuring import environment, error_ratio, peak_memory, run_worker, time_in_turns
 from experiments.reports import Table, describe, markdown_sections, met, print_tables, write_report
 from torch import nn
+
+
+if TYPE_CHECKING:
+    from hf_relpos.model.attention import AttentionCall
 
 
 HEADS, SIZE = 12, 64
@@ -37,12 +42,12 @@ MEMORY += [("inference", 1, 4096), ("inference", 1, 16384)]
 def inputs(batch: int, length: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
     """q, k and v as the projections of a layer leave them, (B, H, L, d), that require gradients."""
     torch.manual_seed(0)
-    made = [torch.randn(batch, length, HEADS, SIZE).to(dtype).transpose(1, 2) for _ in range(3)]
-    return [tensor.requires_grad_() for tensor in made]
+    tensors = [torch.randn(batch, length, HEADS, SIZE).to(dtype).transpose(1, 2) for _ in range(3)]
+    return [tensor.requires_grad_() for tensor in tensors]
 
 
-class Ours(nn.Module):
-    """One layer's scheme, and attention with it on given vectors."""
+class RelativeAttention(nn.Module):
+    """One layer's scheme, and attention with it on fixed vectors."""
 
     def __init__(self, name: str, backend: str, length: int):
         super().__init__()
@@ -57,10 +62,10 @@ class Ours(nn.Module):
         for parameter in self.parameters():
             nn.init.normal_(parameter, std=0.1)
 
-    def forward(self, query, key, value, dropout: float = 0.0) -> torch.Tensor:
+    def call(self, query, key, value, dropout: float = 0.0) -> "AttentionCall":
+        """What the backend computes, with the terms of the scheme."""
         from hf_relpos import AttentionContext
         from hf_relpos.model.attention import AttentionCall
-        from hf_relpos.model.backends import run_attention
 
         length = query.shape[2]
         context = AttentionContext(length, length, dtype=torch.promote_types(query.dtype, torch.float32))
@@ -70,8 +75,12 @@ class Ours(nn.Module):
             context = replace(context, shared=self.shared(context))
         terms = self.scheme.terms(context)
         gradients = torch.is_grad_enabled()
-        call = AttentionCall(query, key, value, terms, context, dropout=dropout, needs_gradients=gradients, layer=self)
-        return run_attention(self.backend, call)[0]
+        return AttentionCall(query, key, value, terms, context, dropout=dropout, needs_gradients=gradients, layer=self)
+
+    def forward(self, query, key, value, dropout: float = 0.0) -> torch.Tensor:
+        from hf_relpos.model.backends import run_attention
+
+        return run_attention(self.backend, self.call(query, key, value, dropout))[0]
 
 
 def floor(query, key, value, dropout: float = 0.0) -> torch.Tensor:
@@ -87,7 +96,7 @@ def absolute_eager(query, key, value, dropout: float = 0.0) -> torch.Tensor:
     return torch.matmul(weights, value).transpose(1, 2).contiguous()
 
 
-class Given(nn.Module):
+class FixedProjection(nn.Module):
     """Stands for a projection whose result is known."""
 
     def __init__(self, tensor: torch.Tensor):
@@ -99,7 +108,7 @@ class Given(nn.Module):
 
 
 def peer(name: str, length: int) -> Callable:
-    """Self-attention of the BERT of an older Transformers, its projections replaced by given vectors."""
+    """Self-attention of the BERT of an older Transformers, its projections replaced by fixed vectors."""
     from transformers import BertConfig
     from transformers.models.bert.modeling_bert import BertSelfAttention
 
@@ -109,7 +118,7 @@ def peer(name: str, length: int) -> Callable:
     layer = BertSelfAttention(config)
 
     def run(query, key, value, dropout: float = 0.0) -> torch.Tensor:
-        layer.query, layer.key, layer.value = Given(query), Given(key), Given(value)
+        layer.query, layer.key, layer.value = FixedProjection(query), FixedProjection(key), FixedProjection(value)
         layer.dropout.p = dropout
         return layer(layer.query.tensor)[0]
 
@@ -160,42 +169,28 @@ def times(variants: dict[str, Callable], batch: int, length: int, rounds: int, d
 
 
 def check(name: str, dtype: torch.dtype) -> float:
-    """Error of ours over that of eager in the same dtype, both against float64; outputs and all gradients.
+    """Error of outputs and all gradients over that of eager in the same dtype, both against float64.
 
     Raises:
         SystemExit: when it is above 2.
     """
+    from hf_relpos.model.backend_chunked import Chunked
+    from hf_relpos.model.backends import choose
+
     batch, length = 2, 333
     results = []
-    from hf_relpos.model import attention
-
     for backend, kind in (("relpos", dtype), ("eager", dtype), ("eager", torch.float64)):
-        layer = Ours(name, backend, length).to(kind)
+        layer = RelativeAttention(name, backend, length).to(kind)
         tensors = [tensor.detach().to(kind).requires_grad_() for tensor in inputs(batch, length, dtype)]
         if backend == "relpos":
-            path = layer_path(layer, tensors)
-            if path != attention.CHUNKED:
-                raise SystemExit(f"{name}: the call to be timed takes {path!r}, not {attention.CHUNKED!r}")
+            chosen = choose(layer.call(*tensors))[0].name
+            if chosen != Chunked.name:
+                raise SystemExit(f"{name}: the call to be timed runs on {chosen!r}, not {Chunked.name!r}")
         results.append(passes(layer, tensors)["both"]())
     ratio = error_ratio(*results)
     if not ratio <= 2.0:
         raise SystemExit(f"{name} in {dtype}: {ratio:.2f} times the error of eager; no times are shown for it")
     return ratio
-
-
-def layer_path(layer: Ours, tensors: list[torch.Tensor]) -> str:
-    """What `relpos` comes to for this call."""
-    from dataclasses import replace
-
-    from hf_relpos import AttentionContext
-    from hf_relpos.model.attention import AttentionCall
-    from hf_relpos.model.backends import choose
-
-    length = tensors[0].shape[2]
-    context = AttentionContext(length, length)
-    if layer.shared is not None:
-        context = replace(context, shared=layer.shared(context))
-    return choose(AttentionCall(*tensors[:3], layer.scheme.terms(context), context))[0].name
 
 
 def memory(name: str, kind: str, batch: int, length: int) -> float:
@@ -205,7 +200,7 @@ def memory(name: str, kind: str, batch: int, length: int) -> float:
     elif name.startswith("4.57 "):
         run = peer(name.removeprefix("4.57 "), length)
     else:
-        run = Ours(name, "relpos", length)
+        run = RelativeAttention(name, "relpos", length)
     small = [tensor[:1, :, :64].detach().requires_grad_() for tensor in inputs(1, 64)]
     for call in passes(run, small).values():  # loads what libraries load at their first call
         call()
@@ -223,17 +218,17 @@ def worker(request: dict, rounds: int) -> object:
     return times({FLOOR: floor, **tables}, request["batch"], request["length"], rounds)
 
 
-def tables(found: dict) -> list[Table]:
+def tables(results: dict) -> list[Table]:
     """Times, memory and goals."""
-    made: list[Table] = []
+    tables: list[Table] = []
     titles = {
         ("forward", 0.0): "Forward",
         ("both", 0.0): "Forward and backward",
         ("both", 0.1): "The same, dropout 0.1",
     }
-    columns = list(dict.fromkeys((row["batch"], row["length"], row["dtype"]) for row in found["times"]))
+    columns = list(dict.fromkeys((row["batch"], row["length"], row["dtype"]) for row in results["times"]))
     for (kind, dropout), title in titles.items():
-        rows = [row for row in found["times"] if (row["pass"], row["dropout"]) == (kind, dropout)]
+        rows = [row for row in results["times"] if (row["pass"], row["dropout"]) == (kind, dropout)]
         lines = []
         for name in dict.fromkeys(row["variant"] for row in rows):
             cells = {(row["batch"], row["length"], row["dtype"]): row for row in rows if row["variant"] == name}
@@ -250,34 +245,34 @@ def tables(found: dict) -> list[Table]:
                 ]
             )
         head = [f"× {FLOOR} with the same dropout", *(f"L{n} B{b} {dtype}" for b, n, dtype in columns)]
-        made.append((title, head, lines))
+        tables.append((title, head, lines))
     head = ["MB beyond inputs", *(f"{kind}, L{length} B{batch}" for kind, batch, length in MEMORY)]
-    names = dict.fromkeys(row["variant"] for row in found["memory"])
-    cells = {(row["variant"], row["pass"], row["length"]): f"{row['mb']:.0f}" for row in found["memory"]}
-    made.append(
+    names = dict.fromkeys(row["variant"] for row in results["memory"])
+    cells = {(row["variant"], row["pass"], row["length"]): f"{row['mb']:.0f}" for row in results["memory"]}
+    tables.append(
         ("Memory", head, [[n, *(cells.get((n, kind, length), "–") for kind, _, length in MEMORY)] for n in names])
     )
-    return [*made, ("Against issue 5's figures", ["figure", "goal", "here", ""], against_goals(found))]
+    return [*tables, ("Against issue 5's figures", ["figure", "goal", "here", ""], against_goals(results))]
 
 
-def card(found: dict) -> str:
+def card(results: dict) -> str:
     """cpu-attention.md."""
     return (
-        f"# Attention on the CPU\n\n{describe(found['environment'])}\nWritten by scripts/bench_attention.py. 4.57: "
+        f"# Attention on the CPU\n\n{describe(results['environment'])}\nWritten by scripts/bench_attention.py. 4.57: "
         "`BertSelfAttention` of transformers 4.57.6, eager, against the floor in its own process.\nErrors against "
-        f"float64 are at most {max(found[ERRORS].values()):.2f} times those of eager in the same dtype.\n"
-        f"{markdown_sections(tables(found))}\n![time against length](cpu-attention.png)\n"
+        f"float64 are at most {max(results[ERRORS].values()):.2f} times those of eager in the same dtype.\n"
+        f"{markdown_sections(tables(results))}\n![time against length](cpu-attention.png)\n"
     )
 
 
-def against_goals(found: dict) -> list[list[str]]:
+def against_goals(results: dict) -> list[list[str]]:
     """Issue 5's figures, and whether they are met at L512 … L2048, float32."""
     rows = []
     for name, goals in GOALS.items():
         for kind, goal in zip(("forward", "both"), goals, strict=True):
             worst = max(
                 row["ratio"]
-                for row in found["times"]
+                for row in results["times"]
                 if (row["variant"], row["pass"], row["dropout"]) == (name, kind, 0.0)
                 and row["length"] >= 512
                 and row["dtype"] == "float32"
@@ -285,23 +280,23 @@ def against_goals(found: dict) -> list[list[str]]:
             rows.append([f"{name}, {kind}, worst of L512 … L2048", f"≤ {goal}", f"{worst:.2f}", met(worst <= goal)])
     ratio = {
         (r["variant"], r["pass"], r["length"]): r["ratio"]
-        for r in found["times"]
+        for r in results["times"]
         if (r["dropout"], r["dtype"]) == (0.0, "float32")
     }
-    peer_name, ours = "4.57 relative_key_query", "relative_key_query"
+    peer_name, name = "4.57 relative_key_query", "relative_key_query"
     for kind, length, goal in (("forward", 512, 3), ("forward", 2048, 6), ("both", 512, 2.5), ("both", 2048, 10)):
         if (peer_name, kind, length) in ratio:
-            faster = ratio[peer_name, kind, length] / ratio[ours, kind, length]
-            title = f"{ours}, {kind}, L{length}: times faster than transformers 4.57"
+            faster = ratio[peer_name, kind, length] / ratio[name, kind, length]
+            title = f"{name}, {kind}, L{length}: times faster than transformers 4.57"
             rows.append([title, f"≥ {goal}", f"{faster:.1f}", met(faster >= goal)])
     for name in GOALS:
         used = next(
-            r["mb"] for r in found["memory"] if (r["variant"], r["pass"], r["length"]) == (name, "training", 512)
+            r["mb"] for r in results["memory"] if (r["variant"], r["pass"], r["length"]) == (name, "training", 512)
         )
         rows.append([f"{name}, MB in training, L512 B4", "≤ 60", f"{used:.0f}", met(used <= 60)])
     drop = {
         r["variant"]: r["ratio"]
-        for r in found["times"]
+        for r in results["times"]
         if (r["length"], r["dropout"], r["dtype"]) == (512, 0.1, "float32")
     }
     for name in GOALS:
@@ -309,7 +304,7 @@ def against_goals(found: dict) -> list[list[str]]:
     return rows
 
 
-def picture(found: dict, path) -> None:
+def picture(results: dict, path) -> None:
     """Against length: ratios of time, forward and training, and memory in training."""
     import matplotlib
 
@@ -321,10 +316,10 @@ def picture(found: dict, path) -> None:
     figure, axes = pyplot.subplots(1, 3, figsize=(15, 4.2))
     axes[1].sharey(axes[0])
     times = {
-        kind: [r for r in found["times"] if (r["pass"], r["dropout"], r["dtype"]) == (kind, 0.0, "float32")]
+        kind: [r for r in results["times"] if (r["pass"], r["dropout"], r["dtype"]) == (kind, 0.0, "float32")]
         for kind in ("forward", "both")
     }
-    trained = [row for row in found["memory"] if row["pass"] == "training"]
+    trained = [row for row in results["memory"] if row["pass"] == "training"]
     panels = [
         (times["forward"], "ratio", "forward", f"time × {FLOOR}"),
         (times["both"], "ratio", "forward and backward", ""),
@@ -333,11 +328,13 @@ def picture(found: dict, path) -> None:
     styles: dict[str, dict] = {}  # a variant looks the same in all panels
     for axis, (rows, what, title, label) in zip(axes, panels, strict=True):
         for name in dict.fromkeys(row["variant"] for row in rows):
-            its = [row for row in rows if row["variant"] == name]
+            variant = [row for row in rows if row["variant"] == name]
             dashed = "--" if name.startswith(("4.57", "absolute, eager")) else "-"
             colour = "k" if name == FLOOR else f"C{len(styles)}"
             style = styles.setdefault(name, {"color": colour, "linestyle": dashed})
-            axis.plot([r["length"] for r in its], [r[what] for r in its], marker="o", ms=3, label=name, **style)
+            axis.plot(
+                [r["length"] for r in variant], [r[what] for r in variant], marker="o", ms=3, label=name, **style
+            )
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
         axis.set_xlabel("length")
@@ -361,21 +358,21 @@ def main() -> None:
         return
     args.rounds = max(args.rounds, 3)
     checks = {f"{name} {dtype}": check(name, dtype) for name in SCHEMES for dtype in (torch.float32, torch.bfloat16)}
-    found = {"environment": environment(), ERRORS: checks, "times": [], "memory": []}
+    results = {"environment": environment(), ERRORS: checks, "times": [], "memory": []}
     for batch, length, dtype in [(*size, torch.float32) for size in SIZES] + [(4, 512, torch.bfloat16)]:
         variants = {FLOOR: floor, "absolute, eager": absolute_eager}
-        variants |= {name: Ours(name, "relpos", length).to(dtype) for name in SCHEMES}
+        variants |= {name: RelativeAttention(name, "relpos", length).to(dtype) for name in SCHEMES}
         if length == 512 and dtype == torch.float32:
-            variants["relative_key, our eager"] = Ours("relative_key", "eager", length)
+            variants["relative_key, our eager"] = RelativeAttention("relative_key", "eager", length)
             if args.flex:
-                variants["relative_key, FlexAttention"] = Ours("relative_key", "flex_attention", length)
-        found["times"] += times(variants, batch, length, args.rounds, dtype)
+                variants["relative_key, FlexAttention"] = RelativeAttention("relative_key", "flex_attention", length)
+        results["times"] += times(variants, batch, length, args.rounds, dtype)
         if args.peer_python and dtype == torch.float32:
             request = {"what": "times", "batch": batch, "length": length}
             rows = run_worker(
                 args.peer_python, __file__, "--worker", json.dumps(request), "--rounds", str(args.rounds)
             )
-            found["times"] += [row for row in rows if row["variant"] != FLOOR]
+            results["times"] += [row for row in rows if row["variant"] != FLOOR]
         print(f"L{length} B{batch} {dtype} done", file=sys.stderr)
     for kind, batch, length in MEMORY:
         names = [FLOOR, *(SCHEMES if length <= 4096 else GOALS)]
@@ -385,12 +382,12 @@ def main() -> None:
             python = args.peer_python if name.startswith("4.57") else sys.executable
             request = {"what": "memory", "name": name, "pass": kind, "batch": batch, "length": length}
             used = run_worker(python, __file__, "--worker", json.dumps(request))
-            found["memory"].append(
+            results["memory"].append(
                 {"variant": name, "pass": kind, "batch": batch, "length": length, "mb": round(used, 1)}
             )
-    print_tables(tables(found))
-    write_report(args.out / "cpu-attention", {**found, "goals": against_goals(found)}, card(found))
-    picture(found, args.out / "cpu-attention.png")
+    print_tables(tables(results))
+    write_report(args.out / "cpu-attention", {**results, "goals": against_goals(results)}, card(results))
+    picture(results, args.out / "cpu-attention.png")
 
 
 if __name__ == "__main__":

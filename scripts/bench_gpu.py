@@ -5,8 +5,8 @@
 
 Sections, each with a time after which it stops: `check` compares every backend with float64, outputs and all
 gradients, twice bit by bit, and times nothing that fails; `floor` times SDPA without positions, backend by backend;
-`core` ours and its peers (the strided view, chunks, FlexAttention, eager) at the same sizes; `tiles` cuts of the
-kernels and sizes of the workspace, from which to choose; `model` training steps of BERT-base, eager and compiled;
+`core` the kernels and their peers (the strided view, chunks, FlexAttention, eager) at the same sizes; `tiles` cuts of
+the kernels and sizes of the workspace, from which to choose; `model` training steps of BERT-base, eager and compiled;
 `padding` what padded batches cost. Times are medians of CUDA events over at least 20 calls, after a flush of the L2
 cache; those of attention are the device's own, for a model hides what the host takes to queue it ("host_ms").
 Results go to docs/results/benchmarks/gpu-attention.json and .md after every measurement.
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
-from bench_attention import HEADS, SIZE, Ours, passes
+from bench_attention import HEADS, SIZE, RelativeAttention, passes
 from experiments.arguments import benchmark_parser
 from experiments.measuring import environment, error_ratio
 from experiments.reports import Table, describe, markdown_sections, met, print_tables, write_report
@@ -65,29 +65,29 @@ WORKSPACES = [32 << 20, 64 << 20, 128 << 20, 256 << 20]
 
 def layer(name: str, backend: str, length: int, dtype: torch.dtype, device: str) -> nn.Module:
     """Attention with a scheme's terms; "…, clipped at k" has tables that end there."""
-    made = Ours(name.split(",")[0], backend, length)
+    attention = RelativeAttention(name.split(",")[0], backend, length)
     if "clipped" in name:
         from dataclasses import replace
 
-        scheme, terms = made.scheme, made.scheme.terms
+        scheme, terms = attention.scheme, attention.scheme.terms
 
         def clipped(context):
-            found = terms(context)
+            unclipped = terms(context)
             tables = tuple(
                 replace(table, row_of=lambda r, row_of=table.row_of: row_of(r.clamp(-CLIPPED, CLIPPED)))
-                for table in found.A
+                for table in unclipped.A
             )
-            return replace(found, A=tables)
+            return replace(unclipped, A=tables)
 
         scheme.terms = clipped
-    return made.to(device, dtype)
+    return attention.to(device, dtype)
 
 
 def inputs(batch: int, length: int, dtype: torch.dtype, device: str, size: int = SIZE) -> list[torch.Tensor]:
     """q, k and v as the projections of a layer leave them, (B, H, L, d), that require gradients."""
     torch.manual_seed(0)
-    made = [torch.randn(batch, length, HEADS, size).to(device, dtype).transpose(1, 2) for _ in range(3)]
-    return [tensor.detach().requires_grad_() for tensor in made]
+    tensors = [torch.randn(batch, length, HEADS, size).to(device, dtype).transpose(1, 2) for _ in range(3)]
+    return [tensor.detach().requires_grad_() for tensor in tensors]
 
 
 def floor(query, key, value, dropout: float = 0.0) -> torch.Tensor:
@@ -106,12 +106,12 @@ def check(name: str, batch: int, length: int, dtype: torch.dtype, device: str) -
     """
     results = []
     for backend, kind in (("relpos", dtype), ("relpos", dtype), ("eager", dtype), ("eager", torch.float64)):
-        made = layer(name, backend, length, dtype, device).to(kind)
+        attention = layer(name, backend, length, dtype, device).to(kind)
         tensors = [x.detach().to(kind).requires_grad_() for x in inputs(batch, length, dtype, device)]
-        results.append(passes(made, tensors)["both"]())
-    ours, again, eager, exact = results
-    assert all(torch.equal(x, y) for x, y in zip(ours, again, strict=True)), f"{name}: two runs differ"
-    ratio = error_ratio(ours, eager, exact)
+        results.append(passes(attention, tensors)["both"]())
+    output, repeated, eager, exact = results
+    assert all(torch.equal(x, y) for x, y in zip(output, repeated, strict=True)), f"{name}: two runs differ"
+    ratio = error_ratio(output, eager, exact)
     assert ratio <= 2.0, f"{name} L{length} {dtype}: {ratio:.2f} times the error of eager"
     return ratio
 
@@ -122,9 +122,9 @@ def check_dropout(batch: int, length: int, device: str) -> None:
     Raises:
         AssertionError: when it does not.
     """
-    made = layer("relative_key", "relpos", length, torch.float32, device)
+    attention = layer("relative_key", "relpos", length, torch.float32, device)
     tensors = inputs(batch, length, torch.float32, device)
-    out = made(*tensors, dropout=0.3)
+    out = attention(*tensors, dropout=0.3)
     gradient = torch.randn_like(out)
     d_value = torch.autograd.grad(out, tensors[2], gradient)[0]
     one, other = (tensors[2] * d_value).sum(), (out * gradient).sum()
@@ -138,23 +138,23 @@ class Out:
     """Results so far, written after each."""
 
     def __init__(self, folder: Path):
-        self.folder, self.found = folder, {"environment": environment() | device_facts(), "rows": [], "problems": []}
-        self.found["environment"]["protocol"] = "medians of CUDA events, L2 flushed before each of at least 20 calls"
+        self.folder, self.results = folder, {"environment": environment() | device_facts(), "rows": [], "problems": []}
+        self.results["environment"]["protocol"] = "medians of CUDA events, L2 flushed before each of at least 20 calls"
 
     def add(self, section: str, variant: str, **facts) -> dict:
         row = {"section": section, "variant": variant, **facts}
-        self.found["rows"].append(row)
+        self.results["rows"].append(row)
         print(json.dumps(row), flush=True)
         self.write()
         return row
 
     def problem(self, text: str) -> None:
-        self.found["problems"].append(text)
+        self.results["problems"].append(text)
         print(f"PROBLEM {text}", flush=True)
         self.write()
 
     def write(self) -> None:
-        write_report(self.folder / "gpu-attention", self.found, card(self.found))
+        write_report(self.folder / "gpu-attention", self.results, card(self.results))
 
 
 def device_facts() -> dict:
@@ -262,7 +262,7 @@ def run_check(out: Out, seconds: float) -> None:
 
 
 def check_wide(size: int, length: int, dtype: torch.dtype) -> float:
-    """As `check`, for other head sizes: relative_key's formula given directly."""
+    """As `check`, for other head sizes: relative_key's formula written out."""
 
     from hf_relpos import AttentionContext, Table, Terms, attend
     from hf_relpos.kernels.backend import Triton
@@ -270,29 +270,29 @@ def check_wide(size: int, length: int, dtype: torch.dtype) -> float:
 
     torch.manual_seed(1)
     table, results = 0.3 * torch.randn(1, 33, size, device="cuda"), []
-    for ours, kind in ((True, dtype), (False, dtype), (False, torch.float64)):
+    for by_kernel, kind in ((True, dtype), (False, dtype), (False, torch.float64)):
         tensors = [x.detach().to(kind).requires_grad_() for x in inputs(2, length, dtype, "cuda", size)]
         rows = table.to(dtype).to(kind).requires_grad_()
         near = Table(rows, lambda r: r.clamp(-16, 16) + 16)
         terms = Terms(A=(near,), V=(near,))
         context = AttentionContext(length, length)
-        if ours:
-            found = Triton().run(AttentionCall(*tensors, terms, context))[0]
+        if by_kernel:
+            output = Triton().run(AttentionCall(*tensors, terms, context))[0]
         else:
-            found = attend(*tensors, terms, context)[0].transpose(1, 2)
+            output = attend(*tensors, terms, context)[0].transpose(1, 2)
         torch.manual_seed(2)
-        gradient = torch.randn(found.shape).to("cuda", found.dtype)
-        results.append((found, *torch.autograd.grad(found, [*tensors, rows], gradient)))
+        gradient = torch.randn(output.shape).to("cuda", output.dtype)
+        results.append((output, *torch.autograd.grad(output, [*tensors, rows], gradient)))
     ratio = error_ratio(*results)
     assert ratio <= 2.0, f"{ratio:.2f} times the error of eager"
     return ratio
 
 
 def passed(out: Out, name: str) -> bool:
-    """Whether ours may be timed with that scheme: it was checked, and no check of it failed."""
-    checked = any(row["section"] == "check" and row["variant"] == name for row in out.found["rows"])
+    """Whether attention with that scheme may be timed: it was checked, and no check of it failed."""
+    checked = any(row["section"] == "check" and row["variant"] == name for row in out.results["rows"])
     failed = (f"check, {name} L", "check of dropout")
-    return checked and not any(text.startswith(failed) for text in out.found["problems"])
+    return checked and not any(text.startswith(failed) for text in out.results["problems"])
 
 
 def run_floor(out: Out, seconds: float) -> None:
@@ -313,8 +313,8 @@ def flex(length: int) -> Callable:
     def run(query, key, value, dropout: float = 0.0):
         products = query @ table.t() * SIZE**-0.5
 
-        def score(found, row, head, i, j):
-            return found + products[row, head, i, j - i + length - 1]
+        def score(value, row, head, i, j):
+            return value + products[row, head, i, j - i + length - 1]
 
         return compiled(query, key, value, score_mod=score).transpose(1, 2)
 
@@ -331,23 +331,23 @@ def run_core(out: Out, seconds: float) -> None:
         facts = {"batch": batch, "length": length}
         for name in schemes:
             if not passed(out, name):
-                out.problem(f"core, {name}: not timed, for a check of it failed or was not made")
+                out.problem(f"core, {name}: not timed, since a check of it failed or is missing")
                 continue
-            made = layer(name, "relpos", length, torch.bfloat16, "cuda")
-            for kind, call in passes(made, tensors).items():
+            attention = layer(name, "relpos", length, torch.bfloat16, "cuda")
+            for kind, call in passes(attention, tensors).items():
                 timed(out, "core", name, call, **facts, **{"pass": kind})
         if (batch, length) not in ((32, 512), (8, 2048)):
             continue
         everything = list(backends.BACKENDS)
         backends.BACKENDS[:] = [backend for backend in everything if backend.name != "triton"]
         for name in SCHEMES[:2]:  # the same without kernels
-            made = layer(name, "relpos", length, torch.bfloat16, "cuda")
-            for kind, call in passes(made, tensors).items():
+            attention = layer(name, "relpos", length, torch.bfloat16, "cuda")
+            for kind, call in passes(attention, tensors).items():
                 timed(out, "core", f"{name}, without Triton", call, **facts, **{"pass": kind})
         backends.BACKENDS[:] = everything
         if length == 512:
-            made = layer("relative_key_query", "eager", length, torch.bfloat16, "cuda")
-            for kind, call in passes(made, tensors).items():
+            attention = layer("relative_key_query", "eager", length, torch.bfloat16, "cuda")
+            for kind, call in passes(attention, tensors).items():
                 timed(out, "core", "relative_key_query, eager", call, **facts, **{"pass": kind})
             call = passes(flex(length), tensors)["forward"]
             timed(out, "core", "FlexAttention", call, **facts, **{"pass": "forward"})
@@ -444,20 +444,20 @@ def run_padding(out: Out, seconds: float) -> None:
 # Tables -------------------------------------------------------------------------------------------------------------
 
 
-def floors(found: dict) -> dict[tuple, float]:
+def floors(results: dict) -> dict[tuple, float]:
     """The fastest SDPA, by batch, length and pass."""
     best = {}
-    for row in found["rows"]:
+    for row in results["rows"]:
         if row["section"] == "floor":
             key = (row["batch"], row["length"], row["pass"])
             best[key] = min(best.get(key, row["ms"]), row["ms"])
     return best
 
 
-def tables(found: dict) -> list[Table]:
+def tables(results: dict) -> list[Table]:
     """All that was timed, × the fastest floor; and the goals."""
-    best, made, lines = floors(found), [], []
-    times = [row for row in found["rows"] if "ms" in row]
+    best, tables, lines = floors(results), [], []
+    times = [row for row in results["rows"] if "ms" in row]
     for row in times:
         floor_ms = best.get((row["batch"], row["length"], row["pass"]))
         if row["section"] == "model":
@@ -468,16 +468,16 @@ def tables(found: dict) -> list[Table]:
         size = f"B{row['batch']} L{row['length']} {row['pass']}{extra}"
         ratio = "–" if floor_ms is None else f"{row['ms'] / floor_ms:.2f}"
         lines.append([row["section"], row["variant"], size, f"{row['ms']:.3f}", ratio, f"{row['mb']:.0f}"])
-    made.append(("Times", ["section", "variant", "size", "ms", "× floor", "MB"], lines))
-    checks = [row for row in found["rows"] if row["section"] == "check"]
+    tables.append(("Times", ["section", "variant", "size", "ms", "× floor", "MB"], lines))
+    checks = [row for row in results["rows"] if row["section"] == "check"]
     lines = [[r["variant"], f"L{r['length']} d{r['size']} {r['dtype']}", f"{r['ratio']:.2f}"] for r in checks]
-    made.append(("Error ÷ error of eager in the same dtype, against float64", ["scheme", "size", "ratio"], lines))
+    tables.append(("Error ÷ error of eager in the same dtype, against float64", ["scheme", "size", "ratio"], lines))
     lines = []
     for (name, batch, length, kind), goal in GOALS.items():
-        its = [r for r in times if r["section"] == "core" and r["variant"] == name]
-        its = [r["ms"] for r in its if (r["batch"], r["length"], r["pass"]) == (batch, length, kind)]
-        if its and (batch, length, kind) in best:
-            ratio = its[0] / best[batch, length, kind]
+        variant = [r for r in times if r["section"] == "core" and r["variant"] == name]
+        ms = [r["ms"] for r in variant if (r["batch"], r["length"], r["pass"]) == (batch, length, kind)]
+        if ms and (batch, length, kind) in best:
+            ratio = ms[0] / best[batch, length, kind]
             lines.append([f"{name} B{batch} L{length} {kind}", f"≤ {goal}", f"{ratio:.2f}", met(ratio <= goal)])
     steps = {
         row["variant"]: row["ms"]
@@ -488,14 +488,16 @@ def tables(found: dict) -> list[Table]:
         if name in steps and "absolute" in steps:
             ratio = steps[name] / steps["absolute"]
             lines.append([f"{name}, training step of BERT-base", f"≤ {goal}", f"{ratio:.2f}", met(ratio <= goal)])
-    made.append(("Against issue 5's figures", ["figure", "goal", "here", ""], lines))
-    return made
+    tables.append(("Against issue 5's figures", ["figure", "goal", "here", ""], lines))
+    return tables
 
 
-def card(found: dict) -> str:
+def card(results: dict) -> str:
     """gpu-attention.md."""
-    problems = "\n".join(f"- {problem}" for problem in found["problems"])
-    return f"# Attention on a GPU\n\n{describe(found['environment'])}\n{problems}{markdown_sections(tables(found))}"
+    problems = "\n".join(f"- {problem}" for problem in results["problems"])
+    return (
+        f"# Attention on a GPU\n\n{describe(results['environment'])}\n{problems}{markdown_sections(tables(results))}"
+    )
 
 
 def main() -> None:
@@ -506,13 +508,13 @@ def main() -> None:
         raise SystemExit("scripts/bench_gpu.py needs a CUDA device, and there is none here")
     out = Out(args.out)
     if "check" not in args.sections:
-        print("without the section `check` nothing of ours is timed", flush=True)
+        print("without the section `check` no relative attention is timed", flush=True)
     begin = time.monotonic()
     for name in args.sections:
         globals()[f"run_{name}"](out, min(SECTIONS[name], begin + LIMIT - time.monotonic()))
-    print_tables(tables(out.found))
-    if out.found["problems"]:
-        raise SystemExit("\n".join(out.found["problems"]))
+    print_tables(tables(out.results))
+    if out.results["problems"]:
+        raise SystemExit("\n".join(out.results["problems"]))
 
 
 if __name__ == "__main__":

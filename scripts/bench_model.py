@@ -5,9 +5,9 @@
 
 Random weights, 12 layers, no dropout unless said; forward of 4 × 512 tokens, and a training step (loss, backward,
 SGD) of 2 × 512, also at Transformers' default dropout of 0.1; and a training step of a padded batch, 8 texts of 64 to
-512 tokens, with the padding in it and taken out (`unpad_inputs`). Before any time is taken the outputs of ours are
-compared with those of the eager backend; a difference ends the run. Written to docs/results/benchmarks: cpu-model.json
-and .md.
+512 tokens, with the padding in it and taken out (`unpad_inputs`). Before any time is taken the outputs of relative
+models are compared with those of the eager backend; a difference ends the run. Written to docs/results/benchmarks:
+cpu-model.json and .md.
 """
 
 import gc
@@ -39,7 +39,7 @@ TEXTS = [512, 448, 384, 320, 256, 192, 128, 64]
 
 
 def model_of(name: str, dropout: float, backend: str | None, unpad: bool = False) -> torch.nn.Module:
-    """A BERT-base for masked language modelling: a stock absolute one, ours by the name of its scheme, or "4.57 …"."""
+    """BERT-base for masked language modelling: stock and absolute, relative with the scheme `name`, or "4.57 …"."""
     from transformers import BertConfig, BertForMaskedLM
 
     settings = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
@@ -103,22 +103,22 @@ def check(name: str) -> float:
     Raises:
         SystemExit: when it is above 1e-5.
     """
-    ours = running(model_of(name, 0.0, None), "forward")()
+    output = running(model_of(name, 0.0, None), "forward")()
     eager = running(model_of(name, 0.0, "eager"), "forward")()
-    difference = float((ours - eager).abs().max() / eager.abs().max())
+    difference = float((output - eager).abs().max() / eager.abs().max())
     if not difference <= 1e-5:
         raise SystemExit(f"{name}: outputs differ from eager's by {difference:.1e}; no times are shown for it")
     return difference
 
 
-def by_variant(found: dict) -> dict[tuple[str, str], dict]:
+def by_variant(results: dict) -> dict[tuple[str, str], dict]:
     """Rows of times by variant and pass."""
-    return {(row["variant"], row["pass"]): row for row in found["times"]}
+    return {(row["variant"], row["pass"]): row for row in results["times"]}
 
 
-def against_goals(found: dict) -> list[list[str]]:
+def against_goals(results: dict) -> list[list[str]]:
     """Issue 5's figures, and whether they are met."""
-    cells, rows = by_variant(found), []
+    cells, rows = by_variant(results), []
     for name, goal in GOALS.items():
         for title, variant, kind, bound in (
             ("forward", name, "forward", goal),
@@ -131,10 +131,10 @@ def against_goals(found: dict) -> list[list[str]]:
     return rows
 
 
-def tables(found: dict) -> list[Table]:
+def tables(results: dict) -> list[Table]:
     """Times and goals."""
-    cells, rows = by_variant(found), []
-    for name in dict.fromkeys(row["variant"] for row in found["times"]):
+    cells, rows = by_variant(results), []
+    for name in dict.fromkeys(row["variant"] for row in results["times"]):
         shown = [cells.get((name, kind)) for kind in KINDS]
         rows.append(
             [name]
@@ -145,16 +145,16 @@ def tables(found: dict) -> list[Table]:
         )
     return [
         ("12 layers, 512 tokens, float32", [f"× {FLOOR}", *KINDS.values()], rows),
-        ("Against issue 5's figures", ["figure", "goal", "here", ""], against_goals(found)),
+        ("Against issue 5's figures", ["figure", "goal", "here", ""], against_goals(results)),
     ]
 
 
-def card(found: dict) -> str:
+def card(results: dict) -> str:
     """cpu-model.md."""
     return (
-        f"# BERT-base on the CPU\n\n{describe(found['environment'])}\nWritten by scripts/bench_model.py. Outputs "
-        f"differ from eager's by at most {max(found[DIFFERENCES].values()):.1e} of the largest number.\n"
-        f"{markdown_sections(tables(found))}"
+        f"# BERT-base on the CPU\n\n{describe(results['environment'])}\nWritten by scripts/bench_model.py. Outputs "
+        f"differ from eager's by at most {max(results[DIFFERENCES].values()):.1e} of the largest number.\n"
+        f"{markdown_sections(tables(results))}"
     )
 
 
@@ -168,7 +168,7 @@ def main() -> None:
         peers = {f"4.57 {name}": (f"4.57 {name}", None) for name in PEERS}
         print(json.dumps(times({**floor, **peers}, args.worker, args.rounds)))
         return
-    found = {"environment": environment(), DIFFERENCES: {n: check(n) for n in SCHEMES}, "times": []}
+    results = {"environment": environment(), DIFFERENCES: {n: check(n) for n in SCHEMES}, "times": []}
     eager = {"absolute, eager": ("absolute", "eager")}
     for kind in KINDS:
         variants = {name: (name, None) for name in (SCHEMES if kind == "forward" else SCHEMES[:3])}
@@ -176,13 +176,13 @@ def main() -> None:
             variants |= {f"{name}, unpadded": (name, None, True) for name in SCHEMES[:3]}
         else:
             variants = {**eager, **variants}
-        found["times"] += times({**floor, **variants}, kind, args.rounds)
+        results["times"] += times({**floor, **variants}, kind, args.rounds)
         if args.peer_python and kind != "padded":
             rows = run_worker(args.peer_python, __file__, "--worker", kind, "--rounds", str(args.rounds))
-            found["times"] += [row for row in rows if row["variant"] != FLOOR]
+            results["times"] += [row for row in rows if row["variant"] != FLOOR]
         print(f"{kind} done", file=sys.stderr)
-    print_tables(tables(found))
-    write_report(args.out / "cpu-model", {**found, "goals": against_goals(found)}, card(found))
+    print_tables(tables(results))
+    write_report(args.out / "cpu-model", {**results, "goals": against_goals(results)}, card(results))
 
 
 if __name__ == "__main__":

@@ -63,9 +63,9 @@ def remember(model: RelPosBertLMHeadModel, context: int) -> None:
     model.config.memory_length, model.config.memory_same_length = context, context > 0
 
 
-def by_window(model: RelPosBertLMHeadModel, text: torch.Tensor, place: int, context: int) -> torch.Tensor:
-    """Log-probabilities of the byte at `place`, from those before it, (256,)."""
-    ids = text[None, max(0, place - context) : place]
+def by_window(model: RelPosBertLMHeadModel, text: torch.Tensor, position: int, context: int) -> torch.Tensor:
+    """Log-probabilities of the byte at `position`, from those before it, (256,)."""
+    ids = text[None, max(0, position - context) : position]
     return model(ids, logits_to_keep=1).logits[0, -1].log_softmax(-1)
 
 
@@ -73,17 +73,17 @@ def by_segments(
     model: RelPosBertLMHeadModel, text: torch.Tensor, segment: int
 ) -> tuple[torch.Tensor, SegmentMemory | None]:
     """Log-probabilities of the bytes from 1 on, (N, 256), and the memory before the last segment."""
-    found, memory, before = [], None, None
+    scores, memory, before = [], None, None
     for ids in text.split(segment):
         before = memory
         outputs = model(ids[None], memory=memory)
         memory = outputs.memory
-        found.append(outputs.logits[0].log_softmax(-1))
-    return torch.cat(found), before
+        scores.append(outputs.logits[0].log_softmax(-1))
+    return torch.cat(scores), before
 
 
 def compare(model: RelPosBertLMHeadModel, text: torch.Tensor, context: int, segment: int) -> dict[str, float]:
-    """Largest differences of log-probabilities between the two ways.
+    """Largest differences of log-probabilities between the two methods.
 
     Returns:
         `start`: over bytes with less than `context` before them; `later`: over bytes with more; `context matters`: by
@@ -95,26 +95,30 @@ def compare(model: RelPosBertLMHeadModel, text: torch.Tensor, context: int, segm
     remember(model, context)
     scores, _ = by_segments(model, text, segment)
     remember(model, 0)
-    places = {
+    positions = {
         "start": torch.linspace(2, context, COMPARED).long().tolist(),
         "later": torch.linspace(context + segment, len(text) - 1, COMPARED).long().tolist(),
     }
-    windows = {place: by_window(model, text, place, context) for kind in places.values() for place in kind}
-    found = {
-        kind: max(float((windows[place] - scores[place - 1]).abs().max()) for place in its)
-        for kind, its in places.items()
+    windows = {position: by_window(model, text, position, context) for kind in positions.values() for position in kind}
+    differences = {
+        kind: max(float((windows[position] - scores[position - 1]).abs().max()) for position in group)
+        for kind, group in positions.items()
     }
-    place = places["later"][-1]
-    found["context matters"] = float((windows[place] - by_window(model, text, place, context // 2)).abs().max())
+    position = positions["later"][-1]
+    differences["context matters"] = float(
+        (windows[position] - by_window(model, text, position, context // 2)).abs().max()
+    )
     exact = ["start", "later"] if model.config.num_hidden_layers == 1 else ["start"]
     for kind in exact:
-        if not found[kind] <= TOLERANCE:
+        if not differences[kind] <= TOLERANCE:
             raise SystemExit(
-                f"context {context}, {kind}: log-probabilities differ by {found[kind]:.1e} nats; no times"
+                f"context {context}, {kind}: log-probabilities differ by {differences[kind]:.1e} nats; no times"
             )
-    if not found["context matters"] > MATTERS:
-        raise SystemExit(f"context {context}: half of it changes log-probabilities by {found['context matters']:.1e}")
-    return found
+    if not differences["context matters"] > MATTERS:
+        raise SystemExit(
+            f"context {context}: half of it changes log-probabilities by {differences['context matters']:.1e}"
+        )
+    return differences
 
 
 def times(
@@ -140,15 +144,15 @@ def times(
     return {**each, "ratio": each["window"] / each["segments"]}
 
 
-def growth(found: dict) -> float | None:
+def growth(results: dict) -> float | None:
     """The power of the context with which the ratio grows; None for a single context."""
-    first, last = found["results"][0], found["results"][-1]
+    first, last = results["results"][0], results["results"][-1]
     if last["context"] <= first["context"]:
         return None
     return math.log(last["ratio"] / first["ratio"]) / math.log(last["context"] / first["context"])
 
 
-def table(found: dict) -> Table:
+def table(results: dict) -> Table:
     """Times and differences by context."""
     columns = ["context", "window, ms per byte", "segments, ms per byte", "ratio", "ratio ÷ context", "1 layer"]
     columns += [f"{LAYERS} layers, start", f"{LAYERS} layers, later"]
@@ -163,14 +167,14 @@ def table(found: dict) -> Table:
             f"{row['several layers']['start']:.0e}",
             f"{row['several layers']['later']:.2f}",
         ]
-        for row in found["results"]
+        for row in results["results"]
     ]
-    return f"Segments of {found['segment']} bytes with memory against a window for every byte", columns, rows
+    return f"Segments of {results['segment']} bytes with memory against a window for every byte", columns, rows
 
 
-def note(found: dict) -> str:
+def note(results: dict) -> str:
     """What the ratios show."""
-    first, last, power = found["results"][0], found["results"][-1], growth(found)
+    first, last, power = results["results"][0], results["results"][-1], growth(results)
     text = ""
     if power is not None:
         text = (
@@ -184,15 +188,15 @@ def note(found: dict) -> str:
     )
 
 
-def card(found: dict) -> str:
+def card(results: dict) -> str:
     """recurrence.md."""
     return (
-        f"# Evaluation with segment recurrence\n\n{describe(found['environment'])}\nWritten by "
+        f"# Evaluation with segment recurrence\n\n{describe(results['environment'])}\nWritten by "
         f"scripts/bench_recurrence.py: transformer_xl, {LAYERS} layers, D = {WIDTH}, {HEADS} heads, float32, one row, "
         f"random weights. The last three columns are the largest differences of log-probabilities (nats). With one "
         f"layer, and in the first `context` bytes, they must be within {TOLERANCE:g}. Later the states in a memory "
         f"depend on `context` more tokens in each of the {LAYERS} layers, those in a window do not, so that deep "
-        f"models differ, as they should.\n{markdown_sections([table(found)])}\n{note(found)}\n"
+        f"models differ, as they should.\n{markdown_sections([table(results)])}\n{note(results)}\n"
     )
 
 
@@ -211,7 +215,7 @@ def main() -> None:
         raise SystemExit(f"--text {args.text} has {len(data)} bytes; these contexts and segments need {longest}")
     args.rounds = max(args.rounds, 3)
     text, segment = torch.tensor(list(data)), args.segment
-    found = {
+    results = {
         "environment": environment(),
         "model": {"layers": LAYERS, "hidden_size": WIDTH, "heads": HEADS, "scheme": "transformer_xl"},
         "segment": segment,
@@ -226,14 +230,14 @@ def main() -> None:
             row = {"context": context, "one layer": compare(shallow, part, context, segment)}
             row["several layers"] = compare(deep, part, context, segment)
             row |= times(deep, part, context, segment, args.rounds)
-            found["results"].append(row)
+            results["results"].append(row)
             print(f"context {context}: {row['ratio']:.0f} times", file=sys.stderr)
-    if growth(found) is not None:
-        found["growth"] = growth(found)
-    print_tables([table(found)])
-    print(note(found))
+    if growth(results) is not None:
+        results["growth"] = growth(results)
+    print_tables([table(results)])
+    print(note(results))
     name = "recurrence" if segment == SEGMENT else f"recurrence-{segment}"
-    write_report(args.out / name, found, card(found))
+    write_report(args.out / name, results, card(results))
 
 
 if __name__ == "__main__":

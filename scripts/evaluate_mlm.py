@@ -4,7 +4,7 @@
     python scripts/evaluate_mlm.py --model hf_relpos/demo/bert --data DATA --out results.json
 
 The text is cut into windows `[CLS] ... [SEP]` as long as the model reads; 15 % of the tokens of each are replaced by
-[MASK] and are to be predicted. The same tokens are to be predicted from the same other tokens in each of
+[MASK] and are to be predicted, the same tokens from the same other tokens in each of
 
     ordered            the text as it is
     shuffled           the tokens of each window, masked ones included, in random order
@@ -12,28 +12,39 @@ The text is cut into windows `[CLS] ... [SEP]` as long as the model reads; 15 % 
     positions_random   the text as it is, the position ids between [CLS] and [SEP] in random order
 
 and `unigram` is the share of the most frequent token among those to be predicted. In a BERT with absolute positions
-`shuffled` and `positions_random` are the same question, asked with two different random orders.
+`shuffled` and `positions_random` measure the same, in two different random orders.
 `--data` is the folder that scripts/pretrain.py reads; its held-out novels and PEPs are used.
 """
 
 import argparse
 import json
-import lzma
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForMaskedLM, AutoTokenizer
+from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_relpos.data.masking import IGNORE_INDEX
+from hf_relpos.data.records import read_lines
 from hf_relpos.evaluation import masked_accuracy, masked_windows, random_orders
+from hf_relpos.files import write_json
 
 
-def evaluate(model, tokenizer, paragraphs, length, limit, seed):
-    """All the figures for one text."""
+def evaluate(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    paragraphs: Sequence[str],
+    length: int,
+    limit: int,
+    seed: int,
+) -> dict[str, Any]:
+    """The figures of one text."""
     rng = np.random.default_rng(seed)
     inputs, labels = masked_windows(tokenizer, paragraphs, length, limit, rng)
     order, positions = random_orders(*inputs.shape, rng), random_orders(*inputs.shape, rng)
-    targets = labels[labels != -100]
+    targets = labels[labels != IGNORE_INDEX]
     return {
         "windows": len(inputs),
         "masked_tokens": len(targets),
@@ -45,10 +56,10 @@ def evaluate(model, tokenizer, paragraphs, length, limit, seed):
     }
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
-    parser.add_argument("--text", type=Path, nargs="*", default=[], help=".txt.xz files, one paragraph per line")
+    parser.add_argument("--text", type=Path, nargs="*", default=[], help="text files, one paragraph per line")
     parser.add_argument("--data", type=Path, help="folder with the pre-training data, for its held-out part")
     parser.add_argument("--length", type=int, help="tokens per window (default: what the model reads)")
     parser.add_argument("--limit", type=int, default=1000, help="windows per text at most")
@@ -59,8 +70,7 @@ def main():
 
     texts = {}
     for path in args.text:
-        with lzma.open(path, "rt", encoding="utf-8") as f:
-            texts[path.name] = f.read().splitlines()
+        texts[path.name] = read_lines(path)
     if args.data:
         from pretrain import split
 
@@ -76,7 +86,7 @@ def main():
         results[name] = evaluate(model, tokenizer, paragraphs, length, args.limit, args.seed)
         print(name, json.dumps(results[name]), flush=True)
     if args.out:
-        args.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        write_json(args.out, results)
 
 
 if __name__ == "__main__":

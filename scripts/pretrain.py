@@ -1,6 +1,6 @@
 """Pre-train the small absolute-position BERT that the demo starts from.
 
-A WordPiece tokenizer and a `BertForMaskedLM` are trained from nothing on public-domain English: 94 novels
+A WordPiece tokenizer and a `BertForMaskedLM` are trained from scratch on public-domain English: 94 novels
 (from github.com/computationalstylistics/100_english_novels; the authors dead for 70 years or more) and the Python
 Enhancement Proposals (github.com/python/peps). `--data` names a folder with three files:
 
@@ -11,20 +11,20 @@ Enhancement Proposals (github.com/python/peps). `--data` names a folder with thr
 The novels in `HELD_OUT` and the PEPs whose number divides by 20 are never trained on, neither by the tokenizer nor
 by the model. Excerpts of two of these novels are the demo's text.
 
-Two stages. A small BERT stays for long at the loss of a bag of words before it finds out what position ids are good
-for; short windows, laid at random places of the model's range, and sinusoidal initial position vectors (trained like
-all other weights) bring it over that in about a thousand steps:
+Two stages. A small BERT stays for long at the loss of a bag of words before it learns to use positions; short windows
+at random position ids and sinusoidal initial position vectors (trained like all other weights) shorten that to about a
+thousand steps:
 
     python scripts/pretrain.py --data DATA --out short --length 32 --batch 128 --steps 3000 --warmup 500
     python scripts/pretrain.py --data DATA --out bert --start short --length 128 --batch 32 --steps 7000 --warmup 200
 
-That is an hour or so on one CPU core. On a GPU give the first more to do, as `--hidden 512 --layers 8 --heads 8
---intermediate 2048 --lr 5e-4 --attn sdpa --workers 8`, and both more steps. The demo's text comes from
+That is an hour or so on one CPU core. On a GPU make the model larger, as `--hidden 512 --layers 8 --heads 8
+--intermediate 2048 --lr 5e-4 --attn sdpa --workers 8`, with more steps in both stages. The demo's text comes from
 
     python scripts/pretrain.py --data DATA --demo-text text
 
-The checkpoint in `--out` is replaced as a whole at every save; Trainer's own state lies in `<out>.work`.
-Every window and its masks depend on `--seed` and the number of the example only. (The tokenizer may differ a little
+The checkpoint in `--out` is replaced atomically at every save; Trainer's own state is in `<out>.work`.
+Every window and its masks depend on `--seed` and the index of the example only. (The tokenizer may differ a little
 from run to run: the trainer of the tokenizers library breaks ties at random.)
 """
 
@@ -32,8 +32,9 @@ import argparse
 import csv
 import json
 import lzma
-import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,31 +50,37 @@ from transformers import (
     set_seed,
 )
 
+from hf_relpos.data.masking import IGNORE_INDEX, mask_tokens
+from hf_relpos.data.records import iterate_lines
+from hf_relpos.files import atomic_folder
+
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 PAD, UNK, CLS, SEP, MASK = range(5)
+SINGLE = 0.15  # fraction of the windows that are one paragraph
 HELD_OUT = {("Haggard", "She"), ("Stevenson", "Treasure"), ("Trollope", "Warden")}
 
 
-def read_novels(data):
-    """{(author, title): [paragraph, ...]} for all novels in the folder `data`."""
-    with open(data / "novels.index.tsv", encoding="utf-8", newline="") as f:
-        names = [(row["author"], row["title"]) for row in csv.DictReader(f, delimiter="\t")]
-    with lzma.open(data / "novels.txt.xz", "rt", encoding="utf-8") as f:
-        novels = [text.split("\n") for text in f.read().strip().split("\n\n")]
+Novels = dict[tuple[str, str], list[str]]  # (author, title) to paragraphs
+
+
+def read_novels(data: Path) -> Novels:
+    """All novels in the folder `data`."""
+    index = csv.DictReader(iterate_lines(data / "novels.index.tsv"), delimiter="\t")
+    names = [(row["author"], row["title"]) for row in index]
+    novels = [text.split("\n") for text in "\n".join(iterate_lines(data / "novels.txt.xz")).strip().split("\n\n")]
     if len(names) != len(novels):
         raise ValueError(f"{len(names)} rows in the index, {len(novels)} novels in the text")
     return dict(zip(names, novels, strict=True))
 
 
-def read_peps(data):
+def read_peps(data: Path) -> dict[int, list[str]]:
     """{number: [paragraph, ...]} for all PEPs in the folder `data`."""
-    with lzma.open(data / "peps.jsonl.xz", "rt", encoding="utf-8") as f:
-        peps = [json.loads(line) for line in f]
+    peps = [json.loads(line) for line in iterate_lines(data / "peps.jsonl.xz")]
     return {p["pep"]: [s for s in f"{p['abstract']}\n{p['body']}".split("\n") if s.strip()] for p in peps}
 
 
-def split(data):
+def split(data: Path) -> tuple[list[str], Novels, list[str]]:
     """The paragraphs to train on, the held-out novels by (author, title), and the held-out PEPs' paragraphs."""
     novels, peps = read_novels(data), read_peps(data)
     train = [s for name, novel in novels.items() if name not in HELD_OUT for s in novel]
@@ -81,7 +88,7 @@ def split(data):
     return train, {name: novels[name] for name in HELD_OUT}, [s for n, p in peps.items() if n % 20 == 0 for s in p]
 
 
-def write_demo_text(novels, out):
+def write_demo_text(novels: Novels, out: Path) -> None:
     """Write `train.txt.xz` and `eval.txt.xz` to the folder `out`: excerpts of two held-out novels.
 
     Title pages are left out, and so are paragraphs in another script (one of the novels quotes Greek).
@@ -101,8 +108,8 @@ def write_demo_text(novels, out):
             f.write(text.encode())
 
 
-def train_tokenizer(paragraphs, vocab_size):
-    """An uncased WordPiece tokenizer in BERT's form."""
+def train_tokenizer(paragraphs: Sequence[str], vocab_size: int) -> Tokenizer:
+    """An uncased WordPiece tokenizer like BERT's."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -115,7 +122,7 @@ def train_tokenizer(paragraphs, vocab_size):
     return tokenizer
 
 
-def encode(tokenizer, paragraphs, chunk=5000):
+def encode(tokenizer: Tokenizer, paragraphs: Sequence[str], chunk: int = 5000) -> tuple[np.ndarray, np.ndarray]:
     """All tokens in one array (no special tokens), and where each paragraph starts (one more entry at the end)."""
     ids, starts = [], [0]
     for at in range(0, len(paragraphs), chunk):
@@ -128,63 +135,77 @@ def encode(tokenizer, paragraphs, chunk=5000):
 class Windows(torch.utils.data.Dataset):
     """`count` masked examples `[CLS] ... [SEP]`, each a function of (seed, index).
 
-    Most start anywhere in the text and are full; the share `single` are one paragraph, cut or padded to `length`.
-    Position ids start at a random number such that the window ends within `positions`. Of the tokens 15 % are to be
-    predicted: 80 % of those are replaced by [MASK], 10 % by any token, 10 % are left as they are.
+    Most start anywhere in the text and are full; the fraction SINGLE are one paragraph, cut or padded to `length`.
+    Position ids start at a random number such that the window ends within `positions`. 15 % of the tokens are to be
+    predicted: 80 % of those are replaced by [MASK], 10 % by any token, 10 % are kept. This is not left to
+    `DataCollatorForLanguageModeling`, whose masks depend on the batch.
     """
 
-    def __init__(self, ids, starts, count, length, positions, vocab_size, seed, single=0.15, rate=0.15):
+    def __init__(
+        self,
+        ids: np.ndarray,
+        starts: np.ndarray,
+        count: int,
+        length: int,
+        positions: int,
+        vocab_size: int,
+        seed: int,
+    ):
         self.ids, self.count, self.length, self.positions = ids, count, length, positions
-        self.vocab_size, self.seed, self.single, self.rate = vocab_size, seed, single, rate
+        self.vocab_size, self.seed = vocab_size, seed
         long = np.flatnonzero(np.diff(starts) >= 8)
         self.bounds = np.stack([starts[long], starts[long + 1]], 1)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self.count
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> dict[str, Any]:
         rng = np.random.default_rng((self.seed, index))
-        room = self.length - 2
-        if rng.random() < self.single:
+        inner = self.length - 2
+        if rng.random() < SINGLE:
             start, end = self.bounds[rng.integers(len(self.bounds))]
-            end = min(end, start + room)
+            end = min(end, start + inner)
         else:
-            start = rng.integers(len(self.ids) - room + 1)
-            end = start + room
+            start = rng.integers(len(self.ids) - inner + 1)
+            end = start + inner
         n = int(end - start)
-        tokens = np.full(self.length, PAD, dtype=np.int64)
-        tokens[0], tokens[1 : n + 1], tokens[n + 1] = CLS, self.ids[start:end], SEP
-        chosen = np.zeros(self.length, dtype=bool)
-        chosen[1 : n + 1] = rng.random(n) < self.rate
-        if not chosen.any():
-            chosen[rng.integers(1, n + 1)] = True
-        labels = np.where(chosen, tokens, -100)
-        dice = rng.random(self.length)
-        tokens[chosen & (dice < 0.8)] = MASK
-        swap = chosen & (dice >= 0.9)
-        tokens[swap] = rng.integers(len(SPECIAL), self.vocab_size, swap.sum())
-        places = np.arange(self.length)
+        ids = np.full(self.length, PAD, dtype=np.int64)
+        labels = np.full(self.length, IGNORE_INDEX, dtype=np.int64)
+        text = self.ids[start:end].astype(np.int64)
+        ids[0], ids[n + 1] = CLS, SEP
+        ids[1 : n + 1], labels[1 : n + 1] = mask_tokens(text, MASK, rng)
+        masked, draws = labels != IGNORE_INDEX, rng.random(self.length)
+        kept, replaced = masked & (draws >= 0.8) & (draws < 0.9), masked & (draws >= 0.9)
+        ids[kept] = labels[kept]
+        ids[replaced] = rng.integers(len(SPECIAL), self.vocab_size, replaced.sum())
+        indices = np.arange(self.length)
         return {
-            "input_ids": tokens,
-            "attention_mask": (places < n + 2).astype(np.int64),
-            "position_ids": places + rng.integers(self.positions - self.length + 1),
+            "input_ids": ids,
+            "attention_mask": (indices < n + 2).astype(np.int64),
+            "position_ids": indices + rng.integers(self.positions - self.length + 1),
             "labels": labels,
         }
 
 
 class MaskedOnly(BertForMaskedLM):
-    """BERT whose head sees the positions to be predicted only: the same loss at a sixth of the head's cost."""
+    """BERT whose head is applied to masked tokens only: the same loss at a sixth of the head's cost."""
 
-    def forward(self, input_ids, attention_mask, position_ids, labels):
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        position_ids: torch.Tensor,
+        labels: torch.Tensor,
+    ) -> dict[str, torch.Tensor]:
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
         hidden = self.bert(**inputs).last_hidden_state
-        chosen = labels != -100
-        logits = self.cls(hidden[chosen])
-        return {"loss": torch.nn.functional.cross_entropy(logits.float(), labels[chosen])}
+        masked = labels != IGNORE_INDEX
+        logits = self.cls(hidden[masked])
+        return {"loss": torch.nn.functional.cross_entropy(logits.float(), labels[masked])}
 
 
 @torch.no_grad()
-def init_positions(model, base=100.0):
+def init_positions(model: BertForMaskedLM, base: float = 100.0) -> None:
     """Sinusoids as the initial position vectors, as large as the other embeddings."""
     table = model.bert.embeddings.position_embeddings.weight
     count, size = table.shape
@@ -192,37 +213,32 @@ def init_positions(model, base=100.0):
     table.copy_(torch.cat([angle.sin(), angle.cos()], 1) * model.config.initializer_range * 2**0.5)
 
 
-def export(model, tokenizer, out):
-    """Write a plain `BertForMaskedLM` checkpoint with its tokenizer next to `out`, then rename it to `out`."""
-    new, old = out.with_name(out.name + ".new"), out.with_name(out.name + ".old")
-    for folder in (new, old):
-        shutil.rmtree(folder, ignore_errors=True)
+def export(model: BertForMaskedLM, tokenizer: Tokenizer, out: Path) -> None:
+    """Write a plain `BertForMaskedLM` checkpoint with its tokenizer, atomically."""
     plain = BertForMaskedLM(model.config)
     plain.load_state_dict({k: v.cpu().float() for k, v in model.state_dict().items()})
-    plain.save_pretrained(new)
     length = model.config.max_position_embeddings
-    BertTokenizerFast(tokenizer_object=tokenizer, do_lower_case=True, model_max_length=length).save_pretrained(new)
+    fast = BertTokenizerFast(tokenizer_object=tokenizer, do_lower_case=True, model_max_length=length)
     vocab = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
-    (new / "vocab.txt").write_text("".join(f"{token}\n" for token, _ in vocab), encoding="utf-8")
-    if out.exists():
-        out.rename(old)
-    new.rename(out)
-    (out / "model.safetensors").chmod(0o644)  # safetensors writes it for the owner only
-    shutil.rmtree(old, ignore_errors=True)
+    with atomic_folder(out, overwrite=True) as folder:
+        plain.save_pretrained(folder)
+        fast.save_pretrained(folder)
+        (folder / "vocab.txt").write_text("".join(f"{token}\n" for token, _ in vocab), encoding="utf-8")
+        (folder / "model.safetensors").chmod(0o644)  # safetensors writes it for the owner only
 
 
 class Export(TrainerCallback):
     """Export the model whenever Trainer saves."""
 
-    def __init__(self, tokenizer, out):
+    def __init__(self, tokenizer: Tokenizer, out: Path):
         self.tokenizer, self.out = tokenizer, out
 
-    def on_save(self, args, state, control, model=None, **kwargs):
+    def on_save(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             export(model, self.tokenizer, self.out)
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with the text")
     target = parser.add_mutually_exclusive_group(required=True)
@@ -247,14 +263,15 @@ def main():
     parser.add_argument("--cpu", action="store_true", help="use no accelerator")
     parser.add_argument("--workers", type=int, default=0, help="data-loading processes")
     parser.add_argument("--save-every", type=int, default=500)
-    parser.add_argument("--resume", action="store_true", help="go on from the last save")
+    parser.add_argument("--resume", action="store_true", help="resume from the last save")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
     set_seed(args.seed)
     train, held_out, _ = split(args.data)
     if args.demo_text:
-        return write_demo_text(held_out, args.demo_text)
+        write_demo_text(held_out, args.demo_text)
+        return
     if args.start:
         tokenizer = Tokenizer.from_file(str(args.start / "tokenizer.json"))
     else:

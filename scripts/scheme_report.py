@@ -24,7 +24,8 @@ from hf_relpos import SCHEMES, RelPosBertConfig
 from hf_relpos.model.capabilities import supported_implementations
 from hf_relpos.model.scheme import OUT_OF_RANGE
 from hf_relpos.model.schemes import build_input, build_scheme, build_shared
-from hf_relpos.plot import observe, plot_scheme
+from hf_relpos.plot import plot_scheme
+from hf_relpos.position_scores import record_layer
 
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -150,7 +151,7 @@ def report(measure: bool) -> tuple[dict[str, str], str]:
     made_with, short, full = originals(), [], []
     for name, scheme in SCHEMES.items():
         config = small_config(name)
-        letters = ", ".join(observe(config).letters)
+        letters = ", ".join(record_layer(config).letters)
         backends = ", ".join(supported_implementations(config))
         original = made_with.get(name, "–")
         largest_error = UNMEASURED if name in made_with else "–"

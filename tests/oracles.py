@@ -181,22 +181,22 @@ def extra_inputs(name: str | list[str], batch: int, length: int) -> dict[str, to
 
     Labels of edges depend on offsets alone, so that cutting, moving and packing texts leaves them right.
     """
-    requires, places, inputs = tiny_config(name).required_inputs, torch.arange(length), {}
-    if "relation_ids" in requires:
-        labels = (places[None, :] - places[:, None]) % 3 % 2  # an edge where j − i = 1, 4, −2, …
+    required, index, inputs = tiny_config(name).required_inputs, torch.arange(length), {}
+    if "relation_ids" in required:
+        labels = (index[None, :] - index[:, None]) % 3 % 2  # an edge where j − i = 1, 4, −2, …
         inputs["relation_ids"] = labels.expand(batch, -1, -1)
-    if "grid" in requires:
-        inputs["position_ids"] = torch.stack([places // 4, places % 4], dim=-1).expand(batch, -1, -1)
+    if "grid" in required:
+        inputs["position_ids"] = torch.stack([index // 4, index % 4], dim=-1).expand(batch, -1, -1)
     return inputs
 
 
 def grid_ids(height: int, width: int, outside: int = 0) -> torch.Tensor:
     """Row and column of every token of an image, row by row, after `outside` tokens that have none: (1, L, 2)."""
-    places = torch.cartesian_prod(torch.arange(height), torch.arange(width))
-    return torch.cat([torch.full((outside, 2), -1), places])[None]
+    inside = torch.cartesian_prod(torch.arange(height), torch.arange(width))
+    return torch.cat([torch.full((outside, 2), -1), inside])[None]
 
 
-def extra_offsets(name: str | list[str], batch: int, length: int) -> AttentionContext:
+def extra_context(name: str | list[str], batch: int, length: int) -> AttentionContext:
     """The same, for a single attention layer."""
     inputs = extra_inputs(name, batch, length)
     return AttentionContext(length, length, relation_ids=inputs.get("relation_ids"), grid=inputs.get("position_ids"))

@@ -256,6 +256,6 @@ def test_dropping_it_changes_no_output_and_lifts_the_limit(scheme, size, tmp_pat
 def test_a_table_that_has_not_faded_is_not_dropped():
     model = tiny_model(RelPosBertModel, SCHEME, absolute_position_fade=0.25, **TABLE)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(ValueError, match=r"0\.25: the table still has a say"):
+    with pytest.raises(ValueError, match=r"0\.25: the table is still used"):
         drop_absolute_positions(model)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())

@@ -46,14 +46,14 @@ def folder(tmp_path_factory):
 
 
 def arguments(folder, out, *more):
-    given = [
+    command = [
         *("--source", folder / "teacher", "--out", out, "--work", out.with_name("work")),
         *("--train-text", folder / "train.txt", "--eval-text", folder / "held.txt", "--sts", folder / "pairs.tsv"),
         *("--docs", folder / "docs.tsv", "--queries", folder / "queries.tsv", "--lengths", 8, 16, 32),
         *("--window-tokens", 128, "--tokens", 600, "--steps", 2, "--batch-tokens", 64, "--long-length", 64),
         *("--documents", 2, "--window", 8, "--chunk", 16, "--masked-tokens", 1024, *more),
     ]
-    return [str(each) for each in given]
+    return [str(each) for each in command]
 
 
 CHEAP = ["fidelity/teacher", "fidelity/random", "fidelity/zero", "fidelity/fold", "fidelity/fold-distilled"]
@@ -131,7 +131,7 @@ def test_goals_read_the_rows():
     seconds = goals["same, CPU seconds"]
     assert seconds.reached(rows, seconds.must) == "reached" and seconds.reached(rows, 299) == "**not reached**"
     ranks = {"truncate": "1 9", "chunks": "1 8", "interpolate": "9 9", "calibrated+window": "1 1"}
-    found = {
+    results = {
         f"retrieval/{name}": {
             "documents": 9,
             "ranks": each,
@@ -139,12 +139,12 @@ def test_goals_read_the_rows():
         }
         for name, each in ranks.items()
     }
-    gain = module.rank_gain(found, "calibrated+window")
+    gain = module.rank_gain(results, "calibrated+window")
     assert gain["baseline"] == "chunks" and gain["ndcg@10"]["mean"] == pytest.approx((1 - 1 / np.log2(9)) / 2)
     above = goals["retrieval: nDCG@10 above the best of four"]
-    assert above.reached(found, above.must) == "not measured"  # one of the four is missing
-    found["retrieval/hierarchical"] = found["retrieval/interpolate"]
-    assert above.reached(found, above.must) == "reached"
+    assert above.reached(results, above.must) == "not measured"  # one of the four is missing
+    results["retrieval/hierarchical"] = results["retrieval/interpolate"]
+    assert above.reached(results, above.must) == "reached"
 
 
 @pytest.mark.parametrize(

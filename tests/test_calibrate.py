@@ -140,10 +140,10 @@ def test_a_row_that_is_too_long_is_read_in_windows():
             wanted = long.reading.merge(long.reading.windows.teacher)
             attention = weights(slice(0, len(row)))
             torch.testing.assert_close(attention.sum(-1), torch.ones_like(attention[..., 0]))
-            for place in (1, 30, len(row) - 1):  # [CLS], and those at most a window away
-                keys = attention[0, 0, place].nonzero().flatten().tolist()
+            for position in (1, 30, len(row) - 1):  # [CLS], and those at most a window away
+                keys = attention[0, 0, position].nonzero().flatten().tolist()
                 assert len(keys) == 24 and keys[0] == 0 and keys[1:] == list(range(keys[1], keys[1] + 23))
-                assert keys[1] <= place <= keys[-1]
+                assert keys[1] <= position <= keys[-1]
             long.teacher = run._teacher_output(layer, long)
             assert not torch.allclose(long.teacher, wanted)
         expected = windowed_hidden_states(teacher, row)
@@ -214,7 +214,7 @@ def test_fold_positions_is_exact_for_the_first_token_and_the_mean():
     assert torch.equal(words[3:], before[3:])
 
 
-def test_octaves_count_pairs():
+def test_distance_histogram_counts_pairs():
     found = distance_histogram([[0] * 6, [0] * 3])
     pairs = [j - i for n in (6, 3) for i in range(n) for j in range(i + 1, n)]
     assert found == {
@@ -224,7 +224,7 @@ def test_octaves_count_pairs():
     }
 
 
-def test_shared_first():
+def test_shared_first_token():
     assert shared_first_token([[2, 5], [2, 7]]) == 2
     assert shared_first_token([[2, 5], [3, 7]]) is None
 
@@ -396,7 +396,7 @@ def refuse(small, tmp_path, words, texts=None, **arguments):
     assert list(tmp_path.iterdir()) == [] or not (tmp_path / "out").exists()
 
 
-def test_a_place_that_cannot_be_written(small, tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_written(small, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     arguments = {"method": "calibrate", "method_options": {"tokens": 2000}}
     with pytest.raises(ConversionError, match=r"could not be written.*nothing was left behind.*is writable"):

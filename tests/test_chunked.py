@@ -630,7 +630,7 @@ def test_explanations(name):
 
 def test_explanations_of_models():
     model = tiny_model(RelPosBertModel, "shaw", attn_implementation="eager")
-    assert "takes eager: it was asked for" in explain_backend(model, 2, 300)
+    assert "takes eager: it was requested" in explain_backend(model, 2, 300)
     assert "float16" in explain_backend(tiny_model(RelPosBertModel, "shaw").half(), 2, 300)
 
 

@@ -45,12 +45,12 @@ def models(tmp_path_factory):
 def documents(seed, count):
     """Told apart by one word, which comes last."""
     rng = random.Random(seed)
-    found = []
+    records = []
     for number in range(count):
         label = ("good", "bad")[number % 2]
         words = rng.choices([word for word in WORDS if word not in ("good", "bad")], k=rng.randint(8, 18))
-        found.append({"label": label, "text": " ".join([*words, *[label] * 4])})
-    return found
+        records.append({"label": label, "text": " ".join([*words, *[label] * 4])})
+    return records
 
 
 def write(path, records):
@@ -59,14 +59,14 @@ def write(path, records):
 
 
 def arguments(folder, models, *more):
-    given = [
+    command = [
         *("--name", "made-up", "--train", folder / "train.jsonl", "--dev", folder / "dev.jsonl"),
         *("--source", models / "source", "--converted", models / "converted", "--out", folder / "out"),
         *("--work", folder / "work", "--seeds", 1, "--epochs", 10, "--lr", 0.005, "--head-lr", 0.01, "--dropout", 0),
         *("--rows", 8, "--train-layers", 2),
         *("--strategies", "truncate-8", "chunks-8", "segments-8", "memory-8", "long-32", *more),
     ]
-    return [str(each) for each in given]
+    return [str(each) for each in command]
 
 
 @pytest.fixture
@@ -113,11 +113,11 @@ def test_split_layers_are_the_whole(script, models, name, below):
     memories = {"whole": {}, "upper": {}}
     with torch.no_grad():
         for piece, state in zip(pieces, states, strict=True):
-            wanted = whole(torch.tensor([piece]), **memories["whole"])
-            found = upper(inputs_embeds=state[None], **memories["upper"])
-            torch.testing.assert_close(found.last_hidden_state, wanted.last_hidden_state, rtol=0, atol=1e-5)
+            expected = whole(torch.tensor([piece]), **memories["whole"])
+            outputs = upper(inputs_embeds=state[None], **memories["upper"])
+            torch.testing.assert_close(outputs.last_hidden_state, expected.last_hidden_state, rtol=0, atol=1e-5)
             if name == "memory-8":
-                memories = {"whole": {"memory": wanted.memory}, "upper": {"memory": found.memory}}
+                memories = {"whole": {"memory": expected.memory}, "upper": {"memory": outputs.memory}}
     assert sum(len(half.encoder.layer) for half in (lower, upper)) == 3
 
 
@@ -142,8 +142,8 @@ def test_rows_side_by_side(script, models, name):
         torch.testing.assert_close(together["loss"], torch.stack([each["loss"] for each in alone]).mean())
         if name != "memory-8":
             states = [model(piece[None]).last_hidden_state[0] for piece in batch[1]["pieces"]]
-            wanted = classifier.head(torch.cat(states).mean(0))
-            torch.testing.assert_close(together["logits"][1], wanted, rtol=0, atol=1e-5)
+            expected = classifier.head(torch.cat(states).mean(0))
+            torch.testing.assert_close(together["logits"][1], expected, rtol=0, atol=1e-5)
 
 
 def test_memory_reaches_on_and_gradients_do_not(script, models):
@@ -169,16 +169,16 @@ def test_runs(script, files, models, capsys):
     content = json.loads((files / "out" / "results.json").read_text())
     runs = content["made-up"]["runs"]
     assert list(runs) == [f"{name}/0" for name in ("truncate-8", "chunks-8", "segments-8", "memory-8", "long-32")]
-    found = {key.rpartition("/")[0]: run["result"] for key, run in runs.items()}
-    assert found["truncate-8"]["accuracy"] < 80
+    results = {key.rpartition("/")[0]: run["result"] for key, run in runs.items()}
+    assert results["truncate-8"]["accuracy"] < 80
     for name in ("chunks-8", "segments-8", "memory-8", "long-32"):
-        assert found[name]["accuracy"] > 95, name
-    for result in found.values():
+        assert results[name]["accuracy"] > 95, name
+    for result in results.values():
         assert len(result["right"]) == 16 and result["steps"] == 10 * 6
         assert result["accuracy"] == pytest.approx(100 * result["right"].count("1") / 16)
     lengths = [len(record["text"].split()) for record in documents(1, 16)]
-    assert found["truncate-8"]["tokens"] == 16 * 8 and found["long-32"]["tokens"] == sum(lengths) + 16 * 2
-    assert found["memory-8"]["tokens"] == sum(length + 2 * -(-length // 6) for length in lengths)
+    assert results["truncate-8"]["tokens"] == 16 * 8 and results["long-32"]["tokens"] == sum(lengths) + 16 * 2
+    assert results["memory-8"]["tokens"] == sum(length + 2 * -(-length // 6) for length in lengths)
     card = (files / "out" / "README.md").read_text()
     assert "| `memory-8` | converted: pieces of 8, memory of 8 |" in card and "of more than 512 tokens" in card
     assert "what the memory does: `memory-8` − `segments-8`" in card and "**more**: +" in card
@@ -221,16 +221,16 @@ def test_all_layers_and_rows(script, files, models):
         "--held-out",
         16,
     )
-    given = arguments(files, models, *more)
-    given = given[: given.index("--dev")] + given[given.index("--source") :]
-    given[given.index("--strategies") + 1 : given.index("--train-layers")] = ["memory-8"]
-    found = []
+    command = arguments(files, models, *more)
+    command = command[: command.index("--dev")] + command[command.index("--source") :]
+    command[command.index("--strategies") + 1 : command.index("--train-layers")] = ["memory-8"]
+    results = []
     for out in ("a", "b"):
-        script.main([*given, "--out", str(files / out)])
+        script.main([*command, "--out", str(files / out)])
         runs = json.loads((files / out / "results.json").read_text())["made-up"]["runs"]
         result = runs["memory-8/0"]["result"]
-        found.append({key: value for key, value in result.items() if "seconds" not in key})
-    assert found[0] == found[1] and found[0]["steps"] == 4 and len(found[0]["right"]) == 16
+        results.append({key: value for key, value in result.items() if "seconds" not in key})
+    assert results[0] == results[1] and results[0]["steps"] == 4 and len(results[0]["right"]) == 16
     assert not (files / "work").exists()  # nothing is frozen
 
 
@@ -247,9 +247,9 @@ def test_head_alone(script, files, models):
                 memory = {"memory": outputs.memory} if strategy.memory else {}
                 states.append(outputs.last_hidden_state[0])
         lower, classifier = models_of.classifier(strategy)
-        found, seconds = models_of.pieces(strategy, lower, models_of.task.dev)
-        torch.testing.assert_close(found[3][0], torch.cat(states).mean(0, keepdim=True), rtol=0, atol=1e-5)
-        assert len(found[3]) == 1 and len(seconds[3]) == len(states)
+        stored, seconds = models_of.pieces(strategy, lower, models_of.task.dev)
+        torch.testing.assert_close(stored[3][0], torch.cat(states).mean(0, keepdim=True), rtol=0, atol=1e-5)
+        assert len(stored[3]) == 1 and len(seconds[3]) == len(states)
         assert sum(parameter.numel() for parameter in classifier.parameters()) == 32 * 33 + 33 * 2
     script.main(
         arguments(
@@ -275,11 +275,11 @@ def test_head_alone(script, files, models):
 def test_converts(script, files, models):
     """Conversions are made on text where none are given, and kept."""
     write(files / "text.jsonl", documents(2, 60))
-    given = arguments(files, models, "--calibration-text", files / "text.jsonl", "--calibration-tokens", 1000)
-    at = given.index("--converted")
-    given = [*given[:at], *given[at + 2 :], "--epochs", "1", "--window", "4"]
-    given[given.index("--strategies") + 1 : given.index("--calibration-text")] = ["memory-8", "long-32"]
-    script.main(given)
+    command = arguments(files, models, "--calibration-text", files / "text.jsonl", "--calibration-tokens", 1000)
+    at = command.index("--converted")
+    command = [*command[:at], *command[at + 2 :], "--epochs", "1", "--window", "4"]
+    command[command.index("--strategies") + 1 : command.index("--calibration-text")] = ["memory-8", "long-32"]
+    script.main(command)
     made = {path.name.partition("-")[0]: path for path in (files / "work").iterdir() if path.is_dir()}
     assert set(made) == {"converted", "converted_long"}
     models = {name: AutoModel.from_pretrained(path) for name, path in made.items()}

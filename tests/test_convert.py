@@ -707,7 +707,7 @@ def test_a_file_is_not_a_source(tmp_path, masked):
         convert(masked / "config.json", tmp_path / "out")
 
 
-# --- the place that is written
+# --- the folder that is written
 
 
 def test_out_that_exists(tmp_path, masked):
@@ -802,14 +802,16 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("existing", [False, True], ids=["new", "overwrite"])
-@pytest.mark.parametrize("place, failure, words", FAILURES.values(), ids=FAILURES)
-def test_a_failure_while_writing_leaves_nothing_behind(tmp_path, masked, monkeypatch, place, failure, words, existing):
+@pytest.mark.parametrize("attribute, failure, words", FAILURES.values(), ids=FAILURES)
+def test_a_failure_while_writing_leaves_nothing_behind(
+    tmp_path, masked, monkeypatch, attribute, failure, words, existing
+):
     out = tmp_path / "out" if existing else tmp_path / "new" / "out"
     if existing:
         convert(masked, out, method="drop")
     before, listed = contents(tmp_path), sorted(tmp_path.rglob("*"))
     with monkeypatch.context() as patch:
-        patch.setattr(*place, failure)
+        patch.setattr(*attribute, failure)
         with pytest.raises(ConversionError, match=words) as caught:
             convert(masked, out, overwrite=existing)
     assert words != "free some space" or str(out) in str(caught.value)
@@ -833,20 +835,20 @@ def test_a_folder_that_appears_meanwhile_is_not_touched(tmp_path, masked, monkey
 
 @pytest.mark.parametrize("existing", [False, True], ids=["new", "overwrite"])
 @pytest.mark.parametrize(
-    "place, failure",
+    "attribute, failure",
     {
         "save": ((RelPosBertPreTrainedModel, "save_pretrained"), fail(KeyboardInterrupt(), half_written)),
         "rename": ((Path, "rename"), rename_failing_second(KeyboardInterrupt())),
     }.values(),
     ids=["save", "rename"],
 )
-def test_an_interrupt_leaves_nothing_behind(tmp_path, masked, monkeypatch, place, failure, existing):
+def test_an_interrupt_leaves_nothing_behind(tmp_path, masked, monkeypatch, attribute, failure, existing):
     out = tmp_path / "out"
     if existing:
         convert(masked, out, method="drop")
     before, listed = contents(tmp_path), sorted(tmp_path.rglob("*"))
     with monkeypatch.context() as patch:
-        patch.setattr(*place, failure)
+        patch.setattr(*attribute, failure)
         with pytest.raises(KeyboardInterrupt):
             convert(masked, out, overwrite=existing)
     assert contents(tmp_path) == before and sorted(tmp_path.rglob("*")) == listed

@@ -204,14 +204,14 @@ def test_past_the_limit():
 
 
 @pytest.mark.parametrize("length", [3, 11, 16])
-def test_windowed_reader_is_the_plain_one_inside_the_limit(length):
+def test_windowed_hidden_states_is_the_plain_one_inside_the_limit(length):
     model = bert()
     row = rows(length)[0]
     assert torch.equal(windowed_hidden_states(model, row), hidden_states(model, *pad_batch([row], model))[0])
 
 
 @pytest.mark.parametrize("total, stride", [(17, None), (40, None), (41, 5), (40, 15)])
-def test_windowed_reader_takes_the_most_central_window(total, stride):
+def test_windowed_hidden_states_takes_the_most_central_window(total, stride):
     model = bert()
     row = rows(total)[0]
     found = windowed_hidden_states(model, row, stride=stride)
@@ -231,7 +231,7 @@ def test_windowed_reader_takes_the_most_central_window(total, stride):
         assert (found[place + 1] - read[best][place - starts[best] + 1]).abs().max() < 1e-5
 
 
-def test_windowed_reader_refuses():
+def test_windowed_hidden_states_refuses():
     with pytest.raises(ValueError, match="length = 16, stride = 16: windows need"):
         windowed_hidden_states(bert(), rows(40)[0], stride=16)
 

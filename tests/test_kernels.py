@@ -406,7 +406,7 @@ def test_benchmark_tables(bench):
     found = {"rows": rows, "problems": []}
     times, _, goals = bench.tables(found)
     assert times[2][2][-2] == "2.50" and goals[2] == [["relative_key B32 L512 forward", "≤ 2.3", "2.50", "NOT met"]]
-    out = type("Out", (), {"found": found})
+    out = type("Out", (), {"results": found})
     assert bench.passed(out, "shaw") and not bench.passed(out, "relative_key")
     found["problems"].append("model, shaw, {'dropout': 0.1}: out of memory")
     assert bench.passed(out, "shaw")

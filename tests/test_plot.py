@@ -14,22 +14,19 @@ from hf_relpos import SCHEMES, RelPosBertForMaskedLM, RelPosBertModel
 from hf_relpos.cli import app
 from hf_relpos.plot import (
     fidelity_figure,
-    input_map,
-    observe,
-    offset_curves,
     plot_checkpoint,
     plot_fidelity,
     plot_model,
     plot_scheme,
-    score_map,
 )
+from hf_relpos.position_scores import input_map, offset_curves, record_layer, score_map
 
 
 R = torch.arange(16) - torch.arange(16)[:, None]  # j − i, L = P = 16
 
 
 def test_alibi_is_a_cone():
-    call = observe(tiny_config("alibi", num_attention_heads=4))
+    call = record_layer(tiny_config("alibi", num_attention_heads=4))
     slopes = torch.tensor([1 / 4, 1 / 16, 1 / 64, 1 / 256])
     assert call.letters == ["c'"]
     assert (score_map(call) + slopes[:, None, None] * R.abs()).abs().max() <= 1e-6
@@ -38,7 +35,7 @@ def test_alibi_is_a_cone():
 
 def test_tables_are_shown_for_one_query():
     model = tiny_model(RelPosBertModel, "shaw", position_options={"clip": 3})
-    call = observe(model, layer=1)
+    call = record_layer(model, layer=1)
     assert call.letters == ["A", "V"]
     rows = model.encoder.layer[1].attention.self.distance_embedding.key[R.clamp(-3, 3) + 3]  # (L, L, d)
     query = torch.randn(3, 8)
@@ -49,7 +46,7 @@ def test_tables_are_shown_for_one_query():
 
 
 def test_rotation_favours_the_same_place():
-    added = score_map(observe(tiny_config("rope")), head=0)
+    added = score_map(record_layer(tiny_config("rope")), head=0)
     cosines = torch.cos(R[..., None] * 10000.0 ** -(torch.arange(4) / 4)).mean(-1)
     assert (added - (cosines - 1) / 8**0.5).abs().max() <= 1e-6
 
@@ -59,20 +56,20 @@ def test_a_gain_of_one_adds_nothing():
     model = RelPosBertModel(config)
     for parameter in model.encoder.layer[0].attention.self.distance_embedding.parameters():
         torch.nn.init.ones_(parameter)
-    assert score_map(observe(model)).abs().max() <= 1e-6
+    assert score_map(record_layer(model)).abs().max() <= 1e-6
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_hidden_keys(direction):
-    added = score_map(observe(tiny_config("disan", position_options={"direction": direction})))
+    added = score_map(record_layer(tiny_config("disan", position_options={"direction": direction})))
     hidden = added.isnan()
     assert not added[~hidden].any()
     assert hidden[0].equal(R >= 0) != hidden[0].equal(R <= 0)
 
 
 def test_input_vectors():
-    assert input_map(observe(tiny_config("alibi"))) is None
-    cosine = input_map(observe(tiny_config("sinusoidal")))
+    assert input_map(record_layer(tiny_config("alibi"))) is None
+    cosine = input_map(record_layer(tiny_config("sinusoidal")))
     assert (cosine.diagonal() - 1).abs().max() <= 1e-6 and (cosine - cosine.T).abs().max() <= 1e-6
     assert cosine[0, 1] > cosine[0, 8]
 
@@ -80,7 +77,7 @@ def test_input_vectors():
 @pytest.mark.parametrize("name", SCHEMES)
 def test_every_scheme(name):
     config = tiny_config(name)
-    call = observe(config)
+    call = record_layer(config)
     assert call.letters
     assert score_map(call).shape == (3, 16, 16) and not score_map(call).isinf().any()
     figure = plot_scheme(config, layer=1, head=2)
@@ -89,14 +86,14 @@ def test_every_scheme(name):
 
 def test_combinations_and_hybrids():
     config = tiny_config(["relative_key", "alibi"], absolute_position_embeddings=True)
-    assert observe(config).letters == ["A", "c'", "input"]
+    assert record_layer(config).letters == ["A", "c'", "input"]
     assert len(plot_scheme(config).axes) == 6
 
 
 def test_leaves_the_model_as_it_was():
     model = tiny_model(RelPosBertForMaskedLM, "t5").train()
     hooks = [len(module._forward_hooks) for module in model.modules()]
-    first, again = observe(model), observe(model)
+    first, again = record_layer(model), record_layer(model)
     assert model.training and score_map(first).equal(score_map(again))
     assert hooks == [len(module._forward_hooks) for module in model.modules()]
     assert "terms" not in vars(model.bert.encoder.layer[0].attention.self.distance_embedding)

@@ -19,29 +19,29 @@ def rows(count, width=3):
 
 @pytest.mark.parametrize("count, length", [(5, 13), (5, 20), (3, 4), (2, 8), (20, 80)])
 def test_interpolated_rows(count, length):
-    """Row 0, then each place at its share of the way from row 1 to the last."""
+    """Row 0, then the others evenly from row 1 to the last, linear in between."""
     table = rows(count)
     made = interpolate(table, length)
     assert made.shape == (length, 3) and torch.equal(made[0], table[0])
-    for place in range(1, length):
-        at = 1 + (place - 1) * (count - 2) / (length - 2)
+    for position in range(1, length):
+        at = 1 + (position - 1) * (count - 2) / (length - 2)
         left = min(int(at), count - 2) if count > 2 else 1
         right = min(left + 1, count - 1)
         expected = table[left] * (1 - (at - left)) + table[right] * (at - left)
-        assert (made[place] - expected).abs().max() <= 1e-12
+        assert (made[position] - expected).abs().max() <= 1e-12
     assert (made[-1] - table[-1]).abs().max() <= 1e-12
 
 
 @pytest.mark.parametrize("count, length", [(4, 16), (4, 9), (7, 20)])
 def test_hierarchical_rows(count, length):
-    """By the definition: block i, place j, α = 0.4; the rows of the table come out of it too."""
+    """By the definition: block i, index j, α = 0.4; the rows of the table come out of it too."""
     table = rows(count)
     part = [(row - 0.4 * table[0]) / 0.6 for row in table]
     made = decompose(table, length, cls=False)
     assert torch.equal(made[:count], table)
-    for place in range(length):
-        i, j = divmod(place, count)
-        assert (made[place] - (0.4 * part[i] + 0.6 * part[j])).abs().max() <= 1e-12
+    for position in range(length):
+        i, j = divmod(position, count)
+        assert (made[position] - (0.4 * part[i] + 0.6 * part[j])).abs().max() <= 1e-12
     with_cls = decompose(torch.cat([rows(1), table]), length + 1, cls=True)
     assert torch.equal(with_cls[1:], made)
 
@@ -57,7 +57,7 @@ def test_hierarchical_keeps_cls():
 
 
 def test_the_decomposition_ends():
-    with pytest.raises(ValueError, match="4 rows make 16 places, not 17"):
+    with pytest.raises(ValueError, match="4 rows make 16 positions, not 17"):
         decompose(rows(4), 17, cls=False)
 
 

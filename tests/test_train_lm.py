@@ -224,7 +224,7 @@ def test_errors_of_texts(tmp_path, script, capsys):
 def test_two_processes_give_the_figures_of_one(tmp_path):
     """With half of the rows each, in training and in measuring."""
     write_texts(tmp_path)
-    found = []
+    results = []
     for processes in (1, 2):
         folder = tmp_path / str(processes)
         more = ["--batch", 4 // processes, "--eval-batch", 2 // processes, "--out", folder / "out", "--work", folder]
@@ -233,7 +233,7 @@ def test_two_processes_give_the_figures_of_one(tmp_path):
         run_python(SCRIPTS / "train_lm.py", *arguments(tmp_path, *more), processes=processes)
         runs = json.loads((folder / "out" / "results.json").read_text())["made-up"]["runs"]
         assert {run["result"]["processes"] for run in runs.values()} == {processes}
-        found.append({key: (run["result"]["curve"], run["result"]["valid"]["bits"]) for key, run in runs.items()})
-    for variant, (curve, bits) in found[0].items():
-        assert found[1][variant][0] == pytest.approx(curve, abs=1e-3)
-        assert found[1][variant][1] == pytest.approx(bits, abs=1e-4)
+        results.append({key: (run["result"]["curve"], run["result"]["valid"]["bits"]) for key, run in runs.items()})
+    for variant, (curve, bits) in results[0].items():
+        assert results[1][variant][0] == pytest.approx(curve, abs=1e-3)
+        assert results[1][variant][1] == pytest.approx(bits, abs=1e-4)

@@ -197,20 +197,20 @@ PLACES = ["Bonn", "Rome", "Oslo", "Kiel"]
 def english(seed, count):
     """In "X of Y", X is a person, whatever the word; else a name is a place."""
     rng = random.Random(seed)
-    found = []
+    sentences = []
     for _ in range(count):
         one, other = rng.choice(NAMES + PLACES), rng.choice(NAMES + PLACES)
         if rng.random() < 0.5:
-            found.append((["saw", one, "of", other, "."], ["O", "B-person", "O", "B-place", "O"]))
+            sentences.append((["saw", one, "of", other, "."], ["O", "B-person", "O", "B-place", "O"]))
         else:
-            found.append((["saw", "the", one, other], ["O", "O", "B-place", "I-place"]))
-    return found
+            sentences.append((["saw", "the", one, other], ["O", "O", "B-place", "I-place"]))
+    return sentences
 
 
 def chinese(seed, count):
     """Characters in BMES: 张三/李四 and a surname with one more character, places of three characters."""
     rng = random.Random(seed)
-    found = []
+    sentences = []
     for _ in range(count):
         person = rng.choice("张李王陈") + rng.choice("三四五明")
         place = rng.choice(["北京市", "上海市", "广东省"])
@@ -218,8 +218,8 @@ def chinese(seed, count):
         tags = ["O"] * len(text)
         tags[text.index(person) : text.index(person) + 2] = ["B-PER", "E-PER"]
         tags[text.index(place) : text.index(place) + 3] = ["B-LOC", "M-LOC", "E-LOC"]
-        found.append((list(text), tags))
-    return found
+        sentences.append((list(text), tags))
+    return sentences
 
 
 def write(folder, sentences):
@@ -228,12 +228,12 @@ def write(folder, sentences):
 
 
 def arguments(folder, out, *more, name="made-up"):
-    given = [
+    command = [
         *("--name", name, "--train", folder / "train", "--dev", folder / "dev", "--out", out, "--work", folder / "w"),
         *("--hidden", 32, "--heads", 2, "--layers", 1, "--intermediate", 32, "--vocab", 60, "--dropout", 0),
         *("--epochs", 8, "--batch", 8, "--lr", 0.01, "--max-length", 16, "--seeds", 1, *more),
     ]
-    return [str(each) for each in given]
+    return [str(each) for each in command]
 
 
 def test_runs(script, tmp_path, capsys):
@@ -271,12 +271,12 @@ def test_runs(script, tmp_path, capsys):
 
 def test_same_seed_same_figures(script, tmp_path):
     write(tmp_path, {"train": english(0, 40), "dev": english(1, 10)})
-    found = []
+    results = []
     for out in ("a", "b"):
         script.main(arguments(tmp_path, tmp_path / out, "--schemes", "shaw", "--epochs", 2, "--dropout", "0.1"))
         result = json.loads((tmp_path / out / "results.json").read_text())["made-up"]["runs"]["shaw/0"]["result"]
-        found.append({key: value for key, value in result.items() if "seconds" not in key})
-    assert found[0] == found[1]
+        results.append({key: value for key, value in result.items() if "seconds" not in key})
+    assert results[0] == results[1]
 
 
 def test_chinese(script, tmp_path):
@@ -285,9 +285,9 @@ def test_chinese(script, tmp_path):
     write(tmp_path, {"train": chinese(0, 200), "dev": dev})
     more = ("--unit", "character", "--schemes", "tener", "--epochs", 6, "--unknown", "0.05")
     script.main(arguments(tmp_path, tmp_path / "out", *more))
-    found = json.loads((tmp_path / "out" / "results.json").read_text())["made-up"]
-    assert found["runs"]["tener/0"]["result"]["f1"] > 97
-    assert "unit character" in found["about"]["tokens"] and "1.00 tokens a word" in found["about"]["tokens"]
+    results = json.loads((tmp_path / "out" / "results.json").read_text())["made-up"]
+    assert results["runs"]["tener/0"]["result"]["f1"] > 97
+    assert "unit character" in results["about"]["tokens"] and "1.00 tokens a word" in results["about"]["tokens"]
 
 
 def test_vectors_of_a_checkpoint(script, tmp_path):
@@ -315,8 +315,8 @@ def test_vectors_of_a_checkpoint(script, tmp_path):
     task = script.TaggingTask(args)
     assert task.train.rows[0]["input_ids"][0] == vocabulary.index("saw")
     model = script.build(task, args, "shaw")
-    table, wanted = model.get_input_embeddings().weight, bert.get_input_embeddings().weight
-    torch.testing.assert_close(table, wanted * (args.init / wanted.std()))
+    table, expected = model.get_input_embeddings().weight, bert.get_input_embeddings().weight
+    torch.testing.assert_close(table, expected * (args.init / expected.std()))
     assert not table.requires_grad and model.bert.embeddings.embeddings_project.out_features == 32
     script.main(arguments(tmp_path, tmp_path / "out", *more))
     assert len(json.loads((tmp_path / "out" / "results.json").read_text())["made-up"]["runs"]) == 3

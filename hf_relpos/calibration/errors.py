@@ -2,4 +2,4 @@
 
 
 class CalibrationError(ValueError):
-    """Text that nothing can be fitted to, or a folder that cannot be written; says what to do about it."""
+    """Text that is too short to fit to, or a folder that cannot be written; says what to do about it."""

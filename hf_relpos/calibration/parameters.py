@@ -117,8 +117,8 @@ class Parameters:
                 step = self.smooth[name] * part.diff(dim=axis)
                 edge = list(part.shape)
                 edge[axis] = 1
-                nothing = part.new_zeros(edge)
-                total = total + torch.cat([nothing, step], axis) - torch.cat([step, nothing], axis)
+                zeros = part.new_zeros(edge)
+                total = total + torch.cat([zeros, step], axis) - torch.cat([step, zeros], axis)
             out.append(total.flatten())
         return torch.cat(out)
 

@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from ..files import describe_write_error, write_json, write_tensors
+from ..files import describe_write_error, write_json, write_tensors, write_text
 from .errors import CalibrationError
 
 
@@ -38,7 +38,7 @@ class Saved:
             shutil.rmtree(folder, ignore_errors=True)
             try:
                 folder.mkdir(parents=True)
-                file.write_text(fingerprint, encoding="utf-8")
+                write_text(file, fingerprint)
             except OSError as error:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise CalibrationError(describe_write_error(error, folder)) from error

@@ -92,7 +92,7 @@ class ScoreFit(Fit):
                 features[letter] = self.reduce(total)
         scaled = self.collect(curvature)
         for _, tensor in scaled.items():
-            tensor.mul_(self.parameters.scheme.scale)  # the other factor comes with the way back to θ
+            tensor.mul_(self.parameters.scheme.scale)  # `pull` multiplies by the other factor
         self.parameters.weigh(scaled, features, ridge, smooth)
 
     def solve(

@@ -1,4 +1,4 @@
-"""The model card of a conversion: README.md beside the weights, for the Hub and for whoever finds the folder."""
+"""The model card of a conversion, README.md beside the weights."""
 
 import json
 import shlex
@@ -12,6 +12,7 @@ from huggingface_hub import ModelCardData, metadata_load
 from transformers import PreTrainedModel
 
 from ..console import markdown_table
+from ..files import write_text
 from ..model.configuration_relpos_bert import RelPosBertConfig
 from ..model.modeling_relpos_bert import HEADS
 from ..model.schemes import STOCK_SCHEME
@@ -21,9 +22,9 @@ from .report import KINDS, ConversionReport, lost_in_words
 from .source import CARD, TOKENIZER_FILES
 
 
-# Of the source's card: what stays true of the result.
+# Metadata of the source's card that holds for the result, too.
 KEPT = ("license", "license_name", "license_link", "language")
-# What the kinds of a report mean to one who did not make it.
+# Kinds of a report, explained.
 MEANING = {
     "reused": "as they were, bit for bit",
     "folded": "changed, or put into others",
@@ -56,7 +57,8 @@ def draw(model: PreTrainedModel, report: ConversionReport, folder: Path) -> tupl
     Raises:
         ModuleNotFoundError: without matplotlib.
     """
-    from ..plot import example_inputs, plot_fidelity, plot_model, save_figure
+    from ..plot import plot_fidelity, plot_model, save_figure
+    from ..position_scores import example_inputs
 
     names = []
     if report.fidelity is not None:
@@ -86,7 +88,7 @@ def write_card(
     path = folder / CARD
     if not path.exists():
         listed = (folder / MODULES).is_file()
-        path.write_text(model_card(report, config, limit, metadata, pictures, listed), encoding="utf-8")
+        write_text(path, model_card(report, config, limit, metadata, pictures, listed))
 
 
 def model_card(
@@ -134,7 +136,7 @@ def model_card(
 
 
 def command(report: ConversionReport) -> str:
-    """A command line that does it again; a local source and files stand there without their folders."""
+    """A command line that repeats the conversion; a local source and files are named without their folders."""
     arguments = report.arguments
     words = ["hf-relpos", "convert", _name(report, full=True), "OUT"]
     if "position_embedding_type" in arguments:
@@ -211,7 +213,7 @@ def _use(report: ConversionReport, config: RelPosBertConfig, sentence_transforme
     here = _python(["import hf_relpos", *lines("", "this folder, or its name on the Hub")])
     if not config.save_code:
         return ["## Use", here, "It needs hf_relpos to be installed."]
-    # the tokenizer runs none of that code, but looks into the model's configuration, and would ask first
+    # the tokenizer runs no such code, but reads the model's configuration, and would ask before that
     elsewhere = lines(", trust_remote_code=True", "runs the code that lies beside the weights")
     return ["## Use", "Where hf_relpos is installed:", here, "Elsewhere:", _python(elsewhere)]
 

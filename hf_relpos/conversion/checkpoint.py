@@ -110,7 +110,7 @@ def convert(
             (`tables.png`) into `out`. Needs the extra `plot`.
 
     Returns:
-        What became of every tensor.
+        The report, as in `conversion.json`.
 
     Raises:
         ConversionError: for a source that cannot be converted, a scheme or option that is not known, and a folder that

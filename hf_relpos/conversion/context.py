@@ -1,4 +1,4 @@
-"""What a method of conversion is, what it is given, and the steps that several methods share."""
+"""The interface of a method of conversion, and helpers that several methods share."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,14 +17,14 @@ from .source import Source
 
 @dataclass(frozen=True)
 class ConversionContext:
-    """What a method is given besides the model that it changes.
+    """The context of a method: everything but the model that it changes.
 
     Attributes:
         source: the checkpoint.
         source_config: its configuration as a RelPosBertConfig, positions included: that of the teacher.
         build_teacher: builds a RelPosBert model, in the dtype of the source and in eval mode, that computes exactly
             what the source computes.
-        texts: what the caller gave to learn from; None for nothing.
+        texts: to learn from, as `convert` takes them; None for none.
         options: of the method, with its defaults.
         seed: of random choices.
         resume_folder: where an interrupted method finds what it had computed; None for a method that starts afresh.
@@ -55,7 +55,7 @@ class ConversionContext:
 
 @dataclass(frozen=True)
 class Method:
-    """A method of conversion: what becomes of the positions.
+    """A method of conversion: how the positions are treated.
 
     Attributes:
         help: one line, for the command line.

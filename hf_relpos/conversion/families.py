@@ -59,26 +59,26 @@ class Family:
     """One kind of checkpoint.
 
     Attributes:
-        stems: what the names of its classes begin with.
-        suffixes: keys of `COUNTERPARTS`: the heads that compute what BERT's compute.
+        stems: prefixes of the names of its classes.
+        suffixes: keys of `COUNTERPARTS`: the heads whose outputs are those of BERT's.
         rules: its own names, on the left, and BERT's.
         stock: `model_type` of the Transformers class that has the same body, but absolute positions.
-        defaults: of its configuration, where they are not BERT's.
-        not_kept: fields of its configuration that mean nothing to BERT.
-        spellings: fields of its configuration that BERT spells differently.
+        defaults: of its configuration, where they differ from BERT's.
+        not_kept: fields of its configuration that BERT does not have.
+        spellings: field of its configuration to BERT's field.
         always_gelu: whether `OWN_ACTIVATION` holds for its heads.
         legacy_types: values of `position_embedding_type` that Transformers ≤ 4.57 had besides `absolute`.
         absolute: whether it has a table of absolute positions, unless `position_embedding_type` is a legacy one.
-        token_types: whether it has them; where not, BERT's are zero.
-        padding: given the configuration, the token that takes no position: its id is the row of its own in the table
-            of positions, in which those of the others begin one row later. None where rows are positions.
-        layers: given the configuration, what the names of each layer's tensors begin with (`encoder.…`), in order and
-            with repetitions, where layers share tensors. None for BERT's own, one for each.
-        tokenizer: class of its tokenizer, for files that do not say it; None for BERT's.
+        token_types: whether it has token type embeddings; where not, those of the result are zero.
+        padding: configuration to the id of the padding token, which is `padding_idx` of the position table, too;
+            position 0 is the row after it. None where position 0 is row 0.
+        layers: configuration to the prefix (`encoder.…`) of each layer's tensors, in order; layers that share tensors
+            have the same. None for BERT's prefixes.
+        tokenizer: class of its tokenizer, for files that do not name it; None for BERT's.
         scheme: key of `hf_relpos.SCHEMES`: relative positions of all its checkpoints; None for none.
-        options: given the configuration, options of that scheme.
+        options: configuration to options of that scheme.
         marker: field that, set to true, marks it in a file whose `model_type` is "bert"; None for none.
-        unsupported_reason: given the configuration, why it cannot be converted; empty if it can.
+        unsupported_reason: configuration to why it cannot be converted; empty if it can.
     """
 
     stems: tuple[str, ...]
@@ -113,19 +113,19 @@ class Family:
 
 
 def renamed(names: Mapping[str, str]) -> tuple[Rule, ...]:
-    """Rules for the weight and the bias of modules, of which each layer has one."""
+    """Rules for weight and bias of modules, old name to new."""
     return tuple(
         Rule(f"*.{old}.{part}", f"*.{new}.{part}") for old, new in names.items() for part in ("weight", "bias")
     )
 
 
 def pad_token(config: Mapping[str, Any]) -> int:
-    """The padding token, as the configuration names it."""
+    """`pad_token_id` of the configuration."""
     return config["pad_token_id"]
 
 
 def albert_layers(config: Mapping[str, Any]) -> list[str]:
-    """Groups of consecutive layers share one set of tensors, of `inner_group_num` layers that are passed in turn."""
+    """Prefixes of ALBERT's layers: groups of consecutive layers share the tensors of `inner_group_num` layers."""
     layers, groups = config["num_hidden_layers"], config["num_hidden_groups"]
     return [
         f"encoder.albert_layer_groups.{number * groups // layers}.albert_layers.{inner}."

@@ -34,8 +34,8 @@ def check_target(out: str | Path, overwrite: bool) -> Path:
 
 def copy_companions(folder: Path, partial: Path, model: PreTrainedModel) -> tuple[str, ...]:
     """Copy the files of the tokenizer, and those of generation, byte for byte; their names."""
-    wanted = (*TOKENIZER_FILES, *(["generation_config.json"] if model.can_generate() else []))
-    files = sorted({path for pattern in wanted for path in folder.glob(pattern) if path.is_file()})
+    patterns = (*TOKENIZER_FILES, *(["generation_config.json"] if model.can_generate() else []))
+    files = sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
     for path in files:
         shutil.copyfile(path, partial / path.name)
     return tuple(path.name for path in files)

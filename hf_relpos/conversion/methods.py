@@ -52,7 +52,7 @@ LENGTH = Option(
     help="tokens that the result reads; an integer above the source's max_position_embeddings, or None for 4 times it",
     accepts=lambda value: value is None or is_count(value),
 )
-OWN_BIAS = choice("keep", "drop", help="what becomes of the source's own relative bias, which MPNet has")
+OWN_BIAS = choice("keep", "drop", help="what to do with the source's own relative bias, which MPNet has")
 POSITIONS = Option(
     None,
     "max_position_embeddings of the result, which is the size of the tables of relative_key; a positive integer, or "

@@ -77,7 +77,7 @@ def locate(source: str | Path, revision: str | None = None) -> tuple[Path, str |
     """The folder of a checkpoint, downloaded if it is on the Hub; the commit it was downloaded at; and its layout.
 
     Raises:
-        ConversionError: when there is no such folder and no such repository, or no way to reach it; for what
+        ConversionError: when there is no such folder and no such repository, or it cannot be downloaded; for what
             `read_layout` refuses, and modules whose weights are not in safetensors.
     """
     folder, commit = local_folder(source, revision), None

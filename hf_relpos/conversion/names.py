@@ -2,7 +2,7 @@
 
 old file  <-- RULES -->  stock BERT  <-- identity, but for SCHEME and TABLE -->  relpos_bert
 
-No conversion renames a tensor outside these tables, so that the way back is the same tables read from right to left.
+No conversion renames a tensor outside these tables, so that the inverse is the same tables read from right to left.
 """
 
 from collections.abc import Mapping

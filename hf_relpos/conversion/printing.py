@@ -1,4 +1,4 @@
-"""The report of a conversion in the terminal."""
+"""The report of a conversion, printed in the terminal."""
 
 import re
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What a conversion did: one step per tensor, and the report that is written as conversion.json."""
+"""The report of a conversion, written as conversion.json: one step per tensor, and what was measured."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -20,7 +20,7 @@ KINDS = ("reused", "folded", "dropped", "created")
 
 @dataclass(frozen=True)
 class Step:
-    """What becomes of one tensor.
+    """What a conversion did with one tensor.
 
     Attributes:
         kind: `reused` (bit for bit), `folded` (its values went into another tensor, or received another's),
@@ -28,8 +28,8 @@ class Step:
         source: its name in the source's files; None if created.
         target: its name in the result; None if it has none of its own.
         shape: its shape.
-        parameters: how many numbers; 0 for a second name of a tensor that is already counted.
-        note: in words, where there is something to say.
+        parameters: number of elements; 0 for a second name of a tensor that is already counted.
+        note: a remark; empty for none.
     """
 
     kind: str
@@ -42,7 +42,7 @@ class Step:
 
 @dataclass(frozen=True)
 class ConversionReport:
-    """What a conversion did.
+    """The report of a conversion.
 
     Attributes:
         source: folder or Hub repository.
@@ -62,8 +62,8 @@ class ConversionReport:
             None for a method that changes them.
         files: copied from the source as they are.
         versions: of hf_relpos, transformers and torch.
-        details: what the method has to say; {} for nothing.
-        notes: what the caller may want to know or to change, in words.
+        details: results of the method; {} for none.
+        notes: remarks for the caller, such as limits that stay in copied files.
     """
 
     source: str
@@ -105,19 +105,19 @@ class ConversionReport:
 
     @property
     def fidelity(self) -> "Fidelity | None":
-        """How near the result is to its source on text; None where that was not measured."""
+        """Fidelity of the result to its source on held-out text; None where it was not measured."""
         from ..evaluation import Fidelity
 
-        found = self.details.get("fidelity", {})
-        return Fidelity.from_dict(found) if "lengths" in found else None
+        measured = self.details.get("fidelity", {})
+        return Fidelity.from_dict(measured) if "lengths" in measured else None
 
     @property
     def verdict(self) -> str | None:
-        """How far the result may stand in for the source, in words; None where nothing was measured."""
+        """Whether the result can replace the source, in words; None where fidelity was not measured."""
         return self.details.get("fidelity", {}).get("verdict")
 
     def summary(self) -> str:
-        """One line: what became of how many tensors; the difference and the verdict, if they were measured."""
+        """One line: tensors and parameters of each kind; the difference and the verdict, if they were measured."""
         parts = [
             f"{total['tensors']:,} tensors {kind} ({total['parameters']:,} parameters)"
             for kind, total in self.totals.items()
@@ -144,11 +144,13 @@ def lost_in_words(lost: Mapping[str, float]) -> str:
 def plan(
     model: PreTrainedModel, source: Source, changed: Mapping[str, str], left_behind: str = ""
 ) -> tuple[Step, ...]:
-    """What becomes of every tensor of the source and where every tensor of the result comes from.
+    """One step for each tensor of the result and each of the source that it does not have.
 
     Args:
-        changed: tensors of the result that the method changed, and how.
-        left_behind: what the tensors are that have no place in the result; empty for what is not known.
+        model: the result.
+        source: under the names of the result.
+        changed: tensors of the result that the method changed, with a note on each.
+        left_behind: note on the tensors that the architecture does not have; empty for the default.
     """
     weights = model.state_dict()
     steps = []

@@ -1,4 +1,4 @@
-"""Reading a checkpoint of any age: find it, check it, give its tensors their stock names.
+"""Reading a checkpoint of any release: locate it, check it, rename its tensors as in stock BERT.
 
 Only JSON and safetensors are read. Pickles are refused, and no code of a repository is run.
 """
@@ -41,7 +41,7 @@ class Source:
 
     Attributes:
         name: as the caller gave it.
-        folder: where it lies on this machine.
+        folder: on this machine, downloaded if it is on the Hub.
         revision: commit of the Hub repository; None for a local folder.
         config: config.json.
         architecture: stock class.
@@ -93,7 +93,7 @@ def download(repository: str, revision: str | None, folder: str, patterns: Itera
         patterns: of the files in that folder.
 
     Raises:
-        ConversionError: when there is no such repository, or no way to reach it.
+        ConversionError: when there is no such repository, or it cannot be downloaded.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
@@ -243,7 +243,7 @@ def normalise(
         expected: stock name to shape, of every tensor of the architecture with this configuration.
         spell: name in the file to stock names: one, or several for a tensor that layers share.
         tied: `config.tie_word_embeddings`.
-        unused: tells stock names in the body that may be left out.
+        unused: whether a stock name in the body may be left out.
         cut: so many rows at the front of the table of absolute positions are left out.
 
     Returns:

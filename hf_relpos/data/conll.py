@@ -18,7 +18,7 @@ def to_iob2(tags: Sequence[str]) -> list[str]:
     """Tags of IOB1, IOB2, IOE2, BIOES, BMES or BILOU in IOB2: B- at the first token of an entity, I- at the others.
 
     Read as the CoNLL-2000 scorer reads them: an entity begins at B and S, after E and S, after O, and where the type
-    changes. So IOB1 and IOB2 need not be told apart, and I- after O begins an entity. IOE1, where only an E- between
+    changes. So IOB1 and IOB2 need no distinction, and I- after O begins an entity. IOE1, where only an E- between
     two neighbours ends an entity, reads the same way.
     """
     converted, before = [], "O"

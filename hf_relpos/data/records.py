@@ -7,12 +7,12 @@ import itertools
 import json
 import lzma
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 
-OPENERS = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
+OPENERS: dict[str, Callable[..., Any]] = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
 REMEDY = "name the columns with --columns"
 
 
@@ -30,7 +30,8 @@ def iterate_lines(path: str | Path) -> Iterator[str]:
     """
     path = Path(path)
     try:
-        with OPENERS.get(path.suffix, open)(path, "rt", encoding="utf-8-sig") as file:
+        opener: Callable[..., Any] = OPENERS.get(path.suffix, open)
+        with opener(path, "rt", encoding="utf-8-sig") as file:
             for line in file:
                 if "\0" in line:
                     raise ValueError(f"{path}: holds zero bytes, so it is not text; give another file")

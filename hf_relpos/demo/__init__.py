@@ -1,13 +1,14 @@
-"""The demonstration behind `make demo` and `hf-relpos demo`: convert, measure, fine-tune, reload.
+"""The demo behind `make demo` and `hf-relpos demo`: convert, measure, fine-tune, reload.
 
-Beside this file lie what it needs: `bert/`, a small BERT with absolute positions trained for this project (see
-model_cards/demo-bert), and `text/`, parts of two public-domain novels that it never saw.
+Its files: `bert/`, a small BERT with absolute positions trained for this project (see model_cards/demo-bert), and
+`text/`, parts of two public-domain novels that it was not trained on.
 """
 
 import lzma
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,8 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoTokenizer,
     DataCollatorForLanguageModeling,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
     PrinterCallback,
     Trainer,
     TrainerCallback,
@@ -32,7 +35,7 @@ from ..files import atomic_folder
 
 HERE = Path(__file__).parent
 CHECKPOINT = HERE / "bert"
-# Fewer than by default: it is a demonstration, and more help this model little.
+# Fewer than by default, for speed; more help this small model little.
 CALIBRATION_TOKENS = 20_000
 
 
@@ -42,15 +45,15 @@ def read_text(part: str) -> list[str]:
         return file.read().splitlines()
 
 
-class Windows(torch.utils.data.Dataset):
-    """Text strung together and cut into windows of `length` tokens, special ones included."""
+class TextDataset(torch.utils.data.Dataset[dict[str, list[int]]]):
+    """A text in consecutive windows of `length` tokens, special ones included."""
 
-    def __init__(self, tokenizer, paragraphs: list[str], length: int):
-        room = length - 2
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, paragraphs: list[str], length: int) -> None:
+        inner = length - 2
         ids = token_ids(tokenizer, paragraphs)
         self.rows = [
-            [tokenizer.cls_token_id, *ids[at : at + room], tokenizer.sep_token_id]
-            for at in range(0, len(ids) - room + 1, room)
+            [tokenizer.cls_token_id, *ids[start : start + inner], tokenizer.sep_token_id]
+            for start in range(0, len(ids) - inner + 1, inner)
         ]
 
     def __len__(self) -> int:
@@ -60,13 +63,13 @@ class Windows(torch.utils.data.Dataset):
         return {"input_ids": self.rows[index]}
 
 
-class Losses(TrainerCallback):
-    """Prints the loss whenever Trainer logs it."""
+class LossPrinter(TrainerCallback):
+    """Prints the loss whenever the Trainer logs it."""
 
-    def __init__(self, console: Console):
+    def __init__(self, console: Console) -> None:
         self.console = console
 
-    def on_log(self, args, state, control, logs=None, **kwargs):
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if logs and "loss" in logs:
             self.console.print(f"  step {state.global_step} of {state.max_steps}: loss {float(logs['loss']):.2f}")
 
@@ -79,12 +82,12 @@ def run_demo(
     overwrite: bool = False,
     console: Console | None = None,
 ) -> dict[str, dict[str, float]]:
-    """Convert an absolute-position BERT in three ways, measure, fine-tune the one without positions, reload it.
+    """Convert an absolute-position BERT with three methods, measure, fine-tune the one without positions, reload it.
 
     Args:
-        checkpoint: a masked language model: folder or Hub id; None for the one that comes with the package.
+        checkpoint: a masked language model: folder or Hub id; None for the package's own.
         out: a folder for the models; `out/keep`, `out/drop`, `out/calibrate` and `out/fine-tuned` are written.
-        scheme: the value of `position_embedding_type`; `calibrate` has its own default.
+        scheme: `position_embedding_type`; `calibrate` has its own default.
         steps: training steps of the fine-tuning.
         overwrite: replace `out` if it exists.
 
@@ -110,12 +113,12 @@ def run_demo(
     length, window = min(limit, 128), limit // 2
     rng = np.random.default_rng(0)
     inputs, labels = masked_windows(tokenizer, read_text("eval"), length, limit=128, rng=rng)
-    order = random_orders(*inputs.shape, rng)
+    order = random_orders(len(inputs), length, rng)
     long = masked_windows(tokenizer, read_text("eval"), 4 * limit, limit=8, rng=rng)
 
     rows: dict[str, dict[str, float]] = {}
 
-    def measure(name: str, model: torch.nn.Module) -> None:
+    def measure(name: str, model: PreTrainedModel) -> None:
         model.eval()
         row = {
             "in order": masked_accuracy(model, inputs, labels)["accuracy"],
@@ -123,7 +126,7 @@ def run_demo(
         }
         if not getattr(model.config, "has_absolute_table", True):
             row["long"] = masked_accuracy(model, *long, batch_size=2)["accuracy"]
-        if name == "calibrate":  # no distance past the limit was ever seen; a window keeps to those that were
+        if name == "calibrate":  # a window keeps to distances that calibration has seen
             model.config.attention_window = window
             row["windowed"] = masked_accuracy(model, *long, batch_size=2)["accuracy"]
         rows[name] = row
@@ -174,12 +177,12 @@ def run_demo(
         trainer = Trainer(
             model=model,
             args=arguments,
-            train_dataset=Windows(tokenizer, read_text("train"), length),
+            train_dataset=TextDataset(tokenizer, read_text("train"), length),
             data_collator=DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15),
             processing_class=tokenizer,
         )
         trainer.remove_callback(PrinterCallback)
-        trainer.add_callback(Losses(console))
+        trainer.add_callback(LossPrinter(console))
         trainer.train()
         trainer.save_model(str(work / "fine-tuned"))
         measure("fine-tuned", model)
@@ -211,6 +214,6 @@ def run_demo(
         lines.append((names[name], f"{row['in order']:.1f}", f"{row['shuffled']:.1f}", at_once))
     title = f"Masked tokens of an unseen novel predicted right, in percent ({length} tokens at once)"
     print_table(console, title, ("model", "in order", "words shuffled", f"{4 * limit} at once"), lines)
-    console.print(f"* with attention_window={window}, so that no token meets a distance that calibration never saw")
+    console.print(f"* with attention_window={window}, so that there is no distance that calibration did not see")
     console.print(f"Models in {out}/. {time.monotonic() - started:.0f} seconds.")
     return rows

@@ -84,8 +84,8 @@ class Encoder:
         model: any with `last_hidden_state`, in eval mode.
         tokenizer: its tokenizer.
         pooling: `mean` or `cls`.
-        max_length: tokens read of a text, special ones included; None for what the model reads.
-        batch_tokens: tokens per batch.
+        max_length: tokens read of a text, special ones included; None for the model's maximum length.
+        batch_tokens: tokens of a batch.
     """
 
     model: PreTrainedModel
@@ -101,7 +101,7 @@ class Encoder:
         """The least of `length`, `max_length` and the maximum length of the model; None where there is none.
 
         Raises:
-            ValueError: for a `length` that the model does not read.
+            ValueError: for a `length` past the model's maximum.
         """
         longest = model_max_length(self.model)
         if length is not None and longest is not None and length > longest:

@@ -1,4 +1,4 @@
-"""Models, tokenizers and poolings by the name of a folder or Hub repository, with errors that name the remedy."""
+"""Models, tokenizers and poolings from a folder or Hub repository, with errors that name the remedy."""
 
 import json
 from collections.abc import Collection
@@ -19,11 +19,11 @@ MASKED_HEADS = ("ForMaskedLM", "ForPreTraining")
 
 
 def load_model(name: str | Path, masked: bool | None = None, device: str = "cpu") -> PreTrainedModel:
-    """A stock or relpos_bert checkpoint in eval mode and float32; old relative BERTs are read as what they are.
+    """A stock or relpos_bert checkpoint in eval mode and float32; a stock config with relative positions is honoured.
 
     Args:
         name: local folder or Hub repository.
-        masked: with its masked-token head; None for with it if config.json says that there is one.
+        masked: with its masked-token head; None: if config.json says that there is one.
 
     Raises:
         ValueError: when there is no such model, or it has no such head.
@@ -31,7 +31,8 @@ def load_model(name: str | Path, masked: bool | None = None, device: str = "cpu"
     try:
         config = AutoConfig.from_pretrained(name)
         heads = getattr(config, "architectures", None) or []
-        model = missing = None
+        model: PreTrainedModel | None = None
+        missing: set[str] = set()
         if masked is not False and any(head.endswith(MASKED_HEADS) for head in heads):
             model, missing = load_quietly(AutoModelForMaskedLM, name, dtype=torch.float32)
         if masked and (model is None or missing):
@@ -60,7 +61,7 @@ def refuse_missing(name: str | Path, missing: Collection[str]) -> None:
 
 
 def no_such_model(name: str | Path, error: OSError) -> str:
-    """What `from_pretrained` says of a model that it does not find, in one line, with the remedy."""
+    """The error of `from_pretrained` for a model that is not there, in one line, with the remedy."""
     reason = shorten(str(error), 160, placeholder=" …")
     return (
         f"{name}: no such folder, and no model of this name could be had from the Hub ({reason}). Give a folder "
@@ -68,14 +69,14 @@ def no_such_model(name: str | Path, error: OSError) -> str:
     )
 
 
-def load_quietly(auto: type, name: str | Path, **arguments: Any) -> tuple[PreTrainedModel, set[str]]:
-    """A model, and the names of weights that the file lacks; a pooler's do not count, since nobody asks it.
+def load_quietly(auto: Any, name: str | Path, **arguments: Any) -> tuple[PreTrainedModel, set[str]]:
+    """A model, and the names of missing weights but for a pooler's, whose output is not used.
 
     Args:
-        auto: class with `from_pretrained`, which takes the other arguments.
+        auto: class with `from_pretrained`, which is given the other arguments.
     """
     verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # heads that are left out on purpose are no news
+    logging.set_verbosity_error()  # no load report: heads are left out on purpose
     try:
         with patch_transformers():
             model, info = auto.from_pretrained(name, output_loading_info=True, **arguments)
@@ -95,17 +96,17 @@ def load_tokenizer(name: str | Path) -> Any:
         reason = "it knows no tokens but special ones"
     except (OSError, ValueError, KeyError) as error:
         tokenizer, reason = None, shorten(str(error), 160, placeholder=" …")
-    # of a folder without its files, Transformers v5 makes one that knows nothing, and says nothing
+    # of a folder without its files, Transformers v5 makes an empty one without an error
     if tokenizer is None or not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
         raise ValueError(
             f"{name}: no tokenizer could be loaded ({reason}); put the tokenizer's files into the folder "
-            "(`tokenizer.save_pretrained`), or name another place with --tokenizer"
+            "(`tokenizer.save_pretrained`), or name another folder with --tokenizer"
         )
     return tokenizer
 
 
 def pooling_of(name: str | Path) -> str | None:
-    """The pooling that a sentence-transformers repository asks for; None for one that says nothing.
+    """The pooling of a sentence-transformers repository; None for a repository without one.
 
     Raises:
         ValueError: for a pooling that is neither `mean` nor `cls`.
@@ -117,7 +118,7 @@ def pooling_of(name: str | Path) -> str | None:
 
         try:
             path = Path(hf_hub_download(str(name), "1_Pooling/config.json"))
-        except (OSError, HFValidationError):  # not there, or not to be had: the model itself will say so
+        except (OSError, HFValidationError):  # not there, or no connection: loading the model will say so
             return None
     if not path.is_file():
         return None
@@ -151,9 +152,9 @@ def load_encoder(
 
     Args:
         name: local folder or Hub repository.
-        tokenizer: where the tokenizer is; None for beside the model.
-        pooling: `mean` or `cls`; None for what the repository asks for, else `mean`.
-        max_length: tokens read of a text; None for what the model reads.
+        tokenizer: folder or Hub repository of the tokenizer; None for the model's.
+        pooling: `mean` or `cls`; None for that of the repository, else `mean`.
+        max_length: tokens read of a text; None for the model's maximum length.
         masked: as in `load_model`.
 
     Raises:

@@ -1,11 +1,11 @@
-"""How well a masked language model predicts text, and how much of that it owes to word order."""
+"""Accuracy of a masked language model on text, also with its tokens in random order."""
 
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.batching import BATCH_TOKENS, Row, batch_indices, rows_per_batch
 from ..data.masking import IGNORE_INDEX, mask_rows, mask_tokens
@@ -14,27 +14,32 @@ from .fidelity_report import MaskedAgreement
 from .inspection import model_max_length
 
 
-def token_ids(tokenizer, paragraphs: Sequence[str]) -> list[int]:
-    """The tokens of a text, its paragraphs strung together, without special ones."""
+def token_ids(tokenizer: PreTrainedTokenizerBase, paragraphs: Sequence[str]) -> list[int]:
+    """The token ids of a text, its paragraphs concatenated, without special tokens."""
     return [
         token for text in paragraphs for token in tokenizer(text, add_special_tokens=False, verbose=False).input_ids
     ]
 
 
 def masked_windows(
-    tokenizer, paragraphs: Sequence[str], length: int, limit: int, rng: np.random.Generator, rate: float = 0.15
+    tokenizer: PreTrainedTokenizerBase,
+    paragraphs: Sequence[str],
+    length: int,
+    limit: int,
+    rng: np.random.Generator,
+    rate: float = 0.15,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Cut text into windows `[CLS] … [SEP]` and mask tokens at random.
 
     Args:
-        paragraphs: the text; their tokens are strung together.
+        paragraphs: the text; their tokens are concatenated.
         length: tokens per window, special ones included.
         limit: windows at most.
         rng: decides which tokens are masked.
-        rate: share of the tokens to mask.
+        rate: probability of each token.
 
     Returns:
-        Token ids with [MASK] at the chosen places, (windows, length), and labels, the same shape, −100 elsewhere.
+        Token ids with [MASK], (windows, length), and labels, the same shape, −100 where nothing is masked.
 
     Raises:
         ValueError: when the text does not fill one window.
@@ -56,20 +61,20 @@ def masked_windows(
 
 
 def random_orders(count: int, length: int, rng: np.random.Generator) -> torch.Tensor:
-    """For each window the numbers 0 … length − 1 with all but the first and last in random order, (count, length)."""
+    """Random permutations of 0 … length − 1 that keep the first and the last, (count, length)."""
     inner = rng.permuted(np.tile(np.arange(1, length - 1), (count, 1)), axis=1)
     return torch.from_numpy(np.pad(inner, ((0, 0), (1, 1)), constant_values=((0, 0), (0, length - 1))))
 
 
 @torch.inference_mode()
 def masked_accuracy(
-    model: nn.Module,
+    model: PreTrainedModel,
     inputs: torch.Tensor,
     labels: torch.Tensor,
     position_ids: torch.Tensor | None = None,
     batch_size: int = 32,
 ) -> dict[str, float]:
-    """Share of the masked tokens predicted right, in percent, and their mean negative log-likelihood, in nats.
+    """Accuracy on the masked tokens, in percent, and their mean negative log-likelihood, in nats.
 
     Args:
         model: a masked language model; its mode (train or eval) is left as it is.
@@ -78,8 +83,8 @@ def masked_accuracy(
         position_ids: the same shape, or None for the model's own.
     """
     right, loss, count = 0, 0.0, 0
-    for at in range(0, len(inputs), batch_size):
-        part = slice(at, at + batch_size)
+    for start in range(0, len(inputs), batch_size):
+        part = slice(start, start + batch_size)
         extra = {} if position_ids is None else {"position_ids": position_ids[part].to(model.device)}
         logits = model(input_ids=inputs[part].to(model.device), **extra).logits
         target = labels[part].to(model.device)
@@ -91,25 +96,25 @@ def masked_accuracy(
 
 
 @torch.inference_mode()
-def masked_predictions(model: PreTrainedModel, rows: Sequence[Row], places: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Logits at some places of one batch of rows, (places in all, V) in float32, row by row.
+def masked_predictions(model: PreTrainedModel, rows: Sequence[Row], masked: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Logits at some positions of one batch of rows, (positions of all rows, V) in float32, row by row.
 
     Args:
         model: a masked language model.
         rows: token ids, of any lengths.
-        places: for each row a boolean for each of its tokens.
+        masked: for each row a boolean for each of its tokens.
     """
     ids, mask = pad_batch(rows, model)
     out = model(input_ids=ids, attention_mask=mask.long())
     logits = out.logits if "logits" in out else out.prediction_logits  # …ForPreTraining
     return torch.cat(
-        [row[: len(chosen)][chosen.to(row.device)] for row, chosen in zip(logits, places, strict=True)]
+        [row[: len(flags)][flags.to(row.device)] for row, flags in zip(logits, masked, strict=True)]
     ).float()
 
 
 def masked_accuracy_by_length(
     model: PreTrainedModel,
-    tokenizer,
+    tokenizer: PreTrainedTokenizerBase,
     paragraphs: Sequence[str],
     lengths: Sequence[int],
     tokens: int = 32_768,
@@ -119,7 +124,7 @@ def masked_accuracy_by_length(
     """`masked_accuracy` of windows of several lengths, on about as much text for each; keys are lengths.
 
     Args:
-        lengths: tokens per window; those that the model does not read are left out.
+        lengths: tokens per window; those past the model's maximum length are left out.
         tokens: of text for each length, at most (one window at least).
 
     Raises:
@@ -129,15 +134,15 @@ def masked_accuracy_by_length(
     fitting = [length for length in lengths if limit is None or length <= limit]
     if not fitting:
         raise ValueError(f"lengths = {list(lengths)}: the model reads {limit} tokens; give shorter ones")
-    found = {}
+    results = {}
     for number, length in enumerate(fitting, 1):
         windows = max(1, tokens // length)
         inputs, labels = masked_windows(tokenizer, paragraphs, length, windows, np.random.default_rng(seed))
         accuracy = masked_accuracy(model, inputs, labels, batch_size=rows_per_batch(length))
-        found[length] = {"windows": len(inputs), "masked": int((labels != IGNORE_INDEX).sum()), **accuracy}
+        results[length] = {"windows": len(inputs), "masked": int((labels != IGNORE_INDEX).sum()), **accuracy}
         if progress is not None:
             progress(f"masked tokens, {length}", number, len(fitting))
-    return found
+    return results
 
 
 def masked_agreement(
@@ -149,13 +154,13 @@ def masked_agreement(
     rate: float = 0.15,
     batch_tokens: int = BATCH_TOKENS,
 ) -> MaskedAgreement:
-    """Whether two masked language models predict the same tokens.
+    """How often two masked language models predict the same tokens.
 
     Args:
         windows: rows of tokens, `[CLS] … [SEP]`; the first and the last token are never masked.
         mask_token_id: [MASK].
         seed: decides which tokens are masked.
-        rate: share of the tokens to mask.
+        rate: probability of each token.
 
     Raises:
         ValueError: for windows without a token between the first and the last.

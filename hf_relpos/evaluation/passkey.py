@@ -1,4 +1,4 @@
-"""Passkey: a number hidden in filler text, to be recognised from the text's vector or filled in at its end."""
+"""Passkey retrieval: a number hidden in filler text, recognised by the text's vector or predicted at masks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.batching import Row, batch_indices
 from .encoder import Encoder, ProgressCallback
@@ -26,8 +26,8 @@ class Passkey:
         row: tokens, `[CLS] … [SEP]`.
         depth: where the key is, 0 (beginning) to 1 (end).
         keys: the candidates, each of five digits; all have as many tokens.
-        right: number of the one that is in the text.
-        masked: places of `row` where the key's tokens stand behind [MASK]; empty in a text for sentence vectors.
+        right: index of the one in the text.
+        masked: positions in `row` of the masked tokens of the key; empty in a text for sentence vectors.
     """
 
     row: list[int]
@@ -37,8 +37,8 @@ class Passkey:
     masked: tuple[int, ...] = ()
 
 
-def key_tokens(tokenizer, key: str) -> list[int]:
-    """The tokens of a key as it stands in the statement; tokenizers that mark spaces give it others alone."""
+def key_tokens(tokenizer: PreTrainedTokenizerBase, key: str) -> list[int]:
+    """The tokens of a key inside the statement; alone it has others with tokenizers that mark spaces."""
     before, after = STATEMENT.split("{key}")
     parts = [tokenizer(text, add_special_tokens=False, verbose=False).input_ids for text in (before.rstrip(), after)]
     whole = tokenizer(STATEMENT.format(key=key), add_special_tokens=False, verbose=False).input_ids
@@ -46,7 +46,7 @@ def key_tokens(tokenizer, key: str) -> list[int]:
 
 
 def passkeys(
-    tokenizer,
+    tokenizer: PreTrainedTokenizerBase,
     filler: Row,
     length: int,
     candidates: int = 10,
@@ -55,7 +55,7 @@ def passkeys(
     masked: bool = False,
     seed: int = 0,
 ) -> list[Passkey]:
-    """Texts with a key each, made of any text.
+    """Texts made of any filler, with a key each.
 
     Args:
         tokenizer: of the model to be tested.
@@ -79,12 +79,12 @@ def passkeys(
     def tokens(text: str) -> list[int]:
         return tokenizer(text, add_special_tokens=False, verbose=False).input_ids
 
-    # keys of one number of tokens, so that neither the length of a sentence nor the number of its masks tells one
+    # keys with equally many tokens, so that neither the length of a sentence nor its number of masks gives one away
     drawn = [str(key) for key in rng.choice(np.arange(10_000, 100_000), 40 * candidates, replace=False)]
     sizes = [len(key_tokens(tokenizer, key)) for key in drawn]
     common = max(set(sizes), key=sizes.count)
     pool = [key for key, size in zip(drawn, sizes, strict=True) if size == common]
-    found = []
+    trials = []
     for depth in depths:
         for _ in range(per_depth):
             keys = tuple(str(key) for key in rng.choice(pool, candidates, replace=False))
@@ -106,16 +106,17 @@ def passkeys(
                 )
             start = int(rng.integers(len(filler) - room + 1))
             piece = list(filler[start : start + room])
-            at = round(depth * room)
-            inner = [*piece[:at], *needle, *piece[at:], *end]
+            split = round(depth * room)
+            inner = [*piece[:split], *needle, *piece[split:], *end]
             row = [tokenizer.cls_token_id, *inner, tokenizer.sep_token_id]
-            places = tuple(place for place, token in enumerate(row) if masked and token == tokenizer.mask_token_id)
-            found.append(Passkey(row, float(depth), keys, right, places[-common:]))
-    return found
+            is_mask = [masked and token == tokenizer.mask_token_id for token in row]
+            positions = tuple(index for index, flag in enumerate(is_mask) if flag)
+            trials.append(Passkey(row, float(depth), keys, right, positions[-common:]))
+    return trials
 
 
 def _shares(trials: Sequence[Passkey], hits: Sequence[bool]) -> dict[str, float]:
-    """Share of hits in all and by depth, and what chance gives."""
+    """Accuracy over all texts and by depth, and that of chance."""
     depths = sorted({trial.depth for trial in trials})
     by_depth = {
         f"depth {depth:g}": float(np.mean([hit for t, hit in zip(trials, hits, strict=True) if t.depth == depth]))
@@ -132,7 +133,7 @@ def _shares(trials: Sequence[Passkey], hits: Sequence[bool]) -> dict[str, float]
 def passkey_by_vector(
     encoder: Encoder, trials: Sequence[Passkey], progress: ProgressCallback | None = None
 ) -> dict[str, float]:
-    """Share of texts whose vector lies nearest to the statement of the key in it, among the candidates' statements."""
+    """Share of texts whose vector is nearest to the statement of their own key, among those of all candidates."""
     keys = sorted({key for trial in trials for key in trial.keys})
     number = {key: n for n, key in enumerate(keys)}
     statements = encoder.encode([STATEMENT.format(key=key) for key in keys]).double()
@@ -146,9 +147,12 @@ def passkey_by_vector(
 
 
 def passkey_by_mask(
-    model: PreTrainedModel, tokenizer, trials: Sequence[Passkey], progress: ProgressCallback | None = None
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    trials: Sequence[Passkey],
+    progress: ProgressCallback | None = None,
 ) -> dict[str, float]:
-    """Share of texts at whose masks the key in it is more likely than the other candidates.
+    """Share of texts whose own key is the most probable candidate at their masked tokens.
 
     Args:
         model: a masked language model.
@@ -156,19 +160,20 @@ def passkey_by_mask(
     """
     hits: list[bool] = [False] * len(trials)
     done = 0
-    for numbers in batch_indices([trial.row for trial in trials]):
-        rows = [trials[n].row for n in numbers]
-        places = [torch.zeros(len(row), dtype=torch.bool) for row in rows]
-        for place, n in zip(places, numbers, strict=True):
-            place[list(trials[n].masked)] = True
-        likely = masked_predictions(model, rows, places).log_softmax(-1).cpu().split([int(p.sum()) for p in places])
-        for n, own in zip(numbers, likely, strict=True):
-            trial = trials[n]
+    for indices in batch_indices([trial.row for trial in trials]):
+        rows = [trials[index].row for index in indices]
+        masked = [torch.zeros(len(row), dtype=torch.bool) for row in rows]
+        for flags, index in zip(masked, indices, strict=True):
+            flags[list(trials[index].masked)] = True
+        logits = masked_predictions(model, rows, masked)
+        by_text = logits.log_softmax(-1).cpu().split([int(flags.sum()) for flags in masked])
+        for index, log_probabilities in zip(indices, by_text, strict=True):
+            trial = trials[index]
             ids = torch.tensor([key_tokens(tokenizer, key) for key in trial.keys])
-            scores = own[torch.arange(ids.shape[1]), ids].sum(1)  # (candidates,)
+            scores = log_probabilities[torch.arange(ids.shape[1]), ids].sum(1)  # (candidates,)
             others = [score for k, score in enumerate(scores.tolist()) if k != trial.right]
-            hits[n] = float(scores[trial.right]) > max(others)
-        done += len(numbers)
+            hits[index] = float(scores[trial.right]) > max(others)
+        done += len(indices)
         if progress is not None:
             progress("passkeys, masked", done, len(trials))
     return _shares(trials, hits)

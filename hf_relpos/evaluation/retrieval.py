@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from ..data.batching import Row
@@ -26,9 +28,9 @@ class Retrieval:
         ranks: (queries,), from 1 on; a document with the same score as the right one counts as better.
     """
 
-    ranks: np.ndarray
+    ranks: NDArray[Any]
 
-    def by_query(self) -> dict[str, np.ndarray]:
+    def by_query(self) -> dict[str, NDArray[Any]]:
         """Each measure for each query: accuracy@1, reciprocal rank, and nDCG@10 with one relevant document."""
         gain = np.where(self.ranks <= 10, 1 / np.log2(1 + self.ranks), 0.0)
         return {"accuracy@1": (self.ranks == 1).astype(float), "mrr": 1 / self.ranks, "ndcg@10": gain}
@@ -44,11 +46,12 @@ def difference(one: Retrieval, other: Retrieval, draws: int = 1000, seed: int = 
     if len(one.ranks) != len(other.ranks):
         raise ValueError(f"{len(one.ranks)} queries against {len(other.ranks)}; retrieve the same ones with both")
     return {
-        name: paired_bootstrap(
-            lambda n, gap=right[name] - left[name]: float(gap[n].mean()), len(one.ranks), draws, seed
-        )
-        for name in left
+        name: paired_bootstrap(partial(_mean, right[name] - left[name]), len(one.ranks), draws, seed) for name in left
     }
+
+
+def _mean(values: NDArray[np.float64], indices: NDArray[np.int64]) -> float:
+    return float(values[indices].mean())
 
 
 def document_vectors(
@@ -65,19 +68,19 @@ def document_vectors(
         strategy: `full`: the first `length` tokens at once. `truncate`: the first `chunk` tokens. `chunks`: the first
             `length` tokens in pieces of `chunk`, each between [CLS] and [SEP]; the mean of their vectors, weighted by
             their tokens.
-        length: tokens read of a document, special ones included (in `chunks` those of one reading are counted); None
-            for all, or for what the model reads at once.
+        length: tokens read of a document, special ones included (in `chunks` those of one window are counted); None
+            for all, or for the model's maximum length.
         chunk: tokens of a piece, special ones included.
 
     Raises:
-        ValueError: for an unknown strategy, and for more tokens at once than the model reads.
+        ValueError: for an unknown strategy, and for more tokens at once than the model's maximum length.
     """
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy = {strategy!r} is unknown; use one of: {', '.join(map(repr, STRATEGIES))}")
     what = f"documents, {strategy}"
     if strategy != "chunks":
         return encoder.encode(texts, chunk if strategy == "truncate" else length, progress, what)
-    size = encoder.limit(chunk)
+    size = encoder.limit(chunk) or chunk
     rows: list[Row] = []
     owner: list[int] = []
     weights: list[int] = []
@@ -94,17 +97,17 @@ def document_vectors(
     return total / weight.new_zeros(len(texts), 1).index_add_(0, torch.tensor(owner), weight)
 
 
-def rank_documents(queries: torch.Tensor, documents: torch.Tensor, right: torch.Tensor) -> np.ndarray:
+def rank_documents(queries: torch.Tensor, documents: torch.Tensor, right: torch.Tensor) -> NDArray[Any]:
     """The rank of the right document for each query, by cosine.
 
     Args:
         queries: (Q, D).
         documents: (N, D).
-        right: (Q,), number of the right document.
+        right: (Q,), index of the right document.
 
     Returns:
-        (Q,), from 1 on. Of documents with the same score the right one comes last, so that a model which gives all
-        documents one vector finds nothing.
+        (Q,), from 1 on. Of documents with the same score the right one comes last, so that a model with the same
+        vector for all documents ranks it last.
     """
     scores = nn.functional.normalize(queries.double(), dim=-1) @ nn.functional.normalize(documents.double(), dim=-1).T
     own = scores.gather(1, right[:, None])

@@ -1,19 +1,21 @@
-"""Rank correlation, and how sure one can be of a difference between two models on the same questions."""
+"""Rank correlation, and the bootstrap range of a difference between two models on the same examples."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How much more the second of two models reaches than the first.
+    """The result of the second of two models minus that of the first.
 
     Attributes:
-        mean: on the questions as they are.
-        low: 2.5 % of the resampled differences lie below.
-        high: 2.5 % lie above.
+        mean: on all examples.
+        low: 2.5th percentile of the resampled differences.
+        high: 97.5th percentile.
     """
 
     mean: float
@@ -21,15 +23,15 @@ class Difference:
     high: float
 
 
-def average_ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks from 1 on, in float64; values that are equal share the mean of their ranks."""
+def average_ranks(values: NDArray[Any]) -> NDArray[Any]:
+    """Ranks from 1 on, in float64; equal values share the mean of their ranks."""
     _, group, sizes = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
     last = sizes.cumsum()
     return ((2 * last - sizes + 1) / 2)[group.reshape(-1)]
 
 
-def rank_correlation(one: np.ndarray, other: np.ndarray) -> float:
-    """Spearman's ρ with ties: Pearson's correlation of the average ranks. NaN where one of them never varies."""
+def rank_correlation(one: NDArray[Any], other: NDArray[Any]) -> float:
+    """Spearman's ρ with ties: Pearson's correlation of the average ranks. NaN where one of them is constant."""
     x, y = (average_ranks(values) for values in (one, other))
     x, y = x - x.mean(), y - y.mean()
     size = np.sqrt((x @ x) * (y @ y))
@@ -37,14 +39,14 @@ def rank_correlation(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def paired_bootstrap(
-    difference: Callable[[np.ndarray], float], count: int, draws: int = 1000, seed: int = 0
+    difference: Callable[[NDArray[Any]], float], count: int, draws: int = 1000, seed: int = 0
 ) -> Difference:
-    """Range of a difference between two models on the same questions, by drawing questions with replacement.
+    """95 % range of a difference between two models, by drawing examples with replacement.
 
     Args:
-        difference: maps numbers of questions, (count,) with repetitions, to the difference on these.
-        count: how many questions there are.
-        draws: how often to draw them.
+        difference: maps indices of examples, (count,) with repetitions, to the difference on these.
+        count: number of examples.
+        draws: number of resamplings.
         seed: of the draws.
     """
     rng = np.random.default_rng(seed)

@@ -152,7 +152,7 @@ class Call:
         self.dtype = content.dtype
         # `allow_tf32` raises once anyone, Transformers' Trainer for one, has chosen by the newer `fp32_precision`
         self.precision = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" and content.is_cuda else "ieee"
-        self.mask = self.reach = None
+        self.mask = self.visible_keys = None
         self.by_key, self.mask_strides = False, dict.fromkeys(("mask_b", "mask_h", "mask_i"), 0)
         if mask is not None:
             mask = _rows_contiguous(mask)
@@ -162,8 +162,8 @@ class Call:
             self.mask = mask.view(torch.uint8)
             if self.by_key:
                 number = torch.arange(1, self.keys + 1, device=mask.device, dtype=torch.int32)
-                reach = (mask[:, :, 0].any(1) * number).amax(-1).to(torch.int32)
-                self.reach = reach.expand(self.batch).contiguous()
+                visible_keys = (mask[:, :, 0].any(1) * number).amax(-1).to(torch.int32)
+                self.visible_keys = visible_keys.expand(self.batch).contiguous()
 
     def common(self, first: int, row: int, end: int) -> dict:
         """What `forward` and `backward` both take, but bias matrices."""
@@ -173,14 +173,14 @@ class Call:
             "key": self.key,
             "value": self.value,
             "mask": None if self.mask is None else self.mask if self.by_key else self.mask[:, :, row:end],
-            "reach": self.reach,
+            "visible_keys": self.visible_keys,
             "seed": self.seed,
             "first": first,
             "batch": self.batch,
             "heads": self.heads,
             "R": end - row,
             "K": self.keys,
-            "place": self.start + row,
+            "start": self.start + row,
             "row0": row,
             "scale": self.scale * LOG2E,
             "dropout": self.dropout,
@@ -197,8 +197,8 @@ class Call:
     def product(self, out, first, count, rows, table, scalars, columns, shift, factor, batch, flipped=False) -> None:
         """`table_product` of that many pairs, rows (B, H, R, d); also where tiles go beyond them, finite numbers."""
         how = tile("table_product", self.size, self.dtype)
-        some = table if table is not None else scalars
-        places = some.shape[1]
+        either = table if table is not None else scalars
+        table_rows = either.shape[1]
         R, columns = rows.shape[2], _up(columns, TILE)
         _launch(
             "table_product",
@@ -212,7 +212,7 @@ class Call:
             batch=batch,
             R=R,
             C=columns,
-            P=places,
+            P=table_rows,
             shift=shift,
             factor=factor,
             **_strides("rows", rows, "bhi"),
@@ -493,7 +493,7 @@ def attention(
             and V, and c, (H or 1, L + K − 1), where −∞ hides an offset.
         mask: boolean (1 or B, 1 or H, 1 or L, K), True: may attend.
         seed: int64, one number on the device; only with dropout.
-        start: place of the first query among the keys.
+        start: index of the first query among the keys.
         dropout: probability of dropping a weight, in units of 2^−16.
     """
     with _on(content):
@@ -530,8 +530,8 @@ def attention_backward(
     """Gradients of those of content, query, key, value, A, B, c and V that are there."""
     with _on(content):
         call = Call(content, query, key, value, A, B, c, V, mask, seed, start, scale, causal, dropout)
-        found = call.backward(d_out, out, lse, query is not None)
-    return [gradient for gradient in found if gradient is not None]
+        gradients = call.backward(d_out, out, lse, query is not None)
+    return [gradient for gradient in gradients if gradient is not None]
 
 
 @attention_backward.register_fake
@@ -554,9 +554,9 @@ def _gradients(ctx, d_out, d_lse):
     if d_out is None:
         return (None,) * 14
     out, lse, *tensors = ctx.saved_tensors
-    found = iter(attention_backward(d_out, out, lse, *tensors, ctx.start, ctx.scale, ctx.causal, ctx.dropout))
-    given = [None if tensor is None else next(found) for tensor in tensors[:8]]
-    return (*given, None, None, None, None, None, None)
+    gradients = iter(attention_backward(d_out, out, lse, *tensors, ctx.start, ctx.scale, ctx.causal, ctx.dropout))
+    by_input = [None if tensor is None else next(gradients) for tensor in tensors[:8]]
+    return (*by_input, None, None, None, None, None, None)
 
 
 attention.register_autograd(_gradients, setup_context=_setup)

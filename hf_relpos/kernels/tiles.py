@@ -22,7 +22,7 @@ import triton.language as tl
 
 
 # One build serves all of their values: there are none for 1, or for multiples of 16, which only alignment needs.
-PLAIN = "first count batch heads R C K P shift begin splits place row0 dropout".split()
+PLAIN = "first count batch heads R C K P shift begin splits start row0 dropout".split()
 
 
 @triton.jit
@@ -80,7 +80,7 @@ def table_product(
     i, d = i0 + tl.arange(0, BM), tl.arange(0, D)
     x = shift - (i0 + BM - 1) + tl.program_id(0) * BX + tl.arange(0, BX)
     there = (x >= 0) & (x < P)
-    found = tl.zeros([BM, BX], tl.float32)
+    acc = tl.zeros([BM, BX], tl.float32)
     if table is not None:
         left = tl.load(
             rows + row.to(tl.int64) * rows_b + head.to(tl.int64) * rows_h + i[:, None] * rows_i + d[None, :],
@@ -90,13 +90,13 @@ def table_product(
         right = tl.load(
             table + head.to(tl.int64) * table_h + x[:, None] * table_x + d[None, :], mask=there[:, None], other=0.0
         )
-        found = tl.dot(left, tl.trans(right), input_precision=PRECISION)
+        acc = tl.dot(left, tl.trans(right), input_precision=PRECISION)
     if scalars is not None:
-        found += tl.load(scalars + head * scalars_h + x * scalars_x, mask=there, other=0.0).to(tl.float32)[None, :]
+        acc += tl.load(scalars + head * scalars_h + x * scalars_x, mask=there, other=0.0).to(tl.float32)[None, :]
     j = x[None, :] - shift + i[:, None]
     tl.store(
         out + n.to(tl.int64) * out_n + i[:, None] * ld + j,
-        (found * factor).to(out.dtype.element_ty),
+        (acc * factor).to(out.dtype.element_ty),
         mask=(j >= 0) & (j < C),
     )
 
@@ -242,7 +242,7 @@ def scores(
     mask,
     i,
     j,
-    place,
+    start,
     R,
     K,
     scale,
@@ -257,35 +257,35 @@ def scores(
     """A tile of scores in units of log₂ e, −∞ where i may not attend to j; pointers are those of the pair.
 
     Args:
-        place: of row 0 among the keys.
+        start: index of row 0 among the keys.
         BY_KEY: whether the mask is one of keys, the same for every row.
         EVEN: whether R and K are multiples of the tile.
     """
-    found = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+    acc = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
     if bias is not None:
-        found += tl.load(bias + i[:, None] * ld + j[None, :]).to(tl.float32)
+        acc += tl.load(bias + i[:, None] * ld + j[None, :]).to(tl.float32)
     if key_bias is not None:
         at = key_bias + j[:, None] * key_ld + i[None, :]
         by_key = tl.load(at) if EVEN else tl.load(at, mask=(j < K)[:, None], other=0.0)
         if by_key.dtype == tl.float32:
-            found += tl.trans(by_key)
+            acc += tl.trans(by_key)
         else:  # a product transposes in half the instructions that it takes otherwise, and is exact
             n: tl.constexpr = j.shape[0]
             identity = (tl.arange(0, n)[:, None] == tl.arange(0, n)[None, :]).to(tl.float32).to(by_key.dtype)
-            found = tl.dot(tl.trans(by_key), identity, found)
+            acc = tl.dot(tl.trans(by_key), identity, acc)
     if mask is not None:
         if BY_KEY:
             seen = tl.load(mask + j, mask=j < K, other=0) != 0
-            found = tl.where(seen[None, :], found, float("-inf"))
+            acc = tl.where(seen[None, :], acc, float("-inf"))
         else:
             inside = (i < R)[:, None] & (j < K)[None, :]
             seen = tl.load(mask + i[:, None].to(tl.int64) * mask_i + j[None, :], mask=inside, other=0) != 0
-            found = tl.where(seen, found, float("-inf"))
+            acc = tl.where(seen, acc, float("-inf"))
     elif not EVEN:
-        found = tl.where((j < K)[None, :], found, float("-inf"))
+        acc = tl.where((j < K)[None, :], acc, float("-inf"))
     if CAUSAL:
-        found = tl.where(j[None, :] <= i[:, None] + place, found, float("-inf"))
-    return found
+        acc = tl.where(j[None, :] <= i[:, None] + start, acc, float("-inf"))
+    return acc
 
 
 @triton.jit
@@ -305,7 +305,7 @@ def forward(
     bias,
     key_bias,
     mask,
-    reach,
+    visible_keys,
     seed,
     out,
     lse,
@@ -315,7 +315,7 @@ def forward(
     heads,
     R,
     K,
-    place,
+    start,
     row0,
     scale,
     dropout,
@@ -357,10 +357,10 @@ def forward(
         bias: pair matrices, that of the n-th pair at n · bias_n + its head's number among those of the call · bias_h.
         key_bias: pair matrices of the keys with the queries.
         mask: bytes, or None.
-        reach: for each row of the batch, how many keys there are up to its last visible one; or None.
+        visible_keys: for each row of the batch, how many keys there are up to its last visible one; or None.
         seed: of the dropout, or None.
         weights: pair matrices for the weights, after dropout, or None.
-        row0: number of row 0, which the dropout goes by.
+        row0: number of row 0, by which the dropout is drawn.
     """
     i0, n = tl.program_id(0) * BM, tl.program_id(1)
     pair = first + n
@@ -377,10 +377,10 @@ def forward(
     if mask is not None:
         mask += row * mask_b + head * mask_h
     end = K
-    if reach is not None:
-        end = tl.load(reach + row)
+    if visible_keys is not None:
+        end = tl.load(visible_keys + row)
     if CAUSAL:
-        end = tl.minimum(end, i0 + BM + place)
+        end = tl.minimum(end, i0 + BM + start)
     highest = tl.full([BM], float("-inf"), tl.float32)
     total = tl.zeros([BM], tl.float32)
     sum_ = tl.zeros([BM, D], tl.float32)
@@ -388,7 +388,7 @@ def forward(
         j = j0 + tl.arange(0, BN)
         k = vectors(key, j, key_j, K, D, EVEN)
         s = scores(
-            q, k, bias, key_bias, mask, i, j, place, R, K, scale, ld, key_ld, mask_i, CAUSAL, BY_KEY, EVEN, PRECISION
+            q, k, bias, key_bias, mask, i, j, start, R, K, scale, ld, key_ld, mask_i, CAUSAL, BY_KEY, EVEN, PRECISION
         )
         now = tl.maximum(highest, tl.max(s, 1))
         base = tl.where(now == float("-inf"), 0.0, now)
@@ -421,7 +421,7 @@ def forward(
                 mask,
                 i,
                 j,
-                place,
+                start,
                 R,
                 K,
                 scale,
@@ -463,8 +463,8 @@ def products(
     inside = (i < R)[:, None]
     one = tl.load(out + row * out_b + head * out_h + i[:, None] * out_i + d[None, :], inside, 0.0).to(tl.float32)
     other = tl.load(d_out + row * d_out_b + head * d_out_h + i[:, None] * d_out_i + d[None, :], inside, 0.0)
-    found = tl.sum(one * other.to(tl.float32), 1)
-    tl.store(delta + row * delta_b + head * delta_h + i, found, mask=i < R)
+    acc = tl.sum(one * other.to(tl.float32), 1)
+    tl.store(delta + row * delta_b + head * delta_h + i, acc, mask=i < R)
 
 
 @triton.jit(do_not_specialize=PLAIN)
@@ -476,7 +476,7 @@ def backward(
     key_bias,
     value_bias,
     mask,
-    reach,
+    visible_keys,
     seed,
     d_out,
     lse,
@@ -491,7 +491,7 @@ def backward(
     heads,
     R,
     K,
-    place,
+    start,
     row0,
     scale,
     factor,
@@ -535,7 +535,7 @@ def backward(
     ADD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """For a block of keys: gradients of keys and values, and of the scores, which are stored by pairs.
+    """For a block of keys: gradients of keys and values, and of the scores, which are stored as matrices.
 
     Args:
         value_bias: pair matrices of d_out with V, as long as those of `bias`, or None.
@@ -574,13 +574,13 @@ def backward(
     if seed is not None:
         left = 65536.0 / (65536 - dropout)
     end = R
-    if reach is not None:  # what no row sees still has to be written: zeros
-        end = tl.where(j0 < tl.load(reach + row), R, 0)
+    if visible_keys is not None:  # what no row sees still has to be written: zeros
+        end = tl.where(j0 < tl.load(visible_keys + row), R, 0)
     for i0 in range(0, end, BM):
         i = i0 + tl.arange(0, BM)
         q = vectors(content, i, content_i, R, D, EVEN)
         s = scores(
-            q, k, bias, key_bias, mask, i, j, place, R, K, scale, ld, key_ld, mask_i, CAUSAL, BY_KEY, EVEN, PRECISION
+            q, k, bias, key_bias, mask, i, j, start, R, K, scale, ld, key_ld, mask_i, CAUSAL, BY_KEY, EVEN, PRECISION
         )
         log = tl.load(lse + i, mask=i < R, other=float("inf"))
         p = tl.exp2(s - log[:, None])
@@ -602,7 +602,7 @@ def backward(
             tl.store(d_scores_by_key + j[:, None] * by_key_ld + i[None, :], tl.trans(by_score))
         if weights is not None:
             tl.store(weights + i[:, None] * d_scores_ld + j[None, :], dropped.to(q.dtype))
-    if reach is not None:
+    if visible_keys is not None:
         nothing = tl.zeros([BM, BN], content.dtype.element_ty)
         for i0 in range(end, R, BM):
             i = i0 + tl.arange(0, BM)

@@ -13,7 +13,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from .attention import AttentionCall, unsupported_by_offset
-from .chunk_products import Gradients, HeadGroup, zeros_like_sum
+from .chunk_products import Gradients, HeadGroup, Inputs
 from .formula import content_vectors
 from .skewed import ChunkedCall, head_groups, schedule
 from .toeplitz import ToeplitzTerms
@@ -66,8 +66,8 @@ class Chunked:
 @functools.cache
 def _multiplies_bfloat16() -> bool:
     """Whether the processor has instructions for products of bfloat16; without them those of float32 are faster."""
-    told: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()  # older releases of PyTorch do not tell
-    return not told or any(told.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    capabilities: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()  # not in older PyTorch
+    return not capabilities or any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def chunked_attention(
@@ -89,11 +89,11 @@ def chunked_attention(
         query: q̂, (B, H, L, d), for A; `content` itself where there is no u.
         key: k̂, (B, H, K, d).
         value: (B, H, K, d); of another width, if there is no V.
-        start: place of the first query among the keys.
+        start: index of the first query among the keys.
         mask: boolean, broadcastable to (B, H, L, K), True: may attend. Rows with no visible key average all keys.
-        causal: hide keys after the query's own place. A mask says so itself.
+        causal: hide later keys; only without a mask.
         dropout: probability of dropping an attention weight, rounded to a multiple of 2^−16, at most 1 − 2^−8.
-        ends: of every row, how many queries are wanted, the first ones; the others get zeros. None for all.
+        ends: of every row, how many queries are computed, the first ones; the others get zeros. None for all.
 
     Returns:
         (B, L, H, d), contiguous.
@@ -138,8 +138,8 @@ class _Chunked(torch.autograd.Function):
     ) -> torch.Tensor:
         batch, heads, length, _ = content.shape
         keys = key.shape[2]
-        tables = tuple(None if table is None else table.contiguous() for table in (A, B, c, V))
-        inputs = (content, query, key, value, *tables, dense)
+        A, B, c, V = (None if table is None else table.contiguous() for table in (A, B, c, V))
+        inputs = Inputs(content, query, key, value, A, B, c, V, dense)
         new = content.new_empty if call.ends is None else content.new_zeros
         out = new(batch, length, heads, value.shape[3])
         generator = torch.Generator(content.device).manual_seed(call.seed) if call.dropout else None
@@ -147,10 +147,10 @@ class _Chunked(torch.autograd.Function):
             for row in range(batch):
                 chunks = schedule(call, row, length, keys, content.device)
                 for group_heads in head_groups(heads, keys, length, content.device):
-                    group = HeadGroup(call, row, group_heads, *inputs)
+                    group = HeadGroup(call, row, group_heads, inputs)
                     for chunk in chunks:
-                        place = out[row, chunk.first : chunk.first + chunk.rows, group_heads]
-                        place.copy_(group.forward(chunk, generator).transpose(0, 1))
+                        rows = out[row, chunk.first : chunk.first + chunk.rows, group_heads]
+                        rows.copy_(group.forward(chunk, generator).transpose(0, 1))
         ctx.save_for_backward(*inputs)
         ctx.same, ctx.call = query is content, call
         return out
@@ -158,26 +158,22 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        inputs, call = list(ctx.saved_tensors), ctx.call
-        content, query, key, value, A, B, c, V, dense = inputs
-        query = content if ctx.same else query
-        inputs[1] = query
+        inputs, call = Inputs(*ctx.saved_tensors), ctx.call
+        if ctx.same:
+            inputs = inputs._replace(query=inputs.content)
+        content, key = inputs.content, inputs.key
         batch, heads, length, _ = content.shape
         keys = key.shape[2]
-        total = Gradients(content, query, A, B, c, V, dense, ctx.needs_input_grad[8], call.ends is not None)
-        d_key, d_value = torch.empty_like(key), torch.empty_like(value)
+        total = Gradients(inputs, ctx.needs_input_grad[8], call.ends is not None)
+        d_key, d_value = torch.empty_like(key), torch.empty_like(inputs.value)
         generator = torch.Generator(content.device).manual_seed(call.seed) if call.dropout else None
         with torch.autocast(content.device.type, enabled=False):
             for row in range(batch):
                 chunks = schedule(call, row, length, keys, content.device)
                 for group_heads in head_groups(heads, keys, length, content.device):
-                    group = HeadGroup(call, row, group_heads, *inputs)
-                    total.key, total.value = zeros_like_sum(group.key), zeros_like_sum(group.value)
+                    group = HeadGroup(call, row, group_heads, inputs)
+                    total.start_group(group)
                     for chunk in chunks:
                         group.backward(chunk, generator, d_out[row, :, group_heads].transpose(0, 1), total)
                     d_key[row, group_heads], d_value[row, group_heads] = total.key, total.value
-        tables = [
-            None if sum_ is None else sum_.to(table.dtype)
-            for sum_, table in zip((total.A, total.B, total.c, total.V, total.dense), (A, B, c, V, dense), strict=True)
-        ]
-        return total.content, total.query, d_key, d_value, *tables, None
+        return total.content, total.query, d_key, d_value, *total.of_terms(inputs), None

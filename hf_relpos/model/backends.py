@@ -1,7 +1,7 @@
 """The attention backends in the order in which `attn_implementation="relpos"` tries them, and how one is chosen.
 
 `relpos` runs each call on the first backend that has nothing unsupported in it. "sdpa", "eager" and "flex_attention"
-may also be asked for by name, as in any model of Transformers; what they cannot compute is then an error.
+may also be requested by name, as in any model of Transformers; what they cannot compute is then an error.
 """
 
 from dataclasses import replace

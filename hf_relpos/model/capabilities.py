@@ -1,6 +1,6 @@
 """What follows from a configuration's terms: the attention backends that compute them, and whether layers share them.
 
-Nothing is declared: a scheme is built without data, on the meta device, and asked for its terms.
+Both are derived, not declared: a scheme is built on the meta device, without data, and its terms are inspected.
 """
 
 from dataclasses import replace

@@ -10,35 +10,52 @@ then the buffer times A is the gradient of q, q times the buffer that of A, and 
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 
 from .skewed import ChunkedCall, QueryChunk, keys_per_block, workspace
 
 
+class Inputs(NamedTuple):
+    """The tensors of a call: content q̂ + u, query q̂ (the same object where there is no u), key, value, and terms."""
+
+    content: torch.Tensor
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    A: torch.Tensor | None
+    B: torch.Tensor | None
+    c: torch.Tensor | None
+    V: torch.Tensor | None
+    dense: torch.Tensor | None
+
+
 class HeadGroup:
     """Some heads of one row of the batch: their keys and values, and the products of one chunk at a time."""
 
-    def __init__(self, call: ChunkedCall, row: int, heads: slice, content, query, key, value, A, B, c, V, dense):
+    def __init__(self, call: ChunkedCall, row: int, heads: slice, inputs: Inputs):
         self.call, self.row, self.heads = call, row, heads
-        self.content, self.query = content[row, heads], None if query is content else query[row, heads]
-        self.key, self.value = key[row, heads].contiguous(), value[row, heads].contiguous()  # (g, K, d)
+        self.content = inputs.content[row, heads]
+        self.query = None if inputs.query is inputs.content else inputs.query[row, heads]
+        self.key, self.value = (x[row, heads].contiguous() for x in (inputs.key, inputs.value))  # (g, K, d)
         self.count, self.keys, self.size = self.key.shape
-        self.A, self.B, self.c, self.V = (self.of_heads(table) for table in (A, B, c, V))
+        self.A, self.B, self.c, self.V = (self.of_heads(x) for x in (inputs.A, inputs.B, inputs.c, inputs.V))
         self.allow = self.of_heads(call.allow)
+        dense = inputs.dense
         self.dense = None if dense is None else self.of_heads(dense[row if dense.shape[0] > 1 else 0])
         self.blocks = {}
         # products of bfloat16 are slow, one head at a time, where they read or write through a skewed view
-        self.separate_buffers = key.dtype == torch.bfloat16 and key.device.type == "cpu"
-        transposes = B is not None and self.separate_buffers
-        self.identity = torch.eye(keys_per_block(), dtype=key.dtype) if transposes else None
+        self.separate_buffers = self.key.dtype == torch.bfloat16 and self.key.device.type == "cpu"
+        transposes = self.B is not None and self.separate_buffers
+        self.identity = torch.eye(keys_per_block(), dtype=self.key.dtype) if transposes else None
 
     def of_heads(self, table: torch.Tensor | None) -> torch.Tensor | None:
         """The part of a table, (H or 1, …), that belongs to these heads."""
         return table if table is None or table.shape[0] == 1 else table[self.heads]
 
     def window(self, chunk: QueryChunk, index: int) -> tuple[int, int]:
-        """First row, and number of rows, of the tables that the pairs of a range ask for."""
+        """First row, and number of rows, of the tables that belong to the pairs of a range."""
         begin, count = chunk.key_ranges[index]
         last = self.call.start + chunk.first + chunk.rows - 1
         return begin - last - self.call.terms.low, count + chunk.rows - 1
@@ -124,7 +141,7 @@ class HeadGroup:
         return self.blocks[begin, blocks, size]
 
     def block_rows(self, chunk: QueryChunk, begin: int, blocks: int, size: int) -> tuple[torch.Tensor, int]:
-        """The rows of B that every block asks for, (H or 1, blocks, w, d), w = size + m − 1; and the first of all."""
+        """The rows of B for every block of keys, (H or 1, blocks, w, d), w = size + m − 1; and the first of all."""
         first = begin - (self.call.start + chunk.first + chunk.rows - 1) - self.call.terms.low
         table = self.B
         shape = (table.shape[0], blocks, size + chunk.rows - 1, self.size)
@@ -211,12 +228,12 @@ class HeadGroup:
     def future(self, scores: torch.Tensor, chunk: QueryChunk, index: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """For a causal call: the columns of `scores` where some keys are later than the query, and these pairs."""
         begin, count = chunk.key_ranges[index]
-        own = self.call.start + chunk.first - begin  # the column of the first query's own place
+        own = self.call.start + chunk.first - begin  # the column of the key at the first query's position
         if not self.call.causal or own + 1 >= count:
             return None
         from_column = max(own, 0)
-        place = torch.arange(from_column - own, count - own, device=scores.device)
-        pairs = place > torch.arange(chunk.rows - 1, -1, -1, device=scores.device)[:, None]
+        column = torch.arange(from_column - own, count - own, device=scores.device)
+        pairs = column > torch.arange(chunk.rows - 1, -1, -1, device=scores.device)[:, None]
         return scores[:, :, from_column:], pairs
 
     def allowed(self, chunk: QueryChunk, index: int) -> torch.Tensor | None:
@@ -295,7 +312,7 @@ class HeadGroup:
             words.random_(-(1 << 63), None, generator=generator)
             drawn = words.view(torch.uint8)[:total].view(shape)
             # a byte for each weight, and for each query which multiple of 2^−8 it is compared with: on the average
-            # the multiple of 2^−16 that was asked for
+            # the requested multiple of 2^−16
             low, rest = divmod(self.call.dropout, 256)
             least = torch.randint(256, (*shape[:2], 1), generator=generator, device=drawn.device) < rest
             factors = self.workspace(f"kept{index}", shape)  # a product takes a tenth of a masked_fill
@@ -395,28 +412,42 @@ class HeadGroup:
                 first, width = self.window(chunk, index)
                 part = diagonals[:, at : at + width]
                 into[:, first : first + width] += part.sum(0, keepdim=True) if into.shape[0] == 1 else part
-        place = slice(chunk.first, chunk.first + chunk.rows)
+        rows = slice(chunk.first, chunk.first + chunk.rows)
         if self.A is not None:
             by_table = self.table_gradients(buffer, chunk, query, self.A, terms.tails_A, self.of_heads(total.A))
             if self.query is None:
                 d_content = d_content + by_table
             else:
-                total.query[self.row, self.heads, place] = by_table.flip(1)
-        total.content[self.row, self.heads, place] = d_content.flip(1)
+                total.query[self.row, self.heads, rows] = by_table.flip(1)
+        total.content[self.row, self.heads, rows] = d_content.flip(1)
 
 
 class Gradients:
     """What the backward fills: gradients like the inputs, summed in float32 at least; key and value of one group."""
 
-    def __init__(self, content, query, A, B, c, V, dense, needs_dense, gaps):
-        self.content = (torch.zeros_like if gaps else torch.empty_like)(content)
-        self.query = None if query is content else torch.zeros_like(query)
-        self.A, self.B, self.c, self.V = (None if table is None else zeros_like_sum(table) for table in (A, B, c, V))
-        self.dense = zeros_like_sum(dense) if needs_dense else None
-        self.key = self.value = None
+    def __init__(self, inputs: Inputs, needs_dense: bool, gaps: bool):
+        self.content = (torch.zeros_like if gaps else torch.empty_like)(inputs.content)
+        self.query = None if inputs.query is inputs.content else torch.zeros_like(inputs.query)
+        tables = (inputs.A, inputs.B, inputs.c, inputs.V)
+        self.A, self.B, self.c, self.V = (None if table is None else zeros_like_sum(table) for table in tables)
+        self.dense = zeros_like_sum(inputs.dense) if needs_dense else None
+
+    def start_group(self, group: HeadGroup) -> None:
+        """Zeros for the key and value of another group."""
+        self.key, self.value = zeros_like_sum(group.key), zeros_like_sum(group.value)
+
+    def of_terms(self, inputs: Inputs) -> list[torch.Tensor | None]:
+        """Those of A, B, c, V and dense, in the dtypes of these."""
+        names = ("A", "B", "c", "V", "dense")
+        sums = (getattr(self, name) for name in names)
+        return [
+            None if total is None else total.to(getattr(inputs, name).dtype)
+            for name, total in zip(names, sums, strict=True)
+        ]
 
 
 def zeros_like_sum(like: torch.Tensor) -> torch.Tensor:
+    """Zeros of that shape to add to, in float32 at least."""
     precise = torch.promote_types(like.dtype, torch.float32)
     return torch.zeros(like.shape, dtype=precise, device=like.device)
 

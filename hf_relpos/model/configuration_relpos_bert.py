@@ -32,9 +32,9 @@ class RelPosBertConfig(BertConfig):
             Options of the scheme, which checks them itself; those not given take the scheme's defaults. For a
             combination, a dict of such dicts by scheme name.
         attention_window (`int`, *optional*):
-            w: a token attends to tokens at most w places away, and to the global ones. None: to all.
+            w: a token attends to tokens at most w positions away, and to the global ones. None: to all.
         global_tokens (`list[int]`, *optional*):
-            Places that attend to all and are attended to by all, in spite of the window; None for `[0]`, the [CLS]
+            Positions that attend to all and are attended to by all, in spite of the window; None for `[0]`, the [CLS]
             token. In packed rows they count within each document, in rows padded on the left from the first token on.
         attention_temperature (`str`, defaults to `"none"`):
             `"log"`: the scores of a query that may attend to n keys are multiplied by max(1, log n / log n₀), which
@@ -132,8 +132,8 @@ class RelPosBertConfig(BertConfig):
             ValueError: for another architecture, and for the original layout of NEZHA, which calls itself BERT.
         """
         config, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
-        found = config.get("model_type", cls.model_type)
-        if found == "bert":
+        model_type = config.get("model_type", cls.model_type)
+        if model_type == "bert":
             if config.get("use_relative_position"):
                 raise ValueError(
                     f"{pretrained_model_name_or_path}: use_relative_position = True marks a NEZHA checkpoint, not a "
@@ -145,11 +145,11 @@ class RelPosBertConfig(BertConfig):
                 "position_embedding_type": config.get("position_embedding_type", STOCK_SCHEME),
                 "embedding_size": None,  # some files have it, and stock BERT does not read it
             }
-        elif found != cls.model_type and not any(
+        elif model_type != cls.model_type and not any(
             isinstance(part, dict) and part.get("model_type") == cls.model_type for part in config.values()
         ):
             raise ValueError(
-                f"{pretrained_model_name_or_path}: model_type = {found!r}; only 'bert' and {cls.model_type!r} "
+                f"{pretrained_model_name_or_path}: model_type = {model_type!r}; only 'bert' and {cls.model_type!r} "
                 "checkpoints can be read"
             )
         return config, kwargs
@@ -203,15 +203,17 @@ class RelPosBertConfig(BertConfig):
             build_input(self)  # raises for two schemes that act on the input
 
     def validate_attention_window(self) -> None:
-        """The window must be a positive number of places, and global tokens make sense with a window only."""
+        """The window must be a positive number of positions, and global tokens make sense with a window only."""
         if self.attention_window is not None and self.attention_window < 1:
-            raise ValueError(f"attention_window = {self.attention_window}: give a positive number of places, or None")
+            raise ValueError(
+                f"attention_window = {self.attention_window}: give a positive number of positions, or None"
+            )
         if self.global_tokens is not None and (
             self.attention_window is None or min(self.global_tokens, default=0) < 0
         ):
             raise ValueError(
-                f"global_tokens = {self.global_tokens} with attention_window = {self.attention_window}: give places "
-                "from 0 on, and a window"
+                f"global_tokens = {self.global_tokens} with attention_window = {self.attention_window}: give "
+                "positions from 0 on, and a window"
             )
 
     def validate_attention_temperature(self) -> None:

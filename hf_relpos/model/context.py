@@ -11,27 +11,27 @@ from .padding import Padding
 
 @dataclass(frozen=True)
 class AttentionContext:
-    """The offsets r = j − i of L queries and K keys, and the other relations that a scheme may ask for.
+    """The offsets r = j − i of L queries and K keys, and the other relations that a scheme may use.
 
     Attributes:
         query_length: L.
         key_length: K.
-        start: place of the first query among the keys: 0 without a cache, the number of cached tokens with one. A
+        start: index of the first query among the keys: 0 without a cache, the number of cached tokens with one. A
             tensor of one element when a static cache keeps it on the device.
-        positions: (B, K), the position of each key where that is not its place in the row; None for consecutive
+        positions: (B, K), the position of each key where that is not its index in the row; None for consecutive
             tokens, which is the fast case. The queries are the L keys from `start` on.
-        reach: the largest |r| that `positions` can make; read only with `positions`.
+        max_distance: the largest |r| that `positions` can make; read only with `positions`.
         grid: (B, L, 2), row and column of each token of an image, negative outside of it; or None.
         token_type_ids: (B, L), or None.
         relation_ids: (B, L, L), the label of each directed edge from i to j; or None.
         shared: what the scheme's module shared by all layers returned for this call, or, until a layer has called it,
             a function that returns that; or None.
-        query_projection: the W_q of the layer that asks for terms, D to H·d; or None.
+        query_projection: W_q of the layer, D to H·d; or None.
         key_projection: its W_k.
         temperature: τ of the formula, (1 or B, 1 or H, L); None for 1.
         padding: where the real tokens are, if the layer is given only these; or None.
-        device: where the layer computes, for schemes without parameters to tell it; None for the default device.
-        dtype: what to compute angles, slopes and the like in: that of the layer, float32 at least.
+        device: where the layer computes, for schemes without parameters; None for the default device.
+        dtype: in which angles, slopes and the like are computed: that of the layer, float32 at least.
     """
 
     query_length: int
@@ -67,8 +67,8 @@ class AttentionContext:
 
     def query_positions(self, device: torch.device) -> torch.Tensor:
         """Positions of the queries, (L,), or (B, L) where they were given."""
-        places = torch.arange(self.query_length, device=device) + self.start
-        return places if self.positions is None else self.positions[:, places]
+        indices = torch.arange(self.query_length, device=device) + self.start
+        return indices if self.positions is None else self.positions[:, indices]
 
     def key_positions(self, device: torch.device) -> torch.Tensor:
         """Positions of the keys, (K,), or (B, K) where they were given."""
@@ -90,7 +90,7 @@ class AttentionContext:
             raise ValueError(
                 f"the grid has shape {None if self.grid is None else tuple(self.grid.shape)}; {self.query_length} "
                 f"tokens that attend to {self.key_length} need position_ids of shape (batch, {self.key_length}, 2), "
-                "and with a cache there is no way to give them: use_cache=False"
+                "and a cache keeps none: set use_cache=False"
             )
         grid = self.grid.long()
         steps = grid[:, None, :] - grid[:, :, None]

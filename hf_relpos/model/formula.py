@@ -10,7 +10,7 @@ stands inside the scale, c' outside; c' may also be a dense bias, with an entry 
 first (RoPE). A term that depends on i alone would cancel in the softmax, so there is none. g, a gain on the content
 score (1 unless a scheme has one), is what the multiplicative methods of Huang et al. need; it may also be a vector,
 one factor for each feature of q_i·k_j. A scheme may also hide keys by their offset (`allow`). τ, the temperature of a
-query, is no scheme's: it is 1 unless the configuration asks for one, and comes with the context (`temperature.py`).
+query, is no scheme's: it is 1 unless the configuration sets one, and comes with the context (`temperature.py`).
 
 Letters, everywhere: B batch, H heads, L queries, K keys, D model size, d = D / H head size, R rows of a table.
 
@@ -197,7 +197,7 @@ def featurewise_scores(
 
     There is no factorised form: the gain differs from pair to pair and from feature to feature, so this takes L·K·d
     multiplications where q·A takes R·L·d in one matrix product. It takes them one feature at a time, forward and
-    backward, so that memory holds a few (B, H, L, K) tensors and nothing d times as large.
+    backward, so that memory holds a few (B, H, L, K) tensors and none d times as large.
 
     Args:
         query: (B, H, L, d).
@@ -267,7 +267,7 @@ def position_values(probabilities: torch.Tensor, terms: Terms, context: Attentio
 
 
 def allowed(terms: Terms, context: AttentionContext, mask: torch.Tensor | None) -> torch.Tensor | None:
-    """The pairs that both the scheme and the mask let through, or None for a scheme that hides nothing.
+    """The pairs that both the scheme and the mask let through, or None for a scheme that hides no key.
 
     Args:
         mask: broadcastable to (B, H, L, K); boolean (True: may attend) or additive; or None.

@@ -2,8 +2,8 @@
 
 Every layer attends to its own inputs of the segments before as well, to the left of the segment at hand. They are
 constants: gradients reach the key and value projections through them, and never the layers that made them. A memory
-holds real tokens only. Padding is not kept, nothing stands in for segments that were not there, and a row whose
-document has ended holds nothing that the next one could see.
+holds real tokens only: no padding, no placeholder for segments that were not there, and no tokens of a document that
+has ended.
 """
 
 import dataclasses
@@ -193,7 +193,7 @@ def carries_memory(head: Any) -> Any:
     signature = inspect.signature(stock)
     own = inspect.Parameter("memory", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=SegmentMemory | None)
     parameters = list(signature.parameters.values())
-    place = len(parameters) - (parameters[-1].kind is inspect.Parameter.VAR_KEYWORD)
+    index = len(parameters) - (parameters[-1].kind is inspect.Parameter.VAR_KEYWORD)
 
     @functools.wraps(stock)
     def forward(self: Any, *args: Any, memory: SegmentMemory | None = None, **kwargs: Any) -> Any:
@@ -207,7 +207,7 @@ def carries_memory(head: Any) -> Any:
             return (*outputs, left[0])
         return WITH_MEMORY[type(outputs)](**outputs, memory=left[0])
 
-    replaced = signature.replace(parameters=[*parameters[:place], own, *parameters[place:]])
+    replaced = signature.replace(parameters=[*parameters[:index], own, *parameters[index:]])
     forward.__signature__ = replaced  # type: ignore[attr-defined]
     head.forward = forward
     return head

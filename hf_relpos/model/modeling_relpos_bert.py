@@ -48,6 +48,7 @@ from .backends import run_attention
 from .capabilities import check_attention, layers_share_terms, supported_implementations
 from .configuration_relpos_bert import RelPosBertConfig
 from .context import AttentionContext
+from .documents import packed_position_ids
 from .memory import WITH_MEMORY, SegmentMemory, carries_memory, check_memory, remember
 from .padding import removable_padding
 from .saving import code_files, copy_code
@@ -56,7 +57,7 @@ from .scheme_absolute import LearnedPositions
 from .schemes import STOCK_SCHEME, build_input, build_scheme, build_shared
 from .temperature import temperature
 from .toeplitz import SharedTerms
-from .tokens import PositionInputs, packed_position_ids, row_layout, token_layout, tokens_to_remember
+from .tokens import PositionInputs, row_layout, token_layout, tokens_to_remember
 
 
 logger = logging.get_logger(__name__)
@@ -157,7 +158,7 @@ class RelPosBertSelfAttention(BertSelfAttention):
             context: what the model knows about the pairs of this call; None for consecutive tokens without a cache.
                 If it has `padding`, the hidden states, here and returned, are (1, T, D), the real tokens.
             memory: what earlier segments left behind. Its keys come first, before those of a cache.
-            shared_terms: the terms of the scheme, where they are the same in every layer; None to ask the scheme.
+            shared_terms: the terms of the scheme, where they are the same in every layer; None for the layer's own.
         """
         padding = None if context is None else context.padding
         hidden_keys, remembered = hidden_states, 0
@@ -261,7 +262,7 @@ class RelPosBertEncoder(BertEncoder):
             hidden_states = layer(
                 hidden_states,
                 attention_mask,
-                encoder_hidden_states,  # by place, or gradient checkpointing would lose its gradient
+                encoder_hidden_states,  # positional, or gradient checkpointing would lose its gradient
                 encoder_attention_mask=encoder_attention_mask,
                 past_key_values=past_key_values,
                 **kwargs,
@@ -341,7 +342,7 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
             hub = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
             try:
                 saved, _ = PreTrainedConfig.get_config_dict(pretrained_model_name_or_path, **hub)
-            except OSError:  # weights without a configuration beside them claim nothing
+            except OSError:  # weights without a configuration beside them
                 saved = {}
             if saved.get("position_embedding_type", STOCK_SCHEME) == model.config.position_embedding_type:
                 raise ValueError(
@@ -365,7 +366,7 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
                 copy_code(save_directory)
         elif getattr(self.config, "auto_map", None) is not None:
             del self.config.auto_map
-        # classes that were loaded with `trust_remote_code` would copy their code themselves, wanted or not
+        # classes that were loaded with `trust_remote_code` would copy their code themselves
         self.config._auto_class = None
         auto_class, type(self)._auto_class = type(self)._auto_class, None
         try:
@@ -417,12 +418,12 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             position_ids: (B, L). Distances follow them. Where they stop increasing a new document begins, and no
                 token attends to another document (packed sequences). For schemes on a grid (B, L, 2), row and column
                 of each token, negative for tokens outside the grid. Without them `cu_seq_lens_q`, as Transformers'
-                DataCollatorWithFlattening gives it, tells where the documents of a single packed row begin.
+                DataCollatorWithFlattening gives it, says where the documents of a single packed row begin.
             attention_mask: (B, L), or prepared (B, 1, L, K), boolean (True: may attend) or additive.
-            relation_ids: (B, L, L), labels of the edges from i to j, for the schemes that ask for them.
+            relation_ids: (B, L, L), labels of the edges from i to j, for the schemes that need them.
             memory: of the outputs for the segment before, where `config.memory_length` is not 0. The first document
                 of a row goes on with it, whatever its first position id; `memory.reset` empties rows. It is not
-                changed, and its tokens have no place in attention_mask. With a cache, which then holds this segment
+                changed, and attention_mask does not cover its tokens. With a cache, which then holds this segment
                 only, it must be given in every call, and no new memory is returned.
             memory_sink: a list that takes the new memory as well, for heads, whose outputs are not this model's.
 
@@ -445,7 +446,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         if position_ids is None and kwargs.get("cu_seq_lens_q") is not None:
             position_ids = packed_position_ids(tokens, kwargs["cu_seq_lens_q"])
 
-        # beside a filled cache they tell the new tokens only, whose distances `past_length` gives
+        # beside a filled cache they are those of the new tokens only, whose distances follow from `past_length`
         on_grid = position_ids is not None and position_ids.dim() == 3
         empty = isinstance(past_key_values, DynamicCache) and isinstance(past_length, int) and past_length == 0
         distance_ids = position_ids if on_grid or empty or not caller_has_cache else None
@@ -457,7 +458,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             self.position_inputs,
             tokens,
             attention_mask,
-            # beside a memory, places in a caller's cache count, and elsewhere a filled cache tells the distances
+            # beside a memory a caller's cache is counted by index, elsewhere only a filled one
             (None if caller_has_cache else position_ids) if memory is not None else distance_ids,
             relation_ids,
             past_key_values,
@@ -465,7 +466,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             memory,
         )
         context = layout.context(token_type_ids, relation_ids)
-        # a checkpointed layer computes again in its backward, and may not reach into a graph outside of it
+        # a checkpointed layer computes again in its backward, and must not use a graph outside of it
         checkpointed = self.training and any(layer.gradient_checkpointing for layer in self.encoder.layer)
         if self.encoder.distance_embedding is not None:
             shared = partial(self.encoder.distance_embedding, context)

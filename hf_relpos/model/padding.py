@@ -1,9 +1,9 @@
-"""Without the padding: between two attentions a batch is its real tokens, one after the other.
+"""Unpadded batches: outside of attention a batch is its real tokens, one after the other.
 
-Projections, feed-forward parts and LayerNorms know nothing of rows; only attention does. So padding is taken out once,
-after the embeddings, and put back once, after the last layer, while each attention lays its queries, keys and values
-out in rows for as long as it takes (Portes et al. 2023, MosaicBERT, arXiv 2312.17482, §3.1.3, take it out for the
-attention, too). Every scheme, mask and backend works as it stands.
+Projections, feed-forward parts and LayerNorms act on each token by itself; only attention needs rows. So padding is
+taken out once, after the embeddings, and put back once, after the last layer, while each attention lays its queries,
+keys and values out in rows (Portes et al. 2023, MosaicBERT, arXiv 2312.17482, §3.1.3, unpad the attention, too). Every
+scheme, mask and backend works unchanged.
 """
 
 from collections.abc import Mapping
@@ -21,13 +21,13 @@ class Padding:
     """Where the real tokens of a batch are.
 
     Attributes:
-        places: (T,), their places in the batch, row after row.
+        indices: (T,), their indices in the flattened batch, row after row.
         batch: B.
         length: L, padding included.
-        ends: of every row, the place after its last real token.
+        ends: of every row, the index after its last real token.
     """
 
-    places: torch.Tensor
+    indices: torch.Tensor
     batch: int
     length: int
     ends: tuple[int, ...]
@@ -36,7 +36,7 @@ class Padding:
     def of(cls, attention_mask: torch.Tensor) -> "Padding | None":
         """The padding of a batch, or None if there is none that can be taken out.
 
-        A row must begin with a real token, since a pooler may read its first place.
+        A row must begin with a real token, since a pooler may read its first state.
 
         Args:
             attention_mask: (B, L), nonzero for real tokens.
@@ -50,18 +50,18 @@ class Padding:
 
     def remove(self, rows: torch.Tensor) -> torch.Tensor:
         """(B, L, D) to (1, T, D)."""
-        return rows.flatten(0, 1).index_select(0, self.places)[None]
+        return rows.flatten(0, 1).index_select(0, self.indices)[None]
 
     def restore(self, tokens: torch.Tensor) -> torch.Tensor:
         """(1, T, D) to (B, L, D), with zeros for padding."""
         rows = tokens.new_zeros(self.batch * self.length, *tokens.shape[2:])
-        return rows.index_copy(0, self.places, tokens[0]).unflatten(0, (self.batch, self.length))
+        return rows.index_copy(0, self.indices, tokens[0]).unflatten(0, (self.batch, self.length))
 
 
 def removable_padding(
     config: PreTrainedConfig, attention_mask: torch.Tensor | None, outputs: Mapping[str, Any]
 ) -> Padding | None:
-    """The padding to take out of a batch, or None; states that the caller wants must have the shape of the batch.
+    """The padding to take out of a batch, or None; states that are returned must have the shape of the batch.
 
     Args:
         config: a RelPosBertConfig.

@@ -47,7 +47,7 @@ class Deberta(Scheme, name="deberta"):
     (`RelativeEmbeddings`). δ is δ(i, j) in both, as released; the paper writes δ(j, i) in the third term. The table is
     lopsided: i − j = −span has its own row, while span shares that of span − 1.
 
-    DeBERTa v1: span is `max_distance`; v1 cuts off rows for short inputs, but only rows that they cannot reach.
+    DeBERTa v1: span is `max_distance`; v1 cuts off rows for short inputs, none of which they use.
     v2 and v3: `buckets`=256, `share_att_key`=True, `norm_rel_ebd`="layer_norm"; span is `buckets`, and i − j goes
     through `log_bucket` first.
 
@@ -163,7 +163,7 @@ class RelativeEmbeddings(SharedScheme):
         return distance if distance <= one_to_one else self.span
 
     def forward(self, context: AttentionContext) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rows that this call can reach, (N, D), and the row of each offset, in the order of `context.offsets`."""
+        """The rows that this call uses, (N, D), and the row of each offset, in the order of `context.offsets`."""
         first = self.span - self.rows_within(context.high)
         last = min(self.span + self.rows_within(-context.low), 2 * self.span - 1)
         rows = self.rel_embeddings.weight[first : last + 1]

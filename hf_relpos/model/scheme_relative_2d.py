@@ -19,7 +19,7 @@ class Relative2d(Scheme, name="relative_2d"):
 
     Parameters: height_key_relative_embeddings and width_key_relative_embeddings, each (2m − 1, d), row Δ + m − 1, or
     (H, 2m − 1, d) with `per_head`; per layer. The paper's tables are shared by the heads, tensor2tensor's are not
-    unless told so.
+    by default.
     """
 
     source = "Bello et al. 2019, arXiv 1904.09925, §3.2, eq. 4; tensor2tensor relative_2d"

@@ -64,7 +64,7 @@ class RelativeKey(Scheme, name="relative_key"):
         init.normal_(self.weight, mean=0.0, std=std)
 
     def rows(self, context: AttentionContext) -> torch.Tensor:
-        """The rows that this call can reach, in ascending order of r, (1, N, d).
+        """The rows that offsets of this call use, in ascending order of r, (1, N, d).
 
         Where distances past the range have no term and can occur, a row of zeros comes last.
         """

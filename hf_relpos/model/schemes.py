@@ -18,6 +18,7 @@ from .scheme_fire import Fire
 from .scheme_hop import Hop
 from .scheme_huang import HuangM1, HuangM2, HuangM3
 from .scheme_kerple import Kerple
+from .scheme_log_cpb import LogCPB
 from .scheme_music import Music
 from .scheme_nezha import Nezha
 from .scheme_relation import Relation

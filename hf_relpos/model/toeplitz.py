@@ -151,7 +151,7 @@ def _rows_by_offset(table: Table, offsets: torch.Tensor, low: int) -> tuple[torc
     ):  # it is in this form already
         return table.rows, (1, 1)
     rows = table.rows
-    if rows.is_floating_point():  # or gradients of many places that are one row would be added up in half precision
+    if rows.is_floating_point():  # or gradients of many offsets with one row would be added up in half precision
         rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
     # elsewhere to look would be to wait for the device, where the backward of `index_select` has no fixed order either
     if not look:

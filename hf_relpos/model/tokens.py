@@ -16,6 +16,7 @@ from transformers.cache_utils import Cache
 from transformers.masking_utils import and_masks, create_bidirectional_mask, create_causal_mask
 
 from .context import AttentionContext
+from .documents import document_numbers, position_steps
 from .memory import SegmentMemory
 from .tracing import is_traced
 
@@ -26,7 +27,7 @@ MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class PositionInputs:
-    """What the position scheme of a model wants to know of its input; resolved once per model.
+    """What the position scheme of a model reads of its input; resolved once per model.
 
     Attributes:
         required: inputs that `forward` must be given: `grid`, `relation_ids`.
@@ -195,58 +196,6 @@ def is_visible(mask: torch.Tensor) -> torch.Tensor:
     return mask > torch.finfo(mask.dtype).min / 2 if mask.is_floating_point() else mask != 0
 
 
-def packed_position_ids(tokens: torch.Tensor, cu_seq_lens: torch.Tensor) -> torch.Tensor:
-    """Position ids of the documents of one packed row, as Transformers' flattening collator describes it.
-
-    Args:
-        tokens: (1, L) or (1, L, D); only its shape and device are read.
-        cu_seq_lens: where the documents begin, and L at last, (documents + 1,).
-
-    Returns:
-        (1, L), from 0 on in every document.
-
-    Raises:
-        ValueError: for several rows, and for lengths that are not those of the row (where the host can see them).
-    """
-    rows, length = tokens.shape[:2]
-    if rows != 1 or cu_seq_lens.dim() != 1:
-        raise ValueError(
-            f"cu_seq_lens_q has shape {tuple(cu_seq_lens.shape)} and the input {rows} rows: it describes one row; "
-            "give position_ids, which begin anew with each document"
-        )
-    if cu_seq_lens.device.type == "cpu" and not torch.compiler.is_compiling() and int(cu_seq_lens[-1]) != length:
-        raise ValueError(f"cu_seq_lens_q ends at {int(cu_seq_lens[-1])}, and the row has {length} tokens")
-    begins = cu_seq_lens.to(tokens.device)
-    indices = torch.arange(length, device=tokens.device)
-    return (indices - begins[torch.bucketize(indices, begins[1:], right=True)])[None]
-
-
-def position_steps(
-    position_ids: torch.Tensor, is_token: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The step to each token's position from that of the token before it, and where there is such a token.
-
-    Args:
-        position_ids: (B, L).
-        is_token: boolean (B, L), False for padding, which is passed over; None where that need not be known.
-
-    Returns:
-        Steps (B, L), and boolean (B, L). A document begins where a step is not positive.
-    """
-    if is_token is None:
-        steps = nn.functional.pad(position_ids[:, 1:] - position_ids[:, :-1], (1, 0))
-        return steps, (torch.arange(position_ids.shape[1], device=position_ids.device) > 0).expand_as(position_ids)
-    indices = torch.arange(is_token.shape[1], device=is_token.device)
-    last = torch.where(is_token, indices, -1).cummax(-1).values
-    previous = nn.functional.pad(last, (1, 0), value=-1)[:, :-1]
-    return position_ids - position_ids.gather(1, previous.clamp(min=0)), is_token & (previous >= 0)
-
-
-def document_numbers(steps: torch.Tensor, follows: torch.Tensor) -> torch.Tensor:
-    """The number of each token's document in its row, from 0 on, (B, L); takes what `position_steps` returns."""
-    return (follows & (steps <= 0)).long().cumsum(-1)
-
-
 def row_layout(
     config: PreTrainedConfig,
     tokens: torch.Tensor,
@@ -288,7 +237,7 @@ def token_layout(
 
     Args:
         config: a RelPosBertConfig.
-        inputs: what its scheme wants to know.
+        inputs: what its scheme reads.
         tokens: (B, L) or (B, L, D); only its shape and device are read.
         attention_mask: (B, K), or prepared (B, 1, L, K), K the keys without the memory; or None.
         position_ids: (B, L) or (1, L), or (B, L, 2) for a grid; None with a cache, whose keys have no ids.
@@ -298,7 +247,7 @@ def token_layout(
 
     Raises:
         ValueError: for inputs that the scheme requires and does not get, ids of another shape, and a prepared mask
-            beside a memory from which positions cannot be told.
+            beside a memory, which does not show where rows begin.
     """
     layout = row_layout(config, tokens, attention_mask, past_key_values, past_length)
     grid, position_ids = _check_inputs(inputs, tokens, position_ids, relation_ids)
@@ -412,7 +361,7 @@ def _beside_memory(
     ):
         raise ValueError(
             f"attention_mask has shape {tuple(attention_mask.shape)}, as `generate` prepares it for a static "
-            "cache; beside a memory, with attention_window or memory_same_length, it does not tell where a row "
+            "cache; beside a memory, with attention_window or memory_same_length, it does not show where a row "
             "begins: use a dynamic cache, or give (batch, length)"
         )
     is_token = _is_token(attention_mask, batch, keys, device)

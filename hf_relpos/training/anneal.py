@@ -1,12 +1,13 @@
-"""From a table of absolute positions beside relative terms to relative terms alone, during fine-tuning.
+"""Fading out a table of absolute positions beside relative terms during fine-tuning.
 
-`convert(…, method="keep")` gives a model that computes what its source computes and still needs the table. While it
-is trained on, `AnnealAbsolutePositions` fades the table P out to its mean row m: what the input gets is m + f (P − m),
-and f goes from 1 to 0. What is left at the end is one vector for all tokens, which `drop_absolute_positions` folds
-into the token types.
+`convert(…, method="keep")` gives a model that computes what its source computes and still needs the table. During
+fine-tuning `AnnealAbsolutePositions` fades the table P out to its mean row m: m + f (P − m) is added to the input, and
+f goes from 1 to 0. The vector that is left, the same for all tokens, is folded into the token types by
+`drop_absolute_positions`.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from transformers import PreTrainedModel, TrainerCallback
 from ..model.schemes import scheme_parts
 
 
-SCHEDULES = {
+SCHEDULES: dict[str, Callable[[float], float]] = {
     "linear": lambda done: 1 - done,
     "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
 }
@@ -26,17 +27,17 @@ class AnnealAbsolutePositions(TrainerCallback):
 
         Trainer(model, …, callbacks=[AnnealAbsolutePositions(0.5)])
 
-    The fade depends on the number of optimizer steps done and on nothing else, so that a resumed run and every process
-    of a distributed one have the same. A checkpoint's config.json holds that of its step; after
+    The fade depends only on the number of optimizer steps done, so that a resumed run and every process of a
+    distributed one have the same. A checkpoint's config.json holds that of its step; after
     `load_best_model_at_end` the model has that of the best step.
     """
 
-    def __init__(self, steps: int | float = 0.5, schedule: str = "linear"):
+    def __init__(self, steps: int | float = 0.5, schedule: str = "linear") -> None:
         """
         Args:
-            steps: when the table is gone: a number of optimizer steps (integer), or a share of the run (float in
-                (0, 1]), as in `TrainingArguments.warmup_steps`. The rest of the run trains without it.
-            schedule: `"linear"`, or `"cosine"`, which begins and ends slowly.
+            steps: until f is 0: a number of optimizer steps (integer), or a share of the run (float in (0, 1]), as
+                in `TrainingArguments.warmup_steps`. The rest of the run trains without the table.
+            schedule: `"linear"`, or `"cosine"`, which starts and ends slowly.
 
         Raises:
             ValueError: for a number of steps or a schedule that is not one of these.
@@ -57,7 +58,7 @@ class AnnealAbsolutePositions(TrainerCallback):
         steps = self.steps if isinstance(self.steps, int) else math.ceil(self.steps * max_steps)
         return SCHEDULES[self.schedule](step / steps) if step < steps else 0.0
 
-    def on_train_begin(self, args, state, control, model=None, **kwargs):
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         """
         Raises:
             ValueError: for a model without a table to fade out.
@@ -65,14 +66,14 @@ class AnnealAbsolutePositions(TrainerCallback):
         _check_table(model)
         self._set(model, state.global_step, state)
 
-    def on_step_begin(self, args, state, control, model=None, **kwargs):
+    def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         self._set(model, state.global_step, state)
 
-    def on_step_end(self, args, state, control, model=None, **kwargs):
-        # what is evaluated and saved now has done one step more
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        # evaluation and checkpoints now are of the next step
         self._set(model, state.global_step, state)
 
-    def on_train_end(self, args, state, control, model=None, **kwargs):
+    def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         best = args.load_best_model_at_end and state.best_model_checkpoint is not None
         self._set(model, state.best_global_step if best else state.global_step, state)
 
@@ -82,10 +83,9 @@ class AnnealAbsolutePositions(TrainerCallback):
 
 @torch.no_grad()
 def drop_absolute_positions(model: PreTrainedModel) -> PreTrainedModel:
-    """Take a faded table of absolute positions out of a model; its outputs stay, and its limit on length goes.
+    """Remove a faded table of absolute positions and its limit on length from a model; the outputs stay the same.
 
-    The mean row of the table, all that is left of it at `absolute_position_fade` = 0, is added to the token types, of
-    which every token has one.
+    The mean row of the table, all that is left of it at `absolute_position_fade` = 0, is added to the token types.
 
     Args:
         model: any head of RelPosBert, changed in place; save it afterwards, and make new optimizers.
@@ -94,15 +94,14 @@ def drop_absolute_positions(model: PreTrainedModel) -> PreTrainedModel:
         The model.
 
     Raises:
-        ValueError: for a model without such a table, for one whose scheme is absolute itself, and while the table is
-            not wholly faded.
+        ValueError: for a model without such a table, one whose scheme is absolute itself, and a fade above 0.
     """
     config = model.config
     _check_table(model)
     if config.absolute_position_fade != 0:
         raise ValueError(
-            f"absolute_position_fade = {config.absolute_position_fade}: the table still has a say; train on with "
-            "AnnealAbsolutePositions until it is 0, or set it to 0 to lose what it says"
+            f"absolute_position_fade = {config.absolute_position_fade}: the table is still used; train on with "
+            "AnnealAbsolutePositions until it is 0, or set it to 0 to lose what it adds"
         )
     embeddings = model.base_model.embeddings
     embeddings.add_everywhere(embeddings.position_embeddings.mean())

@@ -1,9 +1,9 @@
-"""Training over a stream: contiguous segments in every row of a batch, and the memory carried from step to step.
+"""Training on a stream of text: contiguous segments in every row of a batch, and a memory carried from step to step.
 
-A `SegmentDataset` cuts documents into rows of equally many tokens, side by side. Batch t holds segment t of all rows,
-so that each row of a batch goes on where the same row of the batch before has stopped. A `StreamTrainer` gives the
-model the memory that the last step left, and saves it with its checkpoints. Where a document ends in the middle of a
-row, `position_ids` begin anew and the next one sees nothing of it.
+A `SegmentDataset` cuts the concatenated documents into rows of equal length. Batch t holds segment t of all rows, so
+that each row of a batch continues the same row of the previous batch. A `StreamTrainer` gives the model the memory of
+the previous step, and saves it with its checkpoints. Where a document ends inside a row, `position_ids` restart and
+the next one does not attend to it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,26 +12,26 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from torch import nn
 from torch.utils.data import Dataset, SequentialSampler
 from transformers import Trainer
 from transformers.utils import logging
 
+from ..data.masking import IGNORE_INDEX
 from ..files import write_tensors
 from ..model.memory import SegmentMemory
 
 
 logger = logging.get_logger(__name__)
 
-IGNORED = -100  # the label that Transformers' losses leave out
 
-
-class SegmentDataset(Dataset):
-    """Segments of documents, in the order in which batches of `rows` of them continue each other.
+class SegmentDataset(Dataset[dict[str, torch.Tensor]]):
+    """Segments of documents, ordered so that consecutive batches of `rows` segments continue each other.
 
     Item t · rows + b is segment t of row b: `input_ids` and `position_ids`, which count from the beginning of the
-    document, or from that of the row where a document goes on in the next one. With `next_token` also `labels` and
-    `shift_labels`, both the token that follows each, also past the end of the segment; −100 where a document ends. All
-    segments of a batch are equally long, those of the last one as long as what is left.
+    document, or of the row if that is later. With `next_token` also `labels` and `shift_labels`, both the token that
+    follows each, also past the end of the segment; −100 where a document ends. All segments of a batch have the same
+    length, which is shorter in the last batch.
     """
 
     def __init__(
@@ -40,9 +40,9 @@ class SegmentDataset(Dataset):
         """
         Args:
             documents: token ids of each.
-            rows: rows that are read side by side: the batch size of all processes together.
+            rows: the batch size of all processes together.
             segment_length: L, tokens of a segment.
-            next_token: whether to give labels of the next token, for a causal model; a collator can make others.
+            next_token: return labels of the next token, for a causal model; a collator can make others.
 
         Raises:
             ValueError: for a document without tokens, too few tokens for the rows, or sizes that are not positive.
@@ -61,12 +61,12 @@ class SegmentDataset(Dataset):
         self.row_length = count // rows
         if not self.row_length:
             raise ValueError(
-                f"the documents have {count} tokens, too few for rows = {rows}; give more text or less rows"
+                f"the documents have {count} tokens, too few for rows = {rows}; give more text or fewer rows"
             )
         self.ids = torch.cat(texts)
         self.positions = torch.cat([torch.arange(len(text)) for text in texts])
-        self.targets = torch.cat([self.ids[1:], torch.tensor([IGNORED])])
-        self.targets[self.positions.roll(-1) == 0] = IGNORED
+        self.targets = torch.cat([self.ids[1:], torch.tensor([IGNORE_INDEX])])
+        self.targets[self.positions.roll(-1) == 0] = IGNORE_INDEX
 
     @property
     def steps(self) -> int:
@@ -81,31 +81,29 @@ class SegmentDataset(Dataset):
             raise IndexError(index)
         step, row = divmod(index, self.rows)
         begin = row * self.row_length
-        place = slice(
-            begin + step * self.segment_length, begin + min((step + 1) * self.segment_length, self.row_length)
-        )
-        # a document that goes on from the row before has its beginning there
-        positions = self.positions[place]
-        since = torch.arange(place.start, place.stop) - begin
-        item = {"input_ids": self.ids[place], "position_ids": torch.minimum(positions, since)}
+        start = begin + step * self.segment_length
+        stop = min(start + self.segment_length, begin + self.row_length)
+        # a document that continues from the previous row counts from the beginning of this one
+        positions = torch.minimum(self.positions[start:stop], torch.arange(start, stop) - begin)
+        item = {"input_ids": self.ids[start:stop], "position_ids": positions}
         if self.next_token:
-            item |= {"labels": self.targets[place], "shift_labels": self.targets[place]}
+            item |= {"labels": self.targets[start:stop], "shift_labels": self.targets[start:stop]}
         return item
 
 
 class StreamTrainer(Trainer):
     """A `Trainer` that carries the memory of a model with `config.memory_length` from each step to the next.
 
-    Data sets are `SegmentDataset`s whose `rows` are the batch size of all processes together; they are read in order,
+    Datasets are `SegmentDataset`s whose `rows` are the batch size of all processes together; they are read in order,
     epoch by epoch, and so is the evaluation set, with a memory of its own. Rows in which a document or the stream
-    begins start with an empty memory. Every process has the memory of its rows, and puts it into checkpoints as
-    `memory-<process>-of-<processes>.safetensors`, so that a resumed run has the losses of one that was not stopped.
+    begins start with an empty memory. Every process has the memory of its rows, and saves it in checkpoints as
+    `memory-<process>-of-<processes>.safetensors`, so that a resumed run has the losses of an uninterrupted one.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """
         Raises:
-            ValueError: for a model without memory, data sets that are not as described, or several GPUs in one
+            ValueError: for a model without memory, datasets that are not as described, or several GPUs in one
                 process.
         """
         super().__init__(*args, **kwargs)
@@ -126,26 +124,29 @@ class StreamTrainer(Trainer):
         ):
             self._check(dataset, self.args.eval_batch_size, "eval")
 
-    def _check(self, dataset: Dataset, batch: int, kind: str) -> None:
-        """Refuse data whose batches do not continue each other."""
+    def _check(self, dataset: Any, batch_size: int, split: str) -> None:
+        """
+        Raises:
+            ValueError: for a dataset whose batches do not continue each other.
+        """
         if not isinstance(dataset, SegmentDataset):
             raise ValueError(
-                f"{kind}_dataset is a {type(dataset).__name__}; StreamTrainer reads a SegmentDataset, whose batches "
+                f"{split}_dataset is a {type(dataset).__name__}; StreamTrainer needs a SegmentDataset, whose batches "
                 "continue each other"
             )
         processes = 1 if self.args.accelerator_config.split_batches else self.args.world_size
-        if dataset.rows != batch * processes:
+        if dataset.rows != batch_size * processes:
             raise ValueError(
-                f"{kind}_dataset.rows = {dataset.rows}; {processes} processes with per_device_{kind}_batch_size = "
-                f"{batch} read {batch * processes} rows side by side"
+                f"{split}_dataset.rows = {dataset.rows}; {processes} processes with per_device_{split}_batch_size = "
+                f"{batch_size} read {batch_size * processes} rows at once; give as many"
             )
 
-    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> SequentialSampler:
+    def _get_train_sampler(self, train_dataset: SegmentDataset | None = None) -> SequentialSampler:
         dataset = self.train_dataset if train_dataset is None else train_dataset
         self._check(dataset, self.args.train_batch_size, "train")
         return SequentialSampler(dataset)
 
-    def _get_eval_sampler(self, eval_dataset: Dataset) -> SequentialSampler:
+    def _get_eval_sampler(self, eval_dataset: SegmentDataset) -> SequentialSampler:
         self._check(eval_dataset, self.args.eval_batch_size, "eval")
         return SequentialSampler(eval_dataset)
 
@@ -159,29 +160,35 @@ class StreamTrainer(Trainer):
         self.memories.pop("eval", None)
         return super().evaluation_loop(*args, **kwargs)
 
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        """As Trainer's, with the memory of the step before, but in rows whose position_ids begin at 0."""
-        kind = "train" if model.training else "eval"
-        memory = self.memories.get(kind)
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
+        """As Trainer's, with the memory of the previous step, but in rows whose position_ids start at 0."""
+        split = "train" if model.training else "eval"
+        memory = self.memories.get(split)
         if memory is not None:
             memory = memory.reset(inputs["position_ids"][:, 0] == 0)
         loss, outputs = super().compute_loss(
             model, {**inputs, "memory": memory}, return_outputs=True, num_items_in_batch=num_items_in_batch
         )
-        self.memories[kind] = outputs["memory"]
+        self.memories[split] = outputs["memory"]
         return (loss, outputs) if return_outputs else loss
 
     def _memory_file(self, folder: str | Path) -> Path:
         return Path(folder) / f"memory-{self.args.process_index}-of-{self.args.world_size}.safetensors"
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """What each process has for itself: random states, and the memory of its rows."""
+        """The state of each process: that of its random generators, and the memory of its rows."""
         super()._save_rng_state(output_dir)
         if "train" in self.memories:
             write_tensors(self._memory_file(output_dir), self.memories["train"].to_tensors())
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        """The way back.
+        """Load the state that `_save_rng_state` saved.
 
         Raises:
             ValueError: for a checkpoint of another number of processes.
@@ -199,7 +206,7 @@ class StreamTrainer(Trainer):
                 f"{self.args.world_size}; resume with as many processes as it was saved with"
             )
         else:
-            logger.warning(f"{checkpoint} has no memory; the stream goes on with an empty one")
+            logger.warning(f"{checkpoint} has no memory; training resumes with an empty one")
 
 
 __all__ = ["SegmentDataset", "StreamTrainer"]

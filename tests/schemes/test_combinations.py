@@ -7,8 +7,8 @@ import pytest
 import torch
 from oracles import (
     array,
+    extra_context,
     extra_inputs,
-    extra_offsets,
     layer_error,
     padding,
     paper_attention,
@@ -51,7 +51,7 @@ def test_relative_key_and_alibi(hidden):
 def test_tupe_and_disan(hidden):
     """A shared module and a scale of one, a mask of the other."""
     layer = tiny_attention(["tupe", "disan"], position_options={"disan": {"direction": "forward"}})
-    bias, nothing = layer.shared_distance_embedding(extra_offsets(["tupe", "disan"], 2, 9))
+    bias, nothing = layer.shared_distance_embedding(extra_context(["tupe", "disan"], 2, 9))
     assert nothing is None
     bias = array(bias)[0]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from oracles import extra_inputs, extra_offsets, padding, tiny_attention, tiny_config, tiny_model
+from oracles import extra_context, extra_inputs, padding, tiny_attention, tiny_config, tiny_model
 from torch.autograd import gradcheck
 from torch.func import functional_call
 
@@ -41,7 +41,7 @@ def test_finite_also_where_every_key_is_hidden(name, mask, dtype):
     allowed = padding([7, 0], 12)[:, None, None, :]
     if mask == "additive":
         allowed = torch.zeros(allowed.shape, dtype=dtype).masked_fill(~allowed, torch.finfo(dtype).min)
-    out, weights = layer(hidden, attention_mask=allowed, context=extra_offsets(name, 2, 12))
+    out, weights = layer(hidden, attention_mask=allowed, context=extra_context(name, 2, 12))
     out.float().square().sum().backward()
     assert out.dtype == dtype
     assert out.isfinite().all() and weights.isfinite().all()
@@ -56,7 +56,7 @@ def test_gradients_by_finite_differences(name):
     names = [name for name, _ in layer.named_parameters() if "distance_embedding" in name]
     tensors = [layer.get_parameter(name) for name in names]
     hidden = torch.randn(1, 5, 12, dtype=torch.float64, requires_grad=True)
-    mask, context = padding([4], 5)[:, None, None, :], extra_offsets(name, 1, 5)
+    mask, context = padding([4], 5)[:, None, None, :], extra_context(name, 1, 5)
 
     def run(hidden, *tensors):
         return functional_call(layer, dict(zip(names, tensors, strict=True)), (hidden, mask, None, context))[0]
@@ -86,7 +86,7 @@ def test_zero_is_neutral(name):
         for parameter in parameters:
             parameter.zero_()
     hidden, mask = torch.randn(2, 8, 24, dtype=torch.float64), padding([8, 6], 8)[:, None, None, :]
-    out, _ = layer(hidden, attention_mask=mask, context=extra_offsets(name, 2, 8))
+    out, _ = layer(hidden, attention_mask=mask, context=extra_context(name, 2, 8))
     assert (out - plain(hidden, attention_mask=mask)[0]).abs().max() <= 1e-12
     out.square().sum().backward()
     assert not parameters or any(parameter.grad.abs().max() > 1e-6 for parameter in parameters)

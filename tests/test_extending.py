@@ -1,0 +1,45 @@
+"""The code blocks of docs/extending.md run as they stand."""
+
+import re
+from pathlib import Path
+
+import torch
+from oracles import tiny_model
+
+from hf_relpos import RelPosBertModel, explain_backend
+from hf_relpos.model import backends
+from hf_relpos.model.context import AttentionContext
+from hf_relpos.model.formula import Terms, toeplitz_table
+from hf_relpos.model.scheme import SCHEMES, Scheme
+from hf_relpos.model.scheme_alibi import alibi_slopes
+
+
+PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
+SCHEME, BACKEND = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
+
+
+def test_the_scheme():
+    known = dict(SCHEMES)
+    names = {item.__name__: item for item in (Scheme, Terms, AttentionContext, toeplitz_table, alibi_slopes)}
+    try:
+        exec(SCHEME.replace('name="alibi"', 'name="alibi_of_the_page"'), names)
+        ids = torch.randint(1, 50, (2, 9))
+        ours, page = (tiny_model(RelPosBertModel, name) for name in ("alibi", "alibi_of_the_page"))
+        page.load_state_dict(ours.state_dict())
+        with torch.no_grad():
+            assert torch.equal(ours(ids).last_hidden_state, page(ids).last_hidden_state)
+    finally:
+        SCHEMES.clear()
+        SCHEMES.update(known)
+
+
+def test_the_backend(monkeypatch):
+    monkeypatch.setattr(backends, "BACKENDS", list(backends.BACKENDS))
+    model, ids = tiny_model(RelPosBertModel, "shaw"), torch.randint(1, 50, (2, 9))
+    with torch.no_grad():
+        before = model(ids).last_hidden_state
+        exec(BACKEND, {})
+        after = model(ids).last_hidden_state
+    assert "takes reference" in explain_backend(model)
+    assert "not reference: it is for inference" in explain_backend(model, gradients=True)
+    assert 0 < (before - after).abs().max() <= 1e-5
