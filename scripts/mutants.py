@@ -24,6 +24,7 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -128,7 +129,7 @@ def first_failure(root: Path, arguments: list[str], processes: str, limit: float
         return "(it hangs)"
     if done.returncode == 0:
         return None
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
     if failed is None and done.returncode != 4:  # 4: conftest.py cannot be imported
         raise RuntimeError(f"pytest ended with {done.returncode}\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
     return failed[1] if failed else "(the package cannot be imported)"
@@ -187,6 +188,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="run these, also if there are results")
     parser.add_argument("--check", action="store_true", help="only check that every text is found exactly once")
+    parser.add_argument("--jobs", type=int, default=1, help="mutants at a time (default: 1)")
     parser.add_argument("--processes", default="auto", help="pytest processes for the whole suites (default: auto)")
     parser.add_argument("--limit", type=float, default=1800, help="seconds after which the reduced suite hangs")
     parser.add_argument("--quick", action="store_true", help="run the tests named for each only, and keep nothing")
@@ -209,24 +211,31 @@ def main() -> None:
     print(f"{len(mutants)} mutants")
     if arguments.check:
         return
-    if arguments.quick:
-        for mutant in mutants:
-            if arguments.only is None or mutant.name in arguments.only:
-                with mutated(mutant) as root:
-                    killer = first_failure(root, list(mutant.tests), "0", arguments.limit)
-                print(f"{mutant.name}: {killer or '(survives these)'}", flush=True)
-        return
     kept = RESULTS / "mutants.json"
     rows = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
     outcomes = {name: Outcome(**row) for name, row in rows.items()}
-    for mutant in mutants:
-        known = outcomes.get(mutant.name)
-        again = arguments.only is not None and mutant.name in arguments.only
-        if again or (arguments.only is None and (known is None or known.fingerprint != mutant.fingerprint)):
-            outcomes[mutant.name] = run(mutant, arguments.processes, arguments.limit)
-            print(mutant.name, asdict(outcomes[mutant.name]), flush=True)
-            write_results(mutants, outcomes)
-    write_results(mutants, outcomes)
+    if arguments.only is not None:
+        waiting = [mutant for mutant in mutants if mutant.name in arguments.only]
+    else:
+        known = {(name, outcome.fingerprint) for name, outcome in outcomes.items()}
+        waiting = [mutant for mutant in mutants if arguments.quick or (mutant.name, mutant.fingerprint) not in known]
+
+    def work(mutant: Mutant) -> tuple[Mutant, Outcome | str | None]:
+        if arguments.quick:
+            with mutated(mutant) as root:
+                return mutant, first_failure(root, list(mutant.tests), "0", arguments.limit)
+        return mutant, run(mutant, arguments.processes, arguments.limit)
+
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        for done in as_completed([pool.submit(work, mutant) for mutant in waiting]):
+            mutant, outcome = done.result()
+            if isinstance(outcome, Outcome):
+                outcomes[mutant.name] = outcome
+                write_results(mutants, outcomes)
+                outcome = outcome.killed_by
+            print(f"{mutant.name}: {outcome or 'SURVIVES'}", flush=True)
+    if not arguments.quick:
+        write_results(mutants, outcomes)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """`attend` against the loop over pairs, its gradients, and the memory it takes."""
 
+import dataclasses
 import itertools
 import math
 
@@ -14,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from hf_relpos import AttentionContext, Table, Terms, attend
 from hf_relpos.model.attention import AttentionCall
 from hf_relpos.model.backends import BY_NAME, run_attention
+from hf_relpos.model.toeplitz import to_toeplitz
 
 
 BATCH, HEADS, SIZE, SCALE = 2, 3, 4, 0.37
@@ -117,6 +119,17 @@ def test_every_combination_of_terms(chosen, shared):
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "per-head"])
 def test_several_tables_for_one_letter_are_summed(shared):
     compare(*random_terms(ALL, shared, tables=3), length=5, keys=5)
+
+
+def test_several_hiding_tables_must_agree():
+    past = Table(torch.tensor([[True, True, False]]), lambda r: r.sign() + 1)
+    near = Table(torch.tensor([[False, True]]), lambda r: (r.abs() <= 2).long())
+    terms, plain = random_terms(frozenset("A"), shared=True)
+    terms = dataclasses.replace(terms, allow=(past, near))
+    compare(terms, plain, length=6, keys=6, plain_mask=lambda b, h, i, j: 0.0 if -2 <= j - i <= 0 else -math.inf)
+    context, query = AttentionContext(6, 6), random_tensor(BATCH, HEADS, 6, SIZE)
+    visible = to_toeplitz(terms, context, query).allow[0]
+    assert visible.tolist() == [-2 <= r <= 0 for r in range(-5, 6)]
 
 
 @pytest.mark.parametrize("as_tensor", [False, True], ids=["int", "tensor"])
