@@ -79,9 +79,10 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 @pytest.fixture(autouse=True)
-def seed():
-    """Every test starts from the same random state."""
+def same_start():
+    """Every test starts from the same random state, and with Transformers' warnings, which scripts turn off."""
     torch.manual_seed(0)
+    logging.set_verbosity_warning()
 
 
 @pytest.fixture

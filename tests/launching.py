@@ -28,12 +28,10 @@ SERVER.set_forkserver_preload(["hf_relpos", "transformers.trainer"])
 
 
 def import_script(name: str) -> ModuleType:
-    """A script by its name, or a module of a folder under scripts, as `tagging.data`."""
-    sys.path.insert(0, str(SCRIPTS))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(SCRIPTS))
+    """A script by its name, with those that it imports, now or when it is used."""
+    if str(SCRIPTS) not in sys.path:
+        sys.path.append(str(SCRIPTS))
+    return importlib.import_module(name)
 
 
 def free_port() -> int:

@@ -51,7 +51,7 @@ def interpreter():
 def forget():
     """Kernels as if they had never been imported."""
     sys.modules.pop("hf_relpos.kernels.tiles", None)
-    vars(kernels).pop("tiles", None)
+    vars(sys.modules["hf_relpos.kernels"]).pop("tiles", None)
 
 
 def of_bits(patch, interpreter):
