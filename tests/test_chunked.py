@@ -256,7 +256,7 @@ def test_strided_view(chosen, length, keys, start):
     for name, mask in masks.items():
         seen = (context.matrix(CPU) <= 0)[None, None] if name == "causal" else mask
         expected = attend(*tensors, terms, context, seen)[0].transpose(1, 2)
-        got = strided_attention(content, query, key, tensors[2], form, start, mask, name == "causal")
+        got = strided_attention(content, query, key, tensors[2], form, seen)
         assert (got - expected).abs().max() <= 1e-12
     if form.A is not None:
         view = _skewed_bias(query, form.A, form.c, keys)

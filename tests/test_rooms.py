@@ -17,6 +17,7 @@ ROOMS = [
     {"evaluation"},
     {"training"},
     {"calibration"},
+    {"position_scores"},
     {"plot"},
     {"conversion"},
     {"demo"},

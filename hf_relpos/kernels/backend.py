@@ -35,10 +35,6 @@ class Triton:
             reasons.append(f"the kernels are for heads of {', '.join(map(str, ops.SIZES))}, not of {size}")
         if call.terms.dense:
             reasons.append("there is a dense bias")
-        if isinstance(call.context.start, torch.Tensor):
-            reasons.append("the index of the first query among the keys is known to the device alone")
-        if call.terms.only_content:
-            reasons.append("there are no terms beside the content, and sdpa is faster")
         return reasons + unsupported_by_offset(call)
 
     def _unsupported_device(self, device: torch.device) -> list[str]:
@@ -56,7 +52,7 @@ class Triton:
     def run(self, call: AttentionCall) -> tuple[torch.Tensor, None]:
         """The output (B, L, H, d), and None. A query that sees no key gets zeros, whatever hides them."""
         content, query, key = content_vectors(call.query, call.key, call.terms, call.context)
-        start, terms = int(call.context.start), call.toeplitz(query)
+        start, terms = int(call.context.start), call.toeplitz()
         mask, causal = call.tensor_mask, call.is_causal
         return attention(content, query, key, call.value, terms, start, mask, causal, call.dropout), None
 

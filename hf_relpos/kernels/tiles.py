@@ -13,8 +13,8 @@ are attention in one pass over tiles of keys, or of queries, that add a tile of 
 atomic, so that results are the same in every run. Scores are kept in units of log₂ e.
 
 Pairs (batch, head) are numbered head · B + batch; a call sees `count` of them, from `first` on. Pair matrices have
-rows and columns beyond what is used, and margins before and after, so that loads need no masks. Tiles at the end are
-written whole, with finite numbers or zeros; what lies beyond them is never used, whatever it is.
+rows and columns past those in use, and margins before and after, so that loads need no masks. Tiles at the end are
+written whole, with finite numbers or zeros; what lies past them is never used, whatever it is.
 """
 
 import triton

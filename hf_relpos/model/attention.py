@@ -14,6 +14,10 @@ from .toeplitz import SharedTerms, ToeplitzTerms, to_toeplitz, toeplitz_unsuppor
 from .tracing import is_traced
 
 
+# Backends that draw dropout in units of 2^−16 take no larger one.
+MAX_DROPOUT = 1 - 2**-8
+
+
 @dataclass(frozen=True)
 class AttentionCall:
     """Everything that a backend may need to compute one layer's attention, or to say why it cannot.
@@ -29,7 +33,7 @@ class AttentionCall:
         is_causal: whether a query attends to no later key; only without a mask.
         dropout: probability of dropping an attention weight; 0 outside training.
         output_weights: whether the caller wants the attention weights.
-        needs_gradients: whether there will be a backward pass.
+        needs_gradients: whether autograd is on, so that there may be a backward pass.
         shared: the terms of all layers, where `terms` are these.
         layer: the attention module, from which Transformers' attention functions read `is_causal` and `training`.
         options: further keyword arguments for these functions.
@@ -63,8 +67,19 @@ class AttentionCall:
 
     @property
     def tensor_mask(self) -> torch.Tensor | None:
-        """The mask, for backends that take tensors only."""
-        return self.mask if isinstance(self.mask, torch.Tensor) else None
+        """The mask, for backends that take tensors only.
+
+        Raises:
+            TypeError: for a BlockMask, which such a backend should have refused.
+        """
+        if isinstance(self.mask, BlockMask):
+            raise TypeError("the mask is a BlockMask, made for flex_attention; this backend takes tensors")
+        return self.mask
+
+    @property
+    def causal_mask(self) -> torch.Tensor:
+        """Boolean, (1 or B, 1, L, K): which keys are not later than the query."""
+        return (self.context.matrix(self.query.device) <= 0)[..., None, :, :]
 
     @property
     def scores(self) -> int:
@@ -77,15 +92,11 @@ class AttentionCall:
         """Whether a graph is being recorded, which must not depend on the data."""
         return is_traced()
 
-    def toeplitz(self, query: torch.Tensor) -> ToeplitzTerms:
-        """The terms as arrays by offset; those that the layers share are made once per forward.
-
-        Args:
-            query: q̂, (B, H, L, d), which gives head size, device and dtype.
-        """
+    def toeplitz(self) -> ToeplitzTerms:
+        """The terms as arrays by offset; those that the layers share are made once per forward."""
         if self.shared is not None:
-            return self.shared.toeplitz(self.context, query)
-        return to_toeplitz(self.terms, self.context, query)
+            return self.shared.toeplitz(self.context, self.query)
+        return to_toeplitz(self.terms, self.context, self.query)
 
 
 class Backend(Protocol):
@@ -94,9 +105,10 @@ class Backend(Protocol):
     name: str
 
     def unsupported(self, call: AttentionCall) -> list[str]:
-        """Why this backend is not for that call: what it cannot compute, or what another one computes faster.
+        """Why this backend is not for that call: what it cannot compute.
 
-        Must not read the contents of any tensor.
+        Backends that only `relpos` takes may also say that another one is faster; where a backend is requested by
+        name, every reason is an error. Must not read the contents of any tensor.
 
         Returns:
             Reasons, each part of a sentence; empty for a call that it takes.
@@ -112,8 +124,15 @@ class Backend(Protocol):
         ...
 
 
-def unsupported_by_offset(call: AttentionCall) -> list[str]:
-    """What backends have in common that compute the terms as arrays by offset and keep no attention weights."""
+def unsupported_by_offset(
+    call: AttentionCall, content_alone: bool = False, start_on_device: bool = False
+) -> list[str]:
+    """What backends have in common that compute the terms as arrays by offset and keep no attention weights.
+
+    Args:
+        content_alone: whether the backend takes calls without any term beside the content, too.
+        start_on_device: whether it takes calls in which the index of the first query is known to the device alone.
+    """
     reasons = toeplitz_unsupported(call.terms, call.context)
     batch, heads, length, _ = call.query.shape
     mask = call.mask
@@ -128,7 +147,11 @@ def unsupported_by_offset(call: AttentionCall) -> list[str]:
         or mask.shape[2] not in (1, length)
         or mask.shape[3] != call.key.shape[2]
     ):
-        reasons.append("the mask is not boolean of shape (B, 1, L, K)")
-    if call.dropout > 1 - 2**-8:
+        reasons.append("the mask is not a boolean tensor that broadcasts to (B, H, L, K)")
+    if call.terms.only_content and not content_alone:
+        reasons.append("there are no terms beside the content, and sdpa is faster")
+    if isinstance(call.context.start, torch.Tensor) and not start_on_device:
+        reasons.append("the index of the first query among the keys is known to the device alone")
+    if call.dropout > MAX_DROPOUT:
         reasons.append(f"dropout = {call.dropout} is too close to 1")
     return reasons

@@ -31,15 +31,13 @@ class Chunked:
 
     def unsupported(self, call: AttentionCall) -> list[str]:
         """Terms without a Toeplitz form, graphs, and calls that another backend computes faster."""
-        reasons = unsupported_by_offset(call)
         on_cpu = call.device.type == "cpu"
+        # with dropout it is faster than sdpa on the CPU even without terms
+        reasons = unsupported_by_offset(call, content_alone=on_cpu and call.dropout > 0, start_on_device=True)
         if call.is_traced:
             reasons.append("the call is being traced, and chunks depend on the data at hand")
         if on_cpu and call.dtype not in DTYPES:
             reasons.append(f"it does not compute in {call.dtype}")
-        # with dropout it is faster on the CPU even then
-        if not (on_cpu and call.dropout) and call.terms.only_content:
-            reasons.append("there are no terms beside the content, and sdpa is faster")
         if call.scores < FEWEST_SCORES:
             reasons.append(f"there are fewer than {FEWEST_SCORES:,} scores, B·H·L·K, too few for chunks to pay")
         return reasons
@@ -53,7 +51,7 @@ class Chunked:
             query,
             key,
             call.value,
-            call.toeplitz(query),
+            call.toeplitz(),
             int(call.context.start),
             call.tensor_mask,
             call.is_causal,

@@ -18,8 +18,6 @@ class Eager:
 
     def run(self, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The output (B, L, H, d) and the attention weights (B, H, L, K)."""
-        mask = call.tensor_mask
-        if call.is_causal:
-            mask = (call.context.matrix(call.query.device) <= 0)[..., None, :, :]
+        mask = call.causal_mask if call.is_causal else call.tensor_mask
         out, weights = attend(call.query, call.key, call.value, call.terms, call.context, mask, call.dropout)
         return out.transpose(1, 2).contiguous(), weights

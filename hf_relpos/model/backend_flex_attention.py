@@ -9,7 +9,7 @@ from .dense_bias import run_with_transformers, unsupported_as_bias, with_bias
 
 
 class FlexAttention:
-    """Fused attention under a BlockMask, with a bias of size B·H·L·K. Taken only where it is asked for."""
+    """Fused attention under a BlockMask, with a bias of size B·H·L·K. `relpos` takes it only for a BlockMask."""
 
     name = "flex_attention"
 

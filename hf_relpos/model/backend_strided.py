@@ -32,17 +32,13 @@ class Strided:
             reasons.append("it is for inference")
         if call.terms.V or call.terms.allow:
             reasons.append("it adds a bias to the scores, and V and allow are none")
-        if call.terms.only_content:
-            reasons.append("there are no terms beside the content, and sdpa is faster")
-        if isinstance(call.context.start, torch.Tensor):
-            reasons.append("the index of the first query among the keys is known to the device alone")
         return reasons
 
     def run(self, call: AttentionCall) -> tuple[torch.Tensor, None]:
         """The output (B, L, H, d), and None."""
         content, query, key = content_vectors(call.query, call.key, call.terms, call.context)
-        terms, start = call.toeplitz(query), int(call.context.start)
-        return strided_attention(content, query, key, call.value, terms, start, call.tensor_mask, call.is_causal), None
+        mask = call.causal_mask if call.is_causal else call.tensor_mask
+        return strided_attention(content, query, key, call.value, call.toeplitz(), mask), None
 
 
 def _skewed_bias(
@@ -76,9 +72,7 @@ def strided_attention(
     key: torch.Tensor,
     value: torch.Tensor,
     terms: ToeplitzTerms,
-    start: int = 0,
     mask: torch.Tensor | None = None,
-    causal: bool = False,
 ) -> torch.Tensor:
     """`formula.attend` of Toeplitz terms without V and `allow`; arguments and result as `chunked_attention`'s."""
     length, keys = content.shape[2], key.shape[2]
@@ -90,9 +84,6 @@ def strided_attention(
         bias = by_key.contiguous() if bias is None else bias + by_key
     if terms.dense is not None:
         bias = terms.dense if bias is None else bias + terms.dense
-    if causal:
-        indices = torch.arange(start, start + length, device=content.device)
-        mask = torch.arange(keys, device=content.device) <= indices[:, None]
     if mask is not None:
         bias = mask if bias is None else torch.where(mask, bias, torch.finfo(bias.dtype).min)
     out = scaled_dot_product_attention(content, key, value, attn_mask=bias, scale=terms.scale)

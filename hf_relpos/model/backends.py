@@ -22,9 +22,10 @@ from .backend_strided import Strided
 logger = logging.get_logger(__name__)
 
 AUTO = "relpos"  # the value of `attn_implementation` that chooses for each call
-BACKENDS: list[Backend] = [Strided(), Chunked(), Sdpa(), Eager(), FlexAttention()]
 # Those that `attn_implementation` may name; for the others Transformers would not know which mask to make.
-BY_NAME: dict[str, Backend] = {backend.name: backend for backend in BACKENDS[2:]}
+NAMED: list[Backend] = [Sdpa(), Eager(), FlexAttention()]
+BACKENDS: list[Backend] = [Strided(), Chunked(), *NAMED]
+BY_NAME: dict[str, Backend] = {backend.name: backend for backend in NAMED}
 
 # For Transformers' own attention beside ours (cross-attention), and for the masks, it is sdpa.
 ALL_ATTENTION_FUNCTIONS.register(AUTO, ALL_ATTENTION_FUNCTIONS["sdpa"])

@@ -15,6 +15,7 @@ from .backends import capable_implementations, check_implementation
 from .context import AttentionContext
 from .formula import Terms
 from .schemes import build_scheme, build_shared
+from .temperature import trained_length
 
 
 class _Projection:
@@ -44,8 +45,14 @@ def _probe(config: PreTrainedConfig) -> tuple[Terms, AttentionContext, bool]:
             key_projection=projection,
             device=torch.device("meta"),
         )
-        with torch.no_grad():
-            terms = scheme.terms(context if shared is None else replace(context, shared=shared(context)))
+        try:
+            with torch.no_grad():
+                terms = scheme.terms(context if shared is None else replace(context, shared=shared(context)))
+        except (RuntimeError, NotImplementedError) as error:
+            raise ValueError(
+                f"position_embedding_type = {config.position_scheme_name!r}: its terms cannot be made on the meta "
+                f"device ({error}); `Scheme.terms` must not read the contents of tensors there (`tensor.is_meta`)"
+            ) from error
     own = any(True for _ in scheme.parameters()) or any(isinstance(module, nn.Dropout) for module in scheme.modules())
     return terms, context, not own and not projection.used
 
@@ -69,6 +76,8 @@ def probe_call(
         device: where it would run; None for the meta device.
     """
     terms, context, _ = _probe(config)
+    if config.attention_temperature != "none" and length > trained_length(config):
+        context = replace(context, temperature=torch.empty(1, 1, length, device="meta"))
     heads = config.num_attention_heads
     vectors = torch.empty(batch, heads, length, config.hidden_size // heads, dtype=dtype, device="meta")
     return AttentionCall(

@@ -186,13 +186,13 @@ class HeadGroup:
         for begin, blocks, size in self.key_blocks(chunk, index):
             keys, (rows, first) = self.block_keys(begin, blocks, size), self.block_rows(chunk, begin, blocks, size)
             buffer, pairs = self.key_buffer(chunk, blocks, size)
-            given = scores[:, :, at : at + blocks * size].unflatten(2, (blocks, size))
+            gradients = scores[:, :, at : at + blocks * size].unflatten(2, (blocks, size))
             if self.identity is None:
-                pairs.copy_(given)
+                pairs.copy_(gradients)
             else:
                 identity = self.identity[:size, :size].expand(self.count, -1, -1)
                 for block in range(blocks):
-                    by_key = torch.bmm(identity, given[:, :, block].transpose(1, 2))
+                    by_key = torch.bmm(identity, gradients[:, :, block].transpose(1, 2))
                     pairs[:, :, block].copy_(by_key.transpose(1, 2))
             width = buffer.shape[-1]
             gaps = (buffer.shape[0] * buffer.shape[1], size - 1, size)
@@ -300,7 +300,7 @@ class HeadGroup:
                     future[0].masked_fill_(future[1], 0.0)
         return buffer
 
-    def kept(self, chunk: QueryChunk, generator: torch.Generator | None) -> list[torch.Tensor]:
+    def dropout_factors(self, chunk: QueryChunk, generator: torch.Generator | None) -> list[torch.Tensor]:
         """1 for pairs to keep and 0 for those to drop, (g, m, n) for every range: the generator's next numbers."""
         if generator is None:
             return []
@@ -324,7 +324,7 @@ class HeadGroup:
         content = self.rows_of(self.content, chunk)
         query = content if self.query is None else self.rows_of(self.query, chunk)
         buffer = self.probabilities(chunk, content, query)
-        for index, factors in enumerate(self.kept(chunk, generator)):
+        for index, factors in enumerate(self.dropout_factors(chunk, generator)):
             chunk.skewed(buffer, index).mul_(factors)
         out = None
         for index, (begin, count) in enumerate(chunk.key_ranges):
@@ -340,7 +340,7 @@ class HeadGroup:
                 else:
                     out += torch.bmm(buffer[:, :, left:right], rows)
         if generator is not None:
-            out /= self.call.kept
+            out /= self.call.keep_probability
         return out.flip(1)
 
     def backward(self, chunk: QueryChunk, generator: torch.Generator | None, d_out, total: "Gradients") -> None:
@@ -354,9 +354,9 @@ class HeadGroup:
         query = content if self.query is None else self.rows_of(self.query, chunk)
         d_out = self.rows_of(d_out, chunk)
         if generator is not None:
-            d_out /= self.call.kept
+            d_out /= self.call.keep_probability
         weights = self.probabilities(chunk, content, query)
-        kept = self.kept(chunk, generator)
+        kept = self.dropout_factors(chunk, generator)
         buffer = self.buffer("gradients", chunk)
         if self.V is not None:
             self.table_product(buffer, chunk, d_out, self.V, terms.tails_V)

@@ -66,18 +66,18 @@ class AttentionContext:
         return self.key_length - 1 - (0 if isinstance(self.start, torch.Tensor) else self.start)
 
     def query_positions(self, device: torch.device) -> torch.Tensor:
-        """Positions of the queries, (L,), or (B, L) where they were given."""
+        """Positions of the queries, (L,), or (B, L) with explicit positions."""
         indices = torch.arange(self.query_length, device=device) + self.start
         return indices if self.positions is None else self.positions[:, indices]
 
     def key_positions(self, device: torch.device) -> torch.Tensor:
-        """Positions of the keys, (K,), or (B, K) where they were given."""
+        """Positions of the keys, (K,), or (B, K) with explicit positions."""
         if self.positions is not None:
             return self.positions
         return torch.arange(self.key_length, device=device)
 
     def matrix(self, device: torch.device) -> torch.Tensor:
-        """r = j − i for every query and key, (L, K), or (B, L, K) where positions were given."""
+        """r = j − i for every query and key, (L, K), or (B, L, K) with explicit positions."""
         return self.key_positions(device)[..., None, :] - self.query_positions(device)[..., :, None]
 
     def grid_offsets(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

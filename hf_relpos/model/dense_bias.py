@@ -52,7 +52,7 @@ def with_bias(call: AttentionCall) -> BiasedCall:
     visible = None
     if call.terms.allow:
         if call.is_causal:  # Transformers leaves a plain causal mask to the kernel; it is needed here
-            mask = call.context.matrix(query.device) <= 0
+            mask = call.causal_mask
         visible = allowed(call.terms, call.context, mask if isinstance(mask, torch.Tensor) else None)
         bias = query.new_zeros(()) if bias is None else bias
         assert visible is not None
@@ -74,6 +74,7 @@ def run_with_transformers(
         dropout=call.dropout,
         scaling=content_scale(biased.query, call.terms),
         position_bias=biased.bias,
+        is_causal=call.is_causal,
         **call.options,
     )
     if biased.visible is not None:  # a query that may attend to nothing gets zeros, as the formula says

@@ -6,7 +6,6 @@ holds real tokens only: no padding, no placeholder for segments that were not th
 has ended.
 """
 
-import dataclasses
 import functools
 import inspect
 from dataclasses import dataclass
@@ -152,38 +151,88 @@ def remember(
         return SegmentMemory(tuple(state[:, -length:].clone() for state in joined), keep[:, -length:].clone())
     # tokens to the right, in their order
     order = keep.to(torch.uint8).argsort(dim=-1, stable=True)[:, -length:]
-    states = tuple(state.gather(1, order[..., None].expand(-1, -1, state.shape[-1])) for state in joined)
+    states = tuple(
+        state.gather(1, order.to(state.device)[..., None].expand(-1, -1, state.shape[-1])) for state in joined
+    )
     return SegmentMemory(states, keep.gather(1, order))
 
 
 # Outputs -----------------------------------------------------------------------------------------------------------
 
 
-def _with_memory(output: type[ModelOutput]) -> type[ModelOutput]:
-    """That class of outputs with one more field, `memory`."""
-    made = dataclasses.make_dataclass(
-        f"{output.__name__}WithMemory",
-        [("memory", SegmentMemory | None, None)],
-        bases=(output,),
-        namespace={"__module__": __name__, "__doc__": f"{output.__name__}, and the memory for the next segment."},
-    )
-    globals()[made.__name__] = made  # where pickle looks for it
-    return made
+@dataclass
+class BaseModelOutputWithPoolingAndCrossAttentionsWithMemory(BaseModelOutputWithPoolingAndCrossAttentions):
+    """BaseModelOutputWithPoolingAndCrossAttentions, and the memory for the next segment."""
+
+    memory: SegmentMemory | None = None
+
+
+@dataclass
+class BertForPreTrainingOutputWithMemory(BertForPreTrainingOutput):
+    """BertForPreTrainingOutput, and the memory for the next segment."""
+
+    memory: SegmentMemory | None = None
+
+
+@dataclass
+class CausalLMOutputWithCrossAttentionsWithMemory(CausalLMOutputWithCrossAttentions):
+    """CausalLMOutputWithCrossAttentions, and the memory for the next segment."""
+
+    memory: SegmentMemory | None = None
+
+
+@dataclass
+class MaskedLMOutputWithMemory(MaskedLMOutput):
+    """MaskedLMOutput, and the memory for the next segment."""
+
+    memory: SegmentMemory | None = None
+
+
+@dataclass
+class MultipleChoiceModelOutputWithMemory(MultipleChoiceModelOutput):
+    """MultipleChoiceModelOutput, and the memory for the next segment."""
+
+    memory: SegmentMemory | None = None
+
+
+@dataclass
+class NextSentencePredictorOutputWithMemory(NextSentencePredictorOutput):
+    """NextSentencePredictorOutput, and the memory for the next segment."""
+
+    memory: SegmentMemory | None = None
+
+
+@dataclass
+class QuestionAnsweringModelOutputWithMemory(QuestionAnsweringModelOutput):
+    """QuestionAnsweringModelOutput, and the memory for the next segment."""
+
+    memory: SegmentMemory | None = None
+
+
+@dataclass
+class SequenceClassifierOutputWithMemory(SequenceClassifierOutput):
+    """SequenceClassifierOutput, and the memory for the next segment."""
+
+    memory: SegmentMemory | None = None
+
+
+@dataclass
+class TokenClassifierOutputWithMemory(TokenClassifierOutput):
+    """TokenClassifierOutput, and the memory for the next segment."""
+
+    memory: SegmentMemory | None = None
 
 
 WITH_MEMORY: dict[type[ModelOutput], type[ModelOutput]] = {
-    output: _with_memory(output)
-    for output in (
-        BaseModelOutputWithPoolingAndCrossAttentions,
-        BertForPreTrainingOutput,
-        CausalLMOutputWithCrossAttentions,
-        MaskedLMOutput,
-        MultipleChoiceModelOutput,
-        NextSentencePredictorOutput,
-        QuestionAnsweringModelOutput,
-        SequenceClassifierOutput,
-        TokenClassifierOutput,
-    )
+    BaseModelOutputWithPoolingAndCrossAttentions: BaseModelOutputWithPoolingAndCrossAttentionsWithMemory,
+    BertForPreTrainingOutput: BertForPreTrainingOutputWithMemory,
+    CausalLMOutputWithCrossAttentions: CausalLMOutputWithCrossAttentionsWithMemory,
+    MaskedLMOutput: MaskedLMOutputWithMemory,
+    MultipleChoiceModelOutput: MultipleChoiceModelOutputWithMemory,
+    NextSentencePredictorOutput: NextSentencePredictorOutputWithMemory,
+    QuestionAnsweringModelOutput: QuestionAnsweringModelOutputWithMemory,
+    SequenceClassifierOutput: SequenceClassifierOutputWithMemory,
+    TokenClassifierOutput: TokenClassifierOutputWithMemory,
 }
 
 

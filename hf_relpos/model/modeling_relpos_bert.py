@@ -184,7 +184,9 @@ class RelPosBertSelfAttention(BertSelfAttention):
             context = AttentionContext(query.shape[2], key.shape[2])
             context = replace(context, temperature=temperature(self.config, attention_mask, context, query.device))
         context = self.layer_context(context, query, key.shape[2])
-        if shared_terms is not None and shared_terms.device != query.device:
+        if shared_terms is not None and (
+            shared_terms.device != query.device or shared_terms.signature != self.distance_embedding.signature
+        ):
             shared_terms = None
         call = AttentionCall(
             query,
@@ -221,6 +223,20 @@ class RelPosBertSelfAttention(BertSelfAttention):
             key_projection=self.key,
             shared=context.shared() if callable(context.shared) else context.shared,
         )
+
+    def make_shared_terms(self, context: AttentionContext, hidden_states: torch.Tensor) -> SharedTerms:
+        """The terms of this layer's scheme, for all layers.
+
+        Args:
+            hidden_states: (B, L, D); only device and dtype are read.
+        """
+        device, dtype = hidden_states.device, hidden_states.dtype
+        if torch.is_autocast_enabled(device.type):
+            dtype = torch.get_autocast_dtype(device.type)
+        like = torch.empty(0, self.attention_head_size, device=device, dtype=dtype)
+        context = replace(context, device=device, dtype=torch.promote_types(dtype, torch.float32))
+        terms = self.distance_embedding.terms(context)
+        return SharedTerms(terms, self.distance_embedding.signature, context, like)
 
 
 class RelPosBertLayer(BertLayer):
@@ -446,10 +462,6 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         if position_ids is None and kwargs.get("cu_seq_lens_q") is not None:
             position_ids = packed_position_ids(tokens, kwargs["cu_seq_lens_q"])
 
-        # beside a filled cache they are those of the new tokens only, whose distances follow from `past_length`
-        on_grid = position_ids is not None and position_ids.dim() == 3
-        empty = isinstance(past_key_values, DynamicCache) and isinstance(past_length, int) and past_length == 0
-        distance_ids = position_ids if on_grid or empty or not caller_has_cache else None
         if memory is not None:
             check_memory(self.config, memory, tokens.shape[0])
             memory = memory if memory.length else None
@@ -458,12 +470,12 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             self.position_inputs,
             tokens,
             attention_mask,
-            # beside a memory a caller's cache is counted by index, elsewhere only a filled one
-            (None if caller_has_cache else position_ids) if memory is not None else distance_ids,
+            position_ids,
             relation_ids,
             past_key_values,
             past_length,
             memory,
+            caller_has_cache,
         )
         context = layout.context(token_type_ids, relation_ids)
         # a checkpointed layer computes again in its backward, and must not use a graph outside of it
@@ -482,11 +494,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         mask = layout.mask(self.config, hidden_states, attention_mask, past_key_values)
         shared_terms = None
         if self.shares_terms and self.encoder.layer and not checkpointed:
-            device, dtype = hidden_states.device, torch.promote_types(hidden_states.dtype, torch.float32)
-            terms = self.encoder.layer[0].attention.self.distance_embedding.terms(
-                replace(context, device=device, dtype=dtype)
-            )
-            shared_terms = SharedTerms(terms, device)
+            shared_terms = self.encoder.layer[0].attention.self.make_shared_terms(context, hidden_states)
         context = replace(context, temperature=temperature(self.config, mask, context, hidden_states.device))
         layer_inputs = [] if self.config.memory_length and not caller_has_cache else None
         padding = None

@@ -3,7 +3,7 @@
 Its declarations say everything about it: other code reads them, and knows no scheme by name.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -316,8 +316,18 @@ class Scheme(nn.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} rotates nothing")
 
+    @property
+    def signature(self) -> Hashable:
+        """What its terms depend on besides the context and its parameters: alike for schemes that make the same."""
+        return type(self), repr(sorted(self.settings.items()))
+
     def terms(self, context: AttentionContext) -> Terms:
-        """The terms for one attention call."""
+        """The terms for one attention call.
+
+        A scheme without parameters of its own, and that calls no projection of a layer, makes them once for all layers
+        (`capabilities.layers_share_terms`). So they must follow from the context, the settings and the parameters
+        alone, with `nn.Dropout` as the only randomness. They must be computable on the meta device.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define terms(context)")
 
 

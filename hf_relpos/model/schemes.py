@@ -1,6 +1,6 @@
 """The registry, one import line for each scheme; and from a configuration to its scheme, or combination of schemes."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -129,6 +129,11 @@ class Combination(nn.Module):
     def __init__(self, schemes: list[Scheme]) -> None:
         super().__init__()
         self.parts = nn.ModuleList(schemes)
+
+    @property
+    def signature(self) -> Hashable:
+        """As `Scheme.signature`, of all parts."""
+        return tuple(part.signature for part in self.parts)
 
     def terms(self, context: AttentionContext) -> Terms:
         """The terms of all parts, added."""

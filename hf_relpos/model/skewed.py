@@ -91,7 +91,7 @@ class ChunkedCall:
     ends: tuple[int, ...] | None = None
 
     @property
-    def kept(self) -> float:
+    def keep_probability(self) -> float:
         """The probability of keeping a weight."""
         return 1.0 - self.dropout / 65536
 

@@ -33,6 +33,11 @@ def visible_keys(
     return torch.full((1, 1, length), keys, device=device)
 
 
+def trained_length(config: PreTrainedConfig) -> int:
+    """n₀, the length up to which every τ is 1."""
+    return config.attention_temperature_length or config.max_position_embeddings
+
+
 def temperature(
     config: PreTrainedConfig, mask: torch.Tensor | BlockMask | None, context: AttentionContext, device: torch.device
 ) -> torch.Tensor | None:
@@ -53,7 +58,7 @@ def temperature(
     """
     if config.attention_temperature == "none":
         return None
-    trained = config.attention_temperature_length or config.max_position_embeddings
+    trained = trained_length(config)
     if not is_traced() and context.key_length <= trained:
         return None
     count = visible_keys(mask, context, config.is_decoder, device)

@@ -11,6 +11,7 @@ A table whose relation is not the offset (a grid, labelled edges, token types), 
 and gains have no such form: `toeplitz_unsupported` names them, and backends that hold (L, K) matrices compute them.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
 import torch
@@ -76,7 +77,7 @@ def to_toeplitz(terms: Terms, context: AttentionContext, query: torch.Tensor) ->
     """The Toeplitz form of terms for which `toeplitz_unsupported` has no reason.
 
     Args:
-        query: (B, H, L, d), for its head size, device and dtype, which the result has; products with s are made before
+        query: (…, d), for its head size, device and dtype, which the result has; products with s are made before
             rounding to it.
     """
     scale, dtype = content_scale(query, terms), query.dtype
@@ -108,23 +109,31 @@ def to_toeplitz(terms: Terms, context: AttentionContext, query: torch.Tensor) ->
 
 
 class SharedTerms:
-    """The terms of a scheme that are the same in every layer, made once per forward, and so their Toeplitz form.
+    """The terms of a scheme that are the same in every layer, and their Toeplitz form: both made once per forward.
 
-    Attributes:
+    They are made before the first layer and never in one, so that a layer which is computed again in the backward
+    (activation checkpointing) finds what it found the first time.
+
+    Args:
         terms: of every layer.
-        device: where they were made; a layer elsewhere makes its own.
+        signature: of the scheme, `Scheme.signature`; a layer whose scheme has another makes its own.
+        context: of the call.
+        like: (…, d), a tensor of the head size, device and dtype of the queries. A layer elsewhere, or in another
+            dtype, makes its own.
     """
 
-    def __init__(self, terms: Terms, device: torch.device):
+    def __init__(self, terms: Terms, signature: Hashable, context: AttentionContext, like: torch.Tensor):
         self.terms = terms
-        self.device = device
-        self._by_dtype: dict[torch.dtype, ToeplitzTerms] = {}
+        self.signature = signature
+        self.device, self.dtype = like.device, like.dtype
+        has_form = not toeplitz_unsupported(terms, context)
+        self._toeplitz = to_toeplitz(terms, context, like) if has_form else None
 
     def toeplitz(self, context: AttentionContext, query: torch.Tensor) -> ToeplitzTerms:
-        """As `to_toeplitz`; only the dtype of the query may differ from layer to layer."""
-        if query.dtype not in self._by_dtype:
-            self._by_dtype[query.dtype] = to_toeplitz(self.terms, context, query)
-        return self._by_dtype[query.dtype]
+        """As `to_toeplitz`."""
+        if self._toeplitz is None or query.dtype != self.dtype:
+            return to_toeplitz(self.terms, context, query)
+        return self._toeplitz
 
 
 def _sum_by_offset(
@@ -145,16 +154,14 @@ def _rows_by_offset(table: Table, offsets: torch.Tensor, low: int) -> tuple[torc
     The tails are read from the map and never from the values: rows that are equal only now, such as fresh zeros, have
     gradients of their own.
     """
-    index, look = table.row_of(offsets), offsets.device.type == "cpu" and not torch.compiler.is_compiling()
-    if (
-        look and table.rows.shape[1] == offsets.shape[0] and torch.equal(index, offsets - low)
-    ):  # it is in this form already
-        return table.rows, (1, 1)
-    rows = table.rows
+    index, rows = table.row_of(offsets), table.rows
+    # elsewhere to read the index would be to wait for the device
+    may_read = offsets.device.type == "cpu" and not torch.compiler.is_compiling()
+    if may_read and rows.shape[1] == offsets.shape[0] and torch.equal(index, offsets - low):
+        return rows, (1, 1)  # it is in this form already
     if rows.is_floating_point():  # or gradients of many offsets with one row would be added up in half precision
         rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
-    # elsewhere to look would be to wait for the device, where the backward of `index_select` has no fixed order either
-    if not look:
+    if not may_read:  # where the backward of `index_select` has no fixed order either
         return rows[:, index], (1, 1)
     steps = (index[1:] != index[:-1]).nonzero()
     tails = (int(steps[0]) + 1, index.shape[0] - 1 - int(steps[-1])) if len(steps) else (index.shape[0], 1)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.attention.flex_attention import BlockMask
 from transformers import PreTrainedConfig
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, DynamicCache
 from transformers.masking_utils import and_masks, create_bidirectional_mask, create_causal_mask
 
 from .context import AttentionContext
@@ -56,8 +56,8 @@ class TokenLayout:
         positions: (B, K), the position of each key where that is not its index; None for consecutive tokens.
         max_distance: the largest |r| that `positions` can make; read only with `positions`.
         documents: (B, K), the number of the document of each key; None where no row has more than one.
-        first_tokens: (B, K), the index of each key within its document or row, by which global tokens are counted;
-            None where that is its index among the keys.
+        index_in_document: (B, K), the index (packed: position id) of each key within its document or row, by which
+            global tokens are counted; None where that is its index among the keys.
         grid: (B, L, 2), row and column of each token; or None.
         memory: what earlier segments left behind; or None.
         is_token: boolean (B, K), False for padding; only with a memory.
@@ -70,7 +70,7 @@ class TokenLayout:
     positions: torch.Tensor | None = None
     max_distance: int = 0
     documents: torch.Tensor | None = None
-    first_tokens: torch.Tensor | None = None
+    index_in_document: torch.Tensor | None = None
     grid: torch.Tensor | None = None
     memory: SegmentMemory | None = None
     is_token: torch.Tensor | None = None
@@ -125,7 +125,7 @@ class TokenLayout:
     def _mask_functions(self, config: PreTrainedConfig) -> list[MaskFunction]:
         """What hides keys beside padding and causality: borders of documents, the window, the length of the memory."""
         functions: list[MaskFunction] = []
-        documents, first_tokens, window = self.documents, self.first_tokens, config.attention_window
+        documents, index_in_document, window = self.documents, self.index_in_document, config.attention_window
         # beside a memory the padding between it and the segment must not count
         positions = self.positions if self.memory is not None else None
 
@@ -147,8 +147,8 @@ class TokenLayout:
                 batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
             ) -> torch.Tensor:
                 visible = distance(batch, query, key).abs() <= window
-                if first_tokens is not None:
-                    query, key = first_tokens[batch, query], first_tokens[batch, key]
+                if index_in_document is not None:
+                    query, key = index_in_document[batch, query], index_in_document[batch, key]
                 for token in global_tokens:
                     visible = visible | (query == token) | (key == token)
                 return visible
@@ -214,12 +214,12 @@ def row_layout(
     length = tokens.shape[1]
     # a static cache has all of its keys from the beginning, whatever it holds
     keys = length if past_key_values is None else past_key_values.get_mask_sizes(length, 0)[0]
-    first_tokens = None
+    index_in_document = None
     if config.attention_window is not None and attention_mask is not None and attention_mask.dim() == 2:
         # rows padded on the left begin where their mask does
         begins = attention_mask.long().argmax(-1, keepdim=True)
-        first_tokens = torch.arange(keys, device=tokens.device) - begins
-    return TokenLayout(length, keys, past_length, first_tokens=first_tokens)
+        index_in_document = torch.arange(keys, device=tokens.device) - begins
+    return TokenLayout(length, keys, past_length, index_in_document=index_in_document)
 
 
 def token_layout(
@@ -232,6 +232,7 @@ def token_layout(
     past_key_values: Cache | None,
     past_length: int | torch.Tensor,
     memory: SegmentMemory | None,
+    caller_has_cache: bool = False,
 ) -> TokenLayout:
     """The layout of a call.
 
@@ -240,16 +241,21 @@ def token_layout(
         inputs: what its scheme reads.
         tokens: (B, L) or (B, L, D); only its shape and device are read.
         attention_mask: (B, K), or prepared (B, 1, L, K), K the keys without the memory; or None.
-        position_ids: (B, L) or (1, L), or (B, L, 2) for a grid; None with a cache, whose keys have no ids.
+        position_ids: (B, L) or (1, L), or (B, L, 2) for a grid; or None.
         relation_ids: (B, L, L), or None; only its presence is checked.
         past_length: tokens in the cache.
         memory: of earlier segments, or None.
+        caller_has_cache: whether the cache was given by the caller. The ids are then those of the new tokens only,
+            whose distances to the keys in the cache follow from `past_length`.
 
     Raises:
         ValueError: for inputs that the scheme requires and does not get, ids of another shape, and a prepared mask
             beside a memory, which does not show where rows begin.
     """
     layout = row_layout(config, tokens, attention_mask, past_key_values, past_length)
+    if caller_has_cache and position_ids is not None and position_ids.dim() != 3:
+        is_empty = isinstance(past_key_values, DynamicCache) and isinstance(past_length, int) and past_length == 0
+        position_ids = position_ids if is_empty and memory is None else None
     grid, position_ids = _check_inputs(inputs, tokens, position_ids, relation_ids)
     layout = replace(layout, grid=grid)
     if memory is not None:
@@ -267,7 +273,7 @@ def _check_inputs(
     position_ids: torch.Tensor | None,
     relation_ids: torch.Tensor | None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The grid, (B, L, 2), and the position ids, (B or 1, L), each if given."""
+    """The grid, (B, L, 2), and the position ids, (B or 1, L); each may be None."""
     batch, length = tokens.shape[:2]
     if position_ids is not None and (
         position_ids.dim() not in (2, 3) or position_ids.shape[1] != length or position_ids.shape[0] not in (1, batch)
@@ -318,9 +324,13 @@ def _with_position_ids(
             max_distance = _largest_distance(position_ids)
         if not bool((follows & (steps <= 0)).any()):
             documents = None
-    first_tokens = layout.first_tokens if documents is None else position_ids.expand(batch, -1)
+    index_in_document = layout.index_in_document if documents is None else position_ids.expand(batch, -1)
     return replace(
-        layout, positions=positions, max_distance=max_distance, documents=documents, first_tokens=first_tokens
+        layout,
+        positions=positions,
+        max_distance=max_distance,
+        documents=documents,
+        index_in_document=index_in_document,
     )
 
 
@@ -389,7 +399,7 @@ def _beside_memory(
         positions=positions,
         max_distance=max_distance,
         documents=documents,
-        first_tokens=None,
+        index_in_document=None,
         memory=memory,
         is_token=with_memory,
         prepared_mask=None if attention_mask is None or attention_mask.dim() == 2 else is_visible(attention_mask),
