@@ -8,6 +8,7 @@ import torch
 from oracles import ON_TOKENS, padding, stir, tiny_config, tiny_model
 from test_formula import ALL, clipped, combination_id, random_terms
 from test_formula import LargestTensor as Largest
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from transformers import DynamicCache
 from typer.testing import CliRunner
 
@@ -29,6 +30,7 @@ from hf_relpos.model.backend_chunked import chunked_attention
 from hf_relpos.model.backend_strided import _skewed_bias, strided_attention
 from hf_relpos.model.backends import choose, run_attention
 from hf_relpos.model.formula import content_vectors
+from hf_relpos.model.schemes import build_scheme
 from hf_relpos.model.toeplitz import to_toeplitz
 
 
@@ -500,7 +502,7 @@ def test_what_is_chosen(monkeypatch):
     for reason, changes in {
         "returns attention weights": {"output_weights": True},
         "float16": {"dtype": torch.float16},
-        "not boolean": {"mask": torch.zeros(4, 1, 512, 512)},
+        "not a boolean tensor": {"mask": torch.zeros(4, 1, 512, 512)},
         "too close to 1": {"dropout": 1.0},
         "no terms": {"terms": Terms()},
     }.items():
@@ -570,6 +572,52 @@ def test_terms_that_layers_share_are_made_once(monkeypatch):
         model.set_attn_implementation("eager")
         with torch.no_grad():
             assert (found - model(ids).last_hidden_state).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("name", ["t5", "kerple"])
+def test_shared_terms_under_activation_checkpointing_from_outside(name, monkeypatch):
+    """Also where rows are gathered, as on a device whose index is not read: the first layer is computed again."""
+    monkeypatch.setattr(toeplitz, "_rows_by_offset", lambda table, r, low: (table.rows[:, table.row_of(r)], (1, 1)))
+    model, ids = tiny_model(RelPosBertForMaskedLM, name).train(), torch.randint(1, 50, (2, 9))
+    gradients = []
+    for wrap in (False, True):
+        if wrap:
+            for number, layer in enumerate(model.bert.encoder.layer):
+                model.bert.encoder.layer[number] = checkpoint_wrapper(layer)
+        torch.manual_seed(1)
+        model.zero_grad()
+        model(ids, labels=ids).loss.backward()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    assert largest(*gradients) <= 1e-6
+
+
+def test_a_layer_with_another_scheme_makes_its_own_terms():
+    config = tiny_config("alibi", num_attention_heads=4)
+    model, ids = RelPosBertModel(config).eval(), torch.randint(1, 50, (2, 9))
+    with torch.no_grad():
+        before = model(ids).last_hidden_state
+        other = tiny_config("alibi", num_attention_heads=4, position_options={"variant": "offset"})
+        model.encoder.layer[1].attention.self.distance_embedding = build_scheme(other)
+        assert (model(ids).last_hidden_state - before).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("backend", ["relpos", "sdpa", "eager"])
+def test_hidden_offsets_and_gaps_in_a_decoder(backend):
+    """Causality, a scheme that hides keys, and positions of each row's own."""
+    model = tiny_model(RelPosBertLMHeadModel, "disan", is_decoder=True, attn_implementation=backend)
+    ids, positions = torch.randint(1, 50, (2, 4)), torch.tensor([[0, 2, 3, 4], [0, 1, 2, 5]])
+    with torch.no_grad():
+        both = model(ids, position_ids=positions).logits
+        alone = [model(ids[i : i + 1], position_ids=positions[i : i + 1]).logits for i in range(2)]
+    assert (both - torch.cat(alone)).abs().max() <= 1e-5
+
+
+def test_sdpa_is_causal_where_the_call_says_so():
+    query, key, value = (torch.randn(1, 2, 5, 4) for _ in range(3))
+    for causal in (False, True):
+        call = AttentionCall(query, key, value, Terms(), AttentionContext(5, 5), is_causal=causal)
+        one, other = (run_attention(name, call)[0] for name in ("sdpa", "eager"))
+        assert (one - other).abs().max() <= 1e-6
 
 
 @pytest.mark.parametrize("name", ["relative_key", "shaw", "disan"])

@@ -74,7 +74,7 @@ def of_bits(patch, interpreter):
 def interpreted(interpreter, monkeypatch):
     """Kernels that run in the interpreter, in tiles that suit it; scratch memory full of NaN."""
     monkeypatch.setitem(sys.modules, "hf_relpos.kernels.tiles", interpreter)
-    monkeypatch.setattr(kernels, "tiles", interpreter, raising=False)
+    monkeypatch.setattr("hf_relpos.kernels.tiles", interpreter, raising=False)
     monkeypatch.setattr(ops, "TILES", {key: ops.Tile(64, 64) for key in ops.TILES})
     monkeypatch.setattr(ops, "scratch", lambda count, like: like.new_full((count,), torch.nan))
 
@@ -338,7 +338,7 @@ def test_what_is_chosen(monkeypatch):
         "not of 48": {"size": 48},
         "dense bias": {"terms": Terms(dense=(torch.zeros(1, 1, 64, 64),))},
         "known to the device alone": {"context": AttentionContext(64, 64, torch.tensor([0]))},
-        "not boolean": {"mask": torch.zeros(4, 1, 64, 64)},
+        "not a boolean tensor": {"mask": torch.zeros(4, 1, 64, 64)},
         "a temperature": {"context": AttentionContext(64, 64, temperature=torch.ones(1, 1, 64))},
         "no terms": {"terms": Terms()},
     }.items():
