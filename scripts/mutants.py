@@ -3,7 +3,7 @@
     python scripts/mutants.py                     # all of tests/mutants.toml that are not in the results yet
     python scripts/mutants.py --only NAME ...     # these, again
     python scripts/mutants.py --check             # only whether every text is found exactly once
-    python scripts/mutants.py --quick             # only the tests named for each; nothing is kept
+    python scripts/mutants.py --quick             # only the tests named for each; survivors wait for the whole suites
 
 Each mutant is a copy of the repository in a temporary folder in which one text of one file is replaced. It is run
 against the tests that are named for it, then against all that `make test` runs, then, if it is still alive, against
@@ -144,11 +144,14 @@ def mutated(mutant: Mutant) -> Iterator[Path]:
         yield Path(folder)
 
 
-def run(mutant: Mutant, processes: str, limit: float) -> Outcome:
-    """Whether the tests notice it."""
+def run(mutant: Mutant, processes: str, limit: float, quick: bool = False) -> Outcome | None:
+    """Whether the tests notice it; with `quick` those named for it, and None where they do not."""
     start = time.monotonic()
     with mutated(mutant) as root:
-        killer = first_failure(root, list(mutant.tests), "0", limit) or first_failure(root, [], processes, limit)
+        killer = first_failure(root, list(mutant.tests), "0", limit)
+        if killer is None and quick:
+            return None
+        killer = killer or first_failure(root, [], processes, limit)
         reduced = killer is not None
         if not reduced:
             killer = first_failure(root, ["--full"], processes, 2 * limit)
@@ -191,7 +194,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="mutants at a time (default: 1)")
     parser.add_argument("--processes", default="auto", help="pytest processes for the whole suites (default: auto)")
     parser.add_argument("--limit", type=float, default=1800, help="seconds after which the reduced suite hangs")
-    parser.add_argument("--quick", action="store_true", help="run the tests named for each only, and keep nothing")
+    parser.add_argument(
+        "--quick", action="store_true", help="run the tests named for each only, and leave survivors for later"
+    )
     arguments = parser.parse_args()
     mutants = read_table()
     with tempfile.TemporaryDirectory() as folder:
@@ -218,24 +223,19 @@ def main() -> None:
         waiting = [mutant for mutant in mutants if mutant.name in arguments.only]
     else:
         known = {(name, outcome.fingerprint) for name, outcome in outcomes.items()}
-        waiting = [mutant for mutant in mutants if arguments.quick or (mutant.name, mutant.fingerprint) not in known]
+        waiting = [mutant for mutant in mutants if (mutant.name, mutant.fingerprint) not in known]
 
-    def work(mutant: Mutant) -> tuple[Mutant, Outcome | str | None]:
-        if arguments.quick:
-            with mutated(mutant) as root:
-                return mutant, first_failure(root, list(mutant.tests), "0", arguments.limit)
-        return mutant, run(mutant, arguments.processes, arguments.limit)
+    def work(mutant: Mutant) -> tuple[Mutant, Outcome | None]:
+        return mutant, run(mutant, arguments.processes, arguments.limit, arguments.quick)
 
     with ThreadPoolExecutor(arguments.jobs) as pool:
         for done in as_completed([pool.submit(work, mutant) for mutant in waiting]):
             mutant, outcome = done.result()
-            if isinstance(outcome, Outcome):
+            if outcome is not None:
                 outcomes[mutant.name] = outcome
                 write_results(mutants, outcomes)
-                outcome = outcome.killed_by
-            print(f"{mutant.name}: {outcome or 'SURVIVES'}", flush=True)
-    if not arguments.quick:
-        write_results(mutants, outcomes)
+            print(f"{mutant.name}: {outcome.killed_by if outcome and outcome.killed_by else 'SURVIVES'}", flush=True)
+    write_results(mutants, outcomes)
 
 
 if __name__ == "__main__":
