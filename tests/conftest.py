@@ -39,19 +39,17 @@ def pytest_configure(config):
     selection.full = config.getoption("--full") or any("::" in argument for argument in config.args)
 
 
-def shared_fixtures(item):
-    """Fixtures of module scope that an item uses, which one process should build, once."""
-    definitions = item._fixtureinfo.name2fixturedefs.values()
-    return sorted(each[-1].argname for each in definitions if each[-1].scope == "module")
+def shares_fixture(item):
+    """Whether an item uses a fixture of module scope, which one process should make, once."""
+    return any(each[-1].scope == "module" for each in item._fixtureinfo.name2fixturedefs.values())
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config, items):
     """Group what shares a fixture, choose cases, and begin with what takes longest."""
     for item in items:
-        names = shared_fixtures(item)
-        if names:
-            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}.{names[0]}"))
+        if shares_fixture(item):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
     yield  # -k, -m, and the names that pytest-xdist gives to groups
     chosen = list(items) if selection.full else selection.select(items)
     kept = set(chosen)
