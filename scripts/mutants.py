@@ -164,6 +164,12 @@ def write_results(mutants: list[Mutant], outcomes: dict[str, Outcome]) -> None:
     kept = {mutant.name: outcomes[mutant.name] for mutant in mutants if mutant.name in outcomes}
     rows = {name: asdict(outcome) for name, outcome in kept.items()}
     (RESULTS / "mutants.json").write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    (RESULTS / "mutants.md").write_text(card(rows), encoding="utf-8")
+
+
+def card(rows: dict[str, dict]) -> str:
+    """The table in Markdown, of the outcomes by name, as the JSON file has them."""
+    mutants, kept = read_table(), {name: Outcome(**row) for name, row in rows.items()}
     reduced, full = (sum(getattr(each, suite) for each in kept.values()) for suite in ("reduced", "full"))
     lines = [
         "# Seeded faults and the suites that notice them",
@@ -171,7 +177,7 @@ def write_results(mutants: list[Mutant], outcomes: dict[str, Outcome]) -> None:
         "Written by `scripts/mutants.py` from `tests/mutants.toml`: each fault alone, in a copy of the repository. "
         "The reduced suite is what `make test` runs, the full one what `make test-all` runs.",
         "",
-        f"Of {len(kept)} mutants the reduced suite kills {reduced} and the full one {full}.",
+        f"Of {len(kept)} mutants that were run, of {len(mutants)}, the reduced suite kills {reduced} and the full one {full}.",
         "",
         "| fault | kind | file | reduced | full | killed by |",
         "|---|---|---|---|---|---|",
@@ -183,7 +189,7 @@ def write_results(mutants: list[Mutant], outcomes: dict[str, Outcome]) -> None:
             killer = f"`{outcome.killed_by.removeprefix('tests/')}`" if outcome.killed_by else ""
             file = mutant.file.removeprefix("hf_relpos/")
             lines.append(f"| {mutant.name} | {mutant.kind} | {file} | {' | '.join(verdicts)} | {killer} |")
-    (RESULTS / "mutants.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:

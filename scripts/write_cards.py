@@ -28,6 +28,7 @@ CARDS = {
     "benchmarks/recurrence.json": "bench_recurrence",
     "documents/results.json": "documents.card",
     "lm/results.json": "language_modeling.card",
+    "mutants.json": "mutants",
     "ner/results.json": "tagging.card",
     "probes/results.json": "probe_schemes",
 }
