@@ -177,7 +177,8 @@ def card(rows: dict[str, dict]) -> str:
         "Written by `scripts/mutants.py` from `tests/mutants.toml`: each fault alone, in a copy of the repository. "
         "The reduced suite is what `make test` runs, the full one what `make test-all` runs.",
         "",
-        f"Of {len(kept)} mutants that were run, of {len(mutants)}, the reduced suite kills {reduced}, the full one {full}.",
+        f"Of {len(kept)} mutants that were run, of {len(mutants)}, the reduced suite kills {reduced}, "
+        f"the full one {full}.",
         "",
         "| fault | kind | file | reduced | full | killed by |",
         "|---|---|---|---|---|---|",
