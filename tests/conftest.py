@@ -31,6 +31,7 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     for line in (
         "covering(strength, every_scheme=True): without --full, a covering array of the cases (selection.py)",
+        "feature(name): a row of docs/features.md; the argument `scheme` of the test is the column",
         "full: runs with --full only",
         "heavy: takes long, so it is started early",
     ):

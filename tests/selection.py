@@ -22,6 +22,19 @@ import pytest
 
 
 full = False  # set by `--full`, before test modules are imported
+# A scheme for each kind of term: what tests of a feature are parametrized with, and the columns of docs/features.md.
+FEATURE_SCHEMES = (
+    "relative_key",  # A
+    "relative_key_query",  # A, B
+    "shaw",  # A, V
+    "tables",  # A, B, c, V
+    "transformer_xl",  # u, and A and c by a projection
+    "deberta",  # A and B by projections of a table that layers share, in buckets
+    "t5",  # c, shared, in buckets
+    "alibi",  # c without parameters
+    "fire",  # c by a small network
+    "rope",  # queries and keys rotated
+)
 
 
 @functools.cache
