@@ -46,6 +46,7 @@ from transformers.utils.output_capturing import capture_outputs
 from .attention import AttentionCall
 from .backends import run_attention
 from .capabilities import check_attention, layers_share_terms, supported_implementations
+from .config_fields import ARGUMENTS, check_rules
 from .configuration_relpos_bert import RelPosBertConfig
 from .context import AttentionContext
 from .documents import packed_position_ids
@@ -314,6 +315,7 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
                 f"{type(self).__name__} takes a RelPosBertConfig, not a {type(config).__name__}; "
                 "RelPosBertConfig.from_bert(config) makes one of a BertConfig"
             )
+        check_rules(ARGUMENTS, [("attn_implementation", config._attn_implementation)])  # may have been set since
         PreTrainedModel.__init__(self, config)
 
     @torch.no_grad()
