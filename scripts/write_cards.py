@@ -27,11 +27,22 @@ CARDS = {
     "benchmarks/recurrence-512.json": "bench_recurrence",
     "benchmarks/recurrence.json": "bench_recurrence",
     "documents/results.json": "documents.card",
+    "features.json": "feature_matrix",
     "lm/results.json": "language_modeling.card",
     "mutants.json": "mutants",
     "ner/results.json": "tagging.card",
     "probes/results.json": "probe_schemes",
 }
+# Cards that are not beside their results, and all others are.
+PLACES = {"features.json": "../features.md"}
+
+
+def card_path(folder: Path, name: str) -> Path:
+    """Where the card of these results is."""
+    if name in PLACES:
+        return (folder / PLACES[name]).resolve()
+    results = folder / name
+    return results.with_name("README.md") if results.name == "results.json" else results.with_suffix(".md")
 
 
 def cards(folder: Path = RESULTS) -> dict[Path, str]:
@@ -41,7 +52,7 @@ def cards(folder: Path = RESULTS) -> dict[Path, str]:
         results = folder / name
         if not results.is_file():
             continue
-        path = results.with_name("README.md") if results.name == "results.json" else results.with_suffix(".md")
+        path = card_path(folder, name)
         text = importlib.import_module(module).card(json.loads(results.read_text(encoding="utf-8")))
         has_notes = path.is_file() and NOTES in path.read_text(encoding="utf-8")
         texts[path] = with_notes(text, path) if has_notes else text
