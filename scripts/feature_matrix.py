@@ -29,7 +29,7 @@ from hf_relpos.files import write_json, write_text
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results" / "features.json"
-CARD = ROOT / "docs" / "features.md"
+CARD_PATH = "features.md"  # in docs
 
 
 # The plugin ------------------------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def main() -> int:
     options += [word for name in arguments.feature for word in ("--feature", name)]
     status = pytest.main([*options, str(ROOT / "tests")])
     if RESULTS.is_file():
-        write_text(CARD, card(read(RESULTS)))
+        write_text(ROOT / "docs" / CARD_PATH, card(read(RESULTS)))
     return int(status)
 
 

@@ -18,7 +18,7 @@ from experiments.results import NOTES, with_notes
 from hf_relpos.files import write_text
 
 
-# Results to the module whose function `card` makes their card.
+# Results to the module whose function `card` makes their card; its `CARD_PATH`, a path below docs, where it has one.
 CARDS = {
     "benchmarks/conversion.json": "conversion_quality.card",
     "benchmarks/cpu-attention.json": "bench_attention",
@@ -28,21 +28,12 @@ CARDS = {
     "benchmarks/recurrence.json": "bench_recurrence",
     "documents/results.json": "documents.card",
     "features.json": "feature_matrix",
+    "fuzz.json": "reliability",
     "lm/results.json": "language_modeling.card",
     "mutants.json": "mutants",
     "ner/results.json": "tagging.card",
     "probes/results.json": "probe_schemes",
 }
-# Cards that are not beside their results, and all others are.
-PLACES = {"features.json": "../features.md"}
-
-
-def card_path(folder: Path, name: str) -> Path:
-    """Where the card of these results is."""
-    if name in PLACES:
-        return (folder / PLACES[name]).resolve()
-    results = folder / name
-    return results.with_name("README.md") if results.name == "results.json" else results.with_suffix(".md")
 
 
 def cards(folder: Path = RESULTS) -> dict[Path, str]:
@@ -52,8 +43,11 @@ def cards(folder: Path = RESULTS) -> dict[Path, str]:
         results = folder / name
         if not results.is_file():
             continue
-        path = card_path(folder, name)
-        text = importlib.import_module(module).card(json.loads(results.read_text(encoding="utf-8")))
+        path = results.with_name("README.md") if results.name == "results.json" else results.with_suffix(".md")
+        writer = importlib.import_module(module)
+        if hasattr(writer, "CARD_PATH"):
+            path = folder.parent / writer.CARD_PATH
+        text = writer.card(json.loads(results.read_text(encoding="utf-8")))
         has_notes = path.is_file() and NOTES in path.read_text(encoding="utf-8")
         texts[path] = with_notes(text, path) if has_notes else text
     return texts
