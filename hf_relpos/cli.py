@@ -147,7 +147,7 @@ def doctor(
     batch: Annotated[int, typer.Option(help="Rows of a batch.", min=1)] = 4,
     length: Annotated[int, typer.Option(help="Tokens of a row.", min=1)] = 512,
 ) -> None:
-    """Print versions and devices, and which backend attention takes with each scheme."""
+    """Print versions and devices, and which backend attention takes with each scheme; check the GPU kernels."""
     import platform
 
     import torch
@@ -172,7 +172,7 @@ def doctor(
     for name in SCHEMES:
         for device in devices:
             config = RelPosBertConfig(position_embedding_type=name)
-            table.add_row(name, device, Text(explain_backend(config, batch, length, device)))
+            table.add_row(name, device, Text(explain_backend(config, batch, length, device, check_kernels=True)))
     console.print(table)
 
 
