@@ -92,6 +92,13 @@ def convert(
         str | None, typer.Option(help="Class whose head to keep, if not the one in config.json: BertModel, ….")
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub repository.")] = None,
+    allow_pickle: Annotated[
+        bool,
+        typer.Option(
+            "--allow-pickle",
+            help="Where there are no safetensors, read pytorch_model.bin, if you trust it.",
+        ),
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists, after success.")] = False,
     plots: Annotated[
         bool,
@@ -119,6 +126,7 @@ def convert(
             seed=seed,
             architecture=architecture,
             revision=revision,
+            allow_pickle=allow_pickle,
             overwrite=overwrite,
             progress=True,
             plots=plots,
