@@ -92,7 +92,12 @@ def convert(
         str | None, typer.Option(help="Class whose head to keep, if not the one in config.json: BertModel, ….")
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub repository.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists, after success.")] = False,
+    overwrite: Annotated[
+        bool,
+        typer.Option(
+            "--overwrite", help="Replace OUT if it exists and holds nothing but a checkpoint, after success."
+        ),
+    ] = False,
     plots: Annotated[
         bool,
         typer.Option("--plots", help="Draw fidelity and tables into OUT, for calibrate and calibrate+distil."),
@@ -187,7 +192,9 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the models.")] = Path("demo-out"),
     scheme: Annotated[str, typer.Option(help="Position scheme; `hf-relpos schemes` lists them.")] = "transformer_xl",
     steps: Annotated[int, typer.Option(help="Training steps of the fine-tuning.", min=1)] = 150,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace OUT if it exists and holds nothing but a demo.")
+    ] = False,
 ) -> None:
     """Convert a BERT, show what it kept, fine-tune it, reload it."""
     with plain_errors():

@@ -37,6 +37,7 @@ from ..console import progress_bar
 from ..data.text import TextError
 from ..data.windows import Windows
 from ..evaluation.inspection import has_mlm_head
+from ..evaluation.loading import refusing_code
 from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..model.scheme import Option, choice, is_count, is_number
 from ..processes import process_state, sum_over
@@ -266,7 +267,8 @@ def load_tokenizer(folder: Path) -> Any:
         ConversionError: for a folder without one.
     """
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        with refusing_code(folder):
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         vocabulary = len(tokenizer)
     except (OSError, ValueError, ImportError) as error:
         raise ConversionError(
