@@ -1,6 +1,7 @@
 # make demo    convert a real BERT, fine-tune it, reload it
 # make test    style and types, and every test; of tests with many cases a choice that meets every kind of term
 # make test-all    the same with every case
+# make fuzz    property tests with FUZZ_EXAMPLES random examples of each, and the table of docs/reliability.md
 # make lint    style and types only
 # make schemes    what the schemes say of themselves: tables of README.md, docs/schemes.md and its pictures
 # make test-floor   the tests that meet Transformers, on the oldest one that is supported
@@ -10,12 +11,13 @@ PYTHON ?= python3
 VENV := .venv
 FLOOR := .venvs/floor
 PYTEST_ARGS ?= -n auto --dist loadgroup
+FUZZ_EXAMPLES ?= 1000
 # what calls Transformers rather than PyTorch alone
 FLOOR_TESTS := $(addprefix tests/test_, $(addsuffix .py, anneal card chunked convert distil earlier_checkpoints families \
 	generation hub hub_server legacy memory models modules padding patch public_names recurrence sources trainer travels)) \
 	tests/schemes/test_every_scheme.py
 
-.PHONY: demo schemes test test-all test-floor lint clean
+.PHONY: demo fuzz schemes test test-all test-floor lint clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/hf-relpos demo --out demo-out --overwrite
@@ -28,6 +30,11 @@ test-all: $(VENV)/.installed lint
 
 test-floor: $(FLOOR)/.installed
 	$(FLOOR)/bin/python -m pytest $(PYTEST_ARGS) $(FLOOR_TESTS)
+
+fuzz: $(VENV)/.installed
+	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(VENV)/bin/python -m pytest $(PYTEST_ARGS) --hypothesis-profile=fuzz \
+		--fuzz-counts docs/results/fuzz.json tests/test_fuzz_*.py
+	$(VENV)/bin/python scripts/write_cards.py
 
 schemes: $(VENV)/.installed
 	$(VENV)/bin/python scripts/scheme_report.py

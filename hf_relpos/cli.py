@@ -92,6 +92,13 @@ def convert(
         str | None, typer.Option(help="Class whose head to keep, if not the one in config.json: BertModel, ….")
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub repository.")] = None,
+    allow_pickle: Annotated[
+        bool,
+        typer.Option(
+            "--allow-pickle",
+            help="Where there are no safetensors, read pytorch_model.bin, if you trust it.",
+        ),
+    ] = False,
     overwrite: Annotated[
         bool,
         typer.Option(
@@ -124,6 +131,7 @@ def convert(
             seed=seed,
             architecture=architecture,
             revision=revision,
+            allow_pickle=allow_pickle,
             overwrite=overwrite,
             progress=True,
             plots=plots,
@@ -152,7 +160,7 @@ def doctor(
     batch: Annotated[int, typer.Option(help="Rows of a batch.", min=1)] = 4,
     length: Annotated[int, typer.Option(help="Tokens of a row.", min=1)] = 512,
 ) -> None:
-    """Print versions and devices, and which backend attention takes with each scheme."""
+    """Print versions and devices, and which backend attention takes with each scheme; check the GPU kernels."""
     import platform
 
     import torch
@@ -177,7 +185,7 @@ def doctor(
     for name in SCHEMES:
         for device in devices:
             config = RelPosBertConfig(position_embedding_type=name)
-            table.add_row(name, device, Text(explain_backend(config, batch, length, device)))
+            table.add_row(name, device, Text(explain_backend(config, batch, length, device, check_kernels=True)))
     console.print(table)
 
 

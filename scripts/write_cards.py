@@ -18,7 +18,7 @@ from experiments.results import NOTES, with_notes
 from hf_relpos.files import write_text
 
 
-# Results to the module whose function `card` makes their card.
+# Results to the module whose function `card` makes their card; its `CARD_PATH`, a path below docs, where it has one.
 CARDS = {
     "benchmarks/conversion.json": "conversion_quality.card",
     "benchmarks/cpu-attention.json": "bench_attention",
@@ -27,6 +27,8 @@ CARDS = {
     "benchmarks/recurrence-512.json": "bench_recurrence",
     "benchmarks/recurrence.json": "bench_recurrence",
     "documents/results.json": "documents.card",
+    "features.json": "feature_matrix",
+    "fuzz.json": "reliability",
     "lm/results.json": "language_modeling.card",
     "mutants.json": "mutants",
     "ner/results.json": "tagging.card",
@@ -42,7 +44,10 @@ def cards(folder: Path = RESULTS) -> dict[Path, str]:
         if not results.is_file():
             continue
         path = results.with_name("README.md") if results.name == "results.json" else results.with_suffix(".md")
-        text = importlib.import_module(module).card(json.loads(results.read_text(encoding="utf-8")))
+        writer = importlib.import_module(module)
+        if hasattr(writer, "CARD_PATH"):
+            path = folder.parent / writer.CARD_PATH
+        text = writer.card(json.loads(results.read_text(encoding="utf-8")))
         has_notes = path.is_file() and NOTES in path.read_text(encoding="utf-8")
         texts[path] = with_notes(text, path) if has_notes else text
     return texts

@@ -6,6 +6,7 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import fuzzing
 import pytest
 import selection
 import torch
@@ -20,12 +21,14 @@ except ModuleNotFoundError as error:
 
 torch.set_num_threads(1)
 logging.disable_progress_bar()
+fuzzing.register_profiles()  # --hypothesis-profile chooses another
 
 LEFT_OUT = pytest.StashKey[int]()
 
 
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="every case of every test (make test-all); see selection.py")
+    parser.addoption("--fuzz-counts", metavar="JSON", help="write what the examples of test_fuzz_*.py ended in")
 
 
 def pytest_configure(config):
@@ -64,14 +67,21 @@ def pytest_collection_modifyitems(config, items):
 def pytest_sessionfinish(session):
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, 0)
+        session.config.workeroutput["fuzz_counts"] = [[*key, count] for key, count in fuzzing.COUNTS.items()]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node):
-    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
+    output = getattr(node, "workeroutput", {})
+    node.config.stash[LEFT_OUT] = output.get("left_out", 0)
+    fuzzing.COUNTS.update({(area, outcome): count for area, outcome, count in output.get("fuzz_counts", [])})
 
 
 def pytest_terminal_summary(terminalreporter, config):
+    path = config.getoption("--fuzz-counts")
+    if path:
+        fuzzing.write_counts(path)
+        terminalreporter.write_line(f"{sum(fuzzing.COUNTS.values())} examples; counts are in {path}")
     count = config.stash.get(LEFT_OUT, 0)
     if count:
         terminalreporter.write_line(f"{count} more cases run with --full (make test-all)")

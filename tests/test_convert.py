@@ -543,7 +543,7 @@ REFUSED = {
     "config-not-json": (lambda source: (source / "config.json").write_text("{"), {}, ["config.json", "restore"]),
     "config-a-list": (lambda source: (source / "config.json").write_text("[]"), {}, ["holds a list"]),
     "no-weights": (lambda source: (source / "model.safetensors").unlink(), {}, ["no model.safetensors", "give a"]),
-    "pickle": (pickle_only, {}, ["pytorch_model.bin", "Pickles are not read", "save_pretrained"]),
+    "pickle": (pickle_only, {}, ["pytorch_model.bin", "Pickles are not read", "allow_pickle=True (--allow-pickle)"]),
     "t5": (edit(model_type="t5"), {}, ["model_type = 't5'", "only 'bert'"]),
     "relpos": (edit(model_type="relpos_bert"), {}, ["model_type = 'relpos_bert'", "AutoModel.from_pretrained"]),
     "nezha": (edit(use_relative_position=True), {}, ["use_relative_position = True", "NEZHA"]),

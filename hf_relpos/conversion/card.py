@@ -150,6 +150,8 @@ def command(report: ConversionReport) -> str:
     for key in ("seed", "architecture", "revision"):
         if key in arguments:
             words += [f"--{key}", str(arguments[key])]
+    if "allow_pickle" in arguments:
+        words.append("--allow-pickle")
     return shlex.join(words)
 
 

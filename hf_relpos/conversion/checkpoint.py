@@ -75,6 +75,7 @@ def convert(
     seed: int = 0,
     architecture: str | None = None,
     revision: str | None = None,
+    allow_pickle: bool = False,
     overwrite: bool = False,
     progress: bool = False,
     plots: bool = False,
@@ -85,7 +86,7 @@ def convert(
     was before.
 
     Args:
-        source: local folder or Hub repository, with safetensors weights.
+        source: local folder or Hub repository, with safetensors weights, or pickled ones if `allow_pickle` is set.
         out: folder to write; also gets `conversion.json`, the report, and `README.md`, a model card. That of a
             sentence-transformers folder has its modules, too.
         position_embedding_type: scheme of the result, a key of `hf_relpos.SCHEMES`; None for `relative_key`, for that
@@ -104,6 +105,8 @@ def convert(
         seed: for a method that draws at random.
         architecture: class whose head to keep; by default the one that config.json names.
         revision: branch, tag or commit of a Hub repository.
+        allow_pickle: where there are no safetensors, read `pytorch_model.bin` or its shards, and download them, with
+            `torch.load(weights_only=True)`, which makes tensors only; for checkpoints whose origin you trust.
         overwrite: replace an existing `out`, after success, if it holds a checkpoint and nothing else.
         progress: show a progress bar.
         plots: for a method that learns from text: draw the fidelity by length (`fidelity.png`) and the tables
@@ -122,7 +125,7 @@ def convert(
     if plots:
         figure_class()  # raises without matplotlib, before any work
     target = check_target(out, overwrite, source)
-    top, commit, layout = locate(source, revision)
+    top, commit, layout = locate(source, revision, allow_pickle)
     check_apart(top, target)  # the cache of the Hub
     folder = top / layout.encoder
     saved = read_config(folder)
@@ -136,7 +139,8 @@ def convert(
     own_config = source_config(folder, spec)
     config = target_config(folder, spec, own_config, position_embedding_type, position_options, METHODS[name], options)
     conversion = _Conversion(top, layout, saved, spec, head, name, options, own_config, config)
-    conversion, checkpoint = _read(conversion, str(source), commit, any_head=architecture is None)
+    raw = read_tensors(folder, allow_pickle)
+    conversion, checkpoint = _read(conversion, raw, str(source), commit, any_head=architecture is None)
     reference = partial(source_model, spec, conversion.head.source, stock_config(folder, spec))
 
     process = process_state()  # one of several writes; the others take part in what learns from text
@@ -172,6 +176,7 @@ def convert(
             seed=seed if learns else None,
             architecture=architecture,
             revision=commit,
+            allow_pickle=allow_pickle or None,
         ),
         dtype=str(checkpoint.dtype).removeprefix("torch."),
         steps=plan(model, renamed, changed, conversion.head.left_behind),
@@ -199,17 +204,19 @@ def convert(
     return report
 
 
-def _read(conversion: _Conversion, name: str, commit: str | None, any_head: bool) -> tuple[_Conversion, Source]:
-    """Read the weights, and correct the head that the configuration names where the weights have none.
+def _read(
+    conversion: _Conversion, raw: Mapping[str, torch.Tensor], name: str, commit: str | None, any_head: bool
+) -> tuple[_Conversion, Source]:
+    """Check and rename the weights, and correct the head that the configuration names where the weights have none.
 
     Args:
         conversion: before its weights are read.
+        raw: name in the file to tensor.
         name: of the source, as the caller gave it.
         commit: of a Hub repository.
         any_head: whether the caller left the choice of the head to the configuration.
     """
     folder, spec, head, config = conversion.folder, conversion.spec, conversion.head, conversion.source_config
-    raw = read_tensors(folder)
     check_tables(spec, folder, raw)
     stock_names = {stock for stored in raw for stock in spec.spell(stored, base=False)}
     if conversion.layout.listed and any_head and all(stock.startswith("bert.") for stock in stock_names):

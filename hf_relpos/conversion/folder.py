@@ -17,7 +17,7 @@ from .errors import ConversionError, abbreviate
 from .local_paths import without_local_paths
 from .modules import ENCODER_FILES, MODULE_FILES, MODULES, TOP_FILES, Layout, read_layout
 from .report import REPORT
-from .source import CARD, INDEX, TOKENIZER_FILES, WEIGHTS, read_json
+from .source import CARD, INDEX, PICKLED_FILES, TOKENIZER_FILES, WEIGHTS, read_json
 
 
 # What `save_pretrained` of a model and a tokenizer and a conversion write; and what Git keeps beside it.
@@ -156,8 +156,11 @@ def left_out(top: Path, layout: Layout, copied: Iterable[str]) -> tuple[str, ...
     Args:
         copied: relative paths.
     """
-    read = {str(Path(layout.encoder, name)) for name in ("config.json", INDEX)}
-    read |= {path.relative_to(top).as_posix() for path in (top / layout.encoder).glob("model*.safetensors")}
+    folder = top / layout.encoder
+    weights = list(folder.glob("model*.safetensors")) or [
+        path for pattern in PICKLED_FILES for path in folder.glob(pattern)
+    ]
+    read = {path.relative_to(top).as_posix() for path in (*weights, folder / "config.json", folder / INDEX)}
     done = {*copied, *read, MODULES, CARD}
     used = {"", layout.encoder, *layout.modules}
     folders = {parent for name in used for parent in (top / name, *(top / name).parents)}

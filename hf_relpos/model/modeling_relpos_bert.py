@@ -119,7 +119,7 @@ class RelPosBertEmbeddings(nn.Module):
                     )
                 position_ids = (torch.arange(length, device=inputs_embeds.device) + past_length)[None]
             if self.config.absolute_position_fade != 1:
-                vectors = self.position_embeddings.faded(position_ids, self.config.absolute_position_fade)
+                vectors = self.position_embeddings(position_ids, fade=self.config.absolute_position_fade)
             else:
                 vectors = self.position_embeddings(position_ids, *((embeddings, attention_mask) if computed else ()))
             embeddings = embeddings + vectors.to(embeddings.dtype)
@@ -193,7 +193,7 @@ class RelPosBertSelfAttention(BertSelfAttention):
             query,
             key,
             value,
-            self.distance_embedding.terms(context) if shared_terms is None else shared_terms.terms,
+            self.distance_embedding(context) if shared_terms is None else shared_terms.terms,
             context,
             mask=attention_mask,
             is_causal=attention_mask is None and self.is_causal and query.shape[2] > 1,
@@ -236,7 +236,7 @@ class RelPosBertSelfAttention(BertSelfAttention):
             dtype = torch.get_autocast_dtype(device.type)
         like = torch.empty(0, self.attention_head_size, device=device, dtype=dtype)
         context = replace(context, device=device, dtype=torch.promote_types(dtype, torch.float32))
-        terms = self.distance_embedding.terms(context)
+        terms = self.distance_embedding(context)
         return SharedTerms(terms, self.distance_embedding.signature, context, like)
 
 
@@ -482,7 +482,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             memory,
             caller_has_cache,
         )
-        context = layout.context(token_type_ids, relation_ids)
+        context = replace(layout.context(token_type_ids, relation_ids), device=tokens.device)
         # a checkpointed layer computes again in its backward, and must not use a graph outside of it
         checkpointed = self.training and any(layer.gradient_checkpointing for layer in self.encoder.layer)
         if self.encoder.distance_embedding is not None:

@@ -1,0 +1,71 @@
+"""What the property tests (test_fuzz_*.py) share: how many examples they try, and the counts of what came of each.
+
+`make test` tries a few examples of each, always the same; `make fuzz` tries FUZZ_EXAMPLES random ones of each and
+writes the counts. What one of these must end in is a right answer, or an error of a documented type that names what is
+wrong: `attempt` says so, and counts it.
+"""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+
+from hf_relpos.files import write_json
+
+
+FUZZ_EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "1000"))
+RIGHT = "right"  # the outcome that is no error
+# area (configurations, …) and outcome (RIGHT, or an error's type) to how many there were
+COUNTS: Counter[tuple[str, str]] = Counter()
+
+
+def register_profiles() -> None:
+    """The profiles `ci`, which is the default, and `fuzz`, for `pytest --hypothesis-profile=fuzz`."""
+    common = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+    settings.register_profile("ci", common, derandomize=True, database=None, max_examples=20)
+    settings.register_profile("fuzz", common, print_blob=True, max_examples=FUZZ_EXAMPLES)
+    settings.load_profile("ci")
+
+
+def examples(few: int, share: float = 1.0) -> settings:
+    """How many examples a test tries: `few` in `make test`, this share of FUZZ_EXAMPLES in `make fuzz`."""
+    fuzz = settings.get_current_profile_name() == "fuzz"
+    return settings(max_examples=max(1, round(FUZZ_EXAMPLES * share)) if fuzz else few)
+
+
+@contextmanager
+def attempt(area: str, *errors: type[Exception], names: str = "") -> Iterator[None]:
+    """The block ends in a right answer, or in one of these errors.
+
+    The block asserts that its answer is right. Any other exception is a failure of the test.
+
+    Args:
+        area: what is tried, the row of the table of counts.
+        errors: the documented types.
+        names: what the message of an error must contain, such as the name of the field.
+
+    Raises:
+        AssertionError: for an error whose message does not name what is wrong.
+    """
+    try:
+        yield
+    except errors as error:
+        assert names in str(error), f"{type(error).__name__} does not name {names!r}: {error}"
+        COUNTS[area, type(error).__name__] += 1
+    else:
+        COUNTS[area, RIGHT] += 1
+
+
+def write_counts(path: str) -> None:
+    """The counts as JSON: by area, by outcome; what was there stays for areas that were not tried."""
+    try:
+        counts = json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        counts = {}
+    for area in {area for area, _ in COUNTS}:
+        counts[area] = {outcome: count for (each, outcome), count in sorted(COUNTS.items()) if each == area}
+    write_json(path, dict(sorted(counts.items())))
