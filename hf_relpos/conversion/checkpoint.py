@@ -22,12 +22,12 @@ from .card import draw, source_metadata, write_card
 from .configs import resolved_options, source_config, stock_config, target_config
 from .context import ConversionContext
 from .errors import ConversionError
-from .folder import check_target, copy_companions
+from .folder import check_apart, check_target, copy_companions, left_out
 from .methods import METHODS, check_plots, check_text, choose_method, resolve_options, text_names
 from .modules import Layout, locate
 from .names import is_buffer, is_table
 from .recognition import Head, SourceSpec, check_tables, choose_head, recognise
-from .report import ConversionReport, plan
+from .report import REPORT, ConversionReport, plan
 from .source import Source, normalise, read_config, read_tensors
 from .verify import compare_outputs, compare_tensors, source_model
 
@@ -109,7 +109,7 @@ def convert(
         revision: branch, tag or commit of a Hub repository.
         allow_pickle: where there are no safetensors, read `pytorch_model.bin` or its shards, and download them, with
             `torch.load(weights_only=True)`, which makes tensors only; for checkpoints whose origin you trust.
-        overwrite: replace an existing `out`, after success.
+        overwrite: replace an existing `out`, after success, if it holds a checkpoint and nothing else.
         progress: show a progress bar.
         plots: for a method that learns from text: draw the fidelity by length (`fidelity.png`) and the tables
             (`tables.png`) into `out`. Needs the extra `plot`.
@@ -130,10 +130,9 @@ def convert(
         check_seed(seed)
     except ValueError as error:
         raise ConversionError(str(error)) from error
-    target = check_target(out, overwrite)
+    target = check_target(out, overwrite, source)
     top, commit, layout = locate(source, revision, allow_pickle)
-    if top == target or target in top.parents:
-        raise ConversionError(f"out = '{out}' is the source or holds it; choose another folder")
+    check_apart(top, target)  # the cache of the Hub
     folder = top / layout.encoder
     saved = read_config(folder)
     spec = recognise(folder, saved)
@@ -256,14 +255,15 @@ def _write(
     reloaded = type(model).from_pretrained(encoder, dtype="auto", local_files_only=True)
     compare_tensors(model, reloaded, source, report.steps)
     files += conversion.layout.copy(conversion.top, folder)
-    return replace(report, files=tuple(files)), reloaded
+    others = () if report.revision else left_out(conversion.top, conversion.layout, files)
+    return replace(report, files=tuple(files), left_out=others), reloaded
 
 
 def _describe(
     folder: Path, conversion: _Conversion, model: RelPosBertPreTrainedModel, report: ConversionReport, plots: bool
 ) -> None:
     """Write conversion.json, the plots and the model card."""
-    write_json(folder / "conversion.json", report.to_dict(), indent=2)
+    write_json(folder / REPORT, report.to_dict(), indent=2)
     pictures = draw(model, report, folder) if plots else ()
     limit = conversion.source_config.max_position_embeddings
     write_card(folder, report, conversion.config, limit, source_metadata(conversion.top), pictures)
