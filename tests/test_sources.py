@@ -1,16 +1,21 @@
 """Checkpoints with absolute positions of other families than BERT: what each computes is kept, head by head."""
 
 import json
+import os
 
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from test_legacy import LEGACY, check_old_outputs
 from transformers import CONFIG_MAPPING, AutoModel, AutoTokenizer, PreTrainedTokenizerFast, RobertaTokenizer
+from typer.testing import CliRunner
 
 import hf_relpos
 from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel
+from hf_relpos.cli import app
 from hf_relpos.conversion import ConversionError, convert, verify
+from hf_relpos.conversion.card import command
 from hf_relpos.conversion.families import COUNTERPARTS, FAMILIES
 from hf_relpos.conversion.names import is_scheme
 
@@ -363,3 +368,120 @@ def test_a_tokenizer_whose_files_do_not_name_it(tmp_path, named, files):
     one, two = (AutoTokenizer.from_pretrained(folder) for folder in (source, tmp_path / "out"))
     assert type(one) is type(two) is RobertaTokenizer
     assert one("cat cats")["input_ids"] == two("cat cats")["input_ids"] == [0, 11, 12, 8, 2]
+
+
+# --- pickles
+
+
+def pickled(folder, tensors, config, sharded):
+    """A folder as Transformers wrote it before safetensors: `pytorch_model.bin`, or shards and their index."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_bytes(config.read_bytes())
+    if not sharded:
+        torch.save(tensors, folder / "pytorch_model.bin")
+        return folder
+    index = {name: f"pytorch_model-0000{1 + number % 2}-of-00002.bin" for number, name in enumerate(tensors)}
+    for file in set(index.values()):
+        torch.save({name: tensors[name] for name in tensors if index[name] == file}, folder / file)
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    return folder
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["one file", "shards"])
+@pytest.mark.parametrize("kind", ["relative_key", "relative_key_query"])
+def test_a_pickled_relative_checkpoint_keeps_its_tables(tmp_path, kind, sharded):
+    """The converter reads it when asked, `from_pretrained` as Transformers does; both give the old outputs."""
+    legacy = LEGACY / kind / "BertForMaskedLM"
+    tensors = load_file(legacy / "model.safetensors")
+    source = pickled(tmp_path / "source", tensors, legacy / "config.json", sharded)
+    with pytest.raises(ConversionError, match=r"Pickles are not read unasked.*allow_pickle=True \(--allow-pickle\)"):
+        convert(source, tmp_path / "out")
+    report = convert(source, tmp_path / "out", allow_pickle=True)
+    assert report.method == "exact" and report.difference <= 1e-12 and report.arguments["allow_pickle"] is True
+    assert command(report).endswith(" --allow-pickle")
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    tables = [name for name in tensors if is_scheme(name)]
+    assert len(tables) == 2 and all(torch.equal(found[name], tensors[name]) for name in tables)
+    for folder in (tmp_path / "out", source):
+        check_old_outputs(RelPosBertForMaskedLM.from_pretrained(folder), legacy)
+
+
+def test_safetensors_come_before_a_pickle(tmp_path):
+    _, source = saved(tmp_path / "stock", "roberta")
+    (source / "pytorch_model.bin").write_bytes(b"not read")
+    report = convert(source, tmp_path / "out", allow_pickle=True)
+    assert report.difference <= 1e-12
+
+
+def test_pickles_from_the_command_line(tmp_path):
+    legacy = LEGACY / "relative_key" / "BertModel"
+    source = pickled(tmp_path / "source", load_file(legacy / "model.safetensors"), legacy / "config.json", False)
+    refused = CliRunner().invoke(app, ["convert", str(source), str(tmp_path / "out")])
+    assert refused.exit_code == 2 and not (tmp_path / "out").exists()
+    assert CliRunner().invoke(app, ["convert", str(source), str(tmp_path / "out"), "--allow-pickle"]).exit_code == 0
+    check_old_outputs(RelPosBertModel.from_pretrained(tmp_path / "out"), legacy)
+
+
+class Code:
+    """Runs when it is unpickled."""
+
+    def __reduce__(self):
+        return os._exit, (3,)
+
+
+PICKLES_REFUSED = {
+    "code": (Code(), "could run code"),
+    "code in a tensor's place": ({"embeddings.word_embeddings.weight": Code()}, "could run code"),
+    "a list": ([torch.zeros(2)], "holds a list"),
+    "nested": ({"epoch": 3, "state_dict": {}}, "'epoch', 'state_dict': not a plain tensor"),
+    "sparse": ({"embeddings.word_embeddings.weight": torch.eye(3).to_sparse()}, "not a plain tensor"),
+    "garbage": (b"garbage", "corrupt"),
+    "empty": (b"", "corrupt"),
+}
+
+
+@pytest.mark.parametrize("content, words", PICKLES_REFUSED.values(), ids=PICKLES_REFUSED)
+def test_pickles_of_other_things_are_refused(tmp_path, content, words):
+    config = LEGACY / "relative_key" / "BertModel" / "config.json"
+    source = pickled(tmp_path / "source", content, config, sharded=False)
+    if isinstance(content, bytes):
+        (source / "pytorch_model.bin").write_bytes(content)
+    with pytest.raises(ConversionError, match=words):
+        convert(source, tmp_path / "out", allow_pickle=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_pickle_that_is_cut_short(tmp_path):
+    legacy = LEGACY / "relative_key" / "BertModel"
+    source = pickled(tmp_path / "source", load_file(legacy / "model.safetensors"), legacy / "config.json", False)
+    content = (source / "pytorch_model.bin").read_bytes()
+    for length in (7, len(content) // 2, len(content) - 9):
+        (source / "pytorch_model.bin").write_bytes(content[:length])
+        with pytest.raises(ConversionError, match=r"pytorch_model\.bin: corrupt"):
+            convert(source, tmp_path / "out", allow_pickle=True)
+
+
+def test_a_pickled_repository_of_the_hub(tmp_path, hub):
+    """Its pickle is downloaded when it is asked for, and never beside safetensors."""
+    legacy = LEGACY / "relative_key" / "BertForMaskedLM"
+    tensors = load_file(legacy / "model.safetensors")
+    source = pickled(tmp_path / "source", tensors, legacy / "config.json", sharded=True)
+    files = {path.name: path.read_bytes() for path in source.iterdir()}
+    hub.put("user/pickled", files)
+    safe = {name: (legacy / name).read_bytes() for name in ("config.json", "model.safetensors")}
+    hub.put("user/both", {**safe, "pytorch_model.bin": b"not read"})
+    hub.run(
+        f"""
+        import pytest
+        from hf_relpos.conversion import ConversionError, convert
+
+        with pytest.raises(ConversionError, match="allow_pickle=True"):
+            convert("user/pickled", "refused")
+        convert("user/both", "both", allow_pickle=True)
+        convert("user/pickled", {str(tmp_path / "out")!r}, allow_pickle=True)
+        """,
+        without=(),
+    )
+    resolved = [request.path for request in hub.requests if request.method == "GET" and "/resolve/" in request.path]
+    assert not any("user/both" in path and path.endswith(".bin") for path in resolved)
+    check_old_outputs(RelPosBertForMaskedLM.from_pretrained(tmp_path / "out"), legacy)

@@ -10,6 +10,7 @@ import torch
 import transformers
 from safetensors import SafetensorError
 
+from ..data.seed import check_seed
 from ..files import atomic_folder, describe_write_error, write_json
 from ..model.configuration_relpos_bert import RelPosBertConfig
 from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
@@ -21,12 +22,12 @@ from .card import draw, source_metadata, write_card
 from .configs import resolved_options, source_config, stock_config, target_config
 from .context import ConversionContext
 from .errors import ConversionError
-from .folder import check_target, copy_companions
+from .folder import check_apart, check_target, copy_companions, left_out
 from .methods import METHODS, check_plots, check_text, choose_method, resolve_options, text_names
 from .modules import Layout, locate
 from .names import is_buffer, is_table
 from .recognition import Head, SourceSpec, check_tables, choose_head, recognise
-from .report import ConversionReport, plan
+from .report import REPORT, ConversionReport, plan
 from .source import Source, normalise, read_config, read_tensors
 from .verify import compare_outputs, compare_tensors, source_model
 
@@ -75,6 +76,7 @@ def convert(
     seed: int = 0,
     architecture: str | None = None,
     revision: str | None = None,
+    allow_pickle: bool = False,
     overwrite: bool = False,
     progress: bool = False,
     plots: bool = False,
@@ -85,7 +87,7 @@ def convert(
     was before.
 
     Args:
-        source: local folder or Hub repository, with safetensors weights.
+        source: local folder or Hub repository, with safetensors weights, or pickled ones if `allow_pickle` is set.
         out: folder to write; also gets `conversion.json`, the report, and `README.md`, a model card. That of a
             sentence-transformers folder has its modules, too.
         position_embedding_type: scheme of the result, a key of `hf_relpos.SCHEMES`; None for `relative_key`, for that
@@ -100,11 +102,14 @@ def convert(
             `details["lost"]` says what they do not hold). None for `exact` where it applies and `keep` elsewhere.
         method_options: options of the method: keys of `METHODS[method].options`.
         texts: for a method that learns from text: one path or several (as Path objects), read by
-            `hf_relpos.data.read_texts`, each with the same share of the tokens; or documents, strings.
-        seed: for a method that draws at random.
+            `hf_relpos.data.read_texts`, each with the same share of the tokens; or documents, strings, of which an
+            iterator is read once, up to 100 million characters.
+        seed: for a method that draws at random, 0 to 2³² − 1.
         architecture: class whose head to keep; by default the one that config.json names.
         revision: branch, tag or commit of a Hub repository.
-        overwrite: replace an existing `out`, after success.
+        allow_pickle: where there are no safetensors, read `pytorch_model.bin` or its shards, and download them, with
+            `torch.load(weights_only=True)`, which makes tensors only; for checkpoints whose origin you trust.
+        overwrite: replace an existing `out`, after success, if it holds a checkpoint and nothing else.
         progress: show a progress bar.
         plots: for a method that learns from text: draw the fidelity by length (`fidelity.png`) and the tables
             (`tables.png`) into `out`. Needs the extra `plot`.
@@ -121,23 +126,27 @@ def convert(
         raise ConversionError(f"method = {method!r} is unknown; known methods: {', '.join(METHODS)}")
     if plots:
         figure_class()  # raises without matplotlib, before any work
-    target = check_target(out, overwrite)
-    top, commit, layout = locate(source, revision)
-    if top == target or target in top.parents:
-        raise ConversionError(f"out = '{out}' is the source or holds it; choose another folder")
+    try:
+        check_seed(seed)
+    except ValueError as error:
+        raise ConversionError(str(error)) from error
+    target = check_target(out, overwrite, source)
+    top, commit, layout = locate(source, revision, allow_pickle)
+    check_apart(top, target)  # the cache of the Hub
     folder = top / layout.encoder
     saved = read_config(folder)
     spec = recognise(folder, saved)
     head = choose_head(spec, folder, architecture)
     name = choose_method(method, spec, folder)
-    check_text(name, texts)
+    texts = check_text(name, texts)
     if plots:
         check_plots(name)
     options = resolve_options(name, method_options)
     own_config = source_config(folder, spec)
     config = target_config(folder, spec, own_config, position_embedding_type, position_options, METHODS[name], options)
     conversion = _Conversion(top, layout, saved, spec, head, name, options, own_config, config)
-    conversion, checkpoint = _read(conversion, str(source), commit, any_head=architecture is None)
+    raw = read_tensors(folder, allow_pickle)
+    conversion, checkpoint = _read(conversion, raw, str(source), commit, any_head=architecture is None)
     reference = partial(source_model, spec, conversion.head.source, stock_config(folder, spec))
 
     process = process_state()  # one of several writes; the others take part in what learns from text
@@ -173,6 +182,7 @@ def convert(
             seed=seed if learns else None,
             architecture=architecture,
             revision=commit,
+            allow_pickle=allow_pickle or None,
         ),
         dtype=str(checkpoint.dtype).removeprefix("torch."),
         steps=plan(model, renamed, changed, conversion.head.left_behind),
@@ -200,17 +210,19 @@ def convert(
     return report
 
 
-def _read(conversion: _Conversion, name: str, commit: str | None, any_head: bool) -> tuple[_Conversion, Source]:
-    """Read the weights, and correct the head that the configuration names where the weights have none.
+def _read(
+    conversion: _Conversion, raw: Mapping[str, torch.Tensor], name: str, commit: str | None, any_head: bool
+) -> tuple[_Conversion, Source]:
+    """Check and rename the weights, and correct the head that the configuration names where the weights have none.
 
     Args:
         conversion: before its weights are read.
+        raw: name in the file to tensor.
         name: of the source, as the caller gave it.
         commit: of a Hub repository.
         any_head: whether the caller left the choice of the head to the configuration.
     """
     folder, spec, head, config = conversion.folder, conversion.spec, conversion.head, conversion.source_config
-    raw = read_tensors(folder)
     check_tables(spec, folder, raw)
     stock_names = {stock for stored in raw for stock in spec.spell(stored, base=False)}
     if conversion.layout.listed and any_head and all(stock.startswith("bert.") for stock in stock_names):
@@ -243,14 +255,15 @@ def _write(
     reloaded = type(model).from_pretrained(encoder, dtype="auto", local_files_only=True)
     compare_tensors(model, reloaded, source, report.steps)
     files += conversion.layout.copy(conversion.top, folder)
-    return replace(report, files=tuple(files)), reloaded
+    others = () if report.revision else left_out(conversion.top, conversion.layout, files)
+    return replace(report, files=tuple(files), left_out=others), reloaded
 
 
 def _describe(
     folder: Path, conversion: _Conversion, model: RelPosBertPreTrainedModel, report: ConversionReport, plots: bool
 ) -> None:
     """Write conversion.json, the plots and the model card."""
-    write_json(folder / "conversion.json", report.to_dict(), indent=2)
+    write_json(folder / REPORT, report.to_dict(), indent=2)
     pictures = draw(model, report, folder) if plots else ()
     limit = conversion.source_config.max_position_embeddings
     write_card(folder, report, conversion.config, limit, source_metadata(conversion.top), pictures)

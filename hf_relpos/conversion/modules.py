@@ -14,9 +14,11 @@ from .errors import ConversionError
 from .source import (
     CARD,
     CHECKPOINT_FILES,
+    PICKLED_FILES,
     TOKENIZER_FILES,
     WEIGHTS,
     download,
+    has_safetensors,
     local_folder,
     read_json,
 )
@@ -26,7 +28,16 @@ MODULES = "modules.json"
 # Beside modules.json, and beside the encoder's config.json: text only.
 TOP_FILES = (MODULES, "config_sentence_transformers.json")
 ENCODER_FILES = ("sentence_*_config.json",)
-MODULE_FILES = ("*.json", "*.txt", WEIGHTS)
+MODULE_FILES = (
+    "config.json",
+    "cnn_config.json",
+    "lstm_config.json",
+    "phrasetokenizer_config.json",
+    "whitespacetokenizer_config.json",
+    "wordembedding_config.json",
+    "vocab.txt",
+    WEIGHTS,
+)
 # Modules without parameters; all others must have them in safetensors.
 WEIGHTLESS = ("Pooling", "Normalize", "Dropout", "WordWeights")
 
@@ -73,8 +84,15 @@ class Layout:
         )
 
 
-def locate(source: str | Path, revision: str | None = None) -> tuple[Path, str | None, Layout]:
+def locate(
+    source: str | Path, revision: str | None = None, allow_pickle: bool = False
+) -> tuple[Path, str | None, Layout]:
     """The folder of a checkpoint, downloaded if it is on the Hub; the commit it was downloaded at; and its layout.
+
+    Args:
+        source: local folder or Hub repository.
+        revision: of a repository.
+        allow_pickle: download pickled weights from a repository that has no safetensors.
 
     Raises:
         ConversionError: when there is no such folder and no such repository, or it cannot be downloaded; for what
@@ -89,6 +107,8 @@ def locate(source: str | Path, revision: str | None = None) -> tuple[Path, str |
             download(str(source), commit, layout.encoder, (*whole, *ENCODER_FILES))
         for module in layout.modules:
             download(str(source), commit, module, MODULE_FILES)
+        if allow_pickle and not has_safetensors(folder / layout.encoder):
+            download(str(source), commit, layout.encoder, PICKLED_FILES)
     layout = read_layout(folder)
     check_modules(folder)
     return folder, commit, layout

@@ -1,6 +1,6 @@
 """Reading a checkpoint of any release: locate it, check it, rename its tensors as in stock BERT.
 
-Only JSON and safetensors are read. Pickles are refused, and no code of a repository is run.
+JSON and safetensors are read, and pickles of tensors if the caller asks for it. No code of a repository is run.
 """
 
 import json
@@ -19,7 +19,10 @@ from .names import TIES, Tie, is_buffer, is_table
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+PICKLED_WEIGHTS = "pytorch_model.bin"
+PICKLED_INDEX = "pytorch_model.bin.index.json"
 CHECKPOINT_FILES = ("config.json", "generation_config.json", "model*.safetensors", INDEX)
+PICKLED_FILES = (PICKLED_WEIGHTS, "pytorch_model-*.bin", PICKLED_INDEX)
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -29,7 +32,12 @@ TOKENIZER_FILES = (
     "vocab.txt",
     "vocab.json",
     "merges.txt",
-    "*.model",
+    "bpe.codes",
+    "sentencepiece.bpe.model",
+    "sentencepiece.model",
+    "spiece.model",
+    "spm.model",
+    "tokenizer.model",
 )
 CARD = "README.md"
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -177,41 +185,73 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
+def has_safetensors(folder: Path) -> bool:
+    """Whether a folder has weights in safetensors, in one file or in shards."""
+    return (folder / WEIGHTS).is_file() or (folder / INDEX).is_file()
+
+
+def read_tensors(folder: Path, allow_pickle: bool = False) -> dict[str, torch.Tensor]:
     """All tensors of a folder, under the names in its files.
 
+    Args:
+        folder: of the checkpoint.
+        allow_pickle: read `pytorch_model.bin`, or its shards, where there are no safetensors.
+
     Raises:
-        ConversionError: for a folder without safetensors, and for files that are missing, cut short or corrupt.
+        ConversionError: for a folder without weights that may be read, and for files that are missing, cut short or
+            corrupt.
     """
     if (folder / WEIGHTS).is_file():
         return _read_file(folder / WEIGHTS)
-    if not (folder / INDEX).is_file():
-        pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
-        if pickles:
-            raise ConversionError(
-                f"{folder}: no {WEIGHTS}, only {abbreviate(pickles)}. Pickles are not read, since loading one can run "
-                "code. If you trust it, let the stock library write safetensors, for example with "
-                f"AutoModelForMaskedLM.from_pretrained({str(folder)!r}).save_pretrained(NEW_FOLDER), and convert that"
-            )
+    if (folder / INDEX).is_file():
+        return _read_shards(folder, INDEX, _read_file)
+    if allow_pickle and (folder / PICKLED_WEIGHTS).is_file():
+        return _read_pickle(folder / PICKLED_WEIGHTS)
+    if allow_pickle and (folder / PICKLED_INDEX).is_file():
+        return _read_shards(folder, PICKLED_INDEX, _read_pickle)
+    if allow_pickle:
         raise ConversionError(
-            f"{folder}: no {WEIGHTS} and no {INDEX}; give a folder with safetensors weights (if the checkpoint has "
-            "only pytorch_model.bin, load it with the stock library and save it again)"
+            f"{folder}: no {WEIGHTS}, {INDEX}, {PICKLED_WEIGHTS} or {PICKLED_INDEX}; give a folder with weights"
         )
-    where = read_json(folder / INDEX).get("weight_map")
+    remedy = (
+        f"If you trust where it comes from, pass allow_pickle=True (--allow-pickle), which reads {PICKLED_WEIGHTS} or "
+        "its shards, and from them tensors only"
+    )
+    pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
+    if pickles:
+        raise ConversionError(
+            f"{folder}: no {WEIGHTS}, only {abbreviate(pickles)}. Pickles are not read unasked, since loading one can "
+            f"run code. {remedy}"
+        )
+    raise ConversionError(
+        f"{folder}: no {WEIGHTS} and no {INDEX}; give a folder with safetensors weights. A checkpoint of older "
+        f"releases may have a pickle instead. {remedy}"
+    )
+
+
+def _read_shards(folder: Path, index: str, read: Callable[[Path], dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """All tensors of the files that an index names.
+
+    Args:
+        folder: of the index and the files.
+        index: name of the index.
+        read: reads one of the files.
+    """
+    where = read_json(folder / index).get("weight_map")
     if not isinstance(where, dict) or not where:
-        raise ConversionError(f"{folder / INDEX}: weight_map = {where!r} names no tensors; restore the file")
+        raise ConversionError(f"{folder / index}: weight_map = {where!r} names no tensors; restore the file")
     tensors: dict[str, torch.Tensor] = {}
     for shard in sorted(set(map(str, where.values()))):
         path = folder / shard
         if Path(shard).name != shard or not path.is_file():
             raise ConversionError(
-                f"{folder / INDEX}: names the file {shard!r}, which is not in the folder; restore it"
+                f"{folder / index}: names the file {shard!r}, which is not in the folder; restore it"
             )
-        inside = _read_file(path)
+        inside = read(path)
         names = [name for name, file in where.items() if file == shard]
         lost = [name for name in names if name not in inside]
         if lost:
-            raise ConversionError(f"{path}: lacks {abbreviate(lost)}, which {INDEX} expects there; restore the file")
+            raise ConversionError(f"{path}: lacks {abbreviate(lost)}, which {index} expects there; restore the file")
         tensors.update((name, inside[name]) for name in names)
     return tensors
 
@@ -224,6 +264,33 @@ def _read_file(path: Path) -> dict[str, torch.Tensor]:
         raise ConversionError(
             f"{path}: cut short or corrupt ({' '.join(str(error).split())}); copy or download the file again"
         ) from error
+
+
+def _read_pickle(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a file of `torch.save`, by the unpickler of PyTorch that makes tensors and nothing else."""
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a corrupt pickle raises whatever its bytes lead to
+        reason = shorten(" ".join(str(error).split()), 160, placeholder=" …")
+        raise ConversionError(
+            f"{path}: corrupt, or holds other things than tensors, which are not read since they could run code "
+            f"({type(error).__name__}: {reason}); copy or download the file again, or take safetensors"
+        ) from error
+    if not isinstance(content, dict):
+        raise ConversionError(
+            f"{path}: holds a {type(content).__name__}, not the tensors of a model by their names; save its state_dict"
+        )
+    others = [name for name, value in content.items() if not (isinstance(name, str) and _is_plain(value))]
+    if others:
+        raise ConversionError(
+            f"{path}: {abbreviate(map(repr, others))}: not a plain tensor under its name; save the model's state_dict "
+            "alone"
+        )
+    return {name: tensor.detach() for name, tensor in content.items()}
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout == torch.strided and value.device.type == "cpu"
 
 
 def normalise(

@@ -1,5 +1,6 @@
 """What one attention call knows about its pairs (i, j)."""
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +8,13 @@ from typing import Any
 import torch
 
 from .padding import Padding
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    """Tensors, alone or in a tuple, and padding on that device; anything else as it is."""
+    if isinstance(value, torch.Tensor | Padding):
+        return value.to(device)
+    return tuple(_moved(each, device) for each in value) if isinstance(value, tuple) else value
 
 
 @dataclass(frozen=True)
@@ -30,7 +38,7 @@ class AttentionContext:
         key_projection: its W_k.
         temperature: τ of the formula, (1 or B, 1 or H, L); None for 1.
         padding: where the real tokens are, if the layer is given only these; or None.
-        device: where the layer computes, for schemes without parameters; None for the default device.
+        device: where the layer computes; None for the default device.
         dtype: in which angles, slopes and the like are computed: that of the layer, float32 at least.
     """
 
@@ -50,6 +58,12 @@ class AttentionContext:
     device: torch.device | None = None
     dtype: torch.dtype = torch.float32
 
+    def to(self, device: torch.device | str | int) -> "AttentionContext":
+        """The same on another device; accelerate asks for it where a layer is not on the device of the input."""
+        device = torch.device(device)
+        moved = {field.name: _moved(getattr(self, field.name), device) for field in dataclasses.fields(self)}
+        return AttentionContext(**{**moved, "device": device})
+
     @property
     def low(self) -> int:
         """Smallest offset that can occur."""
@@ -65,18 +79,18 @@ class AttentionContext:
             return self.max_distance
         return self.key_length - 1 - (0 if isinstance(self.start, torch.Tensor) else self.start)
 
-    def query_positions(self, device: torch.device) -> torch.Tensor:
+    def query_positions(self, device: torch.device | None) -> torch.Tensor:
         """Positions of the queries, (L,), or (B, L) with explicit positions."""
         indices = torch.arange(self.query_length, device=device) + self.start
         return indices if self.positions is None else self.positions[:, indices]
 
-    def key_positions(self, device: torch.device) -> torch.Tensor:
+    def key_positions(self, device: torch.device | None) -> torch.Tensor:
         """Positions of the keys, (K,), or (B, K) with explicit positions."""
         if self.positions is not None:
             return self.positions
         return torch.arange(self.key_length, device=device)
 
-    def matrix(self, device: torch.device) -> torch.Tensor:
+    def matrix(self, device: torch.device | None) -> torch.Tensor:
         """r = j − i for every query and key, (L, K), or (B, L, K) with explicit positions."""
         return self.key_positions(device)[..., None, :] - self.query_positions(device)[..., :, None]
 

@@ -97,11 +97,13 @@ class Relation(Scheme, name="relation"):
     def table(self, rows: torch.Tensor, labels: torch.Tensor) -> Table:
         """One row per label, that of `none_label` zero."""
         none = self.settings["none_label"]
-        if none is not None:
+        if none is None:
+            rows = rows.clone()
+        else:
             rows = rows.masked_fill((torch.arange(rows.shape[-2], device=rows.device) == none)[:, None], 0.0)
         return Table(rows if rows.dim() == 3 else rows[None], row_of=lambda label: label.long(), relation=labels)
 
-    def terms(self, context: AttentionContext) -> Terms:
+    def forward(self, context: AttentionContext) -> Terms:
         labels = context.relation_ids
         length, key_length = context.query_length, context.key_length
         if labels is None or labels.dim() != 3 or tuple(labels.shape[1:]) != (length, key_length):

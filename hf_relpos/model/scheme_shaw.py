@@ -51,12 +51,12 @@ class Shaw(Scheme, name="shaw"):
         """Rows in ascending order of r, and a zero row after them where distances past `clip` have no term."""
         rows = rows if rows.dim() == 3 else rows[None]
         if self.settings["out_of_range"] == "clip":
-            return Table(rows, row_of=lambda r: r.clamp(-self.clip, self.clip) + self.clip)
+            return Table(rows.clone(), row_of=lambda r: r.clamp(-self.clip, self.clip) + self.clip)
         past = 2 * self.clip + 1
         return Table(
             nn.functional.pad(rows, (0, 0, 0, 1)),
             row_of=lambda r: torch.where(r.abs() > self.clip, past, r + self.clip),
         )
 
-    def terms(self, context: AttentionContext) -> Terms:
+    def forward(self, context: AttentionContext) -> Terms:
         return Terms(A=(self.table(self.key),), V=(self.table(self.value),))

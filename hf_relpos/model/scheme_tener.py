@@ -60,7 +60,7 @@ class Tener(Scheme, name="tener"):
             distances = distances.clamp(-self.max_distance, self.max_distance)
         return sinusoid_t2t(distances, self.head_size, self.r_w_bias.dtype)[None]
 
-    def terms(self, context: AttentionContext) -> Terms:
+    def forward(self, context: AttentionContext) -> Terms:
         offsets = context.offsets(self.r_w_bias.device)
         rows = self.sinusoid(offsets)
         B = () if self.settings["terms"] == "paper" else (toeplitz_table(self.sinusoid(-offsets), context),)
@@ -68,6 +68,6 @@ class Tener(Scheme, name="tener"):
             scale=None if self.settings["scale"] else self.scale,
             A=(toeplitz_table(rows, context),),
             B=B,
-            u=self.r_r_bias,
+            u=self.r_r_bias.clone(),
             c=(toeplitz_table(torch.matmul(self.r_w_bias, rows[0].T), context),),
         )
