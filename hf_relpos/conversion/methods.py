@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..data.text import TextError, pair_fields
 from ..model.scheme import Option, Scheme, choice, is_count
 from ..model.schemes import GENERAL_SCHEME, SCHEMES, STOCK_SCHEME
 from . import absolute, relative
@@ -178,11 +179,14 @@ def check_scheme(scheme: type[Scheme], method: Method) -> None:
         )
 
 
-def check_text(name: str, texts: str | Path | Iterable[str | Path] | None) -> None:
-    """Refuse a method that requires text without any, and text that would not be read.
+def check_text(
+    name: str, texts: str | Path | Iterable[str | Path] | None, field: str | Sequence[str] = "text"
+) -> None:
+    """Refuse a method that requires text without any, text that would not be read, and fields that do not fit it.
 
     Args:
         name: key of `METHODS`.
+        field: as `convert` takes it.
 
     Raises:
         ConversionError: says what to give or to leave out.
@@ -194,6 +198,18 @@ def check_text(name: str, texts: str | Path | Iterable[str | Path] | None) -> No
         others = [repr(other) for other, method in METHODS.items() if method.text != "unused"]
         remedy = f", or choose a method that does: {', '.join(others)}" if others else ""
         raise ConversionError(f"texts were given, but method = {name!r} reads none; leave them out{remedy}")
+    if field == "text":
+        return
+    names = text_names(texts)
+    if not names:
+        raise ConversionError(
+            f"field = {field!r} was given without files or datasets that have fields (--field); leave it out, or give "
+            "texts as paths"
+        )
+    try:
+        pair_fields(names, field)
+    except TextError as error:
+        raise ConversionError(str(error)) from error
 
 
 def text_names(texts: str | Path | Iterable[str | Path] | None) -> list[str] | None:

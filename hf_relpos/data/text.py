@@ -1,7 +1,7 @@
 """Documents from text files, folders and datasets of the Hub."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from .records import OPENERS, iterate_lines, iterate_records, text_suffix
@@ -16,8 +16,33 @@ class TextError(ValueError):
     """Text that cannot be read, or is too short; the message names the remedy."""
 
 
+def pair_fields(
+    sources: str | Path | Iterable[str | Path], field: str | Sequence[str] = "text"
+) -> list[tuple[str | Path, str]]:
+    """Each text with its field.
+
+    Args:
+        sources: one or several.
+        field: one for all of them, or one for each.
+
+    Raises:
+        TextError: for another number of fields, and a field that is no name.
+    """
+    paths = [sources] if isinstance(sources, str | Path) else list(sources)
+    names = [field] if isinstance(field, str) else list(field)
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise TextError(f"field = {field!r} is no name of a key or column (--field); give one, such as 'text'")
+    if len(names) == 1:
+        names *= len(paths)
+    if len(names) != len(paths):
+        raise TextError(
+            f"field = {names}: {len(names)} fields for {len(paths)} texts; give one for all, or one for each (--field)"
+        )
+    return list(zip(paths, names, strict=True))
+
+
 def read_texts(
-    sources: str | Path | Iterable[str | Path], field: str = "text", limit: int | None = None
+    sources: str | Path | Iterable[str | Path], field: str | Sequence[str] = "text", limit: int | None = None
 ) -> Iterator[str]:
     """Documents of files, folders or Hub datasets, one after the other.
 
@@ -28,17 +53,16 @@ def read_texts(
 
     Args:
         sources: one or several.
-        field: key or column of the text.
+        field: key or column of the text: one for all of them, or one for each.
         limit: documents at most.
 
     Raises:
-        TextError: for files that are missing, of another kind, not text in UTF-8, or without that field.
+        TextError: for files that are missing, of another kind, not text in UTF-8, or without that field, and for
+            another number of fields than texts.
     """
-    if isinstance(sources, str | Path):
-        sources = [sources]
     count = 0
-    for source in sources:
-        for text in _documents(source, field):
+    for source, own_field in pair_fields(sources, field):
+        for text in _documents(source, own_field):
             if limit is not None and count >= limit:
                 return
             if text.strip():
@@ -81,7 +105,7 @@ def _read_file(path: Path, field: str) -> Iterator[str]:
         if suffix in (".txt", ".md"):
             yield from _paragraphs(iterate_lines(path))
         else:
-            for record in iterate_records(path, [field], header=True, remedy="name it with field"):
+            for record in iterate_records(path, [field], header=True, remedy="name one of these with field (--field)"):
                 if record[field] is not None:  # JSON's null is no text
                     yield str(record[field])
     except ValueError as error:
@@ -117,7 +141,7 @@ def _read_hub(source: str, field: str) -> Iterator[str]:
         for row in rows:
             if field not in row:
                 raise TextError(
-                    f"text = {source!r}: its rows have {', '.join(row)}, not {field!r}; name one with field"
+                    f"text = {source!r}: its rows have {', '.join(row)}, not {field!r}; name one with field (--field)"
                 )
             if row[field] is not None:
                 yield str(row[field])
