@@ -11,6 +11,7 @@ import torch
 import transformers
 from safetensors import SafetensorError
 
+from ..data.seed import check_seed
 from ..files import atomic_folder, describe_write_error, write_json
 from ..model.configuration_relpos_bert import RelPosBertConfig
 from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
@@ -104,10 +105,11 @@ def convert(
             `details["lost"]` says what they do not hold). None for `exact` where it applies and `keep` elsewhere.
         method_options: options of the method: keys of `METHODS[method].options`.
         texts: for a method that learns from text: one path or several (as Path objects), read by
-            `hf_relpos.data.read_texts`, each with the same share of the tokens; or documents, strings.
+            `hf_relpos.data.read_texts`, each with the same share of the tokens; or documents, strings, of which an
+            iterator is read once, up to 100 million characters.
         field: key or column of the text in .jsonl, .tsv and .csv files and Hub datasets; one for all, or one for each
             of `texts`.
-        seed: for a method that draws at random.
+        seed: for a method that draws at random, 0 to 2³² − 1.
         architecture: class whose head to keep; by default the one that config.json names.
         revision: branch, tag or commit of a Hub repository.
         allow_pickle: where there are no safetensors, read `pytorch_model.bin` or its shards, and download them, with
@@ -129,6 +131,10 @@ def convert(
         raise ConversionError(f"method = {method!r} is unknown; known methods: {', '.join(METHODS)}")
     if plots:
         figure_class()  # raises without matplotlib, before any work
+    try:
+        check_seed(seed)
+    except ValueError as error:
+        raise ConversionError(str(error)) from error
     target = check_target(out, overwrite, source)
     top, commit, layout = locate(source, revision, allow_pickle)
     check_apart(top, target)  # the cache of the Hub
@@ -137,7 +143,7 @@ def convert(
     spec = recognise(folder, saved)
     head = choose_head(spec, folder, architecture)
     name = choose_method(method, spec, folder)
-    check_text(name, texts, field)
+    texts = check_text(name, texts, field)
     if plots:
         check_plots(name)
     options = resolve_options(name, method_options)

@@ -1,7 +1,7 @@
 """The interface of a method of conversion, and helpers that several methods share."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,8 +25,8 @@ class ConversionContext:
         source_config: its configuration as a RelPosBertConfig, positions included: that of the teacher.
         build_teacher: builds a RelPosBert model, in the dtype of the source and in eval mode, that computes exactly
             what the source computes.
-        texts: to learn from, as `convert` takes them; None for none.
-        field: key or column of the text in them, one for all or one for each.
+        texts: to learn from, paths or documents; None for none.
+        field: key or column of the text in files and datasets, one for all or one for each.
         options: of the method, with its defaults.
         seed: of random choices.
         resume_folder: where an interrupted method finds what it had computed; None for a method that starts afresh.
@@ -37,7 +37,7 @@ class ConversionContext:
     source: Source
     source_config: RelPosBertConfig
     build_teacher: Callable[[], RelPosBertPreTrainedModel]
-    texts: str | Path | Iterable[str | Path] | None = None
+    texts: list[Path] | list[str] | None = None
     field: str | Sequence[str] = "text"
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     seed: int = 0

@@ -54,7 +54,7 @@ def _windows(tokenizer: Any, context: ConversionContext, tokens: int, lengths: t
     passage = max(*window_lengths(limit), context.options["length"] or 0)
     texts, field = context.texts, context.field
     parts: list[tuple[Any, str | Sequence[str], int]] = [(texts, field, tokens)]
-    if isinstance(texts, Sequence) and not isinstance(texts, str) and all(isinstance(each, Path) for each in texts):
+    if texts and isinstance(texts[0], Path):
         parts = [([path], own_field, -(-tokens // len(texts))) for path, own_field in pair_fields(texts, field)]
     found: list[list[int]] = []
     for part, own_field, share in parts:

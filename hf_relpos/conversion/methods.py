@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..data.text import TextError, pair_fields
+from ..data.text import TextError, pair_fields, paths_or_documents
 from ..model.scheme import Option, Scheme, choice, is_count
 from ..model.schemes import GENERAL_SCHEME, SCHEMES, STOCK_SCHEME
 from . import absolute, relative
@@ -181,12 +181,16 @@ def check_scheme(scheme: type[Scheme], method: Method) -> None:
 
 def check_text(
     name: str, texts: str | Path | Iterable[str | Path] | None, field: str | Sequence[str] = "text"
-) -> None:
+) -> list[Path] | list[str] | None:
     """Refuse a method that requires text without any, text that would not be read, and fields that do not fit it.
 
     Args:
         name: key of `METHODS`.
+        texts: as `convert` takes them.
         field: as `convert` takes it.
+
+    Returns:
+        The texts, to be iterated over several times; None for none.
 
     Raises:
         ConversionError: says what to give or to leave out.
@@ -198,35 +202,29 @@ def check_text(
         others = [repr(other) for other, method in METHODS.items() if method.text != "unused"]
         remedy = f", or choose a method that does: {', '.join(others)}" if others else ""
         raise ConversionError(f"texts were given, but method = {name!r} reads none; leave them out{remedy}")
-    if field == "text":
-        return
-    names = text_names(texts)
-    if not names:
-        raise ConversionError(
-            f"field = {field!r} was given without files or datasets that have fields (--field); leave it out, or give "
-            "texts as paths"
-        )
     try:
-        pair_fields(names, field)
+        found = None if texts is None else paths_or_documents(texts)
+        if field != "text":
+            if found is None or not isinstance(found[0], Path):
+                raise TextError(
+                    f"field = {field!r} was given without files or datasets that have fields (--field); leave it out, "
+                    "or give texts as paths"
+                )
+            pair_fields(found, field)
+        return found
     except TextError as error:
         raise ConversionError(str(error)) from error
 
 
-def text_names(texts: str | Path | Iterable[str | Path] | None) -> list[str] | None:
-    """Names of the texts that `convert` was given, for the report.
+def text_names(texts: list[Path] | list[str] | None) -> list[str] | None:
+    """Names of the texts that `check_text` returned, for the report.
 
     Returns:
         Names of files, without their folders, and of Hub datasets; [] for documents, None for no texts.
     """
     if texts is None:
         return None
-    if isinstance(texts, str | Path):
-        texts = [Path(texts)]
-    if not isinstance(texts, Sequence):
-        return []
     paths = [text for text in texts if isinstance(text, Path)]
-    if len(paths) < len(texts):
-        return []
     return [path.name if path.expanduser().exists() else str(path) for path in paths]
 
 

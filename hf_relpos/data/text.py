@@ -1,15 +1,18 @@
 """Documents from text files, folders and datasets of the Hub."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
+from typing import Any
 
-from .records import OPENERS, iterate_lines, iterate_records, text_suffix
+from .records import OPENERS, excerpt, iterate_lines, iterate_records, text_field, text_problem, text_suffix
 
 
 SUFFIXES = (".txt", ".md", ".jsonl", ".json", ".tsv", ".csv")
 # A URL's scheme; one letter would be a drive of Windows.
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+# Characters read at most: a stream may have no end.
+MAX_CHARACTERS = 100_000_000
 
 
 class TextError(ValueError):
@@ -26,9 +29,16 @@ def pair_fields(
         field: one for all of them, or one for each.
 
     Raises:
-        TextError: for another number of fields, and a field that is no name.
+        TextError: for what is no path, another number of fields, and a field that is no name.
     """
-    paths = [sources] if isinstance(sources, str | Path) else list(sources)
+    if isinstance(sources, str | Path):
+        sources = [sources]
+    if isinstance(sources, bytes) or not isinstance(sources, Iterable):
+        raise TextError(f"text = {sources!r} is a {type(sources).__name__}; give a path, or a list of paths")
+    paths = list(sources)
+    for path in paths:
+        if not isinstance(path, str | Path) or not str(path).strip():
+            raise TextError(f"text = {path!r} is no path; give the name of a file, folder or Hub dataset")
     names = [field] if isinstance(field, str) else list(field)
     if not names or not all(isinstance(name, str) and name for name in names):
         raise TextError(f"field = {field!r} is no name of a key or column (--field); give one, such as 'text'")
@@ -39,6 +49,43 @@ def pair_fields(
             f"field = {names}: {len(names)} fields for {len(paths)} texts; give one for all, or one for each (--field)"
         )
     return list(zip(paths, names, strict=True))
+
+
+def paths_or_documents(texts: Any) -> list[Path] | list[str]:
+    """Texts as the caller gave them: a path or several, or documents; to be iterated over again.
+
+    Args:
+        texts: a path (a string or a Path), several (Paths), or documents (strings), of which an iterator is read here,
+            up to `MAX_CHARACTERS` characters.
+
+    Raises:
+        TextError: for anything else; names the item, and what to give.
+    """
+    if isinstance(texts, str | Path):
+        if not str(texts).strip():
+            raise TextError(f"texts = {texts!r} is empty; give a path")
+        return [Path(texts)]
+    if isinstance(texts, bytes | bytearray | Mapping | Set) or not isinstance(texts, Iterable):
+        raise TextError(
+            f"texts is a {type(texts).__name__}; give a path, a list of Path objects, or a list of documents (strings)"
+        )
+    items: list[Any] = []
+    characters = 0
+    for number, text in enumerate(texts):
+        if not isinstance(text, Path):
+            if problem := text_problem(text):
+                raise TextError(f"texts[{number}] {problem}")
+            characters += len(text)
+        items.append(text)
+        if isinstance(text, Path) != isinstance(items[0], Path):
+            raise TextError(
+                f"texts[{number}] is a {type(text).__name__}, and texts[0] is not; give paths or documents"
+            )
+        if characters > MAX_CHARACTERS:
+            break
+    if not items:
+        raise TextError("texts is empty; give a path, or documents")
+    return items
 
 
 def read_texts(
@@ -57,8 +104,8 @@ def read_texts(
         limit: documents at most.
 
     Raises:
-        TextError: for files that are missing, of another kind, not text in UTF-8, or without that field, and for
-            another number of fields than texts.
+        TextError: for files that are missing, of another kind, not text in UTF-8, or without that field, a field that
+            is neither text nor null, and another number of fields than texts.
     """
     count = 0
     for source, own_field in pair_fields(sources, field):
@@ -71,14 +118,19 @@ def read_texts(
 
 
 def _documents(source: str | Path, field: str) -> Iterator[str]:
-    path = Path(source).expanduser()
+    try:
+        path = Path(source).expanduser()
+        exists = path.exists()
+    except (OSError, RuntimeError) as error:  # a name too long, a folder that may not be entered, no such user
+        reason = getattr(error, "strerror", None) or error
+        raise TextError(f"text = '{excerpt(str(source))}': {reason}; check the path") from error
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file() and text_suffix(file) in SUFFIXES)
         if not files:
             raise TextError(f"text = '{source}': no .txt, .jsonl, .tsv or .csv file in the folder")
         for file in files:
             yield from _read_file(file, field)
-    elif path.is_file():
+    elif exists:
         yield from _read_file(path, field)
     elif URL.match(str(source)):
         url = re.sub(":/+", "://", str(source), count=1)  # `Path` drops a slash
@@ -105,9 +157,11 @@ def _read_file(path: Path, field: str) -> Iterator[str]:
         if suffix in (".txt", ".md"):
             yield from _paragraphs(iterate_lines(path))
         else:
-            for record in iterate_records(path, [field], header=True, remedy="name one of these with field (--field)"):
+            remedy = "name one of these with field (--field)"
+            records = iterate_records(path, [field], header=True, remedy=remedy)
+            for number, record in enumerate(records, 1):
                 if record[field] is not None:  # JSON's null is no text
-                    yield str(record[field])
+                    yield text_field(path, number, field, record[field])
     except ValueError as error:
         raise TextError(f"text = {error}") from error
 
@@ -138,13 +192,13 @@ def _read_hub(source: str, field: str) -> Iterator[str]:
     full = f"{user}/{repository}" if repository else user
     try:
         rows = load_dataset(full, configuration or None, split=split or "train", streaming=True)
-        for row in rows:
+        for number, row in enumerate(rows, 1):
             if field not in row:
                 raise TextError(
                     f"text = {source!r}: its rows have {', '.join(row)}, not {field!r}; name one with field (--field)"
                 )
             if row[field] is not None:
-                yield str(row[field])
+                yield text_field(source, number, field, row[field])
     except (OSError, ValueError) as error:
         if isinstance(error, TextError):
             raise

@@ -112,19 +112,30 @@ def load_tokenizer(name: str | Path) -> Any:
     Raises:
         ValueError: when there is none.
     """
-    try:
-        with refusing_code(name):
-            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-        reason = "it knows no tokens but special ones"
-    except (OSError, ValueError, KeyError) as error:
-        tokenizer, reason = None, shorten(str(error), 160, placeholder=" …")
-    # of a folder without its files, Transformers v5 makes an empty one without an error
-    if tokenizer is None or not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
+    tokenizer, reason = find_tokenizer(name)
+    if reason:
         raise ValueError(
             f"{name}: no tokenizer could be loaded ({reason}); put the tokenizer's files into the folder "
             "(`tokenizer.save_pretrained`), or name another folder with --tokenizer"
         )
     return tokenizer
+
+
+def find_tokenizer(name: str | Path, **arguments: Any) -> tuple[Any, str]:
+    """The tokenizer of a checkpoint, and why there is none; empty where there is one.
+
+    Args:
+        arguments: of `AutoTokenizer.from_pretrained`.
+    """
+    try:
+        with refusing_code(name):
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **arguments)
+    except Exception as error:  # of broken files any: tokenizers raises no type of its own
+        return None, shorten(f"{type(error).__name__}: {error}", 400, placeholder=" …")
+    # of a folder without its files, Transformers v5 makes an empty one without an error
+    if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
+        return None, "it knows no tokens but special ones"
+    return tokenizer, ""
 
 
 def pooling_of(name: str | Path) -> str | None:
