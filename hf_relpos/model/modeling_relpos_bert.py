@@ -533,7 +533,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         )
         sequence = outputs.last_hidden_state
         if padding is not None:
-            sequence = padding.restore(sequence)
+            sequence = padding.to(sequence.device).restore(sequence)
         outputs = BaseModelOutputWithPoolingAndCrossAttentions(
             last_hidden_state=sequence,
             pooler_output=self.pooler(sequence) if self.pooler is not None else None,
