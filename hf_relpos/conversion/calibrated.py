@@ -19,7 +19,7 @@ from ..calibration.batches import make_batches
 from ..calibration.calibrate import Calibrator
 from ..calibration.embeddings import correct_first_token_bias, fold_positions
 from ..calibration.errors import CalibrationError
-from ..calibration.saved import Saved
+from ..calibration.saved import Saved, one_process
 from ..calibration.settings import PENALTIES, CalibrationSettings, estimate_memory, is_penalty
 from ..calibration.windows import (
     TOO_FEW,
@@ -121,25 +121,32 @@ def calibrate_and_distil(model: RelPosBertPreTrainedModel, context: ConversionCo
 
 
 def _learn(model: RelPosBertPreTrainedModel, context: ConversionContext, distils: bool) -> dict[str, str]:
+    state = process_state()
     try:
         _check_options(model, context)
-        tokenizer = load_tokenizer(context.tokenizer_folder, model.config.vocab_size)
-        model.config.attention_window = context.options["window"]
-        original = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        dtype = model.dtype
-        student, teacher = model.float(), context.build_teacher().float()
-        for each in (student, teacher):
-            each.set_attn_implementation("eager")
-        state = process_state()
-        console = Console(stderr=True, quiet=not (context.progress and state.is_main_process))
-        saved = _calibrate(student, teacher, tokenizer, context, state, console)
-        if distils:
-            context.details["distillation"] = _distil(student, teacher, tokenizer, context, console)
-        context.details["fidelity"] = held_out_fidelity(student, teacher, tokenizer, context)
+        with one_process(context.resume_folder if state.is_main_process else None):
+            return _fit(model, context, state, distils)
     except CalibrationError as error:
         raise ConversionError(str(error)) from error
     except TextError as error:
         raise ConversionError(f"texts: {error}") from error
+
+
+def _fit(
+    model: RelPosBertPreTrainedModel, context: ConversionContext, state: PartialState, distils: bool
+) -> dict[str, str]:
+    tokenizer = load_tokenizer(context.tokenizer_folder, model.config.vocab_size)
+    model.config.attention_window = context.options["window"]
+    original = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    dtype = model.dtype
+    student, teacher = model.float(), context.build_teacher().float()
+    for each in (student, teacher):
+        each.set_attn_implementation("eager")
+    console = Console(stderr=True, quiet=not (context.progress and state.is_main_process))
+    saved = _calibrate(student, teacher, tokenizer, context, state, console)
+    if distils:
+        context.details["distillation"] = _distil(student, teacher, tokenizer, context, console)
+    context.details["fidelity"] = held_out_fidelity(student, teacher, tokenizer, context)
     model.to(dtype)
     if saved is not None:
         state.wait_for_everyone()
