@@ -234,7 +234,7 @@ class RelPosBertSelfAttention(BertSelfAttention):
             hidden_states: (B, L, D); only device and dtype are read.
         """
         device, dtype = hidden_states.device, hidden_states.dtype
-        if torch.is_autocast_enabled(device.type):
+        if device.type != "meta" and torch.is_autocast_enabled(device.type):  # which knows no meta device
             dtype = torch.get_autocast_dtype(device.type)
         like = torch.empty(0, self.attention_head_size, device=device, dtype=dtype)
         context = replace(context, device=device, dtype=torch.promote_types(dtype, torch.float32))

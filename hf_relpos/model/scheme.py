@@ -346,6 +346,7 @@ class Scheme(nn.Module):
         Parameters are where they should be only while the module that owns them is called: offloading, sharding and
         quantisation change them before and after. So a scheme reads its own, and calls its submodules without reading
         their weights; `context.device` says where to compute, and `dtype_of` in which dtype they take their input.
+        Terms hold neither a parameter nor a view of one (`clone` it), since they are used when the call has ended.
         """
         raise NotImplementedError(f"{type(self).__name__} must define forward(context)")
 
