@@ -18,6 +18,7 @@ from transformers.masking_utils import and_masks, create_bidirectional_mask, cre
 from .context import AttentionContext
 from .documents import document_numbers, position_steps
 from .memory import SegmentMemory
+from .scheme import MAX_COUNT
 from .tracing import is_traced
 
 
@@ -349,7 +350,18 @@ def _with_positions_of_mask(layout: TokenLayout, batch: int, attention_mask: tor
 
 
 def _largest_distance(positions: torch.Tensor) -> int:
-    return int((positions.amax(-1) - positions.amin(-1)).max())
+    """
+    Raises:
+        ValueError: for positions that are further apart than schemes count.
+    """
+    largest = (positions.amax(-1) - positions.amin(-1)).aminmax()
+    smallest, distance = int(largest.min), int(largest.max)
+    if smallest < 0 or distance > MAX_COUNT:  # below zero: int64 overflows
+        raise ValueError(
+            f"position_ids has positions in a row that are more than {MAX_COUNT:,} apart; a scheme knows no such "
+            "distance. Let positions of one row be near each other"
+        )
+    return distance
 
 
 def _beside_memory(
