@@ -101,9 +101,10 @@ def convert(
         method: `keep` (absolute positions stay, outputs are the source's), `drop` (their mean stays), `calibrate`
             (relative terms are fitted to the source's attention on `texts`), `calibrate+distil` (and then trained to
             its outputs), `interpolate` or `hierarchical` (a longer table of absolute positions, and nothing relative)
-            or, for a source that is relative already and for no other (which `calibrate` takes, too), `exact` (its tables stay, or fit into those of
+            or, for a source that is relative already and for no other, `exact` (its tables stay, or fit into those of
             another scheme; outputs are the source's) and `refit` (the closest tables of another scheme;
             `details["lost"]` says what they do not hold). None for `exact` where it applies and `keep` elsewhere.
+            The two that calibrate are for both.
         method_options: options of the method: keys of `METHODS[method].options`.
         texts: for a method that learns from text: one path or several (as Path objects), read by
             `hf_relpos.data.read_texts`, each with the same share of the tokens; or documents, strings, of which an
