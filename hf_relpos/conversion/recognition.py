@@ -11,6 +11,7 @@ from ..model.schemes import STOCK_SCHEME
 from .errors import ConversionError, abbreviate
 from .families import FAMILIES, LEGACY_ATTENTION, LEGACY_TYPES, PRETRAINING, TASK_TYPES, Family, LegacyAttention
 from .names import is_scheme, is_table, to_stock
+from .source import resemblance, tensor_names
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,9 @@ def recognise(folder: Path, config: Mapping[str, Any]) -> SourceSpec:
     model_type = config.get("model_type", "bert")  # the first BERT files have none
     if model_type not in FAMILIES:
         known = abbreviate(map(repr, FAMILIES), 20)
-        raise ConversionError(f"{folder}: model_type = {model_type!r}; only {known} checkpoints can be converted")
+        raise ConversionError(
+            f"{folder}: model_type = {model_type!r}; only {known} checkpoints can be converted{_hint(folder, config)}"
+        )
     family, mark = FAMILIES[model_type], f"model_type = {model_type!r}"
     if model_type == "bert":
         for name, candidate in FAMILIES.items():
@@ -107,13 +110,19 @@ def recognise(folder: Path, config: Mapping[str, Any]) -> SourceSpec:
         known = abbreviate(map(repr, [STOCK_SCHEME, *family.legacy_types]))
         raise ConversionError(
             f"{folder}: {evidence}; of model_type = {model_type!r}, only checkpoints with {known} positions can be "
-            "converted"
+            f"converted{_hint(folder, config)}"
         )
     if reason := family.unsupported_reason(completed):
         raise ConversionError(f"{folder}: {reason if absolute else f'{mark}, {reason}'}")
     if legacy:
         return SourceSpec(family, evidence, False, kind, {}, completed)
     return SourceSpec(family, evidence, absolute, family.scheme, family.options(completed), completed)
+
+
+def _hint(folder: Path, config: Mapping[str, Any]) -> str:
+    """What the weights look like, to be put at the end of an error; empty where there is nothing to say."""
+    looks = resemblance(folder, config, tensor_names(folder))
+    return f". {looks}" if looks else ""
 
 
 def check_tables(spec: SourceSpec, folder: Path, names: Iterable[str]) -> None:
@@ -146,10 +155,10 @@ def check_tables(spec: SourceSpec, folder: Path, names: Iterable[str]) -> None:
                 f"{abbreviate(tables, 1)}: they belong to another model; correct config.json or restore the file"
             )
     elif not relative:
-        raise ConversionError(
-            f"{folder}: {spec.evidence}, but the weights have no tables of distances. Stock Transformers v5 drops "
-            "them when it loads and saves such a checkpoint: go back to the original files"
+        remedy = resemblance(folder, spec.config, names) or (
+            "Stock Transformers v5 drops them when it loads and saves such a checkpoint: go back to the original files"
         )
+        raise ConversionError(f"{folder}: {spec.evidence}, but the weights have no tables of distances. {remedy}")
 
 
 @dataclass(frozen=True)
