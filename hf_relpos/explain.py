@@ -3,6 +3,7 @@
 import torch
 from transformers import PreTrainedModel
 
+from .kernels.backend import Triton
 from .model.backends import AUTO, choose
 from .model.capabilities import check_attention, probe_call
 from .model.configuration_relpos_bert import RelPosBertConfig
@@ -17,6 +18,7 @@ def explain_backend(
     dropout: float = 0.0,
     output_attentions: bool = False,
     gradients: bool = False,
+    check_kernels: bool = False,
 ) -> str:
     """The attention backend of a forward pass of that size without a mask, and why no earlier one takes it.
 
@@ -29,6 +31,7 @@ def explain_backend(
         dropout: probability of dropping an attention weight, 0 outside training.
         output_attentions: whether the attention weights are returned.
         gradients: whether there will be a backward pass.
+        check_kernels: compare GPU kernels that would be taken with eager now, as the first such call does.
 
     Returns:
         The backend on the first line, then a line for each one that was passed over, with what it does not support.
@@ -63,6 +66,10 @@ def explain_backend(
         gradients,
     )
     backend, passed_over = choose(call)
-    lines = [f"attn_implementation={AUTO!r} takes {backend.name}"]
+    if check_kernels and isinstance(backend, Triton):
+        backend.check(call)
+        backend, passed_over = choose(call)
+    state = f" ({backend.state(call)})" if isinstance(backend, Triton) else ""
+    lines = [f"attn_implementation={AUTO!r} takes {backend.name}{state}"]
     lines += [f"- not {name}: {'; '.join(reasons)}" for name, reasons in passed_over.items()]
     return "\n".join(lines)

@@ -117,7 +117,7 @@ def record_layer(
         heads = (attention.num_attention_heads, attention.attention_head_size)
         query, key = (recorded[name].unflatten(-1, heads).transpose(1, 2) for name in ("query", "key"))
         context = attention.layer_context(recorded["context"], query, key.shape[2])
-        terms = attention.distance_embedding.terms(context)  # before dropout is on again
+        terms = attention.distance_embedding(context)  # before dropout is on again
     finally:
         model.train(training)
         for hook in hooks:

@@ -4,7 +4,7 @@
     python scripts/bench_attention.py --peer-python OLD/bin/python        # with the BERT of transformers 4.57.6
 
 The attention core of a BERT-base layer: 12 heads of 64, on fixed q, k and v. It includes the terms that the scheme
-makes of its parameters in every layer (`Scheme.terms`); the floor is PyTorch's scaled_dot_product_attention without
+makes of its parameters in every layer (`Scheme.forward`); the floor is PyTorch's scaled_dot_product_attention without
 positions. Before any time is taken it is compared with the eager backend in float64, outputs and all gradients, and a
 failure ends the run. Written to docs/results/benchmarks: cpu-attention.json, .md and .png.
 """
@@ -68,12 +68,13 @@ class RelativeAttention(nn.Module):
         from hf_relpos.model.attention import AttentionCall
 
         length = query.shape[2]
-        context = AttentionContext(length, length, dtype=torch.promote_types(query.dtype, torch.float32))
+        dtype = torch.promote_types(query.dtype, torch.float32)
+        context = AttentionContext(length, length, device=query.device, dtype=dtype)
         if self.shared is not None:
             from dataclasses import replace
 
             context = replace(context, shared=self.shared(context))
-        terms = self.scheme.terms(context)
+        terms = self.scheme(context)
         gradients = torch.is_grad_enabled()
         return AttentionCall(query, key, value, terms, context, dropout=dropout, needs_gradients=gradients, layer=self)
 

@@ -69,17 +69,14 @@ def layer(name: str, backend: str, length: int, dtype: torch.dtype, device: str)
     if "clipped" in name:
         from dataclasses import replace
 
-        scheme, terms = attention.scheme, attention.scheme.terms
-
-        def clipped(context):
-            unclipped = terms(context)
+        def clipped(scheme, args, unclipped):
             tables = tuple(
                 replace(table, row_of=lambda r, row_of=table.row_of: row_of(r.clamp(-CLIPPED, CLIPPED)))
                 for table in unclipped.A
             )
             return replace(unclipped, A=tables)
 
-        scheme.terms = clipped
+        attention.scheme.register_forward_hook(clipped)
     return attention.to(device, dtype)
 
 

@@ -78,7 +78,7 @@ def test_rows_are_drawn_towards_their_mean(fade):
 
 def test_a_full_table_is_read_as_before(monkeypatch):
     """No arithmetic on it, so that every bit is that of a model without the field."""
-    monkeypatch.setattr(LearnedPositions, "faded", None)
+    monkeypatch.setattr(LearnedPositions, "mean", None)
     model = tiny_model(RelPosBertModel, SCHEME, **TABLE)
     assert model.config.absolute_position_fade == 1.0
     ids, seen = words(2, 9), model.embeddings
@@ -103,7 +103,7 @@ class Reader(torch.nn.Module):
         self.table, self.fade = table, fade
 
     def forward(self, ids):
-        return self.table.faded(ids, self.fade)
+        return self.table(ids, fade=self.fade)
 
 
 def test_wholly_faded_keep_is_drop(tmp_path):

@@ -51,7 +51,7 @@ def block_of(length, first, rows, batch=3, seed=0, scheme=None):
         outputs = wanted @ values + draw(batch, HEADS, length, SIZE)
     else:
         context = AttentionContext(length, length, dtype=torch.float64)
-        outputs, wanted = attend(query, key, values, scheme.terms(context), context, visible)
+        outputs, wanted = attend(query, key, values, scheme(context), context, visible)
     weight = torch.ones(batch, rows, dtype=torch.float64)
     weight[-1, max(0, length - 3 - first) :] = 0
     return Block(
@@ -70,9 +70,7 @@ def test_scores_are_those_of_the_formula(name, length, first, rows):
     context = AttentionContext(length, length, dtype=torch.float64)
     query = torch.zeros(HEADS, 3, length, SIZE, dtype=torch.float64)
     query[:, :, first : first + rows] = block.query.flip(2)
-    _, expected = attend(
-        *(x.transpose(0, 1) for x in (query, block.key, block.values)), scheme.terms(context), context
-    )
+    _, expected = attend(*(x.transpose(0, 1) for x in (query, block.key, block.values)), scheme(context), context)
     content = block.query @ block.key.transpose(-1, -2) * scheme.scale
     found = torch.softmax(content + scores(tables_of(scheme, length), block), -1)
     expected = expected[:, :, first : first + rows].transpose(0, 1).flip(2)

@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,13 @@ import torch
 from oracles import padding, stir, tiny_config
 from test_chunked import left_padding, window
 from test_formula import clipped
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hf_relpos import AttentionContext, RelPosBertForMaskedLM, Table, Terms, attend, explain_backend
 from hf_relpos.kernels import backend as kernels
-from hf_relpos.kernels import ops
+from hf_relpos.kernels import ops, self_check
 from hf_relpos.kernels.backend import Triton
+from hf_relpos.kernels.self_check import kept
 from hf_relpos.model import backends, skewed
 from hf_relpos.model.attention import AttentionCall
 from hf_relpos.model.backend_chunked import chunked_attention
@@ -77,6 +80,10 @@ def interpreted(interpreter, monkeypatch):
     monkeypatch.setattr("hf_relpos.kernels.tiles", interpreter, raising=False)
     monkeypatch.setattr(ops, "TILES", {key: ops.Tile(64, 64) for key in ops.TILES})
     monkeypatch.setattr(ops, "scratch", lambda count, like: like.new_full((count,), torch.nan))
+    monkeypatch.setattr(self_check, "LENGTHS", ((20, 24),))
+    self_check.OUTCOMES.clear()
+    yield
+    self_check.OUTCOMES.clear()
 
 
 def make(letters, batch, heads, length, keys, dtype=torch.float64, size=SIZE):
@@ -209,29 +216,13 @@ def test_fully_hidden_rows_are_zero(interpreted):
 # Dropout ---------------------------------------------------------------------------------------------------------
 
 
-def mixed(x):
-    """tiles.mix, of int64 that hold 32 bits."""
-    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
-        x = ((x ^ (x >> shift)) * factor) & 0xFFFFFFFF
-    return x ^ (x >> 16)
-
-
-def kept_by_definition(seed, batch, heads, length, keys, dropout):
-    """(B, H, L, K)."""
-    low, high = torch.tensor(seed & 0xFFFFFFFF), torch.tensor(seed >> 32)
-    key = mixed(mixed(mixed(low) ^ high) ^ torch.arange(batch * heads).view(batch, heads, 1))
-    row = mixed(key ^ torch.arange(length))[..., :, None]
-    column = mixed((~key & 0xFFFFFFFF) ^ torch.arange(keys))[..., None, :]
-    return (mixed(row ^ column) >> 16) >= dropout
-
-
 def test_dropout_is_replayed(interpreted):
     """Output and gradients are the formula's with weights dropped by (seed, row, head, i, j), block sizes or not."""
     leaves, context = make("ABV", 2, 2, 63, 63, torch.float32), AttentionContext(63, 63)
     torch.manual_seed(3)
     seed = int(torch.randint(torch.iinfo(torch.int32).max, (1,)))
-    kept = kept_by_definition(seed, 2, 2, 63, 63, round(0.3 * 65536)) / (1 - round(0.3 * 65536) / 65536)
-    expected = with_gradients(by_formula, of_dtype(leaves, torch.float64), context, kept=kept)
+    factors = kept(seed, (2, 2, 63, 63), round(0.3 * 65536)) / (1 - round(0.3 * 65536) / 65536)
+    expected = with_gradients(by_formula, of_dtype(leaves, torch.float64), context, kept=factors)
     torch.manual_seed(3)
     assert close(with_gradients(by_kernels, leaves, context, dropout=0.3), expected, 2e-5)
 
@@ -240,13 +231,13 @@ def test_dropout_is_replayed(interpreted):
 def test_dropout_is_fair(rate):
     """In all, by row and by key, and independent between neighbours, heads, rows of the batch and seeds."""
     length, threshold = 256, round(rate * 65536)
-    kept = [kept_by_definition(seed, 2, 3, length, length, threshold) for seed in (11, 12, 11 + (1 << 40))]
+    draws = [kept(seed, (2, 3, length, length), threshold) for seed in (11, 12, 11 + (1 << 40))]
     spread = (rate * (1 - rate)) ** 0.5
-    for one in kept:
+    for one in draws:
         assert abs(1 - one.double().mean() - rate) <= 4 * spread / one.numel() ** 0.5
         for axis in (-1, -2):
             assert (1 - one.double().mean(axis) - rate).abs().max() <= 6 * spread / length**0.5
-    draws = [one.double() - (1 - rate) for one in kept]
+    draws = [one.double() - (1 - rate) for one in draws]
     first = draws[0]
     pairs = [(first, draws[1]), (first, draws[2]), (first[0], first[1]), (first[:, 0], first[:, 1])]
     pairs += [(first[..., 1:], first[..., :-1]), (first[..., 1:, :], first[..., :-1, :])]
@@ -291,6 +282,7 @@ def test_compiled_model(interpreted, monkeypatch):
         loss.backward()
         results.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])
     assert len(seen) == 1 and any("hf_relpos.attention" in target for target in seen[0])
+    assert only_outcome().passed  # and the check of the compiled call, the first one, is not in the graph
     assert all((x - y).abs().max() <= 2e-5 for other in results[:2] for x, y in zip(other, results[2], strict=True))
 
 
@@ -323,6 +315,7 @@ def test_programs_along_an_axis():
 def test_what_is_chosen(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     value_term = terms_of(make("ABcV", 1, 12, 1, 1))
 
     def chosen(terms=value_term, dtype=torch.bfloat16, context=AttentionContext(64, 64), size=64, **changes):  # noqa: B008
@@ -362,6 +355,170 @@ def test_chunks_on_a_device_take_as_many_queries(monkeypatch):
     form = to_toeplitz(terms_of(leaves), context, leaves["query"])
     out = chunked_attention(leaves["query"], *(leaves[x] for x in ("query", "key", "value")), form)
     assert (out - by_formula(leaves, context)).abs().max() <= 1e-12
+
+
+# The check on first use ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def broken(interpreter, monkeypatch):
+    """A function that takes tiles.vectors into which a fault was put."""
+    monkeypatch.delitem(sys.modules, "broken_tiles", raising=False)
+    fault = importlib.import_module("broken_tiles").vectors
+    return lambda patch: patch.setattr(interpreter, "vectors", fault)
+
+
+@pytest.fixture
+def checked_model(interpreted, monkeypatch):
+    """A model that tries the kernels first, and its inputs."""
+    others = [backend for backend in backends.BACKENDS if backend.name != "triton"]
+    monkeypatch.setattr(backends, "BACKENDS", [Triton("cpu"), *others])
+    config = tiny_config("relative_key", num_hidden_layers=2, hidden_size=32, num_attention_heads=2)
+    return stir(RelPosBertForMaskedLM(config)).eval(), torch.randint(1, 50, (2, 12))
+
+
+def eagers(model, ids):
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        logits = model(ids).logits
+    model.set_attn_implementation("relpos")
+    return logits
+
+
+def only_outcome():
+    (outcome,) = self_check.OUTCOMES.values()
+    return outcome
+
+
+def test_kernels_are_checked_at_the_first_call(checked_model, monkeypatch):
+    """Once for both layers and both calls; random numbers and what is set around the call stay out of it."""
+    model, ids = checked_model
+    expected, checks, state = eagers(model, ids), [], torch.get_rng_state()
+    check = self_check._compare
+    monkeypatch.setattr(self_check, "_compare", lambda kind, *rest: (checks.append(kind), check(kind, *rest))[1])
+    monkeypatch.setattr(self_check, "LENGTHS", ((20, 24), (64, 64)))
+    assert "takes triton (not checked before" in explain_backend(model, 2, 12)
+    with torch.inference_mode(), torch.device("meta"):
+        outputs = [model(ids).logits for _ in range(2)]
+    assert all((x - expected).abs().max() <= 1e-5 for x in outputs)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert len(checks) == 2 and only_outcome().passed
+    assert "takes triton (checked: " in explain_backend(model, 2, 12) and "off by" in explain_backend(model, 2, 12)
+
+
+def test_check_inside_of_activation_checkpointing_and_autocast(checked_model):
+    """Whose hooks would compute the check again in its own backward, and whose casts would lower the reference."""
+    model, ids = checked_model
+    model.train()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    with torch.autocast("cpu", torch.bfloat16):
+        model(ids, labels=ids).loss.backward()
+    assert {(kind.dtype, found.passed) for kind, found in self_check.OUTCOMES.items()} == {(torch.bfloat16, True)}
+    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+def test_broken_kernels_are_not_used(checked_model, broken, monkeypatch, caplog):
+    """One warning with the figures; the next backend computes, then and afterwards."""
+    model, ids = checked_model
+    expected = eagers(model, ids)
+    with monkeypatch.context() as patch:
+        broken(patch)
+        with torch.no_grad(), caplog.at_level("WARNING", logger="hf_relpos"):
+            outputs = [model(ids).logits for _ in range(2)]
+    outputs.append(model(ids).logits)  # for good, though it would be right now
+    assert all((x - expected).abs().max() <= 1e-5 for x in outputs)
+    warned = [record.message for record in caplog.records]
+    assert len(warned) == 1 and "float32 on cpu, heads of 16, terms A1" in warned[0] and "off by" in warned[0]
+    assert not only_outcome().passed
+    assert f"not triton: they failed their check here: {only_outcome().words}" in explain_backend(model, 2, 12)
+
+
+def test_kernels_that_do_not_compile_are_not_used(checked_model, interpreter, monkeypatch, caplog):
+    model, ids = checked_model
+    expected = eagers(model, ids)
+    monkeypatch.delattr(interpreter, "scores")
+    with torch.no_grad(), caplog.at_level("WARNING", logger="hf_relpos"):
+        assert "not triton: they failed their check" in explain_backend(model, 2, 12, check_kernels=True)
+        output = model(ids).logits
+    assert (output - expected).abs().max() <= 1e-5 and len(caplog.records) == 1
+    assert "scores" in only_outcome().words
+
+
+def test_check_for_the_compiler_is_outside_of_the_graph(checked_model, broken, monkeypatch):
+    """Kernels that fail are not in the graph either; `test_compiled_model` is of those that pass."""
+    model, ids = checked_model
+    expected, seen = eagers(model, ids), set()
+    broken(monkeypatch)
+
+    def backend(graph, inputs):
+        seen.update(str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    with torch.no_grad():
+        output = torch.compile(model, fullgraph=True, backend=backend)(ids).logits
+    assert (output - expected).abs().max() <= 1e-5
+    assert not only_outcome().passed and seen and not any("hf_relpos" in target for target in seen)
+
+
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_exported_graphs_have_no_kernels(strict, checked_model):
+    """They may be run without this package."""
+    model, ids = checked_model
+    with torch.no_grad():
+        graph = torch.export.export(model, (ids,), strict=strict).graph
+    assert not any("hf_relpos" in str(node.target) for node in graph.nodes) and not self_check.OUTCOMES
+
+
+def test_kernels_are_not_checked_where_there_is_no_data(interpreted):
+    """As where a CUDA graph is captured: unchecked kernels wait, those that have passed are taken."""
+    terms, context = terms_of(make("A", 1, 2, 12, 12, torch.float32)), AttentionContext(12, 12)
+    real = AttentionCall(*torch.randn(3, 1, 2, 12, SIZE), terms, context)
+    with FakeTensorMode():
+        fake = replace(real, query=torch.empty(1, 2, 12, SIZE))
+    backend = Triton("cpu")
+    assert "have not been checked" in backend.unsupported(fake)[0] and not self_check.OUTCOMES
+    assert backend.unsupported(real) == backend.unsupported(fake) == []
+
+
+def test_check_finds_one_wrong_entry_of_a_table(interpreted, monkeypatch):
+    """In what is made of many: the sharpest difference that is not rounding."""
+    kind = self_check.Kind(CPU, torch.float32, SIZE, ("A", "V"), "keys", False, True, "ieee")
+    right = self_check.check(kind, kernels.attention)
+    assert right.passed
+
+    def wrong(content, query, key, value, form, *rest):
+        bent = form.V.clone()
+        bent[0, form.V.shape[1] // 2, 0] += 0.01
+        return kernels.attention(content, query, key, value, replace(form, V=bent), *rest)
+
+    self_check.OUTCOMES.clear()
+    assert not self_check.check(kind, wrong).passed
+
+
+def test_out_of_memory_is_no_verdict(interpreted):
+    def greedy(*arguments):
+        raise torch.OutOfMemoryError("full")
+
+    kind = self_check.Kind(CPU, torch.float32, SIZE, ("A",), "none", False, False, "ieee")
+    with pytest.raises(torch.OutOfMemoryError):
+        self_check.check(kind, greedy)
+    assert not self_check.OUTCOMES
+
+
+def test_kernels_are_left_out_on_request(checked_model, monkeypatch):
+    model, _ = checked_model
+    for switch, triton, reason in [("0", True, "HF_RELPOS_KERNELS=0 leaves"), ("1", False, "Triton is not installed")]:
+        with monkeypatch.context() as patch:
+            patch.setenv("HF_RELPOS_KERNELS", switch)
+            patch.setattr("importlib.util.find_spec", lambda name, found=triton: found or None)
+            kernels.missing.cache_clear()
+            backends.BACKENDS[0] = Triton("cpu")
+        kernels.missing.cache_clear()
+        assert f"not triton: {reason}" in explain_backend(model, 2, 12)
+    monkeypatch.setenv("HF_RELPOS_KERNELS", "maybe")
+    with pytest.raises(ValueError, match="HF_RELPOS_KERNELS = 'maybe'"):
+        Triton("cpu")
+    kernels.missing.cache_clear()
 
 
 # The benchmark ------------------------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ def test_leaves_the_model_as_it_was():
     first, again = record_layer(model), record_layer(model)
     assert model.training and score_map(first).equal(score_map(again))
     assert hooks == [len(module._forward_hooks) for module in model.modules()]
-    assert "terms" not in vars(model.bert.encoder.layer[0].attention.self.distance_embedding)
+    assert "forward" not in vars(model.bert.encoder.layer[0].attention.self.distance_embedding)
 
 
 def test_checkpoint(tmp_path, monkeypatch):

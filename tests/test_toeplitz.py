@@ -66,7 +66,7 @@ def test_every_scheme_on_tokens(name):
     if shared is not None:
         stir(shared).init_weights(0.2)
         context = replace(context, shared=shared(context))
-    terms = scheme.terms(context)
+    terms = scheme(context)
     query, key = torch.randn(1, 3, 20, 8), torch.randn(1, 3, 20, 8)
     if reasons := toeplitz_unsupported(terms, context):
         assert (name == "xlnet" and "relation" in reasons[0]) or (name.startswith("huang") and "gain" in reasons[0])
@@ -81,7 +81,7 @@ def test_every_scheme_on_tokens(name):
 def test_other_relations_have_no_form(name):
     inputs = extra_inputs(name, 1, 6)
     context = AttentionContext(6, 6, grid=inputs.get("position_ids"), relation_ids=inputs.get("relation_ids"))
-    terms = build_scheme(tiny_config(name)).terms(context)
+    terms = build_scheme(tiny_config(name))(context)
     assert "another relation than the offset" in toeplitz_unsupported(terms, context)[0]
 
 

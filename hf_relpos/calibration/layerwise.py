@@ -79,7 +79,7 @@ class LayerwiseModel:
         )
         if (shared := self.body.encoder.distance_embedding) is not None:
             context = replace(context, shared=shared(context))
-        return attention.distance_embedding.terms(context), context
+        return attention.distance_embedding(context), context
 
     def context(self, layer: int, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
         """The outputs of the heads, concatenated, (B, L, D)."""

@@ -41,7 +41,7 @@ def tables_of(scheme: Scheme, length: int, only: str = "ABcuV") -> Tables:
     """
     parameter = next(scheme.parameters())
     context = AttentionContext(length, length, device=parameter.device, dtype=parameter.dtype)
-    terms = scheme.terms(context)
+    terms = scheme(context)
     if terms.dense or terms.gain or terms.feature_gain or terms.allow or terms.rotate:
         raise ValueError(f"the scheme {scheme.name!r} has terms that are not tables of distances")
     offsets = context.offsets(parameter.device)

@@ -1,7 +1,7 @@
 """From one scheme made of tables of distances to another, or to another range of distances, and what that loses.
 
 Every such scheme is read in the same way, as the rows of `A`, `B`, `c` and `V` of the formula at every distance, and
-written in the same way, by least squares, with the design matrix that its own `terms` give for unit parameters.
+written in the same way, by least squares, with the design matrix that its own terms give for unit parameters.
 """
 
 import copy
@@ -176,9 +176,7 @@ def table_rows(model: RelPosBertPreTrainedModel, max_distance: int) -> list[Rows
             dtype=torch.float64,
         )
         name = model.config.position_scheme_name
-        layers.append(
-            _rows(attention.distance_embedding.terms(call), max_distance, attention.attention_head_size, name)
-        )
+        layers.append(_rows(attention.distance_embedding(call), max_distance, attention.attention_head_size, name))
     return layers
 
 
@@ -258,7 +256,7 @@ def _design(scheme: Scheme, name: str, letter: str, max_distance: int) -> torch.
         numbers = torch.arange(start, min(start + width, count), device=parameter.device)
         entries = (..., numbers) if scalar else (..., numbers, numbers - start)
         parameter[entries] = 1.0
-        added = _rows(probe.terms(context), max_distance, scheme.head_size, scheme.name)[letter][0]
+        added = _rows(probe(context), max_distance, scheme.head_size, scheme.name)[letter][0]
         columns.append(added[:, None] if scalar else added[:, : len(numbers)])
         parameter[entries] = 0.0
     return torch.cat(columns, 1)

@@ -3,13 +3,10 @@
 They stay with this package: a checkpoint's copy of hf_relpos.model goes without them, and runs without them.
 """
 
-import importlib.util
-
 from ..model.backends import register_backend
 from .backend import Triton
 
 
 def register() -> None:
-    """Let `relpos` attention find the kernels, if Triton is installed. It is not imported before a kernel runs."""
-    if importlib.util.find_spec("triton") is not None:
-        register_backend(Triton())
+    """Let `relpos` attention find the kernels. Triton is not imported before a kernel runs."""
+    register_backend(Triton())

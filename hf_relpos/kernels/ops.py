@@ -125,6 +125,19 @@ def _rows_contiguous(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
+@torch.compiler.assume_constant_result
+def precision(device: torch.device) -> str:
+    """Of products of float32 there, as `tl.dot` calls it."""
+    # `allow_tf32` raises once anyone, Transformers' Trainer for one, has chosen by the newer `fp32_precision`
+    fast = device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return "tf32" if fast else "ieee"
+
+
+def is_mask_of_keys(mask: torch.Tensor) -> bool:
+    """Whether a mask (1 or B, 1 or H, 1 or L, K) is the same for every query, without reading it."""
+    return mask.shape[2] == 1 or mask.stride(2) == 0
+
+
 def _by_head(table: torch.Tensor) -> int:
     """The step from head to head."""
     return table.stride(0) if table.shape[0] > 1 else 0
@@ -150,8 +163,7 @@ class Call:
         self.start, self.scale, self.causal = start, scale, causal
         self.seed, self.dropout = (seed, dropout) if dropout else (None, 0)
         self.dtype = content.dtype
-        # `allow_tf32` raises once anyone, Transformers' Trainer for one, has chosen by the newer `fp32_precision`
-        self.precision = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" and content.is_cuda else "ieee"
+        self.precision = precision(content.device)
         self.mask = self.visible_keys = None
         self.by_key, self.mask_strides = False, dict.fromkeys(("mask_b", "mask_h", "mask_i"), 0)
         if mask is not None:

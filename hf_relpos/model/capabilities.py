@@ -47,11 +47,11 @@ def _probe(config: PreTrainedConfig) -> tuple[Terms, AttentionContext, bool]:
         )
         try:
             with torch.no_grad():
-                terms = scheme.terms(context if shared is None else replace(context, shared=shared(context)))
+                terms = scheme(context if shared is None else replace(context, shared=shared(context)))
         except (RuntimeError, NotImplementedError) as error:
             raise ValueError(
                 f"position_embedding_type = {config.position_scheme_name!r}: its terms cannot be made on the meta "
-                f"device ({error}); `Scheme.terms` must not read the contents of tensors there (`tensor.is_meta`)"
+                f"device ({error}); `Scheme.forward` must not read the contents of tensors there (`tensor.is_meta`)"
             ) from error
     own = any(True for _ in scheme.parameters()) or any(isinstance(module, nn.Dropout) for module in scheme.modules())
     return terms, context, not own and not projection.used

@@ -30,7 +30,7 @@ class AttentionContext:
         key_projection: its W_k.
         temperature: τ of the formula, (1 or B, 1 or H, L); None for 1.
         padding: where the real tokens are, if the layer is given only these; or None.
-        device: where the layer computes, for schemes without parameters; None for the default device.
+        device: where the layer computes; None for the default device.
         dtype: in which angles, slopes and the like are computed: that of the layer, float32 at least.
     """
 
@@ -65,18 +65,18 @@ class AttentionContext:
             return self.max_distance
         return self.key_length - 1 - (0 if isinstance(self.start, torch.Tensor) else self.start)
 
-    def query_positions(self, device: torch.device) -> torch.Tensor:
+    def query_positions(self, device: torch.device | None) -> torch.Tensor:
         """Positions of the queries, (L,), or (B, L) with explicit positions."""
         indices = torch.arange(self.query_length, device=device) + self.start
         return indices if self.positions is None else self.positions[:, indices]
 
-    def key_positions(self, device: torch.device) -> torch.Tensor:
+    def key_positions(self, device: torch.device | None) -> torch.Tensor:
         """Positions of the keys, (K,), or (B, K) with explicit positions."""
         if self.positions is not None:
             return self.positions
         return torch.arange(self.key_length, device=device)
 
-    def matrix(self, device: torch.device) -> torch.Tensor:
+    def matrix(self, device: torch.device | None) -> torch.Tensor:
         """r = j − i for every query and key, (L, K), or (B, L, K) with explicit positions."""
         return self.key_positions(device)[..., None, :] - self.query_positions(device)[..., :, None]
 

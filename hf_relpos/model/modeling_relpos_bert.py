@@ -7,6 +7,7 @@ Everything but embeddings, self-attention and masks is Transformers' own BERT, b
 import os
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -52,7 +53,7 @@ from .documents import packed_position_ids
 from .loading import check_loaded
 from .memory import WITH_MEMORY, SegmentMemory, carries_memory, check_memory, remember
 from .padding import removable_padding
-from .saving import code_files, copy_code
+from .saving import apply_umask, code_files, copy_code
 from .scheme import InputScheme, Scheme, SharedScheme
 from .scheme_absolute import LearnedPositions
 from .schemes import build_input, build_scheme, build_shared
@@ -118,7 +119,7 @@ class RelPosBertEmbeddings(nn.Module):
                     )
                 position_ids = (torch.arange(length, device=inputs_embeds.device) + past_length)[None]
             if self.config.absolute_position_fade != 1:
-                vectors = self.position_embeddings.faded(position_ids, self.config.absolute_position_fade)
+                vectors = self.position_embeddings(position_ids, fade=self.config.absolute_position_fade)
             else:
                 vectors = self.position_embeddings(position_ids, *((embeddings, attention_mask) if computed else ()))
             embeddings = embeddings + vectors.to(embeddings.dtype)
@@ -192,7 +193,7 @@ class RelPosBertSelfAttention(BertSelfAttention):
             query,
             key,
             value,
-            self.distance_embedding.terms(context) if shared_terms is None else shared_terms.terms,
+            self.distance_embedding(context) if shared_terms is None else shared_terms.terms,
             context,
             mask=attention_mask,
             is_causal=attention_mask is None and self.is_causal and query.shape[2] > 1,
@@ -235,7 +236,7 @@ class RelPosBertSelfAttention(BertSelfAttention):
             dtype = torch.get_autocast_dtype(device.type)
         like = torch.empty(0, self.attention_head_size, device=device, dtype=dtype)
         context = replace(context, device=device, dtype=torch.promote_types(dtype, torch.float32))
-        terms = self.distance_embedding.terms(context)
+        terms = self.distance_embedding(context)
         return SharedTerms(terms, self.distance_embedding.signature, context, like)
 
 
@@ -365,12 +366,14 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
         """As in Transformers, and the code with it, so that `trust_remote_code=True` loads the result anywhere.
 
         The files of this folder are copied beside the weights, and `config.auto_map` names every head. Set
-        `model.config.save_code = False` to leave the code out.
+        `model.config.save_code = False` to leave the code out. A folder that holds a file of another origin with the
+        name of one of them gets no code and no `auto_map`, with a warning.
         """
-        if self.config.save_code:
+        saves_code = self.config.save_code
+        if saves_code and is_main_process and not os.path.isfile(save_directory):
+            saves_code = copy_code(save_directory)
+        if saves_code:
             self.config.auto_map = dict(AUTO_MAP)
-            if is_main_process and not os.path.isfile(save_directory):
-                copy_code(save_directory)
         elif getattr(self.config, "auto_map", None) is not None:
             del self.config.auto_map
         # classes that were loaded with `trust_remote_code` would copy their code themselves
@@ -380,6 +383,8 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
             super().save_pretrained(save_directory, is_main_process=is_main_process, **kwargs)
         finally:
             type(self)._auto_class = auto_class
+        if is_main_process:
+            apply_umask(Path(save_directory).glob("model*.safetensors"))
 
     def _get_files_timestamps(self, working_dir) -> dict[str, float]:
         """What `save_pretrained(push_to_hub=True)` takes for old and does not push; the code just copied is new."""
@@ -468,7 +473,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             memory,
             caller_has_cache,
         )
-        context = layout.context(token_type_ids, relation_ids)
+        context = replace(layout.context(token_type_ids, relation_ids), device=tokens.device)
         # a checkpointed layer computes again in its backward, and must not use a graph outside of it
         checkpointed = self.training and any(layer.gradient_checkpointing for layer in self.encoder.layer)
         if self.encoder.distance_embedding is not None:

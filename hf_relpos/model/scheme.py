@@ -53,6 +53,11 @@ def choice(default: Any, *others: Any, help: str) -> Option:
     return Option(default=default, help=f"{help}; one of {listed}", accepts=one_of(default, *others))
 
 
+def dtype_of(module: nn.Module) -> torch.dtype:
+    """The dtype of a module's parameters; float32 where it has none, as PyTorch's dynamically quantised layers."""
+    return next((parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()), torch.float32)
+
+
 def refuse_odd_width(config: Any, name: str) -> None:
     """
     Raises:
@@ -135,10 +140,10 @@ OUT_OF_RANGE = {
 
 
 class Scheme(nn.Module):
-    """One position scheme, as the module `attention.self.distance_embedding` of a layer.
+    """One position scheme, as the module `attention.self.distance_embedding` of a layer: an AttentionContext to Terms.
 
     Subclasses register themselves under a name: `class Shaw(Scheme, name="shaw")`. They may own parameters but no
-    buffers: whatever can be computed from lengths is computed in `terms`.
+    buffers: whatever can be computed from lengths is computed in `forward`.
 
     Class attributes:
         name: value of `config.position_embedding_type`.
@@ -288,7 +293,7 @@ class Scheme(nn.Module):
     def shared_module(cls, config: Any, settings: Mapping[str, Any]) -> nn.Module | None:
         """The module `encoder.distance_embedding`, for schemes with parameters shared by all layers.
 
-        It is called once per forward with the AttentionContext; what it returns reaches `terms` as `context.shared`.
+        It is called once per forward with the AttentionContext; what it returns reaches `forward` as `context.shared`.
         """
         return None
 
@@ -321,14 +326,18 @@ class Scheme(nn.Module):
         """What its terms depend on besides the context and its parameters: alike for schemes that make the same."""
         return type(self), repr(sorted(self.settings.items()))
 
-    def terms(self, context: AttentionContext) -> Terms:
+    def forward(self, context: AttentionContext) -> Terms:
         """The terms for one attention call.
 
         A scheme without parameters of its own, and that calls no projection of a layer, makes them once for all layers
         (`capabilities.layers_share_terms`). So they must follow from the context, the settings and the parameters
         alone, with `nn.Dropout` as the only randomness. They must be computable on the meta device.
+
+        Parameters are where they should be only while the module that owns them is called: offloading, sharding and
+        quantisation change them before and after. So a scheme reads its own, and calls its submodules without reading
+        their weights; `context.device` says where to compute, and `dtype_of` in which dtype they take their input.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define terms(context)")
+        raise NotImplementedError(f"{type(self).__name__} must define forward(context)")
 
 
 class InputScheme(nn.Module):
@@ -353,11 +362,11 @@ class InputScheme(nn.Module):
 
 
 class SharedScheme(nn.Module):
-    """Base of the modules that `Scheme.shared_module` returns; `init_weights` as in Scheme."""
+    """Base of the modules that `Scheme.shared_module` returns; both methods keep to what Scheme says of its own."""
 
     def init_weights(self, std: float) -> None:
         """Fresh parameters of the module itself."""
 
     def forward(self, context: AttentionContext) -> Any:
-        """Whatever the layers' `terms` need, as a tensor or a tuple of tensors."""
+        """Whatever the schemes of the layers need, as a tensor or a tuple of tensors."""
         raise NotImplementedError(f"{type(self).__name__} must define forward(context)")

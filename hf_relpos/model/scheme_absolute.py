@@ -34,16 +34,19 @@ class LearnedPositions(nn.Embedding):
                 f"{self.num_embeddings}; truncate it, or convert the model to a purely relative scheme"
             )
 
-    def forward(self, position_ids: torch.Tensor) -> torch.Tensor:
-        """(…, L) to (…, L, D)."""
+    def forward(self, position_ids: torch.Tensor, fade: float = 1.0) -> torch.Tensor:
+        """(…, L) to (…, L, D).
+
+        Args:
+            fade: what is left of the rows, the others drawn towards their mean m: m + fade · (P − m).
+        """
         if self.out_of_range == "clip":
             position_ids = position_ids.clamp(max=self.num_embeddings - 1)
-        return super().forward(position_ids)
-
-    def faded(self, position_ids: torch.Tensor, fade: float) -> torch.Tensor:
-        """As `forward`, with the rows drawn towards their mean m: m + fade · (P − m)."""
+        rows = super().forward(position_ids)
+        if fade == 1:
+            return rows
         mean = self.mean()
-        return mean + fade * (self(position_ids) - mean)
+        return mean + fade * (rows - mean)
 
     def mean(self) -> torch.Tensor:
         """m, the mean row, (D,); in float32 at least."""
@@ -63,5 +66,5 @@ class Absolute(Scheme, name="absolute"):
     def input_module(cls, config: Any, settings: Mapping[str, Any]) -> nn.Module | None:
         return LearnedPositions(config.max_position_embeddings, config.input_size, settings["out_of_range"])
 
-    def terms(self, context: AttentionContext) -> Terms:
+    def forward(self, context: AttentionContext) -> Terms:
         return Terms()

@@ -57,7 +57,7 @@ class ALiBi(Scheme, name="alibi"):
     def is_order_blind(cls, settings: Mapping[str, Any]) -> bool:
         return settings["variant"] == "symmetric"
 
-    def terms(self, context: AttentionContext) -> Terms:
+    def forward(self, context: AttentionContext) -> Terms:
         variant = self.settings["variant"]
         r = context.offsets(context.device)
         distance = r.abs().to(context.dtype)

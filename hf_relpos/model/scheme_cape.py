@@ -109,5 +109,5 @@ class Cape(Scheme, name="cape"):
     def input_module(cls, config: Any, settings: Mapping[str, Any]) -> InputScheme:
         return AugmentedSinusoid(settings)
 
-    def terms(self, context: AttentionContext) -> Terms:
+    def forward(self, context: AttentionContext) -> Terms:
         return Terms()

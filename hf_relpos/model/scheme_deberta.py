@@ -122,7 +122,7 @@ class Deberta(Scheme, name="deberta"):
                 if linear.bias is not None:
                     init.zeros_(linear.bias)
 
-    def terms(self, context: AttentionContext) -> Terms:
+    def forward(self, context: AttentionContext) -> Terms:
         embeddings, row_of_offset = context.shared
         embeddings = self.dropout(embeddings)
 
@@ -166,7 +166,7 @@ class RelativeEmbeddings(SharedScheme):
         """The rows that this call uses, (N, D), and the row of each offset, in the order of `context.offsets`."""
         first = self.span - self.rows_within(context.high)
         last = min(self.span + self.rows_within(-context.low), 2 * self.span - 1)
-        rows = self.rel_embeddings.weight[first : last + 1]
+        rows = self.rel_embeddings(torch.arange(first, last + 1, device=context.device))
         distance = -context.offsets(rows.device)  # i − j
         if self.buckets is not None:
             distance = log_bucket(distance, self.buckets, self.max_distance)

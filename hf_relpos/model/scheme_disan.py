@@ -38,7 +38,7 @@ class DiSAN(Scheme, name="disan"):
             return "going backward a token attends only to its right, and a memory lies to the left"
         return super().memory_unsupported_reason(settings)
 
-    def terms(self, context: AttentionContext) -> Terms:
+    def forward(self, context: AttentionContext) -> Terms:
         sees = {"forward": (True, False, False), "backward": (False, False, True), "diag": (True, False, True)}
         direction = self.settings["direction"]
         if direction == "split":

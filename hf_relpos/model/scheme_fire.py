@@ -88,5 +88,5 @@ class Fire(Scheme, name="fire"):
         if self.bias is not None:
             self.bias.init_weights(std)
 
-    def terms(self, context: AttentionContext) -> Terms:
+    def forward(self, context: AttentionContext) -> Terms:
         return Terms(dense=(context.shared if self.bias is None else self.bias(context),))

@@ -10,7 +10,7 @@ from transformers import initialization as init
 from .context import AttentionContext
 from .encodings import sinusoid_concat
 from .formula import Table, Terms
-from .scheme import Option, RangeOption, Scheme, is_count, refuse_odd_heads
+from .scheme import Option, RangeOption, Scheme, dtype_of, is_count, refuse_odd_heads
 
 
 class Hop(Scheme, name="hop"):
@@ -52,10 +52,9 @@ class Hop(Scheme, name="hop"):
         init.xavier_uniform_(self.pos_embed_linear.weight)
         init.zeros_(self.pos_embed_linear.bias)
 
-    def terms(self, context: AttentionContext) -> Terms:
-        weight = self.pos_embed_linear.weight
-        reversed_distances = torch.arange(self.radius + 1, device=weight.device)
-        sinusoid = sinusoid_concat(reversed_distances, self.head_size, weight.dtype)
+    def forward(self, context: AttentionContext) -> Terms:
+        reversed_distances = torch.arange(self.radius + 1, device=context.device)
+        sinusoid = sinusoid_concat(reversed_distances, self.head_size, dtype_of(self.pos_embed_linear))
         # (1, R + 2, d), the last one zero: no term
         rows = nn.functional.pad(self.pos_embed_linear(sinusoid)[None] / self.scale, (0, 0, 0, 1))
         down, right, inside = context.grid_offsets()

@@ -45,7 +45,7 @@ class HuangM1(Scheme, name="huang_m1"):
         """The rows of the offsets that can occur in this call, in ascending order of r, (1, N, …)."""
         return self.weight[context.offsets(self.weight.device).abs().clamp(max=self.max_distance)][None]
 
-    def terms(self, context: AttentionContext) -> Terms:
+    def forward(self, context: AttentionContext) -> Terms:
         return Terms(gain=(toeplitz_table(self.rows(context), context),))
 
 
@@ -80,5 +80,5 @@ class HuangM3(HuangM2, name="huang_m3"):
     def shape(self) -> tuple[int, ...]:
         return (2 * self.max_distance + 1, self.head_size)
 
-    def terms(self, context: AttentionContext) -> Terms:
+    def forward(self, context: AttentionContext) -> Terms:
         return Terms(feature_gain=toeplitz_table(self.rows(context), context))

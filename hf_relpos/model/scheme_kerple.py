@@ -70,6 +70,6 @@ class Kerple(Scheme, name="kerple"):
     def shared_module(cls, config: Any, settings: Mapping[str, Any]) -> SharedScheme:
         return Kernel(config, settings)
 
-    def terms(self, context: AttentionContext) -> Terms:
+    def forward(self, context: AttentionContext) -> Terms:
         bias = (toeplitz_table(context.shared, context),)
         return Terms(c=bias) if self.settings["scaled"] else Terms(c_outer=bias)

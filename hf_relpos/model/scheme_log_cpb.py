@@ -10,7 +10,7 @@ from transformers import initialization as init
 
 from .context import AttentionContext
 from .formula import Terms, toeplitz_table
-from .scheme import Option, Scheme, is_count
+from .scheme import Option, Scheme, dtype_of, is_count
 
 
 class LogCPB(Scheme, name="log_cpb"):
@@ -62,11 +62,9 @@ class LogCPB(Scheme, name="log_cpb"):
 
     def coordinates(self, context: AttentionContext) -> torch.Tensor:
         """x̂ of every offset of the call, (N,), in float32 at least."""
-        weight = next(self.cpb_mlp.parameters())
-        x = -context.offsets(weight.device).to(torch.promote_types(weight.dtype, torch.float32))
+        x = -context.offsets(context.device).to(torch.promote_types(dtype_of(self.cpb_mlp), torch.float32))
         return x.sign() * torch.log2(1 + 8 * x.abs() / (self.settings["window"] - 1)) / math.log2(8)
 
-    def terms(self, context: AttentionContext) -> Terms:
-        weight = next(self.cpb_mlp.parameters())
-        bias = self.cpb_mlp(self.coordinates(context)[:, None].to(weight.dtype)).T  # (H, N)
+    def forward(self, context: AttentionContext) -> Terms:
+        bias = self.cpb_mlp(self.coordinates(context)[:, None].to(dtype_of(self.cpb_mlp))).T  # (H, N)
         return Terms(c_outer=(toeplitz_table(8 * torch.tanh(bias / 2), context),))

@@ -75,7 +75,7 @@ class Music(Scheme, name="music"):
 
         return Table(nn.functional.pad(rows, (0, 0, 0, 1)), row_of)
 
-    def terms(self, context: AttentionContext) -> Terms:
+    def forward(self, context: AttentionContext) -> Terms:
         key = self.table(self.key_relative_embeddings)
         if not self.settings["values"]:
             return Terms(A=(key,))

@@ -36,7 +36,7 @@ class Nezha(Scheme, name="nezha"):
         refuse_odd_heads(config, cls.name)
         return super().resolve(options, config)
 
-    def terms(self, context: AttentionContext) -> Terms:
+    def forward(self, context: AttentionContext) -> Terms:
         max_distance = self.settings["max_relative_position"]
         rows = torch.arange(2 * max_distance + 1, device=context.device)
         table = Table(

@@ -101,7 +101,7 @@ class Relation(Scheme, name="relation"):
             rows = rows.masked_fill((torch.arange(rows.shape[-2], device=rows.device) == none)[:, None], 0.0)
         return Table(rows if rows.dim() == 3 else rows[None], row_of=lambda label: label.long(), relation=labels)
 
-    def terms(self, context: AttentionContext) -> Terms:
+    def forward(self, context: AttentionContext) -> Terms:
         labels = context.relation_ids
         length, key_length = context.query_length, context.key_length
         if labels is None or labels.dim() != 3 or tuple(labels.shape[1:]) != (length, key_length):

@@ -65,7 +65,7 @@ class Relative2d(Scheme, name="relative_2d"):
             relation=torch.where(near, steps + self.max_distance, 2 * self.max_distance + 1),
         )
 
-    def terms(self, context: AttentionContext) -> Terms:
+    def forward(self, context: AttentionContext) -> Terms:
         down, right, inside = context.grid_offsets()
         height = self.table(self.height_key_relative_embeddings, down, inside)
         width = self.table(self.width_key_relative_embeddings, right, inside)

@@ -92,7 +92,7 @@ class RelativeKey(Scheme, name="relative_key"):
         """A."""
         return self.table(rows / self.scale if self.settings["scaling"] == "albert" else rows, context)
 
-    def terms(self, context: AttentionContext) -> Terms:
+    def forward(self, context: AttentionContext) -> Terms:
         return Terms(A=(self.query_side(self.rows(context), context),))
 
 
@@ -103,7 +103,7 @@ class RelativeKeyQuery(RelativeKey, name="relative_key_query"):
     extrapolation_claim = "robust to inputs longer than trained (question answering)"
     linear_parameters = {"weight": LinearParameter("AB")}
 
-    def terms(self, context: AttentionContext) -> Terms:
+    def forward(self, context: AttentionContext) -> Terms:
         rows = self.rows(context)
         key_rows = rows if self.settings["scaling"] == "bert" else rows / self.scale
         return Terms(A=(self.query_side(rows, context),), B=(self.table(key_rows, context),))

@@ -86,5 +86,5 @@ class RoPE(Scheme, name="rope"):
         turned = torch.stack(planes, dim=-1).flatten(-2) if adjacent else torch.cat(planes, dim=-1)
         return turned if width == self.head_size else torch.cat([turned, rest], dim=-1)
 
-    def terms(self, context: AttentionContext) -> Terms:
+    def forward(self, context: AttentionContext) -> Terms:
         return Terms(rotate=self.rotate)

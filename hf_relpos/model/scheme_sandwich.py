@@ -27,7 +27,7 @@ class Sandwich(Scheme, name="sandwich"):
         )
     }
 
-    def terms(self, context: AttentionContext) -> Terms:
+    def forward(self, context: AttentionContext) -> Terms:
         r = context.offsets(context.device).to(context.dtype)
         waves = torch.arange(1, self.settings["dim"] // 2 + 1, device=r.device, dtype=r.dtype)
         angles = r[:, None] * 10000.0 ** (-2 * waves / self.settings["dim"])

@@ -58,5 +58,5 @@ class Shaw(Scheme, name="shaw"):
             row_of=lambda r: torch.where(r.abs() > self.clip, past, r + self.clip),
         )
 
-    def terms(self, context: AttentionContext) -> Terms:
+    def forward(self, context: AttentionContext) -> Terms:
         return Terms(A=(self.table(self.key),), V=(self.table(self.value),))

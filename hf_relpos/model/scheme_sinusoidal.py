@@ -62,5 +62,5 @@ class Sinusoidal(Scheme, name="sinusoidal"):
     def input_module(cls, config: Any, settings: Mapping[str, Any]) -> InputScheme:
         return Sinusoid(settings["layout"], settings["amplitude"])
 
-    def terms(self, context: AttentionContext) -> Terms:
+    def forward(self, context: AttentionContext) -> Terms:
         return Terms()

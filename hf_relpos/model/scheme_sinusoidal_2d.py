@@ -51,5 +51,5 @@ class Sinusoidal2d(Scheme, name="sinusoidal_2d"):
     def input_module(cls, config: Any, settings: Mapping[str, Any]) -> InputScheme:
         return GridSinusoid(settings["amplitude"])
 
-    def terms(self, context: AttentionContext) -> Terms:
+    def forward(self, context: AttentionContext) -> Terms:
         return Terms()

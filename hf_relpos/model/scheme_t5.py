@@ -31,7 +31,7 @@ class BucketedBias(SharedScheme):
 
     def forward(self, context: AttentionContext) -> torch.Tensor:
         """(H, N), in the order of `context.offsets`."""
-        r = context.offsets(self.relative_attention_bias.weight.device)
+        r = context.offsets(context.device)
         bucket = t5_bucket(r, self.buckets, self.max_distance, self.bidirectional)
         return self.relative_attention_bias(bucket).transpose(0, 1)
 
@@ -91,6 +91,6 @@ class T5(Scheme, name="t5"):
     def shared_module(cls, config: Any, settings: Mapping[str, Any]) -> SharedScheme:
         return BucketedBias(config, settings)
 
-    def terms(self, context: AttentionContext) -> Terms:
+    def forward(self, context: AttentionContext) -> Terms:
         scale = self.scale if self.settings["scaling"] == "t5" else None
         return Terms(scale=scale, c_outer=(toeplitz_table(context.shared, context),))

@@ -137,7 +137,7 @@ class Tables(Scheme, name="tables"):
             return ()
         return (toeplitz_table(self.expand(rows, context.offsets(rows.device)), context),)
 
-    def terms(self, context: AttentionContext) -> Terms:
+    def forward(self, context: AttentionContext) -> Terms:
         return Terms(
             A=self.table("A", context),
             B=self.table("B", context),

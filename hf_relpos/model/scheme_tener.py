@@ -60,7 +60,7 @@ class Tener(Scheme, name="tener"):
             distances = distances.clamp(-self.max_distance, self.max_distance)
         return sinusoid_t2t(distances, self.head_size, self.r_w_bias.dtype)[None]
 
-    def terms(self, context: AttentionContext) -> Terms:
+    def forward(self, context: AttentionContext) -> Terms:
         offsets = context.offsets(self.r_w_bias.device)
         rows = self.sinusoid(offsets)
         B = () if self.settings["terms"] == "paper" else (toeplitz_table(self.sinusoid(-offsets), context),)

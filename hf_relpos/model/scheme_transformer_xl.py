@@ -44,6 +44,7 @@ class TransformerXL(Scheme, name="transformer_xl"):
         self.clamp_len = self.settings["clamp_len"]
         if self.clamp_len is None and self.settings["out_of_range"] == "clip":
             self.clamp_len = config.max_position_embeddings - 1
+        self.hidden_size = config.hidden_size
         self.r_net = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
         self.r_w_bias = nn.Parameter(torch.empty(self.num_heads, self.head_size))
         self.r_r_bias = nn.Parameter(torch.empty(self.num_heads, self.head_size))
@@ -58,12 +59,11 @@ class TransformerXL(Scheme, name="transformer_xl"):
         init.normal_(self.r_w_bias, mean=0.0, std=std)
         init.normal_(self.r_r_bias, mean=0.0, std=std)
 
-    def terms(self, context: AttentionContext) -> Terms:
-        weight = self.r_net.weight
-        distances = -context.offsets(weight.device)
+    def forward(self, context: AttentionContext) -> Terms:
+        distances = -context.offsets(self.r_w_bias.device)
         if self.clamp_len is not None:
             distances = distances.clamp(-self.clamp_len, self.clamp_len)
-        sinusoid = sinusoid_concat(distances, weight.shape[1], weight.dtype)
+        sinusoid = sinusoid_concat(distances, self.hidden_size, self.r_w_bias.dtype)
         rows = self.r_net(sinusoid).view(-1, self.num_heads, self.head_size).transpose(0, 1)  # (H, N, d)
         scalars = torch.einsum("hd,hrd->hr", self.r_r_bias.to(rows.dtype), rows)
         return Terms(A=(toeplitz_table(rows, context),), u=self.r_w_bias, c=(toeplitz_table(scalars, context),))

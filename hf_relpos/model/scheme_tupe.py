@@ -45,7 +45,7 @@ class Tupe(Scheme, name="tupe"):
     def shared_module(cls, config: Any, settings: Mapping[str, Any]) -> SharedScheme:
         return TupePositions(config, settings)
 
-    def terms(self, context: AttentionContext) -> Terms:
+    def forward(self, context: AttentionContext) -> Terms:
         return Terms(scale=self.scale, dense=(context.shared,))
 
 
@@ -87,7 +87,7 @@ class TupePositions(SharedScheme):
 
     def forward(self, context: AttentionContext) -> torch.Tensor:
         """θ + b, (1 or B, H, L, K)."""
-        device = self.pos.weight.device
+        device = context.device
         i, j = context.query_positions(device), context.key_positions(device)  # (L,) and (K,), or both (B, L)
         query = self.project(self.pos_q_linear, i.clamp(max=self.positions - 1) + 1)
         key = self.project(self.pos_k_linear, j.clamp(max=self.positions - 1) + 1)

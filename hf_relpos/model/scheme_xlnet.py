@@ -78,7 +78,7 @@ class XLNet(Scheme, name="xlnet"):
         of_keys = types[:, index.clamp(0, context.query_length - 1)]
         return ((types[:, :, None] != of_keys[:, None, :]) & is_known).long()
 
-    def terms(self, context: AttentionContext) -> Terms:
+    def forward(self, context: AttentionContext) -> Terms:
         rows = self.position_rows(context)
         A = [toeplitz_table(rows, context)]
         c = [toeplitz_table(torch.einsum("hd,hnd->hn", self.r_r_bias.to(rows.dtype), rows), context)]

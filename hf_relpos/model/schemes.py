@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from torch import nn
 
@@ -135,12 +135,12 @@ class Combination(nn.Module):
         """As `Scheme.signature`, of all parts."""
         return tuple(part.signature for part in self.parts)
 
-    def terms(self, context: AttentionContext) -> Terms:
+    def forward(self, context: AttentionContext) -> Terms:
         """The terms of all parts, added."""
         shared = context.shared or (None,) * len(self.parts)
         total = Terms()
         for part, of_part in zip(self.parts, shared, strict=True):
-            total = total + cast(Scheme, part).terms(replace(context, shared=of_part))
+            total = total + part(replace(context, shared=of_part))
         return total
 
 

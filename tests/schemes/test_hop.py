@@ -89,7 +89,7 @@ def original(case: str) -> tuple[torch.Tensor, torch.Tensor]:
     linear = {f"pos_embed_linear.{name}": tensors[f"{case}.{name}"] for name in ("weight", "bias")}
     scheme.load_state_dict(linear, strict=True)
     context, query = on(grid_ids(settings["height"], settings["width"])), tensors[f"{case}.query"][None]
-    scores = position_scores(query, query, scheme.terms(context), context)[0, :, tensors[f"{case}.queries"]]
+    scores = position_scores(query, query, scheme(context), context)[0, :, tensors[f"{case}.queries"]]
     return scores, tensors[f"{case}.scores"]
 
 

@@ -99,7 +99,7 @@ def test_queries_after_a_cache(as_tensor, hidden):
     expected, _ = attention_by_loop(pair, lambda b, h, i, j: v[b, h, j], 2, 3, 2, 9, start=6)
     context = AttentionContext(2, 9, torch.tensor([6]) if as_tensor else 6)
     q, k, v = map(torch.from_numpy, (q, k, v))
-    out, _ = attend(q[:, :, 6:8], k, v, layer.distance_embedding.terms(context), context)
+    out, _ = attend(q[:, :, 6:8], k, v, layer.distance_embedding(context), context)
     assert np.abs(array(out) - expected).max() <= 1e-10
 
 
@@ -119,7 +119,7 @@ def parity(case: str) -> float:
     if settings["causal"]:
         mask = mask & torch.ones(length, length, dtype=torch.bool).tril()
     context = AttentionContext(length, length)
-    out, _ = attend(*(tensors[name] for name in ("query", "key", "value")), scheme.terms(context), context, mask)
+    out, _ = attend(*(tensors[name] for name in ("query", "key", "value")), scheme(context), context, mask)
     return (out - tensors[f"{case}.out"]).abs().max().item()
 
 

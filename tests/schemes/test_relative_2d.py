@@ -127,7 +127,7 @@ def parity(case: str) -> float:
     query, key, value, expected = (tensors[f"{case}.{n}"].flatten(2, 3) for n in ("query", "key", "value", "out"))
     context = on(grid_ids(height, width).expand(sizes["batch"], -1, -1))
     mask = padding([height * width, height * width - sizes["hidden"]], height * width)[:, None, None, :]
-    out, _ = attend(query, key, value, scheme.terms(context), context, mask)
+    out, _ = attend(query, key, value, scheme(context), context, mask)
     return (out - expected).abs().max().item()
 
 

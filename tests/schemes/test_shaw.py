@@ -82,7 +82,7 @@ def parity(case: tuple[str, bool]) -> float:
     scheme.load_state_dict({"key": keys, "value": values}, strict=True)
     context = AttentionContext(sizes["length"], sizes["length"])
     mask = padding(sizes["real"], sizes["length"])[:, None, None, :]
-    out, _ = attend(*(tensors[name] for name in ("query", "key", "value")), scheme.terms(context), context, mask)
+    out, _ = attend(*(tensors[name] for name in ("query", "key", "value")), scheme(context), context, mask)
     return (out - tensors[f"{case}.out"]).abs().max().item()
 
 

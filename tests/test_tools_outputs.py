@@ -1,0 +1,142 @@
+"""What every model of Transformers can be asked for: weights, hidden states, embeddings as input, cheaper training."""
+
+import pytest
+import torch
+from oracles import extra_inputs, padding, tiny_model
+from selection import FEATURE_SCHEMES
+
+from hf_relpos import RelPosBertForMaskedLM, RelPosBertForSequenceClassification, RelPosBertModel
+
+
+EVERY_SCHEME = pytest.mark.parametrize("scheme", FEATURE_SCHEMES)
+BACKENDS = pytest.mark.parametrize("backend", ["relpos", "eager"])
+B, L = 2, 9
+
+
+def batch(scheme):
+    """A padded batch of two rows and what the scheme needs beside it."""
+    real = padding([L, 5], L)
+    ids = torch.randint(1, 50, (B, L)) * real
+    return {"input_ids": ids, "attention_mask": real.long(), **extra_inputs(scheme, B, L)}
+
+
+def agree(one, other, tolerance=1e-5):
+    torch.testing.assert_close(one, other, atol=tolerance, rtol=0)
+
+
+@pytest.mark.feature("output_attentions")
+@EVERY_SCHEME
+@BACKENDS
+@torch.no_grad()
+def test_attentions_are_those_of_the_output(scheme, backend):
+    """Weights of every layer, which sum to one and hide padding; asking for them changes no output."""
+    model = tiny_model(RelPosBertModel, scheme, backend)
+    inputs = batch(scheme)
+    plain, asked = model(**inputs), model(**inputs, output_attentions=True)
+    assert plain.attentions is None and len(asked.attentions) == 2
+    agree(asked.last_hidden_state, plain.last_hidden_state)
+    reference = tiny_model(RelPosBertModel, scheme, "eager")
+    reference.load_state_dict(model.state_dict())
+    for weights, expected in zip(
+        asked.attentions, reference(**inputs, output_attentions=True).attentions, strict=True
+    ):
+        assert weights.shape == (B, 3, L, L)
+        agree(weights.sum(-1), torch.ones(B, 3, L))
+        assert not weights[1, :, :, 5:].any()
+        agree(weights, expected)
+
+
+@pytest.mark.feature("output_attentions")
+@EVERY_SCHEME
+@torch.no_grad()
+def test_attentions_by_configuration(scheme):
+    model = tiny_model(RelPosBertModel, scheme, "eager")
+    inputs = batch(scheme)
+    expected = model(**inputs, output_attentions=True).attentions
+    model.config.output_attentions = True
+    for weights, other in zip(model(**inputs).attentions, expected, strict=True):
+        agree(weights, other)
+
+
+@pytest.mark.feature("output_hidden_states")
+@EVERY_SCHEME
+@BACKENDS
+@torch.no_grad()
+def test_hidden_states_are_those_between_the_layers(scheme, backend):
+    model = tiny_model(RelPosBertModel, scheme, backend)
+    inputs, seen = batch(scheme), []
+    hooks = [layer.register_forward_hook(lambda *call: seen.append(call[-1])) for layer in model.encoder.layer]
+    asked = model(**inputs, output_hidden_states=True)
+    for hook in hooks:
+        hook.remove()
+    assert len(asked.hidden_states) == 3
+    for state, expected in zip(asked.hidden_states[1:], seen, strict=True):
+        assert torch.equal(state, expected)
+    assert torch.equal(asked.hidden_states[-1], asked.last_hidden_state)
+    plain = model(**inputs)
+    assert plain.hidden_states is None and torch.equal(plain.last_hidden_state, asked.last_hidden_state)
+
+
+@pytest.mark.feature("inputs_embeds")
+@EVERY_SCHEME
+@BACKENDS
+@torch.no_grad()
+def test_embeddings_stand_for_tokens(scheme, backend):
+    model = tiny_model(RelPosBertForSequenceClassification, scheme, backend)
+    inputs = batch(scheme)
+    expected = model(**inputs).logits
+    vectors = model.get_input_embeddings()(inputs.pop("input_ids"))
+    assert torch.equal(model(inputs_embeds=vectors, **inputs).logits, expected)
+
+
+@pytest.mark.feature("chunked feed-forward")
+@EVERY_SCHEME
+def test_feed_forward_in_chunks_changes_nothing(scheme):
+    """`chunk_size_feed_forward` rows of the sequence at a time: outputs and gradients."""
+    model = tiny_model(RelPosBertForMaskedLM, scheme)
+    inputs = batch(scheme)
+    results = []
+    for size in (0, 1, 3):
+        for layer in model.bert.encoder.layer:
+            layer.chunk_size_feed_forward = size
+        results.append(loss_and_gradients(model, inputs))
+    for loss, gradients in results[1:]:
+        agree(loss, results[0][0])
+        for name, gradient in gradients.items():
+            agree(gradient, results[0][1][name])
+    assert tiny_model(RelPosBertModel, scheme, chunk_size_feed_forward=3).encoder.layer[0].chunk_size_feed_forward == 3
+
+
+def loss_and_gradients(model, inputs):
+    """The loss of the input's own tokens, and the gradient of every parameter that has one."""
+    model.zero_grad()
+    torch.manual_seed(1)
+    loss = model(**inputs, labels=inputs["input_ids"]).loss
+    loss.backward()
+    return loss.detach(), {
+        name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None
+    }
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@BACKENDS
+@EVERY_SCHEME
+@pytest.mark.parametrize("reentrant", [pytest.param(True, id="reentrant"), pytest.param(False, id="not-reentrant")])
+@pytest.mark.feature("gradient checkpointing")
+def test_checkpointing_leaves_gradients_as_they_are(scheme, reentrant, backend, dropout):
+    """Every parameter has the gradient that it has without, tables and what layers share included."""
+    model = tiny_model(
+        RelPosBertForMaskedLM, scheme, backend, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout
+    ).train()
+    inputs = batch(scheme)
+    loss, gradients = loss_and_gradients(model, inputs)
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    assert model.is_gradient_checkpointing
+    again, others = loss_and_gradients(model, inputs)
+    assert others.keys() == gradients.keys()
+    agree(again, loss)
+    for name, gradient in gradients.items():
+        agree(others[name], gradient)
+    model.gradient_checkpointing_disable()
+    agree(loss_and_gradients(model, inputs)[0], loss)
