@@ -112,7 +112,7 @@ def reports():
 def test_a_gated_feed_forward_is_not_read_as_a_plain_one(tmp_path, make, name, scheme, stored):
     """Through every door: two loads would give two answers."""
     fields = {} if scheme is None else {"position_embedding_type": scheme}
-    folder = written(tmp_path, make(), **fields)
+    folder = written(tmp_path / "source", make(), **fields)
     if stored == "shards":
         all_tensors = load_file(folder / "model.safetensors")
         (folder / "model.safetensors").unlink()
@@ -197,7 +197,7 @@ def test_layouts_of_other_architectures_are_recognised(tmp_path, architecture, n
         del sizes["max_position_embeddings"]
     special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
     stock = model_class(model_class.config_class(**{**sizes, **own, **special, "embedding_size": 16}))
-    folder = written(tmp_path, stock.state_dict(), position_embedding_type="relative_key")
+    folder = written(tmp_path / "source", stock.state_dict(), position_embedding_type="relative_key")
     with pytest.raises(ValueError, match=f"It looks like {name}") as error:
         RelPosBertModel.from_pretrained(folder)
     assert f"'{stock.config.model_type}'" in str(error.value)

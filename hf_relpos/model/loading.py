@@ -19,7 +19,7 @@ HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "
 CONVERTS = "with model_type = {type} in its config.json, `hf-relpos convert {source} OUT` converts it"
 NATIVE = "with model_type = {type} in its config.json, AutoModel of Transformers reads it, and hf_relpos does not yet"
 OWN_CODE = (
-    "hf_relpos does not read it yet; the code of its own repository does (trust_remote_code=True, if you trust it)"
+    "hf_relpos does not read it yet; the code of its own repository does, if you trust it and let AutoModel run it"
 )
 UNMERGED = "merge the adapters (`merge_and_unload()` of PEFT) and save the model again"
 
