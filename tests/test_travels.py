@@ -39,7 +39,7 @@ def test_relative_imports_are_siblings(file):
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_absolute_imports_are_available_everywhere(file):
-    everywhere = {"torch", "transformers", "huggingface_hub", *sys.stdlib_module_names}
+    everywhere = {"torch", "transformers", "huggingface_hub", "safetensors", *sys.stdlib_module_names}
     assert set(get_imports(file)) <= everywhere
 
 

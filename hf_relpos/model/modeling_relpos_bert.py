@@ -47,6 +47,7 @@ from transformers.utils.output_capturing import capture_outputs
 from .attention import AttentionCall
 from .backends import run_attention
 from .capabilities import check_attention, layers_share_terms, supported_implementations
+from .checkpoint_files import check_local
 from .configuration_relpos_bert import RelPosBertConfig
 from .context import AttentionContext
 from .documents import packed_position_ids
@@ -232,7 +233,7 @@ class RelPosBertSelfAttention(BertSelfAttention):
             hidden_states: (B, L, D); only device and dtype are read.
         """
         device, dtype = hidden_states.device, hidden_states.dtype
-        if torch.is_autocast_enabled(device.type):
+        if device.type != "meta" and torch.is_autocast_enabled(device.type):  # which knows no meta device
             dtype = torch.get_autocast_dtype(device.type)
         like = torch.empty(0, self.attention_head_size, device=device, dtype=dtype)
         context = replace(context, device=device, dtype=torch.promote_types(dtype, torch.float32))
@@ -342,6 +343,7 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
         """As in Transformers; also reads BERT checkpoints of Transformers ≤ 4.57 with relative positions.
 
         Raises:
+            ValueError: for a local folder with an index or safetensors that are broken, or without a config.json.
             ValueError: for a checkpoint that lacks weights of the encoder, which would be random: one of another
                 architecture, say, or one that lost its tables when stock Transformers v5 loaded and saved it. A new
                 head is only reported, and so are tables of a `position_embedding_type` that is not the saved one.
@@ -349,6 +351,7 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
         output_loading_info = kwargs.pop("output_loading_info", False)
         if isinstance(kwargs.get("config"), BertConfig):
             kwargs["config"] = RelPosBertConfig.from_bert(kwargs["config"])
+        check_local(pretrained_model_name_or_path, kwargs)
         model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
         loaded = info
         if model._hf_peft_config_loaded:  # then it is the adapter's
@@ -521,7 +524,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         )
         sequence = outputs.last_hidden_state
         if padding is not None:
-            sequence = padding.restore(sequence)
+            sequence = padding.to(sequence.device).restore(sequence)
         outputs = BaseModelOutputWithPoolingAndCrossAttentions(
             last_hidden_state=sequence,
             pooler_output=self.pooler(sequence) if self.pooler is not None else None,

@@ -183,8 +183,10 @@ class Scheme(nn.Module):
     learned_input_table: ClassVar[bool] = False
     uses_absolute_positions: ClassVar[bool] = False
 
-    def __init_subclass__(cls, name: str, **kwargs: Any) -> None:
+    def __init_subclass__(cls, name: str | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if name is None:  # made of a module at run time, by `fully_shard` or `torch.nn.utils.parametrize`
+            return
         cls.name = name
         acts_on_input = any("input_module" in vars(base) for base in cls.__mro__ if base is not Scheme)
         cls.relative = not (acts_on_input or cls.uses_absolute_positions)
@@ -336,6 +338,7 @@ class Scheme(nn.Module):
         Parameters are where they should be only while the module that owns them is called: offloading, sharding and
         quantisation change them before and after. So a scheme reads its own, and calls its submodules without reading
         their weights; `context.device` says where to compute, and `dtype_of` in which dtype they take their input.
+        Terms hold neither a parameter nor a view of one (`clone` it), since they are used when the call has ended.
         """
         raise NotImplementedError(f"{type(self).__name__} must define forward(context)")
 
