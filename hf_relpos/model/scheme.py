@@ -183,8 +183,18 @@ class Scheme(nn.Module):
     learned_input_table: ClassVar[bool] = False
     uses_absolute_positions: ClassVar[bool] = False
 
-    def __init_subclass__(cls, name: str, **kwargs: Any) -> None:
+    def __init_subclass__(cls, name: str | None = None, **kwargs: Any) -> None:
+        """Register a scheme under its name.
+
+        Raises:
+            TypeError: for a scheme without one. Classes that are made of a scheme need none: `fully_shard` and
+                `parametrize` give modules such a class.
+        """
         super().__init_subclass__(**kwargs)
+        if name is None:
+            if not hasattr(cls, "name"):
+                raise TypeError(f"{cls.__name__} has no name; give it one: class {cls.__name__}(Scheme, name=…)")
+            return
         cls.name = name
         acts_on_input = any("input_module" in vars(base) for base in cls.__mro__ if base is not Scheme)
         cls.relative = not (acts_on_input or cls.uses_absolute_positions)
