@@ -99,7 +99,12 @@ def convert(
             help="Where there are no safetensors, read pytorch_model.bin, if you trust it.",
         ),
     ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists, after success.")] = False,
+    overwrite: Annotated[
+        bool,
+        typer.Option(
+            "--overwrite", help="Replace OUT if it exists and holds nothing but a checkpoint, after success."
+        ),
+    ] = False,
     plots: Annotated[
         bool,
         typer.Option("--plots", help="Draw fidelity and tables into OUT, for calibrate and calibrate+distil."),
@@ -195,7 +200,9 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the models.")] = Path("demo-out"),
     scheme: Annotated[str, typer.Option(help="Position scheme; `hf-relpos schemes` lists them.")] = "transformer_xl",
     steps: Annotated[int, typer.Option(help="Training steps of the fine-tuning.", min=1)] = 150,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace OUT if it exists and holds nothing but a demo.")
+    ] = False,
 ) -> None:
     """Convert a BERT, show what it kept, fine-tune it, reload it."""
     with plain_errors():

@@ -63,7 +63,7 @@ def plain_errors() -> Iterator[None]:
     try:
         yield
     except (ValueError, ModuleNotFoundError) as error:
-        print_message("Error", str(error))
+        print_message("Error", " ".join(str(error).split()))
         raise typer.Exit(2) from None
 
 

@@ -26,15 +26,19 @@ def _hidden(path: Path, suffix: str) -> Path:
 def atomic_file(path: str | Path) -> Iterator[Path]:
     """A temporary path that is renamed to `path` when the block ends, and removed when it raises.
 
-    Its suffix is that of `path`, from which some writers choose the format. An existing file is replaced.
+    Its suffix is that of `path`, from which some writers choose the format. An existing file is replaced. The result
+    is readable as the umask says, whatever the writer makes of it (safetensors writes for the owner alone).
 
     Raises:
-        OSError: where the file cannot be renamed.
+        OSError: where the file cannot be created or renamed.
     """
     path = Path(path)
     partial = _hidden(path, path.suffix)
     try:
+        partial.touch()
+        mode = partial.stat().st_mode
         yield partial
+        partial.chmod(mode)
         partial.replace(path)
     except BaseException:  # KeyboardInterrupt too
         partial.unlink(missing_ok=True)

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedConfig
+from transformers import PreTrainedConfig
 
-from .evaluation.loading import load_quietly, no_such_model, refuse_missing
+from .data.records import read_lines
+from .evaluation.loading import load_quietly, load_tokenizer, no_such_model, refuse_missing
 from .files import atomic_file, check_output_file
 from .model.configuration_relpos_bert import RelPosBertConfig
 from .model.modeling_relpos_bert import RelPosBertModel, RelPosBertPreTrainedModel
@@ -177,8 +178,8 @@ def plot_checkpoint(
     refuse_missing(checkpoint, missing)
     inputs = example_inputs(model.config, length)
     if text is not None:
-        tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-        ids = tokenizer(Path(text).read_text(encoding="utf-8"), add_special_tokens=False, verbose=False).input_ids
+        tokenizer = load_tokenizer(checkpoint)
+        ids = tokenizer("\n".join(read_lines(text)), add_special_tokens=False, verbose=False).input_ids
         if not ids:
             raise ValueError(f"{text}: the tokenizer finds no tokens in it")
         length = min(inputs["input_ids"].shape[1], len(ids))

@@ -50,9 +50,11 @@ from transformers import (
     set_seed,
 )
 
+from hf_relpos.conversion.folder import check_target
 from hf_relpos.data.masking import IGNORE_INDEX, mask_tokens
 from hf_relpos.data.records import iterate_lines
 from hf_relpos.files import atomic_folder
+from hf_relpos.model.saving import apply_umask
 
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -224,7 +226,7 @@ def export(model: BertForMaskedLM, tokenizer: Tokenizer, out: Path) -> None:
         plain.save_pretrained(folder)
         fast.save_pretrained(folder)
         (folder / "vocab.txt").write_text("".join(f"{token}\n" for token, _ in vocab), encoding="utf-8")
-        (folder / "model.safetensors").chmod(0o644)  # safetensors writes it for the owner only
+        apply_umask([folder / "model.safetensors"])
 
 
 class Export(TrainerCallback):
@@ -266,6 +268,8 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true", help="resume from the last save")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    if args.out:
+        check_target(args.out, overwrite=True)
 
     set_seed(args.seed)
     train, held_out, _ = split(args.data)

@@ -492,6 +492,61 @@ def test_no_tokenizer(small, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_documents_of_a_generator_serve_every_part(small, tmp_path):
+    lines = (line for line in (small / "text.txt").read_text(encoding="utf-8").splitlines() if line)
+    options = {"tokens": 1500, "steps": 1}
+    report = convert(small / "bert", tmp_path / "out", method="calibrate+distil", texts=lines, method_options=options)
+    assert report.details["calibration"]["tokens"] > 1000 and report.details["distillation"]["tokens"] > 0
+    assert report.details["fidelity"]["lengths"]
+
+
+@pytest.mark.parametrize(
+    "texts, words",
+    [
+        (b"text.txt", "texts is a bytes; give a path"),
+        ([b"one"], r"texts\[0\] is a bytes, not text"),
+        ([1, 2], r"texts\[0\] is a int, not text"),
+        (["half \ud83d"], r"texts\[0\] holds '\\ud83d', a lone surrogate"),
+        ([], "texts is empty"),
+        (Path("a" * 300), "File name too long; check the path"),
+    ],
+)
+def test_texts_that_are_none(small, tmp_path, texts, words):
+    refuse(small, tmp_path, words, texts=texts)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 2**63, 0.5, "0"])
+@pytest.mark.parametrize("method", ["calibrate", "calibrate+distil"])
+def test_a_seed_that_no_generator_takes(small, tmp_path, method, seed):
+    refuse(small, tmp_path, r"seed = .*: give an integer from 0", texts=["a"], seed=seed, method=method)
+
+
+BROKEN_TOKENIZERS = {
+    "none": {},
+    "cut": {"tokenizer.json": "{"},
+    "deep": {"tokenizer.json": "[" * 200_000},
+    "settings": {"tokenizer_config.json": "[]"},
+    "binary": {"vocab.txt": b"\x80\xff" * 99},
+    "greater": {"vocab.txt": "\n".join(["[UNK]", "[CLS]", "[SEP]", *(f"w{number}" for number in range(100))])},
+}
+
+
+@pytest.mark.parametrize("texts", [None, ["some text"]], ids=["no text", "text"])
+@pytest.mark.parametrize("files", BROKEN_TOKENIZERS.values(), ids=BROKEN_TOKENIZERS)
+def test_a_tokenizer_that_is_broken(tmp_path, files, texts):
+    config = BertConfig(
+        vocab_size=50, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, max_position_embeddings=16
+    )
+    BertForMaskedLM(config).save_pretrained(tmp_path / "bert")
+    for name, content in files.items():
+        (tmp_path / "bert" / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(
+        ConversionError, match=r"bert: (its tokenizer cannot be loaded \(|the tokenizer has \d+ tokens)"
+    ):
+        convert(tmp_path / "bert", tmp_path / "out", method="calibrate", texts=texts)
+    assert [path.name for path in tmp_path.iterdir()] == ["bert"]
+
+
 def test_a_teacher_with_nans(small, tmp_path):
     folder = tmp_path / "source"
     model = BertForMaskedLM.from_pretrained(small / "bert")

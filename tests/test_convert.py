@@ -411,6 +411,7 @@ def test_no_tokenizer_and_no_stray_files(tmp_path):
     report = convert(source, tmp_path / "out")
     assert report.files == ()
     found = {path.name for path in (tmp_path / "out").iterdir()}
+    assert report.left_out == ("modeling_own.py", "training_args.bin")
     assert {"config.json", "model.safetensors", "conversion.json", "README.md"} <= found
     assert not found & {"training_args.bin", "modeling_own.py"}
     assert "SystemExit" not in (tmp_path / "out" / "README.md").read_text()
@@ -722,9 +723,9 @@ def test_out_that_exists(tmp_path, masked):
 def test_overwrite_replaces_the_folder_and_leaves_no_other(tmp_path, masked):
     out = tmp_path / "out"
     convert(masked, out)
-    (out / "stale.txt").write_text("from the first conversion")
+    (out / "fidelity.png").write_text("from the first conversion")
     convert(masked, out, method="drop", overwrite=True)
-    assert os.listdir(tmp_path) == ["out"] and not (out / "stale.txt").exists()
+    assert os.listdir(tmp_path) == ["out"] and not (out / "fidelity.png").exists()
     assert json.loads((out / "conversion.json").read_text())["method"] == "drop"
 
 
@@ -743,7 +744,7 @@ def test_overwrite_refuses_what_is_not_a_checkpoint(tmp_path, masked):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter").write_text("years of work")
     (tmp_path / "file").write_text("")
-    for name, words in (("thesis", "holds no config.json"), ("file", "is a file")):
+    for name, words in (("thesis", "in the way: chapter"), ("file", "is a file")):
         with pytest.raises(ConversionError, match=words):
             convert(masked, tmp_path / name, overwrite=True)
     assert contents(tmp_path) == {"thesis/chapter": b"years of work", "file": b""}

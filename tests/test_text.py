@@ -4,13 +4,18 @@ import bz2
 import gzip
 import json
 import lzma
+import os
 from pathlib import Path
 
 import pytest
 
 from hf_relpos import demo
 from hf_relpos.data import TextError, cut_windows, read_texts
+from hf_relpos.data.conll import read_conll
+from hf_relpos.data.pairs import read_documents, read_pairs, read_queries
 from hf_relpos.data.records import iterate_records, read_lines, read_records
+from hf_relpos.data.text import paths_or_documents
+from hf_relpos.data.windows import pieces, sentences
 from hf_relpos.evaluation.loading import load_tokenizer
 
 
@@ -85,6 +90,13 @@ def test_lines_are_read_as_they_are_asked_for(tmp_path):
         ("a.tsv", "body\tn\nx\t1\n", r"line 1: no column 'text' \(it has body, n\); name it with field"),
         ("a.csv", "n,text\n1\n", "line 2: 1 columns, and 'text' is column 2"),
         ("a.txt", "zero \0 bytes\n", "holds zero bytes"),
+        ("a.jsonl", "[" * 200_000, "line 1: not JSON .*recursion.*; put one object on each line"),
+        ("a.jsonl", '{"text": "a"}\n{"text": ["b", "c"]}\n', r"record 2: 'text' is a list, not text \(\['b', 'c'\]\)"),
+        ("a.jsonl", '{"text": 5}\n', "record 1: 'text' is a int, not text"),
+        ("a.jsonl", '{"text": "half \\ud83d"}\n', r"record 1: 'text' holds '\\ud83d', a lone surrogate.*remove it"),
+        ("a.jsonl", '{"text": "a\\u0000b"}\n', "record 1: 'text' holds a zero character; remove it"),
+        ("a.tsv", "text\ttext\na\tb\n", "line 1: several columns are named 'text'; rename all but one"),
+        ("a.csv", 'text\n"never closed\nand the rest\n', "line 2: unexpected end of data; correct the quotes"),
         ("a.pdf", "x", r"ends in '\.pdf'"),
     ],
 )
@@ -98,6 +110,74 @@ def test_a_packed_file_that_is_cut_short(tmp_path):
     path.write_bytes(lzma.compress(b"a long line of text\n" * 500)[:-20])
     with pytest.raises(ValueError, match="not readable as UTF-8 text"):
         read_lines(path)
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_another_encoding_is_named(tmp_path, encoding):
+    (tmp_path / "a.txt").write_bytes("Grüße\n".encode(encoding))
+    with pytest.raises(TextError, match=r"a\.txt: not readable as UTF-8 text .*; restore or re-encode the file"):
+        list(read_texts(tmp_path / "a.txt"))
+
+
+@pytest.mark.parametrize("suffix", [".xz", ".gz", ".bz2"])
+@pytest.mark.parametrize("content", [b"plain text", b"\x1f\x8b\x08 and more", b"BZh9 and more"])
+def test_what_is_not_packed_as_its_name_says(tmp_path, suffix, content):
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(TextError, match=rf"a\.txt{suffix}: not readable .*; restore or re-encode the file"):
+        list(read_texts(path))
+
+
+def test_a_pipe_is_no_file_and_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.txt")
+    for read in (read_lines, read_pairs, read_conll, lambda path: list(read_texts(path))):
+        with pytest.raises(ValueError, match=r"a\.txt: is not a regular file; write the text to a file"):
+            read(tmp_path / "a.txt")
+
+
+def test_a_line_without_end_is_not_read_into_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr("hf_relpos.data.records.MAX_LINE", 1000)
+    assert read_lines(write(tmp_path, "a.txt.gz", "a" * 998 + "\nb\n")) == ["a" * 998, "b"]
+    with pytest.raises(ValueError, match="has a line of 1,000 characters or more; break it into lines"):
+        read_lines(write(tmp_path, "a.txt.gz", "a" * 10_000_000))
+
+
+def test_a_cell_may_be_a_book(tmp_path):
+    assert list(read_texts(write(tmp_path, "a.csv", f'text\n"{"word " * 100_000}"\n'))) == ["word " * 100_000]
+
+
+@pytest.mark.parametrize("source", [b"a.txt", 5, None, [5], [b"a.txt"], "", " ", "~nobody-of-this-name/a", "a" * 300])
+def test_what_is_no_path_is_said(source):
+    with pytest.raises(TextError, match=r"text = .*; (give|check)"):
+        list(read_texts(source))
+
+
+def test_numbers_where_sentences_belong(tmp_path):
+    pair = {"score": 1, "sentence1": "a", "sentence2": "b"}
+
+    def pairs(**change):
+        return write(tmp_path, "a.jsonl", f"{json.dumps(pair)}\n{json.dumps(pair | change)}\n")
+
+    assert len(read_pairs(pairs())) == 2
+    for change, words in (
+        ({"score": True}, "record 2: score = True is no number"),
+        ({"score": 10**400}, "record 2: score = 10*.* is no number"),
+        ({"sentence1": None}, "record 2: 'sentence1' is a NoneType, not text"),
+        ({"sentence2": ["b"]}, "record 2: 'sentence2' is a list, not text"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            read_pairs(pairs(**change))
+    assert read_documents(write(tmp_path, "d.jsonl", '{"id": 7, "text": "a"}\n')) == {"7": "a"}
+    with pytest.raises(ValueError, match="record 1: 'id' is a NoneType"):
+        read_documents(write(tmp_path, "d.jsonl", '{"id": null, "text": "a"}\n'))
+    with pytest.raises(ValueError, match="record 1: 'query' is a bool"):
+        read_queries(write(tmp_path, "q.jsonl", '{"query": true, "doc": 7}\n'))
+
+
+def test_an_error_shows_the_beginning_of_a_long_line(tmp_path):
+    with pytest.raises(ValueError, match="has 1 columns") as caught:
+        read_conll(write(tmp_path, "a.conll", "x" * 100_000))
+    assert len(str(caught.value)) < 400
 
 
 @pytest.mark.parametrize("kind", [str, Path])
@@ -142,3 +222,58 @@ def test_the_parts_of_a_text_share_no_passage():
     assert all(runs.values()) and not runs["fit"] & runs["check"]
     for windows in parts.values():
         assert all(ids[0] == tokenizer.cls_token_id and ids[-1] == tokenizer.sep_token_id for ids in windows.ids)
+
+
+@pytest.mark.parametrize(
+    "texts, words",
+    [
+        (b"a.txt", "texts is a bytes; give a path"),
+        ({"a.txt": 1}, "texts is a dict; give a path"),
+        ({"one", "two"}, "texts is a set; give a path"),
+        (5, "texts is a int; give a path"),
+        ("", "texts = '' is empty; give a path"),
+        ([], "texts is empty; give a path"),
+        (["one", b"two"], r"texts\[1\] is a bytes, not text"),
+        ([["one"]], r"texts\[0\] is a list, not text"),
+        (["one", None], r"texts\[1\] is a NoneType, not text"),
+        (["one", "\ud83d"], r"texts\[1\] holds '\\ud83d', a lone surrogate"),
+        ([Path("a.txt"), "one"], r"texts\[1\] is a str, and texts\[0\] is not"),
+        (["one", Path("a.txt")], r"texts\[1\] is a PosixPath, and texts\[0\] is not"),
+    ],
+)
+def test_texts_are_paths_or_documents(texts, words):
+    with pytest.raises(TextError, match=words):
+        paths_or_documents(texts)
+
+
+def test_an_iterator_is_read_once_and_not_to_its_end(monkeypatch):
+    assert paths_or_documents(document for document in DOCUMENTS) == DOCUMENTS
+    monkeypatch.setattr("hf_relpos.data.text.MAX_CHARACTERS", 10)
+    assert paths_or_documents(iter(lambda: "four", "end")) == ["four"] * 3
+
+
+@pytest.mark.parametrize(
+    "text", ["word " * 2_000_000, "." * 10_000_000, "这" * 3_000_000], ids=["words", "dots", "Chinese"]
+)
+def test_a_line_of_ten_megabytes_is_cut_into_pieces(text):
+    parts = pieces(text, 448)
+    assert "".join(parts) == text.strip() and max(map(len, parts)) <= 448
+    windows = cut_windows(load_tokenizer(demo.CHECKPOINT), [text], 2000, (64,))
+    assert 1000 < windows.tokens < 3000
+
+
+def test_sentences_that_are_not_too_long_are_not_cut():
+    text = " ".join(f"{'word ' * count}end." for count in (3, 200, 500))
+    assert pieces(text, 448) == sentences(text)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 2**63, 1.5, "1", True, None])
+def test_a_seed_that_no_generator_takes(seed):
+    with pytest.raises(ValueError, match=r"seed = .*: give an integer from 0 to 4294967295"):
+        cut_windows(load_tokenizer(demo.CHECKPOINT), DOCUMENTS, 100, (16,), seed=seed)
+
+
+@pytest.mark.parametrize("texts", ["a document", [b"bytes"], [5], ["\ud800"]])
+def test_windows_of_what_is_no_document(texts):
+    with pytest.raises(TextError, match="texts"):
+        cut_windows(load_tokenizer(demo.CHECKPOINT), texts, 100, (16,))

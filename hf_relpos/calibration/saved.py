@@ -1,8 +1,8 @@
 """Layers that an interrupted calibration has fitted, for the same command to resume from."""
 
 import json
-import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from .errors import CalibrationError
 class Saved:
     """Fitted layers in a folder, from which an interrupted calibration resumes.
 
-    Those of another calibration are removed.
+    Those of another calibration are removed; what else lies in the folder stays.
     """
 
     def __init__(self, folder: Path, fingerprint: str, writes: bool = True):
@@ -35,12 +35,12 @@ class Saved:
             return
         file = folder / "fingerprint"
         if not file.is_file() or file.read_text(encoding="utf-8") != fingerprint:
-            shutil.rmtree(folder, ignore_errors=True)
+            self.clear()
             try:
-                folder.mkdir(parents=True)
+                folder.mkdir(parents=True, exist_ok=True)
                 write_text(file, fingerprint)
             except OSError as error:
-                shutil.rmtree(folder, ignore_errors=True)
+                self.clear()
                 raise CalibrationError(describe_write_error(error, folder)) from error
 
     def load(self, layer: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:
@@ -68,6 +68,12 @@ class Saved:
             raise CalibrationError(describe_write_error(error, path, left)) from error
 
     def clear(self) -> None:
-        """Remove the folder."""
-        if self.writes:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        """Remove the files, and the folder if nothing else is in it."""
+        if not self.writes:
+            return
+        for pattern in ("fingerprint", "layer-*", ".fingerprint.*", ".layer-*"):
+            for path in self.folder.glob(pattern):
+                with suppress(OSError):
+                    path.unlink()
+        with suppress(OSError):
+            self.folder.rmdir()

@@ -10,7 +10,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from ..data.masking import mask_tokens
-from ..data.text import read_texts
+from ..data.text import paths_or_documents, read_texts
 from ..data.windows import MAX_UNKNOWN_RATE, Windows, cut_windows, special_tokens
 from ..evaluation.inspection import has_mlm_head
 from .errors import CalibrationError
@@ -40,12 +40,14 @@ def gather(
     """Windows of a text: of files, each with the same share of the tokens, or of documents.
 
     Args:
-        texts: a path, several (as Path objects), or documents (strings).
+        texts: as `paths_or_documents` takes them.
         part: as `cut_windows` takes it.
+
+    Raises:
+        TextError: for text that cannot be read, or does not fill one window.
     """
-    if isinstance(texts, str | Path):
-        texts = [Path(texts)]
-    if isinstance(texts, Sequence) and texts and all(isinstance(text, Path) for text in texts):
+    texts = paths_or_documents(texts)
+    if isinstance(texts[0], Path):
         parts = [
             cut_windows(tokenizer, read_texts(path, field), -(-tokens // len(texts)), lengths, short, seed, part)
             for path in texts

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from rich.console import Console
-from transformers import AutoTokenizer
 
 from ..calibration.batches import make_batches
 from ..calibration.calibrate import Calibrator
@@ -37,6 +36,7 @@ from ..console import progress_bar
 from ..data.text import TextError
 from ..data.windows import Windows
 from ..evaluation.inspection import has_mlm_head
+from ..evaluation.loading import find_tokenizer
 from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..model.scheme import Option, choice, is_count, is_number
 from ..processes import process_state, sum_over
@@ -123,7 +123,7 @@ def calibrate_and_distil(model: RelPosBertPreTrainedModel, context: ConversionCo
 def _learn(model: RelPosBertPreTrainedModel, context: ConversionContext, distils: bool) -> dict[str, str]:
     try:
         _check_options(model, context)
-        tokenizer = load_tokenizer(context.tokenizer_folder)
+        tokenizer = load_tokenizer(context.tokenizer_folder, model.config.vocab_size)
         model.config.attention_window = context.options["window"]
         original = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         dtype = model.dtype
@@ -138,6 +138,8 @@ def _learn(model: RelPosBertPreTrainedModel, context: ConversionContext, distils
         context.details["fidelity"] = held_out_fidelity(student, teacher, tokenizer, context)
     except CalibrationError as error:
         raise ConversionError(str(error)) from error
+    except TextError as error:
+        raise ConversionError(f"texts: {error}") from error
     model.to(dtype)
     if saved is not None:
         state.wait_for_everyone()
@@ -183,18 +185,15 @@ def _windows_to_fit(
         windows = random_windows(tokenizer, min(options["tokens"], RANDOM_TOKENS), limit, context.seed)
         notes = ["no text was given: fitted to random tokens. With some text of its kind the result would be closer"]
     else:
-        try:
-            windows = gather_all(
-                tokenizer,
-                context.texts,
-                options["tokens"],
-                window_lengths(limit),
-                length,
-                options["field"],
-                context.seed,
-            )
-        except TextError as error:
-            raise ConversionError(f"texts: {error}") from error
+        windows = gather_all(
+            tokenizer,
+            context.texts,
+            options["tokens"],
+            window_lengths(limit),
+            length,
+            options["field"],
+            context.seed,
+        )
         notes = check_windows(windows, max(limit, length))
     return mask_windows(windows, model, tokenizer, options["mask"], context.seed), notes
 
@@ -259,21 +258,27 @@ def _calibrate(
     return saved
 
 
-def load_tokenizer(folder: Path) -> Any:
+def load_tokenizer(folder: Path, vocab_size: int) -> Any:
     """The tokenizer of the source.
 
+    Args:
+        folder: of the source.
+        vocab_size: how many tokens the source knows.
+
     Raises:
-        ConversionError: for a folder without one.
+        ConversionError: for a folder without one, and one that has more tokens.
     """
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        vocabulary = len(tokenizer)
-    except (OSError, ValueError, ImportError) as error:
+    tokenizer, reason = find_tokenizer(folder, local_files_only=True)
+    if reason:
         raise ConversionError(
-            f"{folder}: its tokenizer cannot be loaded ({error}); add its files to the folder"
-        ) from error
-    if vocabulary < 10:
-        raise ConversionError(f"{folder}: has no tokenizer files, and text must be cut into tokens; add them")
+            f"{folder}: its tokenizer cannot be loaded ({reason}), and the method needs its tokens; add its files to "
+            "the folder (`tokenizer.save_pretrained`)"
+        )
+    if len(tokenizer) > vocab_size:
+        raise ConversionError(
+            f"{folder}: the tokenizer has {len(tokenizer)} tokens, and vocab_size = {vocab_size}; add those of the "
+            "tokenizer that the model was trained with"
+        )
     return tokenizer
 
 

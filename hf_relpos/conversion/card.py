@@ -16,6 +16,7 @@ from ..files import write_text
 from ..model.configuration_relpos_bert import RelPosBertConfig
 from ..model.modeling_relpos_bert import HEADS
 from ..model.schemes import STOCK_SCHEME
+from .local_paths import last_name
 from .methods import METHODS
 from .modules import MODULES
 from .report import KINDS, ConversionReport, lost_in_words
@@ -173,7 +174,7 @@ def _name(report: ConversionReport, full: bool = False) -> str:
     """The Hub repository, or the name of the folder; without `full` the repository's name alone."""
     if report.revision and full:
         return report.source
-    return Path(report.source).expanduser().resolve().name or "source"
+    return last_name(report.source)
 
 
 def _listed(options: Mapping[str, Any]) -> str:

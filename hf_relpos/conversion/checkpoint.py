@@ -10,6 +10,7 @@ import torch
 import transformers
 from safetensors import SafetensorError
 
+from ..data.seed import check_seed
 from ..files import atomic_folder, describe_write_error, write_json
 from ..model.configuration_relpos_bert import RelPosBertConfig
 from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
@@ -21,12 +22,12 @@ from .card import draw, source_metadata, write_card
 from .configs import resolved_options, source_config, stock_config, target_config
 from .context import ConversionContext
 from .errors import ConversionError
-from .folder import check_target, copy_companions
+from .folder import check_apart, check_target, copy_companions, left_out
 from .methods import METHODS, check_plots, check_text, choose_method, resolve_options, text_names
 from .modules import Layout, locate
 from .names import is_buffer, is_table
 from .recognition import Head, SourceSpec, check_tables, choose_head, recognise
-from .report import ConversionReport, plan
+from .report import REPORT, ConversionReport, plan
 from .source import Source, normalise, read_config, read_tensors
 from .verify import compare_outputs, compare_tensors, source_model
 
@@ -101,13 +102,14 @@ def convert(
             `details["lost"]` says what they do not hold). None for `exact` where it applies and `keep` elsewhere.
         method_options: options of the method: keys of `METHODS[method].options`.
         texts: for a method that learns from text: one path or several (as Path objects), read by
-            `hf_relpos.data.read_texts`, each with the same share of the tokens; or documents, strings.
-        seed: for a method that draws at random.
+            `hf_relpos.data.read_texts`, each with the same share of the tokens; or documents, strings, of which an
+            iterator is read once, up to 100 million characters.
+        seed: for a method that draws at random, 0 to 2³² − 1.
         architecture: class whose head to keep; by default the one that config.json names.
         revision: branch, tag or commit of a Hub repository.
         allow_pickle: where there are no safetensors, read `pytorch_model.bin` or its shards, and download them, with
             `torch.load(weights_only=True)`, which makes tensors only; for checkpoints whose origin you trust.
-        overwrite: replace an existing `out`, after success.
+        overwrite: replace an existing `out`, after success, if it holds a checkpoint and nothing else.
         progress: show a progress bar.
         plots: for a method that learns from text: draw the fidelity by length (`fidelity.png`) and the tables
             (`tables.png`) into `out`. Needs the extra `plot`.
@@ -124,16 +126,19 @@ def convert(
         raise ConversionError(f"method = {method!r} is unknown; known methods: {', '.join(METHODS)}")
     if plots:
         figure_class()  # raises without matplotlib, before any work
-    target = check_target(out, overwrite)
+    try:
+        check_seed(seed)
+    except ValueError as error:
+        raise ConversionError(str(error)) from error
+    target = check_target(out, overwrite, source)
     top, commit, layout = locate(source, revision, allow_pickle)
-    if top == target or target in top.parents:
-        raise ConversionError(f"out = '{out}' is the source or holds it; choose another folder")
+    check_apart(top, target)  # the cache of the Hub
     folder = top / layout.encoder
     saved = read_config(folder)
     spec = recognise(folder, saved)
     head = choose_head(spec, folder, architecture)
     name = choose_method(method, spec, folder)
-    check_text(name, texts)
+    texts = check_text(name, texts)
     if plots:
         check_plots(name)
     options = resolve_options(name, method_options)
@@ -250,14 +255,15 @@ def _write(
     reloaded = type(model).from_pretrained(encoder, dtype="auto", local_files_only=True)
     compare_tensors(model, reloaded, source, report.steps)
     files += conversion.layout.copy(conversion.top, folder)
-    return replace(report, files=tuple(files)), reloaded
+    others = () if report.revision else left_out(conversion.top, conversion.layout, files)
+    return replace(report, files=tuple(files), left_out=others), reloaded
 
 
 def _describe(
     folder: Path, conversion: _Conversion, model: RelPosBertPreTrainedModel, report: ConversionReport, plots: bool
 ) -> None:
     """Write conversion.json, the plots and the model card."""
-    write_json(folder / "conversion.json", report.to_dict(), indent=2)
+    write_json(folder / REPORT, report.to_dict(), indent=2)
     pictures = draw(model, report, folder) if plots else ()
     limit = conversion.source_config.max_position_embeddings
     write_card(folder, report, conversion.config, limit, source_metadata(conversion.top), pictures)

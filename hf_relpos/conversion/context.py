@@ -1,6 +1,6 @@
 """The interface of a method of conversion, and helpers that several methods share."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +24,7 @@ class ConversionContext:
         source_config: its configuration as a RelPosBertConfig, positions included: that of the teacher.
         build_teacher: builds a RelPosBert model, in the dtype of the source and in eval mode, that computes exactly
             what the source computes.
-        texts: to learn from, as `convert` takes them; None for none.
+        texts: to learn from, paths or documents; None for none.
         options: of the method, with its defaults.
         seed: of random choices.
         resume_folder: where an interrupted method finds what it had computed; None for a method that starts afresh.
@@ -35,7 +35,7 @@ class ConversionContext:
     source: Source
     source_config: RelPosBertConfig
     build_teacher: Callable[[], RelPosBertPreTrainedModel]
-    texts: str | Path | Iterable[str | Path] | None = None
+    texts: list[Path] | list[str] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
     resume_folder: Path | None = None

@@ -1,22 +1,58 @@
-"""The folder of the result: checks before anything is written, and files that are copied into it."""
+"""The folder of the result: checks before anything is written, and files that are copied into it.
+
+Which files belong to a checkpoint is said here, once: only a folder that holds nothing else is overwritten.
+"""
 
 import shutil
+from collections.abc import Iterable
+from fnmatch import fnmatch
 from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from .errors import ConversionError
-from .modules import MODULES
-from .source import TOKENIZER_FILES
+from ..files import write_json
+from ..model.saving import shipped_files
+from .card import PICTURES
+from .errors import ConversionError, abbreviate
+from .local_paths import without_local_paths
+from .modules import ENCODER_FILES, MODULE_FILES, MODULES, TOP_FILES, Layout, read_layout
+from .report import REPORT
+from .source import CARD, INDEX, PICKLED_FILES, TOKENIZER_FILES, WEIGHTS, read_json
 
 
-def check_target(out: str | Path, overwrite: bool) -> Path:
-    """The folder to write, with links resolved.
+# What `save_pretrained` of a model and a tokenizer and a conversion write; and what Git keeps beside it.
+KNOWN = (
+    "config.json",
+    "generation_config.json",
+    WEIGHTS,
+    "model-?????-of-?????.safetensors",
+    INDEX,
+    *TOKENIZER_FILES,
+    *TOP_FILES,
+    *ENCODER_FILES,
+    CARD,
+    REPORT,
+    *PICTURES,
+    ".gitattributes",
+)
+
+
+def check_target(out: str | Path, overwrite: bool, source: str | Path | None = None) -> Path:
+    """The folder to write, with links resolved: a link to a folder stays, and the folder is replaced.
+
+    Args:
+        source: folder or Hub repository that is read; None for none.
 
     Raises:
-        ConversionError: for one that exists, unless it is a checkpoint and may be overwritten.
+        ConversionError: for one that exists, unless it is wholly a checkpoint and may be overwritten; and for what
+            `check_apart` refuses.
     """
-    target = Path(out).expanduser().resolve()
+    try:
+        target = Path(out).expanduser().resolve()
+    except (OSError, RuntimeError) as error:  # links in a circle
+        raise ConversionError(f"out = '{out}' cannot be followed ({error}); choose another folder") from error
+    if source is not None:
+        check_apart(source, target)
     if target.exists():
         if not target.is_dir():
             raise ConversionError(f"out = '{out}' is a file; choose a folder")
@@ -24,18 +60,110 @@ def check_target(out: str | Path, overwrite: bool) -> Path:
             raise ConversionError(
                 f"out = '{out}' exists; choose another folder, or replace it with overwrite=True (--overwrite)"
             )
-        if not any((target / name).is_file() for name in ("config.json", MODULES)) and any(target.iterdir()):
-            raise ConversionError(
-                f"out = '{out}' holds no config.json: only a checkpoint is overwritten, never another folder; choose "
-                "another one"
-            )
+        refuse_foreign_files(out, other_files(target))
     return target
 
 
+def refuse_foreign_files(out: str | Path, foreign: Iterable[str]) -> None:
+    """
+    Args:
+        foreign: paths in `out` of what does not belong to a checkpoint.
+
+    Raises:
+        ConversionError: if there are any.
+    """
+    if foreign := list(foreign):
+        raise ConversionError(
+            f"out = '{out}' is overwritten only if it holds a checkpoint and nothing else; in the way: "
+            f"{abbreviate(foreign, 10)}. Move {'it' if len(foreign) == 1 else 'them'}, or choose another folder"
+        )
+
+
+def check_apart(source: str | Path, target: Path) -> None:
+    """Refuse to write into the folder that is read, or over it.
+
+    Args:
+        source: folder or Hub repository, as the caller gave it.
+        target: the folder to write, with links resolved.
+
+    Raises:
+        ConversionError: for folders one of which is, or holds, the other one.
+    """
+    folder = Path(source).expanduser()
+    if not folder.exists():
+        return
+    # the folder itself, and the place of a link to it
+    name = folder.absolute().name
+    link = folder.absolute().parent.resolve() / name if name != ".." else folder.resolve()
+    for place in {folder.resolve(), link}:
+        if target == place or target in place.parents:
+            raise ConversionError(f"out = '{target}' is the source or holds it; choose another folder")
+        if place in target.parents:
+            raise ConversionError(f"out = '{target}' lies in the source, '{source}'; choose a folder outside of it")
+
+
+def other_files(folder: Path, known: Iterable[str] = KNOWN) -> list[str]:
+    """Paths, relative and sorted, of what lies in a folder and does not belong to a checkpoint.
+
+    Args:
+        known: patterns of the names of a checkpoint's files.
+    """
+    layout = _layout(folder)
+    patterns = {"": [*known, *shipped_files(folder)]}
+    patterns |= {name: [*MODULE_FILES] for name in layout.modules}
+    if layout.encoder:
+        patterns[layout.encoder] = [*known, *shipped_files(folder / layout.encoder)]
+    folders = {folder, *(folder / name for name in patterns)}
+    folders |= {parent for name in patterns for parent in (folder / name).parents if folder in parent.parents}
+    found = []
+    for each in sorted(folders):
+        own = patterns.get("" if each == folder else each.relative_to(folder).as_posix(), [])
+        for path in each.iterdir() if each.is_dir() else ():
+            is_folder = path.is_dir() and not path.is_symlink()
+            belongs = path in folders if is_folder else any(fnmatch(path.name, pattern) for pattern in own)
+            if not belongs:
+                found.append(path.relative_to(folder).as_posix() + "/" * is_folder)
+    return sorted(found)
+
+
+def _layout(folder: Path) -> Layout:
+    """The layout of a folder; that of a plain one where modules.json cannot be read."""
+    try:
+        return read_layout(folder)
+    except ConversionError:
+        return Layout()
+
+
 def copy_companions(folder: Path, partial: Path, model: PreTrainedModel) -> tuple[str, ...]:
-    """Copy the files of the tokenizer, and those of generation, byte for byte; their names."""
+    """Copy the files of the tokenizer, and those of generation, byte for byte; their names.
+
+    Of a tokenizer_config.json, fields that name a path of the machine where it was written are left out.
+    """
     patterns = (*TOKENIZER_FILES, *(["generation_config.json"] if model.can_generate() else []))
     files = sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
     for path in files:
-        shutil.copyfile(path, partial / path.name)
+        content = read_json(path) if path.name == "tokenizer_config.json" else {}
+        if (kept := without_local_paths(content)) != content:
+            write_json(partial / path.name, kept, indent=2)
+        else:
+            shutil.copyfile(path, partial / path.name)
     return tuple(path.name for path in files)
+
+
+def left_out(top: Path, layout: Layout, copied: Iterable[str]) -> tuple[str, ...]:
+    """Paths, relative, of what lies in the folder of a source and neither was converted nor is in the result.
+
+    Args:
+        copied: relative paths.
+    """
+    folder = top / layout.encoder
+    weights = list(folder.glob("model*.safetensors")) or [
+        path for pattern in PICKLED_FILES for path in folder.glob(pattern)
+    ]
+    read = {path.relative_to(top).as_posix() for path in (*weights, folder / "config.json", folder / INDEX)}
+    done = {*copied, *read, MODULES, CARD}
+    used = {"", layout.encoder, *layout.modules}
+    folders = {parent for name in used for parent in (top / name, *(top / name).parents)}
+    found = [path for name in used if (top / name).is_dir() for path in (top / name).iterdir() if path not in folders]
+    names = {path.relative_to(top).as_posix() + "/" * path.is_dir() for path in found}
+    return tuple(sorted(names - done))

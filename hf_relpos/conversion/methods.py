@@ -1,9 +1,10 @@
 """The methods of conversion, and checks of what the caller chose. A new one is a function and one entry."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..data.text import TextError, paths_or_documents
 from ..model.scheme import Option, Scheme, choice, is_count
 from ..model.schemes import GENERAL_SCHEME, SCHEMES, STOCK_SCHEME
 from . import absolute, relative
@@ -178,11 +179,15 @@ def check_scheme(scheme: type[Scheme], method: Method) -> None:
         )
 
 
-def check_text(name: str, texts: str | Path | Iterable[str | Path] | None) -> None:
+def check_text(name: str, texts: str | Path | Iterable[str | Path] | None) -> list[Path] | list[str] | None:
     """Refuse a method that requires text without any, and text that would not be read.
 
     Args:
         name: key of `METHODS`.
+        texts: as `convert` takes them.
+
+    Returns:
+        The texts, to be iterated over several times; None for none.
 
     Raises:
         ConversionError: says what to give or to leave out.
@@ -194,23 +199,21 @@ def check_text(name: str, texts: str | Path | Iterable[str | Path] | None) -> No
         others = [repr(other) for other, method in METHODS.items() if method.text != "unused"]
         remedy = f", or choose a method that does: {', '.join(others)}" if others else ""
         raise ConversionError(f"texts were given, but method = {name!r} reads none; leave them out{remedy}")
+    try:
+        return None if texts is None else paths_or_documents(texts)
+    except TextError as error:
+        raise ConversionError(str(error)) from error
 
 
-def text_names(texts: str | Path | Iterable[str | Path] | None) -> list[str] | None:
-    """Names of the texts that `convert` was given, for the report.
+def text_names(texts: list[Path] | list[str] | None) -> list[str] | None:
+    """Names of the texts that `check_text` returned, for the report.
 
     Returns:
         Names of files, without their folders, and of Hub datasets; [] for documents, None for no texts.
     """
     if texts is None:
         return None
-    if isinstance(texts, str | Path):
-        texts = [Path(texts)]
-    if not isinstance(texts, Sequence):
-        return []
     paths = [text for text in texts if isinstance(text, Path)]
-    if len(paths) < len(texts):
-        return []
     return [path.name if path.expanduser().exists() else str(path) for path in paths]
 
 

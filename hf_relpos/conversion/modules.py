@@ -28,7 +28,16 @@ MODULES = "modules.json"
 # Beside modules.json, and beside the encoder's config.json: text only.
 TOP_FILES = (MODULES, "config_sentence_transformers.json")
 ENCODER_FILES = ("sentence_*_config.json",)
-MODULE_FILES = ("*.json", "*.txt", WEIGHTS)
+MODULE_FILES = (
+    "config.json",
+    "cnn_config.json",
+    "lstm_config.json",
+    "phrasetokenizer_config.json",
+    "whitespacetokenizer_config.json",
+    "wordembedding_config.json",
+    "vocab.txt",
+    WEIGHTS,
+)
 # Modules without parameters; all others must have them in safetensors.
 WEIGHTLESS = ("Pooling", "Normalize", "Dropout", "WordWeights")
 

@@ -111,6 +111,8 @@ def _lines(report: ConversionReport) -> list[str]:
     if "skipped" in (measured := details.get("fidelity", {})) and "lengths" not in measured:
         lines.append(f"fidelity not measured: {measured['skipped']}")
     lines += report.notes
+    if report.left_out:
+        lines.append(f"left out, as not known to belong to a checkpoint: {', '.join(report.left_out)}")
     if report.verdict:
         lines.append(f"Verdict: {report.verdict}.")
     lines.append(f"written to {report.out}")

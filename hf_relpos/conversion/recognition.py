@@ -10,6 +10,7 @@ import torch
 from ..model.schemes import STOCK_SCHEME
 from .errors import ConversionError, abbreviate
 from .families import FAMILIES, LEGACY_ATTENTION, LEGACY_TYPES, PRETRAINING, TASK_TYPES, Family, LegacyAttention
+from .local_paths import without_local_paths
 from .names import is_scheme, is_table, to_stock
 
 
@@ -96,7 +97,7 @@ def recognise(folder: Path, config: Mapping[str, Any]) -> SourceSpec:
             if candidate.marker is not None and config.get(candidate.marker):
                 family, mark = candidate, f"{candidate.marker} = {config[candidate.marker]!r} marks a {name.upper()}"
     kind = config.get("position_embedding_type") or STOCK_SCHEME
-    completed = {**family.defaults, **config}
+    completed = {**family.defaults, **without_local_paths(config)}
     legacy, absolute = kind in family.legacy_types, family.absolute
     evidence = f"position_embedding_type = {kind!r}" if absolute else mark
     if kind != STOCK_SCHEME and not legacy:

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from .errors import abbreviate
 from .families import TOKEN_TYPES
+from .local_paths import last_name
 from .names import is_buffer, is_scheme, is_table
 from .source import Source
 
@@ -15,6 +16,7 @@ from .source import Source
 if TYPE_CHECKING:
     from ..evaluation import Fidelity
 
+REPORT = "conversion.json"
 KINDS = ("reused", "folded", "dropped", "created")
 
 
@@ -45,7 +47,7 @@ class ConversionReport:
     """The report of a conversion.
 
     Attributes:
-        source: folder or Hub repository.
+        source: folder or Hub repository, as the caller gave it.
         revision: commit of the Hub repository.
         out: the folder written.
         architecture: class of the source.
@@ -64,6 +66,7 @@ class ConversionReport:
         versions: of hf_relpos, transformers and torch.
         details: results of the method; {} for none.
         notes: remarks for the caller, such as limits that stay in copied files.
+        left_out: what lies in the folder of the source and was neither converted nor copied, relative.
     """
 
     source: str
@@ -83,6 +86,7 @@ class ConversionReport:
     versions: dict[str, str]
     details: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @property
     def scheme(self) -> str:
@@ -128,8 +132,12 @@ class ConversionReport:
         return ", ".join(parts) + (f". Verdict: {self.verdict}" if self.verdict else "")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as in conversion.json."""
-        content = asdict(self)
+        """Plain values, as in conversion.json: nothing that is of this machine only.
+
+        A local source is named without its folders, `out` and `left_out` are not there.
+        """
+        content = {key: value for key, value in asdict(self).items() if key not in ("out", "left_out")}
+        content["source"] = self.source if self.revision else last_name(self.source)
         content["steps"] = [{**asdict(step), "shape": list(step.shape)} for step in self.steps]
         content["files"] = list(self.files)
         content["notes"] = list(self.notes)

@@ -32,7 +32,12 @@ TOKENIZER_FILES = (
     "vocab.txt",
     "vocab.json",
     "merges.txt",
-    "*.model",
+    "bpe.codes",
+    "sentencepiece.bpe.model",
+    "sentencepiece.model",
+    "spiece.model",
+    "spm.model",
+    "tokenizer.model",
 )
 CARD = "README.md"
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

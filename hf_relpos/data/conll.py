@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from .records import read_lines
+from .records import excerpt, read_lines
 
 
 Sentence = tuple[list[str], list[str]]
@@ -72,7 +72,7 @@ def read_conll(path: str | Path, columns: Sequence[int] | None = None) -> list[S
     for number, fields in lines:
         if len(fields) < 2 or len(fields) != width:
             raise ValueError(
-                f"{path}, line {number}: {' '.join(fields)!r} has {len(fields)} columns"
+                f"{path}, line {number}: {excerpt(' '.join(fields))!r} has {len(fields)} columns"
                 + (f", line {first} has {width}" if number != first else "")
                 + "; give each line a token and its tag, between tabs"
             )
@@ -80,8 +80,8 @@ def read_conll(path: str | Path, columns: Sequence[int] | None = None) -> list[S
     for number, fields in lines:
         if not TAG.fullmatch(fields[tag]):
             raise ValueError(
-                f"{path}, line {number}: {fields[tag]!r} in column {tag + 1} is no tag (O, or a type after B-, I-, "
-                "E-, S-, M-, L- or U-); correct it, or name the columns of tokens and tags"
+                f"{path}, line {number}: {excerpt(fields[tag])!r} in column {tag + 1} is no tag (O, or a type after "
+                "B-, I-, E-, S-, M-, L- or U-); correct it, or name the columns of tokens and tags"
             )
     sentences: list[Sentence] = []
     words, tags = [], []
@@ -115,7 +115,7 @@ def _detect_columns(path: Path, lines: Sequence[tuple[int, list[str]]]) -> tuple
     if not any(tags):
         raise ValueError(
             f"{path}: no column has tags (O, or a type after B-, I-, E-, S-, M-, L- or U-), as line {lines[0][0]} "
-            f"shows: {' '.join(lines[0][1])!r}; give a CoNLL file"
+            f"shows: {excerpt(' '.join(lines[0][1]))!r}; give a CoNLL file"
         )
     tag = max(range(width), key=lambda column: (2 * tags[column] > len(lines), column))
     others = [column for column in range(width) if column != tag]

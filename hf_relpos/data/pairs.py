@@ -4,8 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from .records import read_records
+from .records import read_records, text_field
 
 
 PAIR_COLUMNS = ("score", "sentence1", "sentence2")
@@ -37,23 +38,25 @@ def read_pairs(path: str | Path, columns: Sequence[str] = PAIR_COLUMNS, header: 
         header: as in `read_records`.
 
     Raises:
-        ValueError: for what `read_records` refuses, a score that is no number, and fewer than two pairs.
+        ValueError: for what `read_records` refuses, a score that is no number, a sentence that is no text, and fewer
+            than two pairs.
     """
     if len(columns) != 3:
         raise ValueError(f"columns = {list(columns)}: name three, for score, first and second sentence")
     pairs = []
     for number, record in enumerate(read_records(path, columns, header), 1):
-        score, one, other = (record[column] for column in columns)
+        score, *sentences = (record[column] for column in columns)
         try:
-            value = float(score)
-        except (TypeError, ValueError):
+            value = math.nan if isinstance(score, bool) else float(score)
+        except (TypeError, ValueError, OverflowError):
             value = math.nan
         if not math.isfinite(value):
             raise ValueError(
                 f"{path}, record {number}: {columns[0]} = {score!r} is no number; name the columns with --columns "
                 f"(score, first and second sentence; now {', '.join(columns)})"
             )
-        pairs.append(Pair(value, str(one), str(other)))
+        one, other = (text_field(path, number, *field) for field in zip(columns[1:], sentences, strict=True))
+        pairs.append(Pair(value, one, other))
     if len(pairs) < 2:
         raise ValueError(f"{path}: one pair cannot be ranked; give more")
     return pairs
@@ -63,14 +66,15 @@ def read_documents(path: str | Path, columns: Sequence[str] = ("id", "text")) ->
     """Documents by their ids.
 
     Raises:
-        ValueError: for what `read_records` refuses, and an id that two documents have.
+        ValueError: for what `read_records` refuses, an id that two documents have, one that is neither text nor an
+            integer, and a document that is no text.
     """
     documents: dict[str, str] = {}
     for number, record in enumerate(read_records(path, columns), 1):
-        name = str(record[columns[0]])
+        name = _identifier(path, number, columns[0], record[columns[0]])
         if name in documents:
             raise ValueError(f"{path}, record {number}: {columns[0]} = {name!r} was there before; make the ids unique")
-        documents[name] = str(record[columns[1]])
+        documents[name] = text_field(path, number, columns[1], record[columns[1]])
     return documents
 
 
@@ -78,6 +82,17 @@ def read_queries(path: str | Path, columns: Sequence[str] = ("query", "doc")) ->
     """Queries and the id of the document that answers each.
 
     Raises:
-        ValueError: for what `read_records` refuses.
+        ValueError: for what `read_records` refuses, a query that is no text, and an id that is neither text nor an
+            integer.
     """
-    return [Query(str(r[columns[0]]), str(r[columns[1]])) for r in read_records(path, columns)]
+    query, document = columns
+    return [
+        Query(text_field(path, number, query, record[query]), _identifier(path, number, document, record[document]))
+        for number, record in enumerate(read_records(path, columns), 1)
+    ]
+
+
+def _identifier(path: str | Path, number: int, column: str, value: Any) -> str:
+    """The id of a document: text, or in JSON an integer."""
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    return text_field(path, number, column, str(value) if is_integer else value)

@@ -14,6 +14,8 @@ from typing import Any
 
 OPENERS: dict[str, Callable[..., Any]] = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
 REMEDY = "name the columns with --columns"
+# Characters of a line or cell at most. A file without line ends would fill the memory, and a packed one is small.
+MAX_LINE = 100_000_000
 
 
 def text_suffix(path: str | Path) -> str:
@@ -26,15 +28,20 @@ def iterate_lines(path: str | Path) -> Iterator[str]:
     """The lines of a UTF-8 text file, compressed or not by its suffix, without line ends; read lazily.
 
     Raises:
-        ValueError: for a file that is not there, is no text, or is cut short.
+        ValueError: for a file that is not there, is no text, is cut short, or has a line of more than `MAX_LINE`
+            characters; and for a folder, pipe or device, which may have no end.
     """
     path = Path(path)
     try:
+        if path.exists() and not path.is_file():
+            raise ValueError(f"{path}: is not a regular file; write the text to a file, and give that")
         opener: Callable[..., Any] = OPENERS.get(path.suffix, open)
         with opener(path, "rt", encoding="utf-8-sig") as file:
-            for line in file:
+            while line := file.readline(MAX_LINE):
                 if "\0" in line:
                     raise ValueError(f"{path}: holds zero bytes, so it is not text; give another file")
+                if len(line) == MAX_LINE:
+                    raise ValueError(f"{path}: has a line of {MAX_LINE:,} characters or more; break it into lines")
                 yield line.rstrip("\n")
     except FileNotFoundError:
         raise ValueError(f"{path}: no such file; check the path") from None
@@ -45,6 +52,45 @@ def iterate_lines(path: str | Path) -> Iterator[str]:
 def read_lines(path: str | Path) -> list[str]:
     """All lines of a file, from `iterate_lines`."""
     return list(iterate_lines(path))
+
+
+def excerpt(text: str) -> str:
+    """The beginning of a text, on one line, for an error."""
+    text = " ".join(text[:200].split())
+    return text if len(text) <= 80 else f"{text[:79]}…"
+
+
+def text_problem(value: Any) -> str:
+    """Why a value is no text that a tokenizer reads, with the remedy; empty for text."""
+    if not isinstance(value, str):
+        return f"is a {type(value).__name__}, not text ({excerpt(ascii(value))}); give a string"
+    if "\0" in value:
+        return "holds a zero character; remove it"
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        return (
+            f"holds {value[error.start]!a}, a lone surrogate, which is half a character; remove it, or write the "
+            "text anew in UTF-8"
+        )
+    return ""
+
+
+def text_field(path: str | Path, number: int, column: str, value: Any) -> str:
+    """A field that is text.
+
+    Args:
+        path: its file, for errors.
+        number: its record there, from 1.
+        column: its name.
+
+    Raises:
+        ValueError: for another value; names file, record and column.
+    """
+    problem = text_problem(value)
+    if problem:
+        raise ValueError(f"{path}, record {number}: {column!r} {problem}")
+    return str(value)
 
 
 def iterate_records(
@@ -88,7 +134,7 @@ def _json_records(path: Path, columns: Sequence[str], remedy: str) -> Iterator[d
             continue
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}, line {number}: not JSON ({error}); put one object on each line") from error
         if not isinstance(record, dict):
             raise ValueError(f"{path}, line {number}: a {type(record).__name__}, not an object; write {{…}}")
@@ -103,15 +149,19 @@ def _split(path: Path) -> Iterator[tuple[int, list[str]]]:
     if text_suffix(path) != ".csv":
         yield from ((n, line.split("\t")) for n, line in enumerate(iterate_lines(path), 1) if line.strip())
         return
-    rows = csv.reader(line + "\n" for line in iterate_lines(path))
+    # strict: otherwise a quote that is not closed takes in the rest of the file
+    rows = csv.reader((line + "\n" for line in iterate_lines(path)), strict=True)
     while True:
         first = rows.line_num + 1
+        limit = csv.field_size_limit(MAX_LINE)  # of the whole process, and a book has more than its 131,072
         try:
             cells = next(rows)
         except StopIteration:
             return
         except csv.Error as error:
             raise ValueError(f"{path}, line {first}: {error}; correct the quotes") from error
+        finally:
+            csv.field_size_limit(limit)
         if any(cell.strip() for cell in cells):
             yield first, cells
 
@@ -128,6 +178,9 @@ def _rows(path: Path, columns: Sequence[str], header: bool | None, remedy: str) 
     if header and not has_names:
         missing = next(column for column in columns if column not in first)
         raise ValueError(f"{path}, line {start}: no column {missing!r} (it has {', '.join(first)}); {remedy}")
+    twice = [column for column in columns if header and first.count(column) > 1]
+    if twice:
+        raise ValueError(f"{path}, line {start}: several columns are named {twice[0]!r}; rename all but one")
     indices = [first.index(column) for column in columns] if header else list(range(len(columns)))
     rest = lines if header else itertools.chain([(start, first)], lines)
     for number, fields in rest:

@@ -1,19 +1,59 @@
 """Documents from text files, folders and datasets of the Hub."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path
+from typing import Any
 
-from .records import OPENERS, iterate_lines, iterate_records, text_suffix
+from .records import OPENERS, excerpt, iterate_lines, iterate_records, text_field, text_problem, text_suffix
 
 
 SUFFIXES = (".txt", ".md", ".jsonl", ".json", ".tsv", ".csv")
 # A URL's scheme; one letter would be a drive of Windows.
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+# Characters read at most: a stream may have no end.
+MAX_CHARACTERS = 100_000_000
 
 
 class TextError(ValueError):
     """Text that cannot be read, or is too short; the message names the remedy."""
+
+
+def paths_or_documents(texts: Any) -> list[Path] | list[str]:
+    """Texts as the caller gave them: a path or several, or documents; to be iterated over again.
+
+    Args:
+        texts: a path (a string or a Path), several (Paths), or documents (strings), of which an iterator is read here,
+            up to `MAX_CHARACTERS` characters.
+
+    Raises:
+        TextError: for anything else; names the item, and what to give.
+    """
+    if isinstance(texts, str | Path):
+        if not str(texts).strip():
+            raise TextError(f"texts = {texts!r} is empty; give a path")
+        return [Path(texts)]
+    if isinstance(texts, bytes | bytearray | Mapping | Set) or not isinstance(texts, Iterable):
+        raise TextError(
+            f"texts is a {type(texts).__name__}; give a path, a list of Path objects, or a list of documents (strings)"
+        )
+    items: list[Any] = []
+    characters = 0
+    for number, text in enumerate(texts):
+        if not isinstance(text, Path):
+            if problem := text_problem(text):
+                raise TextError(f"texts[{number}] {problem}")
+            characters += len(text)
+        items.append(text)
+        if isinstance(text, Path) != isinstance(items[0], Path):
+            raise TextError(
+                f"texts[{number}] is a {type(text).__name__}, and texts[0] is not; give paths or documents"
+            )
+        if characters > MAX_CHARACTERS:
+            break
+    if not items:
+        raise TextError("texts is empty; give a path, or documents")
+    return items
 
 
 def read_texts(
@@ -32,12 +72,17 @@ def read_texts(
         limit: documents at most.
 
     Raises:
-        TextError: for files that are missing, of another kind, not text in UTF-8, or without that field.
+        TextError: for files that are missing, of another kind, not text in UTF-8, or without that field, and a field
+            that is neither text nor null.
     """
     if isinstance(sources, str | Path):
         sources = [sources]
+    if isinstance(sources, bytes) or not isinstance(sources, Iterable):
+        raise TextError(f"text = {sources!r} is a {type(sources).__name__}; give a path, or a list of paths")
     count = 0
     for source in sources:
+        if not isinstance(source, str | Path) or not str(source).strip():
+            raise TextError(f"text = {source!r} is no path; give the name of a file, folder or Hub dataset")
         for text in _documents(source, field):
             if limit is not None and count >= limit:
                 return
@@ -47,14 +92,19 @@ def read_texts(
 
 
 def _documents(source: str | Path, field: str) -> Iterator[str]:
-    path = Path(source).expanduser()
+    try:
+        path = Path(source).expanduser()
+        exists = path.exists()
+    except (OSError, RuntimeError) as error:  # a name too long, a folder that may not be entered, no such user
+        reason = getattr(error, "strerror", None) or error
+        raise TextError(f"text = '{excerpt(str(source))}': {reason}; check the path") from error
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file() and text_suffix(file) in SUFFIXES)
         if not files:
             raise TextError(f"text = '{source}': no .txt, .jsonl, .tsv or .csv file in the folder")
         for file in files:
             yield from _read_file(file, field)
-    elif path.is_file():
+    elif exists:
         yield from _read_file(path, field)
     elif URL.match(str(source)):
         url = re.sub(":/+", "://", str(source), count=1)  # `Path` drops a slash
@@ -81,9 +131,10 @@ def _read_file(path: Path, field: str) -> Iterator[str]:
         if suffix in (".txt", ".md"):
             yield from _paragraphs(iterate_lines(path))
         else:
-            for record in iterate_records(path, [field], header=True, remedy="name it with field"):
+            records = iterate_records(path, [field], header=True, remedy="name it with field")
+            for number, record in enumerate(records, 1):
                 if record[field] is not None:  # JSON's null is no text
-                    yield str(record[field])
+                    yield text_field(path, number, field, record[field])
     except ValueError as error:
         raise TextError(f"text = {error}") from error
 
@@ -114,13 +165,13 @@ def _read_hub(source: str, field: str) -> Iterator[str]:
     full = f"{user}/{repository}" if repository else user
     try:
         rows = load_dataset(full, configuration or None, split=split or "train", streaming=True)
-        for row in rows:
+        for number, row in enumerate(rows, 1):
             if field not in row:
                 raise TextError(
                     f"text = {source!r}: its rows have {', '.join(row)}, not {field!r}; name one with field"
                 )
             if row[field] is not None:
-                yield str(row[field])
+                yield text_field(source, number, field, row[field])
     except (OSError, ValueError) as error:
         if isinstance(error, TextError):
             raise

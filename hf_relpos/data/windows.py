@@ -2,18 +2,18 @@
 
 import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from .text import TextError
+from .records import text_problem
+from .seed import check_seed
+from .text import MAX_CHARACTERS, TextError
 
 
 SENTENCE_END = re.compile(r"(?<=[.!?。！？])[\"'”’)\]]*\s+")
-# Characters read at most: a stream may have no end.
-MAX_CHARACTERS = 100_000_000
 # Share of unknown tokens above which a text is taken for one in another language.
 MAX_UNKNOWN_RATE = 0.05
 
@@ -21,6 +21,25 @@ MAX_UNKNOWN_RATE = 0.05
 def sentences(text: str) -> list[str]:
     """Split a document after full stops, question and exclamation marks."""
     return [sentence for sentence in SENTENCE_END.split(text.strip()) if sentence]
+
+
+def pieces(text: str, size: int) -> list[str]:
+    """Sentences of a document; one of more than ten times `size` characters in pieces of `size`, cut between words.
+
+    A line of many megabytes, such as a table or a text without full stops, would take the tokenizer minutes.
+    """
+    return [piece for each in sentences(text) for piece in ([each] if len(each) <= 10 * size else _cut(each, size))]
+
+
+def _cut(text: str, size: int) -> Iterator[str]:
+    """A text in pieces of `size` characters at most, cut after a space where their second half has one."""
+    start = 0
+    while start < len(text):
+        end = start + size
+        space = text.rfind(" ", start + size // 2, end) if end < len(text) else -1
+        end = end if space < 0 else space + 1
+        yield text[start:end]
+        start = end
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
@@ -67,7 +86,7 @@ def cut_windows(
 
     Args:
         tokenizer: of the model.
-        texts: documents.
+        texts: documents; read up to `MAX_CHARACTERS` characters.
         tokens: budget, special tokens included.
         lengths: of the full windows, special tokens included; each length gets about the same number of tokens.
         short: share of the budget that single sentences get, cut at the shortest of `lengths`.
@@ -76,8 +95,10 @@ def cut_windows(
             but `tokens`: `fit`, seven eighths of it, or `check`, the rest.
 
     Raises:
-        TextError: when the text does not fill one window.
+        TextError: when the text does not fill one window, and for documents that are not text.
+        ValueError: for a seed that is not an integer from 0 to 2³² − 1.
     """
+    check_seed(seed)
     rng = np.random.default_rng(seed)
     before, after = special_tokens(tokenizer)
     special = len(before) + len(after)
@@ -89,11 +110,15 @@ def cut_windows(
     # seven characters a token, more than most scripts have, so that a passage is seldom too short
     passage_size = longest * 7
     characters = 0
-    for text in texts:
+    if isinstance(texts, str | bytes):
+        raise TextError(f"texts is a {type(texts).__name__}; give a list of documents, such as [text]")
+    for number, text in enumerate(texts):
+        if problem := text_problem(text):
+            raise TextError(f"texts[{number}] {problem}")
         characters += len(text)
-        for part_of_text in sentences(text) if len(text) > passage_size else [text]:
-            current.append(part_of_text)
-            size += len(part_of_text) + 1
+        for piece in pieces(text, passage_size) if len(text) > passage_size else [text]:
+            current.append(piece)
+            size += len(piece) + 1
             if size >= passage_size:
                 passages.append(" ".join(current))
                 current, size = [], 0

@@ -29,12 +29,16 @@ from transformers.utils import logging
 
 from ..console import print_table
 from ..conversion import ConversionError, convert
+from ..conversion.folder import KNOWN, check_apart, other_files, refuse_foreign_files
 from ..evaluation import masked_accuracy, masked_windows, random_orders, token_ids
+from ..evaluation.loading import refusing_code
 from ..files import atomic_folder
 
 
 HERE = Path(__file__).parent
 CHECKPOINT = HERE / "bert"
+# What the demo writes.
+MODELS = ("keep", "drop", "calibrate", "fine-tuned")
 # Fewer than by default, for speed; more help this small model little.
 CALIBRATION_TOKENS = 20_000
 
@@ -43,6 +47,20 @@ def read_text(part: str) -> list[str]:
     """The paragraphs of `train` (She, by H. R. Haggard) or `eval` (Treasure Island, by R. L. Stevenson)."""
     with lzma.open(HERE / "text" / f"{part}.txt.xz", "rt", encoding="utf-8") as file:
         return file.read().splitlines()
+
+
+def _other_files(out: Path) -> list[str]:
+    """Paths, relative, of what lies in a folder and was not written by a demo."""
+    if not out.is_dir():
+        return [out.name] if out.exists() else []
+    found = []
+    for path in sorted(out.iterdir()):
+        if path.name in MODELS and path.is_dir():
+            others = other_files(path, (*KNOWN, "training_args.bin"))
+            found += [f"{path.name}/{name}" for name in others]
+        else:
+            found.append(path.name)
+    return found
 
 
 class TextDataset(torch.utils.data.Dataset[dict[str, list[int]]]):
@@ -89,26 +107,30 @@ def run_demo(
         out: a folder for the models; `out/keep`, `out/drop`, `out/calibrate` and `out/fine-tuned` are written.
         scheme: `position_embedding_type`; `calibrate` has its own default.
         steps: training steps of the fine-tuning.
-        overwrite: replace `out` if it exists.
+        overwrite: replace `out` if it exists and holds nothing but what an earlier demo wrote.
 
     Returns:
         Per model, the accuracies shown in the table.
 
     Raises:
-        ConversionError: when `out` exists and `overwrite` is not set, and for what `convert` refuses.
+        ConversionError: when `out` exists and `overwrite` is not set, or it holds something else or the checkpoint;
+            and for what `convert` refuses.
     """
     console = console or Console()
     started = time.monotonic()
-    out = Path(out)
+    out = Path(out).expanduser().resolve()
+    check_apart(checkpoint or CHECKPOINT, out)
     if out.exists() and not overwrite:
         raise ConversionError(f"out = {out} exists; choose another folder, or pass overwrite (--overwrite)")
+    refuse_foreign_files(out, _other_files(out))
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     set_seed(0)
 
     source = str(checkpoint or CHECKPOINT)
-    tokenizer = AutoTokenizer.from_pretrained(source)
-    absolute = AutoModelForMaskedLM.from_pretrained(source).eval()
+    with refusing_code(source):
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        absolute = AutoModelForMaskedLM.from_pretrained(source, trust_remote_code=False).eval()
     limit = absolute.config.max_position_embeddings
     length, window = min(limit, 128), limit // 2
     rng = np.random.default_rng(0)

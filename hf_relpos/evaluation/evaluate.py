@@ -124,11 +124,12 @@ def _documents(source: str, field: str, tokenizer: PreTrainedTokenizerBase, toke
     Raises:
         TextError: for what cannot be read, and a text that is empty.
     """
-    documents, characters = [], 0
+    documents: list[str] = []
+    characters = 12 * tokens  # more characters a token than any text has
     for document in read_texts(source, field):
-        documents.append(document)
-        characters += len(document)
-        if characters > 12 * tokens:  # more characters a token than any text has
+        documents.append(document[:characters])
+        characters -= len(documents[-1])
+        if not characters:
             break
     if not documents:
         raise TextError(f"text = '{source}': holds no text; give another file")

@@ -1,7 +1,8 @@
 """Models, tokenizers and poolings from a folder or Hub repository, with errors that name the remedy."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -18,6 +19,25 @@ from .encoder import Encoder, check_pooling
 MASKED_HEADS = ("ForMaskedLM", "ForPreTraining")
 
 
+@contextmanager
+def refusing_code(name: str | Path) -> Iterator[None]:
+    """Around `from_pretrained(name, trust_remote_code=False)`, which without that argument asks in a terminal.
+
+    Raises:
+        ValueError: for what cannot be loaded without running code of the checkpoint; says what to do.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ValueError(
+            f"{name}: needs code of its own, which is not run here. If you trust it, load it in Python with "
+            "trust_remote_code=True, and give the loaded model to the functions of hf_relpos that take one, such as "
+            "hf_relpos.evaluation.fidelity and hf_relpos.distil"
+        ) from error
+
+
 def load_model(name: str | Path, masked: bool | None = None, device: str = "cpu") -> PreTrainedModel:
     """A stock or relpos_bert checkpoint in eval mode and float32; a stock config with relative positions is honoured.
 
@@ -29,7 +49,8 @@ def load_model(name: str | Path, masked: bool | None = None, device: str = "cpu"
         ValueError: when there is no such model, or it has no such head.
     """
     try:
-        config = AutoConfig.from_pretrained(name)
+        with refusing_code(name):
+            config = AutoConfig.from_pretrained(name, trust_remote_code=False)
         heads = getattr(config, "architectures", None) or []
         model: PreTrainedModel | None = None
         missing: set[str] = set()
@@ -78,8 +99,8 @@ def load_quietly(auto: Any, name: str | Path, **arguments: Any) -> tuple[PreTrai
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # no load report: heads are left out on purpose
     try:
-        with patch_transformers():
-            model, info = auto.from_pretrained(name, output_loading_info=True, **arguments)
+        with patch_transformers(), refusing_code(name):
+            model, info = auto.from_pretrained(name, output_loading_info=True, trust_remote_code=False, **arguments)
     finally:
         logging.set_verbosity(verbosity)
     return model, {key for key in info["missing_keys"] if "pooler." not in key}
@@ -91,18 +112,30 @@ def load_tokenizer(name: str | Path) -> Any:
     Raises:
         ValueError: when there is none.
     """
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        reason = "it knows no tokens but special ones"
-    except (OSError, ValueError, KeyError) as error:
-        tokenizer, reason = None, shorten(str(error), 160, placeholder=" …")
-    # of a folder without its files, Transformers v5 makes an empty one without an error
-    if tokenizer is None or not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
+    tokenizer, reason = find_tokenizer(name)
+    if reason:
         raise ValueError(
             f"{name}: no tokenizer could be loaded ({reason}); put the tokenizer's files into the folder "
             "(`tokenizer.save_pretrained`), or name another folder with --tokenizer"
         )
     return tokenizer
+
+
+def find_tokenizer(name: str | Path, **arguments: Any) -> tuple[Any, str]:
+    """The tokenizer of a checkpoint, and why there is none; empty where there is one.
+
+    Args:
+        arguments: of `AutoTokenizer.from_pretrained`.
+    """
+    try:
+        with refusing_code(name):
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **arguments)
+    except Exception as error:  # of broken files any: tokenizers raises no type of its own
+        return None, shorten(f"{type(error).__name__}: {error}", 400, placeholder=" …")
+    # of a folder without its files, Transformers v5 makes an empty one without an error
+    if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
+        return None, "it knows no tokens but special ones"
+    return tokenizer, ""
 
 
 def pooling_of(name: str | Path) -> str | None:

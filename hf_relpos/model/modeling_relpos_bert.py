@@ -7,6 +7,7 @@ Everything but embeddings, self-attention and masks is Transformers' own BERT, b
 import os
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -51,7 +52,7 @@ from .context import AttentionContext
 from .documents import packed_position_ids
 from .memory import WITH_MEMORY, SegmentMemory, carries_memory, check_memory, remember
 from .padding import removable_padding
-from .saving import code_files, copy_code
+from .saving import apply_umask, code_files, copy_code
 from .scheme import InputScheme, Scheme, SharedScheme
 from .scheme_absolute import LearnedPositions
 from .schemes import STOCK_SCHEME, build_input, build_scheme, build_shared
@@ -374,12 +375,14 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
         """As in Transformers, and the code with it, so that `trust_remote_code=True` loads the result anywhere.
 
         The files of this folder are copied beside the weights, and `config.auto_map` names every head. Set
-        `model.config.save_code = False` to leave the code out.
+        `model.config.save_code = False` to leave the code out. A folder that holds a file of another origin with the
+        name of one of them gets no code and no `auto_map`, with a warning.
         """
-        if self.config.save_code:
+        saves_code = self.config.save_code
+        if saves_code and is_main_process and not os.path.isfile(save_directory):
+            saves_code = copy_code(save_directory)
+        if saves_code:
             self.config.auto_map = dict(AUTO_MAP)
-            if is_main_process and not os.path.isfile(save_directory):
-                copy_code(save_directory)
         elif getattr(self.config, "auto_map", None) is not None:
             del self.config.auto_map
         # classes that were loaded with `trust_remote_code` would copy their code themselves
@@ -389,6 +392,8 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
             super().save_pretrained(save_directory, is_main_process=is_main_process, **kwargs)
         finally:
             type(self)._auto_class = auto_class
+        if is_main_process:
+            apply_umask(Path(save_directory).glob("model*.safetensors"))
 
     def _get_files_timestamps(self, working_dir) -> dict[str, float]:
         """What `save_pretrained(push_to_hub=True)` takes for old and does not push; the code just copied is new."""

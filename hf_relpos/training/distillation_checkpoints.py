@@ -54,7 +54,12 @@ def prepare_folder(folder: Path, settings: Mapping[str, Any], resume: bool) -> N
                 f"output_dir = '{folder}' holds a distillation already; go on with it by resume=True, or choose "
                 "another folder"
             )
-        before = json.loads(saved.read_text(encoding="utf-8")) if saved.is_file() else {}
+        if not saved.is_file():
+            raise ValueError(
+                f"output_dir = '{folder}' holds checkpoints of another training, and no {SETTINGS_FILE}; choose "
+                "another folder"
+            )
+        before = json.loads(saved.read_text(encoding="utf-8"))
         now = json.loads(json.dumps(settings))
         for name, value in before.items():
             if value != now.get(name):

@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import TrainingArguments
 
+from ..data.seed import check_seed
 from ..model.scheme import is_count, is_number
 from .distillation_losses import LOSSES
 
@@ -85,6 +86,7 @@ class DistillationSettings:
             value = getattr(self, name)
             if value not in known:
                 raise ValueError(f"{name} = {value!r} is unknown; known: {', '.join(known)}")
+        check_seed(self.seed)
         if self.losses is not None:
             _check_losses(self.losses)
             if self.dropout and "attention" in self.losses:

@@ -1,0 +1,302 @@
+"""No user's file is lost: what is overwritten is wholly a checkpoint, and the source is never written into."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import BertConfig, BertModel
+from typer.testing import CliRunner
+
+import hf_relpos
+from hf_relpos import RelPosBertConfig, RelPosBertModel
+from hf_relpos.calibration.saved import Saved
+from hf_relpos.cli import app
+from hf_relpos.conversion import ConversionError, convert
+from hf_relpos.conversion.folder import other_files
+from hf_relpos.demo import MODELS, run_demo
+from hf_relpos.model.saving import code_files, shipped_files
+from hf_relpos.training.distillation_checkpoints import prepare_folder
+
+
+SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 8,
+    "max_position_embeddings": 12,
+}
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(chr(ord("a") + number) for number in range(26))]
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory):
+    """A saved tiny BERT with a vocabulary, to be copied before it is touched."""
+    folder = tmp_path_factory.mktemp("overwrite") / "stock"
+    torch.manual_seed(0)
+    BertModel(BertConfig(**SIZES)).save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(WORDS))
+    return folder
+
+
+@pytest.fixture
+def source(stock, tmp_path):
+    return Path(shutil.copytree(stock, tmp_path / "stock"))
+
+
+def sentence_transformer(source):
+    """The modules of sentence-transformers around a checkpoint."""
+    kinds = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+    modules = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for number, (kind, path) in enumerate(kinds.items())
+    ]
+    (source / "modules.json").write_text(json.dumps(modules))
+    (source / "sentence_bert_config.json").write_text('{"max_seq_length": 12}')
+    (source / "1_Pooling").mkdir()
+    (source / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    (source / "2_Normalize").mkdir()
+
+
+def contents(folder):
+    """Path to bytes of every file below; links are not followed."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and not path.is_symlink()
+    }
+
+
+def refuse(words, source, out, tmp_path, **arguments):
+    """Refused, and nothing anywhere below has changed."""
+    before, listed = contents(tmp_path), sorted(tmp_path.rglob("*"))
+    with pytest.raises(ConversionError, match=words):
+        convert(source, out, **{"overwrite": True, **arguments})
+    assert contents(tmp_path) == before and sorted(tmp_path.rglob("*")) == listed
+
+
+# --- what lies in the folder
+
+
+@pytest.mark.parametrize("modules", [False, True], ids=["plain", "sentence-transformers"])
+def test_a_converted_folder_is_wholly_a_checkpoint(source, tmp_path, modules):
+    if modules:
+        sentence_transformer(source)
+    out = tmp_path / "out"
+    convert(source, out)
+    assert other_files(out) == other_files(source) == []
+    convert(source, out, method="drop", overwrite=True)
+    assert json.loads((out / "conversion.json").read_text())["method"] == "drop"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "stock"]
+
+
+def test_a_calibrated_folder_with_pictures_is_wholly_a_checkpoint(source, tmp_path):
+    options = {"tokens": 600}
+    convert(source, tmp_path / "out", method="calibrate", method_options=options, plots=True)
+    assert (tmp_path / "out" / "tables.png").is_file() and other_files(tmp_path / "out") == []
+
+
+def test_a_sharded_folder_is_wholly_a_checkpoint(tmp_path):
+    BertModel(BertConfig(**SIZES)).save_pretrained(tmp_path, max_shard_size="2KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1 and other_files(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "thesis.txt",
+        ".env",
+        "data/texts.txt",
+        "empty/",
+        "config.json.bak",
+        "model.safetensors.bak",
+        "model-mine.safetensors",
+        "train.py",
+        "memory.py",
+        ".git/HEAD",
+        "optimizer.pt",
+        "1_Pooling/notes.txt",
+        "1_Pooling/more/config.json",
+        "3_Other/config.json",
+    ],
+)
+def test_whatever_else_lies_in_the_folder_is_kept_and_named(source, tmp_path, name):
+    sentence_transformer(source)
+    out = tmp_path / "out"
+    out.mkdir()
+    shutil.copytree(source, out, dirs_exist_ok=True)
+    if name.endswith("/"):
+        (out / name).mkdir()
+    else:
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text("years of work")
+    shown = {"data/texts.txt": "data/", ".git/HEAD": ".git/", "3_Other/config.json": "3_Other/"}
+    shown["1_Pooling/more/config.json"] = "1_Pooling/more/"
+    assert other_files(out) == [shown.get(name, name)]
+    refuse(f"nothing else; in the way: {shown.get(name, name)}. Move it, or", source, out, tmp_path)
+
+
+def test_many_files_in_the_way_are_counted(source, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(source, out)
+    for number in range(14):
+        (out / f"chapter-{number:02}").write_text("")
+    refuse("chapter-00, .*chapter-09 and 4 more. Move them", source, out, tmp_path)
+
+
+def test_an_empty_folder_is_written(source, tmp_path):
+    (tmp_path / "out").mkdir()
+    convert(source, tmp_path / "out", overwrite=True)
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+def test_the_command_refuses_too(source, tmp_path):
+    out = shutil.copytree(source, tmp_path / "out")
+    (out / "notes.md").write_text("mine")
+    result = CliRunner().invoke(app, ["convert", str(source), str(out), "--overwrite"])
+    assert result.exit_code == 2 and "notes.md" in result.stderr and (out / "notes.md").read_text() == "mine"
+
+
+# --- source and result
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(
+    "out, words",
+    {
+        "stock": "is the source or holds it",
+        "stock/.": "is the source or holds it",
+        "stock/../stock": "is the source or holds it",
+        "link": "is the source or holds it",
+        ".": "is the source or holds it",
+        "stock/out": "lies in the source",
+        "stock/deep/er": "lies in the source",
+        "link/out": "lies in the source",
+        "stock/inner/../out": "lies in the source",
+    }.items(),
+)
+def test_source_and_result_are_apart(source, tmp_path, monkeypatch, out, words, overwrite):
+    (tmp_path / "link").symlink_to(source)
+    refuse(words, source, tmp_path / out, tmp_path, overwrite=overwrite)
+    monkeypatch.chdir(tmp_path)
+    refuse(words, "link", out, tmp_path, overwrite=overwrite)
+
+
+def test_a_source_that_is_a_link_inside_of_the_result(source, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(source, out)
+    (out / "now").symlink_to(source)
+    refuse("is the source or holds it", out / "now", out, tmp_path)
+
+
+def test_a_link_to_a_folder_stays_and_the_folder_is_replaced(source, tmp_path):
+    convert(source, tmp_path / "disk" / "first")
+    (tmp_path / "out").symlink_to(tmp_path / "disk" / "first")
+    convert(source, tmp_path / "out", method="drop", overwrite=True)
+    assert (tmp_path / "out").is_symlink()
+    assert json.loads((tmp_path / "disk" / "first" / "conversion.json").read_text())["method"] == "drop"
+    assert [path.name for path in (tmp_path / "disk").iterdir()] == ["first"]
+
+
+def test_links_in_a_circle_are_refused(source, tmp_path):
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    with pytest.raises(ConversionError, match=r"choose another folder|could not be written"):
+        convert(source, tmp_path / "a", overwrite=True)
+    assert (tmp_path / "a").is_symlink() and (tmp_path / "b").is_symlink()
+
+
+# --- other functions that overwrite
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "drop/notes.txt", "trainer/x", "keep"])
+def test_the_demo_replaces_only_a_demo(tmp_path, name):
+    out = tmp_path / "out"
+    (out / name).parent.mkdir(parents=True)
+    (out / name).write_text("mine")
+    shown = "trainer" if name == "trainer/x" else name
+    with pytest.raises(ConversionError, match=f"in the way: {shown}"):
+        run_demo(out=out, overwrite=True)
+    assert contents(tmp_path) == {f"out/{name}": b"mine"}
+
+
+def test_the_demo_does_not_replace_its_checkpoint(source, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(source, out / MODELS[0])
+    with pytest.raises(ConversionError, match="is the source or holds it"):
+        run_demo(out / MODELS[0], out=out, overwrite=True)
+    assert (out / MODELS[0] / "config.json").is_file()
+
+
+def test_an_interrupted_calibration_removes_its_own_files_only(tmp_path):
+    folder = tmp_path / ".out.calibrate"
+    folder.mkdir()
+    (folder / "mine.txt").write_text("years of work")
+    (folder / "layer-0.json").write_text("{}")
+    saved = Saved(folder, "one")
+    assert sorted(path.name for path in folder.iterdir()) == ["fingerprint", "mine.txt"]
+    saved.clear()
+    assert contents(tmp_path) == {".out.calibrate/mine.txt": b"years of work"}
+    (folder / "mine.txt").unlink()
+    Saved(folder, "two").clear()
+    assert not folder.exists()
+
+
+def test_a_distillation_leaves_the_checkpoints_of_another_training(tmp_path):
+    (tmp_path / "checkpoint-5").mkdir()
+    (tmp_path / "checkpoint-5" / "model.safetensors").write_text("weights")
+    with pytest.raises(ValueError, match=r"checkpoints of another training, and no distil.json"):
+        prepare_folder(tmp_path, {"steps": 1}, resume=True)
+    assert contents(tmp_path) == {"checkpoint-5/model.safetensors": b"weights"}
+
+
+# --- the code beside the weights
+
+
+def model(**fields):
+    return RelPosBertModel(RelPosBertConfig(**SIZES, **fields))
+
+
+def test_a_file_of_the_user_stays_where_a_model_is_saved(tmp_path):
+    (tmp_path / "memory.py").write_text("mine = True\n")
+    with pytest.warns(UserWarning, match=r"memory\.py is not hf_relpos's.*save_code = False"):
+        model().save_pretrained(tmp_path)
+    assert (tmp_path / "memory.py").read_text() == "mine = True\n"
+    assert [path.name for path in tmp_path.glob("*.py")] == ["memory.py"]
+    assert "auto_map" not in json.loads((tmp_path / "config.json").read_text())
+    assert hf_relpos.RelPosBertModel.from_pretrained(tmp_path)  # the weights are there
+    (tmp_path / "memory.py").unlink()
+    model().save_pretrained(tmp_path)
+    assert "auto_map" in json.loads((tmp_path / "config.json").read_text())
+    assert shipped_files(tmp_path) == {Path(file).name for file in code_files()}
+
+
+def test_copies_of_another_release_are_replaced(tmp_path):
+    model().save_pretrained(tmp_path)
+    before = (tmp_path / "memory.py").read_text()
+    (tmp_path / "memory.py").write_text(before + "\n# as in an earlier release\n")
+    model().save_pretrained(tmp_path)
+    assert (tmp_path / "memory.py").read_text() == before
+
+
+def test_a_user_file_above_a_checkpoint_of_the_trainer_stays(tmp_path):
+    """The checkpoint is complete, and training goes on."""
+    (tmp_path / "tokens.py").write_text("mine")
+    with pytest.warns(UserWarning, match=r"tokens\.py is not"):
+        model().save_pretrained(tmp_path / "checkpoint-3")
+    assert (tmp_path / "tokens.py").read_text() == "mine" and not (tmp_path / "memory.py").exists()
+    assert "auto_map" in json.loads((tmp_path / "checkpoint-3" / "config.json").read_text())
+    assert shipped_files(tmp_path / "checkpoint-3") == {Path(file).name for file in code_files()}
+
+
+def test_scripts_that_overwrite_check_first(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(hf_relpos.__file__).parents[1] / "scripts"))
+    import pretrain
+
+    (tmp_path / "thesis").write_text("mine")
+    monkeypatch.setattr(sys, "argv", ["pretrain.py", "--data", str(tmp_path), "--out", str(tmp_path)])
+    with pytest.raises(ConversionError, match="in the way: thesis"):
+        pretrain.main()

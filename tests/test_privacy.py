@@ -1,0 +1,270 @@
+"""What travels to a Hub names no path, user or token of the machine, is readable as the umask says, and is known."""
+
+import json
+import os
+import stat
+
+import pytest
+import torch
+from hub_fixtures import running_hub
+from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertTokenizer, Trainer, TrainingArguments
+from typer.testing import CliRunner
+
+from hf_relpos import RelPosBertForMaskedLM
+from hf_relpos.cli import app
+from hf_relpos.conversion import convert
+from hf_relpos.conversion.local_paths import last_name, without_local_paths
+from hf_relpos.evaluation.loading import load_encoder
+from hf_relpos.files import write_json, write_tensors
+
+
+USER, TOKEN = "jane-q-example", "hf_" + "x7" * 17
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *"abcdefghijklmnopqrstuvwxyz"]
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """The home of somebody, who is logged in at the Hub."""
+    folder = tmp_path / "home" / USER
+    folder.mkdir(parents=True)
+    for name, value in {"HOME": folder, "USER": USER, "LOGNAME": USER, "HF_TOKEN": TOKEN}.items():
+        monkeypatch.setenv(name, str(value))
+    return folder
+
+
+@pytest.fixture
+def source(home):
+    """A tiny BERT with a tokenizer and a text, whose files were written on somebody's machine."""
+    folder = home / "models" / "stock"
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    BertForMaskedLM(BertConfig(vocab_size=len(WORDS), max_position_embeddings=16, **sizes)).save_pretrained(folder)
+    (home / "vocab.txt").write_text("\n".join(WORDS))
+    BertTokenizer(str(home / "vocab.txt")).save_pretrained(folder)
+    edit(folder / "config.json", _name_or_path=str(folder), data_dir=f"/home/{USER}/data", name_or_path="bert-base")
+    edit(
+        folder / "tokenizer_config.json",
+        name_or_path=str(folder),
+        special_tokens_map_file=f"/home/{USER}/.cache/special_tokens_map.json",
+        tokenizer_file=f"C:\\Users\\{USER}\\tokenizer.json",
+    )
+    sentences = [" ".join(WORDS[6 + (5 * n + k * k) % 26] for k in range(9)) + "." for n in range(400)]
+    (home / "texts.txt").write_text("\n\n".join(sentences))
+    return folder
+
+
+def edit(path, **fields):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def assert_private(folder, *more):
+    """No file below holds the name of the user or of the folder of this test, or the token."""
+    words = [USER, TOKEN, *more]
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert files
+    for path in files:
+        content = path.read_bytes()
+        for word in words:
+            for encoding in ("utf-8", "utf-16-le"):
+                assert word.encode(encoding) not in content, f"{path.relative_to(folder)} holds {word}"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"method": "drop"}, {"method": "calibrate", "method_options": {"tokens": 600}, "plots": True}],
+    ids=["keep", "drop", "calibrate"],
+)
+def test_a_conversion(source, home, tmp_path, arguments):
+    if arguments.get("plots"):
+        arguments = {**arguments, "texts": home / "texts.txt"}
+    out = home / "results" / "out"
+    report = convert(source, out, **arguments)
+    assert_private(out, str(tmp_path))
+    # the caller is told, and what names no machine is kept
+    assert report.source == str(source) and report.out == str(out)
+    assert json.loads((out / "conversion.json").read_text())["source"] == "stock"
+    assert json.loads((out / "config.json").read_text()).get("data_dir") is None
+    config = json.loads((out / "tokenizer_config.json").read_text())
+    assert config["tokenizer_class"] == "BertTokenizer" and "name_or_path" not in config
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    assert tokenizer("a b").input_ids == AutoTokenizer.from_pretrained(source)("a b").input_ids
+
+
+def test_a_model_that_is_saved_and_saved_again(source, home, tmp_path):
+    convert(source, home / "out")
+    model = RelPosBertForMaskedLM.from_pretrained(home / "out")
+    model.save_pretrained(home / "again")
+    AutoTokenizer.from_pretrained(home / "out").save_pretrained(home / "again")
+    assert_private(home / "again", str(tmp_path))
+
+
+def test_a_model_that_is_pushed(source, home, tmp_path):
+    convert(source, home / "out")
+    with running_hub(tmp_path / "hub") as hub:
+        hub.run(
+            f"""
+            from transformers import AutoTokenizer
+            from hf_relpos import RelPosBertForMaskedLM
+            RelPosBertForMaskedLM.from_pretrained({str(home / "out")!r}).push_to_hub("user/model")
+            AutoTokenizer.from_pretrained({str(home / "out")!r}).push_to_hub("user/model")
+            """,
+            without=(),
+        )
+        pushed = tmp_path / "pushed"
+        for name, content in hub.files("user/model").items():
+            (pushed / name).parent.mkdir(parents=True, exist_ok=True)
+            (pushed / name).write_bytes(content)
+        assert_private(pushed, str(tmp_path), hub.token)
+        assert (pushed / "tokenizer.json").is_file() and (pushed / "modeling_relpos_bert.py").is_file()
+
+
+def test_a_checkpoint_of_the_trainer_but_for_its_own_pickle(source, home, tmp_path):
+    """`training_args.bin` is the Trainer's, and names the output folder as it was given."""
+    convert(source, home / "out")
+    model, tokenizer = RelPosBertForMaskedLM.from_pretrained(home / "out"), AutoTokenizer.from_pretrained(home / "out")
+    rows = [{"input_ids": [2, 7, 8, 3], "labels": [2, 7, 8, 3]}] * 2
+    arguments = TrainingArguments(
+        str(home / "run"), max_steps=1, save_steps=1, report_to="none", use_cpu=True, disable_tqdm=True
+    )
+    trainer = Trainer(model, arguments, train_dataset=rows, processing_class=tokenizer)
+    trainer.train()
+    trainer.save_model()
+    for path in (home / "run").rglob("training_args.bin"):
+        path.unlink()
+    assert_private(home / "run", str(tmp_path))
+
+
+def test_which_fields_name_a_machine():
+    fields = {
+        "name_or_path": "/a/b",
+        "vocab_file": "~/v",
+        "cache_dir": "C:\\x",
+        "run_dir": "../x",
+        "tokenizer_file": "\\\\a",
+    }
+    kept = {"name_or_path": "user/bert", "vocab_file": "vocab.txt", "unk_token": "/", "num": 3, "some_path": None}
+    assert without_local_paths({**fields, **kept, "_file": 1}) == {
+        "name_or_path": "user/bert",
+        "vocab_file": "vocab.txt",
+        "unk_token": "/",
+        "num": 3,
+        "some_path": None,
+        "_file": 1,
+    }
+    assert without_local_paths(fields) == {}
+    assert last_name("/a/b/") == "b" and last_name("/") == "source"
+
+
+# --- permissions
+
+
+@pytest.fixture(params=[0o022, 0o027], ids=oct)
+def mask(request):
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def assert_modes(folder, mask):
+    for path in [folder, *folder.rglob("*")]:
+        wanted = (0o777 if path.is_dir() else 0o666) & ~mask
+        assert stat.S_IMODE(path.stat().st_mode) == wanted, f"{path}: {path.stat().st_mode:o}"
+
+
+def test_files_are_readable_as_the_umask_says(source, home, tmp_path, mask):
+    report = convert(source, home / "out", method="calibrate", method_options={"tokens": 600}, plots=True)
+    assert report.files
+    assert_modes(home / "out", mask)
+    model = RelPosBertForMaskedLM.from_pretrained(home / "out")
+    model.save_pretrained(home / "sharded", max_shard_size="2KB")
+    assert len(list((home / "sharded").glob("model-*.safetensors"))) > 1
+    assert_modes(home / "sharded", mask)
+    (home / "more").mkdir()
+    write_tensors(home / "more" / "x.safetensors", {"a": torch.zeros(2)})
+    write_json(home / "more" / "x.json", {})
+    assert_modes(home / "more", mask)
+
+
+# --- what is copied
+
+
+def test_only_files_that_are_known_are_copied(source, home):
+    others = [
+        ".env",
+        "id_rsa",
+        "own.py",
+        "secrets.json",
+        "my.model",
+        "pytorch_model.bin",
+        "vocab.json.bak",
+        ".git/config",
+    ]
+    for name in others:
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_text(TOKEN)
+    result = CliRunner().invoke(app, ["convert", str(source), str(home / "out")])
+    assert result.exit_code == 0, result.output
+    assert_private(home / "out")
+    left = ", ".join(sorted(name.replace("/config", "/") for name in others))
+    assert f"left out, as not known to belong to a checkpoint: {left}" in " ".join(result.output.split())
+    assert "left_out" not in (home / "out" / "conversion.json").read_text()
+
+
+def test_of_a_module_only_files_that_are_known_are_copied(source, home):
+    modules = [("Transformer", ""), ("Pooling", "1_Pooling")]
+    (source / "modules.json").write_text(
+        json.dumps([{"path": path, "type": f"sentence_transformers.models.{kind}"} for kind, path in modules])
+    )
+    (source / "1_Pooling").mkdir()
+    (source / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    (source / "1_Pooling" / "credentials.json").write_text(TOKEN)
+    report = convert(source, home / "out")
+    assert report.left_out == ("1_Pooling/credentials.json",)
+    assert [path.name for path in (home / "out" / "1_Pooling").iterdir()] == ["config.json"]
+
+
+# --- code of others
+
+
+@pytest.fixture
+def mined(source):
+    """A checkpoint with code of its own for everything, which must not run."""
+    (source / "own.py").write_text("raise SystemExit('code of the source was run')")
+    auto = {
+        "AutoConfig": "own.C",
+        "AutoModel": "own.M",
+        "AutoModelForMaskedLM": "own.M",
+        "AutoTokenizer": ["own.T", None],
+    }
+    edit(source / "config.json", model_type="own", auto_map=auto)
+    edit(source / "tokenizer_config.json", tokenizer_class="OwnTokenizer", auto_map={"AutoTokenizer": ["own.T", None]})
+    return source
+
+
+def commands(source, home):
+    yield "compare", source, source, "--text", home / "texts.txt"
+    yield "evaluate", source, "--mlm", home / "texts.txt"
+    yield "convert", source, home / "out"
+    yield "demo", "--checkpoint", source, "--out", home / "out"
+    yield "plot", source, "--out", home / "x.png"
+
+
+@pytest.mark.parametrize("number", range(5), ids=["compare", "evaluate", "convert", "demo", "plot"])
+def test_code_of_a_checkpoint_is_neither_run_nor_offered(mined, home, number, monkeypatch):
+    def asked(*args):
+        raise AssertionError("asked whether to run code")
+
+    monkeypatch.setattr("builtins.input", asked)
+    command = list(map(str, list(commands(mined, home))[number]))
+    result = CliRunner().invoke(app, command, input="y\n")
+    assert result.exit_code == 2, (result.output, result.exception)
+    assert "Do you wish to run" not in result.output
+    assert "code of its own" in result.stderr or "model_type = 'own'" in result.stderr
+
+
+def test_code_of_a_tokenizer_is_neither_run_nor_offered(mined, home, monkeypatch):
+    """Of a plain BERT with a tokenizer of its own, the tokenizer that Transformers has is taken."""
+    monkeypatch.setattr("builtins.input", None)
+    edit(mined / "config.json", model_type="bert", auto_map={})
+    convert(mined, home / "out", method="calibrate", method_options={"tokens": 600})
+    assert type(load_encoder(mined).tokenizer).__module__.startswith("transformers.")
+    assert not list((home / "out").glob("own.py"))

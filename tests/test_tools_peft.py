@@ -1,0 +1,145 @@
+"""PEFT: adapters on the default layers, tables trained beside them, merged, saved and loaded again."""
+
+import pytest
+import torch
+from oracles import extra_inputs, padding, tiny_model
+from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
+from selection import FEATURE_SCHEMES
+from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
+
+from hf_relpos import RelPosBertForSequenceClassification
+
+
+B, L = 4, 9
+EVERY_SCHEME = pytest.mark.parametrize("scheme", FEATURE_SCHEMES)
+
+
+def tables(model):
+    """The parameters of the scheme, by name."""
+    return {name: value for name, value in model.named_parameters() if "distance_embedding." in name}
+
+
+def batch(scheme):
+    real = padding([L, 5, 7, 3], L)
+    inputs = {"input_ids": torch.randint(1, 50, (B, L)) * real, "attention_mask": real.long()}
+    return {**inputs, **extra_inputs(scheme, B, L), "labels": torch.arange(B) % 2}
+
+
+@torch.no_grad()
+def logits(model, inputs):
+    return model.eval()(**inputs).logits
+
+
+def trained(base, inputs):
+    """A model with an adapter, its tables trained as well, after three steps."""
+    config = LoraConfig(
+        task_type="SEQ_CLS", r=4, lora_dropout=0.0, modules_to_save=["classifier", "distance_embedding"]
+    )
+    model = get_peft_model(base, config).train()
+    optimizer = torch.optim.AdamW((each for each in model.parameters() if each.requires_grad), lr=0.01)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(**inputs).loss.backward()
+        optimizer.step()
+    return model
+
+
+@pytest.mark.feature("PEFT LoRA")
+@pytest.mark.covering(1, every_scheme=False)
+@pytest.mark.parametrize("method", [LoraConfig, IA3Config])
+@EVERY_SCHEME
+def test_default_targets_are_those_of_bert(scheme, method):
+    ours = tiny_model(RelPosBertForSequenceClassification, scheme)
+    sizes = {key: getattr(ours.config, key) for key in ("hidden_size", "num_attention_heads", "intermediate_size")}
+    stock = BertForSequenceClassification(BertConfig(num_hidden_layers=2, vocab_size=50, **sizes))
+    adapted = []
+    for model in (ours, stock):
+        names = {name for name, _ in get_peft_model(model, method(task_type="SEQ_CLS")).named_parameters()}
+        adapted.append({name for name in names if "lora_" in name or "ia3_" in name})
+    assert adapted[0] == adapted[1] and adapted[0]
+
+
+@pytest.mark.feature("PEFT LoRA")
+@EVERY_SCHEME
+def test_tables_are_trained_beside_the_adapter(scheme):
+    """They have the gradients of full fine-tuning, since a fresh adapter changes nothing; the base stays."""
+    inputs = batch(scheme)
+    plain = tiny_model(RelPosBertForSequenceClassification, scheme)
+    expected_logits = logits(plain, inputs)
+    plain(**inputs).loss.backward()
+    expected = {name: value.grad.clone() for name, value in tables(plain).items()}
+    plain.zero_grad()
+    before = {name: value.detach().clone() for name, value in plain.named_parameters()}
+    config = LoraConfig(task_type="SEQ_CLS", modules_to_save=["classifier", "distance_embedding"])
+    model = get_peft_model(plain, config)
+    torch.testing.assert_close(logits(model, inputs), expected_logits)
+    model(**inputs).loss.backward()
+    found = {name.removeprefix("base_model.model."): value for name, value in model.named_parameters()}
+    for name, gradient in expected.items():
+        path, _, parameter = name.rpartition("distance_embedding.")
+        copy = found[f"{path}distance_embedding.modules_to_save.default.{parameter}"]
+        assert copy.requires_grad
+        torch.testing.assert_close(copy.grad, gradient, atol=1e-6, rtol=1e-5)
+    torch.optim.SGD((each for each in model.parameters() if each.requires_grad), lr=1.0).step()
+    base = model.unload()
+    assert {name: value for name, value in base.named_parameters()}.keys() == before.keys()
+    adapted = ("distance_embedding.", "classifier.")
+    for name, value in base.named_parameters():
+        changed = not torch.equal(value, before[name])
+        if not any(part in name for part in adapted):
+            assert not changed, name
+        elif name in expected and expected[name].any():
+            assert changed, name
+
+
+@pytest.mark.covering(1, every_scheme=False)
+@pytest.mark.feature("PEFT LoRA")
+@EVERY_SCHEME
+def test_adapter_is_saved_and_loaded(scheme, tmp_path):
+    inputs = batch(scheme)
+    base = tiny_model(RelPosBertForSequenceClassification, scheme)
+    base.save_pretrained(tmp_path / "base")
+    before = logits(base, inputs)
+    model = trained(base, inputs)
+    expected = logits(model, inputs)
+    assert (before - expected).abs().max() > 1e-3, "training changed nothing"
+    model.save_pretrained(tmp_path / "adapter")
+    again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "base")
+    torch.testing.assert_close(logits(again, inputs), before)
+    loaded = PeftModel.from_pretrained(again, tmp_path / "adapter")
+    torch.testing.assert_close(logits(loaded, inputs), expected)
+    by_transformers = AutoModelForSequenceClassification.from_pretrained(tmp_path / "base")
+    by_transformers.load_adapter(str(tmp_path / "adapter"))
+    torch.testing.assert_close(logits(by_transformers, inputs), expected)
+
+
+@pytest.mark.covering(1, every_scheme=False)
+@pytest.mark.feature("PEFT LoRA")
+@EVERY_SCHEME
+def test_adapter_is_merged_and_the_model_saved(scheme, tmp_path):
+    """The merged model is an ordinary checkpoint, which needs no PEFT."""
+    inputs = batch(scheme)
+    model = trained(tiny_model(RelPosBertForSequenceClassification, scheme), inputs)
+    expected = logits(model, inputs)
+    merged = model.merge_and_unload()
+    assert type(merged) is RelPosBertForSequenceClassification
+    torch.testing.assert_close(logits(merged, inputs), expected, atol=1e-5, rtol=0)
+    merged.save_pretrained(tmp_path)
+    loaded, info = AutoModelForSequenceClassification.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    torch.testing.assert_close(logits(loaded, inputs), logits(merged, inputs))
+
+
+@pytest.mark.covering(1, every_scheme=False)
+@pytest.mark.feature("PEFT LoRA")
+@EVERY_SCHEME
+def test_layers_of_the_scheme_are_adapted_like_any_other(scheme):
+    """With `target_modules="all-linear"` every adapted layer counts, those that make terms of positions as well."""
+    inputs = batch(scheme)
+    config = LoraConfig(task_type="SEQ_CLS", target_modules="all-linear", init_lora_weights=False)
+    model = get_peft_model(tiny_model(RelPosBertForSequenceClassification, scheme), config)
+    model(**inputs).loss.backward()
+    silent = [name for name, each in model.named_parameters() if "lora_" in name and not each.grad.any()]
+    assert not silent
+    expected = logits(model, inputs)
+    torch.testing.assert_close(logits(model.merge_and_unload(), inputs), expected, atol=1e-5, rtol=0)
