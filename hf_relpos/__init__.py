@@ -1,7 +1,7 @@
 """BERT with relative positions for Hugging Face Transformers.
 
-Importing this package registers `RelPosBertConfig` and its models with the Auto classes, and its layers with PEFT where
-that is installed. Nothing else happens: no other checkpoint loads differently, no file is read, no kernel compiled.
+Importing this package registers `RelPosBertConfig` and its models with the Auto classes, and with PEFT where that is
+installed. Nothing else happens: no other checkpoint loads differently, no file is read, no kernel compiled.
 """
 
 import importlib

@@ -25,7 +25,14 @@ app = typer.Typer(
 )
 
 
+# Exit code of a conversion whose own check is poor.
+POOR = 3
+
 # Help texts that several options share.
+FIELD = (
+    "Key or column of the text in .jsonl, .tsv and datasets; 'text' by default. May be repeated: one for each text, "
+    "in their order."
+)
 TEXT = "Text: .txt, .jsonl, .tsv, compressed or not, a folder of these, or a Hub dataset."
 
 
@@ -87,6 +94,7 @@ def convert(
         list[str] | None,
         typer.Option(help=f"{TEXT} For calibrate and calibrate+distil; needs no labels. May be repeated."),
     ] = None,
+    field: Annotated[list[str] | None, typer.Option(help=FIELD)] = None,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     architecture: Annotated[
         str | None, typer.Option(help="Class whose head to keep, if not the one in config.json: BertModel, ….")
@@ -105,12 +113,19 @@ def convert(
             "--overwrite", help="Replace OUT if it exists and holds nothing but a checkpoint, after success."
         ),
     ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Exit with 0 although the check of the result is poor.")
+    ] = False,
     plots: Annotated[
         bool,
         typer.Option("--plots", help="Draw fidelity and tables into OUT, for calibrate and calibrate+distil."),
     ] = False,
 ) -> None:
-    """Convert a BERT with absolute or relative positions to this package."""
+    """Convert a BERT with absolute or relative positions to this package.
+
+    Exit codes: 2 for what can be corrected, and nothing was written; 3 for a result that was written, but is poor by
+    its own check, unless --force.
+    """
     with plain_errors(), plain_warnings():
         options = parse_options(option or [])
         method_options = parse_options(method_option or [], "--method-option")
@@ -128,6 +143,7 @@ def convert(
             method=method,
             method_options=method_options,
             texts=[Path(each) for each in text] if text else None,
+            field=field or "text",
             seed=seed,
             architecture=architecture,
             revision=revision,
@@ -137,6 +153,8 @@ def convert(
             plots=plots,
         )
     print_report(report, Console())
+    if report.shortfalls and not force:
+        raise typer.Exit(POOR)
 
 
 @app.command()
@@ -237,7 +255,6 @@ def plot(
 
 
 COLUMNS = "Columns of the --sts files: score, first sentence, second sentence, separated by commas."
-FIELD = "Key or column of the text in .jsonl, .tsv and datasets."
 LENGTHS = "Lengths in tokens, separated by commas, such as 64,256,1024."
 
 
@@ -260,7 +277,7 @@ def compare(
     teacher: Annotated[str, typer.Argument(help="Folder or Hub repository of the model that was converted.")],
     student: Annotated[str, typer.Argument(help="Folder or Hub repository of the result.")],
     text: Annotated[list[str], typer.Option(help=f"{TEXT} Neither model may be fitted on it. May be repeated.")],
-    field: Annotated[str, typer.Option(help=FIELD)] = "text",
+    field: Annotated[list[str] | None, typer.Option(help=FIELD)] = None,
     lengths: Annotated[str | None, typer.Option(help=LENGTHS)] = None,
     sts: Annotated[
         list[Path] | None,
@@ -293,7 +310,7 @@ def compare(
             teacher=teacher,
             student=student,
             text=text,
-            field=field,
+            field=field or "text",
             lengths=parse_lengths(lengths),
             sts=sts or [],
             columns=columns.split(","),
@@ -329,7 +346,7 @@ def evaluate(
     ] = None,
     mlm: Annotated[str | None, typer.Option(help=f"{TEXT} Its masked tokens are to be predicted.")] = None,
     passkey: Annotated[str | None, typer.Option(help=f"{TEXT} Keys are hidden in it.")] = None,
-    field: Annotated[str, typer.Option(help=FIELD)] = "text",
+    field: Annotated[list[str] | None, typer.Option(help=FIELD)] = None,
     lengths: Annotated[str | None, typer.Option(help=LENGTHS + " For --mlm and --passkey.")] = None,
     max_length: Annotated[int, typer.Option(help="Tokens read of a document in retrieval.", min=3)] = 2048,
     pooling: Annotated[
@@ -356,7 +373,7 @@ def evaluate(
             retrieval=retrieval,
             mlm=mlm,
             passkey=passkey,
-            field=field,
+            field=field or "text",
             lengths=parse_lengths(lengths),
             max_length=max_length,
             pooling=pooling,

@@ -81,7 +81,7 @@ def plain_warnings() -> Iterator[None]:
             file: Any = None,
             line: Any = None,
         ) -> None:
-            if category is not UserWarning:
+            if not issubclass(category, UserWarning):
                 return show(message, category, filename, lineno, file, line)
             print_message("Warning", " ".join(str(message).split()))
 

@@ -117,12 +117,26 @@ def write_output_json(path: Path, content: Any, option: str = "--json") -> None:
         raise ValueError(f"{option} {path}: could not be written ({error.strerror}); give a file elsewhere") from error
 
 
+def _renamed(partial: Path, target: Path) -> bool:
+    """Rename a folder, unless there is something at the target."""
+    if target.exists():
+        return False
+    try:
+        partial.rename(target)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+        return False
+    return True
+
+
 @contextmanager
 def atomic_folder(target: Path, overwrite: bool = False) -> Iterator[Path]:
     """A temporary folder that is renamed to `target` when the block ends, and removed when it raises.
 
     An existing `target` is renamed first and removed last. Parents that were missing are created, and removed again
-    when the block raises.
+    when the block raises. Of two processes that write the same target each has a folder of its own, and the later one
+    replaces it, or raises.
 
     Raises:
         FileExistsError: when `target` exists at the end and may not be overwritten.
@@ -133,11 +147,12 @@ def atomic_folder(target: Path, overwrite: bool = False) -> Iterator[Path]:
         partial.mkdir(parents=True)
         yield partial
         try:
-            if target.exists():
+            while not _renamed(partial, target):
                 if not overwrite:
                     raise FileExistsError(errno.EEXIST, "it was created meanwhile", str(target))
-                target.rename(replaced)
-            partial.rename(target)
+                shutil.rmtree(replaced, ignore_errors=True)  # of another process, which was faster
+                with suppress(FileNotFoundError):  # another process has just renamed it
+                    target.rename(replaced)
         finally:
             if replaced.exists() and not target.exists():
                 replaced.rename(target)

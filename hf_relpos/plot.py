@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from .data.records import read_lines
-from .evaluation.loading import load_quietly, load_tokenizer, no_such_model, refuse_missing
+from .evaluation.loading import check_folder, load_quietly, load_tokenizer, no_such_model, refuse_missing
 from .files import atomic_file, check_output_file
 from .model.configuration_relpos_bert import RelPosBertConfig
 from .model.modeling_relpos_bert import RelPosBertModel, RelPosBertPreTrainedModel
@@ -165,6 +165,7 @@ def plot_checkpoint(
     """
     if out is not None:
         check_picture(Path(out), "--out")
+    check_folder(checkpoint)
     try:
         model_type = PreTrainedConfig.get_config_dict(checkpoint)[0].get("model_type")
         if model_type not in (None, RelPosBertConfig.model_type):

@@ -2,7 +2,8 @@
 
     python tests/parallel_train.py OUT.json FOLDER SCHEME WAY ...
 
-Of `WAYS`. Losses by way go to OUT.json, trained models to FOLDER/<way>. Each way sees the batches of `alone`, half on each side.
+Of `WAYS`. Losses by way go to OUT.json, trained models to FOLDER/<way>. Each way sees the batches of `alone`, half on
+each side.
 """
 
 import itertools
@@ -26,7 +27,7 @@ from hf_relpos.model.scheme import Scheme
 
 
 STEPS, BATCH, RATE = 6, 8, 5e-3
-# gradients that are zero but for rounding, such as the keys' bias, would otherwise move weights by the whole rate
+# gradients that are zero but for rounding, such as that of the keys' bias, would else move weights by the whole rate
 EPSILON = 1e-3
 RUN = {"max_steps": STEPS, "learning_rate": RATE, "adam_epsilon": EPSILON}
 SHARDED = {"fsdp": True, "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": ["RelPosBertLayer"]}}

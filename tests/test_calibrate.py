@@ -12,17 +12,20 @@ import pytest
 import torch
 from launching import run_python
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, BertConfig, BertForMaskedLM
+from typer.testing import CliRunner
 
 import hf_relpos
 from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel
 from hf_relpos.calibration.batches import make_batches
 from hf_relpos.calibration.calibrate import Calibrator
 from hf_relpos.calibration.embeddings import fold_positions
+from hf_relpos.calibration.errors import CalibrationError
 from hf_relpos.calibration.saved import Saved
 from hf_relpos.calibration.settings import CalibrationSettings
 from hf_relpos.calibration.windows import check_windows, distance_histogram, shared_first_token
-from hf_relpos.conversion import METHODS, ConversionError, convert
-from hf_relpos.data import Windows, read_texts
+from hf_relpos.cli import app
+from hf_relpos.conversion import METHODS, ConversionError, PoorConversionWarning, convert
+from hf_relpos.data import Windows, cut_windows, read_texts
 from hf_relpos.evaluation import masked_accuracy, masked_windows, windowed_hidden_states
 from hf_relpos.model.encodings import sinusoid_concat
 
@@ -433,6 +436,132 @@ def test_no_text(small, tmp_path):
 )
 def test_an_option_out_of_range(small, tmp_path, key, value, words):
     refuse(small, tmp_path, words, texts=small / "text.txt", method_options={key: value})
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"ridge": 1e-300}, r"method_options\['ridge'\] = 1e-300 is not accepted .*from 1e-12 to 1000"),
+        ({"smooth": 1e300}, r"method_options\['smooth'\] = 1e\+300 is not accepted .*from 1e-12 to 1000"),
+        (
+            {"length": 1},
+            r"method_options\['length'\] = 1: rows of up to 64 tokens .*leave it out, or give more than 64",
+        ),
+        ({"window": 1000}, r"method_options\['window'\] = 1000: .*of at most 64 tokens.*give less than 63"),
+        ({"window": 63}, r"method_options\['window'\] = 63: "),
+        ({"window": 150, "length": 100}, r"method_options\['window'\] = 150: .*of at most 100 tokens"),
+        ({"distil_tokens": 3}, r"method_options\['distil_tokens'\] = 3: too few"),
+    ],
+)
+def test_an_option_without_sense_is_refused_before_any_work(small, tmp_path, monkeypatch, options, words):
+    monkeypatch.setattr("hf_relpos.conversion.calibrated.load_tokenizer", None)
+    method = "calibrate+distil" if "distil_tokens" in options else "calibrate"
+    refuse(small, tmp_path, words, texts=small / "text.txt", method=method, method_options=options)
+
+
+@pytest.mark.parametrize("field", ["rows", "ridge", "smooth", "iterations", "output", "strengths", "holdout"])
+def test_settings_are_checked(field):
+    with pytest.raises(CalibrationError, match=f"^{field} = "):
+        CalibrationSettings(**{field: ()})
+
+
+# Poor results --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def poorly_fitted(monkeypatch):
+    """The fits end, and then noise is added to every weight."""
+    run = Calibrator.run
+
+    def spoilt(self, saved=None):
+        report = run(self, saved)
+        with torch.no_grad():
+            for parameter in self.student.model.parameters():
+                parameter.add_(torch.randn_like(parameter))
+        return report
+
+    monkeypatch.setattr(Calibrator, "run", spoilt)
+
+
+def command(small, tmp_path, *more):
+    words = ["convert", small / "bert", tmp_path / "out", "--method", "calibrate", "--method-option", "tokens=2000"]
+    return CliRunner().invoke(app, [str(word) for word in (*words, *more)])
+
+
+def test_a_poor_result_is_written_and_told(small, tmp_path, poorly_fitted):
+    arguments = {"method": "calibrate", "texts": small / "text.txt", "method_options": {"tokens": 2000}}
+    with pytest.warns(PoorConversionWarning, match=r"sentence cosine .* below 0.85.*It was written; try more text"):
+        report = convert(small / "bert", tmp_path / "out", **arguments)
+    assert report.shortfalls and AutoModel.from_pretrained(tmp_path / "out")
+    result = command(small, tmp_path, "--text", small / "text.txt", "--overwrite")
+    assert result.exit_code == 3 and "Warning: " in result.stderr and "below 0.85" in result.stderr
+    assert "written to" in result.stdout
+    assert command(small, tmp_path, "--text", small / "text.txt", "--overwrite", "--force").exit_code == 0
+
+
+def test_a_good_result_is_not_called_poor(small, tmp_path):
+    result = command(small, tmp_path, "--text", small / "text.txt")
+    assert result.exit_code == 0 and "not close" not in result.stderr
+
+
+def test_without_text_a_result_that_is_further_than_the_mean_is_poor(small, tmp_path):
+    with pytest.warns(PoorConversionWarning, match="hidden states differ by .* of the variance"):
+        convert(small / "bert", tmp_path / "out", method="calibrate", method_options={"tokens": 600})
+
+
+def test_a_text_too_short_to_check_with_is_told(small, tmp_path):
+    """Its shorter lengths are checked although there is nothing for the long one."""
+    (tmp_path / "short.txt").write_text((small / "text.txt").read_text(encoding="utf-8")[:22_500], encoding="utf-8")
+    options = {"tokens": 4000, "length": 1000}
+    with pytest.warns(PoorConversionWarning, match=r"1000 tokens were not checked: no text was left"):
+        report = convert(
+            small / "bert",
+            tmp_path / "out",
+            method="calibrate",
+            texts=tmp_path / "short.txt",
+            method_options=options,
+        )
+    assert [entry.length for entry in report.fidelity.lengths] == [16, 64] and 1000 in report.fidelity.skipped
+
+
+def test_what_is_checked_was_not_fitted():
+    """The same passages are held out whatever the lengths and the seed are."""
+    tokenizer = AutoTokenizer.from_pretrained(DEMO / "bert")
+    texts = list(read_texts(DEMO / "text" / "train.txt.xz"))[:1500]
+
+    def runs(part, lengths, seed):
+        ids = cut_windows(tokenizer, texts, 60_000, lengths, 0.0, seed, part, passage=400).ids
+        return {tuple(row[at : at + 20]) for row in ids for at in range(1, len(row) - 20)}
+
+    checked = runs("check", (128,), 0) | runs("check", (400,), 0)
+    fitted = runs("fit", (64, 128), 1) | runs("fit", (400,), 2)
+    assert checked and fitted and len(checked & fitted) < 20  # phrases of the author
+
+
+# Fields --------------------------------------------------------------------------------------------------------------
+
+
+def test_texts_with_different_fields(small, tmp_path):
+    """Each text is read by its own field, and one field serves all."""
+    parts = (small / "text.txt").read_text(encoding="utf-8").split("\n")
+    for name, field, lines in (("a", "abstract", parts[::2]), ("b", "chapter", parts[1::2])):
+        rows = [json.dumps({field: line}) for line in lines if line.strip()]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
+    words = ["--text", tmp_path / "a.jsonl", "--text", tmp_path / "b.jsonl"]
+    refused = command(small, tmp_path, *words, "--field", "abstract")
+    assert refused.exit_code == 2 and "b.jsonl, line 1: no field 'abstract' (it has chapter)" in refused.stderr
+    assert "name one of these with field (--field)" in refused.stderr and not (tmp_path / "out").exists()
+    refused = command(small, tmp_path, *words, *("--field", "abstract") * 3)
+    assert refused.exit_code == 2 and "3 fields for 2 texts; give one for all, or one for each" in refused.stderr
+    result = command(small, tmp_path, *words, "--field", "abstract", "--field", "chapter", "--force")
+    assert result.exit_code == 0, result.output
+    found = json.loads((tmp_path / "out" / "conversion.json").read_text())["arguments"]
+    assert found["field"] == ["abstract", "chapter"] and found["texts"] == ["a.jsonl", "b.jsonl"]
+
+
+@pytest.mark.parametrize("texts", [None, ["a document"]])
+def test_a_field_without_files_is_refused(small, tmp_path, texts):
+    refuse(small, tmp_path, r"field = 'body' was given without files .*\(--field\)", texts=texts, field="body")
 
 
 def test_an_address(small, tmp_path):

@@ -272,11 +272,12 @@ def test_a_hub_dataset_by_name(source, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = run(
         *("convert", source, "out", "--method", "calibrate", "--text", "user/name:part"),
-        *("--method-option", f"tokens={TOKENS}", "--method-option", "field=body"),
+        *("--method-option", f"tokens={TOKENS}", "--field", "body"),
     )
     assert result.exit_code == 0, result.output
     assert set(asked) == {("user/name", None, "part", True)}
     assert "windows of `user/name:part`" in card_of(tmp_path / "out").text
+    assert " --text user/name:part --field body" in card_of(tmp_path / "out").text
 
 
 def test_plots_are_refused_before_any_work(source, tmp_path, monkeypatch):

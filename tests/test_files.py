@@ -1,6 +1,9 @@
 """Atomic writes: what is written is complete, or as it was before, and no temporary file stays."""
 
+import errno
 import json
+import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from hf_relpos.files import (
     check_writable,
     describe_write_error,
     write_json,
+    write_output_json,
     write_tensors,
     write_text,
 )
@@ -79,6 +83,77 @@ def test_a_folder_created_meanwhile_is_kept(tmp_path):
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "other").write_text("")
     assert names(tmp_path) == ["out"] and names(tmp_path / "out") == ["other"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_two_writers_of_one_folder_leave_one_whole_result(tmp_path, overwrite):
+    (tmp_path / "out").mkdir() if overwrite else None
+    try:
+        with atomic_folder(tmp_path / "out", overwrite) as first:
+            (first / "a").write_text("first")
+            with atomic_folder(tmp_path / "out", overwrite) as second:
+                (second / "a").write_text("second")
+    except FileExistsError as error:
+        assert not overwrite and "created meanwhile" in str(error)
+    assert names(tmp_path) == ["out"]
+    assert (tmp_path / "out" / "a").read_text() == ("first" if overwrite else "second")
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_that_appears_between_the_check_and_the_renaming(tmp_path, monkeypatch, overwrite):
+    rename, others = Path.rename, []
+
+    def after_another(path, target):
+        if not others:
+            others.append(target)
+            target.mkdir()
+            (target / "a").write_text("other")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", after_another)
+    try:
+        with atomic_folder(tmp_path / "out", overwrite) as partial:
+            (partial / "a").write_text("ours")
+    except FileExistsError as error:
+        assert not overwrite and "created meanwhile" in str(error)
+    assert others == [tmp_path / "out"] and names(tmp_path) == ["out"]
+    assert (tmp_path / "out" / "a").read_text() == ("ours" if overwrite else "other")
+
+
+def test_a_folder_that_vanishes_while_it_is_replaced(tmp_path, monkeypatch):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "a").write_text("old")
+    rename = Path.rename
+
+    def after_another(path, target):
+        if path.name == "out":
+            rename(path, path.with_name("taken by another process"))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", after_another)
+    with atomic_folder(tmp_path / "out", overwrite=True) as partial:
+        (partial / "a").write_text("ours")
+    assert names(tmp_path) == ["out", "taken by another process"]
+    assert (tmp_path / "out" / "a").read_text() == "ours"
+
+
+@pytest.mark.parametrize(
+    "code, words", [(errno.ENOSPC, "free some space"), (errno.EROFS, "check that it is writable")]
+)
+@pytest.mark.parametrize("where", ["write", "rename"])
+def test_a_disk_that_is_full_or_read_only(tmp_path, monkeypatch, code, words, where):
+    (tmp_path / "a.json").write_text("old")
+
+    def fails(*args, **kwargs):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(Path, "write_text" if where == "write" else "replace", fails)
+    with pytest.raises(OSError, match=os.strerror(code)) as caught:
+        write_json(tmp_path / "a.json", 1)
+    assert words in describe_write_error(caught.value, tmp_path)
+    with pytest.raises(ValueError, match=r"--json .*could not be written \(.*\); give a file elsewhere"):
+        write_output_json(tmp_path / "a.json", 1)
+    assert names(tmp_path) == ["a.json"] and (tmp_path / "a.json").read_text() == "old"
 
 
 def test_an_error_names_target_state_and_remedy(tmp_path):

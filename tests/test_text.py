@@ -85,9 +85,17 @@ def test_lines_are_read_as_they_are_asked_for(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", '{"body": "x"}\n', r"line 1: no field 'text' \(it has body\); name it with field"),
+        (
+            "a.jsonl",
+            '{"body": "x"}\n',
+            r"line 1: no field 'text' \(it has body\); name one of these with field \(--field\)",
+        ),
         ("a.jsonl", "[1]\n", "line 1: a list, not an object"),
-        ("a.tsv", "body\tn\nx\t1\n", r"line 1: no column 'text' \(it has body, n\); name it with field"),
+        (
+            "a.tsv",
+            "body\tn\nx\t1\n",
+            r"line 1: no column 'text' \(it has body, n\); name one of these with field \(--field\)",
+        ),
         ("a.csv", "n,text\n1\n", "line 2: 1 columns, and 'text' is column 2"),
         ("a.txt", "zero \0 bytes\n", "holds zero bytes"),
         ("a.jsonl", "[" * 200_000, "line 1: not JSON .*recursion.*; put one object on each line"),

@@ -1,17 +1,52 @@
 """Layers that an interrupted calibration has fitted, for the same command to resume from."""
 
-import json
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from ..files import describe_write_error, write_json, write_tensors, write_text
+from ..model.checkpoint_files import open_tensors, read_json
 from .errors import CalibrationError
+
+
+LOCK = "lock"
+
+
+@contextmanager
+def one_process(folder: Path | None) -> Iterator[None]:
+    """Within this context no other process resumes from this folder, or writes into it.
+
+    Args:
+        folder: created, and removed again if it stays empty; None for none.
+
+    Raises:
+        CalibrationError: where another process is at it, and where the folder cannot be created.
+    """
+    if folder is None:
+        yield
+        return
+    lock = FileLock(folder / LOCK, blocking=False, is_singleton=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout as error:
+        raise CalibrationError(
+            f"{folder}: another process is calibrating into the same folder; wait for it, or choose another folder"
+        ) from error
+    except OSError as error:
+        raise CalibrationError(describe_write_error(error, folder)) from error
+    try:
+        yield
+    finally:
+        lock.release()
+        with suppress(OSError):
+            (folder / LOCK).unlink(missing_ok=True)
+            folder.rmdir()  # unless there are layers to resume from
 
 
 class Saved:
@@ -34,7 +69,7 @@ class Saved:
         if not writes:
             return
         file = folder / "fingerprint"
-        if not file.is_file() or file.read_text(encoding="utf-8") != fingerprint:
+        if not file.is_file() or file.read_bytes() != fingerprint.encode():
             self.clear()
             try:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -44,12 +79,16 @@ class Saved:
                 raise CalibrationError(describe_write_error(error, folder)) from error
 
     def load(self, layer: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:
-        """Tensors and report of a layer, or None."""
+        """Tensors and report of a layer, or None: also where they are broken, so that the layer is fitted anew."""
         path = self.folder / f"layer-{layer}"
         if not path.with_suffix(".json").is_file():  # written last
             return None
-        report = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-        return load_file(path.with_suffix(".safetensors")), report
+        try:
+            report = read_json(path.with_suffix(".json"))
+            with open_tensors(path.with_suffix(".safetensors")) as file:
+                return {name: file.get_tensor(name) for name in file.keys()}, report
+        except ValueError:
+            return None
 
     def save(self, layer: int, tensors: Mapping[str, torch.Tensor], report: Mapping[str, Any]) -> None:
         """Save a layer.

@@ -5,6 +5,19 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..model.configuration_relpos_bert import RelPosBertConfig
+from ..model.scheme import is_count, is_number
+from .errors import CalibrationError
+
+
+# Penalties are relative to the curvature of what is fitted: smaller ones are lost in the rounding of float64, and from
+# larger ones on all tables stay at zero.
+PENALTIES = (1e-12, 1e3)
+OUTPUTS = ("ridge", "bias", "none")
+
+
+def is_penalty(value: Any) -> bool:
+    """Whether a value is a penalty that has an effect and leaves one to the data."""
+    return is_number(value) and PENALTIES[0] <= value <= PENALTIES[1]
 
 
 @dataclass(frozen=True)
@@ -13,7 +26,7 @@ class CalibrationSettings:
 
     Attributes:
         rows: query rows of a window that the fits of scores and values read, at most; a multiple of 32.
-        ridge: penalty of the tables' squares, in units of the mean curvature.
+        ridge: penalty of the tables' squares, in units of the mean curvature; inside `PENALTIES`.
         smooth: penalty of the squared difference of neighbouring distances, likewise.
         newton: Newton steps of the score fit after its first step.
         iterations: conjugate gradient iterations of each.
@@ -23,6 +36,9 @@ class CalibrationSettings:
         holdout: every so many batches one is held out.
         batch_tokens: tokens in a batch.
         seed: of the choice of rows.
+
+    Raises:
+        CalibrationError: for a value out of its range.
     """
 
     rows: int = 32
@@ -36,6 +52,26 @@ class CalibrationSettings:
     holdout: int = 6
     batch_tokens: int = 2048
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        ranges = {
+            "rows": (is_count(self.rows) and self.rows % 32 == 0, "a positive multiple of 32"),
+            "ridge": (is_penalty(self.ridge), f"from {PENALTIES[0]:g} to {PENALTIES[1]:g}"),
+            "smooth": (is_penalty(self.smooth), f"from {PENALTIES[0]:g} to {PENALTIES[1]:g}"),
+            "newton": (is_count(self.newton + 1), "0 or more"),
+            "iterations": (is_count(self.iterations), "a positive number"),
+            "tolerance": (is_number(self.tolerance), "a positive number"),
+            "output": (self.output in OUTPUTS, " or ".join(map(repr, OUTPUTS))),
+            "strengths": (
+                bool(self.strengths) and all(map(is_number, self.strengths)),
+                "one positive number or several",
+            ),
+            "holdout": (is_count(self.holdout) and self.holdout > 1, "2 or more"),
+            "batch_tokens": (is_count(self.batch_tokens), "a positive number"),
+        }
+        for name, (accepted, words) in ranges.items():
+            if not accepted:
+                raise CalibrationError(f"{name} = {getattr(self, name)!r}: give {words}")
 
 
 @dataclass

@@ -10,7 +10,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from ..data.masking import mask_tokens
-from ..data.text import paths_or_documents, read_texts
+from ..data.text import pair_fields, paths_or_documents, read_texts
 from ..data.windows import MAX_UNKNOWN_RATE, Windows, cut_windows, special_tokens
 from ..evaluation.inspection import has_mlm_head
 from .errors import CalibrationError
@@ -33,43 +33,53 @@ def gather(
     tokens: int,
     lengths: Sequence[int],
     part: str,
-    field: str,
+    field: str | Sequence[str],
     seed: int,
     short: float = 0.5,
+    passage: int | None = None,
 ) -> Windows:
     """Windows of a text: of files, each with the same share of the tokens, or of documents.
 
     Args:
         texts: as `paths_or_documents` takes them.
         part: as `cut_windows` takes it.
+        field: of files and datasets, one for all or one for each.
+        passage: as `cut_windows` takes it.
 
     Raises:
         TextError: for text that cannot be read, or does not fill one window.
     """
     texts = paths_or_documents(texts)
     if isinstance(texts[0], Path):
+        share = -(-tokens // len(texts))
         parts = [
-            cut_windows(tokenizer, read_texts(path, field), -(-tokens // len(texts)), lengths, short, seed, part)
-            for path in texts
+            cut_windows(tokenizer, read_texts(path, own_field), share, lengths, short, seed, part, passage)
+            for path, own_field in pair_fields(texts, field)
         ]
         total = sum(part.tokens for part in parts)
         unknown = sum(part.unknown_rate * part.tokens for part in parts) / total
         return Windows([ids for part in parts for ids in part.ids], unknown, tokens)
-    return cut_windows(tokenizer, texts, tokens, lengths, short, seed, part)
+    return cut_windows(tokenizer, texts, tokens, lengths, short, seed, part, passage)
 
 
 def gather_all(
-    tokenizer: Any, texts: Any, tokens: int, lengths: Sequence[int], length: int, field: str, seed: int
+    tokenizer: Any,
+    texts: Any,
+    tokens: int,
+    lengths: Sequence[int],
+    length: int,
+    field: str | Sequence[str],
+    seed: int,
 ) -> Windows:
-    """The windows to fit: of `lengths`, and, if the source does not read rows of `length`, half of the tokens in such.
+    """The windows to fit: of `lengths`, and, if `length` is longer than all of them, half of the tokens in such rows.
 
     Raises:
         TextError: for text that does not fill them.
     """
     if length <= max(lengths):
         return gather(tokenizer, texts, tokens, lengths, "fit", field, seed)
-    short = gather(tokenizer, texts, tokens // 2, lengths, "fit", field, seed)
-    long = gather(tokenizer, texts, tokens // 2, (length,), "fit", field, seed + 2, short=0.0)
+    short = gather(tokenizer, texts, tokens // 2, lengths, "fit", field, seed, passage=length)
+    long = gather(tokenizer, texts, tokens // 2, (length,), "fit", field, seed + 2, short=0.0, passage=length)
     unknown = (short.unknown_rate * short.tokens + long.unknown_rate * long.tokens) / (short.tokens + long.tokens)
     return Windows([*short.ids, *long.ids], unknown, tokens)
 

@@ -2,7 +2,7 @@
 
 from .checkpoint import convert
 from .context import ConversionContext, Method
-from .errors import ConversionError
+from .errors import ConversionError, PoorConversionWarning
 from .export import ExportReport, export_tables, resize_tables
 from .layers import attention_config, attention_weights
 from .methods import METHODS
@@ -16,6 +16,7 @@ __all__ = [
     "ConversionReport",
     "ExportReport",
     "Method",
+    "PoorConversionWarning",
     "Step",
     "attention_config",
     "attention_weights",

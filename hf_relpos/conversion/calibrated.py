@@ -19,8 +19,8 @@ from ..calibration.batches import make_batches
 from ..calibration.calibrate import Calibrator
 from ..calibration.embeddings import correct_first_token_bias, fold_positions
 from ..calibration.errors import CalibrationError
-from ..calibration.saved import Saved
-from ..calibration.settings import CalibrationSettings, estimate_memory
+from ..calibration.saved import Saved, one_process
+from ..calibration.settings import PENALTIES, CalibrationSettings, estimate_memory, is_penalty
 from ..calibration.windows import (
     TOO_FEW,
     check_windows,
@@ -38,7 +38,7 @@ from ..data.windows import Windows
 from ..evaluation.inspection import has_mlm_head
 from ..evaluation.loading import find_tokenizer
 from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
-from ..model.scheme import Option, choice, is_count, is_number
+from ..model.scheme import Option, choice, is_count
 from ..processes import process_state, sum_over
 from .context import ConversionContext
 from .errors import ConversionError
@@ -59,6 +59,7 @@ OUTPUT = choice(
     help="what corrects the residual stream: output projections (ridge), their biases, or nothing; None: ridge with "
     "text, bias without",
 )
+PENALTY = f"a positive number, from {PENALTIES[0]:g} to {PENALTIES[1]:g}"
 # Tokens of random windows, where there is no text; more were not better.
 RANDOM_TOKENS = 30_000
 CALIBRATE = {
@@ -66,13 +67,13 @@ CALIBRATE = {
     "output": OUTPUT,
     "ridge": Option(
         CalibrationSettings.ridge,
-        "penalty of the tables' squares, relative to their curvature; a positive number",
-        is_number,
+        f"penalty of the tables' squares, relative to their curvature; {PENALTY}",
+        is_penalty,
     ),
     "smooth": Option(
         CalibrationSettings.smooth,
-        "penalty of the difference of neighbouring distances, likewise; a positive number",
-        is_number,
+        f"penalty of the difference of neighbouring distances, likewise; {PENALTY}",
+        is_penalty,
     ),
     "length": Option(
         None,
@@ -90,7 +91,6 @@ CALIBRATE = {
         "share of the tokens that are [MASK] in half of the text, for a model that predicts masked tokens; 0 to 0.5",
         lambda v: isinstance(v, int | float) and not isinstance(v, bool) and 0 <= v <= 0.5,
     ),
-    "field": Option("text", "key or column of the text in .jsonl, .tsv and .csv files", lambda v: isinstance(v, str)),
 }
 DISTIL = {
     "steps": Option(200, "steps of the distillation; a positive integer", is_count),
@@ -121,25 +121,32 @@ def calibrate_and_distil(model: RelPosBertPreTrainedModel, context: ConversionCo
 
 
 def _learn(model: RelPosBertPreTrainedModel, context: ConversionContext, distils: bool) -> dict[str, str]:
+    state = process_state()
     try:
         _check_options(model, context)
-        tokenizer = load_tokenizer(context.tokenizer_folder, model.config.vocab_size)
-        model.config.attention_window = context.options["window"]
-        original = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        dtype = model.dtype
-        student, teacher = model.float(), context.build_teacher().float()
-        for each in (student, teacher):
-            each.set_attn_implementation("eager")
-        state = process_state()
-        console = Console(stderr=True, quiet=not (context.progress and state.is_main_process))
-        saved = _calibrate(student, teacher, tokenizer, context, state, console)
-        if distils:
-            context.details["distillation"] = _distil(student, teacher, tokenizer, context, console)
-        context.details["fidelity"] = held_out_fidelity(student, teacher, tokenizer, context)
+        with one_process(context.resume_folder if state.is_main_process else None):
+            return _fit(model, context, state, distils)
     except CalibrationError as error:
         raise ConversionError(str(error)) from error
     except TextError as error:
         raise ConversionError(f"texts: {error}") from error
+
+
+def _fit(
+    model: RelPosBertPreTrainedModel, context: ConversionContext, state: PartialState, distils: bool
+) -> dict[str, str]:
+    tokenizer = load_tokenizer(context.tokenizer_folder, model.config.vocab_size)
+    model.config.attention_window = context.options["window"]
+    original = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    dtype = model.dtype
+    student, teacher = model.float(), context.build_teacher().float()
+    for each in (student, teacher):
+        each.set_attn_implementation("eager")
+    console = Console(stderr=True, quiet=not (context.progress and state.is_main_process))
+    saved = _calibrate(student, teacher, tokenizer, context, state, console)
+    if distils:
+        context.details["distillation"] = _distil(student, teacher, tokenizer, context, console)
+    context.details["fidelity"] = held_out_fidelity(student, teacher, tokenizer, context)
     model.to(dtype)
     if saved is not None:
         state.wait_for_everyone()
@@ -160,7 +167,26 @@ def _check_options(model: RelPosBertPreTrainedModel, context: ConversionContext)
             f"method_options['tokens'] = {options['tokens']}: too few to fit anything; ask for at least {TOO_FEW}, "
             "better 50,000"
         )
-    length = options["length"]
+    distil_tokens = options.get("distil_tokens")
+    if distil_tokens is not None and distil_tokens < TOO_FEW:
+        raise ConversionError(
+            f"method_options['distil_tokens'] = {distil_tokens}: too few to learn anything; ask for at least "
+            f"{TOO_FEW}, or leave it out"
+        )
+    length, window = options["length"], options["window"]
+    fitted = max(window_lengths(limit))
+    if length is not None and length < limit and length <= fitted:
+        raise ConversionError(
+            f"method_options['length'] = {length}: rows of up to {fitted} tokens are fitted in any case, and so it "
+            f"would change nothing; leave it out, or give more than {limit}, which is what the source reads"
+        )
+    longest = max(fitted, length or 0)
+    if window is not None and window >= longest - 1:
+        raise ConversionError(
+            f"method_options['window'] = {window}: in the rows that are fitted, of at most {longest} tokens, none is "
+            f"so far from another, so it would change nothing there; give less than {longest - 1}, or longer rows "
+            "with 'length', or leave it out and set attention_window when you load the result"
+        )
     if length is None or length <= limit:
         return
     if 2 * length > options["tokens"]:
@@ -191,7 +217,7 @@ def _windows_to_fit(
             options["tokens"],
             window_lengths(limit),
             length,
-            options["field"],
+            context.field,
             context.seed,
         )
         notes = check_windows(windows, max(limit, length))
@@ -310,7 +336,10 @@ def _distil(
 
     options, lengths = context.options, window_lengths(context.source_config.max_position_embeddings)
     tokens = options["distil_tokens"] or options["steps"] * options["batch_tokens"]
-    windows = gather(tokenizer, context.texts, tokens, lengths, "fit", options["field"], context.seed + 1)
+    passage = max(*lengths, options["length"] or 0)
+    windows = gather(
+        tokenizer, context.texts, tokens, lengths, "fit", context.field, context.seed + 1, passage=passage
+    )
     windows = mask_windows(windows, student, tokenizer, options["mask"], context.seed + 1)
     losses = dict(DEFAULT_LOSSES)
     if has_mlm_head(student):

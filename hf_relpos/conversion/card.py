@@ -147,6 +147,8 @@ def command(report: ConversionReport) -> str:
     words += _options("--method-option", arguments.get("method_options", {}))
     if "texts" in arguments:
         words += [word for name in arguments["texts"] or ["TEXT"] for word in ("--text", name)]
+    fields = arguments.get("field", [])
+    words += [word for name in ([fields] if isinstance(fields, str) else fields) for word in ("--field", name)]
     for key in ("seed", "architecture", "revision"):
         if key in arguments:
             words += [f"--{key}", str(arguments[key])]

@@ -1,6 +1,7 @@
 """From a checkpoint to a relpos_bert folder: resolve, read, build, write, read back, compare, rename."""
 
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from .assembly import assemble, build, expected_shapes, rename_relative
 from .card import draw, source_metadata, write_card
 from .configs import resolved_options, source_config, stock_config, target_config
 from .context import ConversionContext
-from .errors import ConversionError
+from .errors import ConversionError, PoorConversionWarning
 from .folder import check_apart, check_target, copy_companions, left_out
 from .methods import METHODS, check_plots, check_text, choose_method, resolve_options, text_names
 from .modules import Layout, locate
@@ -73,6 +74,7 @@ def convert(
     method: str | None = None,
     method_options: Mapping[str, Any] | None = None,
     texts: str | Path | Iterable[str | Path] | None = None,
+    field: str | Sequence[str] = "text",
     seed: int = 0,
     architecture: str | None = None,
     revision: str | None = None,
@@ -84,7 +86,8 @@ def convert(
     """Write a checkpoint of one of `families.FAMILIES` as a relpos_bert folder with its tokenizer.
 
     The result is written beside `out`, read back and compared, and only then renamed: after an error `out` is as it
-    was before.
+    was before. A result whose own check is poor, by the limits in `ConversionReport.shortfalls`, is written all the
+    same, and a `PoorConversionWarning` says so.
 
     Args:
         source: local folder or Hub repository, with safetensors weights, or pickled ones if `allow_pickle` is set.
@@ -104,6 +107,8 @@ def convert(
         texts: for a method that learns from text: one path or several (as Path objects), read by
             `hf_relpos.data.read_texts`, each with the same share of the tokens; or documents, strings, of which an
             iterator is read once, up to 100 million characters.
+        field: key or column of the text in .jsonl, .tsv and .csv files and Hub datasets; one for all, or one for each
+            of `texts`.
         seed: for a method that draws at random, 0 to 2³² − 1.
         architecture: class whose head to keep; by default the one that config.json names.
         revision: branch, tag or commit of a Hub repository.
@@ -138,7 +143,7 @@ def convert(
     spec = recognise(folder, saved)
     head = choose_head(spec, folder, architecture)
     name = choose_method(method, spec, folder)
-    texts = check_text(name, texts)
+    texts = check_text(name, texts, field)
     if plots:
         check_plots(name)
     options = resolve_options(name, method_options)
@@ -156,6 +161,7 @@ def convert(
         own_config,
         build_teacher=lambda: assemble(own_config, checkpoint)[0],
         texts=texts,
+        field=field,
         options=options,
         seed=seed,
         resume_folder=target.with_name(f".{target.name}.{name}") if learns else None,
@@ -179,6 +185,7 @@ def convert(
             method=name,
             method_options=method_options,
             texts=text_names(texts),
+            field=None if field == "text" else field if isinstance(field, str) else list(field),
             seed=seed if learns else None,
             architecture=architecture,
             revision=commit,
@@ -207,6 +214,8 @@ def convert(
         except (OSError, SafetensorError) as error:
             raise ConversionError(describe_write_error(error, target)) from error
     process.wait_for_everyone()
+    if report.shortfalls and process.is_main_process:
+        warnings.warn(f"{out}: {report.warning}", PoorConversionWarning, stacklevel=2)
     return report
 
 

@@ -1,7 +1,8 @@
 """The interface of a method of conversion, and helpers that several methods share."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ class ConversionContext:
         build_teacher: builds a RelPosBert model, in the dtype of the source and in eval mode, that computes exactly
             what the source computes.
         texts: to learn from, paths or documents; None for none.
+        field: key or column of the text in files and datasets, one for all or one for each.
         options: of the method, with its defaults.
         seed: of random choices.
         resume_folder: where an interrupted method finds what it had computed; None for a method that starts afresh.
@@ -36,11 +38,12 @@ class ConversionContext:
     source_config: RelPosBertConfig
     build_teacher: Callable[[], RelPosBertPreTrainedModel]
     texts: list[Path] | list[str] | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    field: str | Sequence[str] = "text"
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     seed: int = 0
     resume_folder: Path | None = None
     progress: bool = False
-    details: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def tokenizer_folder(self) -> Path:
@@ -80,7 +83,7 @@ class Method:
     unsupported_reason: Callable[[type[Scheme]], str]
     from_relative: bool = False
     text: Literal["unused", "optional", "required"] = "unused"
-    options: Mapping[str, Option] = field(default_factory=dict)
+    options: Mapping[str, Option] = dataclasses.field(default_factory=dict)
     default_scheme: str | None = None
     max_positions: Callable[[int, Mapping[str, Any]], int] | None = None
 

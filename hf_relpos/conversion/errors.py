@@ -7,6 +7,10 @@ class ConversionError(ValueError):
     """A checkpoint that cannot be converted, or a folder that cannot be written; says what to do about it."""
 
 
+class PoorConversionWarning(UserWarning):
+    """A result that was written, and is far from its source by its own check or was not checked; says how far."""
+
+
 def abbreviate(names: Iterable[str], limit: int = 4) -> str:
     """The first few names, and how many more there are."""
     names = list(names)

@@ -17,7 +17,7 @@ from .errors import ConversionError, abbreviate
 from .local_paths import without_local_paths
 from .modules import ENCODER_FILES, MODULE_FILES, MODULES, TOP_FILES, Layout, read_layout
 from .report import REPORT
-from .source import CARD, INDEX, PICKLED_FILES, TOKENIZER_FILES, WEIGHTS, read_json
+from .source import CARD, INDEX, PICKLED_FILES, TOKENIZER_FILES, WEIGHTS, check_link, read_json
 
 
 # What `save_pretrained` of a model and a tokenizer and a conversion write; and what Git keeps beside it.
@@ -142,6 +142,7 @@ def copy_companions(folder: Path, partial: Path, model: PreTrainedModel) -> tupl
     patterns = (*TOKENIZER_FILES, *(["generation_config.json"] if model.can_generate() else []))
     files = sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
     for path in files:
+        check_link(path, folder)
         content = read_json(path) if path.name == "tokenizer_config.json" else {}
         if (kept := without_local_paths(content)) != content:
             write_json(partial / path.name, kept, indent=2)

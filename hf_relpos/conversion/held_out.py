@@ -1,9 +1,12 @@
 """Fidelity of a result on text that nothing was fitted to."""
 
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from ..calibration.windows import gather, window_lengths
-from ..data.text import TextError
+from ..data.text import TextError, pair_fields
 from ..data.windows import special_tokens
 from ..evaluation import FidelitySettings, fidelity, verdict
 from ..evaluation.inspection import has_mlm_head
@@ -22,30 +25,44 @@ def held_out_fidelity(
     tokenizer: Any,
     context: ConversionContext,
 ) -> dict[str, Any]:
-    """Fidelity by length with its verdict, for `details["fidelity"]`; the reason where it cannot be measured."""
+    """Fidelity by length with its verdict, for `details["fidelity"]`; the reason where it cannot be measured.
+
+    Lengths that the text does not fill are in `skipped`, with the reason.
+    """
     if context.texts is None:
         return {"skipped": "there was no text; `hf-relpos compare` measures it on yours"}
     limit = context.source_config.max_position_embeddings
     lengths = [length for length in EVALUATED_LENGTHS if length <= limit] or [limit]
-    try:
-        windows = _windows(tokenizer, context, len(lengths) * EVALUATED_TOKENS, window_lengths(limit))
-        if (length := context.options["length"] or limit) > limit:
-            lengths.append(length)
-            windows += _windows(tokenizer, context, max(EVALUATED_TOKENS, 2 * length), (length,))
-    except TextError as error:
-        return {"skipped": f"no text was left to check with: {error}"}
+    windows = _windows(tokenizer, context, len(lengths) * EVALUATED_TOKENS, window_lengths(limit))
+    if (length := context.options["length"] or limit) > limit:
+        lengths.append(length)
+        windows += _windows(tokenizer, context, max(EVALUATED_TOKENS, 2 * length), (length,))
     rows_by_length = _cut(tokenizer, windows, lengths)
     if not rows_by_length:
-        return {"skipped": f"no text was left to check with that fills {min(lengths)} tokens"}
+        return {"skipped": f"no text was left to check with that fills {min(lengths)} tokens; give more text"}
     mask = tokenizer.mask_token_id if has_mlm_head(student) and has_mlm_head(teacher) else None
     result = fidelity(teacher, student, rows_by_length, FidelitySettings(mask_token_id=mask, seed=context.seed))
+    for length in lengths:
+        if length not in rows_by_length:
+            result.skipped[length] = f"no text was left to check with that fills {length:,} tokens; give more text"
     return {**result.to_dict(), "verdict": verdict(result)}
 
 
 def _windows(tokenizer: Any, context: ConversionContext, tokens: int, lengths: tuple[int, ...]) -> list[list[int]]:
-    """Windows of held-out text, without single sentences."""
-    field = context.options["field"]
-    return gather(tokenizer, context.texts, tokens, lengths, "check", field, context.seed, short=0.0).ids
+    """Windows of held-out text, without single sentences; of those texts that fill any."""
+    limit = context.source_config.max_position_embeddings
+    passage = max(*window_lengths(limit), context.options["length"] or 0)
+    texts, field = context.texts, context.field
+    parts: list[tuple[Any, str | Sequence[str], int]] = [(texts, field, tokens)]
+    if texts and isinstance(texts[0], Path):
+        parts = [([path], own_field, -(-tokens // len(texts))) for path, own_field in pair_fields(texts, field)]
+    found: list[list[int]] = []
+    for part, own_field, share in parts:
+        with suppress(TextError):  # too short
+            found += gather(
+                tokenizer, part, share, lengths, "check", own_field, context.seed, short=0.0, passage=passage
+            ).ids
+    return found
 
 
 def _cut(tokenizer: Any, windows: list[list[int]], lengths: list[int]) -> dict[int, list[list[int]]]:

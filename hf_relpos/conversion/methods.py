@@ -1,10 +1,10 @@
 """The methods of conversion, and checks of what the caller chose. A new one is a function and one entry."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..data.text import TextError, paths_or_documents
+from ..data.text import TextError, pair_fields, paths_or_documents
 from ..model.scheme import Option, Scheme, choice, is_count
 from ..model.schemes import GENERAL_SCHEME, SCHEMES, STOCK_SCHEME
 from . import absolute, relative
@@ -179,12 +179,15 @@ def check_scheme(scheme: type[Scheme], method: Method) -> None:
         )
 
 
-def check_text(name: str, texts: str | Path | Iterable[str | Path] | None) -> list[Path] | list[str] | None:
-    """Refuse a method that requires text without any, and text that would not be read.
+def check_text(
+    name: str, texts: str | Path | Iterable[str | Path] | None, field: str | Sequence[str] = "text"
+) -> list[Path] | list[str] | None:
+    """Refuse a method that requires text without any, text that would not be read, and fields that do not fit it.
 
     Args:
         name: key of `METHODS`.
         texts: as `convert` takes them.
+        field: as `convert` takes it.
 
     Returns:
         The texts, to be iterated over several times; None for none.
@@ -200,7 +203,15 @@ def check_text(name: str, texts: str | Path | Iterable[str | Path] | None) -> li
         remedy = f", or choose a method that does: {', '.join(others)}" if others else ""
         raise ConversionError(f"texts were given, but method = {name!r} reads none; leave them out{remedy}")
     try:
-        return None if texts is None else paths_or_documents(texts)
+        found = None if texts is None else paths_or_documents(texts)
+        if field != "text":
+            if found is None or not isinstance(found[0], Path):
+                raise TextError(
+                    f"field = {field!r} was given without files or datasets that have fields (--field); leave it out, "
+                    "or give texts as paths"
+                )
+            pair_fields(found, field)
+        return found
     except TextError as error:
         raise ConversionError(str(error)) from error
 

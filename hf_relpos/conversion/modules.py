@@ -17,6 +17,7 @@ from .source import (
     PICKLED_FILES,
     TOKENIZER_FILES,
     WEIGHTS,
+    check_link,
     download,
     has_safetensors,
     local_folder,
@@ -67,6 +68,7 @@ class Layout:
         for folder in self.modules:  # some have no files, and their folder must exist all the same
             (target / folder).mkdir(parents=True, exist_ok=True)
         for name in names:
+            check_link(source / name, source)
             shutil.copyfile(source / name, target / name)
         return tuple(name.as_posix() for name in names)
 

@@ -3,7 +3,6 @@
 JSON and safetensors are read, and pickles of tensors if the caller asks for it. No code of a repository is run.
 """
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,8 +10,8 @@ from textwrap import shorten
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
+from ..model import checkpoint_files
 from .errors import ConversionError, abbreviate
 from .names import TIES, Tie, is_buffer, is_table
 
@@ -149,15 +148,27 @@ def read_json(path: Path, kind: type[dict[str, Any]] | type[list[Any]] = dict) -
         ConversionError: for a file that cannot be read or holds something else.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConversionError(f"{path}: not readable as JSON ({error}); restore the file") from error
-    if not isinstance(content, kind):
-        expected = "object" if kind is dict else "list"
-        raise ConversionError(f"{path}: holds a {type(content).__name__}, not a JSON {expected}; restore the file")
-    if kind is list and not all(isinstance(entry, dict) for entry in content):
-        raise ConversionError(f"{path}: holds a list of other things than JSON objects; restore the file")
-    return content
+        return checkpoint_files.read_json(path, kind)
+    except ValueError as error:
+        raise ConversionError(str(error)) from error
+
+
+def check_link(path: Path, folder: Path) -> None:
+    """Refuse to copy a file that is a link out of its checkpoint: it could be any file of this machine.
+
+    Weights are not copied, but read as tensors, so they may be anywhere. In the cache of the Hub every file is a link
+    to one of its `blobs`.
+
+    Raises:
+        ConversionError: names the link, and the file it leads to.
+    """
+    real, top = path.resolve(), folder.resolve()
+    places = [top, *(above.parent / "blobs" for above in (top, *top.parents) if above.name == "snapshots")]
+    if not any(place in real.parents for place in places):
+        raise ConversionError(
+            f"{path}: a link out of the folder, to {real}, which would be copied into the result; put the file itself "
+            "there, or remove the link"
+        )
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -237,16 +248,13 @@ def _read_shards(folder: Path, index: str, read: Callable[[Path], dict[str, torc
         index: name of the index.
         read: reads one of the files.
     """
-    where = read_json(folder / index).get("weight_map")
-    if not isinstance(where, dict) or not where:
-        raise ConversionError(f"{folder / index}: weight_map = {where!r} names no tensors; restore the file")
+    try:
+        where = checkpoint_files.read_index(folder / index)
+    except ValueError as error:
+        raise ConversionError(str(error)) from error
     tensors: dict[str, torch.Tensor] = {}
-    for shard in sorted(set(map(str, where.values()))):
+    for shard in sorted(set(where.values())):
         path = folder / shard
-        if Path(shard).name != shard or not path.is_file():
-            raise ConversionError(
-                f"{folder / index}: names the file {shard!r}, which is not in the folder; restore it"
-            )
         inside = read(path)
         names = [name for name, file in where.items() if file == shard]
         lost = [name for name in names if name not in inside]
@@ -258,12 +266,10 @@ def _read_shards(folder: Path, index: str, read: Callable[[Path], dict[str, torc
 
 def _read_file(path: Path) -> dict[str, torch.Tensor]:
     try:
-        with safe_open(path, framework="pt") as file:
+        with checkpoint_files.open_tensors(path) as file:
             return {name: file.get_tensor(name) for name in file.keys()}
-    except (SafetensorError, OSError) as error:
-        raise ConversionError(
-            f"{path}: cut short or corrupt ({' '.join(str(error).split())}); copy or download the file again"
-        ) from error
+    except ValueError as error:
+        raise ConversionError(str(error)) from error
 
 
 def _read_pickle(path: Path) -> dict[str, torch.Tensor]:

@@ -1,7 +1,7 @@
 """Documents from text files, folders and datasets of the Hub."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,38 @@ MAX_CHARACTERS = 100_000_000
 
 class TextError(ValueError):
     """Text that cannot be read, or is too short; the message names the remedy."""
+
+
+def pair_fields(
+    sources: str | Path | Iterable[str | Path], field: str | Sequence[str] = "text"
+) -> list[tuple[str | Path, str]]:
+    """Each text with its field.
+
+    Args:
+        sources: one or several.
+        field: one for all of them, or one for each.
+
+    Raises:
+        TextError: for what is no path, another number of fields, and a field that is no name.
+    """
+    if isinstance(sources, str | Path):
+        sources = [sources]
+    if isinstance(sources, bytes) or not isinstance(sources, Iterable):
+        raise TextError(f"text = {sources!r} is a {type(sources).__name__}; give a path, or a list of paths")
+    paths = list(sources)
+    for path in paths:
+        if not isinstance(path, str | Path) or not str(path).strip():
+            raise TextError(f"text = {path!r} is no path; give the name of a file, folder or Hub dataset")
+    names = [field] if isinstance(field, str) else list(field)
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise TextError(f"field = {field!r} is no name of a key or column (--field); give one, such as 'text'")
+    if len(names) == 1:
+        names *= len(paths)
+    if len(names) != len(paths):
+        raise TextError(
+            f"field = {names}: {len(names)} fields for {len(paths)} texts; give one for all, or one for each (--field)"
+        )
+    return list(zip(paths, names, strict=True))
 
 
 def paths_or_documents(texts: Any) -> list[Path] | list[str]:
@@ -57,7 +89,7 @@ def paths_or_documents(texts: Any) -> list[Path] | list[str]:
 
 
 def read_texts(
-    sources: str | Path | Iterable[str | Path], field: str = "text", limit: int | None = None
+    sources: str | Path | Iterable[str | Path], field: str | Sequence[str] = "text", limit: int | None = None
 ) -> Iterator[str]:
     """Documents of files, folders or Hub datasets, one after the other.
 
@@ -68,22 +100,16 @@ def read_texts(
 
     Args:
         sources: one or several.
-        field: key or column of the text.
+        field: key or column of the text: one for all of them, or one for each.
         limit: documents at most.
 
     Raises:
-        TextError: for files that are missing, of another kind, not text in UTF-8, or without that field, and a field
-            that is neither text nor null.
+        TextError: for files that are missing, of another kind, not text in UTF-8, or without that field, a field that
+            is neither text nor null, and another number of fields than texts.
     """
-    if isinstance(sources, str | Path):
-        sources = [sources]
-    if isinstance(sources, bytes) or not isinstance(sources, Iterable):
-        raise TextError(f"text = {sources!r} is a {type(sources).__name__}; give a path, or a list of paths")
     count = 0
-    for source in sources:
-        if not isinstance(source, str | Path) or not str(source).strip():
-            raise TextError(f"text = {source!r} is no path; give the name of a file, folder or Hub dataset")
-        for text in _documents(source, field):
+    for source, own_field in pair_fields(sources, field):
+        for text in _documents(source, own_field):
             if limit is not None and count >= limit:
                 return
             if text.strip():
@@ -131,7 +157,8 @@ def _read_file(path: Path, field: str) -> Iterator[str]:
         if suffix in (".txt", ".md"):
             yield from _paragraphs(iterate_lines(path))
         else:
-            records = iterate_records(path, [field], header=True, remedy="name it with field")
+            remedy = "name one of these with field (--field)"
+            records = iterate_records(path, [field], header=True, remedy=remedy)
             for number, record in enumerate(records, 1):
                 if record[field] is not None:  # JSON's null is no text
                     yield text_field(path, number, field, record[field])
@@ -168,7 +195,7 @@ def _read_hub(source: str, field: str) -> Iterator[str]:
         for number, row in enumerate(rows, 1):
             if field not in row:
                 raise TextError(
-                    f"text = {source!r}: its rows have {', '.join(row)}, not {field!r}; name one with field"
+                    f"text = {source!r}: its rows have {', '.join(row)}, not {field!r}; name one with field (--field)"
                 )
             if row[field] is not None:
                 yield text_field(source, number, field, row[field])

@@ -79,6 +79,7 @@ def cut_windows(
     short: float = 0.5,
     seed: int = 0,
     part: str = "all",
+    passage: int | None = None,
 ) -> Windows:
     """Windows from random passages of a text: single sentences, and full windows of several lengths.
 
@@ -91,8 +92,9 @@ def cut_windows(
         lengths: of the full windows, special tokens included; each length gets about the same number of tokens.
         short: share of the budget that single sentences get, cut at the shortest of `lengths`.
         seed: of the choice.
-        part: `all`, or one of the two parts of a text that have no passage in common, given the same other arguments
-            but `tokens`: `fit`, seven eighths of it, or `check`, the rest.
+        part: `all`, or one of the two parts of a text that have no passage in common, given the same `texts` and
+            `passage`: `fit`, seven eighths of it, or `check`, the rest.
+        passage: tokens of the passages, about; None for the longest of `lengths`.
 
     Raises:
         TextError: when the text does not fill one window, and for documents that are not text.
@@ -108,7 +110,7 @@ def cut_windows(
     current: list[str] = []
     size = 0
     # seven characters a token, more than most scripts have, so that a passage is seldom too short
-    passage_size = longest * 7
+    passage_size = max(longest, passage or 0) * 7
     characters = 0
     if isinstance(texts, str | bytes):
         raise TextError(f"texts is a {type(texts).__name__}; give a list of documents, such as [text]")
@@ -130,7 +132,8 @@ def cut_windows(
         raise TextError("the text is empty; give another file")
     order = rng.permutation(len(passages)).tolist()
     if part != "all":
-        order = [index for number, index in enumerate(order) if (number % 8 == 7) == (part == "check")]
+        checked = set(range(7, len(order), 8)) or set(range(3, len(order))[-1:])  # of fewer than eight the last
+        order = [index for index in order if (index in checked) == (part == "check")]
 
     windows: list[list[int]] = []
     left: dict[str | int, float] = {"short": int(tokens * short)}

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..data.batching import Row
 from ..data.pairs import PAIR_COLUMNS, Pair, read_pairs
-from ..data.text import TextError, read_texts
+from ..data.text import TextError, pair_fields, read_texts
 from ..data.windows import cut_windows, warn_of_unknown_tokens
 from .encoder import Encoder, ProgressCallback
 from .inspection import model_max_length
@@ -29,7 +29,7 @@ class CompareSettings:
         teacher: folder or Hub repository.
         student: likewise.
         text: files or Hub datasets that neither was fitted on, as `read_texts` takes them.
-        field: key or column of the text in them.
+        field: key or column of the text in them; one for all, or one for each.
         lengths: tokens per window; None for `default_lengths`.
         sts: files of scored sentence pairs.
         columns: their columns: score, first and second sentence.
@@ -38,13 +38,13 @@ class CompareSettings:
         tokens: of text for each length, about.
 
     Raises:
-        ValueError: for a length that is too short.
+        ValueError: for a length that is too short, and another number of fields than texts.
     """
 
     teacher: str
     student: str
     text: Sequence[str]
-    field: str = "text"
+    field: str | Sequence[str] = "text"
     lengths: Sequence[int] | None = None
     sts: Sequence[Path] = ()
     columns: Sequence[str] = PAIR_COLUMNS
@@ -53,6 +53,7 @@ class CompareSettings:
     tokens: int = 4096
 
     def __post_init__(self) -> None:
+        pair_fields(self.text, self.field)
         if self.lengths and min(self.lengths) < 3:
             raise ValueError(f"--lengths {min(self.lengths)}: [CLS] and [SEP] take two tokens; give 3 or more")
 
@@ -94,7 +95,7 @@ def compare_models(settings: CompareSettings, progress: ProgressCallback | None 
 def windows_by_length(
     tokenizer: PreTrainedTokenizerBase,
     text: Sequence[str],
-    field: str,
+    field: str | Sequence[str],
     lengths: Sequence[int],
     tokens: int,
     seed: int = 0,

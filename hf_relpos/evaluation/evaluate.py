@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..data.batching import Row
 from ..data.pairs import PAIR_COLUMNS, Pair, Query, read_documents, read_pairs, read_queries
-from ..data.text import TextError, read_texts
+from ..data.text import TextError, pair_fields, read_texts
 from ..data.windows import unknown_rate, warn_of_unknown_tokens
 from .encoder import Encoder, ProgressCallback
 from .inspection import has_mlm_head, model_max_length
@@ -40,14 +40,14 @@ class EvaluateSettings:
         retrieval: files of documents (id, text) and of queries (query, doc).
         mlm: text whose masked tokens are predicted.
         passkey: text in which keys are hidden.
-        field: key or column of these texts.
+        field: key or column of these texts; one for both, or one for each, that of `mlm` first.
         lengths: tokens per window or text, for `mlm` and `passkey`; None for some up to the model's maximum length.
         max_length: tokens read of a document in retrieval.
         pooling: `mean` or `cls`; None for that of the model's repository, else `mean`.
         tokenizer: folder or Hub repository of the tokenizer; None for the model's.
 
     Raises:
-        ValueError: when there is nothing to measure.
+        ValueError: when there is nothing to measure, and for another number of fields than texts.
     """
 
     model: str
@@ -56,7 +56,7 @@ class EvaluateSettings:
     retrieval: tuple[Path, Path] | None = None
     mlm: str | None = None
     passkey: str | None = None
-    field: str = "text"
+    field: str | Sequence[str] = "text"
     lengths: Sequence[int] | None = None
     max_length: int = 2048
     pooling: str | None = None
@@ -65,6 +65,17 @@ class EvaluateSettings:
     def __post_init__(self) -> None:
         if not (self.sts or self.retrieval or self.mlm or self.passkey):
             raise ValueError("nothing to measure: give --sts, --retrieval, --mlm or --passkey")
+        if self.field != "text":
+            self.fields()
+
+    def fields(self) -> dict[str, str]:
+        """`mlm` and `passkey`, as far as they are given, to the field of their text.
+
+        Raises:
+            ValueError: for another number of fields than texts.
+        """
+        given = {name: text for name, text in (("mlm", self.mlm), ("passkey", self.passkey)) if text}
+        return {name: field for name, (_, field) in zip(given, pair_fields(given.values(), self.field), strict=True)}
 
 
 def evaluate_model(settings: EvaluateSettings, progress: ProgressCallback | None = None) -> dict[str, Any]:
@@ -89,13 +100,15 @@ def evaluate_model(settings: EvaluateSettings, progress: ProgressCallback | None
     if settings.retrieval:
         results["retrieval"] = evaluate_retrieval(encoder, documents, queries, settings.max_length, progress)
     if settings.mlm:
-        text = _documents(settings.mlm, settings.field, encoder.tokenizer, max(MASKED_TOKENS, *lengths))
+        text = _documents(settings.mlm, settings.fields()["mlm"], encoder.tokenizer, max(MASKED_TOKENS, *lengths))
         by_length = masked_accuracy_by_length(
             encoder.model, encoder.tokenizer, text, lengths, MASKED_TOKENS, progress=progress
         )
         results["masked"] = {str(length): row for length, row in by_length.items()}
     if settings.passkey:
-        text = _documents(settings.passkey, settings.field, encoder.tokenizer, max(FILLER_TOKENS, *lengths))
+        text = _documents(
+            settings.passkey, settings.fields()["passkey"], encoder.tokenizer, max(FILLER_TOKENS, *lengths)
+        )
         filler = token_ids(encoder.tokenizer, text)
         results["passkey"] = {str(length): evaluate_passkeys(encoder, filler, length, progress) for length in lengths}
     return results

@@ -140,6 +140,24 @@ def _length_from_dict(plain: Mapping[str, Any]) -> LengthFidelity:
     return LengthFidelity(**entry)
 
 
+def shortfalls(fidelity: Fidelity) -> list[str]:
+    """The lengths at which a student is not even usable after fine-tuning (`USABLE`), in words; [] for none.
+
+    Past the teacher's limit only the token cosine counts, to the teacher's windows; a length past it that was skipped
+    is named, too.
+    """
+    sentence, token = USABLE
+    found = []
+    for entry in fidelity.lengths:
+        if entry.reference == "teacher" and entry.sentence_cosine < sentence:
+            found.append(f"sentence cosine {entry.sentence_cosine:.2f} at {entry.length} tokens, below {sentence}")
+        elif entry.token_cosine < token:
+            found.append(f"token cosine {entry.token_cosine:.2f} at {entry.length} tokens, below {token}")
+    limit = fidelity.teacher_limit
+    past = [length for length in fidelity.skipped if limit is not None and length > limit]
+    return found + [f"{length} tokens were not checked: {fidelity.skipped[length]}" for length in past]
+
+
 def verdict(fidelity: Fidelity) -> str:
     """The result in words: up to which length the student can replace the teacher.
 

@@ -1,6 +1,5 @@
 """Models, tokenizers and poolings from a folder or Hub repository, with errors that name the remedy."""
 
-import json
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
+from ..model.checkpoint_files import check_config, check_local, read_json
 from ..patch import patch_transformers
 from .encoder import Encoder, check_pooling
 
@@ -48,6 +48,7 @@ def load_model(name: str | Path, masked: bool | None = None, device: str = "cpu"
     Raises:
         ValueError: when there is no such model, or it has no such head.
     """
+    check_folder(name)
     try:
         with refusing_code(name):
             config = AutoConfig.from_pretrained(name, trust_remote_code=False)
@@ -66,7 +67,24 @@ def load_model(name: str | Path, masked: bool | None = None, device: str = "cpu"
     except OSError as error:
         raise ValueError(no_such_model(name, error)) from error
     refuse_missing(name, missing)
+    bad = [key for key, tensor in model.named_parameters() if not tensor.isfinite().all()]
+    if bad:
+        raise ValueError(
+            f"{name}: {bad[0]} holds NaN or infinite values ({len(bad)} tensors do); take a checkpoint from before "
+            "they appeared"
+        )
     return model.to(device).eval()
+
+
+def check_folder(name: str | Path) -> None:
+    """Check the files of a local checkpoint; does nothing for a Hub repository.
+
+    Raises:
+        ValueError: for a config.json or weights that are broken or not there; names the file.
+    """
+    if Path(name).is_dir():
+        check_config(name)
+        check_local(name, {})
 
 
 def refuse_missing(name: str | Path, missing: Collection[str]) -> None:
@@ -100,9 +118,23 @@ def load_quietly(auto: Any, name: str | Path, **arguments: Any) -> tuple[PreTrai
     logging.set_verbosity_error()  # no load report: heads are left out on purpose
     try:
         with patch_transformers(), refusing_code(name):
-            model, info = auto.from_pretrained(name, output_loading_info=True, trust_remote_code=False, **arguments)
+            model, info = auto.from_pretrained(
+                name, output_loading_info=True, trust_remote_code=False, ignore_mismatched_sizes=True, **arguments
+            )
+    except (OSError, ValueError):  # of no such model, and those that name what is wrong
+        raise
+    except Exception as error:  # of broken files and fields any
+        reason = shorten(str(error), 160, placeholder=" …")
+        raise ValueError(
+            f"{name}: cannot be loaded ({type(error).__name__}: {reason}); restore config.json and the weights"
+        ) from error
     finally:
         logging.set_verbosity(verbosity)
+    for key, found, expected in sorted(info["mismatched_keys"]):
+        raise ValueError(
+            f"{name}: {key} has shape {tuple(found)}, and config.json makes it {tuple(expected)}; correct config.json "
+            "or take the weights that belong to it"
+        )
     return model, {key for key in info["missing_keys"] if "pooler." not in key}
 
 
@@ -155,9 +187,10 @@ def pooling_of(name: str | Path) -> str | None:
             return None
     if not path.is_file():
         return None
-    config = json.loads(path.read_text(encoding="utf-8"))
+    config = read_json(path)
     if "pooling_mode" in config:  # sentence-transformers 5.4 and later
-        modes = [config["pooling_mode"]] if isinstance(config["pooling_mode"], str) else list(config["pooling_mode"])
+        mode = config["pooling_mode"]
+        modes = list(map(str, mode)) if isinstance(mode, list) else [str(mode)]
     else:
         modes = [
             key.removeprefix("pooling_mode_")

@@ -1,5 +1,6 @@
 """What one attention call knows about its pairs (i, j)."""
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +8,13 @@ from typing import Any
 import torch
 
 from .padding import Padding
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    """Tensors, alone or in a tuple, and padding on that device; anything else as it is."""
+    if isinstance(value, torch.Tensor | Padding):
+        return value.to(device)
+    return tuple(_moved(each, device) for each in value) if isinstance(value, tuple) else value
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,12 @@ class AttentionContext:
     padding: Padding | None = None
     device: torch.device | None = None
     dtype: torch.dtype = torch.float32
+
+    def to(self, device: torch.device | str | int) -> "AttentionContext":
+        """The same on another device; accelerate asks for it where a layer is not on the device of the input."""
+        device = torch.device(device)
+        moved = {field.name: _moved(getattr(self, field.name), device) for field in dataclasses.fields(self)}
+        return AttentionContext(**{**moved, "device": device})
 
     @property
     def low(self) -> int:

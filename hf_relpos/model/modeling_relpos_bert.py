@@ -47,6 +47,7 @@ from transformers.utils.output_capturing import capture_outputs
 from .attention import AttentionCall
 from .backends import run_attention
 from .capabilities import check_attention, layers_share_terms, supported_implementations
+from .checkpoint_files import check_local
 from .configuration_relpos_bert import RelPosBertConfig
 from .context import AttentionContext
 from .documents import packed_position_ids
@@ -342,12 +343,14 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
         """As in Transformers; also reads BERT checkpoints of Transformers ≤ 4.57 with relative positions.
 
         Raises:
+            ValueError: for a local folder with an index or safetensors that are broken, or without a config.json.
             ValueError: for a checkpoint whose configuration claims relative positions and whose weights lack them,
                 which is what loading and saving such a checkpoint with stock Transformers v5 leaves behind.
         """
         output_loading_info = kwargs.pop("output_loading_info", False)
         if isinstance(kwargs.get("config"), BertConfig):
             kwargs["config"] = RelPosBertConfig.from_bert(kwargs["config"])
+        check_local(pretrained_model_name_or_path, kwargs)
         model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
         # all tables missing from layers that are there: fewer are new layers, more is a file of something else
         own = (".attention.self.", "encoder.distance_embedding.")
@@ -530,7 +533,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         )
         sequence = outputs.last_hidden_state
         if padding is not None:
-            sequence = padding.restore(sequence)
+            sequence = padding.to(sequence.device).restore(sequence)
         outputs = BaseModelOutputWithPoolingAndCrossAttentions(
             last_hidden_state=sequence,
             pooler_output=self.pooler(sequence) if self.pooler is not None else None,

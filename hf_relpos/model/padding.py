@@ -7,7 +7,7 @@ scheme, mask and backend works unchanged.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -47,6 +47,10 @@ class Padding:
         batch, length = real.shape
         ends = length - real.flip(1).int().argmax(1)
         return cls(real.flatten().nonzero().flatten(), batch, length, tuple(ends.tolist()))
+
+    def to(self, device: torch.device) -> "Padding":
+        """The same on another device."""
+        return replace(self, indices=self.indices.to(device))
 
     def remove(self, rows: torch.Tensor) -> torch.Tensor:
         """(B, L, D) to (1, T, D)."""

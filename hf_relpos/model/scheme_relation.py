@@ -97,7 +97,9 @@ class Relation(Scheme, name="relation"):
     def table(self, rows: torch.Tensor, labels: torch.Tensor) -> Table:
         """One row per label, that of `none_label` zero."""
         none = self.settings["none_label"]
-        if none is not None:
+        if none is None:
+            rows = rows.clone()
+        else:
             rows = rows.masked_fill((torch.arange(rows.shape[-2], device=rows.device) == none)[:, None], 0.0)
         return Table(rows if rows.dim() == 3 else rows[None], row_of=lambda label: label.long(), relation=labels)
 

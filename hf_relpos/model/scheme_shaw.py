@@ -51,7 +51,7 @@ class Shaw(Scheme, name="shaw"):
         """Rows in ascending order of r, and a zero row after them where distances past `clip` have no term."""
         rows = rows if rows.dim() == 3 else rows[None]
         if self.settings["out_of_range"] == "clip":
-            return Table(rows, row_of=lambda r: r.clamp(-self.clip, self.clip) + self.clip)
+            return Table(rows.clone(), row_of=lambda r: r.clamp(-self.clip, self.clip) + self.clip)
         past = 2 * self.clip + 1
         return Table(
             nn.functional.pad(rows, (0, 0, 0, 1)),

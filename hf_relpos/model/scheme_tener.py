@@ -68,6 +68,6 @@ class Tener(Scheme, name="tener"):
             scale=None if self.settings["scale"] else self.scale,
             A=(toeplitz_table(rows, context),),
             B=B,
-            u=self.r_r_bias,
+            u=self.r_r_bias.clone(),
             c=(toeplitz_table(torch.matmul(self.r_w_bias, rows[0].T), context),),
         )

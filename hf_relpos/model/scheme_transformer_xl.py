@@ -66,4 +66,6 @@ class TransformerXL(Scheme, name="transformer_xl"):
         sinusoid = sinusoid_concat(distances, self.hidden_size, self.r_w_bias.dtype)
         rows = self.r_net(sinusoid).view(-1, self.num_heads, self.head_size).transpose(0, 1)  # (H, N, d)
         scalars = torch.einsum("hd,hrd->hr", self.r_r_bias.to(rows.dtype), rows)
-        return Terms(A=(toeplitz_table(rows, context),), u=self.r_w_bias, c=(toeplitz_table(scalars, context),))
+        return Terms(
+            A=(toeplitz_table(rows, context),), u=self.r_w_bias.clone(), c=(toeplitz_table(scalars, context),)
+        )

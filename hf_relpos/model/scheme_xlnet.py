@@ -84,8 +84,8 @@ class XLNet(Scheme, name="xlnet"):
         c = [toeplitz_table(torch.einsum("hd,hnd->hn", self.r_r_bias.to(rows.dtype), rows), context)]
         if self.settings["segments"]:
             relation = self.different(context)
-            segments = self.seg_embed.transpose(0, 1)  # (H, 2, d)
+            segments = self.seg_embed.transpose(0, 1).clone()  # (H, 2, d)
             A.append(Table(segments, row_of=lambda r: r, relation=relation))
             scalars = torch.einsum("hd,hnd->hn", self.r_s_bias, segments)
             c.append(Table(scalars, row_of=lambda r: r, relation=relation))
-        return Terms(A=tuple(A), u=self.r_w_bias, c=tuple(c))
+        return Terms(A=tuple(A), u=self.r_w_bias.clone(), c=tuple(c))

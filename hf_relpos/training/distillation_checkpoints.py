@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_json
+from ..model.checkpoint_files import read_json
 from .checkpoints import checkpoints, is_complete
 
 
@@ -46,7 +47,7 @@ def prepare_folder(folder: Path, settings: Mapping[str, Any], resume: bool) -> N
                 f"output_dir = '{folder}' holds checkpoints of another training, and no {SETTINGS_FILE}; choose "
                 "another folder"
             )
-        before = json.loads(saved.read_text(encoding="utf-8"))
+        before = read_json(saved)
         now = json.loads(json.dumps(settings))
         for name, value in before.items():
             if value != now.get(name):

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import Dataset, SequentialSampler
 from transformers import Trainer
@@ -19,6 +18,7 @@ from transformers.utils import logging
 
 from ..data.masking import IGNORE_INDEX
 from ..files import write_tensors
+from ..model.checkpoint_files import open_tensors
 from ..model.memory import SegmentMemory
 
 
@@ -199,7 +199,8 @@ class StreamTrainer(Trainer):
             return
         file = self._memory_file(checkpoint)
         if file.is_file():
-            tensors = {name: tensor.to(self.args.device) for name, tensor in load_file(file).items()}
+            with open_tensors(file) as stored:
+                tensors = {name: stored.get_tensor(name).to(self.args.device) for name in stored.keys()}
             self.memories["train"] = SegmentMemory.from_tensors(tensors)
         elif others := sorted(other.name for other in Path(checkpoint).glob("memory-*-of-*.safetensors")):
             raise ValueError(

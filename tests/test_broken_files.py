@@ -1,0 +1,374 @@
+"""Checkpoints whose files are broken, mislabelled or hostile: refused by name, and nothing is run or left behind."""
+
+import json
+import os
+import shutil
+import struct
+
+import pytest
+import torch
+from launching import run_python
+from transformers import BertConfig, BertForMaskedLM
+from typer.testing import CliRunner
+
+from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel
+from hf_relpos.calibration.errors import CalibrationError
+from hf_relpos.calibration.saved import Saved, one_process
+from hf_relpos.cli import app
+from hf_relpos.conversion import ConversionError, convert
+from hf_relpos.evaluation.loading import load_model, pooling_of
+from hf_relpos.model.checkpoint_files import read_json
+from hf_relpos.training.distillation_checkpoints import prepare_folder
+
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+class Runs:
+    """Unpickled without care, it makes a file."""
+
+    def __reduce__(self):
+        return os.mkdir, (os.environ["RUNS_MADE"],)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("RUNS_MADE", str(tmp_path / "made by a pickle"))
+    yield
+    assert not (tmp_path / "made by a pickle").exists()
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """A stock BERT and one of ours, each in one file and in shards."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    stock = BertForMaskedLM(BertConfig(vocab_size=30, max_position_embeddings=12, **sizes))
+    stock.save_pretrained(folder / "stock")
+    stock.save_pretrained(folder / "stock-shards", max_shard_size="4KB")
+    convert(folder / "stock", folder / "ours", position_embedding_type="tables")
+    RelPosBertForMaskedLM.from_pretrained(folder / "ours").save_pretrained(
+        folder / "ours-shards", max_shard_size="4KB"
+    )
+    return folder
+
+
+def rewritten(change):
+    """A change of the header of a safetensors file, which leaves its data."""
+
+    def spoil(folder):
+        path = folder / WEIGHTS
+        content = path.read_bytes()
+        size = struct.unpack("<Q", content[:8])[0]
+        header = json.loads(content[8 : 8 + size])
+        names = [name for name in header if name != "__metadata__"]
+        header = change(header, names) or header
+        header = (header if isinstance(header, str) else json.dumps(header)).encode()
+        path.write_bytes(struct.pack("<Q", len(header)) + header + content[8 + size :])
+
+    return spoil
+
+
+def edited(change):
+    """A change of the bytes of the weights."""
+    return lambda folder: (folder / WEIGHTS).write_bytes(change((folder / WEIGHTS).read_bytes()))
+
+
+def config(change):
+    """A change of the bytes of config.json."""
+    return lambda folder: (folder / "config.json").write_bytes(change((folder / "config.json").read_bytes()))
+
+
+def index(change):
+    """A change of the index, or what is written in its place."""
+
+    def spoil(folder):
+        content = json.loads((folder / INDEX).read_text())
+        changed = change(content)
+        (folder / INDEX).write_text(changed if isinstance(changed, str) else json.dumps(changed or content))
+
+    return spoil
+
+
+def first_shard(name):
+    """An index that says that its first tensor is in another file."""
+    return index(lambda content: content["weight_map"].update({next(iter(content["weight_map"])): name}))
+
+
+def moved_out(folder):
+    """The first shard lies beside the folder, where the index says so."""
+    content = json.loads((folder / INDEX).read_text())
+    shard = sorted(set(content["weight_map"].values()))[0]
+    (folder.parent / "outside").mkdir(exist_ok=True)
+    shutil.move(folder / shard, folder.parent / "outside" / shard)
+    content["weight_map"] = {
+        name: f"../outside/{file}" if file == shard else file for name, file in content["weight_map"].items()
+    }
+    (folder / INDEX).write_text(json.dumps(content))
+
+
+def replaced_by_a_pickle(folder):
+    torch.save({"weight": Runs()}, folder / WEIGHTS)
+
+
+def replaced_by_a_folder(folder):
+    (folder / WEIGHTS).unlink()
+    (folder / WEIGHTS).mkdir()
+
+
+def a_pickled_shard(folder):
+    torch.save({"weight": Runs()}, folder / "pytorch_model.bin")
+    first_shard("pytorch_model.bin")(folder)
+
+
+def nested(brackets):
+    return lambda content: content.rstrip()[:-1] + b', "x": ' + b"[" * brackets + b"]" * brackets + b"}"
+
+
+# what is done to a folder, and words of the error, which also names the file
+ONE_FILE = {
+    "empty": (edited(lambda content: b""), "cut short or corrupt"),
+    "cut": (edited(lambda content: content[:-10]), "cut short or corrupt"),
+    "header cut": (edited(lambda content: content[:100]), "cut short or corrupt"),
+    "header of 2**63 bytes": (edited(lambda content: struct.pack("<Q", 2**63) + content[8:]), "cut short or corrupt"),
+    "header of 99 MB": (edited(lambda content: struct.pack("<Q", 99_999_999) + content[8:]), "cut short or corrupt"),
+    "overlap": (
+        rewritten(lambda header, names: header[names[1]].update(data_offsets=header[names[0]]["data_offsets"])),
+        "cut short or corrupt",
+    ),
+    "out of range": (
+        rewritten(lambda header, names: header[names[1]].update(data_offsets=[10**12, 10**12 + 4])),
+        "cut short or corrupt",
+    ),
+    "unknown dtype": (rewritten(lambda header, names: header[names[0]].update(dtype="F33")), "cut short or corrupt"),
+    "integers": (
+        rewritten(lambda header, names: [header[name].update(dtype="I32") for name in names] and None),
+        "has dtype",
+    ),
+    "nested header": (rewritten(lambda header, names: "[" * 100_000), "cut short or corrupt"),
+    "pointer": (
+        edited(lambda content: b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 440449768\n"),
+        "a pointer of Git LFS, not the weights; fetch them with `git lfs pull`",
+    ),
+    "pickle": (replaced_by_a_pickle, "cut short or corrupt"),
+    "shape": (
+        rewritten(
+            lambda header, names: (
+                [header[name].update(shape=[16, 30]) for name in names if "word_embeddings" in name] and None
+            )
+        ),
+        "",
+    ),
+    "folder": (replaced_by_a_folder, ""),
+}
+CONFIG = {
+    "empty": (config(lambda content: b""), "not readable as JSON"),
+    "cut": (config(lambda content: content[:-9]), "not readable as JSON"),
+    "list": (config(lambda content: b"[" + content + b"]"), "holds a list, not a JSON object"),
+    "null": (config(lambda content: b"null"), "holds a NoneType, not a JSON object"),
+    "deep": (config(nested(200_000)), "not readable as JSON"),
+    "nested": (config(nested(900)), "nested more than 100 levels deep"),
+    "UTF-16": (config(lambda content: content.decode().encode("utf-16")), "not readable as JSON"),
+    "BOM": (config(lambda content: b"\xef\xbb\xbf" + content), "not readable as JSON"),
+    "Latin-1": (config(lambda content: content.replace(b"gelu", b"gel\xfc")), "not readable as JSON"),
+    "zero byte": (config(lambda content: content + b"\0"), "not readable as JSON"),
+    "number of 5000 digits": (config(lambda content: content[:-2] + b', "x": ' + b"9" * 5000 + b"}"), "not readable"),
+    "not there": (lambda folder: (folder / "config.json").unlink(), "no config.json"),
+}
+SHARDS = {
+    "no JSON": (index(lambda content: "{"), "not readable as JSON"),
+    "deep": (index(lambda content: '{"weight_map": ' + "[" * 200_000), "not readable as JSON"),
+    "list": (index(lambda content: "[]"), "holds a list"),
+    "no map": (index(lambda content: {"metadata": {}}), "weight_map = None names no tensors"),
+    "map a list": (index(lambda content: {"weight_map": ["a"]}), "names no tensors"),
+    "map empty": (index(lambda content: {"weight_map": {}}), "names no tensors"),
+    "map to null": (first_shard(None), "names the file 'None', which is not in the folder"),
+    "a system file": (first_shard("../../../../../../etc/passwd"), "etc/passwd', which is not in the folder"),
+    "absolute": (first_shard("/etc/passwd"), "names the file '/etc/passwd', which is not in the folder"),
+    "outside": (moved_out, "which is not in the folder"),
+    "zero byte": (first_shard("a\0b"), "which is not in the folder"),
+    "the folder": (first_shard("."), "which is not in the folder"),
+    "missing": (lambda folder: next(folder.glob("model-*")).unlink(), "which is not in the folder"),
+    "itself": (first_shard(INDEX), "cut short or corrupt"),
+    "pickle": (a_pickled_shard, "cut short or corrupt"),
+}
+SPOILT = [
+    pytest.param(f"{kind}{suffix}", *case, id=f"{kind}-{title}-{name}")
+    for title, suffix, cases in (("file", "", ONE_FILE), ("config", "", CONFIG), ("index", "-shards", SHARDS))
+    for name, case in cases.items()
+    for kind in ("stock", "ours")
+]
+
+
+@pytest.mark.parametrize("name, spoil, words", SPOILT)
+def test_a_broken_checkpoint_is_refused_by_name(tmp_path, checkpoints, name, spoil, words):
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(checkpoints / name, folder)
+    spoil(folder)
+    before = sorted(tmp_path.iterdir())
+    if name.startswith("stock"):
+        with pytest.raises(ConversionError, match=str(folder)) as caught:
+            convert(folder, tmp_path / "out")
+        assert words.replace("has dtype", "has dtype torch.int32") in str(caught.value)
+        assert sorted(tmp_path.iterdir()) == before
+    else:
+        errors = {"": (OSError, RuntimeError)}.get(words, ValueError)  # Transformers' own for a shape and no weights
+        with pytest.raises(errors) as caught:
+            RelPosBertModel.from_pretrained(folder)
+        assert words in str(caught.value)
+        assert not words or str(folder) in str(caught.value)
+    with pytest.raises(ValueError, match=str(folder)) as caught:  # stock ones, too
+        load_model(folder)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("command", ["convert", "evaluate", "compare", "plot"])
+@pytest.mark.parametrize("spoil", [ONE_FILE["cut"][0], CONFIG["deep"][0]], ids=["weights", "config"])
+def test_the_command_line_says_it_in_one_line(tmp_path, checkpoints, command, spoil):
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(checkpoints / ("stock" if command == "convert" else "ours"), folder)
+    spoil(folder)
+    (tmp_path / "a.tsv").write_text("score\tsentence1\tsentence2\n1\ta\tb\n2\tb\tc\n")
+    arguments = {
+        "convert": [tmp_path / "out"],
+        "evaluate": ["--sts", tmp_path / "a.tsv"],
+        "compare": [folder, "--text", tmp_path / "a.tsv"],
+        "plot": ["--out", tmp_path / "out.png"],
+    }
+    result = CliRunner().invoke(app, [str(word) for word in (command, folder, *arguments[command])])
+    assert result.exit_code == 2 and isinstance(result.exception, SystemExit)
+    assert result.stderr.startswith(f"Error: {folder}") and result.stderr.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tsv", "checkpoint"]
+
+
+def test_weights_that_are_not_finite_are_not_measured(tmp_path, checkpoints):
+    model = RelPosBertModel.from_pretrained(checkpoints / "ours")
+    with torch.no_grad():
+        model.encoder.layer[0].output.dense.bias[0] = float("nan")
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"output\.dense\.bias holds NaN or infinite values"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("content", [{"weight": Runs()}, Runs(), [Runs()]])
+def test_a_pickle_is_not_run(tmp_path, checkpoints, content):
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(checkpoints / "stock", folder)
+    (folder / WEIGHTS).unlink()
+    torch.save(content, folder / "pytorch_model.bin")
+    with pytest.raises(ConversionError, match="Pickles are not read unasked"):
+        convert(folder, tmp_path / "out")
+    with pytest.raises(ConversionError, match=r"pytorch_model\.bin: corrupt, or holds other things than tensors"):
+        convert(folder, tmp_path / "out", allow_pickle=True)
+    with pytest.raises(ValueError, match=rf"{folder}: cannot be loaded \(UnpicklingError"):
+        load_model(folder)
+
+
+# Links ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_of_the_cache_is_links_to_its_blobs(tmp_path, checkpoints):
+    blobs, folder = tmp_path / "blobs", tmp_path / "snapshots" / "0123"
+    blobs.mkdir()
+    folder.mkdir(parents=True)
+    for number, path in enumerate([*(checkpoints / "stock-shards").iterdir(), tmp_path / "vocab.txt"]):
+        if path.parent == tmp_path:
+            path.write_text("[PAD]\n[UNK]\n")
+        shutil.copyfile(path, blobs / str(number))
+        (folder / path.name).symlink_to(f"../../blobs/{number}")
+    convert(folder, tmp_path / "out", position_embedding_type="tables")
+    assert (tmp_path / "out" / "vocab.txt").read_text() == "[PAD]\n[UNK]\n"
+    assert not any(path.is_symlink() for path in (tmp_path / "out").iterdir())
+    RelPosBertModel.from_pretrained(folder, position_embedding_type="absolute")
+
+
+def test_weights_may_be_links_and_copied_files_may_not_lead_out(tmp_path, checkpoints):
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(checkpoints / "stock", folder)
+    shutil.move(folder / WEIGHTS, tmp_path / "on another disk")
+    (folder / WEIGHTS).symlink_to(tmp_path / "on another disk")
+    convert(folder, tmp_path / "out")
+    (tmp_path / "secret").write_text("a private key")
+    (folder / "vocab.txt").symlink_to("../secret")
+    with pytest.raises(ConversionError, match=r"vocab\.txt: a link out of the folder, to .*secret.*remove the link"):
+        convert(folder, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+# What is resumed -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".json", ".safetensors"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[" * 200_000, b"\x80\xff"])
+def test_a_layer_that_is_broken_is_fitted_anew(tmp_path, suffix, content):
+    saved = Saved(tmp_path / "resume", "a")
+    saved.save(0, {"weight": torch.ones(2)}, {"layer": 0})
+    assert saved.load(0)[1] == {"layer": 0}
+    (tmp_path / "resume" / f"layer-0{suffix}").write_bytes(content)
+    assert Saved(tmp_path / "resume", "a").load(0) is None
+
+
+def test_a_fingerprint_that_is_no_text_is_another(tmp_path):
+    Saved(tmp_path / "resume", "a").save(0, {"weight": torch.ones(2)}, {"layer": 0})
+    (tmp_path / "resume" / "fingerprint").write_bytes(b"\x80\xff")
+    assert Saved(tmp_path / "resume", "a").load(0) is None
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "[" * 200_000])
+def test_settings_of_a_distillation_that_are_broken(tmp_path, content):
+    (tmp_path / "distil.json").write_text(content)
+    with pytest.raises(ValueError, match=r"distil\.json: .*restore the file"):
+        prepare_folder(tmp_path, {"steps": 1}, resume=True)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "[" * 200_000, '{"pooling_mode": 5}', '{"pooling_mode": [["cls"]]}'])
+def test_a_pooling_that_is_broken(tmp_path, content):
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text(content)
+    with pytest.raises(ValueError, match=r"1_Pooling/config\.json: "):
+        pooling_of(tmp_path)
+
+
+def test_json_may_be_nested_a_little(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('{"a": ' + "[" * 50 + "]" * 50 + "}")
+    assert list(read_json(path)) == ["a"]
+    path.write_text("[" * 102 + "]" * 102)
+    with pytest.raises(ValueError, match=r"a\.json"):
+        read_json(path, list)
+
+
+SECOND_PROCESS = """
+import sys
+from pathlib import Path
+from hf_relpos.calibration.errors import CalibrationError
+from hf_relpos.calibration.saved import one_process
+
+try:
+    with one_process(Path(sys.argv[1])):
+        said = "alone"
+except CalibrationError as error:
+    said = str(error)
+Path(sys.argv[2]).write_text(said)
+"""
+
+
+def test_a_folder_is_calibrated_into_by_one_process(tmp_path):
+    (tmp_path / "second.py").write_text(SECOND_PROCESS)
+
+    def second_process():
+        run_python(tmp_path / "second.py", tmp_path / "resume", tmp_path / "said")
+        return (tmp_path / "said").read_text()
+
+    with one_process(tmp_path / "resume"):
+        (tmp_path / "resume" / "layer-0.json").write_text("{}")
+        assert "another process is calibrating into the same folder; wait for it" in second_process()
+    assert [path.name for path in (tmp_path / "resume").iterdir()] == ["layer-0.json"]
+    assert second_process() == "alone"
+    with one_process(tmp_path / "empty"):
+        pass
+    assert not (tmp_path / "empty").exists()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CalibrationError, match="could not be written"), one_process(tmp_path / "file" / "resume"):
+        pass

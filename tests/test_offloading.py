@@ -1,0 +1,292 @@
+"""A module's parameters are read during its call and never outside of it.
+
+Offloading (accelerate), layers on several devices, and sharding (FSDP) all bring parameters when a module is called
+and take them away after it. Whatever is read at another time has no data, is on another device, or was freed.
+"""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from accelerate import cpu_offload, disk_offload, init_empty_weights, load_checkpoint_and_dispatch
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module, attach_execution_device_hook
+from oracles import extra_inputs, stir, tiny_config, tiny_model
+from selection import FEATURE_SCHEMES
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from transformers import BertConfig, BertForMaskedLM
+
+from hf_relpos import (
+    SCHEMES,
+    AttentionContext,
+    RelPosBertForMaskedLM,
+    RelPosBertForSequenceClassification,
+    RelPosBertLMHeadModel,
+    RelPosBertModel,
+    Terms,
+)
+from hf_relpos.model.schemes import build_scheme, build_shared
+
+
+CPU = torch.device("cpu")
+BATCH, LENGTH = 2, 9
+# Options by which terms come from other modules or parameters than by default.
+VARIANTS = [
+    ("shaw", {"per_head": True}),
+    ("shaw", {"out_of_range": "zero"}),
+    ("relation", {"none_label": None}),
+    ("music", {"values": True}),
+    ("deberta", {"share_att_key": True, "buckets": 6, "norm_rel_ebd": "layer_norm"}),
+    ("fire", {"shared": True}),
+    ("tupe", {"variant": "R"}),
+    ("tables", {"storage": "rows"}),
+    (["relative_key", "t5"], {}),
+    (["deberta", "shaw"], {}),
+]
+EVERY_SCHEME = [*((name, {}) for name in SCHEMES), *VARIANTS]
+
+
+def some(*names):
+    """These of FEATURE_SCHEMES in every run, the others in full ones."""
+    return [name if name in names else pytest.param(name, marks=pytest.mark.full) for name in FEATURE_SCHEMES]
+
+
+def words(name):
+    return {"input_ids": torch.randint(1, 50, (BATCH, LENGTH)), **extra_inputs(name, BATCH, LENGTH)}
+
+
+def logits(model, inputs):
+    with torch.no_grad():
+        return model(**inputs).logits
+
+
+@pytest.mark.feature("offloading to the disk")
+@pytest.mark.parametrize("scheme", FEATURE_SCHEMES)
+def test_a_model_on_the_disk_gives_the_same_outputs(tmp_path, scheme):
+    model, inputs = tiny_model(RelPosBertForMaskedLM, scheme), words(scheme)
+    expected = logits(model, inputs)
+    disk_offload(model, tmp_path, execution_device=CPU)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    assert torch.equal(logits(model, inputs), expected)
+    assert all(parameter.is_meta for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("scheme, options", EVERY_SCHEME)
+def test_no_scheme_reads_a_parameter_outside_of_a_call(scheme, options):
+    fields = {"position_options": options} if options else {}
+    model, inputs = tiny_model(RelPosBertModel, scheme, **fields), words(scheme)
+    with torch.no_grad():
+        expected = model(**inputs).last_hidden_state
+        cpu_offload(model, execution_device=CPU)
+        assert torch.equal(model(**inputs).last_hidden_state, expected)
+
+
+def test_a_faded_table_of_absolute_positions_on_the_disk(tmp_path):
+    fields = {"absolute_position_embeddings": True, "absolute_position_fade": 0.4}
+    model, inputs = tiny_model(RelPosBertForMaskedLM, "relative_key", **fields), words("relative_key")
+    expected = logits(model, inputs)
+    disk_offload(model, tmp_path, execution_device=CPU)
+    assert torch.equal(logits(model, inputs), expected)
+
+
+@pytest.mark.parametrize("scheme", ["transformer_xl", "t5"])
+def test_generation_from_the_disk(tmp_path, scheme):
+    """With a cache, so that the schemes are called for one query at a time."""
+    model = tiny_model(RelPosBertLMHeadModel, scheme, is_decoder=True, pad_token_id=0)
+    arguments = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    ids = torch.randint(1, 50, (BATCH, 6))
+    expected = model.generate(ids, **arguments)
+    disk_offload(model, tmp_path, execution_device=CPU)
+    assert torch.equal(model.generate(ids, **arguments), expected)
+
+
+def on_disk(config, head):
+    """A device map with the layers, and what they share, on the disk, and the rest on the CPU."""
+    layers = {f"bert.encoder.layer.{number}": "disk" for number in range(config.num_hidden_layers)}
+    shared = {"bert.encoder.distance_embedding": "disk"} if build_shared(config) is not None else {}
+    return {"bert.embeddings": "cpu", **layers, **shared, **dict.fromkeys(head, "cpu")}
+
+
+@pytest.mark.feature("device_map")
+@pytest.mark.parametrize("scheme", FEATURE_SCHEMES)
+def test_device_maps_give_the_same_outputs(tmp_path, scheme):
+    model, inputs = tiny_model(RelPosBertForSequenceClassification, scheme), words(scheme)
+    expected = logits(model, inputs)
+    model.save_pretrained(tmp_path / "model")
+    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    arguments = {
+        "cpu": {"device_map": {"": "cpu"}},
+        "layers": {
+            "device_map": on_disk(model.config, ["bert.pooler", "classifier"]),
+            "offload_folder": tmp_path / "layers",
+        },
+        "auto": {"device_map": "auto", "max_memory": {"cpu": size // 2}, "offload_folder": tmp_path / "auto"},
+    }
+    for name, given in arguments.items():
+        loaded = RelPosBertForSequenceClassification.from_pretrained(tmp_path / "model", **given)
+        assert any(parameter.is_meta for parameter in loaded.parameters()) == (name != "cpu")
+        assert torch.equal(logits(loaded, inputs), expected), name
+
+
+@pytest.mark.feature("accelerate: load_checkpoint_and_dispatch")
+@pytest.mark.parametrize("scheme", some("tables", "transformer_xl", "deberta"))
+def test_load_checkpoint_and_dispatch(tmp_path, scheme):
+    model, inputs = tiny_model(RelPosBertForMaskedLM, scheme), words(scheme)
+    expected = logits(model, inputs)
+    model.save_pretrained(tmp_path / "model")
+    for device_map in ({"": "cpu"}, on_disk(model.config, ["cls"])):
+        with init_empty_weights():
+            empty = RelPosBertForMaskedLM(model.config).eval()
+        assert all(parameter.is_meta for parameter in empty.parameters())
+        empty.tie_weights()
+        loaded = load_checkpoint_and_dispatch(empty, tmp_path / "model", device_map, offload_folder=tmp_path / "disk")
+        assert torch.equal(logits(loaded, inputs), expected)
+
+
+@pytest.mark.parametrize("head", [BertForMaskedLM, RelPosBertForMaskedLM])
+def test_a_head_must_be_tied_before_load_checkpoint_and_dispatch_as_that_of_stock_bert(tmp_path, head):
+    """accelerate reads the tied weight from the checkpoint, which has it once."""
+    config = tiny_config("transformer_xl")
+    if head is BertForMaskedLM:
+        config = BertConfig(vocab_size=50, hidden_size=24, num_attention_heads=3, num_hidden_layers=2)
+    head(config).save_pretrained(tmp_path)
+    with init_empty_weights():
+        model = head(config)
+    with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
+        load_checkpoint_and_dispatch(model, tmp_path, {"": "cpu"})
+    with init_empty_weights():
+        model = head(config)
+    model.tie_weights()
+    load_checkpoint_and_dispatch(model, tmp_path, {"": "cpu"})
+    assert not any(parameter.is_meta for parameter in model.parameters())
+
+
+# What `forward` may be given, beside the tokens, that the layers must find on their own device.
+ARGUMENTS = {
+    "tokens": ({}, {}),
+    "padding": ({"attention_mask": torch.tensor([[1] * 9, [1] * 5 + [0] * 4])}, {}),
+    "unpadded": ({"attention_mask": torch.tensor([[1] * 9, [1] * 5 + [0] * 4])}, {"unpad_inputs": True}),
+    "positions": ({"position_ids": torch.tensor([[0, 1, 2, 5, 6, 7, 9, 10, 13]] * 2)}, {}),
+    "documents": ({"position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]] * 2)}, {}),
+    "token types": ({"token_type_ids": torch.tensor([[0] * 4 + [1] * 5] * 2)}, {}),
+    "temperature": (
+        {"attention_mask": torch.tensor([[1] * 9, [1] * 5 + [0] * 4])},
+        {"attention_temperature": "log", "attention_temperature_length": 3},
+    ),
+}
+
+
+@pytest.mark.feature("layers on several devices")
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        *FEATURE_SCHEMES,
+        *(pytest.param(name, marks=pytest.mark.full) for name in SCHEMES if name not in FEATURE_SCHEMES),
+    ],
+)
+def test_a_layer_on_another_device_finds_everything_there(scheme):
+    """Here the meta device, which no tensor of the CPU can be computed with."""
+    for kind, (given, fields) in ARGUMENTS.items():
+        if {"grid"} <= tiny_config(scheme).required_inputs and "position_ids" in given:
+            continue
+        for backend in ("relpos", "eager"):
+            model = tiny_model(RelPosBertModel, scheme, backend, **fields)
+            model.pooler = None
+            layer = model.encoder.layer[1]
+            attach_execution_device_hook(layer, "meta")
+            add_hook_to_module(layer, AlignDevicesHook("meta", place_submodules=True))
+            with torch.no_grad():
+                states = model(**words(scheme) | given).last_hidden_state
+            assert states.is_meta and states.shape == (BATCH, LENGTH, 24), (kind, backend)
+
+
+def test_contexts_move_but_the_modules_in_them_stay():
+    layer = torch.nn.Linear(2, 2)
+    context = AttentionContext(3, 3, positions=torch.zeros(1, 3), shared=(None, torch.ones(2)), query_projection=layer)
+    moved = context.to("meta")
+    assert moved.positions.is_meta and moved.shared[0] is None and moved.shared[1].is_meta
+    assert moved.device == torch.device("meta") and not layer.weight.is_meta
+    assert moved.to("meta") == moved
+
+
+def tensors_of(terms: Terms):
+    for value in vars(terms).values():
+        for each in value if isinstance(value, tuple) else (value,):
+            each = getattr(each, "rows", each)
+            if isinstance(each, torch.Tensor):
+                yield each
+
+
+@pytest.mark.parametrize("scheme, options", EVERY_SCHEME)
+def test_terms_hold_no_memory_of_a_parameter(scheme, options):
+    """It is freed when the call of a sharded module ends, and terms are used after it."""
+    config = tiny_config(scheme, **({"position_options": options} if options else {}))
+    module, shared = stir(build_scheme(config)), build_shared(config)
+    layer = torch.nn.Linear(config.hidden_size, config.hidden_size)
+    inputs = extra_inputs(scheme, 1, 6)
+    context = AttentionContext(
+        6,
+        6,
+        grid=inputs.get("position_ids"),
+        relation_ids=inputs.get("relation_ids"),
+        query_projection=layer,
+        key_projection=layer,
+    )
+    modules = [module] if shared is None else [module, stir(shared)]
+    terms = module(context if shared is None else replace(context, shared=shared(context)))
+    owned = {parameter.untyped_storage().data_ptr() for each in modules for parameter in each.parameters()}
+    assert not owned & {tensor.untyped_storage().data_ptr() for tensor in tensors_of(terms)}
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    """One process that shards as several would."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+@pytest.mark.feature("FSDP2: every module sharded by itself")
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # no view is changed in place
+@pytest.mark.parametrize("scheme", some("shaw", "transformer_xl", "t5"))
+def test_modules_may_be_sharded_one_by_one(mesh, scheme):
+    """Outputs and gradients; the word embeddings, which the head is tied to, belong to the whole model."""
+    model = tiny_model(RelPosBertForMaskedLM, scheme)
+    whole, inputs = copy.deepcopy(model), words(scheme)
+    expected = whole(**inputs, labels=inputs["input_ids"]).loss
+    expected.backward()
+    for name, module in reversed(list(model.named_modules())):
+        owns = any(True for _ in module.parameters(recurse=False))
+        if owns and not name.startswith("cls") and "word_embeddings" not in name:
+            fully_shard(module, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    loss = model(**inputs, labels=inputs["input_ids"]).loss
+    loss.backward()
+    assert torch.equal(loss, expected)
+    gradients = {name: parameter.grad for name, parameter in whole.named_parameters()}
+    for name, parameter in model.named_parameters():
+        if gradients[name] is not None:
+            torch.testing.assert_close(parameter.grad.full_tensor(), gradients[name], rtol=1e-6, atol=1e-8)
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, table):
+        return 2 * table
+
+
+@pytest.mark.parametrize("scheme, name", [("shaw", "key"), ("tables", "A"), ("transformer_xl", "r_w_bias")])
+def test_tables_take_parametrizations(scheme, name):
+    """PyTorch makes a subclass of the scheme for one, which is no new scheme; PEFT adapts parameters in this way."""
+    known = dict(SCHEMES)
+    model, inputs = tiny_model(RelPosBertModel, scheme), words(scheme)
+    doubled = copy.deepcopy(model)
+    with torch.no_grad():
+        for layer, other in zip(model.encoder.layer, doubled.encoder.layer, strict=True):
+            getattr(other.attention.self.distance_embedding, name).mul_(2)
+            torch.nn.utils.parametrize.register_parametrization(
+                layer.attention.self.distance_embedding, name, Doubled()
+            )
+        assert torch.equal(model(**inputs).last_hidden_state, doubled(**inputs).last_hidden_state)
+    assert known == SCHEMES
