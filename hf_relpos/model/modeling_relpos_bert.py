@@ -48,6 +48,7 @@ from .attention import AttentionCall
 from .backends import run_attention
 from .capabilities import check_attention, layers_share_terms, supported_implementations
 from .checkpoint_files import check_local
+from .config_fields import ARGUMENTS, check_rules
 from .configuration_relpos_bert import RelPosBertConfig
 from .context import AttentionContext
 from .documents import packed_position_ids
@@ -233,7 +234,7 @@ class RelPosBertSelfAttention(BertSelfAttention):
             hidden_states: (B, L, D); only device and dtype are read.
         """
         device, dtype = hidden_states.device, hidden_states.dtype
-        if torch.is_autocast_enabled(device.type):
+        if device.type != "meta" and torch.is_autocast_enabled(device.type):  # which knows no meta device
             dtype = torch.get_autocast_dtype(device.type)
         like = torch.empty(0, self.attention_head_size, device=device, dtype=dtype)
         context = replace(context, device=device, dtype=torch.promote_types(dtype, torch.float32))
@@ -316,6 +317,7 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
                 f"{type(self).__name__} takes a RelPosBertConfig, not a {type(config).__name__}; "
                 "RelPosBertConfig.from_bert(config) makes one of a BertConfig"
             )
+        check_rules(ARGUMENTS, [("attn_implementation", config._attn_implementation)])  # may have been set since
         PreTrainedModel.__init__(self, config)
 
     @torch.no_grad()
