@@ -48,6 +48,7 @@ from .attention import AttentionCall
 from .backends import run_attention
 from .capabilities import check_attention, layers_share_terms, supported_implementations
 from .checkpoint_files import check_local
+from .config_fields import ARGUMENTS, check_rules
 from .configuration_relpos_bert import RelPosBertConfig
 from .context import AttentionContext
 from .documents import packed_position_ids
@@ -316,6 +317,7 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
                 f"{type(self).__name__} takes a RelPosBertConfig, not a {type(config).__name__}; "
                 "RelPosBertConfig.from_bert(config) makes one of a BertConfig"
             )
+        check_rules(ARGUMENTS, [("attn_implementation", config._attn_implementation)])  # may have been set since
         PreTrainedModel.__init__(self, config)
 
     @torch.no_grad()
