@@ -129,6 +129,8 @@ def convert(
     with plain_errors(), plain_warnings():
         options = parse_options(option or [])
         method_options = parse_options(method_option or [], "--method-option")
+        if text and not all(each.strip() for each in text):  # such as an unset variable; Path("") is this folder
+            raise ValueError("--text '': is empty; give a file, a folder or a Hub dataset")
         from transformers.utils import logging
 
         from .conversion import convert

@@ -610,9 +610,9 @@ REFUSED = {
         ["bert.pooler.dense.weight", "cls.seq_relationship.weight"],
     ),
     "another-model": (
-        edit_weights(lambda t: {"roberta." + n: x for n, x in t.items()}),
+        edit_weights(lambda t: {"other." + n: x for n, x in t.items()}),
         {},
-        ["and 40 more; restore", "roberta.bert.embeddings"],
+        ["and 40 more; restore", "other.bert.embeddings"],
     ),
     "too-many-layers": (
         edit(num_hidden_layers=1),

@@ -57,6 +57,11 @@ def words(name):
     return {"input_ids": torch.randint(1, 50, (BATCH, LENGTH)), **extra_inputs(name, BATCH, LENGTH)}
 
 
+def assert_same(outputs, expected):
+    """Up to rounding, which may depend on where a tensor lies in memory."""
+    assert (outputs - expected).abs().max() <= 1e-6 * expected.abs().max()
+
+
 def logits(model, inputs):
     with torch.no_grad():
         return model(**inputs).logits
@@ -69,7 +74,7 @@ def test_a_model_on_the_disk_gives_the_same_outputs(tmp_path, scheme):
     expected = logits(model, inputs)
     disk_offload(model, tmp_path, execution_device=CPU)
     assert all(parameter.is_meta for parameter in model.parameters())
-    assert torch.equal(logits(model, inputs), expected)
+    assert_same(logits(model, inputs), expected)
     assert all(parameter.is_meta for parameter in model.parameters())
 
 
@@ -80,7 +85,7 @@ def test_no_scheme_reads_a_parameter_outside_of_a_call(scheme, options):
     with torch.no_grad():
         expected = model(**inputs).last_hidden_state
         cpu_offload(model, execution_device=CPU)
-        assert torch.equal(model(**inputs).last_hidden_state, expected)
+        assert_same(model(**inputs).last_hidden_state, expected)
 
 
 def test_a_faded_table_of_absolute_positions_on_the_disk(tmp_path):
@@ -88,7 +93,7 @@ def test_a_faded_table_of_absolute_positions_on_the_disk(tmp_path):
     model, inputs = tiny_model(RelPosBertForMaskedLM, "relative_key", **fields), words("relative_key")
     expected = logits(model, inputs)
     disk_offload(model, tmp_path, execution_device=CPU)
-    assert torch.equal(logits(model, inputs), expected)
+    assert_same(logits(model, inputs), expected)
 
 
 @pytest.mark.parametrize("scheme", ["transformer_xl", "t5"])
@@ -127,7 +132,7 @@ def test_device_maps_give_the_same_outputs(tmp_path, scheme):
     for name, given in arguments.items():
         loaded = RelPosBertForSequenceClassification.from_pretrained(tmp_path / "model", **given)
         assert any(parameter.is_meta for parameter in loaded.parameters()) == (name != "cpu")
-        assert torch.equal(logits(loaded, inputs), expected), name
+        assert_same(logits(loaded, inputs), expected)
 
 
 @pytest.mark.feature("accelerate: load_checkpoint_and_dispatch")
@@ -142,7 +147,7 @@ def test_load_checkpoint_and_dispatch(tmp_path, scheme):
         assert all(parameter.is_meta for parameter in empty.parameters())
         empty.tie_weights()
         loaded = load_checkpoint_and_dispatch(empty, tmp_path / "model", device_map, offload_folder=tmp_path / "disk")
-        assert torch.equal(logits(loaded, inputs), expected)
+        assert_same(logits(loaded, inputs), expected)
 
 
 @pytest.mark.parametrize("head", [BertForMaskedLM, RelPosBertForMaskedLM])
@@ -191,15 +196,14 @@ def test_a_layer_on_another_device_finds_everything_there(scheme):
     for kind, (given, fields) in ARGUMENTS.items():
         if {"grid"} <= tiny_config(scheme).required_inputs and "position_ids" in given:
             continue
-        for backend in ("relpos", "eager"):
-            model = tiny_model(RelPosBertModel, scheme, backend, **fields)
-            model.pooler = None
-            layer = model.encoder.layer[1]
-            attach_execution_device_hook(layer, "meta")
-            add_hook_to_module(layer, AlignDevicesHook("meta", place_submodules=True))
-            with torch.no_grad():
-                states = model(**words(scheme) | given).last_hidden_state
-            assert states.is_meta and states.shape == (BATCH, LENGTH, 24), (kind, backend)
+        model = tiny_model(RelPosBertModel, scheme, **fields)
+        model.pooler = None
+        layer = model.encoder.layer[1]
+        attach_execution_device_hook(layer, "meta")
+        add_hook_to_module(layer, AlignDevicesHook("meta", place_submodules=True))
+        with torch.no_grad():
+            states = model(**words(scheme) | given).last_hidden_state
+        assert states.is_meta and states.shape == (BATCH, LENGTH, 24), kind
 
 
 def test_contexts_move_but_the_modules_in_them_stay():
@@ -264,7 +268,7 @@ def test_modules_may_be_sharded_one_by_one(mesh, scheme):
     fully_shard(model, mesh=mesh)
     loss = model(**inputs, labels=inputs["input_ids"]).loss
     loss.backward()
-    assert torch.equal(loss, expected)
+    assert_same(loss, expected)
     gradients = {name: parameter.grad for name, parameter in whole.named_parameters()}
     for name, parameter in model.named_parameters():
         if gradients[name] is not None:
@@ -288,5 +292,5 @@ def test_tables_take_parametrizations(scheme, name):
             torch.nn.utils.parametrize.register_parametrization(
                 layer.attention.self.distance_embedding, name, Doubled()
             )
-        assert torch.equal(model(**inputs).last_hidden_state, doubled(**inputs).last_hidden_state)
+        assert_same(model(**inputs).last_hidden_state, doubled(**inputs).last_hidden_state)
     assert known == SCHEMES

@@ -14,6 +14,7 @@ from .errors import ConversionError, abbreviate
 from .families import FAMILIES, LEGACY_ATTENTION, LEGACY_TYPES, OWN, PRETRAINING, TASK_TYPES, Family, LegacyAttention
 from .local_paths import without_local_paths
 from .names import is_scheme, is_table, to_stock
+from .source import resemblance, tensor_names
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,9 @@ def recognise(folder: Path, config: Mapping[str, Any]) -> SourceSpec:
         return _recognise_own(folder, config)
     if model_type not in FAMILIES:
         known = abbreviate(map(repr, (*FAMILIES, RelPosBertConfig.model_type)), 20)
-        raise ConversionError(f"{folder}: model_type = {model_type!r}; only {known} checkpoints can be converted")
+        raise ConversionError(
+            f"{folder}: model_type = {model_type!r}; only {known} checkpoints can be converted{_hint(folder, config)}"
+        )
     family, mark = FAMILIES[model_type], f"model_type = {model_type!r}"
     if model_type == "bert":
         for name, candidate in FAMILIES.items():
@@ -114,7 +117,7 @@ def recognise(folder: Path, config: Mapping[str, Any]) -> SourceSpec:
         known = abbreviate(map(repr, [STOCK_SCHEME, *family.legacy_types]))
         raise ConversionError(
             f"{folder}: {evidence}; of model_type = {model_type!r}, only checkpoints with {known} positions can be "
-            "converted"
+            f"converted{_hint(folder, config)}"
         )
     if reason := family.unsupported_reason(completed):
         raise ConversionError(f"{folder}: {reason if absolute else f'{mark}, {reason}'}")
@@ -153,6 +156,12 @@ def _recognise_own(folder: Path, config: Mapping[str, Any]) -> SourceSpec:
     return SourceSpec(OWN, evidence, own.has_absolute_table, scheme, dict(own.position_options or {}), kept)
 
 
+def _hint(folder: Path, config: Mapping[str, Any]) -> str:
+    """What the weights look like, to be put at the end of an error; empty where there is nothing to say."""
+    looks = resemblance(folder, config, tensor_names(folder))
+    return f". {looks}" if looks else ""
+
+
 def check_tables(spec: SourceSpec, folder: Path, names: Iterable[str]) -> None:
     """Refuse weights that contradict the configuration.
 
@@ -185,10 +194,10 @@ def check_tables(spec: SourceSpec, folder: Path, names: Iterable[str]) -> None:
                 f"{abbreviate(tables, 1)}: they belong to another model; correct config.json or restore the file"
             )
     elif not relative:
-        raise ConversionError(
-            f"{folder}: {spec.evidence}, but the weights have no tables of distances. Stock Transformers v5 drops "
-            "them when it loads and saves such a checkpoint: go back to the original files"
+        remedy = resemblance(folder, spec.config, names) or (
+            "Stock Transformers v5 drops them when it loads and saves such a checkpoint: go back to the original files"
         )
+        raise ConversionError(f"{folder}: {spec.evidence}, but the weights have no tables of distances. {remedy}")
 
 
 @dataclass(frozen=True)

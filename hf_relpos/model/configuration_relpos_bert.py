@@ -1,17 +1,23 @@
 """Configuration of BERT with relative positions."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from huggingface_hub.dataclasses import strict
+from torch import nn
 from transformers import BertConfig
 
+from .config_fields import FIELDS, MAX_PARAMETERS, check_arguments, check_nesting, check_rules
 from .schemes import (
     DEFAULT_SCHEME,
     SCHEMES,
     STOCK_SCHEME,
     build_input,
+    build_scheme,
+    build_shared,
     parts_with_absolute_table,
     scheme_parts,
     translate_options,
@@ -19,6 +25,26 @@ from .schemes import (
 
 
 TEMPERATURES = ("none", "log")
+
+
+@contextmanager
+def _readable(path: str | os.PathLike[str]) -> Iterator[None]:
+    """What reading a configuration file raises on content that is not a JSON object, as errors that name the file."""
+    try:
+        yield
+    except RecursionError as error:
+        raise ValueError(f"{path}: the JSON of its configuration is nested too deep to be read") from error
+    except (TypeError, AttributeError) as error:  # of something else than a dict
+        raise ValueError(f"{path}: its configuration is not a JSON object ({error})") from error
+
+
+def _check_object(content: Any) -> None:
+    if not isinstance(content, dict):
+        raise TypeError(f"it is a {type(content).__name__}")
+
+
+def _count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 @strict
@@ -68,8 +94,10 @@ class RelPosBertConfig(BertConfig):
             P. Size of an absolute table, and trained range of the schemes whose tables cover 2P − 1 offsets.
 
     Raises:
-        ValueError: for an unknown scheme, an unknown option, or an option value that the scheme refuses; and for a
-            `hidden_size` that `num_attention_heads` does not divide, or an `embedding_size` that is not positive.
+        ValueError: for an unknown scheme, an unknown option, or an option value that the scheme refuses; for a
+            `hidden_size` that `num_attention_heads` does not divide; and for any other value that no model can have,
+            such as a size that is not positive, or sizes whose parameters no machine holds.
+        StrictDataclassFieldValidationError: (of huggingface_hub) for a field of another type.
 
     Example:
 
@@ -109,7 +137,13 @@ class RelPosBertConfig(BertConfig):
     }
     base_model_fsdp_plan = {"encoder.layer.*": "free_full_weight"}
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> "RelPosBertConfig":
+        check_nesting(kwargs)  # first of all: an error about any field prints its value
+        return super().__new__(cls)
+
     def __post_init__(self, **kwargs: Any) -> None:
+        check_arguments(type(self), kwargs)
+        self.validate_fields()
         self.position_options = translate_options(self.position_embedding_type, self.position_options or {})
         super().__post_init__(**kwargs)
         # here as plain ValueErrors; Transformers runs them again before it writes a configuration
@@ -119,6 +153,7 @@ class RelPosBertConfig(BertConfig):
         self.validate_attention_temperature()
         self.validate_absolute_position_fade()
         self.validate_memory()
+        self.validate_parameter_count()
 
     @classmethod
     def get_config_dict(
@@ -129,9 +164,12 @@ class RelPosBertConfig(BertConfig):
         One without `position_embedding_type` (Transformers v5 no longer writes it) is absolute.
 
         Raises:
-            ValueError: for another architecture, and for the original layout of NEZHA, which calls itself BERT.
+            ValueError: for another architecture, for the original layout of NEZHA, which calls itself BERT, and for a
+                file that holds no JSON object, or one that is nested too deep.
         """
-        config, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        with _readable(pretrained_model_name_or_path):
+            config, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+            _check_object(config)
         model_type = config.get("model_type", cls.model_type)
         if model_type == "bert":
             if config.get("use_relative_position"):
@@ -155,6 +193,18 @@ class RelPosBertConfig(BertConfig):
         return config, kwargs
 
     @classmethod
+    def from_json_file(cls, json_file: str | os.PathLike[str]) -> "RelPosBertConfig":
+        """As in Transformers.
+
+        Raises:
+            ValueError: for a file that holds no JSON object, or one that is nested too deep, and as the class.
+        """
+        with _readable(json_file):
+            config = cls._dict_from_json_file(json_file)
+            _check_object(config)
+        return cls(**config)
+
+    @classmethod
     def from_bert(cls, config: BertConfig, **changes: Any) -> "RelPosBertConfig":
         """A stock BERT's configuration as one of ours, with its origin and its attention backend; ours as it is.
 
@@ -175,16 +225,27 @@ class RelPosBertConfig(BertConfig):
         converted.name_or_path = config.name_or_path
         return converted
 
+    def validate_fields(self) -> None:
+        """Every field must hold what a model can have, and a token for padding be one of the vocabulary."""
+        check_rules(FIELDS, ((name, getattr(self, name)) for name in FIELDS))
+        # BERT's embeddings count a negative one from the end, and some configurations have −1
+        if self.pad_token_id is not None and not -self.vocab_size <= self.pad_token_id < self.vocab_size:
+            raise ValueError(
+                f"pad_token_id = {self.pad_token_id} with vocab_size = {self.vocab_size}: give a token of the "
+                "vocabulary, or None"
+            )
+        if self.add_cross_attention and not self.is_decoder:
+            raise ValueError(
+                "add_cross_attention = True with is_decoder = False: only a decoder attends to an encoder; set "
+                "is_decoder=True, or leave cross-attention out"
+            )
+
     def validate_heads(self) -> None:
-        """Heads must divide the hidden size, and embeddings have a width."""
-        if self.num_attention_heads < 1 or self.hidden_size % self.num_attention_heads:
+        """Heads must divide the hidden size."""
+        if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"hidden_size = {self.hidden_size} is not a multiple of num_attention_heads = "
                 f"{self.num_attention_heads}; choose a number of heads that divides it"
-            )
-        if self.embedding_size is not None and self.embedding_size < 1:
-            raise ValueError(
-                f"embedding_size = {self.embedding_size}: give a positive number, or None for hidden_size"
             )
 
     def validate_position_scheme(self) -> None:
@@ -271,6 +332,26 @@ class RelPosBertConfig(BertConfig):
                 f"memory_length = {self.memory_length} with attention_window = {self.attention_window} and "
                 f"global_tokens = {self.global_tokens}: global tokens of earlier segments are not kept; set "
                 "global_tokens=[], or leave the window out"
+            )
+
+    def validate_parameter_count(self) -> None:
+        """The weights must fit into some machine; a layer of the scheme is built without data to count its own."""
+        with torch.device("meta"):
+            scheme, beside = build_scheme(self), (build_shared(self), build_input(self))
+        size, width = self.hidden_size, self.input_size
+        layer = 4 * size**2 + 2 * size * self.intermediate_size + _count(scheme)
+        total = (
+            (self.vocab_size + self.type_vocab_size) * width
+            + (size * width if width != size else 0)
+            + self.num_hidden_layers * layer
+            + sum(map(_count, filter(None, beside)))
+        )
+        if total > MAX_PARAMETERS:
+            sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "max_position_embeddings")
+            listed = ", ".join(f"{name} = {getattr(self, name)}" for name in (*sizes, "position_options"))
+            raise ValueError(
+                f"{listed} make some {total:,} parameters, more than {MAX_PARAMETERS:,}, which no machine holds; "
+                "choose smaller sizes"
             )
 
     @property

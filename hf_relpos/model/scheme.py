@@ -3,6 +3,7 @@
 Its declarations say everything about it: other code reads them, and knows no scheme by name.
 """
 
+import reprlib
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -32,19 +33,25 @@ class Option:
     accepts: Callable[[Any], bool]
 
 
+# Schemes compute distances in float32, which has all integers up to this one.
+MAX_COUNT = 2**24
+# Factors and bases: far from what float32 overflows at when they are multiplied.
+MIN_NUMBER, MAX_NUMBER = 1e-12, 1e12
+
+
 def is_count(value: Any) -> bool:
-    """A positive integer (True is not one)."""
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    """A positive integer up to `MAX_COUNT` (True is not one)."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_COUNT
 
 
 def is_number(value: Any) -> bool:
-    """An integer or a float, positive and finite."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+    """An integer or a float, positive, from `MIN_NUMBER` to `MAX_NUMBER`."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and MIN_NUMBER <= value <= MAX_NUMBER
 
 
 def one_of(*choices: Any) -> Callable[[Any], bool]:
     """Accepts exactly these values; 1 is not taken for True."""
-    return lambda value: any(value == choice and type(value) is type(choice) for choice in choices)
+    return lambda value: any(type(value) is type(choice) and value == choice for choice in choices)
 
 
 def choice(default: Any, *others: Any, help: str) -> Option:
@@ -184,8 +191,16 @@ class Scheme(nn.Module):
     uses_absolute_positions: ClassVar[bool] = False
 
     def __init_subclass__(cls, name: str | None = None, **kwargs: Any) -> None:
+        """Register a scheme under its name.
+
+        Raises:
+            TypeError: for a scheme without one. Classes that are made of a scheme need none: `fully_shard` and
+                `parametrize` give modules such a class.
+        """
         super().__init_subclass__(**kwargs)
-        if name is None:  # made of a module at run time, by `fully_shard` or `torch.nn.utils.parametrize`
+        if name is None:
+            if not hasattr(cls, "name"):
+                raise TypeError(f"{cls.__name__} has no name; give it one: class {cls.__name__}(Scheme, name=…)")
             return
         cls.name = name
         acts_on_input = any("input_module" in vars(base) for base in cls.__mro__ if base is not Scheme)
@@ -238,13 +253,14 @@ class Scheme(nn.Module):
         for key, value in options.items():
             if key not in cls.options:
                 raise ValueError(
-                    f"position_options[{key!r}] = {value!r}: the scheme {cls.name!r} has no such option; "
-                    f"known: {', '.join(cls.options)}"
+                    f"position_options[{reprlib.repr(key)}] = {reprlib.repr(value)}: the scheme {cls.name!r} has no "
+                    f"such option; known: {', '.join(cls.options)}"
                 )
             if not cls.options[key].accepts(value):
+                limit = f" (up to {MAX_COUNT:,})" if isinstance(value, int) and value > MAX_COUNT else ""
                 raise ValueError(
-                    f"position_options[{key!r}] = {value!r} is not accepted by the scheme {cls.name!r}; "
-                    f"{key}: {cls.options[key].help}"
+                    f"position_options[{key!r}] = {reprlib.repr(value)} is not accepted by the scheme {cls.name!r}; "
+                    f"{key}: {cls.options[key].help}{limit}"
                 )
         return {**cls.defaults(), **options}
 
@@ -338,6 +354,7 @@ class Scheme(nn.Module):
         Parameters are where they should be only while the module that owns them is called: offloading, sharding and
         quantisation change them before and after. So a scheme reads its own, and calls its submodules without reading
         their weights; `context.device` says where to compute, and `dtype_of` in which dtype they take their input.
+        Terms hold neither a parameter nor a view of one (`clone` it), since they are used when the call has ended.
         """
         raise NotImplementedError(f"{type(self).__name__} must define forward(context)")
 

@@ -11,6 +11,9 @@ from .formula import Table, Terms
 from .scheme import Option, RangeOption, Scheme, is_count, refuse_odd_heads
 
 
+MAX_ROWS = 2**16  # the table is made anew in every call
+
+
 class Nezha(Scheme, name="nezha"):
     """score = s · q_i·(k_j + T_r), out_i = Σ_j α_ij (v_j + T_r), r clipped to ±K. No parameters.
 
@@ -26,8 +29,8 @@ class Nezha(Scheme, name="nezha"):
     options = {
         "max_relative_position": Option(
             default=64,
-            help="K, the largest distance with an embedding of its own; a positive integer",
-            accepts=is_count,
+            help=f"K, the largest distance with an embedding of its own; a positive integer up to {MAX_ROWS:,}",
+            accepts=lambda value: is_count(value) and value <= MAX_ROWS,
         ),
     }
 

@@ -4,7 +4,10 @@ import torch
 
 from .context import AttentionContext
 from .formula import Terms, toeplitz_table
-from .scheme import Option, Scheme
+from .scheme import Option, Scheme, is_count
+
+
+MAX_WIDTH = 2**16  # every offset of a call has as many numbers
 
 
 class Sandwich(Scheme, name="sandwich"):
@@ -22,8 +25,8 @@ class Sandwich(Scheme, name="sandwich"):
     options = {
         "dim": Option(
             default=128,
-            help="d̄, the width of the sinusoids; a positive even integer",
-            accepts=lambda value: isinstance(value, int) and not isinstance(value, bool) and value > 0 == value % 2,
+            help=f"d̄, the width of the sinusoids; a positive even integer up to {MAX_WIDTH:,}",
+            accepts=lambda value: is_count(value) and value % 2 == 0 and value <= MAX_WIDTH,
         )
     }
 

@@ -1,5 +1,6 @@
 """The registry, one import line for each scheme; and from a configuration to its scheme, or combination of schemes."""
 
+import reprlib
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -68,7 +69,9 @@ def find_scheme(name: Any) -> type[Scheme]:
         ValueError: for an unknown name; lists the known ones.
     """
     if not isinstance(name, str) or name not in SCHEMES:
-        raise ValueError(f"position_embedding_type = {name!r} is unknown; known schemes: {', '.join(sorted(SCHEMES))}")
+        raise ValueError(
+            f"position_embedding_type = {reprlib.repr(name)} is unknown; known schemes: {', '.join(sorted(SCHEMES))}"
+        )
     return SCHEMES[name]
 
 
@@ -105,12 +108,16 @@ def scheme_parts(config: Any) -> list[tuple[type[Scheme], dict[str, Any]]]:
         scheme = find_scheme(name)
         return [(scheme, scheme.resolve(options, config))]
     if not isinstance(name, list | tuple) or not name or len(set(map(str, name))) < len(name):
-        raise ValueError(f"position_embedding_type = {name!r}: give one scheme's name, or a list of different names")
+        raise ValueError(
+            f"position_embedding_type = {reprlib.repr(name)}: give one scheme's name, or a list of different names"
+        )
+    for each in name:
+        find_scheme(each)
     for key, value in options.items():
         if key not in name or not isinstance(value, Mapping):
             raise ValueError(
-                f"position_options[{key!r}] = {value!r}: the options of a combination are a dict for each of its "
-                f"schemes, here {', '.join(name)}"
+                f"position_options[{reprlib.repr(key)}] = {reprlib.repr(value)}: the options of a combination are a "
+                f"dict for each of its schemes, here {', '.join(name)}"
             )
     return [(scheme, scheme.resolve(options.get(scheme.name), config)) for scheme in map(find_scheme, name)]
 

@@ -1,0 +1,266 @@
+"""Configurations with anything in any field: a model that works, or an error that names the field."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from fuzzing import attempt, examples, memory_limit
+from huggingface_hub.errors import StrictDataclassError
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles import extra_inputs, tiny_config
+
+from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertForSequenceClassification, RelPosBertModel
+from hf_relpos.model.config_fields import ARGUMENTS, MAX_LAYERS, MAX_NESTING, MAX_PARAMETERS
+from hf_relpos.model.scheme import MAX_COUNT
+
+
+FIELDS = sorted(field.name for field in dataclasses.fields(RelPosBertConfig))
+NAMES = [*FIELDS, *ARGUMENTS, "use_return_dict", "name_or_path", "attribute_map", "to_dict", "input_size"]
+ERRORS = (ValueError, StrictDataclassError)
+LARGEST = 2_000_000  # parameters of a model that is made here; larger ones are made without data
+
+
+@pytest.fixture(scope="module", autouse=True)
+def limited_memory():
+    """A size that is taken at its word fails the test that gives it."""
+    with memory_limit(12):
+        yield
+
+
+numbers = st.integers(-3, 40) | st.floats(0, 100) | st.sampled_from([10**4, 2**24, 2**31, 10**12, 10**25])
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 40)
+    | st.sampled_from([10**4, 2**24, 2**31, 10**9, 10**12, 2**63, 10**25, -(10**25)])
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from(["none", "log", "gelu", "eager", "sdpa", "clip", "regression", "float16", "0"])
+)
+anything = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["0", "1", "a"]), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+DEFAULTS = {**tiny_config("absolute").to_dict(), "num_labels": 2}
+
+
+def value_of(name):
+    """Anything, and more often what is at least of the right type."""
+    default = DEFAULTS.get(name)
+    if isinstance(default, bool):
+        return st.booleans() | anything
+    if isinstance(default, int):
+        return st.integers(1, 48) | numbers | anything
+    if isinstance(default, float):
+        return st.floats(0, 1) | numbers | anything
+    return st.integers(1, 48) | numbers | anything
+
+
+def nested(levels):
+    """A list of a list of … an empty list."""
+    value = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def use(config):
+    """Make a model, without data where it is large, and check what a small one computes and that it can be saved."""
+    parameters = (config.vocab_size + config.type_vocab_size + config.num_labels) * config.hidden_size
+    parameters += config.num_hidden_layers * config.hidden_size * (4 * config.hidden_size + config.intermediate_size)
+    with torch.device("meta"):
+        scheme = RelPosBertModel(RelPosBertConfig.from_bert(config, num_hidden_layers=1))
+    parameters += (config.num_hidden_layers + 1) * sum(each.numel() for each in scheme.parameters())
+    reloaded = RelPosBertConfig.from_dict(json.loads(config.to_json_string()))
+    assert all(getattr(reloaded, name) == getattr(config, name) for name in RelPosBertConfig.__annotations__)
+    length = min(8, config.max_position_embeddings)
+    whole = not config.chunk_size_feed_forward or length % config.chunk_size_feed_forward == 0
+    if parameters <= LARGEST and config.num_hidden_layers <= 4 and whole:
+        model = RelPosBertForSequenceClassification(config).eval()
+        inputs = extra_inputs(config.position_embedding_type, 2, length)
+        ids = torch.arange(length).expand(2, -1) % config.vocab_size
+        with torch.no_grad():
+            outputs = model(ids, **inputs, return_dict=True)
+        assert outputs.logits.isfinite().all()
+
+
+@st.composite
+def changes(draw):
+    """Some fields of a configuration, of which one or two hold anything."""
+    scheme = draw(st.sampled_from(sorted(SCHEMES)))
+    fields = {"position_embedding_type": scheme}
+    wrong = []
+    if draw(st.booleans()):
+        options = list(SCHEMES[scheme].options)
+        option = draw(st.sampled_from(options))
+        accepted = SCHEMES[scheme].options[option].accepts
+        fields["position_options"] = {option: draw(value_of(option).filter(accepted) | value_of(option))}
+        wrong.append(option)
+    for name in draw(st.lists(st.sampled_from(NAMES), min_size=not wrong, max_size=2, unique=True)):
+        fields[name] = draw(value_of(name))
+        wrong.append(name)
+    return fields, wrong
+
+
+@examples(few=60)
+@given(changes(), st.sampled_from(["constructor", "from_dict", "from_pretrained"]))
+def test_configuration_works_or_says_what_is_wrong(tmp_path_factory, drawn, way):
+    fields, wrong = drawn
+    content = {**tiny_config("absolute", num_hidden_layers=1).to_dict(), **fields}
+    with attempt("configurations", *ERRORS, names=wrong):
+        if way == "constructor":
+            content.pop("model_type", None)
+            config = RelPosBertConfig(**content)
+        elif way == "from_dict":
+            config = RelPosBertConfig.from_dict(content)
+        else:
+            folder = tmp_path_factory.getbasetemp() / "fuzzed"
+            folder.mkdir(exist_ok=True)
+            (folder / "config.json").write_text(json.dumps(content), encoding="utf-8")
+            config = RelPosBertConfig.from_pretrained(folder)
+        use(config)
+
+
+# What used to end in another error, a model that is never finished, or no error at all.
+WRONG = [
+    ("num_hidden_layers", 10**12),
+    ("num_hidden_layers", -1),
+    ("pad_token_id", 50),
+    ("pad_token_id", -51),
+    ("type_vocab_size", -1),
+    ("type_vocab_size", 10**25),
+    ("type_vocab_size", 0),
+    ("vocab_size", 0),
+    ("vocab_size", 10**25),
+    ("hidden_size", 0),
+    ("intermediate_size", -1),
+    ("embedding_size", 10**25),
+    ("max_position_embeddings", 0),
+    ("attention_window", 10**25),
+    ("global_tokens", list(range(10**5))),
+    ("memory_length", 10**25),
+    ("hidden_act", "x"),
+    ("hidden_dropout_prob", 1.5),
+    ("attention_probs_dropout_prob", float("nan")),
+    ("classifier_dropout", -1),
+    ("initializer_range", float("inf")),
+    ("layer_norm_eps", float("nan")),
+    ("dtype", "x"),
+    ("torch_dtype", "x"),
+    ("id2label", True),
+    ("id2label", {"a": "b"}),
+    ("num_labels", 10**12),
+    ("num_labels", None),
+    ("quantization_config", False),
+    ("attn_implementation", True),
+    ("_attn_implementation", 3),
+    ("output_attentions", "yes"),
+    ("return_dict", "yes"),
+    ("use_return_dict", True),
+    ("per_layer_config", True),
+    ("layer_types", 3),
+    ("rope_scaling", True),
+    ("attribute_map", None),
+    ("to_dict", 1),
+    ("input_size", 3),
+    ("add_cross_attention", True),
+    ("architectures", [[]]),
+    ("problem_type", "x"),
+    ("is_encoder_decoder", 1.5),
+    ("chunk_size_feed_forward", -1),
+]
+
+
+@pytest.mark.parametrize("way", ["constructor", "from_pretrained"])
+@pytest.mark.parametrize(("name", "value"), WRONG, ids=[f"{name}-{repr(value)[:12]}" for name, value in WRONG])
+def test_error_names_field_and_value(tmp_path, name, value, way):
+    content = {**tiny_config("shaw").to_dict(), name: value}
+    with pytest.raises(ValueError, match=name) as caught:
+        if way == "constructor":
+            content.pop("model_type", None)
+            RelPosBertConfig(**content)
+        else:
+            (tmp_path / "config.json").write_text(json.dumps(content), encoding="utf-8")
+            RelPosBertConfig.from_pretrained(tmp_path)
+    assert len(str(caught.value)) < 1500
+    if not isinstance(value, list | dict):
+        assert repr(value) in str(caught.value) or str(value)[:10] in str(caught.value)
+
+
+def test_backend_of_the_wrong_type_is_named_when_it_is_set_later():
+    config = tiny_config("shaw")
+    config._attn_implementation = True
+    with pytest.raises(ValueError, match="attn_implementation = True: give the name"):
+        RelPosBertModel(config)
+
+
+def test_sizes_that_no_machine_holds_are_named_together():
+    with pytest.raises(ValueError, match=f"hidden_size = {2**23}.*parameters, more than {MAX_PARAMETERS:,}"):
+        tiny_config("rope", hidden_size=2**23, num_attention_heads=2**17)
+    with pytest.raises(ValueError, match=r"position_options = .*parameters"):
+        tiny_config("shaw", hidden_size=2**18, num_attention_heads=1, position_options={"clip": MAX_COUNT})
+
+
+def test_as_many_layers_as_there_may_be():
+    assert tiny_config("shaw", num_hidden_layers=MAX_LAYERS).num_hidden_layers == MAX_LAYERS
+
+
+def test_nested_values_are_refused_before_they_are_printed():
+    for name in ("vocab_size", "position_options", "id2label", "something"):
+        with pytest.raises(ValueError, match=f"{name}: lists and dicts are nested more than {MAX_NESTING} levels"):
+            tiny_config("shaw", **{name: nested(3000)})
+    assert tiny_config("shaw", something=nested(50)).something == nested(50)
+
+
+def test_values_that_hold_themselves_are_refused():
+    circle = []
+    circle.extend([circle, circle])
+    with pytest.raises(ValueError, match="something: lists and dicts are nested"):
+        tiny_config("shaw", something=circle)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"a": ' + "[" * 10**5 + "]" * 10**5 + "}", "nested too deep"),
+        ("[]", "not a JSON object"),
+        ("3", "not a JSON object"),
+        ("null", "not a JSON object"),
+    ],
+    ids=["deep", "list", "number", "null"],
+)
+def test_file_that_holds_no_configuration_is_named(tmp_path, text, reason):
+    file = tmp_path / "config.json"
+    file.write_text(text, encoding="utf-8")
+    for read, path in ((RelPosBertConfig.from_pretrained, tmp_path), (RelPosBertConfig.from_json_file, file)):
+        with pytest.raises(ValueError, match=reason) as caught:
+            read(path)
+        assert str(tmp_path) in str(caught.value)
+
+
+def test_many_entries():
+    many = {str(index): "a" for index in range(10**5)}
+    with pytest.raises(ValueError, match=r"position_options\['0'\]") as caught:
+        tiny_config("shaw", position_options=many)
+    assert len(str(caught.value)) < 500
+    assert tiny_config("shaw", id2label=many).num_labels == 10**5
+
+
+@pytest.mark.parametrize(
+    ("scheme", "option", "value"),
+    [
+        ("rope", "base", 10**25),
+        ("rope", "base", 1e-300),
+        ("sandwich", "dim", 2**24),
+        ("nezha", "max_relative_position", 2**24),
+        ("shaw", "clip", 10**25),
+    ],
+)
+def test_option_that_cannot_be_computed_with_is_refused(scheme, option, value):
+    with pytest.raises(ValueError, match=rf"position_options\['{option}'\] = .* is not accepted"):
+        tiny_config(scheme, position_options={option: value})
