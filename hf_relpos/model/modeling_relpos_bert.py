@@ -326,6 +326,13 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
         if isinstance(module, Scheme | SharedScheme):
             module.init_weights(self.config.initializer_range)
 
+    def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
+        """As for Transformers' own models. For custom code it passes by modules without parameters of their own.
+
+        A scheme whose parameters are all in layers inside of it would then never get its `init_weights`.
+        """
+        super()._initialize_weights(module)
+
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         """The backend to use: the one requested if it can compute the scheme's terms, a capable one for None.
 
