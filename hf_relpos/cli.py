@@ -81,7 +81,7 @@ def convert(
             "calibrate+distil: then distilled for some steps, closer. "
             "interpolate, hierarchical: a longer absolute table, no relative terms. "
             "For a source that is relative already: exact (default): the same tables or equivalent ones, "
-            "same outputs. refit: the closest tables of another scheme."
+            "same outputs. refit: the closest tables of another scheme. calibrate, too."
         ),
     ] = None,
     method_option: Annotated[
@@ -129,6 +129,8 @@ def convert(
     with plain_errors(), plain_warnings():
         options = parse_options(option or [])
         method_options = parse_options(method_option or [], "--method-option")
+        if text and not all(each.strip() for each in text):  # such as an unset variable; Path("") is this folder
+            raise ValueError("--text '': is empty; give a file, a folder or a Hub dataset")
         from transformers.utils import logging
 
         from .conversion import convert

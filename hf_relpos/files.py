@@ -177,4 +177,6 @@ def describe_write_error(error: Exception, target: Path, left: str = "nothing wa
     text = " ".join(str(error).split())
     full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in text
     remedy = "free some space or choose another disk" if full else "check that it is writable"
+    if getattr(error, "errno", None) == errno.EEXIST:
+        remedy = "choose another folder, or overwrite that one"
     return f"{target}: could not be written ({text}); {left}. To go on, {remedy}"

@@ -7,23 +7,36 @@ Transformers v5 ignores the field: it loads such a checkpoint as an absolute BER
         model = AutoModelForMaskedLM.from_pretrained("old/relative-bert")  # a RelPosBertForMaskedLM
 
 Two attributes of the nine stock heads are replaced, `__init__` and `from_pretrained`. The Auto classes stay as they
-are: they call one or the other.
+are: they call one or the other. The `__init__` of the stock modules inside them is replaced by one that refuses such
+configurations.
 """
 
 import functools
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import fields
 from threading import RLock
 from types import TracebackType
 from typing import Any
 
 import transformers
-from transformers import BertConfig, BertPreTrainedModel, PreTrainedConfig
+from transformers import BertConfig, BertModel, BertPreTrainedModel, PreTrainedConfig
+from transformers.models.bert.modeling_bert import (
+    BertAttention,
+    BertEmbeddings,
+    BertEncoder,
+    BertLayer,
+    BertSelfAttention,
+)
+from transformers.utils import logging
 
 from .model.configuration_relpos_bert import RelPosBertConfig
-from .model.modeling_relpos_bert import HEADS, HUB_ARGUMENTS, RelPosBertPreTrainedModel
+from .model.loading import HUB_ARGUMENTS, check_loaded
+from .model.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
 from .model.schemes import SCHEMES
 
+
+logger = logging.get_logger(__name__)
 
 # Each stock head and ours, which inherits from it: BertModel → RelPosBertModel.
 STOCK_HEADS: dict[type[BertPreTrainedModel], type[RelPosBertPreTrainedModel]] = {
@@ -31,6 +44,15 @@ STOCK_HEADS: dict[type[BertPreTrainedModel], type[RelPosBertPreTrainedModel]] = 
 }
 # Fields of our configuration alone; the Auto classes, which read a BertConfig, pass them on to the model.
 OWN_FIELDS = {field.name for field in fields(RelPosBertConfig)} - {field.name for field in fields(BertConfig)}
+# Modules of the stock heads, and the configurations that they must not be built with if these are relative. Ours build
+# some of them with a RelPosBertConfig, and put their self-attention into them.
+STOCK_PARTS: dict[type, tuple[type[BertConfig], ...]] = {
+    BertEmbeddings: (BertConfig, RelPosBertConfig),
+    BertEncoder: (BertConfig, RelPosBertConfig),
+    BertLayer: (BertConfig, RelPosBertConfig),
+    BertAttention: (BertConfig,),
+    BertSelfAttention: (BertConfig,),
+}
 MISSING = object()  # for an attribute that the class inherits
 
 
@@ -55,6 +77,8 @@ class Patch:
 
 
 _lock = RLock()
+# A subclass of a stock head is being built: it gets the stock parts.
+_in_subclass: ContextVar[bool] = ContextVar("_in_subclass", default=False)
 _active: list[Patch] = []
 # (class, attribute, original, replacement)
 _replaced: list[tuple[type, str, Any, Any]] = []
@@ -70,8 +94,11 @@ def patch_transformers() -> Patch:
     - `AutoModelForX.from_config(config)` and `BertForX(config)`.
 
     The results are `RelPosBertForX`, with a copy of the configuration as `RelPosBertConfig`; they outlive the patch.
-    Absolute configurations, subclasses of `BertConfig` and subclasses of the stock heads are not affected; but where
-    other code builds an exact stock class inside its own, such as `self.bert = BertModel(config)`, that one is ours.
+    Absolute configurations, subclasses of `BertConfig` and subclasses of the stock heads are not affected (of a
+    relative subclass of `BertModel` a warning says so); but where other code builds an exact stock class inside its
+    own, such as `self.bert = BertModel(config)`, that one is ours. A `BertEncoder`, `BertLayer` or another part of a
+    model cannot be, since the model prepares positions and masks for it: `BertEncoder(config)` raises a `ValueError`.
+    The stock heads themselves then refuse what ours refuse: to load an encoder with weights that would be random.
 
     Patches may be nested and undone in any order: when the last one is undone, the classes have their original
     attributes again.
@@ -140,8 +167,41 @@ def _routed_init(stock: Any, ours: Any) -> Callable[..., None]:
         if _active and type(self) is stock and is_ours(config):
             self.__class__ = ours
             ours.__init__(self, RelPosBertConfig.from_bert(config), *args, **kwargs)
-        else:
+            return
+        if _active and stock is BertModel and is_ours(config):
+            logger.warning_once(
+                f"{type(self).__name__}, a subclass of BertModel, ignores position_embedding_type = "
+                f"{config.position_embedding_type!r} and adds absolute positions; derive it from RelPosBertModel."
+            )
+        outside = _in_subclass.set(True)
+        try:
             before(self, config, *args, **kwargs)
+        finally:
+            _in_subclass.reset(outside)
+
+    return __init__
+
+
+def _refusing_init(part: Any, configs: tuple[type[BertConfig], ...]) -> Callable[..., None]:
+    """`__init__` for a module of the stock heads: an exact instance of it is refused a relative configuration.
+
+    Args:
+        part: class of the module.
+        configs: classes of configuration that it refuses.
+    """
+    before = part.__init__
+
+    @functools.wraps(before)
+    def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        if _active and not _in_subclass.get() and type(self) is part and type(config) in configs and is_ours(config):
+            raise ValueError(
+                f"{part.__name__} with position_embedding_type = {config.position_embedding_type!r}: alone it has no "
+                "relative positions, since these and the masks are prepared by the model around it. Build "
+                "BertModel(config, add_pooling_layer=False), a RelPosBertModel under patch_transformers(), which "
+                "takes input_ids or inputs_embeds; or set position_embedding_type = 'absolute' in a copy of the "
+                "configuration to have the stock module"
+            )
+        before(self, config, *args, **kwargs)
 
     return __init__
 
@@ -164,17 +224,30 @@ def _routed_from_pretrained(stock: Any, ours: Any) -> "classmethod[Any, ..., Any
             elif is_relative(_saved_scheme(pretrained_model_name_or_path, config, kwargs)):
                 return ours.from_pretrained(pretrained_model_name_or_path, *args, config=config, **kwargs)
         inherited = super(stock, cls).from_pretrained if before is None else before.__get__(None, cls)
-        return inherited(pretrained_model_name_or_path, *args, config=config, **kwargs)
+        if not (_active and cls is stock):
+            return inherited(pretrained_model_name_or_path, *args, config=config, **kwargs)
+        output_loading_info = kwargs.pop("output_loading_info", False)
+        model, info = inherited(
+            pretrained_model_name_or_path, *args, config=config, output_loading_info=True, **kwargs
+        )
+        if type(model.config) is BertConfig and not model._hf_peft_config_loaded:  # then `info` is the adapter's
+            check_loaded(model, info, pretrained_model_name_or_path, kwargs)
+        return (model, info) if output_loading_info else model
 
     return classmethod(from_pretrained)
 
 
 def _install() -> None:
     for stock, ours in STOCK_HEADS.items():
-        for name, make in (("__init__", _routed_init), ("from_pretrained", _routed_from_pretrained)):
-            before, routed = vars(stock).get(name, MISSING), make(stock, ours)
-            setattr(stock, name, routed)
-            _replaced.append((stock, name, before, routed))
+        _replace(stock, "__init__", _routed_init(stock, ours))
+        _replace(stock, "from_pretrained", _routed_from_pretrained(stock, ours))
+    for part, configs in STOCK_PARTS.items():
+        _replace(part, "__init__", _refusing_init(part, configs))
+
+
+def _replace(owner: type, name: str, routed: Any) -> None:
+    _replaced.append((owner, name, vars(owner).get(name, MISSING), routed))
+    setattr(owner, name, routed)
 
 
 def _restore() -> None:

@@ -5,7 +5,8 @@
     python scripts/feature_matrix.py --processes 2
 
 A test of a feature is marked `@pytest.mark.feature("name")`, is parametrized with `scheme`, and where a combination is
-refused on purpose asserts the refusal and calls `record_property("refused", reason)`. The results are kept test by
+refused on purpose asserts the refusal and calls `record_property("refused", reason)`; where something is to be said of
+what works, `record_property("note", text)`. The results are kept test by
 test in docs/results/features.json, from which the matrix is written. Exit code 1 if a test failed.
 
 This file is also the pytest plugin that does it: `pytest -p feature_matrix --full --feature-results FILE`, with
@@ -28,6 +29,8 @@ from hf_relpos.files import write_json, write_text
 
 
 ROOT = Path(__file__).resolve().parents[1]
+# What `record_property` names, and the outcome that it makes.
+SAID = {"refused": "refused", "note": "passed"}
 RESULTS = ROOT / "docs" / "results" / "features.json"
 CARD_PATH = "features.md"  # in docs
 
@@ -89,20 +92,20 @@ class Recorder:
         for feature in properties["features"]:
             cell = self.rows.setdefault(feature, {}).setdefault(properties["scheme"], {})
             if not cell.get(test, "").startswith("failed"):
-                cell[test] = outcome(report, properties.get("refused"))
+                cell[test] = outcome(report, properties)
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             write_json(self.path, merged(read(self.path), self.rows, self.chosen))
 
 
-def outcome(report: pytest.TestReport, refused: str | None) -> str:
-    """What became of a test, in a word or with a reason."""
+def outcome(report: pytest.TestReport, properties: dict[str, Any]) -> str:
+    """What became of a test, in a word or with a reason or note."""
     if report.failed or hasattr(report, "wasxfail"):
         return "failed"
     if report.skipped:
         return "skipped"
-    return "passed" if refused is None else f"refused: {refused}"
+    return next((f"{word}: {properties[key]}" for key, word in SAID.items() if key in properties), "passed")
 
 
 # The results -----------------------------------------------------------------------------------------------------
@@ -156,13 +159,13 @@ class Footnotes:
 
 def cell_text(outcomes: Iterable[str], notes: Footnotes) -> str:
     """A cell of the matrix, from what became of its tests."""
-    found = list(outcomes)
-    reasons = sorted({each.partition(": ")[2] for each in found if each.startswith("refused: ")})
+    found = sorted(set(outcomes))
     if "failed" in found:
         return "✗"
-    if "passed" in found:
-        return f"✓{notes.mark(reasons)}"
-    return f"refused{notes.mark(reasons)}" if reasons else ""
+    said = notes.mark(text for _, _, text in (each.partition(": ") for each in found) if text)
+    if any(each.startswith("passed") for each in found):
+        return f"✓{said}"
+    return f"refused{said}" if said else ""
 
 
 def card(results: dict[str, Any]) -> str:
@@ -183,8 +186,8 @@ def card(results: dict[str, Any]) -> str:
         "Written by `scripts/feature_matrix.py` from the outcomes of tests; a column stands for all schemes with such "
         f"terms. {len(features)} features, {tests} tests, with {versions}.",
         "",
-        "✓: a test shows that it works. refused: an error says so, for the reason below. ✓ with a note: it works, and "
-        "what the note names is refused. ✗: a test failed. Empty: not tested.",
+        "✓: tests show that it works, as far as a note says. refused: an error says so, for the reason below. ✗: a "
+        "test failed. Empty: not tested.",
         "",
         f"| feature | {' | '.join(f'`{scheme}`' for scheme in schemes)} | tests |",
         f"| --- |{' :-: |' * len(schemes)} --- |",

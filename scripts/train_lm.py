@@ -57,10 +57,10 @@ from language_modeling.variants import MEMORY, config_of, configs_of, has_memory
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, SequentialSampler
 from transformers import Trainer, TrainingArguments, logging, set_seed
-from transformers.trainer_utils import get_last_checkpoint
 
 from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertLMHeadModel
 from hf_relpos.data.masking import IGNORE_INDEX
+from hf_relpos.training.checkpoints import last_checkpoint
 from hf_relpos.training.stream import StreamTrainer
 
 
@@ -150,7 +150,7 @@ def run(texts: Texts, args: argparse.Namespace, config: RelPosBertConfig, varian
         train_dataset=Segments(texts.parts["train"], rows, args.segment, not memory, "training"),
         preprocess_logits_for_metrics=token_losses,
     )
-    checkpoint = get_last_checkpoint(folder) if folder.is_dir() else None
+    checkpoint = last_checkpoint(folder)
     trainer.train(resume_from_checkpoint=checkpoint)
     cpu_seconds, seconds = time.process_time() - cpu_start, time.perf_counter() - start
     trainer.save_model(str(folder / "model"))

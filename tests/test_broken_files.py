@@ -3,11 +3,13 @@
 import json
 import os
 import shutil
+import signal
 import struct
+import sys
 
 import pytest
 import torch
-from launching import run_python
+from launching import SERVER, run_python
 from transformers import BertConfig, BertForMaskedLM
 from typer.testing import CliRunner
 
@@ -15,7 +17,7 @@ from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel
 from hf_relpos.calibration.errors import CalibrationError
 from hf_relpos.calibration.saved import Saved, one_process
 from hf_relpos.cli import app
-from hf_relpos.conversion import ConversionError, convert
+from hf_relpos.conversion import ConversionError, checkpoint, convert
 from hf_relpos.evaluation.loading import load_model, pooling_of
 from hf_relpos.model.checkpoint_files import read_json
 from hf_relpos.training.distillation_checkpoints import prepare_folder
@@ -294,6 +296,69 @@ def test_weights_may_be_links_and_copied_files_may_not_lead_out(tmp_path, checkp
     with pytest.raises(ConversionError, match=r"vocab\.txt: a link out of the folder, to .*secret.*remove the link"):
         convert(folder, tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+# Processes that are killed, and two at once --------------------------------------------------------------------------
+
+
+def killed_at(step, source, out):
+    """Convert, and be killed (as by `kill -9`) when it comes to this step."""
+    setattr(checkpoint, step, lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGKILL))
+    convert(source, out, overwrite=True)
+
+
+def converted(source, out, overwrite, barrier):
+    """Convert, the last step at the same time as the other process."""
+    write_card = checkpoint.write_card
+
+    def together(*args):
+        write_card(*args)
+        barrier.wait(timeout=60)
+
+    checkpoint.write_card = together
+    try:
+        convert(source, out, overwrite=overwrite)
+    except ConversionError as error:
+        assert "created meanwhile" in str(error) and "choose another folder" in str(error)
+        sys.exit(3)
+
+
+def exit_codes(*processes):
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=120)
+    return sorted(process.exitcode for process in processes)
+
+
+@pytest.mark.parametrize("existing", [False, True], ids=["new", "overwrite"])
+@pytest.mark.parametrize("step", ["compare_tensors", "write_card"])
+def test_a_conversion_that_is_killed_leaves_the_folder_as_it_was(tmp_path, checkpoints, step, existing):
+    out = tmp_path / "out"
+    if existing:
+        convert(checkpoints / "stock", out, position_embedding_type="shaw")
+    before = {path.name: path.read_bytes() for path in out.iterdir()} if existing else None
+    assert exit_codes(SERVER.Process(target=killed_at, args=(step, checkpoints / "stock", out))) == [-signal.SIGKILL]
+    stale = [path.name for path in tmp_path.iterdir() if path != out]
+    assert len(stale) == 1 and stale[0].startswith(".out.")
+    assert ({path.name: path.read_bytes() for path in out.iterdir()} if out.exists() else None) == before
+    # what it left does not disturb the next one
+    convert(checkpoints / "stock", out, overwrite=existing)
+    assert RelPosBertModel.from_pretrained(out).config.position_embedding_type == "relative_key"
+
+
+@pytest.mark.parametrize("existing", [False, True], ids=["new", "overwrite"])
+def test_two_conversions_into_one_folder_leave_one_whole_result(tmp_path, checkpoints, existing):
+    out = tmp_path / "out"
+    if existing:
+        convert(checkpoints / "stock", out, position_embedding_type="shaw")
+    barrier = SERVER.Barrier(2)
+    arguments = (checkpoints / "stock", out, existing, barrier)
+    codes = exit_codes(*(SERVER.Process(target=converted, args=arguments) for _ in range(2)))
+    assert codes == ([0, 0] if existing else [0, 3])
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert {"config.json", WEIGHTS, "conversion.json", "README.md"} <= {path.name for path in out.iterdir()}
+    assert RelPosBertModel.from_pretrained(out).config.position_embedding_type == "relative_key"
 
 
 # What is resumed -----------------------------------------------------------------------------------------------------

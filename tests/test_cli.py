@@ -141,3 +141,8 @@ def test_help_needs_neither_torch_nor_transformers():
     subprocess.run([sys.executable, "-c", code, str(Path(cli.__file__).parent), cli.__file__], check=True)
     result = run("--help")
     assert result.exit_code == 0 and "convert" in result.output and "schemes" in result.output
+
+
+def test_a_text_without_a_name_is_not_this_folder(source, tmp_path):
+    result = run("convert", source, tmp_path / "out", "--method", "calibrate", "--text", "")
+    assert result.exit_code == 2 and "Error: --text '': is empty" in result.stderr

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 import torch
 from oracles import tiny_model
 
@@ -43,3 +44,12 @@ def test_the_backend(monkeypatch):
     assert "takes reference" in explain_backend(model)
     assert "not reference: it is for inference" in explain_backend(model, gradients=True)
     assert 0 < (before - after).abs().max() <= 1e-5
+
+
+def test_a_scheme_needs_a_name_and_what_is_made_of_one_does_not():
+    """FSDP2 and parametrizations give a module a class of their own, made of its class."""
+    with pytest.raises(TypeError, match=r"Nameless has no name; give it one: class Nameless\(Scheme, name="):
+        type("Nameless", (Scheme,), {})
+    known = dict(SCHEMES)
+    made = type("FSDPALiBi", (SCHEMES["alibi"],), {})
+    assert made.name == "alibi" and known == SCHEMES

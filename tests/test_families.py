@@ -325,7 +325,7 @@ REFUSED = {
         NEZHA,
         {"model_type": "roberta", "position_embedding_type": "relative_key", "architectures": None},
         {},
-        ["position_embedding_type = 'relative_key'", "no tables of distances", "go back to the original files"],
+        ["position_embedding_type = 'relative_key'", "no tables of distances", "look like NEZHA"],
     ),
     "nezha with tables": (
         ROBERTA,

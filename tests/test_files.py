@@ -160,5 +160,7 @@ def test_an_error_names_target_state_and_remedy(tmp_path):
     full = describe_write_error(OSError(28, "No space left on device"), tmp_path)
     assert str(tmp_path) in full and "nothing was left behind" in full and "free some space" in full
     assert "free some space" in describe_write_error(RuntimeError("I/O error (os error 28)"), tmp_path)
+    there = describe_write_error(FileExistsError(errno.EEXIST, "it was created meanwhile"), tmp_path)
+    assert "choose another folder, or overwrite that one" in there
     assert "2 layers are there" in describe_write_error(PermissionError(13, "no"), tmp_path, "2 layers are there")
     assert "check that it is writable" in describe_write_error(PermissionError(13, "no"), tmp_path)

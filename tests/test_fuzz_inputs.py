@@ -40,14 +40,14 @@ def models():
 
 
 def mostly(right, *others):
-    """The right one half of the time."""
-    return st.just(right) | st.sampled_from([right, *others])
+    """The right one, and one time in ten another."""
+    return st.integers(0, 9).flatmap(lambda number: st.sampled_from(others) if number == 9 else st.just(right))
 
 
 @st.composite
 def calls(draw, required):
     """Arguments of `forward`, most of them right."""
-    length = draw(st.integers(0, 12) | st.sampled_from([P, P + 1, 4 * P]))
+    length = draw(st.integers(0, 12) | st.integers(1, 12) | st.sampled_from([P, P + 1, 4 * P]))
     batch = draw(mostly(2, 0, 1, 3))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
 
@@ -77,17 +77,18 @@ def calls(draw, required):
     if draw(st.booleans()):
         low, high = draw(mostly((0, 2), (0, 3), (-1, 1)))
         inputs["token_type_ids"] = numbers(low, high, *shaped(batch, length)).to(draw(mostly(torch.long, *DTYPES)))
-    mask = draw(st.sampled_from(["none", "2-D", "3-D", "4-D"]))
+    mask = draw(st.sampled_from(["none", "2-D", "2-D", "4-D", "4-D", "3-D"]))
     if mask != "none":
         shapes = {"2-D": (batch, length), "3-D": (batch, length, length), "4-D": (batch, 1, length, length)}
         seen = numbers(0, 2, *shaped(*shapes[mask])) if draw(st.booleans()) else numbers(0, 1, *shaped(*shapes[mask]))
-        dtype = draw(st.sampled_from(DTYPES))
+        floating = mask == "4-D" and draw(st.booleans())
+        dtype = draw(mostly(torch.float32 if floating else torch.bool, *DTYPES))
         inputs["attention_mask"] = seen.to(dtype)
         if mask == "4-D" and dtype.is_floating_point:
             lowest = draw(st.sampled_from([torch.finfo(dtype).min, -torch.inf, -1.0]))
             inputs["attention_mask"] = inputs["attention_mask"].masked_fill(seen == 0, lowest)
     if draw(st.booleans()) or "grid" in required:
-        kind = draw(st.sampled_from(["ascending", "packed", "random", "huge", "limits"]))
+        kind = draw(st.sampled_from(["ascending", "packed", "random", "random", "huge", "limits"]))
         shape = shaped(batch, length, 2) if "grid" in required else shaped(batch, length)
         bounds = {"random": (-5, P), "huge": (0, 10**12), "limits": (-(2**62), 2**62)}
         if kind in bounds:
@@ -190,6 +191,13 @@ def test_position_without_a_row_is_named():
     model = tiny_model(RelPosBertModel, "absolute", num_hidden_layers=1)
     with pytest.raises(IndexError, match="position_ids has numbers from 9 to 16; max_position_embeddings = 16"):
         model(ids, position_ids=ids + 9)
+
+
+@pytest.mark.parametrize("scheme", ["sinusoidal_2d", "hop"])
+def test_grid_of_another_shape_is_named(scheme):
+    model = tiny_model(RelPosBertModel, scheme, num_hidden_layers=1)
+    with pytest.raises(ValueError, match=r"position_ids of shape \(batch, length, 2\), not \(2, 8, 3\)"):
+        model(ids, position_ids=torch.zeros(2, 8, 3, dtype=torch.long))
 
 
 def test_labels_of_another_shape_are_named():

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ..model import checkpoint_files
+from ..model.loading import in_body, known_layout
 from .errors import ConversionError, abbreviate
 from .names import TIES, Tie, is_buffer, is_table
 
@@ -175,7 +176,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """config.json of a checkpoint.
 
     Raises:
-        ConversionError: for a folder without it, the result of a conversion, and a quantised model.
+        ConversionError: for a folder without it, and a quantised model.
     """
     path = folder / "config.json"
     if not path.is_file():
@@ -184,11 +185,6 @@ def read_config(folder: Path) -> dict[str, Any]:
             "`save_pretrained` wrote"
         )
     config = read_json(path)
-    if config.get("model_type") == "relpos_bert":
-        raise ConversionError(
-            f"{folder}: model_type = 'relpos_bert' is the result of a conversion; load it with "
-            "AutoModel.from_pretrained after `import hf_relpos`"
-        )
     if config.get("quantization_config"):
         raise ConversionError(
             f"{folder}: quantization_config is set; convert the checkpoint it was made from, and quantise the result"
@@ -238,6 +234,26 @@ def read_tensors(folder: Path, allow_pickle: bool = False) -> dict[str, torch.Te
         f"{folder}: no {WEIGHTS} and no {INDEX}; give a folder with safetensors weights. A checkpoint of older "
         f"releases may have a pickle instead. {remedy}"
     )
+
+
+def tensor_names(folder: Path) -> list[str]:
+    """Names in the safetensors of a folder, whose tensors are not read; none where they cannot be."""
+    names: list[str] = []
+    try:
+        for path in checkpoint_files.weight_files(folder):
+            with checkpoint_files.open_tensors(path) as tensors:
+                names += tensors.keys()
+    except ValueError:
+        return []
+    return names
+
+
+def resemblance(folder: Path, config: Mapping[str, Any], names: Iterable[str]) -> str:
+    """A sentence on the known layout that names of tensors belong to; empty if it is that of the configuration."""
+    layout = known_layout(names)
+    if layout is None or config.get("model_type", "bert") in layout.model_types:
+        return ""
+    return f"The weights look like {layout.name}; {layout.reader(folder)}"
 
 
 def _read_shards(folder: Path, index: str, read: Callable[[Path], dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -346,14 +362,17 @@ def normalise(
     if base and all(name.startswith("pooler.") for name in missing) and len(missing) in (0, 2):
         missing = []  # masked language models are saved without it; it is initialised at random, as in stock BERT
     if missing:
-        remedy = "restore the file"
-        if not any(_in_body(name) for name in missing):
-            remedy += ", or pass architecture='BertModel' to convert the encoder without its head"
-        raise ConversionError(
+        lack = (
             f"{folder}: the weights lack {len(missing)} of {len(expected)} tensors of {source.architecture}: "
-            f"{abbreviate(missing)}; {remedy} (the file holds {abbreviate(sorted(raw), 2)})"
+            f"{abbreviate(missing)}"
         )
-    stray = list(dict.fromkeys(origin[name] for name in extra if _in_body(name) and not unused(name)))
+        if looks := resemblance(folder, source.config, raw):
+            raise ConversionError(f"{lack}. {looks}")
+        remedy = "restore the file"
+        if not any(in_body(name) for name in missing):
+            remedy += ", or pass architecture='BertModel' to convert the encoder without its head"
+        raise ConversionError(f"{lack}; {remedy} (the file holds {abbreviate(sorted(raw), 2)})")
+    stray = list(dict.fromkeys(origin[name] for name in extra if in_body(name) and not unused(name)))
     if stray:
         raise ConversionError(
             f"{folder}: {abbreviate(stray)}: not part of a BERT of this "
@@ -371,11 +390,6 @@ def normalise(
     front = {name: tensor[:cut] for name, tensor in tensors.items() if cut and is_table(name)}
     tensors |= {name: tensors[name][cut:] for name in front}
     return replace(source, tensors=tensors, origin=origin, extra=extra, cut=front)
-
-
-def _in_body(name: str) -> bool:
-    """Whether a tensor of that stock name is between the inputs and the last hidden state."""
-    return name.removeprefix("bert.").startswith(("embeddings.", "encoder."))
 
 
 def _complete(folder: Path, tensors: dict[str, torch.Tensor], origin: dict[str, str], tie: Tie, tied: bool) -> None:

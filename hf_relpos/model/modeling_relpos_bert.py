@@ -53,12 +53,13 @@ from .configuration_relpos_bert import RelPosBertConfig
 from .context import AttentionContext
 from .documents import packed_position_ids
 from .inputs import check_inputs, look_up
+from .loading import check_loaded
 from .memory import WITH_MEMORY, SegmentMemory, carries_memory, check_memory, remember
 from .padding import removable_padding
 from .saving import apply_umask, code_files, copy_code
 from .scheme import InputScheme, Scheme, SharedScheme
 from .scheme_absolute import LearnedPositions
-from .schemes import STOCK_SCHEME, build_input, build_scheme, build_shared
+from .schemes import build_input, build_scheme, build_shared
 from .temperature import temperature
 from .toeplitz import SharedTerms
 from .tokens import PositionInputs, row_layout, token_layout, tokens_to_remember
@@ -68,7 +69,6 @@ logger = logging.get_logger(__name__)
 
 # Tensor parallelism keeps the decoder whole, since it is tied to the word embeddings; 5.14 has no word for that
 DECODER_PLAN = {"cls.predictions.decoder": "replicate"} if "replicate" in ALL_PARALLEL_STYLES.valid_keys() else {}
-HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 
 
 class RelPosBertEmbeddings(nn.Module):
@@ -334,6 +334,13 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
         if isinstance(module, Scheme | SharedScheme):
             module.init_weights(self.config.initializer_range)
 
+    def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
+        """As for Transformers' own models. For custom code it passes by modules without parameters of their own.
+
+        A scheme whose parameters are all in layers inside of it would then never get its `init_weights`.
+        """
+        super()._initialize_weights(module)
+
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         """The backend to use: the one requested if it can compute the scheme's terms, a capable one for None.
 
@@ -354,35 +361,26 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
 
         Raises:
             ValueError: for a local folder with an index or safetensors that are broken, or without a config.json.
-            ValueError: for a checkpoint whose configuration claims relative positions and whose weights lack them,
-                which is what loading and saving such a checkpoint with stock Transformers v5 leaves behind.
+            ValueError: for a checkpoint that lacks weights of the encoder, which would be random: one of another
+                architecture, say, or one that lost its tables when stock Transformers v5 loaded and saved it. A new
+                head is only reported, and so are tables of a `position_embedding_type` that is not the saved one.
         """
         output_loading_info = kwargs.pop("output_loading_info", False)
         if isinstance(kwargs.get("config"), BertConfig):
             kwargs["config"] = RelPosBertConfig.from_bert(kwargs["config"])
         check_local(pretrained_model_name_or_path, kwargs)
         model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
-        # all tables missing from layers that are there: fewer are new layers, more is a file of something else
-        own = (".attention.self.", "encoder.distance_embedding.")
-        names = [name for name, _ in model.named_parameters() if any(part in name for part in own)]
-        tables = [name for name in names if "distance_embedding." in name]
-        missing = set(info["missing_keys"])
-        damaged = bool(tables) and missing.issuperset(tables) and not missing.issuperset(names)
-        if damaged and pretrained_model_name_or_path is not None:
-            hub = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
-            try:
-                saved, _ = PreTrainedConfig.get_config_dict(pretrained_model_name_or_path, **hub)
-            except OSError:  # weights without a configuration beside them
-                saved = {}
-            if saved.get("position_embedding_type", STOCK_SCHEME) == model.config.position_embedding_type:
-                raise ValueError(
-                    f"{pretrained_model_name_or_path}: config.json says position_embedding_type = "
-                    f"{model.config.position_embedding_type!r}, but the weights lack {tables[0]}, … "
-                    f"({len(tables)} tensors). "
-                    "Stock Transformers v5 drops these tables when it loads and saves such a checkpoint: go back to "
-                    "the original files, or pass another position_embedding_type to start from fresh tables"
-                )
+        loaded = info
+        if model._hf_peft_config_loaded:  # then it is the adapter's
+            loaded = {"missing_keys": model._missing_from_base, "unexpected_keys": ()}
+        check_loaded(model, loaded, pretrained_model_name_or_path, kwargs)
         return (model, info) if output_loading_info else model
+
+    def tie_weights(self, missing_keys=None, **kwargs):
+        """As in Transformers, whose `from_pretrained` calls it with the names that the file lacks."""
+        super().tie_weights(missing_keys=missing_keys, **kwargs)
+        if missing_keys is not None:
+            self._missing_from_base = frozenset(missing_keys)
 
     def save_pretrained(self, save_directory, is_main_process: bool = True, **kwargs) -> None:
         """As in Transformers, and the code with it, so that `trust_remote_code=True` loads the result anywhere.

@@ -1,5 +1,6 @@
 """The code of the models beside saved weights, so that `trust_remote_code=True` loads them where hf_relpos is not."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -78,8 +79,21 @@ def copy_code(save_directory: str | os.PathLike[str]) -> bool:
             complete = complete and target != folder
             continue
         for file in code_files():
-            shutil.copyfile(file, os.path.join(target, os.path.basename(file)))
+            _copy_whole(file, os.path.join(target, os.path.basename(file)))
     return complete
+
+
+def _copy_whole(file: str, target: str) -> None:
+    """Copy a file such that `target` is always whole, also where the process is killed: the code is often replaced."""
+    # Trainers do not push what begins with an underscore, should one of these be left behind
+    partial = os.path.join(os.path.dirname(target), f"_{os.path.basename(target)}.{uuid.uuid4().hex[:8]}")
+    try:
+        shutil.copyfile(file, partial)
+        os.replace(partial, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(partial)
+        raise
 
 
 def apply_umask(files: Iterable[Path]) -> None:

@@ -191,8 +191,16 @@ class Scheme(nn.Module):
     uses_absolute_positions: ClassVar[bool] = False
 
     def __init_subclass__(cls, name: str | None = None, **kwargs: Any) -> None:
+        """Register a scheme under its name.
+
+        Raises:
+            TypeError: for a scheme without one. Classes that are made of a scheme need none: `fully_shard` and
+                `parametrize` give modules such a class.
+        """
         super().__init_subclass__(**kwargs)
-        if name is None:  # made of a module at run time, by `fully_shard` or `torch.nn.utils.parametrize`
+        if name is None:
+            if not hasattr(cls, "name"):
+                raise TypeError(f"{cls.__name__} has no name; give it one: class {cls.__name__}(Scheme, name=…)")
             return
         cls.name = name
         acts_on_input = any("input_module" in vars(base) for base in cls.__mro__ if base is not Scheme)

@@ -9,6 +9,7 @@ from transformers import initialization as init
 
 from .context import AttentionContext
 from .formula import Terms
+from .scalar_linear import ScalarLinear
 from .scheme import Option, Scheme, SharedScheme, choice, is_count, is_number
 
 
@@ -24,13 +25,13 @@ class Interpolation(SharedScheme):
         width = settings["mlp_width"]
         self.threshold = settings["threshold"]
         self.normalizer = settings["normalizer"]
-        self.mlp = nn.Sequential(nn.Linear(1, width), nn.ReLU(), nn.Linear(width, config.num_attention_heads))
+        self.mlp = nn.Sequential(ScalarLinear(width), nn.ReLU(), nn.Linear(width, config.num_attention_heads))
         self.c = nn.Parameter(torch.empty(1))
         self.L_multiplier = nn.Parameter(torch.empty(1))
 
     def init_weights(self, std: float) -> None:
         for layer in self.mlp:
-            if isinstance(layer, nn.Linear):  # as PyTorch does it by default
+            if isinstance(layer, nn.Linear | ScalarLinear):  # as PyTorch does it by default
                 bound = layer.in_features**-0.5
                 init.uniform_(layer.weight, -bound, bound)
                 init.uniform_(layer.bias, -bound, bound)

@@ -10,6 +10,7 @@ from transformers import initialization as init
 
 from .context import AttentionContext
 from .formula import Terms, toeplitz_table
+from .scalar_linear import ScalarLinear
 from .scheme import Option, Scheme, dtype_of, is_count
 
 
@@ -44,7 +45,7 @@ class LogCPB(Scheme, name="log_cpb"):
     def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, options)
         width = self.settings["mlp_width"]
-        self.cpb_mlp = nn.Sequential(nn.Linear(1, width), nn.ReLU(), nn.Linear(width, self.num_heads, bias=False))
+        self.cpb_mlp = nn.Sequential(ScalarLinear(width), nn.ReLU(), nn.Linear(width, self.num_heads, bias=False))
 
     @classmethod
     def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
@@ -55,7 +56,7 @@ class LogCPB(Scheme, name="log_cpb"):
 
     def init_weights(self, std: float) -> None:
         for layer in self.cpb_mlp:
-            if isinstance(layer, nn.Linear):
+            if isinstance(layer, nn.Linear | ScalarLinear):
                 init.normal_(layer.weight, mean=0.0, std=std)
                 if layer.bias is not None:
                     init.zeros_(layer.bias)

@@ -289,10 +289,11 @@ def _check_inputs(
             "label of the edge from each token to each other"
         )
     if "grid" in inputs.required:
-        if position_ids is None or position_ids.dim() != 3:
+        if position_ids is None or position_ids.dim() != 3 or position_ids.shape[2] != 2:
+            shape = "" if position_ids is None else f", not {tuple(position_ids.shape)}"
             raise ValueError(
-                f"position_embedding_type = {inputs.scheme!r} needs position_ids of shape (batch, length, 2): the row "
-                "and column of each token"
+                f"position_embedding_type = {inputs.scheme!r} needs position_ids of shape (batch, length, 2){shape}: "
+                "the row and column of each token"
             )
         return position_ids.expand(batch, -1, -1), None
     if position_ids is not None and position_ids.dim() == 3:

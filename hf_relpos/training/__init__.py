@@ -1,4 +1,4 @@
-"""Training: distillation, streams with a memory, and fading out absolute positions."""
+"""Training: distillation, streams with a memory, fading out absolute positions, and going on after a crash."""
 
 import importlib
 from typing import TYPE_CHECKING
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .anneal import AnnealAbsolutePositions, drop_absolute_positions
+    from .checkpoints import last_checkpoint
     from .distillation import distil
     from .distillation_losses import Targets, row_targets
     from .distillation_settings import DistillationReport, DistillationSettings
@@ -22,6 +23,7 @@ _LAZY = {
     "Targets": "distillation_losses",
     "distil": "distillation",
     "drop_absolute_positions": "anneal",
+    "last_checkpoint": "checkpoints",
     "row_targets": "distillation_losses",
 }
 
@@ -34,6 +36,7 @@ __all__ = [
     "Targets",
     "distil",
     "drop_absolute_positions",
+    "last_checkpoint",
     "row_targets",
 ]
 

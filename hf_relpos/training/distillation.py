@@ -21,7 +21,8 @@ from transformers import PreTrainedModel, PrinterCallback, TrainerCallback, Trai
 from ..evaluation.inspection import has_mlm_head, model_max_length
 from ..model.backends import AUTO
 from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
-from .distillation_checkpoints import checkpoint_folder, last_checkpoint, prepare_folder
+from .checkpoints import last_checkpoint
+from .distillation_checkpoints import checkpoint_folder, prepare_folder
 from .distillation_data import WindowBatches, collate
 from .distillation_losses import DEFAULT_LOSSES, TargetFunction, compute_outputs
 from .distillation_settings import DistillationReport, DistillationSettings
@@ -114,7 +115,7 @@ def distil(
             table_learning_rate=settings.table_learning_rate,
         )
         trainer.remove_callback(PrinterCallback)
-        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        trainer.train(resume_from_checkpoint=checkpoint)
     history = [entry for entry in trainer.state.log_history if "loss" in entry]
     parts = {**{name: f"loss_{name}" for name in losses}, "total": "loss"}
     return DistillationReport(

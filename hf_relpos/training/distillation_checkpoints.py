@@ -10,11 +10,10 @@ from typing import Any
 
 from ..files import write_json
 from ..model.checkpoint_files import read_json
+from .checkpoints import checkpoints, is_complete
 
 
 SETTINGS_FILE = "distil.json"
-TRAINER_STATE = "trainer_state.json"  # the last file that the Trainer writes into a checkpoint
-CHECKPOINT = "checkpoint-"
 
 
 @contextmanager
@@ -27,18 +26,6 @@ def checkpoint_folder(output_dir: str | Path | None) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _checkpoints(folder: Path) -> dict[int, Path]:
-    """Checkpoints by step, complete or not."""
-    paths = (path for path in folder.glob(f"{CHECKPOINT}*") if path.name.removeprefix(CHECKPOINT).isdigit())
-    return {int(path.name.removeprefix(CHECKPOINT)): path for path in paths}
-
-
-def last_checkpoint(folder: Path) -> Path | None:
-    """The last complete checkpoint."""
-    complete = {step: path for step, path in _checkpoints(folder).items() if (path / TRAINER_STATE).is_file()}
-    return complete[max(complete)] if complete else None
-
-
 def prepare_folder(folder: Path, settings: Mapping[str, Any], resume: bool) -> None:
     """Check the folder, remove checkpoints that are incomplete, and write the settings.
 
@@ -49,7 +36,7 @@ def prepare_folder(folder: Path, settings: Mapping[str, Any], resume: bool) -> N
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"output_dir = '{folder}' is a file; choose a folder")
     saved = folder / SETTINGS_FILE
-    if saved.is_file() or _checkpoints(folder):
+    if saved.is_file() or checkpoints(folder):
         if not resume:
             raise ValueError(
                 f"output_dir = '{folder}' holds a distillation already; go on with it by resume=True, or choose "
@@ -68,8 +55,8 @@ def prepare_folder(folder: Path, settings: Mapping[str, Any], resume: bool) -> N
                     f"{name} = {now.get(name)!r}: the distillation in '{folder}' has {value!r}; resume with that, or "
                     "choose another folder"
                 )
-    for path in _checkpoints(folder).values():
-        if not (path / TRAINER_STATE).is_file():
+    for path in checkpoints(folder).values():
+        if not is_complete(path):
             shutil.rmtree(path)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(saved, settings)

@@ -90,3 +90,8 @@ class DistillationTrainer(Trainer):
             groups = [{**group, "weight_decay": self.args.weight_decay} for group in groups if group["params"]]
             self.optimizer = kind(groups, **settings)
         return self.optimizer
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """As Trainer's; afterwards every process has, and the first writes the file that a checkpoint ends with."""
+        super()._save_rng_state(output_dir)
+        self.accelerator.wait_for_everyone()

@@ -186,6 +186,7 @@ class StreamTrainer(Trainer):
         super()._save_rng_state(output_dir)
         if "train" in self.memories:
             write_tensors(self._memory_file(output_dir), self.memories["train"].to_tensors())
+        self.accelerator.wait_for_everyone()  # the first process ends the checkpoint when all have written
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Load the state that `_save_rng_state` saved.

@@ -11,6 +11,7 @@ from torch.func import functional_call
 
 import hf_relpos
 from hf_relpos import SCHEMES, RelPosBertModel
+from hf_relpos.model.scheme import Scheme, SharedScheme
 from hf_relpos.model.schemes import scheme_parts
 
 
@@ -125,3 +126,15 @@ def test_only_its_own_file_knows_the_name_of_a_scheme():
         strings = {node.value for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant)}
         named += [(path, name) for name in SCHEMES if name in strings and (path, name) not in NOT_SCHEMES]
     assert not named
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_fresh_parameters_are_those_of_the_scheme(name, monkeypatch):
+    """Every module of the scheme initialises itself in a new model, also one whose parameters are all in layers."""
+    model = RelPosBertModel(tiny_config(name))
+    modules = [module for module in model.modules() if isinstance(module, Scheme | SharedScheme)]
+    begun = []
+    for kind in {type(module) for module in modules}:
+        monkeypatch.setattr(kind, "init_weights", lambda self, std: begun.append((type(self).__name__, std)))
+    RelPosBertModel(tiny_config(name))
+    assert sorted(set(begun)) == sorted({(type(module).__name__, 0.2) for module in modules})

@@ -1,0 +1,217 @@
+"""What a load may leave to chance: heads and tables asked for by name, and nothing else of the encoder.
+
+Transformers initialises whatever a file lacks, and says so in a report. For a head that is to be trained this is what
+one wants; an encoder with a random feed-forward is another model at every load. Here such a load ends in an error,
+which says what the file looks like and what reads it.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from huggingface_hub.errors import StrictDataclassError
+from transformers import PreTrainedConfig, PreTrainedModel
+
+
+HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+
+CONVERTS = "with model_type = {type} in its config.json, `hf-relpos convert {source} OUT` converts it"
+NATIVE = "with model_type = {type} in its config.json, AutoModel of Transformers reads it, and hf_relpos does not yet"
+OWN_CODE = (
+    "hf_relpos does not read it yet; the code of its own repository does, if you trust it and let AutoModel run it"
+)
+UNMERGED = "merge the adapters (`merge_and_unload()` of PEFT) and save the model again"
+
+
+@dataclass(frozen=True)
+class KnownLayout:
+    """A layout of tensors that is not stock BERT's, though its configuration may say so.
+
+    Attributes:
+        name: of the models that have it.
+        marks: regular expressions, each of which the name of some tensor matches.
+        remedy: what reads it; `{source}` stands for the checkpoint, `{type}` for the model types.
+        model_types: its own values of `model_type`.
+    """
+
+    name: str
+    marks: tuple[str, ...]
+    remedy: str
+    model_types: tuple[str, ...] = ()
+
+    def reader(self, source: Any) -> str:
+        """What reads a checkpoint of this layout."""
+        return self.remedy.format(source=source, type=" or ".join(map(repr, self.model_types)))
+
+
+# The first that fits is taken.
+KNOWN_LAYOUTS = (
+    KnownLayout("a model with adapters of PEFT in it", (r"\.(base_layer|lora_A\..*)\.weight$",), UNMERGED),
+    KnownLayout(
+        "MosaicBERT or DNABERT-2: one projection of queries, keys and values, a gated feed-forward and ALiBi",
+        (r"\.attention\.self\.Wqkv\.", r"\.mlp\.gated_layers\."),
+        OWN_CODE,
+    ),
+    KnownLayout(
+        "JinaBERT v2: a gated feed-forward and ALiBi",
+        (r"\.mlp\.(gated_layers|up_gated_layer)\.", r"\.mlp\.(wo|down_layer)\."),
+        OWN_CODE,
+    ),
+    KnownLayout("DeBERTa v2 or v3", (r"\.attention\.self\.query_proj\.",), NATIVE, ("deberta-v2",)),
+    KnownLayout("DeBERTa v1", (r"\.attention\.self\.in_proj\.",), NATIVE, ("deberta",)),
+    KnownLayout("XLNet", (r"\.rel_attn\.",), NATIVE, ("xlnet",)),
+    KnownLayout("RoFormer", (r"(^|\.)(roformer\.|encoder\.embed_positions\.)",), NATIVE, ("roformer",)),
+    KnownLayout("ModernBERT", (r"\blayers\.\d+\.attn\.Wqkv\.", r"\blayers\.\d+\.mlp\.Wi\."), NATIVE, ("modernbert",)),
+    KnownLayout("DistilBERT", (r"\btransformer\.layer\.\d+\.attention\.q_lin\.",), CONVERTS, ("distilbert",)),
+    KnownLayout("ALBERT", (r"\balbert_layer_groups\.",), CONVERTS, ("albert",)),
+    KnownLayout("MPNet", (r"\.attention\.attn\.q\.",), CONVERTS, ("mpnet",)),
+    KnownLayout("RoBERTa", (r"(^|\.)roberta\.",), CONVERTS, ("roberta", "xlm-roberta", "camembert")),
+    KnownLayout("ELECTRA", (r"(^|\.)(electra|generator_\w+|discriminator_\w+)\.",), CONVERTS, ("electra",)),
+    KnownLayout("ERNIE", (r"(^|\.)(ernie\.|embeddings\.task_type_embeddings\.)",), CONVERTS, ("ernie",)),
+    KnownLayout("NEZHA", (r"(^|\.)nezha\.|\.relative_positions_encoding\.",), CONVERTS, ("nezha",)),
+)
+
+# Parts of the encoder that a caller may ask for where the file has none, and the fields that ask for them.
+POSITION_FIELDS = ("position_embedding_type", "position_options", "absolute_position_embeddings")
+FRESH_PARTS = {
+    "distance_embedding.": POSITION_FIELDS,
+    "embeddings.position_embeddings.": POSITION_FIELDS,
+    ".crossattention.": ("add_cross_attention",),
+}
+
+
+def known_layout(names: Iterable[str]) -> KnownLayout | None:
+    """The layout that tensors of these names have, if it is a known one and not stock BERT's."""
+    names = list(names)
+    for layout in KNOWN_LAYOUTS:
+        if all(any(re.search(mark, name) for name in names) for mark in layout.marks):
+            return layout
+    return None
+
+
+def in_body(name: str) -> bool:
+    """Whether a tensor of that name, stock BERT's or ours, is between the inputs and the last hidden state."""
+    return name.removeprefix("bert.").startswith(("embeddings.", "encoder."))
+
+
+def check_loaded(
+    model: PreTrainedModel, info: Mapping[str, Iterable[str]], source: Any, arguments: Mapping[str, Any]
+) -> None:
+    """Refuse a model whose encoder is not what the checkpoint holds.
+
+    Args:
+        model: a BERT, stock or ours, as `from_pretrained` returned it.
+        info: its loading info: `missing_keys` and `unexpected_keys`.
+        source: what was loaded; None for a `state_dict`.
+        arguments: keyword arguments of `from_pretrained`.
+
+    Raises:
+        ValueError: for weights of the encoder that the file lacks, unless they are `FRESH_PARTS` that the caller asked
+            for; and for tables of distances that the configuration has no place for.
+    """
+    parameters = [name.replace(".base_layer.", ".") for name, _ in model.named_parameters()]
+    body = [name for name in parameters if in_body(name)]
+    missing_keys, unexpected = set(info["missing_keys"]), sorted(info["unexpected_keys"])
+    missing = [name for name in body if name in missing_keys]
+    tables = [name for name in unexpected if "distance_embedding." in name]
+    if not missing and not tables:
+        return
+    # of an adapter's folder, the base model is elsewhere
+    saved = _saved_config(type(model.config), source and model.config.name_or_path, arguments)
+    missing = [name for name in missing if not _asked_for(name, model.config, saved)]
+    name = "state_dict" if source is None else str(source)
+    if missing:
+        raise ValueError(f"{name}: {_reason(model, missing, body, unexpected, source)}")
+    if tables and not _changed(POSITION_FIELDS, model.config, saved):
+        raise ValueError(
+            f"{name}: the weights hold tables of distances ({_listed(tables)}), which position_embedding_type = "
+            f"{getattr(model.config, 'position_embedding_type', None)!r} has no place for; set it in config.json to "
+            "the scheme that they were trained with, or pass it as a keyword. To leave them out on purpose, load with "
+            "another position_embedding_type than config.json's"
+        )
+
+
+def _saved_config(kind: type[PreTrainedConfig], source: Any, arguments: Mapping[str, Any]) -> PreTrainedConfig | None:
+    """The configuration beside the weights; None where there is none that can be read."""
+    if source is None:
+        return None
+    hub = {name: arguments[name] for name in HUB_ARGUMENTS if name in arguments}
+    try:
+        return kind.from_pretrained(source, **hub)
+    except (OSError, ValueError, StrictDataclassError):
+        return None
+
+
+def _changed(fields: Iterable[str], config: PreTrainedConfig, saved: PreTrainedConfig | None) -> bool:
+    """Whether the caller set one of the fields: all are the caller's where there is no saved configuration."""
+    return saved is None or any(getattr(config, field, None) != getattr(saved, field, None) for field in fields)
+
+
+def _asked_for(name: str, config: PreTrainedConfig, saved: PreTrainedConfig | None) -> bool:
+    return any(part in name and _changed(fields, config, saved) for part, fields in FRESH_PARTS.items())
+
+
+def _reason(model: PreTrainedModel, missing: list[str], body: list[str], unexpected: list[str], source: Any) -> str:
+    """Why these weights are missing, and what to do about it.
+
+    Args:
+        missing: names of missing weights of the encoder.
+        body: names of all its weights.
+        unexpected: names in the file that the model has no place for.
+        source: what was loaded.
+    """
+    config = model.config
+    if all("distance_embedding." in name for name in missing):
+        return (
+            f"config.json says position_embedding_type = {config.position_embedding_type!r}, but the weights lack "
+            f"{_listed(missing)} ({len(missing)} tensors). Stock Transformers v5 drops these tables when it loads and "
+            "saves such a checkpoint: go back to the original files, or pass another position_embedding_type to start "
+            "from fresh tables"
+        )
+    facts = f"the weights lack {len(missing)} of the encoder's {len(body)} tensors ({_listed(missing)})"
+    if unexpected:
+        facts += f" and hold others that {type(model).__name__} has no place for ({_listed(unexpected)})"
+    layout = known_layout(unexpected)
+    if layout is not None:
+        return f"{facts}. It looks like {layout.name}; {layout.reader(source)}"
+    return (
+        f"{facts}. {_correction(missing, body, unexpected, config)}. To start from random weights on purpose, make a "
+        f"{type(model).__name__} of its configuration and call load_state_dict(…, strict=False)"
+    )
+
+
+def _correction(missing: list[str], body: list[str], unexpected: list[str], config: PreTrainedConfig) -> str:
+    """What may be wrong with a checkpoint of no known layout."""
+    prefix = _common_prefix(missing, unexpected)
+    if prefix:
+        return f"Its names have a prefix; pass key_mapping={{{f'^{re.escape(prefix)}'!r}: ''}} to take it off"
+    layers = {name: match[1] for name in body if (match := re.search(r"encoder\.layer\.(\d+)\.", name))}
+    stored = {layer for name, layer in layers.items() if name not in missing}
+    if stored and all(layers.get(name, stored) not in stored for name in missing):
+        return f"num_hidden_layers = {config.num_hidden_layers}, and the file has {len(stored)}; correct config.json"
+    return "Restore the file, or correct config.json, which describes another model"
+
+
+def _common_prefix(missing: list[str], unexpected: list[str]) -> str:
+    """What stands before each of the missing names in the file; empty for nothing, or not the same."""
+    # a position table is not reported, since old files hold one that nothing uses
+    cores = [name.removeprefix("bert.") for name in missing if not any(part in name for part in FRESH_PARTS)]
+    if not cores:
+        return ""
+    found = {name.removesuffix(cores[0]) for name in unexpected if name.endswith(f".{cores[0]}")}
+    for prefix in sorted(found):
+        if {f"{prefix}{core}" for core in cores} <= set(unexpected):
+            return prefix.removesuffix("bert.")
+    return ""
+
+
+def _listed(names: Iterable[str], limit: int = 3) -> str:
+    """The first names, of those that differ in the number of a layer only one, and how many more there are."""
+    names = list(names)
+    first: dict[str, str] = {}
+    for name in names:
+        first.setdefault(re.sub(r"\.\d+\.", ".*.", name), name)
+    shown = list(first.values())[:limit]
+    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    return ", ".join(shown) + more

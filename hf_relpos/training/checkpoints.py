@@ -1,0 +1,37 @@
+"""Which checkpoints of a Trainer were written whole: what a run that was killed goes on from."""
+
+import json
+from pathlib import Path
+
+
+# The last file that the Trainer writes into a checkpoint. It is not written atomically: half of it is no JSON.
+TRAINER_STATE = "trainer_state.json"
+CHECKPOINT = "checkpoint-"
+
+
+def checkpoints(folder: str | Path) -> dict[int, Path]:
+    """Checkpoints in the output folder of a Trainer by step, complete or not."""
+    paths = (path for path in Path(folder).glob(f"{CHECKPOINT}*") if path.is_dir())
+    return {int(step): path for path in paths if (step := path.name.removeprefix(CHECKPOINT)).isdecimal()}
+
+
+def is_complete(checkpoint: str | Path) -> bool:
+    """Whether a checkpoint was written to its end, rather than up to where the process was killed."""
+    try:
+        return isinstance(json.loads((Path(checkpoint) / TRAINER_STATE).read_bytes()), dict)
+    except (FileNotFoundError, ValueError):
+        return False
+
+
+def last_checkpoint(output_dir: str | Path) -> str | None:
+    """The last complete checkpoint of a Trainer, or None.
+
+    `resume_from_checkpoint=True` takes the last one of all, and fails if the run was killed while it wrote that:
+
+        trainer.train(resume_from_checkpoint=last_checkpoint(trainer.args.output_dir))
+
+    Args:
+        output_dir: as in `TrainingArguments`; it may not exist yet.
+    """
+    complete = {step: path for step, path in checkpoints(output_dir).items() if is_complete(path)}
+    return str(complete[max(complete)]) if complete else None

@@ -1,0 +1,417 @@
+"""`from_pretrained` never leaves weights of the encoder to chance, and says what a file looks like that would."""
+
+import json
+import logging
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from test_legacy import LEGACY, check_old_outputs
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertForMaskedLM,
+    BertModel,
+)
+
+import hf_relpos
+from hf_relpos import (
+    RelPosBertConfig,
+    RelPosBertForMaskedLM,
+    RelPosBertForSequenceClassification,
+    RelPosBertLMHeadModel,
+    RelPosBertModel,
+    patch_transformers,
+)
+from hf_relpos.conversion import ConversionError, convert
+from hf_relpos.conversion.families import FAMILIES
+from hf_relpos.model.loading import KNOWN_LAYOUTS, known_layout
+from hf_relpos.model.modeling_relpos_bert import HEADS
+
+
+SIZES = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 20,
+}
+MASKED_LM = LEGACY / "relative_key_query" / "BertForMaskedLM"
+
+
+def written(folder, tensors, **fields):
+    """A folder of these tensors and of the configuration of a BERT."""
+    folder.mkdir(parents=True, exist_ok=True)
+    plain = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+    save_file(plain, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps({"model_type": "bert", **SIZES, **fields}))
+    return folder
+
+
+def tensors(scheme="alibi", head=RelPosBertModel, **fields):
+    """Weights of a tiny model of ours."""
+    torch.manual_seed(0)
+    return head(RelPosBertConfig(**SIZES, position_embedding_type=scheme, **fields)).state_dict()
+
+
+def jina():
+    """JinaBERT v2: BERT's names, but for a gated feed-forward; no table of positions."""
+    feed_forward = (".intermediate.", ".output.dense", ".output.LayerNorm")
+    kept = {
+        name: tensor
+        for name, tensor in tensors().items()
+        if ".attention." in name or not any(part in name for part in feed_forward)
+    }
+    size, inner = SIZES["hidden_size"], SIZES["intermediate_size"]
+    for number in range(SIZES["num_hidden_layers"]):
+        mlp = f"encoder.layer.{number}.mlp"
+        kept[f"{mlp}.gated_layers.weight"] = torch.randn(2 * inner, size)
+        kept |= {f"{mlp}.wo.weight": torch.randn(size, inner), f"{mlp}.wo.bias": torch.randn(size)}
+        kept |= {f"{mlp}.layernorm.weight": torch.ones(size), f"{mlp}.layernorm.bias": torch.zeros(size)}
+    return kept
+
+
+def mosaic():
+    """MosaicBERT and DNABERT-2: the same, and one projection of queries, keys and values."""
+    kept = {name: tensor for name, tensor in jina().items() if ".attention.self." not in name}
+    size = SIZES["hidden_size"]
+    for number in range(SIZES["num_hidden_layers"]):
+        projection = f"encoder.layer.{number}.attention.self.Wqkv"
+        kept |= {f"{projection}.weight": torch.randn(3 * size, size), f"{projection}.bias": torch.randn(3 * size)}
+    return kept
+
+
+@pytest.fixture
+def reports():
+    """Load reports of Transformers."""
+
+    class Collect(logging.Handler):
+        def emit(self, record):
+            messages.append(record.getMessage())
+
+    messages: list[str] = []
+    handler = Collect(logging.WARNING)
+    logging.getLogger("transformers").addHandler(handler)
+    yield messages
+    logging.getLogger("transformers").removeHandler(handler)
+
+
+# --- encoders that would be random
+
+
+@pytest.mark.parametrize("stored", ["one file", "shards"])
+@pytest.mark.parametrize("scheme", ["alibi", None], ids=["alibi", "config says nothing"])
+@pytest.mark.parametrize(
+    "make, name", [(jina, "JinaBERT v2"), (mosaic, "MosaicBERT or DNABERT-2")], ids=["jina", "mosaic"]
+)
+def test_a_gated_feed_forward_is_not_read_as_a_plain_one(tmp_path, make, name, scheme, stored):
+    """Through every door: two loads would give two answers."""
+    fields = {} if scheme is None else {"position_embedding_type": scheme}
+    folder = written(tmp_path / "source", make(), **fields)
+    if stored == "shards":
+        all_tensors = load_file(folder / "model.safetensors")
+        (folder / "model.safetensors").unlink()
+        index = {key: f"model-0000{1 + n % 2}-of-00002.safetensors" for n, key in enumerate(all_tensors)}
+        for file in set(index.values()):
+            save_file({key: all_tensors[key] for key in index if index[key] == file}, folder / file)
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    words = rf"lack \d+ of .*encoder\.layer\.0\..*hold others .*mlp\.gated_layers.*looks like {name}.* not read it yet"
+    for door in (RelPosBertModel, RelPosBertForSequenceClassification):
+        with pytest.raises(ValueError, match=words):
+            door.from_pretrained(folder)
+    with patch_transformers():
+        for door in (BertModel, AutoModel, BertForMaskedLM, AutoModelForSequenceClassification):
+            with pytest.raises(ValueError, match=words):
+                door.from_pretrained(folder)
+    with pytest.raises(ConversionError, match=f"look like {name}"):
+        convert(folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_our_own_format_is_checked_as_well(tmp_path):
+    folder = written(tmp_path, jina(), model_type="relpos_bert", position_embedding_type="alibi")
+    for door in (AutoModel, AutoModelForMaskedLM, RelPosBertModel):
+        with pytest.raises(ValueError, match="JinaBERT"):
+            door.from_pretrained(folder)
+
+
+def test_weights_given_as_a_state_dict():
+    config = RelPosBertConfig(**SIZES, position_embedding_type="alibi")
+    with pytest.raises(ValueError, match="state_dict: the weights lack 12 of"):
+        RelPosBertModel.from_pretrained(None, config=config, state_dict=jina())
+    loaded = RelPosBertModel.from_pretrained(None, config=config, state_dict=tensors())
+    assert all(torch.equal(tensor, tensors()[name]) for name, tensor in loaded.state_dict().items())
+
+
+@pytest.mark.full
+def test_a_repository_of_the_hub(tmp_path, hub):
+    folder = written(tmp_path / "source", jina(), position_embedding_type="alibi")
+    hub.put("user/jina", {path.name: path.read_bytes() for path in folder.iterdir()})
+    hub.run(
+        """
+        import pytest
+        from transformers import AutoModel, BertModel
+        from hf_relpos import RelPosBertModel, patch_transformers
+
+        with pytest.raises(ValueError, match="user/jina: .*JinaBERT"):
+            RelPosBertModel.from_pretrained("user/jina")
+        with patch_transformers():
+            for door in (AutoModel, BertModel):
+                with pytest.raises(ValueError, match="user/jina: .*JinaBERT"):
+                    door.from_pretrained("user/jina", revision="main")
+        """,
+        without=(),
+    )
+
+
+OTHERS = {
+    "DebertaV2ForMaskedLM": "DeBERTa v2 or v3",
+    "DebertaForMaskedLM": "DeBERTa v1",
+    "XLNetModel": "XLNet",
+    "RoFormerForMaskedLM": "RoFormer",
+    "ModernBertModel": "ModernBERT",
+    "DistilBertModel": "DistilBERT",
+    "AlbertModel": "ALBERT",
+    "MPNetModel": "MPNet",
+    "RobertaForMaskedLM": "RoBERTa",
+    "XLMRobertaForMaskedLM": "RoBERTa",
+    "CamembertForMaskedLM": "RoBERTa",
+    "ElectraForPreTraining": "ELECTRA",
+    "ErnieForMaskedLM": "ERNIE",
+}
+
+
+@pytest.mark.parametrize("architecture, name", OTHERS.items(), ids=OTHERS)
+def test_layouts_of_other_architectures_are_recognised(tmp_path, architecture, name):
+    """By the names that Transformers' own class saves, under a configuration that claims to be a BERT."""
+    model_class = getattr(transformers, architecture)
+    fields = {"dim": 16, "n_heads": 2, "n_layers": 2, "hidden_dim": 24, "d_model": 16, "n_layer": 2, "n_head": 2}
+    own = {key: fields[key] for key in fields if key in model_class.config_class.attribute_map.values()}
+    sizes = {key: size for key, size in SIZES.items() if key not in model_class.config_class.attribute_map}
+    if architecture == "XLNetModel":
+        del sizes["max_position_embeddings"]
+    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+    stock = model_class(model_class.config_class(**{**sizes, **own, **special, "embedding_size": 16}))
+    folder = written(tmp_path / "source", stock.state_dict(), position_embedding_type="relative_key")
+    with pytest.raises(ValueError, match=f"It looks like {name}") as error:
+        RelPosBertModel.from_pretrained(folder)
+    assert f"'{stock.config.model_type}'" in str(error.value)
+    layout = known_layout(stock.state_dict())
+    assert layout.name == name and stock.config.model_type in layout.model_types
+    converts = stock.config.model_type in FAMILIES
+    assert ("hf-relpos convert" in str(error.value)) == converts
+    with pytest.raises(ConversionError, match=f"look like {name}"):
+        convert(folder, tmp_path / "out")
+
+
+def test_layouts_name_what_reads_them():
+    """Those that the converter is named for are its families, and BERT's own names are no other's layout."""
+    converted = {kind for layout in KNOWN_LAYOUTS if "convert" in layout.remedy for kind in layout.model_types}
+    assert converted == set(FAMILIES) - {"bert"}
+    for kind in {kind for layout in KNOWN_LAYOUTS for kind in layout.model_types} - {"nezha"}:
+        assert kind in CONFIG_MAPPING
+    for head in HEADS.values():
+        assert known_layout(tensors("tables", head)) is None
+    nezha = load_file(LEGACY.parent / "families" / "nezha" / "model.safetensors")
+    assert known_layout(nezha).model_types == ("nezha",)
+
+
+@pytest.mark.parametrize("prefix", ["backbone.", "model.bert.", "_orig_mod."])
+def test_a_prefix_is_named_and_can_be_taken_off(tmp_path, prefix):
+    weights = tensors("shaw")
+    fields = {"position_embedding_type": "shaw", "model_type": "relpos_bert"}
+    folder = written(tmp_path, {prefix + name: tensor for name, tensor in weights.items()}, **fields)
+    for door in (RelPosBertModel, RelPosBertForMaskedLM):
+        with pytest.raises(ValueError, match="Its names have a prefix; pass key_mapping=") as error:
+            door.from_pretrained(folder)
+        mapping = eval(str(error.value).partition("pass key_mapping=")[2].partition(" to take it off")[0])
+        loaded = door.from_pretrained(folder, key_mapping=mapping).base_model.state_dict()
+        assert all(torch.equal(tensor, weights[name]) for name, tensor in loaded.items())
+
+
+def test_more_layers_than_the_file_has(tmp_path):
+    folder = written(tmp_path, tensors(), position_embedding_type="alibi", num_hidden_layers=3)
+    words = "encoder.layer.2.* num_hidden_layers = 3, and the file has 2; correct"
+    with pytest.raises(ValueError, match=words):
+        RelPosBertModel.from_pretrained(folder)
+    with patch_transformers(), pytest.raises(ValueError, match=words):
+        AutoModel.from_pretrained(folder)
+    for number in (1, 2):
+        assert len(RelPosBertModel.from_pretrained(folder, num_hidden_layers=number).encoder.layer) == number
+    # the way out that the message names
+    model = RelPosBertModel(RelPosBertConfig.from_pretrained(folder))
+    assert model.load_state_dict(tensors(), strict=False).missing_keys
+
+
+LOST = {
+    "a weight": ("encoder.layer.1.output.dense.bias", r"lack 1 of .*layer\.1\.output\.dense\.bias.*Restore the file"),
+    "word embeddings": ("embeddings.word_embeddings.weight", r"lack 1 of .*word_embeddings"),
+    "token types": ("embeddings.token_type_embeddings.weight", r"lack 1 of .*token_type"),
+    "a table": ("encoder.layer.1.attention.self.distance_embedding", r"'shaw', but the weights lack .*layer\.1\."),
+}
+
+
+@pytest.mark.parametrize("name, words", LOST.values(), ids=LOST)
+def test_a_file_that_lost_something(tmp_path, name, words):
+    kept = {each: tensor for each, tensor in tensors("shaw").items() if not each.startswith(name)}
+    assert len(kept) < len(tensors("shaw"))
+    folder = written(tmp_path, kept, model_type="relpos_bert", position_embedding_type="shaw")
+    with pytest.raises(ValueError, match=words):
+        AutoModel.from_pretrained(folder)
+
+
+def test_tables_that_the_configuration_has_no_place_for(tmp_path):
+    """A configuration that lost its field, beside weights that have their tables."""
+    config = json.loads((MASKED_LM / "config.json").read_text())
+    del config["position_embedding_type"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").write_bytes((MASKED_LM / "model.safetensors").read_bytes())
+    words = r"hold tables of distances \(bert\.encoder\.layer\.0.*no place for; set it in config\.json"
+    with pytest.raises(ValueError, match=words):
+        RelPosBertForMaskedLM.from_pretrained(tmp_path)
+    with patch_transformers(), pytest.raises(ValueError, match=words):
+        AutoModelForMaskedLM.from_pretrained(tmp_path)
+    model = RelPosBertForMaskedLM.from_pretrained(tmp_path, position_embedding_type="relative_key_query")
+    check_old_outputs(model, MASKED_LM)
+    dropped = RelPosBertForMaskedLM.from_pretrained(MASKED_LM, position_embedding_type="alibi")
+    assert dropped.config.position_embedding_type == "alibi"
+
+
+def test_stock_classes_without_the_patch_are_left_alone(tmp_path):
+    folder = written(tmp_path, jina(), position_embedding_type="alibi")
+    for door in (BertModel, AutoModel):
+        assert type(door.from_pretrained(folder)) is BertModel
+
+
+# --- what is only reported
+
+
+@pytest.mark.parametrize("head", HEADS.values(), ids=lambda head: head.__name__)
+@pytest.mark.parametrize("saved", [RelPosBertModel, RelPosBertForMaskedLM, RelPosBertForSequenceClassification])
+def test_new_heads_are_reported(tmp_path, saved, head):
+    """Of any head into any other; the encoder is the saved one, and a classifier of another size is new."""
+    weights = tensors("shaw", saved)
+    folder = written(tmp_path, weights, model_type="relpos_bert", position_embedding_type="shaw")
+    model, info = head.from_pretrained(folder, output_loading_info=True, ignore_mismatched_sizes=True)
+    new = [name for name in info["missing_keys"] if "embeddings." in name or "encoder." in name]
+    assert not new
+    body = {name.removeprefix("bert."): tensor for name, tensor in weights.items()}
+    loaded = model.base_model.state_dict()
+    assert all(torch.equal(tensor, body[name]) for name, tensor in loaded.items() if "pooler." not in name)
+
+
+FRESH = {
+    "a scheme": ({"position_embedding_type": "shaw"}, "distance_embedding"),
+    "two schemes": ({"position_embedding_type": ["t5", "shaw"]}, "distance_embedding"),
+    "another table": ({"absolute_position_embeddings": True}, "position_embeddings"),
+    "cross-attention": ({"is_decoder": True, "add_cross_attention": True}, "crossattention"),
+    "options": ({"position_embedding_type": "relative_key", "position_options": {}}, "distance_embedding"),
+}
+
+
+@pytest.mark.parametrize("fields, part", FRESH.values(), ids=FRESH)
+@pytest.mark.parametrize("through", ["keywords", "auto", "config"])
+def test_what_the_caller_asks_for_is_new(tmp_path, reports, through, fields, part):
+    folder = written(tmp_path, tensors(), model_type="relpos_bert", position_embedding_type="alibi")
+    head = RelPosBertLMHeadModel if "is_decoder" in fields else RelPosBertModel
+    if through == "config":
+        config = RelPosBertConfig.from_pretrained(folder, **fields)
+        model, info = head.from_pretrained(folder, config=config, output_loading_info=True)
+    else:
+        auto = {head: auto for auto, head in HEADS.items()}[head]
+        door = getattr(transformers, auto) if through == "auto" else head
+        model, info = door.from_pretrained(folder, output_loading_info=True, **fields)
+    body = [name for name in info["missing_keys"] if "embeddings." in name or "encoder." in name]
+    assert body and all(part in name for name in body) and any(part in message for message in reports)
+    assert isinstance(model, head)
+
+
+def test_stock_weights_take_a_scheme_by_name(tmp_path):
+    BertForMaskedLM(BertConfig(**SIZES)).save_pretrained(tmp_path)
+    config = RelPosBertConfig.from_bert(BertConfig.from_pretrained(tmp_path), position_embedding_type="shaw")
+    for arguments in ({"position_embedding_type": "shaw"}, {"config": config}):
+        model = RelPosBertForMaskedLM.from_pretrained(tmp_path, **arguments)
+        assert model.config.position_embedding_type == "shaw"
+    weights = load_file(tmp_path / "model.safetensors")
+    assert RelPosBertForMaskedLM.from_pretrained(None, config=config, state_dict=weights) is not None
+
+
+def test_other_sizes_are_what_they_are_in_transformers(tmp_path):
+    folder = written(tmp_path, tensors(), model_type="relpos_bert", position_embedding_type="alibi")
+    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
+        RelPosBertModel.from_pretrained(folder, vocab_size=60)
+    model = RelPosBertModel.from_pretrained(folder, vocab_size=60, ignore_mismatched_sizes=True)
+    assert model.embeddings.word_embeddings.weight.shape == (60, 16)
+
+
+@pytest.mark.parametrize("kept", ["decoder", "embeddings"])
+def test_either_name_of_tied_weights(tmp_path, kept):
+    weights = tensors("shaw", RelPosBertForMaskedLM)
+    left_out = "cls.predictions.decoder.weight" if kept == "embeddings" else "bert.embeddings.word_embeddings.weight"
+    expected = weights.pop(left_out)
+    folder = written(tmp_path, weights, model_type="relpos_bert", position_embedding_type="shaw")
+    model = RelPosBertForMaskedLM.from_pretrained(folder)
+    assert torch.equal(model.bert.embeddings.word_embeddings.weight, expected)
+    if kept == "decoder":  # of which the encoder alone knows nothing
+        with pytest.raises(ValueError, match=r"lack 1 of .*word_embeddings"):
+            RelPosBertModel.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"device_map": "cpu"}, {"device_map": "auto"}, {"dtype": torch.bfloat16}], ids=str
+)
+def test_ways_to_load(tmp_path, arguments):
+    good = written(tmp_path / "good", tensors("t5"), model_type="relpos_bert", position_embedding_type="t5")
+    loaded = AutoModel.from_pretrained(good, **arguments).state_dict()
+    assert all(torch.equal(tensor, tensors("t5")[name].to(tensor.dtype)) for name, tensor in loaded.items())
+    bad = written(tmp_path / "bad", jina(), model_type="relpos_bert", position_embedding_type="alibi")
+    with pytest.raises(ValueError, match="JinaBERT"):
+        AutoModel.from_pretrained(bad, **arguments)
+
+
+@pytest.mark.parametrize("door", [AutoModel, RelPosBertModel])
+def test_adapters_on_a_checkpoint(tmp_path, door):
+    """An adapter's folder names its base model, whose weights are checked as without it."""
+    from peft import LoraConfig, get_peft_model
+
+    fields = {"model_type": "relpos_bert", "position_embedding_type": "shaw"}
+    base = written(tmp_path / "base", tensors("shaw"), **fields)
+    adapted = get_peft_model(AutoModel.from_pretrained(base), LoraConfig(target_modules=["query"]))
+    adapted.save_pretrained(tmp_path / "adapter")
+    if door is not AutoModel:  # which reads the configuration of the base model
+        (tmp_path / "adapter" / "config.json").write_bytes((base / "config.json").read_bytes())
+        (tmp_path / "adapter" / "model.safetensors").write_bytes((base / "model.safetensors").read_bytes())
+    model = door.from_pretrained(tmp_path / "adapter")
+    ids = torch.arange(1, 9)[None]
+    with torch.no_grad():
+        expected = adapted(ids).last_hidden_state
+        torch.testing.assert_close(model(ids).last_hidden_state, expected, rtol=0, atol=1e-6)
+    for folder in (base, tmp_path / "adapter"):
+        if (folder / "model.safetensors").exists():
+            written(folder, jina(), **fields | {"position_embedding_type": "alibi"})
+    with pytest.raises(ValueError, match="weights lack 12 of"):
+        door.from_pretrained(tmp_path / "adapter")
+
+
+def test_a_model_saved_with_adapters_in_it(tmp_path):
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(RelPosBertModel(RelPosBertConfig(**SIZES)), LoraConfig(target_modules=["query"]))
+    weights = model.base_model.model.state_dict()
+    folder = written(tmp_path, weights, model_type="relpos_bert", position_embedding_type="relative_key")
+    with pytest.raises(ValueError, match="adapters of PEFT in it; merge"):
+        RelPosBertModel.from_pretrained(folder)
+
+
+def test_evaluation_refuses_a_random_encoder(tmp_path):
+    from hf_relpos.evaluation import load_encoder
+
+    folder = written(tmp_path, jina(), position_embedding_type="alibi")
+    with pytest.raises(ValueError, match="JinaBERT"):
+        load_encoder(folder)
+    assert hf_relpos.RelPosBertModel is RelPosBertModel

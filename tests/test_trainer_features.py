@@ -1,0 +1,332 @@
+"""What users of the Trainer expect of any model: several processes, sharding, checkpoints, life after a kill."""
+
+import functools
+import itertools
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import selection
+import torch
+from ddp_train import make_model, train
+from distil_train import pair, texts
+from launching import SERVER, run_python
+from parallel_train import EPSILON, STEPS, WAYS, alone
+from selection import FEATURE_SCHEMES
+from transformers import AutoModelForSequenceClassification, EarlyStoppingCallback, TrainerCallback
+
+from hf_relpos.model import saving
+from hf_relpos.training import DistillationSettings, distil, last_checkpoint
+
+
+def schemes(*quick):
+    """Every kind of scheme, `full` those that are not named here."""
+    return pytest.mark.parametrize(
+        "scheme", [each if each in quick else pytest.param(each, marks=pytest.mark.full) for each in FEATURE_SCHEMES]
+    )
+
+
+def same(model, other):
+    state = other.state_dict()
+    return all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+
+
+# Two processes ------------------------------------------------------------------------------------------------------
+
+QUICK = ("ddp", "ddp, reentrant", "ddp, resumed", "fsdp, schemes", "fsdp by the Trainer")
+
+
+def ways(*names):
+    """Ways of `parallel_train`, `full` those that are not quick."""
+    return pytest.mark.parametrize(
+        "way", [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in names]
+    )
+
+
+@pytest.fixture(scope="module")
+def parallel(tmp_path_factory):
+    """A function from a scheme to what two processes report, and their folder; and to what one process does."""
+
+    @functools.cache
+    def of(scheme):
+        folder = tmp_path_factory.mktemp(scheme)
+        out = folder / "report.json"
+        script, names = Path(__file__).with_name("parallel_train.py"), WAYS if selection.full else QUICK
+        run_python(script, out, folder / "two", scheme, *names, processes=2)
+        return json.loads(out.read_text()), folder / "two", *alone(scheme, folder / "one")
+
+    return of
+
+
+def check_way(way, parallel, scheme):
+    """Losses to 1e-5, weights to 1e-5: rounding, over six steps."""
+    report, folder, losses, model = parallel(scheme)
+    assert len(losses) == STEPS and report[way] == pytest.approx(losses, abs=1e-5)
+    loaded = AutoModelForSequenceClassification.from_pretrained(folder / way).state_dict()
+    trained = model.state_dict()
+    assert loaded.keys() == trained.keys()
+    assert max((loaded[name] - trained[name]).abs().max() for name in loaded) <= 1e-5
+
+
+@pytest.mark.heavy
+@pytest.mark.feature("Trainer: DistributedDataParallel")
+@schemes("deberta")
+@ways("ddp", "ddp, accumulated", "ddp, non-reentrant", "ddp, reentrant")
+def test_two_processes_train_as_one(way, scheme, parallel, record_property):
+    """Plainly, over parts of batches, and with both kinds of activation checkpointing."""
+    found = parallel(scheme)[0][way]
+    if scheme in ("deberta", "t5") and way == "ddp, reentrant":  # as any model with parameters that layers share
+        assert "mark a variable ready only once" in found
+        record_property("refused", "by PyTorch: reentrant checkpointing of tables that layers share")
+    else:
+        check_way(way, parallel, scheme)
+
+
+@pytest.mark.feature("FSDP2")
+@schemes("deberta")
+@ways("fsdp", "fsdp, schemes", "fsdp, non-reentrant", "fsdp, reentrant")
+def test_sharded_training_is_training(way, scheme, parallel):
+    """`fully_shard` of layers, of schemes too, and with both kinds of activation checkpointing; gathered and saved."""
+    check_way(way, parallel, scheme)
+
+
+@pytest.mark.feature("Trainer: FSDP2")
+@schemes("deberta")
+def test_the_trainer_shards(scheme, parallel):
+    """With `fsdp=True` and the layers as units; on CPUs that accelerate takes for GPUs."""
+    check_way("fsdp by the Trainer", parallel, scheme)
+
+
+@pytest.mark.feature("Trainer: resume in several processes")
+@schemes("deberta")
+@ways("ddp, resumed", "fsdp by the Trainer, resumed")
+def test_several_processes_resume_exactly(way, scheme, parallel):
+    """With dropout: bit by bit the losses of the run that was not interrupted."""
+    found = parallel(scheme)[0][way]
+    assert len(found["whole"]) == STEPS and found["resumed"] == found["whole"][STEPS // 2 :]
+
+
+# One process --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.feature("Trainer: resume exactly")
+@schemes("tables")
+def test_resumed_is_uninterrupted(scheme, tmp_path):
+    """With dropout; losses and every weight, bit by bit."""
+    settings = {"max_steps": 8, "save_strategy": "steps", "save_steps": 4}
+    whole, trained = train(make_model("order", scheme, dropout=0.1), "order", tmp_path, **settings)
+    model = make_model("order", scheme, dropout=0.1)
+    rest, again = train(model, "order", tmp_path / "again", resume=tmp_path / "checkpoint-4", **settings)
+    assert rest == whole[4:] and same(trained.model, again.model)
+
+
+@pytest.mark.feature("Trainer: gradient accumulation")
+@schemes("tables")
+def test_accumulated_gradients_are_those_of_the_batch(scheme, tmp_path):
+    settings = {"max_steps": 4, "adam_epsilon": EPSILON}
+    whole, trained = train(make_model("order", scheme), "order", tmp_path, **settings)
+    parts = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, **settings}
+    losses, again = train(make_model("order", scheme), "order", tmp_path, **parts)
+    assert losses == pytest.approx(whole, abs=1e-5)
+    state = again.model.state_dict()
+    assert all((tensor - state[name]).abs().max() <= 1e-5 for name, tensor in trained.model.state_dict().items())
+
+
+@pytest.mark.feature("Trainer: bf16")
+@schemes("tables")
+def test_bf16_keeps_weights_in_float32(scheme, tmp_path):
+    """Attention computes in bfloat16, the losses are near those of float32."""
+    exact, _ = train(make_model("kind", scheme), "kind", tmp_path, max_steps=10)
+    model, seen = make_model("kind", scheme), set()
+    model.bert.encoder.layer[0].attention.self.register_forward_hook(lambda *args: seen.add(args[-1][0].dtype))
+    losses, _ = train(model, "kind", tmp_path, max_steps=10, bf16=True)
+    assert losses == pytest.approx(exact, abs=0.05) and losses != exact
+    assert seen == {torch.bfloat16} and {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+@pytest.mark.feature("Trainer: gradient checkpointing")
+@pytest.mark.parametrize("reentrant", [False, True])
+@schemes("deberta")
+def test_gradient_checkpointing_trains_the_same(reentrant, scheme, tmp_path):
+    settings = {"max_steps": 3, "adam_epsilon": EPSILON}
+    plain, trained = train(make_model("order", scheme), "order", tmp_path, **settings)
+    kept = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": reentrant}}
+    losses, again = train(make_model("order", scheme), "order", tmp_path, **settings, **kept)
+    assert again.model.bert.encoder.layer[0].gradient_checkpointing
+    assert losses == pytest.approx(plain, abs=1e-5)
+    state = again.model.state_dict()
+    assert all((tensor - state[name]).abs().max() <= 1e-5 for name, tensor in trained.model.state_dict().items())
+
+
+class Worse(TrainerCallback):
+    """Spoils the model after a step, so that evaluations get worse from there on."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        if state.global_step >= self.step:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(1.5)
+
+
+@pytest.mark.feature("Trainer: early stopping and the best model")
+@schemes("tables")
+def test_early_stopping_ends_with_the_best_model(scheme, tmp_path):
+    each = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "save_total_limit": 1}
+    stops = [Worse(9), EarlyStoppingCallback(early_stopping_patience=2)]
+    model = make_model("kind", scheme)
+    _, trainer = train(model, "kind", tmp_path, more_callbacks=stops, max_steps=30, **each, **best)
+    assert trainer.state.best_global_step == 8 and trainer.state.global_step == 12
+    loaded = type(model).from_pretrained(tmp_path / "checkpoint-8")
+    assert same(loaded, trainer.model)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(trainer.state.best_metric, abs=1e-6)
+
+
+@pytest.mark.full
+@pytest.mark.feature("Trainer: torch_compile")
+@schemes()
+def test_compiled_training_has_the_same_losses(scheme, tmp_path):
+    plain, _ = train(make_model("order", scheme), "order", tmp_path, max_steps=3)
+    compiled = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
+    losses, _ = train(make_model("order", scheme), "order", tmp_path, max_steps=3, **compiled)
+    assert losses == pytest.approx(plain, abs=1e-4)
+
+
+# Killed while it saves ----------------------------------------------------------------------------------------------
+
+RUN = {"max_steps": 9, "save_strategy": "steps", "save_steps": 3, "save_total_limit": 2}
+SECOND = 6  # the step of the checkpoint in whose midst the process dies
+
+
+class DieWhileSaving(TrainerCallback):
+    """From some step on, the process kills itself half-way through a file of the checkpoint.
+
+    Args:
+        part: "code" (that in the folder above, which is replaced), "weights", "optimizer" or "state".
+    """
+
+    def __init__(self, part):
+        self.part = part
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step != SECOND:
+            return
+        import safetensors.torch
+        import transformers.modeling_utils
+        from transformers.trainer_callback import TrainerState
+
+        if self.part == "code":
+            copies, last, copy = itertools.count(), len(saving.code_files()) + 20, saving.shutil.copyfile
+            saving.shutil.copyfile = lambda source, target: (
+                half(target, Path(source).read_bytes()) if next(copies) == last else copy(source, target)
+            )
+        elif self.part == "weights":
+            transformers.modeling_utils.safe_save_file = lambda tensors, path, **kwargs: half(
+                path, safetensors.torch.save(tensors)
+            )
+        elif self.part == "optimizer":
+            torch.save = lambda content, path, *rest: half(path, b"PK\x03\x04" + bytes(1000))
+        else:
+            write = TrainerState.save_to_json
+
+            def save_to_json(self, path):
+                write(self, path)
+                half(path, Path(path).read_bytes())
+
+            TrainerState.save_to_json = save_to_json
+
+
+def half(path, content):
+    """Write half of a file, and die as by `kill -9`."""
+    Path(path).write_bytes(content[: len(content) // 2])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train_to_death(scheme, folder, part):
+    torch.set_num_threads(1)
+    train(make_model("order", scheme, dropout=0.1), "order", folder, more_callbacks=[DieWhileSaving(part)], **RUN)
+
+
+def distil_to_death(folder, part):
+    torch.set_num_threads(1)
+    distilled(folder, [DieWhileSaving(part)])
+
+
+def distilled(folder, callbacks=()):
+    """A student after some steps, of which every third is kept in the folder."""
+    teacher, student = pair()
+    settings = DistillationSettings(
+        steps=9, batch_tokens=64, trainer_arguments={"use_cpu": True, "save_steps": 3, "save_total_limit": 2}
+    )
+    distil(student, teacher, texts(), settings, output_dir=folder, resume=True, callbacks=callbacks)
+    return student
+
+
+def killed(function, *arguments):
+    """Run it in a process of its own, which must kill itself."""
+    process = SERVER.Process(target=function, args=arguments)
+    process.start()
+    process.join(timeout=300)
+    assert process.exitcode == -signal.SIGKILL
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """A function from a scheme to the model of a run that was not killed."""
+
+    @functools.cache
+    def of(scheme):
+        folder = tmp_path_factory.mktemp(scheme)
+        return train(make_model("order", scheme, dropout=0.1), "order", folder, **RUN)[1].model
+
+    return of
+
+
+@pytest.mark.feature("Trainer: resume after kill -9 while saving")
+@pytest.mark.parametrize("part", ["code", "weights", "optimizer", "state"])
+@schemes("tables")
+def test_killed_while_saving(part, scheme, tmp_path, uninterrupted):
+    """The last whole checkpoint is gone on from, to the weights of a run that was not killed, bit by bit."""
+    killed(train_to_death, scheme, tmp_path, part)
+    assert (tmp_path / f"checkpoint-{SECOND}").is_dir()
+    assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-3")
+    for file in map(Path, saving.code_files()):  # which a Trainer that pushes has on the Hub
+        assert (tmp_path / file.name).read_bytes() == file.read_bytes()
+    losses, trainer = train(
+        make_model("order", scheme, dropout=0.1), "order", tmp_path, resume=last_checkpoint(tmp_path), **RUN
+    )
+    assert len(losses) == 6 and same(trainer.model, uninterrupted(scheme))
+    assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-9")
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "checkpoint-9")
+    assert same(loaded, trainer.model)
+    assert not saving.files_in_the_way(tmp_path)
+
+
+@pytest.mark.parametrize("part", ["weights", "state"])
+def test_distillation_killed_while_saving(part, tmp_path):
+    """The same command goes on where it was."""
+    killed(distil_to_death, tmp_path / "run", part)
+    assert (tmp_path / "run" / f"checkpoint-{SECOND}").is_dir()
+    assert last_checkpoint(tmp_path / "run") == str(tmp_path / "run" / "checkpoint-3")
+    assert same(distilled(tmp_path / "run"), distilled(tmp_path / "whole"))
+
+
+def test_last_checkpoint(tmp_path):
+    """None without any; names and contents that are no checkpoints are passed over, and steps are numbers."""
+    assert last_checkpoint(tmp_path / "nowhere") is None and last_checkpoint(tmp_path) is None
+    for name, state in [
+        ("checkpoint-9", "{}"),
+        ("checkpoint-10", "{}"),
+        ("checkpoint-11", "{"),
+        ("checkpoint-x", "{}"),
+    ]:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "trainer_state.json").write_text(state)
+    (tmp_path / "checkpoint-12").mkdir()
+    (tmp_path / "checkpoint-13").write_text("a file")
+    assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-10")
