@@ -193,6 +193,12 @@ def test_position_without_a_row_is_named():
         model(ids, position_ids=ids + 9)
 
 
+def test_negative_position_of_a_table_that_counts_from_0_is_named():
+    model = tiny_model(RelPosBertModel, "tupe", num_hidden_layers=1)
+    with pytest.raises(ValueError, match="position_ids has numbers from -1 on"):
+        model(ids, position_ids=ids - 1)
+
+
 @pytest.mark.parametrize("scheme", ["sinusoidal_2d", "hop"])
 def test_grid_of_another_shape_is_named(scheme):
     model = tiny_model(RelPosBertModel, scheme, num_hidden_layers=1)
