@@ -175,7 +175,9 @@ def write_texts(folder):
     return folder / "texts.txt"
 
 
-@pytest.mark.parametrize("source", ["rope", "hybrid", "nezha"])
+@pytest.mark.parametrize(
+    "source", ["rope", pytest.param("hybrid", marks=pytest.mark.full), pytest.param("nezha", marks=pytest.mark.full)]
+)
 def test_a_relative_source_is_calibrated(tmp_path, source):
     """Nearer than tables at zero, for sources that no table can hold, too."""
     hybrid = {"absolute_position_embeddings": True} if source == "hybrid" else {}
