@@ -136,11 +136,7 @@ class Combination(nn.Module):
     def __init__(self, schemes: list[Scheme]) -> None:
         super().__init__()
         self.parts = nn.ModuleList(schemes)
-
-    @property
-    def signature(self) -> Hashable:
-        """As `Scheme.signature`, of all parts."""
-        return tuple(part.signature for part in self.parts)
+        self.signature: Hashable = tuple(scheme.signature for scheme in schemes)  # as of one scheme
 
     def forward(self, context: AttentionContext) -> Terms:
         """The terms of all parts, added."""
