@@ -187,5 +187,8 @@ def build_input(config: Any) -> nn.Module | None:
         if module is not None:
             modules[scheme.name] = module
     if len(modules) > 1:
-        raise ValueError(f"position_embedding_type: {' and '.join(modules)} both act on the input; choose one of them")
+        raise ValueError(
+            f"position_embedding_type = {config.position_embedding_type!r} with absolute_position_embeddings = "
+            f"{config.absolute_position_embeddings}: {' and '.join(modules)} both act on the input; choose one of them"
+        )
     return next(iter(modules.values()), None)
