@@ -81,7 +81,7 @@ def convert(
             "calibrate+distil: then distilled for some steps, closer. "
             "interpolate, hierarchical: a longer absolute table, no relative terms. "
             "For a source that is relative already: exact (default): the same tables or equivalent ones, "
-            "same outputs. refit: the closest tables of another scheme."
+            "same outputs. refit: the closest tables of another scheme. calibrate, too."
         ),
     ] = None,
     method_option: Annotated[

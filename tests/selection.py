@@ -102,6 +102,12 @@ def thinned(schemes: Iterable[str]) -> list[Any]:
     return [name if name in kept else pytest.param(name, marks=pytest.mark.full) for name in names]
 
 
+def with_full(quick: Iterable[Any], others: Iterable[Any]) -> list[Any]:
+    """Parameters for `pytest.mark.parametrize`: the quick ones, and `full` on the others that are not among them."""
+    names = list(quick)
+    return [*names, *(pytest.param(each, marks=pytest.mark.full) for each in others if each not in names)]
+
+
 def schemes_of(value: Any, known: Iterable[str]) -> list[str]:
     """The schemes that a parameter names: one, several for a combination, none for anything else."""
     names = [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else []

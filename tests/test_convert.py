@@ -32,7 +32,7 @@ RELATIVE = [
     if scheme.zero_is_neutral and not scheme.required_inputs and name != "absolute"
 ]
 every_head = pytest.mark.parametrize("architecture", AUTO)
-ABSOLUTE_METHODS = [name for name, method in METHODS.items() if not method.from_relative]
+ABSOLUTE_METHODS = [name for name, method in METHODS.items() if method.from_absolute and not method.from_relative]
 # Of those, the ones whose result is relative and is had without text.
 TO_RELATIVE = [
     name
@@ -545,7 +545,6 @@ REFUSED = {
     "no-weights": (lambda source: (source / "model.safetensors").unlink(), {}, ["no model.safetensors", "give a"]),
     "pickle": (pickle_only, {}, ["pytorch_model.bin", "Pickles are not read", "allow_pickle=True (--allow-pickle)"]),
     "t5": (edit(model_type="t5"), {}, ["model_type = 't5'", "only 'bert'"]),
-    "relpos": (edit(model_type="relpos_bert"), {}, ["model_type = 'relpos_bert'", "AutoModel.from_pretrained"]),
     "nezha": (edit(use_relative_position=True), {}, ["use_relative_position = True", "NEZHA"]),
     "alibi": (edit(position_embedding_type="alibi"), {}, ["position_embedding_type = 'alibi'", "'absolute'"]),
     "lost-tables": (
@@ -677,7 +676,9 @@ def test_refusals_write_nothing(tmp_path, masked, spoil, arguments, words):
 @pytest.mark.parametrize("kind", ["relative_key", "relative_key_query"])
 def test_a_relative_checkpoint_has_nothing_to_keep_or_drop(tmp_path, kind, method):
     source = FIXTURES / "legacy" / kind / "BertForMaskedLM"
-    with pytest.raises(ConversionError, match=f"relative already .*position_embedding_type = '{kind}'.*choose exact"):
+    with pytest.raises(
+        ConversionError, match=f"relative already .*position_embedding_type = '{kind}'.*or exact or refit"
+    ):
         convert(source, tmp_path / "out", method=method)
     assert not any(tmp_path.iterdir())
 

@@ -206,6 +206,11 @@ def test_sizes_that_no_machine_holds_are_named_together():
         tiny_config("shaw", hidden_size=2**18, num_attention_heads=1, position_options={"clip": MAX_COUNT})
 
 
+def test_a_table_beside_a_scheme_on_the_input_is_named():
+    with pytest.raises(ValueError, match=r"'sinusoidal' with absolute_position_embeddings = True.*both act"):
+        tiny_config("sinusoidal", absolute_position_embeddings=True)
+
+
 def test_as_many_layers_as_there_may_be():
     assert tiny_config("shaw", num_hidden_layers=MAX_LAYERS).num_hidden_layers == MAX_LAYERS
 

@@ -44,6 +44,8 @@ def rename_relative(source: Source, source_config: RelPosBertConfig, config: Rel
     if same_positions(source_config, config):
         return source
     own, types = source_config.position_embedding_type, config.position_embedding_type
+    if isinstance(own, list) and isinstance(types, list) and types[: len(own)] == own:
+        return source
     part = types.index(own) if isinstance(types, list) and own in types else None
     tensors, origin, extra = dict(source.tensors), dict(source.origin), dict(source.extra)
     for name in filter(is_scheme, source.tensors):

@@ -136,7 +136,8 @@ def _fit(
     model: RelPosBertPreTrainedModel, context: ConversionContext, state: PartialState, distils: bool
 ) -> dict[str, str]:
     tokenizer = load_tokenizer(context.tokenizer_folder, model.config.vocab_size)
-    model.config.attention_window = context.options["window"]
+    if context.options["window"] is not None:
+        model.config.attention_window = context.options["window"]
     original = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     dtype = model.dtype
     student, teacher = model.float(), context.build_teacher().float()
@@ -239,11 +240,12 @@ def _calibrate(
     first_token = shared_first_token(windows.ids)
     words = student.base_model.embeddings.word_embeddings.weight
     first_vector = None if first_token is None else words[first_token].clone()
-    table = context.source_table.float()
-    counts = torch.zeros(len(table), dtype=torch.float64)
-    for ids in windows.ids:
-        counts[: len(ids)] += len(ids) / min(len(ids), limit)  # of a longer row, as often as its windows
-    fold_positions(student, table, first_token, counts)
+    if context.source_config.has_absolute_table:
+        table = context.source_table.float()
+        counts = torch.zeros(len(table), dtype=torch.float64)
+        for ids in windows.ids:
+            counts[: len(ids)] += len(ids) / min(len(ids), limit)  # of a longer row, as often as its windows
+        fold_positions(student, table, first_token, counts)
 
     output = options["output"] or ("bias" if context.texts is None else "ridge")
     settings = CalibrationSettings(ridge=options["ridge"], smooth=options["smooth"], output=output, seed=context.seed)

@@ -18,11 +18,12 @@ from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..plot import figure_class
 from ..processes import process_state
 from ..version import __version__
-from .assembly import assemble, build, expected_shapes, rename_relative
+from .assembly import ARCHITECTURES, assemble, build, expected_shapes, rename_relative
 from .card import draw, source_metadata, write_card
 from .configs import resolved_options, source_config, stock_config, target_config
 from .context import ConversionContext
 from .errors import ConversionError, PoorConversionWarning
+from .families import OWN
 from .folder import check_apart, check_target, copy_companions, left_out
 from .methods import METHODS, check_plots, check_text, choose_method, resolve_options, text_names
 from .modules import Layout, locate
@@ -30,7 +31,7 @@ from .names import is_buffer, is_table
 from .recognition import Head, SourceSpec, check_tables, choose_head, recognise
 from .report import REPORT, ConversionReport, plan
 from .source import Source, normalise, read_config, read_tensors
-from .verify import compare_outputs, compare_tensors, source_model
+from .verify import compare_outputs, compare_tensors, own_model, source_model
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def convert(
     progress: bool = False,
     plots: bool = False,
 ) -> ConversionReport:
-    """Write a checkpoint of one of `families.FAMILIES` as a relpos_bert folder with its tokenizer.
+    """Write a checkpoint of one of `families.FAMILIES` or of this package as a relpos_bert folder with its tokenizer.
 
     The result is written beside `out`, read back and compared, and only then renamed: after an error `out` is as it
     was before. A result whose own check is poor, by the limits in `ConversionReport.shortfalls`, is written all the
@@ -103,6 +104,7 @@ def convert(
             or, for a source that is relative already and for no other, `exact` (its tables stay, or fit into those of
             another scheme; outputs are the source's) and `refit` (the closest tables of another scheme;
             `details["lost"]` says what they do not hold). None for `exact` where it applies and `keep` elsewhere.
+            The two that calibrate are for both.
         method_options: options of the method: keys of `METHODS[method].options`.
         texts: for a method that learns from text: one path or several (as Path objects), read by
             `hf_relpos.data.read_texts`, each with the same share of the tokens; or documents, strings, of which an
@@ -152,7 +154,10 @@ def convert(
     conversion = _Conversion(top, layout, saved, spec, head, name, options, own_config, config)
     raw = read_tensors(folder, allow_pickle)
     conversion, checkpoint = _read(conversion, raw, str(source), commit, any_head=architecture is None)
-    reference = partial(source_model, spec, conversion.head.source, stock_config(folder, spec))
+    if spec.family is OWN:
+        reference = partial(own_model, ARCHITECTURES[conversion.head.stock], folder)
+    else:
+        reference = partial(source_model, spec, conversion.head.source, stock_config(folder, spec))
 
     process = process_state()  # one of several writes; the others take part in what learns from text
     learns = METHODS[name].text != "unused"

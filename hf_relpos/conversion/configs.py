@@ -8,6 +8,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from ..model.configuration_relpos_bert import RelPosBertConfig
+from ..model.scheme import Scheme
 from ..model.schemes import DEFAULT_SCHEME, STOCK_SCHEME, find_scheme, scheme_parts
 from .context import Method, same_positions
 from .errors import ConversionError
@@ -93,12 +94,15 @@ def target_config(
     if not spec.absolute:
         return _relative_config(spec, source, position_embedding_type, options, method, method_options)
     kept = spec.scheme if method_options.get("own_bias") != "drop" else None
-    name = position_embedding_type or method.default_scheme or kept or DEFAULT_SCHEME
-    try:
-        scheme = find_scheme(name)
-    except ValueError as error:
-        raise ConversionError(str(error)) from error
-    check_scheme(scheme, method)
+    name: Any = position_embedding_type or method.default_scheme or kept or DEFAULT_SCHEME
+    if name in ([kept] if isinstance(kept, str) else kept or []) and method.text != "unused":
+        raise ConversionError(
+            f"position_embedding_type = {name!r}: {folder} has this scheme already, and keeps it; choose another one "
+            "to fit, or drop its own with method_options = {'own_bias': 'drop'}"
+        )
+    scheme = None if name == kept else _find_scheme(name)
+    if scheme is not None:
+        check_scheme(scheme, method)
     types: str | list[str] = name
     if name == kept:
         if options and {**spec.options, **options} != spec.options:
@@ -107,6 +111,12 @@ def target_config(
                 "leave them out, or drop its own with method = 'drop' and method_options = {'own_bias': 'drop'}"
             )
         options = spec.options
+    elif isinstance(kept, list):
+        if name in kept:
+            raise ConversionError(
+                f"position_embedding_type = {name!r}: {folder} has this scheme already, in {kept}; choose another one"
+            )
+        types, options = [*kept, name], {**spec.options, name: options}
     elif kept is not None:
         types, options = [kept, name], {kept: spec.options, name: options}
     fields = dict(spec.fields)
@@ -118,7 +128,7 @@ def target_config(
         fields,
         position_embedding_type=types,
         position_options=options,
-        absolute_position_embeddings=method.keeps_table and not scheme.learned_input_table,
+        absolute_position_embeddings=method.keeps_table and not (scheme and scheme.learned_input_table),
     )
 
 
@@ -135,20 +145,39 @@ def _relative_config(
     Raises:
         ConversionError: for a scheme, option or size that is not accepted.
     """
-    name = position_embedding_type or spec.scheme
+    name = position_embedding_type or method.default_scheme or spec.scheme
     config = _from_dict(
         RelPosBertConfig,
         "",
         spec.fields,
         position_embedding_type=name,
         position_options=position_options or (spec.options if name == spec.scheme else {}),
-        max_position_embeddings=method_options["max_position_embeddings"] or source.max_position_embeddings,
+        max_position_embeddings=method_options.get("max_position_embeddings") or source.max_position_embeddings,
         absolute_position_embeddings=False,
     )
     if same_positions(source, config):
-        return source
-    check_scheme(find_scheme(name), method)
+        if method.text == "unused":
+            return source
+        raise ConversionError(
+            f"position_embedding_type = {name!r}: the source has these positions already, nothing is to be fitted; "
+            "choose another scheme or other options"
+        )
+    check_scheme(_find_scheme(name), method)
     return config
+
+
+def _find_scheme(name: Any) -> type[Scheme]:
+    """The scheme of that name.
+
+    Raises:
+        ConversionError: for an unknown one, and for several.
+    """
+    if isinstance(name, list):
+        raise ConversionError(f"position_embedding_type = {name!r}: give one scheme, not several")
+    try:
+        return find_scheme(name)
+    except ValueError as error:
+        raise ConversionError(str(error)) from error
 
 
 def resolved_options(config: RelPosBertConfig) -> dict[str, Any]:

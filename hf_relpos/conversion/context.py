@@ -52,7 +52,7 @@ class ConversionContext:
 
     @property
     def source_table(self) -> torch.Tensor:
-        """The absolute position embeddings of the source, (P, D)."""
+        """The absolute position embeddings of the source, (P, D), which must have them."""
         return next(tensor for name, tensor in self.source.tensors.items() if is_table(name))
 
 
@@ -68,7 +68,8 @@ class Method:
             for, and zeros in the scheme's parameters; returns the names of the tensors it changed, with a note on
             each.
         unsupported_reason: why a scheme cannot be the result's; empty for one that can.
-        from_relative: for relative sources, and not for those with absolute positions.
+        from_absolute: whether it is for sources with absolute positions.
+        from_relative: whether it is for sources that are relative already.
         text: whether it learns from text.
         options: its own options.
         default_scheme: scheme of the result unless the caller names one; None for `DEFAULT_SCHEME`.
@@ -81,6 +82,7 @@ class Method:
     exact: bool
     apply: Callable[[RelPosBertPreTrainedModel, ConversionContext], dict[str, str]]
     unsupported_reason: Callable[[type[Scheme]], str]
+    from_absolute: bool = True
     from_relative: bool = False
     text: Literal["unused", "optional", "required"] = "unused"
     options: Mapping[str, Option] = dataclasses.field(default_factory=dict)

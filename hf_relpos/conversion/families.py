@@ -191,7 +191,9 @@ ROBERTA: dict[str, Any] = {
 }
 SPECIAL_TOKENS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
 
-# By `model_type`.
+# This package's own, whose positions are what its configuration says.
+OWN = Family(stems=("RelPosBert",), suffixes=(*ALL, "LMHeadModel"), rules=(), stock="bert", legacy_types=())
+# All others, by `model_type`.
 FAMILIES: dict[str, Family] = {
     "bert": Family(
         stems=("Bert",), suffixes=(*ALL, "LMHeadModel"), rules=(), stock="bert", not_kept=("embedding_size",)

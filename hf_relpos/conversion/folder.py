@@ -162,7 +162,8 @@ def left_out(top: Path, layout: Layout, copied: Iterable[str]) -> tuple[str, ...
         path for pattern in PICKLED_FILES for path in folder.glob(pattern)
     ]
     read = {path.relative_to(top).as_posix() for path in (*weights, folder / "config.json", folder / INDEX)}
-    done = {*copied, *read, MODULES, CARD}
+    made = {REPORT, *PICTURES, *(str(Path(layout.encoder, name)) for name in shipped_files(folder))}
+    done = {*copied, *read, *made, MODULES, CARD}
     used = {"", layout.encoder, *layout.modules}
     folders = {parent for name in used for parent in (top / name, *(top / name).parents)}
     found = [path for name in used if (top / name).is_dir() for path in (top / name).iterdir() if path not in folders]

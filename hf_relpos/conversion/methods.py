@@ -84,6 +84,7 @@ METHODS: dict[str, Method] = {
         apply=calibrate,
         unsupported_reason=can_be_fitted,
         default_scheme=GENERAL_SCHEME,
+        from_relative=True,
         text="optional",
         options={**CALIBRATE, "own_bias": OWN_BIAS},
     ),
@@ -94,6 +95,7 @@ METHODS: dict[str, Method] = {
         apply=calibrate_and_distil,
         unsupported_reason=can_be_fitted,
         default_scheme=GENERAL_SCHEME,
+        from_relative=True,
         text="required",
         options={**CALIBRATE, **DISTIL, "own_bias": OWN_BIAS},
     ),
@@ -122,12 +124,13 @@ METHODS: dict[str, Method] = {
         },
     ),
     "exact": Method(
-        "for a checkpoint that is relative already (NEZHA; BERT, RoBERTa, ELECTRA, ERNIE with relative_key): rename "
+        "for a checkpoint that is relative already (ours; NEZHA; BERT, RoBERTa, … with relative_key): rename "
         "its weights, or put its tables into a scheme that holds them. The same outputs",
         keeps_table=False,
         exact=True,
         apply=relative.exact,
         unsupported_reason=has_tables,
+        from_absolute=False,
         from_relative=True,
         options={"max_position_embeddings": POSITIONS},
     ),
@@ -137,6 +140,7 @@ METHODS: dict[str, Method] = {
         exact=False,
         apply=relative.refit,
         unsupported_reason=has_tables,
+        from_absolute=False,
         from_relative=True,
         options={"max_position_embeddings": POSITIONS},
     ),
@@ -151,7 +155,9 @@ def choose_method(requested: str | None, spec: SourceSpec, folder: Path) -> str:
     """
     if requested is None:
         return "keep" if spec.absolute else "exact"
-    supported = [name for name, method in METHODS.items() if method.from_relative != spec.absolute]
+    supported = [
+        name for name, method in METHODS.items() if (method.from_absolute if spec.absolute else method.from_relative)
+    ]
     if requested in supported:
         return requested
     if spec.absolute:

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 
+from ..model.configuration_relpos_bert import RelPosBertConfig
 from ..model.schemes import STOCK_SCHEME
 from .errors import ConversionError, abbreviate
-from .families import FAMILIES, LEGACY_ATTENTION, LEGACY_TYPES, PRETRAINING, TASK_TYPES, Family, LegacyAttention
+from .families import FAMILIES, LEGACY_ATTENTION, LEGACY_TYPES, OWN, PRETRAINING, TASK_TYPES, Family, LegacyAttention
 from .local_paths import without_local_paths
 from .names import is_scheme, is_table, to_stock
 from .source import resemblance, tensor_names
@@ -20,10 +22,10 @@ class SourceSpec:
     """A checkpoint of one of the families, as its configuration describes it.
 
     Attributes:
-        family: value of `FAMILIES`.
+        family: value of `FAMILIES`, or `OWN`.
         evidence: the field that determines its positions, and its value.
         absolute: it adds a table of absolute positions at the input.
-        scheme: key of `hf_relpos.SCHEMES`: its relative positions; None for none.
+        scheme: key of `hf_relpos.SCHEMES`, or several that are combined: its relative positions; None for none.
         options: of the scheme.
         config: config.json, completed with the family's defaults.
     """
@@ -31,14 +33,16 @@ class SourceSpec:
     family: Family
     evidence: str
     absolute: bool
-    scheme: str | None
+    scheme: str | list[str] | None
     options: dict[str, Any]
     config: dict[str, Any]
 
     @property
     def legacy_attention(self) -> LegacyAttention | None:
         """Its self-attention, where Transformers v5 does not have it."""
-        return None if self.absolute or self.scheme is None else LEGACY_ATTENTION[self.scheme]
+        if self.family is OWN or self.absolute or not isinstance(self.scheme, str):
+            return None
+        return LEGACY_ATTENTION[self.scheme]
 
     @property
     def cut(self) -> int:
@@ -89,8 +93,10 @@ def recognise(folder: Path, config: Mapping[str, Any]) -> SourceSpec:
             support.
     """
     model_type = config.get("model_type", "bert")  # the first BERT files have none
+    if model_type == RelPosBertConfig.model_type:
+        return _recognise_own(folder, config)
     if model_type not in FAMILIES:
-        known = abbreviate(map(repr, FAMILIES), 20)
+        known = abbreviate(map(repr, (*FAMILIES, RelPosBertConfig.model_type)), 20)
         raise ConversionError(
             f"{folder}: model_type = {model_type!r}; only {known} checkpoints can be converted{_hint(folder, config)}"
         )
@@ -120,6 +126,36 @@ def recognise(folder: Path, config: Mapping[str, Any]) -> SourceSpec:
     return SourceSpec(family, evidence, absolute, family.scheme, family.options(completed), completed)
 
 
+def _recognise_own(folder: Path, config: Mapping[str, Any]) -> SourceSpec:
+    """Positions of a checkpoint of this package.
+
+    Raises:
+        ConversionError: for a configuration that is refused, positions that are no function of the order of tokens,
+            a table of absolute positions that is faded or is one of several combined schemes.
+    """
+    kept = {key: value for key, value in without_local_paths(config).items() if key != "auto_map"}
+    try:
+        own = RelPosBertConfig.from_dict(kept)
+    except (ValueError, TypeError, StrictDataclassError) as error:
+        raise ConversionError(f"{folder / 'config.json'}: {error}") from error
+    name = own.position_embedding_type
+    evidence = f"position_embedding_type = {name!r}"
+    if own.required_inputs:
+        raise ConversionError(
+            f"{folder}: {evidence} needs inputs besides the tokens ({', '.join(sorted(own.required_inputs))}), which "
+            "no method of conversion has; only one that needs none can be converted"
+        )
+    if own.absolute_position_fade != 1:
+        raise ConversionError(
+            f"{folder}: absolute_position_fade = {own.absolute_position_fade}: its table is on the way out; fade it "
+            "to the end and take it out with hf_relpos.drop_absolute_positions, or set the field to 1"
+        )
+    if isinstance(name, list) and STOCK_SCHEME in name:
+        raise ConversionError(f"{folder}: {evidence}: with {STOCK_SCHEME!r} in a combination it cannot be converted")
+    scheme = None if name == STOCK_SCHEME else name
+    return SourceSpec(OWN, evidence, own.has_absolute_table, scheme, dict(own.position_options or {}), kept)
+
+
 def _hint(folder: Path, config: Mapping[str, Any]) -> str:
     """What the weights look like, to be put at the end of an error; empty where there is nothing to say."""
     looks = resemblance(folder, config, tensor_names(folder))
@@ -138,6 +174,8 @@ def check_tables(spec: SourceSpec, folder: Path, names: Iterable[str]) -> None:
         ConversionError: for relative tables that are missing, or there although the configuration is absolute, and
             position tables in a family whose positions are computed.
     """
+    if spec.family is OWN:
+        return
     names = list(names)
     relative = [name for name in names if is_scheme(name)]
     legacy = spec.legacy_attention

@@ -34,5 +34,8 @@ def refit(model: RelPosBertPreTrainedModel, context: ConversionContext) -> dict[
     """Fit the closest tables; a model with the source's own keeps them."""
     if same_positions(context.source_config, model.config):
         return {}
-    context.details["lost"] = refit_tables(context.build_teacher(), model)
+    try:
+        context.details["lost"] = refit_tables(context.build_teacher(), model)
+    except ConversionError as error:
+        raise ConversionError(f"{error}; method = 'calibrate' fits to its attention instead") from error
     return {name: "fitted to the source's tables" for name, _ in model.named_parameters() if is_scheme(name)}

@@ -176,7 +176,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """config.json of a checkpoint.
 
     Raises:
-        ConversionError: for a folder without it, the result of a conversion, and a quantised model.
+        ConversionError: for a folder without it, and a quantised model.
     """
     path = folder / "config.json"
     if not path.is_file():
@@ -185,11 +185,6 @@ def read_config(folder: Path) -> dict[str, Any]:
             "`save_pretrained` wrote"
         )
     config = read_json(path)
-    if config.get("model_type") == "relpos_bert":
-        raise ConversionError(
-            f"{folder}: model_type = 'relpos_bert' is the result of a conversion; load it with "
-            "AutoModel.from_pretrained after `import hf_relpos`"
-        )
     if config.get("quantization_config"):
         raise ConversionError(
             f"{folder}: quantization_config is set; convert the checkpoint it was made from, and quantise the result"

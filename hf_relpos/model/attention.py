@@ -38,6 +38,7 @@ class AttentionCall:
         layer: the attention module, from which Transformers' attention functions read `is_causal` and `training`.
         options: further keyword arguments for these functions.
         runs_on: the device of the call, where the tensors are only a description of it (on the meta device).
+        by_name: whether the caller named the backend, so that a faster one is no reason against it.
     """
 
     query: torch.Tensor
@@ -54,6 +55,7 @@ class AttentionCall:
     layer: nn.Module | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     runs_on: torch.device | None = None
+    by_name: bool = False
 
     @property
     def device(self) -> torch.device:
@@ -107,8 +109,9 @@ class Backend(Protocol):
     def unsupported(self, call: AttentionCall) -> list[str]:
         """Why this backend is not for that call: what it cannot compute.
 
-        Backends that only `relpos` takes may also say that another one is faster; where a backend is requested by
-        name, every reason is an error. Must not read the contents of any tensor.
+        It may also say that another one is faster, unless the call names it (`call.by_name`): then every reason is an
+        error. Must not read the contents of any tensor, nor sizes where the call is being traced: the graph would
+        hold for these sizes only.
 
         Returns:
             Reasons, each part of a sentence; empty for a call that it takes.

@@ -31,11 +31,11 @@ class Chunked:
 
     def unsupported(self, call: AttentionCall) -> list[str]:
         """Terms without a Toeplitz form, graphs, and calls that another backend computes faster."""
+        if call.is_traced:  # before sizes are read, on which the graph would then depend
+            return ["the call is being traced, and chunks depend on the data at hand"]
         on_cpu = call.device.type == "cpu"
         # with dropout it is faster than sdpa on the CPU even without terms
         reasons = unsupported_by_offset(call, content_alone=on_cpu and call.dropout > 0, start_on_device=True)
-        if call.is_traced:
-            reasons.append("the call is being traced, and chunks depend on the data at hand")
         if on_cpu and call.dtype not in DTYPES:
             reasons.append(f"it does not compute in {call.dtype}")
         if call.scores < FEWEST_SCORES:

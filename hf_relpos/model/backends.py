@@ -87,7 +87,7 @@ def check_implementation(requested: str | None, call: AttentionCall, scheme: str
         return AUTO
     call = replace(call, output_weights=False)  # Transformers itself says which backends return none
     if requested in BY_NAME:
-        reasons = BY_NAME[requested].unsupported(call)
+        reasons = BY_NAME[requested].unsupported(replace(call, by_name=True))
         if not reasons:
             return requested
     else:
@@ -101,4 +101,5 @@ def check_implementation(requested: str | None, call: AttentionCall, scheme: str
 
 def capable_implementations(call: AttentionCall) -> list[str]:
     """Values of `attn_implementation` that can compute a call, the default first."""
+    call = replace(call, by_name=True)
     return [AUTO, *(name for name, backend in BY_NAME.items() if not backend.unsupported(call))]

@@ -82,7 +82,6 @@ FIELDS: dict[str, Rule] = {
     "vocab_size": integer(1),
     "hidden_size": integer(1),
     "num_hidden_layers": integer(0, MAX_LAYERS),
-    "num_attention_heads": integer(1),
     "intermediate_size": integer(1),
     "max_position_embeddings": integer(1),
     "type_vocab_size": integer(1),

@@ -242,7 +242,7 @@ class RelPosBertConfig(BertConfig):
 
     def validate_heads(self) -> None:
         """Heads must divide the hidden size."""
-        if self.hidden_size % self.num_attention_heads:
+        if self.num_attention_heads < 1 or self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"hidden_size = {self.hidden_size} is not a multiple of num_attention_heads = "
                 f"{self.num_attention_heads}; choose a number of heads that divides it"

@@ -33,12 +33,10 @@ class BiasedCall:
 
 
 def unsupported_as_bias(call: AttentionCall) -> list[str]:
-    """Terms that are no addition to the scores, and weights that fused attention does not return."""
+    """Scores that are no sum of the content and a bias, and weights that fused attention does not return."""
     reasons = []
     if call.output_weights:
         reasons.append("only eager returns attention weights")
-    if call.terms.V:
-        reasons.append("it never holds the attention weights, which the value-side term V needs")
     if call.terms.gain or call.terms.feature_gain is not None:
         reasons.append("it adds to the content scores and cannot multiply them by a gain")
     return reasons
@@ -77,6 +75,10 @@ def run_with_transformers(
         is_causal=call.is_causal,
         **call.options,
     )
+    if torch.compiler.is_exporting():
+        # what SDPA is decomposed into later may lay its result out otherwise in memory than what the graph was made
+        # with, for which `contiguous` was no operation: a copy is always one
+        out = out.clone(memory_format=torch.contiguous_format)
     if biased.visible is not None:  # a query that may attend to nothing gets zeros, as the formula says
         out = out * biased.visible.any(-1).transpose(1, 2)[..., None]
     return out, weights

@@ -331,7 +331,8 @@ def attend(
     probabilities = torch.softmax(scores, dim=-1)
     if visible is not None:
         probabilities = probabilities.masked_fill(~visible, 0.0)
-    probabilities = torch.nn.functional.dropout(probabilities, p=dropout, training=dropout > 0.0)
+    if dropout > 0.0:  # in a graph for any dropout this is no bool, and `training` must be one
+        probabilities = torch.nn.functional.dropout(probabilities, p=dropout)
     out = torch.matmul(probabilities, value)
     positional = position_values(probabilities, terms, context)
     return (out if positional is None else out + positional.to(out.dtype)), probabilities

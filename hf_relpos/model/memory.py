@@ -103,6 +103,13 @@ def check_memory(config: PreTrainedConfig, memory: SegmentMemory, batch: int) ->
         raise ValueError("memory was given, and config.memory_length = 0; set it to the tokens to remember")
     if not is_traced():
         config.validate_memory()  # memory_length may have been set since
+    tensors = [*(memory.states or ()), memory.mask]
+    if not all(isinstance(each, torch.Tensor) for each in tensors) or memory.mask.dim() != 2:
+        raise ValueError(
+            "memory has no states (B, M, D), one for each layer, and mask (B, M); give it as it was returned"
+        )
+    if memory.mask.dtype != torch.bool:
+        raise ValueError(f"memory has a mask of dtype {memory.mask.dtype}; give boolean, True for a token")
     rows, length = memory.mask.shape
     if len(memory.states) != config.num_hidden_layers:
         raise ValueError(

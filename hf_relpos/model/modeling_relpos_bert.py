@@ -52,6 +52,7 @@ from .config_fields import ARGUMENTS, check_rules
 from .configuration_relpos_bert import RelPosBertConfig
 from .context import AttentionContext
 from .documents import packed_position_ids
+from .inputs import check_inputs, look_up
 from .loading import check_loaded
 from .memory import WITH_MEMORY, SegmentMemory, carries_memory, check_memory, remember
 from .padding import removable_padding
@@ -102,13 +103,20 @@ class RelPosBertEmbeddings(nn.Module):
 
         Raises:
             ValueError: for an input longer than a table of absolute positions, if there is one.
+            IndexError: for numbers that a table has no row for.
         """
         if inputs_embeds is None:
-            inputs_embeds = self.word_embeddings(input_ids)
+            inputs_embeds = look_up(self.word_embeddings, input_ids, "input_ids", "vocab_size", self.config.vocab_size)
         length = inputs_embeds.shape[1]
         if token_type_ids is None:
             token_type_ids = torch.zeros(inputs_embeds.shape[:2], dtype=torch.long, device=inputs_embeds.device)
-        embeddings = inputs_embeds + self.token_type_embeddings(token_type_ids)
+        embeddings = inputs_embeds + look_up(
+            self.token_type_embeddings,
+            token_type_ids,
+            "token_type_ids",
+            "type_vocab_size",
+            self.config.type_vocab_size,
+        )
         if self.position_embeddings is not None:
             computed = isinstance(self.position_embeddings, InputScheme)
             if position_ids is not None and position_ids.dim() == 3:
@@ -452,11 +460,25 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             memory_sink: a list that takes the new memory as well, for heads, whose outputs are not this model's.
 
         Raises:
-            ValueError: for inputs that the scheme requires and does not get, and for a memory that is not of this
-                model and batch.
+            TypeError: for something else than tensors.
+            ValueError: for inputs that the scheme requires and does not get, for dtypes and shapes that do not fit, an
+                empty batch or row among them, and for a memory that is not of this model and batch.
+            IndexError: for tokens, token types and absolute positions that the embeddings do not have.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
+        check_inputs(
+            self.config,
+            self.dtype,
+            self.position_inputs.required,
+            input_ids,
+            inputs_embeds,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            relation_ids,
+            has_cache=past_key_values is not None,
+        )
         use_cache = bool(use_cache if use_cache is not None else self.config.use_cache) and self.config.is_decoder
         caller_has_cache = past_key_values is not None
         if use_cache and past_key_values is None:

@@ -225,6 +225,9 @@ class Scheme(nn.Module):
         self.settings: dict[str, Any] = self.resolve(config.position_options if options is None else options, config)
         own = self.scale_of(self.settings, config)
         self.scale: float = self.head_size**-0.5 if own is None else own
+        # What its terms depend on besides the context and its parameters: alike for schemes that make the same. Made
+        # here, since a graph cannot sort.
+        self.signature: Hashable = (type(self), repr(sorted(self.settings.items())))
 
     @classmethod
     def translate(cls, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -338,11 +341,6 @@ class Scheme(nn.Module):
             (B, H, N, d).
         """
         raise NotImplementedError(f"{type(self).__name__} rotates nothing")
-
-    @property
-    def signature(self) -> Hashable:
-        """What its terms depend on besides the context and its parameters: alike for schemes that make the same."""
-        return type(self), repr(sorted(self.settings.items()))
 
     def forward(self, context: AttentionContext) -> Terms:
         """The terms for one attention call.

@@ -8,6 +8,7 @@ from torch import nn
 
 from .context import AttentionContext
 from .formula import Terms
+from .inputs import look_up
 from .scheme import Scheme
 
 
@@ -42,7 +43,8 @@ class LearnedPositions(nn.Embedding):
         """
         if self.out_of_range == "clip":
             position_ids = position_ids.clamp(max=self.num_embeddings - 1)
-        rows = super().forward(position_ids)
+        table = super().forward
+        rows = look_up(table, position_ids, "position_ids", "max_position_embeddings", self.num_embeddings)
         if fade == 1:
             return rows
         mean = self.mean()

@@ -11,6 +11,7 @@ from transformers import initialization as init
 from .context import AttentionContext
 from .formula import Table, Terms
 from .scheme import Option, RangeOption, Scheme, SharedScheme, choice, is_count
+from .tracing import is_traced
 
 
 KINDS = ("c2p", "p2c")
@@ -158,7 +159,9 @@ class RelativeEmbeddings(SharedScheme):
             init.zeros_(self.LayerNorm.bias)
 
     def rows_within(self, distance: int) -> int:
-        """How many rows on one side of the middle distances up to this one use."""
+        """How many rows on one side of the middle distances up to this one use; a graph, for any length, has all."""
+        if is_traced():
+            return self.span
         one_to_one = self.span if self.buckets is None else self.buckets // 2
         return distance if distance <= one_to_one else self.span
 

@@ -14,6 +14,7 @@ from transformers import initialization as init
 from .context import AttentionContext
 from .formula import Table, Terms
 from .scheme import LinearParameter, Option, RangeOption, Scheme, choice, is_count
+from .tracing import is_traced
 
 
 class RelativeKey(Scheme, name="relative_key"):
@@ -78,8 +79,10 @@ class RelativeKey(Scheme, name="relative_key"):
         return min(self.clip, max(context.high, -context.low))
 
     def has_zero_row(self, context: AttentionContext) -> bool:
-        """Whether distances without a term can occur in this call."""
-        return self.settings["out_of_range"] == "zero" and max(context.high, -context.low) > self.clip
+        """Whether distances without a term can occur in this call; in a graph, which is for any length, they may."""
+        if self.settings["out_of_range"] != "zero":
+            return False
+        return is_traced() or max(context.high, -context.low) > self.clip
 
     def table(self, rows: torch.Tensor, context: AttentionContext) -> Table:
         """The table of these rows."""

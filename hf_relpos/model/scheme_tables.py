@@ -15,6 +15,7 @@ from transformers import initialization as init
 from .context import AttentionContext
 from .formula import Table, Terms, toeplitz_table
 from .scheme import LinearParameter, Option, RangeOption, Scheme, choice, is_count
+from .tracing import is_traced
 
 
 LETTERS = "ABcV"
@@ -118,7 +119,7 @@ class Tables(Scheme, name="tables"):
         """
         knots = torch.tensor(self.knots, device=rows.device)
         clipped = offsets.clamp(-self.max_distance, self.max_distance)
-        right = torch.searchsorted(knots, clipped)  # the first knot that is not to the left
+        right = self.next_knot(knots, clipped)
         left = (right - 1).clamp(min=0)
         gap = (knots[right] - knots[left]).clamp(min=1)
         left_weight = (knots[right] - clipped).to(rows.dtype) / gap
@@ -129,6 +130,14 @@ class Tables(Scheme, name="tables"):
         column = (-1,) + (1,) * (rows.dim() - 2)
         of_left, of_right = left_weight * in_range, (1 - left_weight) * in_range
         return rows[:, left] * of_left.view(column) + rows[:, right] * of_right.view(column)
+
+    def next_knot(self, knots: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        """Number of the first knot that is not to the left of each offset, (M,)."""
+        if len(self.knots) == 2 * self.max_distance + 1:  # every offset is a knot
+            return offsets + self.max_distance
+        if is_traced():  # ONNX has no search
+            return (knots < offsets[:, None]).sum(-1)
+        return torch.searchsorted(knots, offsets)
 
     def table(self, letter: str, context: AttentionContext) -> tuple[Table, ...]:
         """The table of that letter for this call, or none."""

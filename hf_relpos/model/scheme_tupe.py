@@ -11,6 +11,7 @@ from .context import AttentionContext
 from .encodings import t5_bucket
 from .formula import Terms
 from .scheme import Scheme, SharedScheme, choice
+from .tracing import is_traced
 
 
 BUCKETS, MAX_DISTANCE = 32, 128
@@ -86,8 +87,19 @@ class TupePositions(SharedScheme):
         return vectors.unflatten(-1, (self.num_heads, -1)).transpose(-2, -3)
 
     def forward(self, context: AttentionContext) -> torch.Tensor:
-        """θ + b, (1 or B, H, L, K)."""
+        """θ + b, (1 or B, H, L, K).
+
+        Raises:
+            ValueError: for negative positions, which have no row. Compiled or traced code does not see them.
+        """
         device = context.device
+        if context.positions is not None and not is_traced() and not context.positions.is_meta:
+            lowest = int(context.positions.min())
+            if lowest < 0:
+                raise ValueError(
+                    f"position_ids has numbers from {lowest} on; the scheme 'tupe' has rows for positions from 0 on: "
+                    "give no negative ones"
+                )
         i, j = context.query_positions(device), context.key_positions(device)  # (L,) and (K,), or both (B, L)
         query = self.project(self.pos_q_linear, i.clamp(max=self.positions - 1) + 1)
         key = self.project(self.pos_k_linear, j.clamp(max=self.positions - 1) + 1)

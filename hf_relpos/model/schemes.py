@@ -136,11 +136,7 @@ class Combination(nn.Module):
     def __init__(self, schemes: list[Scheme]) -> None:
         super().__init__()
         self.parts = nn.ModuleList(schemes)
-
-    @property
-    def signature(self) -> Hashable:
-        """As `Scheme.signature`, of all parts."""
-        return tuple(part.signature for part in self.parts)
+        self.signature: Hashable = tuple(scheme.signature for scheme in schemes)  # as of one scheme
 
     def forward(self, context: AttentionContext) -> Terms:
         """The terms of all parts, added."""
@@ -191,5 +187,8 @@ def build_input(config: Any) -> nn.Module | None:
         if module is not None:
             modules[scheme.name] = module
     if len(modules) > 1:
-        raise ValueError(f"position_embedding_type: {' and '.join(modules)} both act on the input; choose one of them")
+        raise ValueError(
+            f"position_embedding_type = {config.position_embedding_type!r} with absolute_position_embeddings = "
+            f"{config.absolute_position_embeddings}: {' and '.join(modules)} both act on the input; choose one of them"
+        )
     return next(iter(modules.values()), None)

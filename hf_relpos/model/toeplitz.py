@@ -18,6 +18,7 @@ import torch
 
 from .context import AttentionContext
 from .formula import Table, Terms, content_scale, total_of
+from .tracing import is_traced
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ def _rows_by_offset(table: Table, offsets: torch.Tensor, low: int) -> tuple[torc
     """
     index, rows = table.row_of(offsets), table.rows
     # elsewhere to read the index would be to wait for the device
-    may_read = offsets.device.type == "cpu" and not torch.compiler.is_compiling()
+    may_read = offsets.device.type == "cpu" and not is_traced()
     if may_read and rows.shape[1] == offsets.shape[0] and torch.equal(index, offsets - low):
         return rows, (1, 1)  # it is in this form already
     if rows.is_floating_point():  # or gradients of many offsets with one row would be added up in half precision

@@ -18,6 +18,7 @@ from transformers.masking_utils import and_masks, create_bidirectional_mask, cre
 from .context import AttentionContext
 from .documents import document_numbers, position_steps
 from .memory import SegmentMemory
+from .scheme import MAX_COUNT
 from .tracing import is_traced
 
 
@@ -288,10 +289,11 @@ def _check_inputs(
             "label of the edge from each token to each other"
         )
     if "grid" in inputs.required:
-        if position_ids is None or position_ids.dim() != 3:
+        if position_ids is None or position_ids.dim() != 3 or position_ids.shape[2] != 2:
+            shape = "" if position_ids is None else f", not {tuple(position_ids.shape)}"
             raise ValueError(
-                f"position_embedding_type = {inputs.scheme!r} needs position_ids of shape (batch, length, 2): the row "
-                "and column of each token"
+                f"position_embedding_type = {inputs.scheme!r} needs position_ids of shape (batch, length, 2){shape}: "
+                "the row and column of each token"
             )
         return position_ids.expand(batch, -1, -1), None
     if position_ids is not None and position_ids.dim() == 3:
@@ -349,7 +351,18 @@ def _with_positions_of_mask(layout: TokenLayout, batch: int, attention_mask: tor
 
 
 def _largest_distance(positions: torch.Tensor) -> int:
-    return int((positions.amax(-1) - positions.amin(-1)).max())
+    """
+    Raises:
+        ValueError: for positions that are further apart than schemes count.
+    """
+    largest = (positions.amax(-1) - positions.amin(-1)).aminmax()
+    smallest, distance = int(largest.min), int(largest.max)
+    if smallest < 0 or distance > MAX_COUNT:  # below zero: int64 overflows
+        raise ValueError(
+            f"position_ids has positions in a row that are more than {MAX_COUNT:,} apart; a scheme knows no such "
+            "distance. Let positions of one row be near each other"
+        )
+    return distance
 
 
 def _beside_memory(

@@ -1,0 +1,78 @@
+"""torch.compile: one graph for all lengths, forward and backward, with the numbers of the model as it stands."""
+
+import pytest
+import torch
+from oracles import tiny_model
+from selection import FEATURE_SCHEMES, with_full
+from torch._dynamo.backends.registry import lookup_backend
+
+from hf_relpos import RelPosBertForMaskedLM
+
+
+LENGTHS = [9, 3, 16, 17, 30, 2, 12, 15, 18, 40, 7, 25, 33, 5, 48, 20]  # P = 16
+# Recorded for a training batch; a graph more may be for sizes that PyTorch takes for special.
+MOST_GRAPHS = 2
+
+
+def batch_of(length):
+    """Token ids, a mask whose last row is half padding, labels, (B, L) each; B differs, too."""
+    rows = 2 + length % 3
+    ids, mask = torch.randint(1, 50, (rows, length)), torch.ones(rows, length, dtype=torch.long)
+    mask[-1, (length + 1) // 2 :] = 0
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids}
+
+
+def step(forward, model, arguments):
+    """Logits of a training step, and the gradient of every parameter by name."""
+    model.zero_grad()
+    outputs = forward(**arguments)
+    outputs.loss.backward()
+    gradients = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+    return outputs.logits.detach(), gradients
+
+
+def counting(name, graphs):
+    """The compiler backend of that name, which notes every graph that it is given."""
+    compiler = lookup_backend(name)
+
+    def compile_graph(graph, inputs, **options):
+        graphs.append(graph)
+        return compiler(graph, inputs, **options)
+
+    return compile_graph
+
+
+@pytest.mark.feature("torch.compile(fullgraph, dynamic)")
+@pytest.mark.parametrize("backend", with_full(["relpos"], ["eager", "sdpa"]))
+@pytest.mark.parametrize("compiler", with_full(["eager"], ["aot_eager", "inductor"]))
+@pytest.mark.parametrize("scheme", with_full(["deberta", "tables", "rope"], FEATURE_SCHEMES))
+def test_one_graph_for_all_lengths(scheme, compiler, backend):
+    torch._dynamo.reset()
+    model, graphs = tiny_model(RelPosBertForMaskedLM, scheme, backend, num_hidden_layers=1).train(), []
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=counting(compiler, graphs))
+    for length in LENGTHS if compiler == "eager" else LENGTHS[::4]:
+        arguments = batch_of(length)
+        logits, gradients = step(model, model, arguments)
+        got, compiled_gradients = step(compiled, model, arguments)
+        torch.testing.assert_close(got, logits, rtol=0, atol=1e-5)
+        assert gradients.keys() == compiled_gradients.keys()
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(compiled_gradients[name], gradient, rtol=1e-4, atol=1e-5, msg=name)
+    assert 1 <= len(graphs) <= MOST_GRAPHS
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("backend", with_full(["relpos"], ["eager", "sdpa"]))
+@pytest.mark.parametrize("scheme", with_full(["shaw"], FEATURE_SCHEMES))
+def test_dropout_is_compiled(scheme, backend):
+    """Its probability, too, which `dynamic=True` makes an input of the graph; numbers are drawn anew."""
+    torch._dynamo.reset()
+    model = tiny_model(
+        RelPosBertForMaskedLM, scheme, backend, num_hidden_layers=1, attention_probs_dropout_prob=0.5
+    ).train()
+    compiled, arguments = torch.compile(model, fullgraph=True, dynamic=True, backend="eager"), batch_of(9)
+    logits, _ = step(compiled, model, arguments)
+    again, gradients = step(compiled, model, arguments)
+    assert not torch.equal(logits, again) and logits.isfinite().all()
+    assert all(gradient.isfinite().all() for gradient in gradients.values())
+    torch._dynamo.reset()

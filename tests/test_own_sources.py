@@ -1,0 +1,249 @@
+"""A checkpoint of this package as the source of a conversion: its scheme changed, kept, fitted or refused."""
+
+import json
+
+import pytest
+import torch
+from oracles import stir
+from transformers import AutoModel, AutoTokenizer, BertConfig, BertForMaskedLM, BertTokenizer
+
+import hf_relpos
+from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel
+from hf_relpos.conversion import ConversionError, PoorConversionWarning, convert
+from hf_relpos.conversion.names import is_scheme
+
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *"abcdefghijklmnopqrstuvwxyz"]
+SIZES = {
+    "vocab_size": len(WORDS),
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 32,
+    "max_position_embeddings": 20,
+}
+
+
+def own(folder, scheme, head=RelPosBertModel, **fields):
+    """A tiny model of this package, every parameter of which has an effect, saved with a tokenizer."""
+    torch.manual_seed(0)
+    model = stir(head(RelPosBertConfig(**SIZES, position_embedding_type=scheme, **fields))).eval()
+    model.save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(WORDS))
+    return model
+
+
+def batch(length=17):
+    torch.manual_seed(1)
+    mask = torch.ones(3, length, dtype=torch.long)
+    mask[1, length // 2 :] = 0
+    return {"input_ids": torch.randint(5, len(WORDS), (3, length)), "attention_mask": mask}
+
+
+@torch.inference_mode()
+def difference(one, other, length=17):
+    """Of the outputs at real tokens, relative to the largest."""
+    inputs = batch(length)
+    wanted, found = (model.double().eval()(**inputs)[0][inputs["attention_mask"].bool()] for model in (one, other))
+    return float((wanted - found).abs().max() / wanted.abs().max())
+
+
+def test_relative_key_to_tables_and_back(tmp_path):
+    """The same outputs at every length, and the very tables again."""
+    first = own(tmp_path / "first", "relative_key", RelPosBertForMaskedLM)
+    options = {"terms": "A", "per_head": False, "dense": 19}
+    report = convert(
+        tmp_path / "first", tmp_path / "second", position_embedding_type="tables", position_options=options
+    )
+    assert report.method == "exact" and report.difference <= 1e-6 and max(report.details["lost"].values()) < 1e-12
+    second = RelPosBertForMaskedLM.from_pretrained(tmp_path / "second")
+    assert second.config.position_embedding_type == "tables"
+    for length in (2, 17, 45):
+        assert difference(first, second, length) <= 1e-5
+    convert(tmp_path / "second", tmp_path / "third", position_embedding_type="relative_key")
+    third = RelPosBertForMaskedLM.from_pretrained(tmp_path / "third")
+    for name, tensor in first.float().state_dict().items():
+        torch.testing.assert_close(third.state_dict()[name], tensor, rtol=0, atol=1e-5 if is_scheme(name) else 0)
+
+
+def test_tables_to_relative_key_by_refit_says_what_is_lost(tmp_path):
+    own(tmp_path / "one", "tables", position_options={"terms": "AB"})
+    with pytest.raises(ConversionError, match=r"this would lose .* of A, .* of B.*method = 'refit'"):
+        convert(tmp_path / "one", tmp_path / "two", position_embedding_type="relative_key")
+    with pytest.warns(PoorConversionWarning, match="does not hold .*100.0% of B of the source's tables"):
+        report = convert(tmp_path / "one", tmp_path / "two", position_embedding_type="relative_key", method="refit")
+    assert report.details["lost"]["B"] == 1.0 and 0 < report.details["lost"]["A"] < 1
+    assert json.loads((tmp_path / "two" / "conversion.json").read_text())["details"] == report.details
+
+
+@pytest.mark.parametrize("scheme", [name for name in SCHEMES if not SCHEMES[name].required_inputs])
+def test_by_default_every_scheme_stays(tmp_path, scheme):
+    first = own(tmp_path / "one", scheme)
+    arguments = {"position_embedding_type": "relative_key"} if scheme == "absolute" else {}
+    report = convert(tmp_path / "one", tmp_path / "two", **arguments)
+    assert report.difference <= 1e-6 and report.left_out == ()
+    second = AutoModel.from_pretrained(tmp_path / "two")
+    if scheme != "absolute":
+        assert second.config.position_options == first.config.position_options
+    assert difference(first, second) <= 1e-6
+
+
+@pytest.mark.parametrize("scheme", [name for name in SCHEMES if SCHEMES[name].required_inputs])
+def test_schemes_that_need_more_than_tokens_are_refused(tmp_path, scheme):
+    own(tmp_path / "one", scheme)
+    with pytest.raises(ConversionError, match=f"'{scheme}' needs inputs besides the tokens"):
+        convert(tmp_path / "one", tmp_path / "two")
+    assert not (tmp_path / "two").exists()
+
+
+def test_other_fields_stay(tmp_path):
+    fields = {"attention_window": 5, "global_tokens": [0, 2], "memory_length": 0, "unpad_inputs": True}
+    own(tmp_path / "one", ["shaw", "alibi"], **fields, position_options={"shaw": {"clip": 4}})
+    report = convert(tmp_path / "one", tmp_path / "two")
+    config = AutoModel.from_pretrained(tmp_path / "two").config
+    assert {name: getattr(config, name) for name in fields} == fields and report.difference <= 1e-6
+    assert config.position_embedding_type == ["shaw", "alibi"] and config.position_options == {"shaw": {"clip": 4}}
+
+
+def test_the_encoder_of_a_head_and_a_memory(tmp_path):
+    first = own(tmp_path / "one", "transformer_xl", RelPosBertForMaskedLM, memory_length=8)
+    convert(tmp_path / "one", tmp_path / "two", architecture="RelPosBertModel")
+    second = RelPosBertModel.from_pretrained(tmp_path / "two")
+    assert second.config.memory_length == 8 and difference(first.bert, second) <= 1e-6
+
+
+# --- with a table of absolute positions
+
+
+@pytest.fixture
+def hybrid(tmp_path):
+    """What method = 'keep' makes, trained: relative terms that have an effect, beside a table."""
+    return own(tmp_path / "one", "shaw", position_options={"clip": 4}, absolute_position_embeddings=True)
+
+
+def test_a_hybrid_keeps_both(tmp_path, hybrid):
+    report = convert(tmp_path / "one", tmp_path / "two")
+    second = RelPosBertModel.from_pretrained(tmp_path / "two")
+    assert report.method == "keep" and second.config.absolute_position_embeddings
+    assert second.config.position_embedding_type == "shaw" and difference(hybrid, second) <= 1e-6
+
+
+def test_a_hybrid_takes_another_scheme_beside_its_own(tmp_path, hybrid):
+    report = convert(tmp_path / "one", tmp_path / "two", position_embedding_type="relative_key")
+    second = RelPosBertModel.from_pretrained(tmp_path / "two")
+    assert second.config.position_embedding_type == ["shaw", "relative_key"] and report.difference <= 1e-6
+    assert difference(hybrid, second) <= 1e-6
+    convert(tmp_path / "two", tmp_path / "three", position_embedding_type="relative_key_query")
+    third = RelPosBertModel.from_pretrained(tmp_path / "three")
+    assert third.config.position_embedding_type == ["shaw", "relative_key", "relative_key_query"]
+    assert difference(hybrid, third) <= 1e-6
+
+
+def test_a_hybrid_drops_its_table(tmp_path, hybrid):
+    """The trained relative terms stay; the table is its mean row everywhere."""
+    convert(tmp_path / "one", tmp_path / "two", method="drop")
+    second = RelPosBertModel.from_pretrained(tmp_path / "two")
+    assert not second.config.has_absolute_table and second.config.position_embedding_type == "shaw"
+    with torch.no_grad():
+        table = hybrid.embeddings.position_embeddings.weight
+        table.copy_(table.mean(0, keepdim=True).expand_as(table))
+    assert difference(hybrid, second) <= 1e-5
+
+
+def test_a_table_on_the_way_out_is_refused(tmp_path):
+    own(tmp_path / "one", "shaw", absolute_position_embeddings=True, absolute_position_fade=0.5)
+    with pytest.raises(ConversionError, match=r"absolute_position_fade = 0.5.*drop_absolute_positions"):
+        convert(tmp_path / "one", tmp_path / "two")
+
+
+def test_a_longer_table_of_absolute_positions(tmp_path):
+    """The result of `hierarchical`, made longer again."""
+    torch.manual_seed(0)
+    stir(BertForMaskedLM(BertConfig(**SIZES))).save_pretrained(tmp_path / "stock")
+    convert(tmp_path / "stock", tmp_path / "one", method="hierarchical", method_options={"length": 30})
+    convert(tmp_path / "one", tmp_path / "two", method="interpolate", method_options={"length": 50})
+    model = RelPosBertForMaskedLM.from_pretrained(tmp_path / "two")
+    assert model.config.position_embedding_type == "absolute" and model.config.max_position_embeddings == 50
+
+
+# --- fitted
+
+
+def write_texts(folder):
+    lines = [" ".join(WORDS[6 + (7 * n + k * k * (n % 5)) % 26] for k in range(30)) + "." for n in range(900)]
+    (folder / "texts.txt").write_text("\n\n".join(lines))
+    return folder / "texts.txt"
+
+
+@pytest.mark.parametrize(
+    "source", ["rope", pytest.param("hybrid", marks=pytest.mark.full), pytest.param("nezha", marks=pytest.mark.full)]
+)
+def test_a_relative_source_is_calibrated(tmp_path, source):
+    """Nearer than tables at zero, for sources that no table can hold, too."""
+    hybrid = {"absolute_position_embeddings": True} if source == "hybrid" else {}
+    first = own(tmp_path / "one", "alibi" if hybrid else source, **hybrid)
+    report = convert(
+        tmp_path / "one",
+        tmp_path / "two",
+        position_embedding_type="tables",
+        method="calibrate",
+        texts=write_texts(tmp_path),
+        method_options={"tokens": 14_000},
+    )
+    layers = report.details["calibration"]["layers"]
+    assert layers[0]["divergence_after"] < layers[0]["divergence_before"]
+    assert [entry.length for entry in report.fidelity.lengths] == [16]
+    second = RelPosBertModel.from_pretrained(tmp_path / "two")
+    assert not second.config.has_absolute_table
+    assert second.config.position_embedding_type == (["alibi", "tables"] if hybrid else "tables")
+    convert(tmp_path / "one", tmp_path / "three", architecture="RelPosBertModel")  # without text: as it is
+    third = RelPosBertModel.from_pretrained(tmp_path / "three")
+    assert difference(first, third) <= 1e-6 and not report.shortfalls
+
+
+def test_calibrate_to_the_same_scheme_is_refused(tmp_path):
+    own(tmp_path / "one", "tables")
+    with pytest.raises(ConversionError, match="the source has these positions already"):
+        convert(tmp_path / "one", tmp_path / "two", method="calibrate", texts=write_texts(tmp_path))
+    own(tmp_path / "three", "tables", absolute_position_embeddings=True)
+    with pytest.raises(ConversionError, match="has this scheme already, and keeps it"):
+        convert(tmp_path / "three", tmp_path / "two", method="calibrate", texts=write_texts(tmp_path))
+    assert not (tmp_path / "two").exists()
+
+
+def test_a_source_without_tables_names_calibrate(tmp_path):
+    own(tmp_path / "one", "rope")
+    with pytest.raises(ConversionError, match=r"adds a rotation.*method = 'calibrate' fits"):
+        convert(tmp_path / "one", tmp_path / "two", position_embedding_type="tables", method="refit")
+    with pytest.raises(ConversionError, match=r"relative already.*choose calibrate or .*exact or refit"):
+        convert(tmp_path / "one", tmp_path / "two", method="drop")
+
+
+# --- what is refused, and what lies beside
+
+
+def test_a_damaged_source_is_refused(tmp_path):
+    own(tmp_path / "one", "shaw")
+    config = json.loads((tmp_path / "one" / "config.json").read_text())
+    for fields, words in (
+        ({"position_embedding_type": "relative_key"}, "lack .* of RelPosBertModel|lack .*distance_embedding"),
+        ({"position_options": {"clip": 0}}, r"position_options\['clip'\] = 0"),
+        ({"position_embedding_type": "none"}, "'none'"),
+    ):
+        (tmp_path / "one" / "config.json").write_text(json.dumps({**config, **fields}))
+        with pytest.raises(ConversionError, match=words):
+            convert(tmp_path / "one", tmp_path / "two")
+    assert not (tmp_path / "two").exists()
+
+
+def test_the_tokenizer_comes_along_and_the_old_report_does_not(tmp_path):
+    stock = tmp_path / "stock"
+    BertForMaskedLM(BertConfig(**SIZES)).save_pretrained(stock)
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS))
+    BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(stock)
+    convert(stock, tmp_path / "one")
+    report = hf_relpos.convert(tmp_path / "one", tmp_path / "two", method="drop")
+    assert report.left_out == () and "tokenizer.json" in report.files
+    written = json.loads((tmp_path / "two" / "conversion.json").read_text())
+    assert written["source"] == "one" and written["method"] == "drop"
+    assert AutoTokenizer.from_pretrained(tmp_path / "two")("a b").input_ids == [2, 6, 7, 3]
