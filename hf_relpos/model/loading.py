@@ -123,6 +123,8 @@ def check_loaded(
     name = "state_dict" if source is None else str(source)
     if missing:
         raise ValueError(f"{name}: {_reason(model, missing, body, unexpected, source)}")
+    if _changed(("num_hidden_layers",), model.config, saved):  # layers that are left out on purpose take theirs along
+        tables = [name for name in tables if (_layer(name) or 0) < model.config.num_hidden_layers]
     if tables and not _changed(POSITION_FIELDS, model.config, saved):
         raise ValueError(
             f"{name}: the weights hold tables of distances ({_listed(tables)}), which position_embedding_type = "
@@ -186,11 +188,16 @@ def _correction(missing: list[str], body: list[str], unexpected: list[str], conf
     prefix = _common_prefix(missing, unexpected)
     if prefix:
         return f"Its names have a prefix; pass key_mapping={{{f'^{re.escape(prefix)}'!r}: ''}} to take it off"
-    layers = {name: match[1] for name in body if (match := re.search(r"encoder\.layer\.(\d+)\.", name))}
-    stored = {layer for name, layer in layers.items() if name not in missing}
-    if stored and all(layers.get(name, stored) not in stored for name in missing):
+    stored = {layer for name in body if name not in missing and (layer := _layer(name)) is not None}
+    if stored and not {_layer(name) for name in missing} & {None, *stored}:
         return f"num_hidden_layers = {config.num_hidden_layers}, and the file has {len(stored)}; correct config.json"
     return "Restore the file, or correct config.json, which describes another model"
+
+
+def _layer(name: str) -> int | None:
+    """The number of the layer that a tensor belongs to; None for one that is in none."""
+    match = re.search(r"encoder\.layer\.(\d+)\.", name)
+    return int(match[1]) if match else None
 
 
 def _common_prefix(missing: list[str], unexpected: list[str]) -> str:
