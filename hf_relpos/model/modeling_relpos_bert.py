@@ -372,7 +372,7 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
         model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
         loaded = info
         if model._hf_peft_config_loaded:  # then it is the adapter's
-            loaded = {"missing_keys": model._missing_from_base, "unexpected_keys": ()}
+            loaded = {"missing_keys": model._missing_from_base, "unexpected_keys": (), "mismatched_keys": ()}
         check_loaded(model, loaded, pretrained_model_name_or_path, kwargs)
         return (model, info) if output_loading_info else model
 
