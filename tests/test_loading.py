@@ -146,6 +146,8 @@ def test_weights_given_as_a_state_dict():
         RelPosBertModel.from_pretrained(None, config=config, state_dict=jina())
     loaded = RelPosBertModel.from_pretrained(None, config=config, state_dict=tensors())
     assert all(torch.equal(tensor, tensors()[name]) for name, tensor in loaded.state_dict().items())
+    fresh = RelPosBertModel.from_pretrained(None, config=config, state_dict={})  # none on purpose, as in Transformers
+    assert all(parameter.isfinite().all() for parameter in fresh.parameters())
 
 
 @pytest.mark.full
@@ -257,6 +259,15 @@ def test_fewer_layers_that_are_asked_for(tmp_path, scheme):
     assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
     with pytest.raises(ValueError, match=r"hold tables of distances \("):
         RelPosBertModel.from_pretrained(written(tmp_path, weights, position_embedding_type="alibi"))
+
+
+def test_who_asks_for_the_missing_names_gets_them(tmp_path):
+    folder = written(tmp_path, jina(), position_embedding_type="alibi")
+    _, info = RelPosBertModel.from_pretrained(folder, output_loading_info=True)
+    assert "encoder.layer.0.intermediate.dense.weight" in info["missing_keys"]
+    with patch_transformers():
+        _, info = AutoModel.from_pretrained(folder, output_loading_info=True)
+    assert "encoder.layer.0.intermediate.dense.weight" in info["missing_keys"]
 
 
 @pytest.mark.parametrize("scheme", ["shaw", "alibi"])
