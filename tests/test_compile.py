@@ -43,10 +43,12 @@ def counting(name, graphs):
 
 
 @pytest.mark.feature("torch.compile(fullgraph, dynamic)")
-@pytest.mark.parametrize("backend", with_full(["relpos"], ["eager", "sdpa"]))
-@pytest.mark.parametrize("compiler", with_full(["eager"], ["aot_eager", "inductor"]))
+@pytest.mark.parametrize(
+    "way", with_full(["eager relpos"], ["eager eager", "eager sdpa", "aot_eager relpos", "inductor relpos"])
+)
 @pytest.mark.parametrize("scheme", with_full(["deberta", "tables", "rope"], FEATURE_SCHEMES))
-def test_one_graph_for_all_lengths(scheme, compiler, backend):
+def test_one_graph_for_all_lengths(scheme, way):
+    compiler, backend = way.split()
     torch._dynamo.reset()
     model, graphs = tiny_model(RelPosBertForMaskedLM, scheme, backend, num_hidden_layers=1).train(), []
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=counting(compiler, graphs))

@@ -146,6 +146,8 @@ def test_weights_given_as_a_state_dict():
         RelPosBertModel.from_pretrained(None, config=config, state_dict=jina())
     loaded = RelPosBertModel.from_pretrained(None, config=config, state_dict=tensors())
     assert all(torch.equal(tensor, tensors()[name]) for name, tensor in loaded.state_dict().items())
+    fresh = RelPosBertModel.from_pretrained(None, config=config, state_dict={})  # none on purpose, as in Transformers
+    assert all(parameter.isfinite().all() for parameter in fresh.parameters())
 
 
 @pytest.mark.full

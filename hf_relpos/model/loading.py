@@ -98,7 +98,7 @@ def in_body(name: str) -> bool:
 def check_loaded(
     model: PreTrainedModel, info: Mapping[str, Iterable[str]], source: Any, arguments: Mapping[str, Any]
 ) -> None:
-    """Refuse a model whose encoder is not what the checkpoint holds.
+    """Refuse a model whose encoder is not what the checkpoint holds. An empty `state_dict` asks for a fresh model.
 
     Args:
         model: a BERT, stock or ours, as `from_pretrained` returned it.
@@ -110,6 +110,8 @@ def check_loaded(
         ValueError: for weights of the encoder that the file lacks, unless they are `FRESH_PARTS` that the caller asked
             for; and for tables of distances that the configuration has no place for.
     """
+    if source is None and not arguments.get("state_dict"):
+        return
     parameters = [name.replace(".base_layer.", ".") for name, _ in model.named_parameters()]
     body = [name for name in parameters if in_body(name)]
     missing_keys, unexpected = set(info["missing_keys"]), sorted(info["unexpected_keys"])
