@@ -5,6 +5,7 @@
 # make lint    style and types only
 # make schemes    what the schemes say of themselves: tables of README.md, docs/schemes.md and its pictures
 # make test-floor   the tests that meet Transformers, on the oldest one that is supported
+# make features    docs/features.md: which feature works with which kind of scheme, from the outcomes of their tests
 # Each makes its own virtual environment first. PYTHON chooses the interpreter.
 
 PYTHON ?= python3
@@ -14,10 +15,11 @@ PYTEST_ARGS ?= -n auto --dist loadgroup
 FUZZ_EXAMPLES ?= 1000
 # what calls Transformers rather than PyTorch alone
 FLOOR_TESTS := $(addprefix tests/test_, $(addsuffix .py, anneal card chunked convert distil earlier_checkpoints families \
-	generation hub hub_server legacy memory models modules padding patch public_names recurrence sources trainer travels)) \
+	generation hub hub_server legacy memory models modules padding patch public_names recurrence sources tools_outputs \
+	tools_packing tools_peft tools_pipelines tools_quantization tools_sentence_transformers trainer travels)) \
 	tests/schemes/test_every_scheme.py
 
-.PHONY: demo fuzz schemes test test-all test-floor lint clean
+.PHONY: demo features fuzz schemes test test-all test-floor lint clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/hf-relpos demo --out demo-out --overwrite
@@ -35,6 +37,9 @@ fuzz: $(VENV)/.installed
 	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(VENV)/bin/python -m pytest $(PYTEST_ARGS) --hypothesis-profile=fuzz \
 		--fuzz-counts docs/results/fuzz.json tests/test_fuzz_*.py
 	$(VENV)/bin/python scripts/write_cards.py
+
+features: $(VENV)/.installed
+	$(VENV)/bin/python scripts/feature_matrix.py --processes auto
 
 schemes: $(VENV)/.installed
 	$(VENV)/bin/python scripts/scheme_report.py

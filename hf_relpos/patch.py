@@ -230,9 +230,11 @@ def _routed_from_pretrained(stock: Any, ours: Any) -> "classmethod[Any, ..., Any
         model, info = inherited(
             pretrained_model_name_or_path, *args, config=config, output_loading_info=True, **kwargs
         )
+        if output_loading_info:
+            return model, info
         if type(model.config) is BertConfig and not model._hf_peft_config_loaded:  # then `info` is the adapter's
             check_loaded(model, info, pretrained_model_name_or_path, kwargs)
-        return (model, info) if output_loading_info else model
+        return model
 
     return classmethod(from_pretrained)
 

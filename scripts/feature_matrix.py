@@ -60,14 +60,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     unknown = set(chosen or ()) - set(known)
     if unknown:
         raise pytest.UsageError(f"--feature: no test is marked {sorted(unknown)}; there are {known}")
-    kept = [item for item in items if any(chosen is None or name in chosen for name in features[item])]
-    for item in kept:
+    kept = []
+    for item in items:
+        if not features[item] or (chosen is not None and not set(chosen) & set(features[item])):
+            continue
         scheme = item.callspec.params.get("scheme") if hasattr(item, "callspec") else None
-        if scheme not in selection.FEATURE_SCHEMES:
-            raise pytest.UsageError(
-                f"{item.nodeid}: the test of a feature is parametrized with `scheme`, over selection.FEATURE_SCHEMES"
-            )
-        item.user_properties += [("features", features[item]), ("scheme", scheme)]
+        if scheme is None:
+            raise pytest.UsageError(f"{item.nodeid}: the test of a feature is parametrized with `scheme`")
+        if scheme in selection.FEATURE_SCHEMES:  # others have no column
+            item.user_properties += [("features", features[item]), ("scheme", scheme)]
+            kept.append(item)
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
     items[:] = kept
 

@@ -36,6 +36,11 @@ FEATURE_SCHEMES = (
     "rope",  # queries and keys rotated
 )
 
+# Tests of a feature that take long run for two of them, and for all with `--full`.
+FEW_FEATURE_SCHEMES = tuple(
+    name if name in ("tables", "t5") else pytest.param(name, marks=pytest.mark.full) for name in FEATURE_SCHEMES
+)
+
 
 @functools.cache
 def kinds(scheme: str) -> frozenset[str]:

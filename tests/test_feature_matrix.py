@@ -38,7 +38,7 @@ def broken():
     raise RuntimeError("after the test")
 
 @pytest.mark.feature("broken")
-@pytest.mark.parametrize("scheme", ["shaw"])
+@pytest.mark.parametrize("scheme", ["shaw", "hop"])  # hop has no column
 def test_broken(scheme, broken):
     pass
 
@@ -63,7 +63,7 @@ def run(pytester, monkeypatch, *arguments, tests=TESTS):
 
 def test_outcomes_are_recorded_by_feature_and_scheme(pytester, monkeypatch):
     results, done = run(pytester, monkeypatch)
-    done.assert_outcomes(passed=9, failed=1, errors=1, deselected=1)
+    done.assert_outcomes(passed=9, failed=1, errors=1, deselected=2)
     name = "test_outcomes_are_recorded_by_feature_and_scheme.py"
     mixed = results["features"]["mixed"]["tests"]
     assert mixed["t5"] == {
@@ -80,7 +80,7 @@ def test_one_feature_leaves_the_other_rows(pytester, monkeypatch):
     before, _ = run(pytester, monkeypatch)
     mended = TESTS.replace('assert scheme != "rope"', "pass").replace('"never"', '"other"')
     after, done = run(pytester, monkeypatch, "--feature", "good", tests=mended)
-    done.assert_outcomes(passed=3, deselected=8)
+    done.assert_outcomes(passed=3, deselected=9)
     assert after["features"]["mixed"] == before["features"]["mixed"]
     after, _ = run(pytester, monkeypatch, "--feature", "mixed", tests=mended)
     assert "failed" not in after["features"]["mixed"]["tests"]["rope"].values()
@@ -99,7 +99,7 @@ def test_unknown_features_are_refused(pytester, monkeypatch):
     done.stderr.fnmatch_lines(["*no test is marked*god*broken*good*mixed*"])
 
 
-def test_tests_that_are_in_no_column_are_refused(pytester, monkeypatch):
+def test_tests_without_schemes_are_refused(pytester, monkeypatch):
     _, done = run(pytester, monkeypatch, tests='import pytest\n@pytest.mark.feature("x")\ndef test_x():\n    pass\n')
     assert done.ret == pytest.ExitCode.USAGE_ERROR
     done.stderr.fnmatch_lines(["*test_x*parametrized with `scheme`*"])

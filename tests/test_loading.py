@@ -250,10 +250,50 @@ def test_more_layers_than_the_file_has(tmp_path):
     assert model.load_state_dict(tensors(), strict=False).missing_keys
 
 
+@pytest.mark.parametrize("scheme", ["shaw", "deberta"])
+def test_fewer_layers_that_are_asked_for(tmp_path, scheme):
+    """The start of a smaller student: the tables of the other layers are left out with these."""
+    weights = tensors(scheme)
+    folder = written(tmp_path, weights, model_type="relpos_bert", position_embedding_type=scheme)
+    model = RelPosBertModel.from_pretrained(folder, num_hidden_layers=1)
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
+    with pytest.raises(ValueError, match=r"hold tables of distances \("):
+        RelPosBertModel.from_pretrained(written(tmp_path, weights, position_embedding_type="alibi"))
+
+
+def test_who_asks_for_the_missing_names_gets_them(tmp_path):
+    folder = written(tmp_path, jina(), position_embedding_type="alibi")
+    _, info = RelPosBertModel.from_pretrained(folder, output_loading_info=True)
+    assert "encoder.layer.0.intermediate.dense.weight" in info["missing_keys"]
+    with patch_transformers():
+        _, info = AutoModel.from_pretrained(folder, output_loading_info=True)
+    assert "encoder.layer.0.intermediate.dense.weight" in info["missing_keys"]
+
+
+@pytest.mark.parametrize("scheme", ["shaw", "alibi"])
+def test_fewer_layers_that_nobody_asked_for(tmp_path, scheme):
+    weights = tensors(scheme)
+    fields = {"model_type": "relpos_bert", "position_embedding_type": scheme, "num_hidden_layers": 1}
+    folder = written(tmp_path, weights, **fields)
+    with pytest.raises(ValueError, match=r"num_hidden_layers = 1, and the weights have more layers .*layer\.1\."):
+        RelPosBertModel.from_pretrained(folder)
+    # the way out that the message names
+    assert len(RelPosBertModel.from_pretrained(folder, num_hidden_layers=1).encoder.layer) == 1
+
+
+def test_other_sizes_are_for_heads_vocabularies_and_tables(tmp_path):
+    folder = written(tmp_path, tensors(), position_embedding_type="alibi")
+    wrong = {"hidden_size": 2 * SIZES["hidden_size"], "ignore_mismatched_sizes": True}
+    with pytest.raises(ValueError, match=r"tensors of the encoder have other sizes .*\(16,\) instead of \(32,\)"):
+        RelPosBertModel.from_pretrained(folder, **wrong)
+    larger = RelPosBertModel.from_pretrained(folder, vocab_size=SIZES["vocab_size"] + 3, ignore_mismatched_sizes=True)
+    assert larger.embeddings.word_embeddings.num_embeddings == SIZES["vocab_size"] + 3
+
+
 LOST = {
     "a weight": ("encoder.layer.1.output.dense.bias", r"lack 1 of .*layer\.1\.output\.dense\.bias.*Restore the file"),
-    "word embeddings": ("embeddings.word_embeddings.weight", r"lack 1 of .*word_embeddings"),
-    "token types": ("embeddings.token_type_embeddings.weight", r"lack 1 of .*token_type"),
+    "word embeddings": ("embeddings.word_embeddings.weight", r"lack 1 of .*word_embeddings.*Restore the file"),
+    "token types": ("embeddings.token_type_embeddings.weight", r"lack 1 of .*token_type.*Restore the file"),
     "a table": ("encoder.layer.1.attention.self.distance_embedding", r"'shaw', but the weights lack .*layer\.1\."),
 }
 

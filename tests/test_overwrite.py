@@ -14,7 +14,7 @@ import hf_relpos
 from hf_relpos import RelPosBertConfig, RelPosBertModel
 from hf_relpos.calibration.saved import Saved
 from hf_relpos.cli import app
-from hf_relpos.conversion import ConversionError, convert
+from hf_relpos.conversion import ConversionError, checkpoint, convert
 from hf_relpos.conversion.folder import other_files
 from hf_relpos.demo import MODELS, run_demo
 from hf_relpos.model.saving import code_files, shipped_files
@@ -145,6 +145,32 @@ def test_many_files_in_the_way_are_counted(source, tmp_path):
     for number in range(14):
         (out / f"chapter-{number:02}").write_text("")
     refuse("chapter-00, .*chapter-09 and 4 more. Move them", source, out, tmp_path)
+
+
+@pytest.mark.parametrize("files", [("README.md",), ("config.json", "README.md"), ("vocab.txt",), (".gitattributes",)])
+def test_files_with_names_of_a_checkpoint_are_none_without_weights(source, tmp_path, files):
+    """A project's own README and configuration, say."""
+    (tmp_path / "out").mkdir()
+    for name in files:
+        (tmp_path / "out" / name).write_text('{"port": 80}')
+    refuse(r"only if it holds a checkpoint, and its files .* are none", source, tmp_path / "out", tmp_path)
+
+
+def test_a_file_that_comes_during_the_conversion_is_kept(source, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    convert(source, out)
+
+    def write_while_it_runs(*arguments):
+        (out / "notes.md").write_text("mine")
+        return build(*arguments)
+
+    build = checkpoint.build
+    monkeypatch.setattr(checkpoint, "build", write_while_it_runs)
+    with pytest.raises(ConversionError, match=r"in the way: notes\.md"):
+        convert(source, out, method="drop", overwrite=True)
+    assert (out / "notes.md").read_text() == "mine"
+    assert json.loads((out / "conversion.json").read_text())["method"] == "keep"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "stock"]
 
 
 def test_an_empty_folder_is_written(source, tmp_path):

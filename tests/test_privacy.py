@@ -133,6 +133,13 @@ def test_a_checkpoint_of_the_trainer_but_for_its_own_pickle(source, home, tmp_pa
     assert_private(home / "run", str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    "value", ["/home/jo/x", "/Users/jo/x", "/root/x", "~/x", "C:\\Users\\jo", "file:///home/jo", "hf_" + "a1" * 17]
+)
+def test_homes_and_tokens_go_in_any_field(value):
+    assert without_local_paths({"data": value, "task": {"inner": value, "num": 3}}) == {"task": {"num": 3}}
+
+
 def test_which_fields_name_a_machine():
     fields = {
         "name_or_path": "/a/b",

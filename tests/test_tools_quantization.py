@@ -8,7 +8,7 @@ import copy
 import pytest
 import torch
 from oracles import extra_inputs, padding, tiny_model
-from selection import FEATURE_SCHEMES
+from selection import FEATURE_SCHEMES, FEW_FEATURE_SCHEMES
 from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
 from transformers import AutoModelForSequenceClassification, TorchAoConfig
 
@@ -89,7 +89,7 @@ def test_int8_activations_lose_little(scheme, record_property):
 
 
 @pytest.mark.feature("torchao int8 weights")
-@EVERY_SCHEME
+@pytest.mark.parametrize("scheme", FEW_FEATURE_SCHEMES)
 def test_quantized_while_loading_and_saved(scheme, tmp_path):
     """`quantization_config` of `from_pretrained`; what is saved is quantised and loads to the same outputs."""
     model, inputs = model_of(scheme), batch(scheme)

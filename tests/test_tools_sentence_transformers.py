@@ -3,12 +3,13 @@
 import json
 
 import pytest
+import selection
 import torch
 from datasets import Dataset
 from elsewhere import run_without_package
 from oracles import tiny_model
 from safetensors.torch import load_file
-from selection import FEATURE_SCHEMES
+from selection import FEATURE_SCHEMES, FEW_FEATURE_SCHEMES
 from sentence_transformers import (
     CrossEncoder,
     CrossEncoderTrainer,
@@ -24,8 +25,7 @@ from wording import TEXTS, VOCABULARY, tokenizer
 from hf_relpos import RelPosBertForSequenceClassification, RelPosBertModel
 
 
-EVERY_SCHEME = pytest.mark.parametrize("scheme", FEATURE_SCHEMES)
-SOME_SCHEMES = pytest.mark.covering(1, every_scheme=False)
+A_FEW_SCHEMES = pytest.mark.parametrize("scheme", FEW_FEATURE_SCHEMES)
 TOLERANCE = 1e-5
 OTHERS = ["the sky is blue .", "the dog ran on the road .", "a big red bird sat under a tree ."]
 ARGUMENTS = {
@@ -70,9 +70,8 @@ def tables(model):
 # Sentence encoders -----------------------------------------------------------------------------------------------
 
 
-@SOME_SCHEMES
 @pytest.mark.feature("sentence-transformers")
-@EVERY_SCHEME
+@A_FEW_SCHEMES
 def test_sentences_are_means_of_token_states(scheme, tmp_path):
     """A folder of a model alone is loaded; texts are encoded in a padded batch as each alone; what is saved loads."""
     model, words = saved_model(RelPosBertModel, scheme, tmp_path / "model")
@@ -85,9 +84,8 @@ def test_sentences_are_means_of_token_states(scheme, tmp_path):
     agree(vectors, mean_states(alone, words, TEXTS))
 
 
-@SOME_SCHEMES
 @pytest.mark.feature("sentence-transformers")
-@EVERY_SCHEME
+@A_FEW_SCHEMES
 def test_sentence_encoders_are_trained(scheme, tmp_path):
     """The first loss is the formula's, tables change, and the model that was trained is the one that is saved."""
     model, words = saved_model(RelPosBertModel, scheme, tmp_path / "model")
@@ -140,10 +138,10 @@ for job in json.loads(sys.argv[1]):
 
 @pytest.fixture(scope="module")
 def travelled(tmp_path_factory):
-    """Every scheme's encoder, encoded, trained and saved in one process that cannot import hf_relpos."""
+    """The encoder of each scheme that runs, encoded, trained and saved in one process that cannot import hf_relpos."""
     folder = tmp_path_factory.mktemp("elsewhere")
     jobs = []
-    for scheme in FEATURE_SCHEMES:
+    for scheme in FEATURE_SCHEMES if selection.full else filter(FEW_FEATURE_SCHEMES.__contains__, FEATURE_SCHEMES):
         saved_model(RelPosBertModel, scheme, folder / f"{scheme}-model")
         sentences = SentenceTransformer(str(folder / f"{scheme}-model"), device="cpu")
         sentences.save_pretrained(str(folder / scheme))
@@ -159,7 +157,7 @@ def travelled(tmp_path_factory):
 
 @pytest.mark.heavy
 @pytest.mark.feature("sentence-transformers without hf_relpos")
-@EVERY_SCHEME
+@A_FEW_SCHEMES
 def test_sentence_encoders_run_without_the_package(scheme, travelled):
     """With `trust_remote_code=True` the same vectors; what is trained and saved there loads here."""
     results = load_file(travelled / f"{scheme}-vectors")
@@ -185,9 +183,8 @@ def predict(ranker):
     return ranker.predict(pairs, convert_to_tensor=True, show_progress_bar=False)
 
 
-@SOME_SCHEMES
 @pytest.mark.feature("sentence-transformers CrossEncoder")
-@EVERY_SCHEME
+@A_FEW_SCHEMES
 def test_cross_encoders_score_pairs(scheme, tmp_path):
     model, words = saved_model(RelPosBertForSequenceClassification, scheme, tmp_path / "model", num_labels=1)
     ranker = CrossEncoder(str(tmp_path / "model"), device="cpu")
@@ -199,9 +196,8 @@ def test_cross_encoders_score_pairs(scheme, tmp_path):
     assert torch.equal(predict(CrossEncoder(str(tmp_path / "ranker"), device="cpu")), scores)
 
 
-@SOME_SCHEMES
 @pytest.mark.feature("sentence-transformers CrossEncoder")
-@EVERY_SCHEME
+@A_FEW_SCHEMES
 def test_cross_encoders_are_trained(scheme, tmp_path):
     model, words = saved_model(RelPosBertForSequenceClassification, scheme, tmp_path / "model", num_labels=1)
     ranker = CrossEncoder(str(tmp_path / "model"), device="cpu")

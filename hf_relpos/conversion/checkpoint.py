@@ -216,6 +216,8 @@ def convert(
                     difference = compare_outputs(reloaded, checkpoint, spec, reference, rounded=bool(changed))
                     report = replace(report, difference=difference)
                 _describe(unfinished, conversion, reloaded, report, plots)
+                if overwrite:
+                    check_target(out, overwrite)  # a user may have put something there in the meantime
         except (OSError, SafetensorError) as error:
             raise ConversionError(describe_write_error(error, target)) from error
     process.wait_for_everyone()

@@ -17,7 +17,7 @@ from .errors import ConversionError, abbreviate
 from .local_paths import without_local_paths
 from .modules import ENCODER_FILES, MODULE_FILES, MODULES, TOP_FILES, Layout, read_layout
 from .report import REPORT
-from .source import CARD, INDEX, PICKLED_FILES, TOKENIZER_FILES, WEIGHTS, check_link, read_json
+from .source import CARD, INDEX, PICKLED_FILES, TOKENIZER_FILES, WEIGHTS, check_link, has_safetensors, read_json
 
 
 # What `save_pretrained` of a model and a tokenizer and a conversion write; and what Git keeps beside it.
@@ -61,6 +61,13 @@ def check_target(out: str | Path, overwrite: bool, source: str | Path | None = N
                 f"out = '{out}' exists; choose another folder, or replace it with overwrite=True (--overwrite)"
             )
         refuse_foreign_files(out, other_files(target))
+        encoder = target / _layout(target).encoder
+        if any(target.iterdir()) and not ((encoder / "config.json").is_file() and has_safetensors(encoder)):
+            raise ConversionError(
+                f"out = '{out}' is overwritten only if it holds a checkpoint, and its files "
+                f"({abbreviate(sorted(path.name for path in target.iterdir()), 10)}) are none: config.json or "
+                "safetensors are missing. Move them, or choose another folder"
+            )
     return target
 
 

@@ -1,4 +1,4 @@
-"""Paths of a machine, which files that travel to a Hub must not hold."""
+"""Paths of a machine, and tokens of the Hub, which files that travel there must not hold."""
 
 import re
 from collections.abc import Mapping
@@ -10,15 +10,24 @@ from typing import Any
 LOCAL = re.compile(r"(/|~|\.{1,2}[/\\]|[A-Za-z]:[/\\]|\\\\|file:)")
 # Of tokenizers and models of older releases, such as `special_tokens_map_file`, `name_or_path` and `cache_dir`.
 FIELD = re.compile(r".*(_file|_path|_dir)")
+# In any field: what lies in the home of a user, and an access token.
+PRIVATE = re.compile(r"(file://)?(/home/|/Users/|/root/|~[/\\]|[A-Za-z]:[/\\]Users[/\\]).+|hf_[A-Za-z0-9]{20,}")
 
 
 def without_local_paths(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a configuration but for those that name a file or folder of a machine; Hub ids stay."""
+    """The fields of a configuration, nested ones too, but for those that name a file or folder of a machine.
+
+    Access tokens are left out as well; Hub ids stay.
+    """
     return {
-        key: value
+        key: without_local_paths(value) if isinstance(value, Mapping) else value
         for key, value in fields.items()
-        if not (FIELD.fullmatch(key) and isinstance(value, str) and LOCAL.match(value))
+        if not (isinstance(value, str) and _is_private(key, value))
     }
+
+
+def _is_private(key: str, value: str) -> bool:
+    return PRIVATE.fullmatch(value) is not None or bool(FIELD.fullmatch(key) and LOCAL.match(value))
 
 
 def last_name(folder: str | Path) -> str:

@@ -7,10 +7,18 @@ from textwrap import shorten
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    BertPreTrainedModel,
+    PreTrainedModel,
+)
 from transformers.utils import logging
 
 from ..model.checkpoint_files import check_config, check_local, read_json
+from ..model.loading import check_loaded
 from ..patch import patch_transformers
 from .encoder import Encoder, check_pooling
 
@@ -135,6 +143,8 @@ def load_quietly(auto: Any, name: str | Path, **arguments: Any) -> tuple[PreTrai
             f"{name}: {key} has shape {tuple(found)}, and config.json makes it {tuple(expected)}; correct config.json "
             "or take the weights that belong to it"
         )
+    if isinstance(model, BertPreTrainedModel):
+        check_loaded(model, info, name, arguments)
     return model, {key for key in info["missing_keys"] if "pooler." not in key}
 
 

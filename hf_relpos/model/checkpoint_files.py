@@ -134,8 +134,9 @@ def check_weights(files: Iterable[str]) -> None:
     for path in files:
         with open_tensors(path) as tensors:
             types = {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}
-        # BERTs of older releases have buffers in the file, such as embeddings.position_ids
-        wrong = [name for name, kind in types.items() if kind in NO_WEIGHTS and not name.endswith("_ids")]
+        # BERTs of older releases have buffers in the file, such as embeddings.position_ids; a name without a dot is
+        # of no module
+        wrong = [n for n, kind in types.items() if kind in NO_WEIGHTS and "." in n and not n.endswith("_ids")]
         config = os.path.join(os.path.dirname(path), CONFIG)
         if wrong and not (os.path.isfile(config) and read_json(config).get("quantization_config")):
             raise ValueError(

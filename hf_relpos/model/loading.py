@@ -79,6 +79,8 @@ FRESH_PARTS = {
     "embeddings.position_embeddings.": POSITION_FIELDS,
     ".crossattention.": ("add_cross_attention",),
 }
+# Parts of the encoder that `ignore_mismatched_sizes` may leave fresh.
+RESIZED_PARTS = ("embeddings.word_", "embeddings.position_", "embeddings.token_type_", "distance_embedding.")
 
 
 def known_layout(names: Iterable[str]) -> KnownLayout | None:
@@ -96,19 +98,20 @@ def in_body(name: str) -> bool:
 
 
 def check_loaded(
-    model: PreTrainedModel, info: Mapping[str, Iterable[str]], source: Any, arguments: Mapping[str, Any]
+    model: PreTrainedModel, info: Mapping[str, Iterable[Any]], source: Any, arguments: Mapping[str, Any]
 ) -> None:
     """Refuse a model whose encoder is not what the checkpoint holds. An empty `state_dict` asks for a fresh model.
 
     Args:
         model: a BERT, stock or ours, as `from_pretrained` returned it.
-        info: its loading info: `missing_keys` and `unexpected_keys`.
+        info: its loading info: `missing_keys`, `unexpected_keys` and `mismatched_keys`.
         source: what was loaded; None for a `state_dict`.
         arguments: keyword arguments of `from_pretrained`.
 
     Raises:
         ValueError: for weights of the encoder that the file lacks, unless they are `FRESH_PARTS` that the caller asked
-            for; and for tables of distances that the configuration has no place for.
+            for, or has in other sizes, unless they are `RESIZED_PARTS`; and for tables of distances and layers that
+            the configuration has no place for.
     """
     if source is None and not arguments.get("state_dict"):
         return
@@ -117,20 +120,46 @@ def check_loaded(
     missing_keys, unexpected = set(info["missing_keys"]), sorted(info["unexpected_keys"])
     missing = [name for name in body if name in missing_keys]
     tables = [name for name in unexpected if "distance_embedding." in name]
-    if not missing and not tables:
+    surplus = [name for name in unexpected if (_layer(name) or 0) >= model.config.num_hidden_layers]
+    name = "state_dict" if source is None else str(source)
+    _check_sizes(name, info["mismatched_keys"])
+    if not missing and not tables and not surplus:
         return
     # of an adapter's folder, the base model is elsewhere
     saved = _saved_config(type(model.config), source and model.config.name_or_path, arguments)
     missing = [name for name in missing if not _asked_for(name, model.config, saved)]
-    name = "state_dict" if source is None else str(source)
     if missing:
         raise ValueError(f"{name}: {_reason(model, missing, body, unexpected, source)}")
+    if surplus and "num_hidden_layers" not in arguments and not _changed(("num_hidden_layers",), model.config, saved):
+        count = model.config.num_hidden_layers
+        raise ValueError(
+            f"{name}: config.json says num_hidden_layers = {count}, and the weights have more layers "
+            f"({_listed(surplus)}); correct config.json, or pass num_hidden_layers={count} to leave these out"
+        )
+    tables = [name for name in tables if name not in surplus]
     if tables and not _changed(POSITION_FIELDS, model.config, saved):
         raise ValueError(
             f"{name}: the weights hold tables of distances ({_listed(tables)}), which position_embedding_type = "
             f"{getattr(model.config, 'position_embedding_type', None)!r} has no place for; set it in config.json to "
             "the scheme that they were trained with, or pass it as a keyword. To leave them out on purpose, load with "
             "another position_embedding_type than config.json's"
+        )
+
+
+def _check_sizes(name: str, mismatched: Iterable[tuple[str, Any, Any]]) -> None:
+    """Refuse other sizes of what `ignore_mismatched_sizes` is not for.
+
+    Args:
+        name: of the checkpoint.
+        mismatched: name, size in the file and size in the model of each tensor whose sizes differ.
+    """
+    wrong = [each for each in sorted(mismatched) if in_body(each[0]) and not any(p in each[0] for p in RESIZED_PARTS)]
+    if wrong:
+        tensor, stored, expected = wrong[0]
+        raise ValueError(
+            f"{name}: {len(wrong)} tensors of the encoder have other sizes than the configuration says, such as "
+            f"{tensor} with {tuple(stored)} instead of {tuple(expected)}; ignore_mismatched_sizes would leave them "
+            "random, which is for heads, vocabularies and tables of positions only. Correct the configuration"
         )
 
 
@@ -188,11 +217,16 @@ def _correction(missing: list[str], body: list[str], unexpected: list[str], conf
     prefix = _common_prefix(missing, unexpected)
     if prefix:
         return f"Its names have a prefix; pass key_mapping={{{f'^{re.escape(prefix)}'!r}: ''}} to take it off"
-    layers = {name: match[1] for name in body if (match := re.search(r"encoder\.layer\.(\d+)\.", name))}
-    stored = {layer for name, layer in layers.items() if name not in missing}
-    if stored and all(layers.get(name, stored) not in stored for name in missing):
+    stored = {layer for name in body if name not in missing and (layer := _layer(name)) is not None}
+    if stored and not {_layer(name) for name in missing} & {None, *stored}:
         return f"num_hidden_layers = {config.num_hidden_layers}, and the file has {len(stored)}; correct config.json"
     return "Restore the file, or correct config.json, which describes another model"
+
+
+def _layer(name: str) -> int | None:
+    """The number of the layer that a tensor belongs to; None for one that is in none."""
+    match = re.search(r"encoder\.layer\.(\d+)\.", name)
+    return int(match[1]) if match else None
 
 
 def _common_prefix(missing: list[str], unexpected: list[str]) -> str:

@@ -364,6 +364,7 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
             ValueError: for a checkpoint that lacks weights of the encoder, which would be random: one of another
                 architecture, say, or one that lost its tables when stock Transformers v5 loaded and saved it. A new
                 head is only reported, and so are tables of a `position_embedding_type` that is not the saved one.
+                With `output_loading_info=True` the names of missing weights are returned, and nothing is raised.
         """
         output_loading_info = kwargs.pop("output_loading_info", False)
         if isinstance(kwargs.get("config"), BertConfig):
@@ -372,9 +373,11 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
         model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
         loaded = info
         if model._hf_peft_config_loaded:  # then it is the adapter's
-            loaded = {"missing_keys": model._missing_from_base, "unexpected_keys": ()}
+            loaded = {"missing_keys": model._missing_from_base, "unexpected_keys": (), "mismatched_keys": ()}
+        if output_loading_info:
+            return model, info
         check_loaded(model, loaded, pretrained_model_name_or_path, kwargs)
-        return (model, info) if output_loading_info else model
+        return model
 
     def tie_weights(self, missing_keys=None, **kwargs):
         """As in Transformers, whose `from_pretrained` calls it with the names that the file lacks."""
