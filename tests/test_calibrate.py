@@ -353,7 +353,7 @@ def test_every_scheme_that_can_be_fitted(small, tmp_path, scheme):
         position_embedding_type=scheme,
         method="calibrate",
         texts=small / "text.txt",
-        method_options={"tokens": 2000},
+        method_options={"tokens": 8000},
     )
     layers = report.details["calibration"]["layers"]
     assert layers[0]["divergence_after"] < layers[0]["divergence_before"]
