@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from oracles import array, layer_error, padding, tiny_attention, tiny_config, tiny_model
+from oracles import array, extra_inputs, layer_error, padding, tiny_attention, tiny_config, tiny_model
 
 from hf_relpos import AttentionContext, RelPosBertForMaskedLM, RelPosBertLMHeadModel, RelPosBertModel
 
@@ -112,11 +112,15 @@ def test_padding_changes_nothing():
     assert (together[1:, :5] - alone).abs().max() <= 1e-5
 
 
-def test_keys_only_runs_on_sdpa():
-    config = tiny_config("relation", position_options={"values": False})
-    RelPosBertModel(config).set_attn_implementation("sdpa")
-    with pytest.raises(ValueError, match="value-side term"):
-        RelPosBertModel(tiny_config("relation")).set_attn_implementation("sdpa")
+@pytest.mark.parametrize("values", [True, False])
+@torch.no_grad()
+def test_runs_on_sdpa(values):
+    model = tiny_model(RelPosBertModel, "relation", position_options={"values": values})
+    inputs = {"input_ids": torch.randint(1, 50, (1, 4)), **extra_inputs("relation", 1, 4)}
+    model.set_attn_implementation("eager")
+    expected = model(**inputs).last_hidden_state
+    model.set_attn_implementation("sdpa")
+    torch.testing.assert_close(model(**inputs).last_hidden_state, expected)
 
 
 @pytest.mark.parametrize("label", [-1, 6])
@@ -138,7 +142,7 @@ def test_labels_are_asked_for():
 @pytest.mark.parametrize("shape", [(4, 4), (1, 4, 5), (1, 3, 4), (1, 3, 4, 4)], ids=str)
 def test_labels_of_another_shape(shape):
     model = tiny_model(RelPosBertModel, "relation")
-    with pytest.raises(ValueError, match=r"relation_ids has shape .* need \(batch, 4, 4\)"):
+    with pytest.raises(ValueError, match=r"relation_ids has shape .* need \(1, 4, 4\)"):
         model(torch.randint(1, 50, (1, 4)), relation_ids=torch.zeros(shape, dtype=torch.long))
 
 
