@@ -120,7 +120,7 @@ def test_what_cannot_be_drawn_or_written(tmp_path):
         plot_checkpoint(tmp_path, tmp_path / "a.foo")
     with pytest.raises(ValueError, match=r"--out .*its folder does not"):
         plot_checkpoint(tmp_path, tmp_path / "file" / "a.png")
-    with pytest.raises(ValueError, match=r"no such folder, and no model of this name.*check the spelling"):
+    with pytest.raises(ValueError, match=r"has no config\.json, so this is not a checkpoint folder"):
         plot_checkpoint(tmp_path, tmp_path / "a.png")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
