@@ -134,7 +134,7 @@ def test_each_scheme_has_its_options():
     layer = RelPosBertModel(config).encoder.layer[0].attention.self
     shaw, disan = layer.distance_embedding.parts
     assert tuple(shaw.key.shape) == (7, 8) and disan.settings["direction"] == "split"
-    assert supported_implementations(config) == ["relpos", "eager"] and config._attn_implementation == "relpos"
+    assert supported_implementations(config) == ["relpos", "sdpa", "eager"] and config._attn_implementation == "relpos"
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,10 @@ MAY_NAME_SCHEMES = {
     "cli.py",
     "demo/__init__.py",
 }
-NOT_SCHEMES = {("training/distillation_settings.py", "tables")}  # a value of its option `train`
+NOT_SCHEMES = {  # names of other things
+    ("training/distillation_settings.py", "tables"),  # a value of its option `train`
+    *(("model/loading.py", name) for name in ("deberta", "nezha", "xlnet")),  # values of `model_type`
+}
 # Options on which order depends; fire knows no order as long as every position is below its threshold.
 ORDER_OPTIONS = {
     "alibi": [{"variant": variant} for variant in ("symmetric", "offset")],
