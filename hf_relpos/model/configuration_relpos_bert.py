@@ -11,6 +11,7 @@ from torch import nn
 from transformers import BertConfig
 
 from .config_fields import FIELDS, MAX_PARAMETERS, check_arguments, check_nesting, check_rules
+from .foreign import reader
 from .schemes import (
     DEFAULT_SCHEME,
     SCHEMES,
@@ -159,7 +160,8 @@ class RelPosBertConfig(BertConfig):
     def get_config_dict(
         cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """As in Transformers; the configuration of a stock BERT becomes one of ours.
+        """As in Transformers; the configuration of a stock BERT becomes one of ours, and so do those of the
+        relative architectures that the installed package reads.
 
         One without `position_embedding_type` (Transformers v5 no longer writes it) is absolute.
 
@@ -186,6 +188,10 @@ class RelPosBertConfig(BertConfig):
         elif model_type != cls.model_type and not any(
             isinstance(part, dict) and part.get("model_type") == cls.model_type for part in config.values()
         ):
+            foreign = reader()
+            fields = foreign and foreign.config_fields(pretrained_model_name_or_path, config, None)
+            if fields:
+                return fields, kwargs
             raise ValueError(
                 f"{pretrained_model_name_or_path}: model_type = {model_type!r}; only 'bert' and {cls.model_type!r} "
                 "checkpoints can be read"
