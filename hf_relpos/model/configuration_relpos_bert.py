@@ -77,6 +77,11 @@ class RelPosBertConfig(BertConfig):
         embedding_size (`int`, *optional*):
             Width of the embeddings, which a linear layer then takes to `hidden_size`, as in ALBERT and ELECTRA; None
             for `hidden_size` and no such layer.
+        feed_forward_type (`str`, defaults to `"mlp"`):
+            `"mlp"`: W₂ act(W₁ x + b₁) + b₂, as in BERT. `"glu"`: W₂ (act(W x) ∘ V x) + b₂, a gated linear unit
+            (Shazeer, arXiv 2002.05202) as in MosaicBERT and JinaBERT v2; `intermediate.dense` is then W above V,
+            (2·`intermediate_size`, D), without a bias, and dropout follows the product instead of W₂. The activation
+            is `hidden_act` in both.
         unpad_inputs (`bool`, defaults to `False`):
             Whether the layers compute on the real tokens of a padded batch only, which trains the faster the more
             padding there is. The output is then zero at padding; everything else is the same. A batch with a cache, a
@@ -122,6 +127,7 @@ class RelPosBertConfig(BertConfig):
     absolute_position_embeddings: bool = False
     absolute_position_fade: float | int = 1.0
     embedding_size: int | None = None
+    feed_forward_type: str = "mlp"
     unpad_inputs: bool = False
     memory_length: int = 0
     memory_same_length: bool = False
@@ -146,6 +152,11 @@ class RelPosBertConfig(BertConfig):
         check_arguments(type(self), kwargs)
         self.validate_fields()
         self.position_options = translate_options(self.position_embedding_type, self.position_options or {})
+        if self.is_gated:  # each process needs rows of W and the same rows of V
+            self.base_model_tp_plan = {
+                **self.base_model_tp_plan,
+                "encoder.layer.*.intermediate.dense": "packed_colwise",
+            }
         super().__post_init__(**kwargs)
         # here as plain ValueErrors; Transformers runs them again before it writes a configuration
         self.validate_heads()
@@ -345,7 +356,7 @@ class RelPosBertConfig(BertConfig):
         with torch.device("meta"):
             scheme, beside = build_scheme(self), (build_shared(self), build_input(self))
         size, width = self.hidden_size, self.input_size
-        layer = 4 * size**2 + 2 * size * self.intermediate_size + _count(scheme)
+        layer = 4 * size**2 + (3 if self.is_gated else 2) * size * self.intermediate_size + _count(scheme)
         total = (
             (self.vocab_size + self.type_vocab_size) * width
             + (size * width if width != size else 0)
@@ -364,6 +375,11 @@ class RelPosBertConfig(BertConfig):
     def input_size(self) -> int:
         """Width of the embeddings, and of what schemes add to them."""
         return self.hidden_size if self.embedding_size is None else self.embedding_size
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the feed-forward part of a layer is a gated linear unit."""
+        return self.feed_forward_type == "glu"
 
     @property
     def position_scheme_name(self) -> str:

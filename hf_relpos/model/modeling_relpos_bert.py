@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 from transformers import BertConfig
+from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
@@ -250,12 +251,30 @@ class RelPosBertSelfAttention(BertSelfAttention):
         return SharedTerms(terms, self.distance_embedding.signature, context, like)
 
 
+class RelPosBertGatedIntermediate(nn.Module):
+    """act(W x) ∘ V x; `dense` is W above V."""
+
+    def __init__(self, config: RelPosBertConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
+        self.intermediate_act_fn = ACT2FN[config.hidden_act]
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """hidden_states (B, L, D) to (B, L, I)."""
+        gate, value = self.dense(hidden_states).chunk(2, dim=-1)
+        return self.dropout(self.intermediate_act_fn(gate) * value)
+
+
 class RelPosBertLayer(BertLayer):
     """BERT's layer; cross-attention, if any, stays absolute, since its queries and keys share no sequence."""
 
     def __init__(self, config: RelPosBertConfig, layer_idx: int | None = None):
         super().__init__(config, layer_idx=layer_idx)
         self.attention.self = RelPosBertSelfAttention(config, is_causal=config.is_decoder, layer_idx=layer_idx)
+        if config.is_gated:
+            self.intermediate = RelPosBertGatedIntermediate(config)
+            self.output.dropout = nn.Identity()  # it is on the product
 
 
 class RelPosBertEncoder(BertEncoder):
