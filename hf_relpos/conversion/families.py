@@ -9,6 +9,7 @@ BERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, ERNIE, DistilBERT, ALBERT and MP
 from collections.abc import Mapping
 from typing import Any
 
+from .families_alibi import ALIBI_FAMILIES
 from .family import ALL, SPECIAL_TOKENS, Family, Positions, pad_token, renamed
 from .names import Rule
 
@@ -288,4 +289,5 @@ FAMILIES: dict[str, Family] = {
         ),
         unsupported_reason=_mpnet_unsupported_reason,
     ),
+    **ALIBI_FAMILIES,
 }
