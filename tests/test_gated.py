@@ -1,14 +1,18 @@
 """The gated feed-forward, and the outputs of MosaicBERT's and JinaBERT's own code (scripts/golden/gated.py)."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from oracles import padding, tiny_config, tiny_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel
+from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel, patch_transformers
+from hf_relpos.conversion import ConversionError, convert
+from hf_relpos.conversion.families import FAMILIES
 from hf_relpos.model.modeling_relpos_bert import HEADS, RelPosBertLayer
 
 
@@ -216,3 +220,156 @@ def test_the_parameter_count_knows_the_gate():
     tiny_config("alibi", **sizes)
     with pytest.raises(ValueError, match="intermediate_size = 1300000"):
         tiny_config("alibi", feed_forward_type="glu", **sizes)
+
+
+# --- the families
+
+
+def source(tmp_path, folder, **changes):
+    """A copy of a fixture with other fields in config.json; None removes."""
+    copy = shutil.copytree(FIXTURES / folder, tmp_path / folder)
+    saved = {**json.loads((copy / "config.json").read_text()), **changes}
+    (copy / "config.json").write_text(json.dumps({key: value for key, value in saved.items() if value is not None}))
+    return copy
+
+
+def rewrite(folder, change):
+    """Weights of a folder, changed in place by a function."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def silent(folder):
+    """Fields by which a configuration tells what it is; without them the tensors alone do."""
+    if folder == "jina-reglu":  # which no tensor tells from geglu
+        return {"position_embedding_type": None}
+    return dict.fromkeys(("alibi_starting_size", "feed_forward_type", "position_embedding_type"))
+
+
+@every_folder
+@pytest.mark.parametrize("told", ["by its configuration", "by its tensors"])
+def test_converted(tmp_path, folder, told):
+    """Bit for bit the weights that `our_names` puts into our model, whose outputs are tested above."""
+    copy = source(tmp_path, folder, **(silent(folder) if told == "by its tensors" else {}))
+    report = convert(copy, tmp_path / "out", allow_pickle=True)
+    expected = rebuilt(folder, torch.float32)
+    assert report.converted_to == type(expected).__name__ and report.position_embedding_type == "alibi"
+    assert report.difference is None and any("no outputs were compared" in note for note in report.notes)
+    assert not [step for step in report.steps if step.kind != "reused"]
+    model = type(expected).from_pretrained(tmp_path / "out")
+    assert_same(model, expected)
+    leftovers = {"alibi_starting_size", "emb_pooler", "alibi_scaling", "_absolute_table"}
+    assert not leftovers & model.config.to_dict().keys()
+
+
+def assert_same(model, expected):
+    assert model.config.feed_forward_type == "glu" and model.config.position_embedding_type == "alibi"
+    assert model.config.hidden_act == expected.config.hidden_act
+    state = model.state_dict()
+    assert state.keys() == expected.state_dict().keys()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in expected.state_dict().items())
+
+
+@every_folder
+@pytest.mark.parametrize("told", ["by its configuration", "by its tensors"])
+def test_read_directly_and_under_the_patch(tmp_path, folder, told):
+    copy = source(tmp_path, folder, **(silent(folder) if told == "by its tensors" else {}))
+    expected = rebuilt(folder, torch.float32)
+    assert_same(type(expected).from_pretrained(copy), expected)
+    stock = getattr(transformers, type(expected).__name__.removeprefix("RelPos"))
+    auto = next(getattr(transformers, name) for name, head in HEADS.items() if head is type(expected))
+    with patch_transformers():
+        for door in (stock, auto):
+            model = door.from_pretrained(copy)
+            assert type(model) is type(expected)
+            assert_same(model, expected)
+
+
+def test_a_new_head_with_the_labels_of_the_caller(tmp_path):
+    for copy in (FIXTURES / "jina-model", source(tmp_path, "mosaic-model", **silent("mosaic-model"))):
+        with patch_transformers():
+            model = transformers.AutoModelForSequenceClassification.from_pretrained(copy, num_labels=5)
+        assert model.classifier.out_features == 5 and model.config.feed_forward_type == "glu"
+    config = RelPosBertConfig.from_pretrained(FIXTURES / "jina-reglu")
+    assert (config.feed_forward_type, config.hidden_act, config.position_embedding_type) == ("glu", "relu", "alibi")
+
+
+@pytest.mark.parametrize("folder", ["mosaic-model", "mosaic-mlm"])
+def test_joined_projections_are_the_original_ones(folder):
+    family, tensors = FAMILIES["mosaicbert"], stored_weights(folder)
+    config = {"hidden_size": 24}
+    split = family.unpack(config, tensors)
+    assert not any("Wqkv" in name for name in split)
+    joined = family.pack(config, split)
+    assert joined.keys() == tensors.keys() and all(torch.equal(joined[name], tensors[name]) for name in tensors)
+
+
+def test_jina_with_bert_s_own_feed_forward(tmp_path):
+    """`original`, the default of its code: BERT's names and ALiBi."""
+    model = tiny_model(RelPosBertModel, "alibi")
+    model.save_pretrained(tmp_path / "source")
+    saved = {"model_type": "bert", "position_embedding_type": "alibi", "feed_forward_type": "original"}
+    path = tmp_path / "source" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **saved, "architectures": ["JinaBertModel"]}))
+    report = convert(tmp_path / "source", tmp_path / "out")
+    assert report.converted_to == "RelPosBertModel"
+    loaded = RelPosBertModel.from_pretrained(tmp_path / "out")
+    assert loaded.config.feed_forward_type == "mlp"
+    assert torch.equal(loaded(IDS, REAL).last_hidden_state, model(IDS, REAL).last_hidden_state)
+
+
+def add_table(tensors):
+    tensors["embeddings.position_embeddings.weight"] = torch.zeros(16, 24)
+
+
+def cut_projection(tensors):
+    tensors["encoder.layer.0.attention.self.Wqkv.weight"] = torch.zeros(60, 24)
+
+
+def rename_gate(tensors):
+    tensors["encoder.layer.0.mlp.up_gated_layer.weight"] = tensors.pop("encoder.layer.0.mlp.gated_layers.weight")
+
+
+REFUSED = {
+    "another gate": ("jina-model", {"feed_forward_type": "swiglu"}, None, "feed_forward_type = 'swiglu'.*'geglu'"),
+    "slopes of a fork": ("jina-model", {"alibi_scaling": 2}, None, "alibi_scaling = 2"),
+    "other positions": ("jina-model", {"position_embedding_type": "relative_key"}, None, "correct config.json"),
+    "a head with another activation": (
+        "jina-mlm",
+        {"hidden_act": "relu"},
+        None,
+        "hidden_act = 'relu' is the activation of the head of JinaBertForMaskedLM alone.*'gelu'",
+    ),
+    "a table of positions": ("mosaic-model", {}, add_table, "embeddings.position_embeddings.weight"),
+    "a projection that is cut": ("mosaic-model", {}, cut_projection, r"Wqkv.weight has 60 rows.*hidden_size = 24.*72"),
+    "the variant for code": ("jina-model", {}, rename_gate, "variant for code"),
+    "a head that it does not have": (
+        "mosaic-model",
+        {"architectures": ["BertForQuestionAnswering"]},
+        None,
+        "no counterpart here",
+    ),
+    "a head with another epsilon": (
+        "mosaic-mlm",
+        {"layer_norm_eps": 1e-5},
+        None,
+        "layer_norm_eps = 1e-05: the head of BertForMaskedLM has 1e-12",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(tmp_path, case):
+    folder, changes, change, words = REFUSED[case]
+    copy = source(tmp_path, folder, **changes)
+    if change is not None:
+        rewrite(copy, change)
+    with pytest.raises(ConversionError, match=words):
+        convert(copy, tmp_path / "out", allow_pickle=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_pickles_only_if_asked(tmp_path):
+    with pytest.raises(ConversionError, match=r"pytorch_model\.bin.*allow_pickle=True"):
+        convert(FIXTURES / "mosaic-mlm", tmp_path / "out")

@@ -35,6 +35,12 @@ from .source import Source, normalise, read_config, read_tensors, tensor_names
 from .verify import compare_outputs, compare_tensors, own_model, source_model
 
 
+NOT_COMPARED = (
+    "Transformers has no class for the source, so that no outputs were compared: every tensor was read back from the "
+    "result as it was in the source"
+)
+
+
 @dataclass(frozen=True)
 class _Conversion:
     """What is known of a conversion before its weights are read.
@@ -203,7 +209,7 @@ def convert(
         steps=plan(model, renamed, changed, conversion.head.left_behind),
         difference=None,
         files=(),
-        notes=layout.notes(top),
+        notes=(*layout.notes(top), *([NOT_COMPARED] if METHODS[name].exact and reference is None else [])),
         details=context.details,
         versions={
             "hf_relpos": __version__,

@@ -22,12 +22,20 @@ from .source import CHECKPOINT_FILES, PICKLED_FILES, has_safetensors, read_tenso
 
 # Downloading takes these names, and `subfolder` is a part of the path.
 DOWNLOAD_ARGUMENTS = tuple(name for name in HUB_ARGUMENTS if name not in ("proxies", "subfolder"))
+DIRECT = tuple(family for family in FAMILIES.values() if family.read_directly)
+
+
+def _told_by_config(config: Mapping[str, Any]) -> bool:
+    """Whether the configuration says that the checkpoint is of one of these families."""
+    model_type = str(config.get("model_type", "bert"))
+    if model_type == "bert":
+        return any(family.marked(config, ()) for family in DIRECT)
+    return FAMILIES.get(model_type) in DIRECT
 
 
 def config_fields(source: Any, config: Mapping[str, Any], architecture: str | None = None) -> dict[str, Any] | None:
-    """See `hf_relpos.model.foreign.Reader`. A family that calls itself BERT cannot be told by its configuration."""
-    family = FAMILIES.get(str(config.get("model_type", "bert")))
-    if family is None or not family.read_directly:
+    """See `hf_relpos.model.foreign.Reader`."""
+    if not _told_by_config(config):
         return None
     return _fields(_with_head(recognise(Path(str(source)), config), architecture))
 
@@ -39,15 +47,13 @@ def state_dict(
     hub = {name: arguments[name] for name in HUB_ARGUMENTS if arguments.get(name) is not None}
     config, _ = PreTrainedConfig.get_config_dict(source, **hub)
     model_type = config.get("model_type", "bert")
-    family = FAMILIES.get(str(model_type))
-    if family is None or not (family.read_directly or (by_tensors and model_type == "bert")):
+    if not (_told_by_config(config) or (by_tensors and model_type == "bert")):
         return None
     # as in Transformers, whose unpickler makes tensors and nothing else, too
     allow_pickle = arguments.get("use_safetensors") is not True
     folder = _folder(source, hub)
     stored = read_tensors(folder, allow_pickle)
-    direct = [family for family in FAMILIES.values() if family.read_directly]
-    if model_type == "bert" and not any(family.marked(config, stored) for family in direct):
+    if model_type == "bert" and not any(family.marked(config, stored) for family in DIRECT):
         return None
     spec = recognise(folder, config, stored)
     spec = _with_head(spec, architecture)

@@ -9,7 +9,8 @@ BERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, ERNIE, DistilBERT, ALBERT and MP
 from collections.abc import Mapping
 from typing import Any
 
-from .families_deberta import DEBERTA
+from .families_alibi import ALIBI_FAMILIES
+from .families_deberta import DEBERTA_FAMILIES
 from .family import ALL, SPECIAL_TOKENS, Family, Positions, pad_token, renamed
 from .names import Rule
 
@@ -289,5 +290,6 @@ FAMILIES: dict[str, Family] = {
         ),
         unsupported_reason=_mpnet_unsupported_reason,
     ),
-    **DEBERTA,
+    **ALIBI_FAMILIES,
+    **DEBERTA_FAMILIES,
 }

@@ -209,7 +209,7 @@ COMMON: dict[str, Any] = {
 }
 PROJECTIONS = {f"attention.self.{name}_proj": f"attention.self.{name}" for name in ("query", "key", "value")}
 
-DEBERTA: dict[str, Family] = {
+DEBERTA_FAMILIES: dict[str, Family] = {
     "deberta-v2": Family(
         stems=("DebertaV2",),
         suffixes=(*SUFFIXES, "ForMultipleChoice"),

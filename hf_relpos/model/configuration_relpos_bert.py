@@ -26,6 +26,8 @@ from .schemes import (
 
 
 TEMPERATURES = ("none", "log")
+# Some files of stock BERTs have fields of these names, which stock BERT does not read.
+NOT_STOCK = {"embedding_size": None, "feed_forward_type": "mlp"}
 
 
 @contextmanager
@@ -37,6 +39,12 @@ def _readable(path: str | os.PathLike[str]) -> Iterator[None]:
         raise ValueError(f"{path}: the JSON of its configuration is nested too deep to be read") from error
     except (TypeError, AttributeError) as error:  # of something else than a dict
         raise ValueError(f"{path}: its configuration is not a JSON object ({error})") from error
+
+
+def _foreign_fields(source: Any, config: dict[str, Any]) -> dict[str, Any] | None:
+    """Our fields for a configuration of another architecture that the installed package reads; None for any other."""
+    foreign = reader()
+    return None if foreign is None else foreign.config_fields(source, config, None)
 
 
 def _check_object(content: Any) -> None:
@@ -204,6 +212,8 @@ class RelPosBertConfig(BertConfig):
             _check_object(config)
         model_type = config.get("model_type", cls.model_type)
         if model_type == "bert":
+            if fields := _foreign_fields(pretrained_model_name_or_path, config):
+                return fields, kwargs
             if config.get("use_relative_position"):
                 raise ValueError(
                     f"{pretrained_model_name_or_path}: use_relative_position = True marks a NEZHA checkpoint, not a "
@@ -213,14 +223,12 @@ class RelPosBertConfig(BertConfig):
                 **config,
                 "model_type": cls.model_type,
                 "position_embedding_type": config.get("position_embedding_type", STOCK_SCHEME),
-                "embedding_size": None,  # some files have it, and stock BERT does not read it
+                **NOT_STOCK,
             }
         elif model_type != cls.model_type and not any(
             isinstance(part, dict) and part.get("model_type") == cls.model_type for part in config.values()
         ):
-            foreign = reader()
-            fields = foreign and foreign.config_fields(pretrained_model_name_or_path, config, None)
-            if fields:
+            if fields := _foreign_fields(pretrained_model_name_or_path, config):
                 return fields, kwargs
             raise ValueError(
                 f"{pretrained_model_name_or_path}: model_type = {model_type!r}; only 'bert' and {cls.model_type!r} "
@@ -255,7 +263,7 @@ class RelPosBertConfig(BertConfig):
             return config
         values = {"position_embedding_type": STOCK_SCHEME, **config.to_dict()}
         if not isinstance(config, cls):
-            values["embedding_size"] = None
+            values = _foreign_fields(config.name_or_path, values) or {**values, **NOT_STOCK}
         values |= {**changes, "model_type": cls.model_type}
         converted = cls(**values, attn_implementation=config._attn_implementation)
         converted.name_or_path = config.name_or_path

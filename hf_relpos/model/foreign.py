@@ -22,7 +22,7 @@ class Reader(Protocol):
             architecture: class of stock BERT whose head is wanted; None for the one that the file names.
 
         Returns:
-            None for a `model_type` that is not another architecture's.
+            None for a configuration that does not tell another architecture.
 
         Raises:
             ValueError: for a configuration that has no counterpart here.

@@ -58,12 +58,15 @@ KNOWN_LAYOUTS = (
     KnownLayout(
         "MosaicBERT or DNABERT-2: one projection of queries, keys and values, a gated feed-forward and ALiBi",
         (r"\.attention\.self\.Wqkv\.", r"\.mlp\.gated_layers\."),
-        OWN_CODE,
+        CONVERTS,
+        ("bert",),
     ),
+    KnownLayout("the variant of JinaBERT v2 for code", (r"\.mlp\.up_gated_layer\.",), OWN_CODE),
     KnownLayout(
         "JinaBERT v2: a gated feed-forward and ALiBi",
-        (r"\.mlp\.(gated_layers|up_gated_layer)\.", r"\.mlp\.(wo|down_layer)\."),
-        OWN_CODE,
+        (r"\.mlp\.gated_layers\.", r"\.mlp\.wo\."),
+        CONVERTS,
+        ("bert",),
     ),
     KnownLayout("DeBERTa v2 or v3", (r"\.attention\.self\.query_proj\.",), READS, ("deberta-v2",)),
     KnownLayout("DeBERTa v1", (r"\.attention\.self\.in_proj\.",), READS, ("deberta",)),
