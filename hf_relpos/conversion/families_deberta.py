@@ -42,6 +42,7 @@ RULES = (
     Rule("lm_predictions.lm_head.dense.*", "cls.predictions.transform.dense.*"),
     Rule("lm_predictions.lm_head.LayerNorm.*", "cls.predictions.transform.LayerNorm.*"),
     Rule("lm_predictions.lm_head.b*", "cls.predictions.b*"),
+    Rule("lm_predictions.lm_head.w*", "cls.predictions.decoder.w*"),  # a name that 5.14 ties to the word embeddings
 )
 
 
