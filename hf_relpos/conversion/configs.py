@@ -90,6 +90,11 @@ def target_config(
             f"position_options = {position_options!r} is not a mapping; give option names and values, such as "
             "{'clip': 32}"
         )
+    if source.conv_kernel_size and method.text != "unused":
+        raise ConversionError(
+            f"conv_kernel_size = {source.conv_kernel_size}: layers are fitted one after the other, and none of them "
+            "holds this convolution; convert without a method, which is exact"
+        )
     options = dict(position_options or {})
     if not spec.absolute:
         return _relative_config(spec, source, position_embedding_type, options, method, method_options)
