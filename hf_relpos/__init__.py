@@ -55,16 +55,24 @@ __all__ = [
     "Table",
     "Terms",
     "__version__",
+    "accelerate_attention",
     "attend",
     "convert",
     "drop_absolute_positions",
     "explain_backend",
     "patch_transformers",
+    "restore_attention",
 ]
 
 
-# Imported on first use: these bring the Trainer, or all of the converter.
-_LAZY = {"convert": ".conversion", "SegmentDataset": ".training.stream", "StreamTrainer": ".training.stream"}
+# Imported on first use: these bring the Trainer, all of the converter, or stock models beside BERT.
+_LAZY = {
+    "accelerate_attention": ".live",
+    "convert": ".conversion",
+    "restore_attention": ".live",
+    "SegmentDataset": ".training.stream",
+    "StreamTrainer": ".training.stream",
+}
 
 
 def __getattr__(name: str) -> object:

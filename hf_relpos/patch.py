@@ -31,7 +31,8 @@ from transformers.models.bert.modeling_bert import (
 from transformers.utils import logging
 
 from .model.configuration_relpos_bert import RelPosBertConfig
-from .model.loading import HUB_ARGUMENTS, check_loaded
+from .model.foreign import reader
+from .model.loading import HUB_ARGUMENTS, check_loaded, read_foreign
 from .model.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
 from .model.schemes import SCHEMES
 
@@ -53,6 +54,14 @@ STOCK_PARTS: dict[type, tuple[type[BertConfig], ...]] = {
     BertAttention: (BertConfig,),
     BertSelfAttention: (BertConfig,),
 }
+# What tensors say, whatever a configuration says.
+LAYOUT_FIELDS = (
+    "position_embedding_type",
+    "position_options",
+    "absolute_position_embeddings",
+    "feed_forward_type",
+    "hidden_act",
+)
 MISSING = object()  # for an attribute that the class inherits
 
 
@@ -88,7 +97,8 @@ def patch_transformers() -> Patch:
     """Make the stock BERT classes build our models for configurations with relative positions.
 
     Affected, in the whole process, are the nine stock heads and the Auto classes that lead to them, and only where
-    `position_embedding_type` names a scheme of `SCHEMES` other than `"absolute"`:
+    `position_embedding_type` names a scheme of `SCHEMES` other than `"absolute"`, or another field, or tensors, tell a
+    relative architecture that calls itself BERT (JinaBERT v2, MosaicBERT, DNABERT-2):
 
     - `BertForX.from_pretrained`, `AutoModelForX.from_pretrained`, `pipeline`, and whatever calls them;
     - `AutoModelForX.from_config(config)` and `BertForX(config)`.
@@ -136,26 +146,53 @@ def is_ours(config: Any, changes: Mapping[str, Any] | None = None) -> bool:
         config: any object.
         changes: keywords that override its fields.
     """
+    if type(config) not in (BertConfig, RelPosBertConfig):
+        return False
     scheme = getattr(config, "position_embedding_type", None)
-    return type(config) in (BertConfig, RelPosBertConfig) and is_relative(
-        (changes or {}).get("position_embedding_type", scheme)
-    )
+    if is_relative((changes or {}).get("position_embedding_type", scheme)):
+        return True
+    return type(config) is BertConfig and _tells_another_architecture(config.name_or_path, config.to_dict())
 
 
-def _saved_scheme(path: Any, config: Any, kwargs: dict[str, Any]) -> Any:
-    """The `position_embedding_type` that `from_pretrained(path, config=config, **kwargs)` would give its model.
+def _tells_another_architecture(source: Any, config: dict[str, Any]) -> bool:
+    """Whether a configuration that calls itself a BERT's is one of a relative architecture that we read."""
+    foreign = reader()
+    return foreign is not None and foreign.config_fields(source, config, None) is not None
 
-    None where no file has one; then the stock class decides.
-    """
+
+def _is_saved_as_ours(path: Any, config: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether `from_pretrained(path, config=config, **kwargs)` would read a configuration that needs our classes."""
     source = path if config is None else config
     if source is None or kwargs.get("gguf_file") is not None:
-        return None
+        return False
     hub = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
     try:
         saved, _ = BertConfig.get_config_dict(source, **hub)
     except OSError:  # no such file or repository: the stock class raises a better error
+        return False
+    if saved.get("model_type", "bert") == "bert" and _tells_another_architecture(source, saved):
+        return True
+    return is_relative(kwargs.get("position_embedding_type", saved.get("position_embedding_type")))
+
+
+def _read_by_tensors(ours: Any, path: Any, config: Any, kwargs: dict[str, Any]) -> Any:
+    """A checkpoint that only its tensors tell to be no BERT, read by our class; None if it is one.
+
+    Args:
+        ours: the class.
+        path: of the checkpoint.
+        config: a BertConfig, which the stock class was given; None for that of the checkpoint.
+        kwargs: other arguments of `from_pretrained`.
+    """
+    found = read_foreign(ours, path, kwargs, by_tensors=True)
+    if found is None:
         return None
-    return kwargs.get("position_embedding_type", saved.get("position_embedding_type"))
+    if config is not None:
+        layout = {name: getattr(found["config"], name) for name in LAYOUT_FIELDS}
+        found = {**found, "config": RelPosBertConfig.from_bert(config, **layout)}
+    model, info = ours._load(path, (), kwargs, found)
+    check_loaded(model, info, path, kwargs)
+    return model
 
 
 def _routed_init(stock: Any, ours: Any) -> Callable[..., None]:
@@ -221,7 +258,7 @@ def _routed_from_pretrained(stock: Any, ours: Any) -> "classmethod[Any, ..., Any
                     kwargs = {name: value for name, value in kwargs.items() if name not in own}
                     config = RelPosBertConfig.from_bert(config, **own)
                     return ours.from_pretrained(pretrained_model_name_or_path, *args, config=config, **kwargs)
-            elif is_relative(_saved_scheme(pretrained_model_name_or_path, config, kwargs)):
+            elif _is_saved_as_ours(pretrained_model_name_or_path, config, kwargs):
                 return ours.from_pretrained(pretrained_model_name_or_path, *args, config=config, **kwargs)
         inherited = super(stock, cls).from_pretrained if before is None else before.__get__(None, cls)
         if not (_active and cls is stock):
@@ -233,7 +270,13 @@ def _routed_from_pretrained(stock: Any, ours: Any) -> "classmethod[Any, ..., Any
         if output_loading_info:
             return model, info
         if type(model.config) is BertConfig and not model._hf_peft_config_loaded:  # then `info` is the adapter's
-            check_loaded(model, info, pretrained_model_name_or_path, kwargs)
+            try:
+                check_loaded(model, info, pretrained_model_name_or_path, kwargs)
+            except ValueError:
+                given = config if isinstance(config, PreTrainedConfig) else None
+                model = _read_by_tensors(ours, pretrained_model_name_or_path, given, kwargs)
+                if model is None:
+                    raise
         return model
 
     return classmethod(from_pretrained)

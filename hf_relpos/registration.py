@@ -5,7 +5,12 @@ from transformers import AutoConfig, AutoTokenizer, BertTokenizer
 from transformers.utils import is_peft_available
 
 from .model.configuration_relpos_bert import RelPosBertConfig
+from .model.foreign import register_reader
 from .model.modeling_relpos_bert import HEADS
+
+
+# Imported when a checkpoint of another architecture is read: it brings all of the converter.
+READER = f"{__package__}.conversion.direct"
 
 
 def register() -> None:
@@ -14,6 +19,7 @@ def register() -> None:
     for auto, head in HEADS.items():
         getattr(transformers, auto).register(RelPosBertConfig, head, exist_ok=True)
     AutoTokenizer.register(RelPosBertConfig, BertTokenizer, exist_ok=True)
+    register_reader(READER)
     if is_peft_available():
         register_adapter_targets()
 

@@ -13,7 +13,7 @@ ROOMS = [
     {"files", "console", "data"},
     {"model"},
     {"kernels"},
-    {"registration", "patch", "explain"},
+    {"registration", "patch", "explain", "live"},
     {"evaluation"},
     {"training"},
     {"calibration"},

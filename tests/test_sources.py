@@ -16,7 +16,8 @@ from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel
 from hf_relpos.cli import app
 from hf_relpos.conversion import ConversionError, convert, verify
 from hf_relpos.conversion.card import command
-from hf_relpos.conversion.families import COUNTERPARTS, FAMILIES
+from hf_relpos.conversion.families import FAMILIES
+from hf_relpos.conversion.family import COUNTERPARTS
 from hf_relpos.conversion.names import is_scheme
 
 

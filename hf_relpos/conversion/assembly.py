@@ -7,7 +7,7 @@ import torch
 from ..model.configuration_relpos_bert import RelPosBertConfig
 from ..model.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
 from .context import ConversionContext, Method, add_to_token_types, same_positions
-from .families import TASK_TYPES, TOKEN_TYPES
+from .family import TASK_TYPES, TOKEN_TYPES
 from .names import is_scheme
 from .recognition import SourceSpec
 from .source import Source
@@ -28,7 +28,7 @@ def expected_shapes(spec: SourceSpec, architecture: str, source_config: RelPosBe
     with torch.device("meta"):
         model = ARCHITECTURES[architecture](source_config)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    if not spec.family.token_types:
+    if not spec.has_token_types:
         shapes = {name: shape for name, shape in shapes.items() if not name.endswith(TOKEN_TYPES)}
     return shapes | spec.folded_shapes(base=architecture == "BertModel")
 

@@ -1,7 +1,7 @@
 """From a checkpoint to a relpos_bert folder: resolve, read, build, write, read back, compare, rename."""
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import transformers
 from safetensors import SafetensorError
+from transformers import PreTrainedModel
 
 from ..data.seed import check_seed
 from ..files import atomic_folder, describe_write_error, write_json
@@ -30,8 +31,14 @@ from .modules import Layout, locate
 from .names import is_buffer, is_table
 from .recognition import Head, SourceSpec, check_tables, choose_head, recognise
 from .report import REPORT, ConversionReport, plan
-from .source import Source, normalise, read_config, read_tensors
+from .source import Source, normalise, read_config, read_tensors, tensor_names
 from .verify import compare_outputs, compare_tensors, own_model, source_model
+
+
+NOT_COMPARED = (
+    "Transformers has no class for the source, so that no outputs were compared: every tensor was read back from the "
+    "result as it was in the source"
+)
 
 
 @dataclass(frozen=True)
@@ -142,8 +149,9 @@ def convert(
     check_apart(top, target)  # the cache of the Hub
     folder = top / layout.encoder
     saved = read_config(folder)
-    spec = recognise(folder, saved)
+    spec = recognise(folder, saved, tensor_names(folder, allow_pickle))
     head = choose_head(spec, folder, architecture)
+    spec = spec.with_head(head)
     name = choose_method(method, spec, folder)
     texts = check_text(name, texts, field)
     if plots:
@@ -154,9 +162,10 @@ def convert(
     conversion = _Conversion(top, layout, saved, spec, head, name, options, own_config, config)
     raw = read_tensors(folder, allow_pickle)
     conversion, checkpoint = _read(conversion, raw, str(source), commit, any_head=architecture is None)
+    reference: Callable[[PreTrainedModel, Source], PreTrainedModel] | None = None
     if spec.family is OWN:
         reference = partial(own_model, ARCHITECTURES[conversion.head.stock], folder)
-    else:
+    elif spec.family.stock is not None:
         reference = partial(source_model, spec, conversion.head.source, stock_config(folder, spec))
 
     process = process_state()  # one of several writes; the others take part in what learns from text
@@ -200,7 +209,7 @@ def convert(
         steps=plan(model, renamed, changed, conversion.head.left_behind),
         difference=None,
         files=(),
-        notes=layout.notes(top),
+        notes=(*layout.notes(top), *([NOT_COMPARED] if METHODS[name].exact and reference is None else [])),
         details=context.details,
         versions={
             "hf_relpos": __version__,
@@ -212,7 +221,7 @@ def convert(
         try:
             with atomic_folder(target, overwrite) as unfinished:
                 report, reloaded = _write(unfinished, conversion, model, renamed, report)
-                if METHODS[name].exact:
+                if METHODS[name].exact and reference is not None:
                     difference = compare_outputs(reloaded, checkpoint, spec, reference, rounded=bool(changed))
                     report = replace(report, difference=difference)
                 _describe(unfinished, conversion, reloaded, report, plots)
@@ -239,11 +248,13 @@ def _read(
         any_head: whether the caller left the choice of the head to the configuration.
     """
     folder, spec, head, config = conversion.folder, conversion.spec, conversion.head, conversion.source_config
+    raw = spec.unpack(raw)
     check_tables(spec, folder, raw)
     stock_names = {stock for stored in raw for stock in spec.spell(stored, base=False)}
     if conversion.layout.listed and any_head and all(stock.startswith("bert.") for stock in stock_names):
         # sentence-transformers saves the encoder of a model, under the name of the class that it was read with
         head = choose_head(spec, folder, f"{spec.family.stems[0]}Model")
+        spec = spec.with_head(head)
     checkpoint = normalise(
         Source(name, folder, commit, conversion.saved, head.stock),
         raw,

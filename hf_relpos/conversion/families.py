@@ -1,127 +1,17 @@
 """Families of checkpoints with a body like BERT's: what their tensors, fields, heads and positions are in BERT.
 
 BERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, ERNIE, DistilBERT, ALBERT and MPNet, whose positions are absolute
-(MPNet has T5's bias beside them); and those that are relative already: NEZHA in both layouts, and the first six with
-`relative_key` or `relative_key_query`, as Transformers ≤ 4.57 wrote them. A new family is one entry of `FAMILIES`.
+(MPNet has T5's bias beside them); and those that are relative already: NEZHA in both layouts, the first six with
+`relative_key` or `relative_key_query`, as Transformers ≤ 4.57 wrote them. A new family is one entry of
+`FAMILIES`; those with a layout of their own are in modules of their own.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
-from .names import BASE_RULES, RULES, Rule
-
-
-@dataclass(frozen=True)
-class LegacyAttention:
-    """The relative self-attention of a class in Transformers ≤ 4.57, which v5 does not have.
-
-    Attributes:
-        terms: letters of the formula: A is added to the keys, B to the queries, V to the values. All have the same
-            vectors.
-        stored: whether the vectors are a table in the weights, one for each distance; if not, they are sinusoids,
-            clipped at the option `max_relative_position`.
-    """
-
-    terms: str
-    stored: bool = True
-
-
-# By scheme; the first two were values of `position_embedding_type` of stock BERT.
-LEGACY_ATTENTION = {
-    "relative_key": LegacyAttention("A"),
-    "relative_key_query": LegacyAttention("AB"),
-    "nezha": LegacyAttention("AV", stored=False),
-}
-LEGACY_TYPES = ("relative_key", "relative_key_query")
-COUNTERPARTS = {
-    "Model": "BertModel",
-    "ForPreTraining": "BertForPreTraining",
-    "ForMaskedLM": "BertForMaskedLM",
-    "ForCausalLM": "BertLMHeadModel",
-    "LMHeadModel": "BertLMHeadModel",
-    "ForNextSentencePrediction": "BertForNextSentencePrediction",
-    "ForSequenceClassification": "BertForSequenceClassification",
-    "ForMultipleChoice": "BertForMultipleChoice",
-    "ForTokenClassification": "BertForTokenClassification",
-    "ForQuestionAnswering": "BertForQuestionAnswering",
-}
-# Heads of language modelling that apply GELU whatever `hidden_act` says, where BERT's obeys it.
-OWN_ACTIVATION = ("ForMaskedLM", "ForCausalLM")
-# A head of these that BERT does not have is left behind; one of a task is what the checkpoint is for, and refused.
-PRETRAINING = ("ForPreTraining", "ForMaskedLM", "ForCausalLM", "LMHeadModel", "WithLMHead")
-TOKEN_TYPES = "embeddings.token_type_embeddings.weight"
-TASK_TYPES = "embeddings.task_type_embeddings.weight"
-
-
-@dataclass(frozen=True)
-class Family:
-    """One kind of checkpoint.
-
-    Attributes:
-        stems: prefixes of the names of its classes.
-        suffixes: keys of `COUNTERPARTS`: the heads whose outputs are those of BERT's.
-        rules: its own names, on the left, and BERT's.
-        stock: `model_type` of the Transformers class that has the same body, but absolute positions.
-        defaults: of its configuration, where they differ from BERT's.
-        not_kept: fields of its configuration that BERT does not have.
-        spellings: field of its configuration to BERT's field.
-        always_gelu: whether `OWN_ACTIVATION` holds for its heads.
-        legacy_types: values of `position_embedding_type` that Transformers ≤ 4.57 had besides `absolute`.
-        absolute: whether it has a table of absolute positions, unless `position_embedding_type` is a legacy one.
-        token_types: whether it has token type embeddings; where not, those of the result are zero.
-        padding: configuration to the id of the padding token, which is `padding_idx` of the position table, too;
-            position 0 is the row after it. None where position 0 is row 0.
-        layers: configuration to the prefix (`encoder.…`) of each layer's tensors, in order; layers that share tensors
-            have the same. None for BERT's prefixes.
-        tokenizer: class of its tokenizer, for files that do not name it; None for BERT's.
-        scheme: key of `hf_relpos.SCHEMES`: relative positions of all its checkpoints; None for none.
-        options: configuration to options of that scheme.
-        marker: field that, set to true, marks it in a file whose `model_type` is "bert"; None for none.
-        unsupported_reason: configuration to why it cannot be converted; empty if it can.
-    """
-
-    stems: tuple[str, ...]
-    suffixes: tuple[str, ...]
-    rules: tuple[Rule, ...]
-    stock: str
-    defaults: dict[str, Any] = field(default_factory=dict)
-    not_kept: tuple[str, ...] = ()
-    spellings: dict[str, str] = field(default_factory=dict)
-    always_gelu: bool = False
-    legacy_types: tuple[str, ...] = LEGACY_TYPES
-    absolute: bool = True
-    token_types: bool = True
-    padding: Callable[[Mapping[str, Any]], int] | None = None
-    layers: Callable[[Mapping[str, Any]], list[str]] | None = None
-    tokenizer: str | None = None
-    scheme: str | None = None
-    options: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda config: {}
-    marker: str | None = None
-    unsupported_reason: Callable[[Mapping[str, Any]], str] = lambda config: ""
-
-    def heads(self, config: Mapping[str, Any]) -> dict[str, str]:
-        """Class of the family to class of BERT, for every head that this configuration lets BERT compute."""
-        suffixes = self.suffixes
-        if self.always_gelu and config.get("hidden_act", "gelu") != "gelu":
-            suffixes = tuple(suffix for suffix in suffixes if suffix not in OWN_ACTIVATION)
-        return {stem + suffix: COUNTERPARTS[suffix] for stem in self.stems for suffix in suffixes}
-
-    def naming(self, base: bool) -> tuple[Rule, ...]:
-        """All rules from a file to stock BERT; `base` for BertModel, which is the encoder itself."""
-        return (*RULES, *self.rules, *(BASE_RULES[len(RULES) :] if base else ()))
-
-
-def renamed(names: Mapping[str, str]) -> tuple[Rule, ...]:
-    """Rules for weight and bias of modules, old name to new."""
-    return tuple(
-        Rule(f"*.{old}.{part}", f"*.{new}.{part}") for old, new in names.items() for part in ("weight", "bias")
-    )
-
-
-def pad_token(config: Mapping[str, Any]) -> int:
-    """`pad_token_id` of the configuration."""
-    return config["pad_token_id"]
+from .families_alibi import ALIBI_FAMILIES
+from .family import ALL, SPECIAL_TOKENS, Family, Positions, pad_token, renamed
+from .names import Rule
 
 
 def albert_layers(config: Mapping[str, Any]) -> list[str]:
@@ -166,7 +56,6 @@ def _mpnet_unsupported_reason(config: Mapping[str, Any]) -> str:
     )
 
 
-ALL = tuple(suffix for suffix in COUNTERPARTS if suffix not in ("ForCausalLM", "LMHeadModel"))
 ROBERTA_HEADS = (
     Rule("lm_head.dense.*", "cls.predictions.transform.dense.*"),
     Rule("lm_head.layer_norm.*", "cls.predictions.transform.LayerNorm.*"),
@@ -189,7 +78,6 @@ ROBERTA: dict[str, Any] = {
     "always_gelu": True,
     "padding": pad_token,
 }
-SPECIAL_TOKENS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
 
 # This package's own, whose positions are what its configuration says.
 OWN = Family(stems=("RelPosBert",), suffixes=(*ALL, "LMHeadModel"), rules=(), stock="bert", legacy_types=())
@@ -212,9 +100,9 @@ FAMILIES: dict[str, Family] = {
         },
         not_kept=("use_relative_position", "max_relative_position", "embedding_size"),
         legacy_types=(),
-        absolute=False,
-        scheme="nezha",
-        options=lambda config: {"max_relative_position": config["max_relative_position"]},
+        positions=lambda config: Positions(
+            absolute=False, scheme="nezha", options={"max_relative_position": config["max_relative_position"]}
+        ),
         marker="use_relative_position",  # of the original layout
         unsupported_reason=_nezha_unsupported_reason,
     ),
@@ -396,8 +284,10 @@ FAMILIES: dict[str, Family] = {
         token_types=False,
         padding=lambda config: 1,  # whatever the configuration says
         tokenizer="MPNetTokenizer",
-        scheme="t5",
-        options=lambda config: {"buckets": MPNET_BUCKETS, "max_distance": 128},
+        positions=lambda config: Positions(
+            absolute=True, scheme="t5", options={"buckets": MPNET_BUCKETS, "max_distance": 128}
+        ),
         unsupported_reason=_mpnet_unsupported_reason,
     ),
+    **ALIBI_FAMILIES,
 }

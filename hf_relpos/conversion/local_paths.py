@@ -27,7 +27,7 @@ def without_local_paths(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_private(key: str, value: str) -> bool:
-    return PRIVATE.fullmatch(value) is not None or bool(FIELD.fullmatch(key) and LOCAL.match(value))
+    return PRIVATE.fullmatch(value) is not None or bool(FIELD.fullmatch(str(key)) and LOCAL.match(value))
 
 
 def last_name(folder: str | Path) -> str:

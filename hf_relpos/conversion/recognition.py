@@ -1,7 +1,7 @@
 """Recognising a checkpoint: its family, positions and head, from config.json and the names of its tensors."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ from huggingface_hub.errors import StrictDataclassError
 from ..model.configuration_relpos_bert import RelPosBertConfig
 from ..model.schemes import STOCK_SCHEME
 from .errors import ConversionError, abbreviate
-from .families import FAMILIES, LEGACY_ATTENTION, LEGACY_TYPES, OWN, PRETRAINING, TASK_TYPES, Family, LegacyAttention
+from .families import FAMILIES, OWN
+from .family import LEGACY_ATTENTION, LEGACY_TYPES, PRETRAINING, TASK_TYPES, Family, LegacyAttention, Positions
 from .local_paths import without_local_paths
 from .names import is_scheme, is_table, to_stock
 from .source import resemblance, tensor_names
@@ -42,7 +43,12 @@ class SourceSpec:
         """Its self-attention, where Transformers v5 does not have it."""
         if self.family is OWN or self.absolute or not isinstance(self.scheme, str):
             return None
-        return LEGACY_ATTENTION[self.scheme]
+        return LEGACY_ATTENTION.get(self.scheme)
+
+    @property
+    def has_token_types(self) -> bool:
+        """Whether its embeddings depend on token types."""
+        return self.family.token_types and self.config.get("type_vocab_size", 2) != 0
 
     @property
     def cut(self) -> int:
@@ -57,6 +63,7 @@ class SourceSpec:
             family.spellings.get(key, key): value for key, value in self.config.items() if key not in family.not_kept
         }
         fields["max_position_embeddings"] = fields.get("max_position_embeddings", 512) - self.cut
+        fields |= family.fields(self.config)
         if family.layers:
             fields["num_hidden_layers"] = len(family.layers(self.config))
         if family.tokenizer and not fields.get("tokenizer_class"):
@@ -72,6 +79,22 @@ class SourceSpec:
         shape = torch.Size((self.config["task_type_vocab_size"], self.config.get("hidden_size", 768)))
         return {TASK_TYPES if base else f"bert.{TASK_TYPES}": shape}
 
+    def with_head(self, head: "Head") -> "SourceSpec":
+        """The same for a head, on which some fields depend."""
+        return replace(self, config={**self.config, "architectures": [head.source]})
+
+    def unpack(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Tensors under their names in a file as tensors that are one to one with BERT's.
+
+        Raises:
+            ConversionError: for a shape that the configuration does not allow.
+        """
+        return dict(tensors) if self.family.unpack is None else self.family.unpack(self.config, tensors)
+
+    def pack(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The inverse of `unpack`."""
+        return dict(tensors) if self.family.pack is None else self.family.pack(self.config, tensors)
+
     def spell(self, name: str, base: bool) -> list[str]:
         """The names in stock BERT of a tensor in a file: one, or one for each layer that shares it.
 
@@ -85,8 +108,13 @@ class SourceSpec:
         return [to_stock(each, self.family.naming(base))[0] for each in names]
 
 
-def recognise(folder: Path, config: Mapping[str, Any]) -> SourceSpec:
-    """Determine family and positions of a checkpoint from its config.json.
+def recognise(folder: Path, config: Mapping[str, Any], names: Iterable[str] = ()) -> SourceSpec:
+    """Determine family and positions of a checkpoint from its config.json, and from its tensors where that misleads.
+
+    Args:
+        folder: of the checkpoint, for errors.
+        config: config.json.
+        names: of the tensors in its files; () if not known.
 
     Raises:
         ConversionError: for an unknown architecture or kind of positions, and a configuration that the family does not
@@ -100,16 +128,22 @@ def recognise(folder: Path, config: Mapping[str, Any]) -> SourceSpec:
         raise ConversionError(
             f"{folder}: model_type = {model_type!r}; only {known} checkpoints can be converted{_hint(folder, config)}"
         )
+    names = list(names)
     family, mark = FAMILIES[model_type], f"model_type = {model_type!r}"
     if model_type == "bert":
         for name, candidate in FAMILIES.items():
-            if candidate.marker is not None and config.get(candidate.marker):
-                family, mark = candidate, f"{candidate.marker} = {config[candidate.marker]!r} marks a {name.upper()}"
+            if found := candidate.marked(config, names):
+                family, mark = candidate, f"{found} marks a {name.upper()}"
     kind = config.get("position_embedding_type") or STOCK_SCHEME
     completed = {**family.defaults, **without_local_paths(config)}
-    legacy, absolute = kind in family.legacy_types, family.absolute
-    evidence = f"position_embedding_type = {kind!r}" if absolute else mark
-    if kind != STOCK_SCHEME and not legacy:
+    completed |= family.told_by_tensors(completed, names)
+    legacy = kind in family.legacy_types
+    if reason := family.unsupported_reason(completed):
+        raise ConversionError(f"{folder}: {mark}, {reason}")
+    positions = Positions(absolute=False, scheme=kind) if legacy else family.positions(completed)
+    absolute = positions.absolute
+    evidence = f"position_embedding_type = {kind!r}" if absolute or legacy else mark
+    if kind != STOCK_SCHEME and not legacy and kind not in family.position_types:
         if not absolute:
             raise ConversionError(
                 f"{folder}: {mark}, and position_embedding_type = {kind!r} something else; correct config.json"
@@ -119,11 +153,7 @@ def recognise(folder: Path, config: Mapping[str, Any]) -> SourceSpec:
             f"{folder}: {evidence}; of model_type = {model_type!r}, only checkpoints with {known} positions can be "
             f"converted{_hint(folder, config)}"
         )
-    if reason := family.unsupported_reason(completed):
-        raise ConversionError(f"{folder}: {reason if absolute else f'{mark}, {reason}'}")
-    if legacy:
-        return SourceSpec(family, evidence, False, kind, {}, completed)
-    return SourceSpec(family, evidence, absolute, family.scheme, family.options(completed), completed)
+    return SourceSpec(family, evidence, absolute, positions.scheme, positions.options, completed)
 
 
 def _recognise_own(folder: Path, config: Mapping[str, Any]) -> SourceSpec:

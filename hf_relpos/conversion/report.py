@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from ..evaluation.fidelity_report import shortfalls
 from .errors import abbreviate
-from .families import TOKEN_TYPES
+from .family import TOKEN_TYPES
 from .local_paths import last_name
 from .names import is_buffer, is_scheme, is_table
 from .source import Source

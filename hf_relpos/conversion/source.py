@@ -236,10 +236,17 @@ def read_tensors(folder: Path, allow_pickle: bool = False) -> dict[str, torch.Te
     )
 
 
-def tensor_names(folder: Path) -> list[str]:
-    """Names in the safetensors of a folder, whose tensors are not read; none where they cannot be."""
+def tensor_names(folder: Path, allow_pickle: bool = False) -> list[str]:
+    """Names in the weights of a folder, whose tensors are not read from safetensors; none where they cannot be.
+
+    Args:
+        folder: of the checkpoint.
+        allow_pickle: as for `read_tensors`.
+    """
     names: list[str] = []
     try:
+        if allow_pickle and not has_safetensors(folder):
+            return list(read_tensors(folder, allow_pickle))
         for path in checkpoint_files.weight_files(folder):
             with checkpoint_files.open_tensors(path) as tensors:
                 names += tensors.keys()

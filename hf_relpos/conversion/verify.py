@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from .errors import ConversionError
-from .families import LegacyAttention
+from .family import LegacyAttention
 from .names import inverse
 from .recognition import SourceSpec
 from .report import Step
@@ -68,7 +68,7 @@ def compare_outputs(
 
     Returns:
         Largest difference of an output, relative to the largest value of that output. Where padding has positions of
-        its own, outputs at padding are left out.
+        its own, or attends to nothing, outputs at padding are left out.
 
     Raises:
         ConversionError: for one that rounding does not explain.
@@ -84,7 +84,7 @@ def compare_outputs(
         mask[..., -1, length // 2 + 1 :] = 0  # the last row is padded
         batch: dict[str, Any] = {
             "input_ids": torch.randint(config.vocab_size, shape),
-            "token_type_ids": torch.randint(config.type_vocab_size, shape),
+            "token_type_ids": torch.randint(max(config.type_vocab_size, 1), shape),
             "attention_mask": mask,
             # whatever the configuration says
             "return_dict": True,
@@ -96,12 +96,13 @@ def compare_outputs(
             if config.add_cross_attention:
                 batch["encoder_hidden_states"] = torch.randn(2, 5, config.hidden_size, dtype=torch.float64)
     real = mask.bool()
+    real_only = bool(spec.cut) or spec.family.masks_queries
     if spec.cut:
         padding = spec.cut - 1
         ids = batch["input_ids"]
         ids[ids == padding] = (padding + 1) % config.vocab_size
         ids[~real] = padding
-    if not spec.family.token_types:
+    if not spec.has_token_types:
         del batch["token_type_ids"]
     expected = original(**batch)
     del original  # so that only one model in float64 is held at a time
@@ -111,7 +112,7 @@ def compare_outputs(
         if not isinstance(one, torch.Tensor):  # a memory
             continue
         other = outputs[name]
-        if spec.cut and (one.dim() == 3 or name in ("start_logits", "end_logits")):  # one for each token
+        if real_only and (one.dim() == 3 or name in ("start_logits", "end_logits")):  # one for each token
             one, other = one[real], other[real]
         differences.append((one - other).abs().max() / one.abs().max().clamp_min(1e-30))
     worst = float(torch.stack(differences).max())  # which NaN survives
@@ -143,6 +144,7 @@ def source_model(
     config._attn_implementation = "eager"
     base = source.architecture == "BertModel"
     stock = getattr(transformers, source.architecture if spec.family.stock == "bert" else name)(config)
+    spec.family.widen(stock)
     if (legacy := spec.legacy_attention) is not None:
         stock.base_model.embeddings.position_embeddings = NoPositions()
         prefix = "" if base else "bert."
@@ -152,8 +154,22 @@ def source_model(
     whole = {name: torch.cat([front, source.tensors[name]]) for name, front in source.cut.items()}
     tensors = {**model.state_dict(), **source.tensors, **whole}
     stock = stock.double().eval()
-    stock.load_state_dict({name: tensors[spec.spell(name, base)[0]] for name in stock.state_dict()})
+    stock.load_state_dict(under_own_names(spec, stock.state_dict(), tensors, base))
     return stock
+
+
+def under_own_names(
+    spec: SourceSpec, own: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor], base: bool
+) -> dict[str, torch.Tensor]:
+    """Tensors under the names, and in the layout, of the source's own class.
+
+    Args:
+        spec: the source, recognised.
+        own: state dict of that class, for its names and shapes.
+        tensors: under the names of stock BERT.
+        base: for BertModel, which is the encoder itself.
+    """
+    return spec.pack({name: tensors[spec.spell(name, base)[0]] for name in spec.unpack(own)})
 
 
 def own_model(kind: type[PreTrainedModel], folder: Path, model: PreTrainedModel, source: Source) -> PreTrainedModel:

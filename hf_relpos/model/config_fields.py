@@ -23,6 +23,7 @@ MAX_PARAMETERS = 2**40  # 4 TiB in float32
 MAX_NESTING = 100  # Python's own limit is reached at some 300 levels
 MAX_INITIALIZER_RANGE = 1_000
 
+FEED_FORWARD_TYPES = ("mlp", "glu")
 PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 
 
@@ -96,6 +97,9 @@ FIELDS: dict[str, Rule] = {
     "initializer_range": number(0, MAX_INITIALIZER_RANGE),
     "layer_norm_eps": number(0, 1),
     "hidden_act": Rule(lambda value: value in ACT2FN, f"one of {', '.join(map(repr, sorted(ACT2FN)))}"),
+    "feed_forward_type": Rule(
+        lambda value: value in FEED_FORWARD_TYPES, f"one of {', '.join(map(repr, FEED_FORWARD_TYPES))}"
+    ),
     "global_tokens": Rule(
         lambda value: (
             value is None

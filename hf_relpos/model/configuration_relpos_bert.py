@@ -11,6 +11,7 @@ from torch import nn
 from transformers import BertConfig
 
 from .config_fields import FIELDS, MAX_PARAMETERS, check_arguments, check_nesting, check_rules
+from .foreign import reader
 from .schemes import (
     DEFAULT_SCHEME,
     SCHEMES,
@@ -25,6 +26,8 @@ from .schemes import (
 
 
 TEMPERATURES = ("none", "log")
+# Some files of stock BERTs have fields of these names, which stock BERT does not read.
+NOT_STOCK = {"embedding_size": None, "feed_forward_type": "mlp"}
 
 
 @contextmanager
@@ -36,6 +39,12 @@ def _readable(path: str | os.PathLike[str]) -> Iterator[None]:
         raise ValueError(f"{path}: the JSON of its configuration is nested too deep to be read") from error
     except (TypeError, AttributeError) as error:  # of something else than a dict
         raise ValueError(f"{path}: its configuration is not a JSON object ({error})") from error
+
+
+def _foreign_fields(source: Any, config: dict[str, Any]) -> dict[str, Any] | None:
+    """Our fields for a configuration of another architecture that the installed package reads; None for any other."""
+    foreign = reader()
+    return None if foreign is None else foreign.config_fields(source, config, None)
 
 
 def _check_object(content: Any) -> None:
@@ -76,6 +85,11 @@ class RelPosBertConfig(BertConfig):
         embedding_size (`int`, *optional*):
             Width of the embeddings, which a linear layer then takes to `hidden_size`, as in ALBERT and ELECTRA; None
             for `hidden_size` and no such layer.
+        feed_forward_type (`str`, defaults to `"mlp"`):
+            `"mlp"`: W₂ act(W₁ x + b₁) + b₂, as in BERT. `"glu"`: W₂ (act(W x) ∘ V x) + b₂, a gated linear unit
+            (Shazeer, arXiv 2002.05202) as in MosaicBERT and JinaBERT v2; `intermediate.dense` is then W above V,
+            (2·`intermediate_size`, D), without a bias, and dropout follows the product instead of W₂. The activation
+            is `hidden_act` in both.
         unpad_inputs (`bool`, defaults to `False`):
             Whether the layers compute on the real tokens of a padded batch only, which trains the faster the more
             padding there is. The output is then zero at padding; everything else is the same. A batch with a cache, a
@@ -121,6 +135,7 @@ class RelPosBertConfig(BertConfig):
     absolute_position_embeddings: bool = False
     absolute_position_fade: float | int = 1.0
     embedding_size: int | None = None
+    feed_forward_type: str = "mlp"
     unpad_inputs: bool = False
     memory_length: int = 0
     memory_same_length: bool = False
@@ -145,6 +160,11 @@ class RelPosBertConfig(BertConfig):
         check_arguments(type(self), kwargs)
         self.validate_fields()
         self.position_options = translate_options(self.position_embedding_type, self.position_options or {})
+        if self.is_gated:  # each process needs rows of W and the same rows of V
+            self.base_model_tp_plan = {
+                **self.base_model_tp_plan,
+                "encoder.layer.*.intermediate.dense": "packed_colwise",
+            }
         super().__post_init__(**kwargs)
         # here as plain ValueErrors; Transformers runs them again before it writes a configuration
         self.validate_heads()
@@ -159,7 +179,8 @@ class RelPosBertConfig(BertConfig):
     def get_config_dict(
         cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """As in Transformers; the configuration of a stock BERT becomes one of ours.
+        """As in Transformers; the configuration of a stock BERT becomes one of ours, and so do those of the
+        relative architectures that the installed package reads.
 
         One without `position_embedding_type` (Transformers v5 no longer writes it) is absolute.
 
@@ -172,6 +193,8 @@ class RelPosBertConfig(BertConfig):
             _check_object(config)
         model_type = config.get("model_type", cls.model_type)
         if model_type == "bert":
+            if fields := _foreign_fields(pretrained_model_name_or_path, config):
+                return fields, kwargs
             if config.get("use_relative_position"):
                 raise ValueError(
                     f"{pretrained_model_name_or_path}: use_relative_position = True marks a NEZHA checkpoint, not a "
@@ -181,11 +204,13 @@ class RelPosBertConfig(BertConfig):
                 **config,
                 "model_type": cls.model_type,
                 "position_embedding_type": config.get("position_embedding_type", STOCK_SCHEME),
-                "embedding_size": None,  # some files have it, and stock BERT does not read it
+                **NOT_STOCK,
             }
         elif model_type != cls.model_type and not any(
             isinstance(part, dict) and part.get("model_type") == cls.model_type for part in config.values()
         ):
+            if fields := _foreign_fields(pretrained_model_name_or_path, config):
+                return fields, kwargs
             raise ValueError(
                 f"{pretrained_model_name_or_path}: model_type = {model_type!r}; only 'bert' and {cls.model_type!r} "
                 "checkpoints can be read"
@@ -219,7 +244,7 @@ class RelPosBertConfig(BertConfig):
             return config
         values = {"position_embedding_type": STOCK_SCHEME, **config.to_dict()}
         if not isinstance(config, cls):
-            values["embedding_size"] = None
+            values = _foreign_fields(config.name_or_path, values) or {**values, **NOT_STOCK}
         values |= {**changes, "model_type": cls.model_type}
         converted = cls(**values, attn_implementation=config._attn_implementation)
         converted.name_or_path = config.name_or_path
@@ -339,7 +364,7 @@ class RelPosBertConfig(BertConfig):
         with torch.device("meta"):
             scheme, beside = build_scheme(self), (build_shared(self), build_input(self))
         size, width = self.hidden_size, self.input_size
-        layer = 4 * size**2 + 2 * size * self.intermediate_size + _count(scheme)
+        layer = 4 * size**2 + (3 if self.is_gated else 2) * size * self.intermediate_size + _count(scheme)
         total = (
             (self.vocab_size + self.type_vocab_size) * width
             + (size * width if width != size else 0)
@@ -358,6 +383,11 @@ class RelPosBertConfig(BertConfig):
     def input_size(self) -> int:
         """Width of the embeddings, and of what schemes add to them."""
         return self.hidden_size if self.embedding_size is None else self.embedding_size
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the feed-forward part of a layer is a gated linear unit."""
+        return self.feed_forward_type == "glu"
 
     @property
     def position_scheme_name(self) -> str:

@@ -5,6 +5,7 @@ one wants; an encoder with a random feed-forward is another model at every load.
 which says what the file looks like and what reads it.
 """
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig, PreTrainedModel
+
+from .foreign import reader
 
 
 HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
@@ -51,12 +54,15 @@ KNOWN_LAYOUTS = (
     KnownLayout(
         "MosaicBERT or DNABERT-2: one projection of queries, keys and values, a gated feed-forward and ALiBi",
         (r"\.attention\.self\.Wqkv\.", r"\.mlp\.gated_layers\."),
-        OWN_CODE,
+        CONVERTS,
+        ("bert",),
     ),
+    KnownLayout("the variant of JinaBERT v2 for code", (r"\.mlp\.up_gated_layer\.",), OWN_CODE),
     KnownLayout(
         "JinaBERT v2: a gated feed-forward and ALiBi",
-        (r"\.mlp\.(gated_layers|up_gated_layer)\.", r"\.mlp\.(wo|down_layer)\."),
-        OWN_CODE,
+        (r"\.mlp\.gated_layers\.", r"\.mlp\.wo\."),
+        CONVERTS,
+        ("bert",),
     ),
     KnownLayout("DeBERTa v2 or v3", (r"\.attention\.self\.query_proj\.",), NATIVE, ("deberta-v2",)),
     KnownLayout("DeBERTa v1", (r"\.attention\.self\.in_proj\.",), NATIVE, ("deberta",)),
@@ -81,6 +87,44 @@ FRESH_PARTS = {
 }
 # Parts of the encoder that `ignore_mismatched_sizes` may leave fresh.
 RESIZED_PARTS = ("embeddings.word_", "embeddings.position_", "embeddings.token_type_", "distance_embedding.")
+
+
+def read_foreign(
+    kind: type[PreTrainedModel], source: Any, arguments: Mapping[str, Any], by_tensors: bool = False
+) -> Mapping[str, Any] | None:
+    """What `from_pretrained` of Transformers is to be given to load a checkpoint of another architecture.
+
+    Args:
+        kind: our class.
+        source: folder or Hub repository.
+        arguments: of `from_pretrained`.
+        by_tensors: whether one that calls itself a BERT may be told by its tensors.
+
+    Returns:
+        The arguments, among them a configuration of ours and a `state_dict`; None for a checkpoint that Transformers
+        reads by itself.
+
+    Raises:
+        ValueError: for a checkpoint that is not supported, or broken.
+    """
+    foreign = reader()
+    given = any(arguments.get(name) is not None for name in ("state_dict", "gguf_file"))
+    if foreign is None or given or not isinstance(source, str | os.PathLike):
+        return None
+    try:
+        found = foreign.state_dict(source, kind.__name__.removeprefix("RelPos"), arguments, by_tensors)
+    except OSError:  # no such checkpoint, or an adapter's folder: Transformers says so, or reads it
+        return None
+    if found is None:
+        return None
+    fields, tensors = found
+    rest = dict(arguments)
+    config = rest.pop("config", None)
+    if config is None:
+        dtypes = {name: rest.pop(name) for name in ("dtype", "torch_dtype") if name in rest}  # of the loading
+        config, rest = kind.config_class.from_dict(fields, return_unused_kwargs=True, **rest)
+        rest |= dtypes
+    return {**rest, "config": config, "state_dict": tensors}
 
 
 def known_layout(names: Iterable[str]) -> KnownLayout | None:

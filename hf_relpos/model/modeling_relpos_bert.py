@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 from transformers import BertConfig
+from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
@@ -53,7 +54,7 @@ from .configuration_relpos_bert import RelPosBertConfig
 from .context import AttentionContext
 from .documents import packed_position_ids
 from .inputs import check_inputs, look_up
-from .loading import check_loaded
+from .loading import check_loaded, read_foreign
 from .memory import WITH_MEMORY, SegmentMemory, carries_memory, check_memory, remember
 from .padding import removable_padding
 from .saving import apply_umask, code_files, copy_code
@@ -250,12 +251,30 @@ class RelPosBertSelfAttention(BertSelfAttention):
         return SharedTerms(terms, self.distance_embedding.signature, context, like)
 
 
+class RelPosBertGatedIntermediate(nn.Module):
+    """act(W x) ∘ V x; `dense` is W above V."""
+
+    def __init__(self, config: RelPosBertConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
+        self.intermediate_act_fn = ACT2FN[config.hidden_act]
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """hidden_states (B, L, D) to (B, L, I)."""
+        gate, value = self.dense(hidden_states).chunk(2, dim=-1)
+        return self.dropout(self.intermediate_act_fn(gate) * value)
+
+
 class RelPosBertLayer(BertLayer):
     """BERT's layer; cross-attention, if any, stays absolute, since its queries and keys share no sequence."""
 
     def __init__(self, config: RelPosBertConfig, layer_idx: int | None = None):
         super().__init__(config, layer_idx=layer_idx)
         self.attention.self = RelPosBertSelfAttention(config, is_causal=config.is_decoder, layer_idx=layer_idx)
+        if config.is_gated:
+            self.intermediate = RelPosBertGatedIntermediate(config)
+            self.output.dropout = nn.Identity()  # it is on the product
 
 
 class RelPosBertEncoder(BertEncoder):
@@ -359,6 +378,9 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
     def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
         """As in Transformers; also reads BERT checkpoints of Transformers ≤ 4.57 with relative positions.
 
+        Where hf_relpos is installed, also those of other architectures with relative positions, as
+        `hf_relpos.convert` does: the families that are `read_directly`.
+
         Raises:
             ValueError: for a local folder with an index or safetensors that are broken, or without a config.json.
             ValueError: for a checkpoint that lacks weights of the encoder, which would be random: one of another
@@ -370,14 +392,34 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
         if isinstance(kwargs.get("config"), BertConfig):
             kwargs["config"] = RelPosBertConfig.from_bert(kwargs["config"])
         check_local(pretrained_model_name_or_path, kwargs)
-        model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
-        loaded = info
-        if model._hf_peft_config_loaded:  # then it is the adapter's
-            loaded = {"missing_keys": model._missing_from_base, "unexpected_keys": (), "mismatched_keys": ()}
+        loading = read_foreign(cls, pretrained_model_name_or_path, kwargs)
+        model, info = cls._load(pretrained_model_name_or_path, args, kwargs, loading)
         if output_loading_info:
             return model, info
-        check_loaded(model, loaded, pretrained_model_name_or_path, kwargs)
+        try:
+            check_loaded(model, model._loading_info(info), pretrained_model_name_or_path, kwargs)
+        except ValueError:
+            loading = read_foreign(cls, pretrained_model_name_or_path, kwargs, by_tensors=True)
+            if loading is None:
+                raise
+            model, info = cls._load(pretrained_model_name_or_path, args, kwargs, loading)
+            check_loaded(model, info, pretrained_model_name_or_path, kwargs)
         return model
+
+    @classmethod
+    def _load(cls, source, args, kwargs, foreign):
+        """Model and loading info, by Transformers: of a checkpoint, or of what `read_foreign` made of it."""
+        if foreign is None:
+            return super().from_pretrained(source, *args, output_loading_info=True, **kwargs)
+        model, info = super().from_pretrained(None, *args, output_loading_info=True, **foreign)
+        model.config.name_or_path = str(source)
+        return model, info
+
+    def _loading_info(self, info):
+        """What was loaded and what was not, of the model itself where the info is that of adapters."""
+        if not self._hf_peft_config_loaded:
+            return info
+        return {"missing_keys": self._missing_from_base, "unexpected_keys": (), "mismatched_keys": ()}
 
     def tie_weights(self, missing_keys=None, **kwargs):
         """As in Transformers, whose `from_pretrained` calls it with the names that the file lacks."""

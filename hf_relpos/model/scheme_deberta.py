@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -125,17 +126,54 @@ class Deberta(Scheme, name="deberta"):
 
     def forward(self, context: AttentionContext) -> Terms:
         embeddings, row_of_offset = context.shared
-        embeddings = self.dropout(embeddings)
+        key_projection = self.pos_key_proj or context.key_projection if "c2p" in self.kinds else None
+        query_projection = self.pos_query_proj or context.query_projection if "p2c" in self.kinds else None
+        if len(self.kinds) > (key_projection is not None) + (query_projection is not None):
+            raise ValueError("share_att_key = True: the context needs the query and key projections of the layer")
+        tables = disentangled_terms(
+            self.dropout(embeddings), row_of_offset, context, self.num_heads, key_projection, query_projection
+        )
+        return replace(tables, scale=self.scale)
 
-        def table(projection: Callable[[torch.Tensor], torch.Tensor] | None) -> Table:
-            if projection is None:
-                raise ValueError("share_att_key = True: the context needs the query and key projections of the layer")
-            rows = projection(embeddings).unflatten(-1, (self.num_heads, -1)).transpose(0, 1)  # (H, N, d)
-            return Table(rows, row_of=lambda r: row_of_offset[r - context.low])
 
-        A = (table(self.pos_key_proj or context.key_projection),) if "c2p" in self.kinds else ()
-        B = (table(self.pos_query_proj or context.query_projection),) if "p2c" in self.kinds else ()
-        return Terms(scale=self.scale, A=A, B=B)
+def disentangled_terms(
+    embeddings: torch.Tensor,
+    row_of_offset: torch.Tensor,
+    context: AttentionContext,
+    num_heads: int,
+    key_projection: Callable[[torch.Tensor], torch.Tensor] | None,
+    query_projection: Callable[[torch.Tensor], torch.Tensor] | None,
+) -> Terms:
+    """The tables A = W_K P ("c2p") and B = W_Q P ("p2c") of one layer, without the scale.
+
+    Args:
+        embeddings: the rows of P that this call uses, (N, D).
+        row_of_offset: the row of each offset, in the order of `context.offsets`.
+        num_heads: H.
+        key_projection: W_K, D to H·d; None for a layer without the first term.
+        query_projection: W_Q, likewise for the second.
+    """
+
+    def table(projection: Callable[[torch.Tensor], torch.Tensor] | None) -> tuple[Table, ...]:
+        if projection is None:
+            return ()
+        rows = projection(embeddings).unflatten(-1, (num_heads, -1)).transpose(0, 1)  # (H, N, d)
+        return (Table(rows, row_of=lambda r: row_of_offset[r - context.low]),)
+
+    return Terms(A=table(key_projection), B=table(query_projection))
+
+
+def rows_in_use(context: AttentionContext, span: int, one_to_one: int) -> tuple[int, int]:
+    """First and last of the 2·span rows that the offsets of a call can have; all in a graph, which is for any length.
+
+    Args:
+        one_to_one: distances up to this one have a row each, before logarithmic buckets begin.
+    """
+
+    def within(distance: int) -> int:
+        return distance if distance <= one_to_one and not is_traced() else span
+
+    return span - within(context.high), min(span + within(-context.low), 2 * span - 1)
 
 
 class RelativeEmbeddings(SharedScheme):
@@ -158,17 +196,9 @@ class RelativeEmbeddings(SharedScheme):
             init.ones_(self.LayerNorm.weight)
             init.zeros_(self.LayerNorm.bias)
 
-    def rows_within(self, distance: int) -> int:
-        """How many rows on one side of the middle distances up to this one use; a graph, for any length, has all."""
-        if is_traced():
-            return self.span
-        one_to_one = self.span if self.buckets is None else self.buckets // 2
-        return distance if distance <= one_to_one else self.span
-
     def forward(self, context: AttentionContext) -> tuple[torch.Tensor, torch.Tensor]:
         """The rows that this call uses, (N, D), and the row of each offset, in the order of `context.offsets`."""
-        first = self.span - self.rows_within(context.high)
-        last = min(self.span + self.rows_within(-context.low), 2 * self.span - 1)
+        first, last = rows_in_use(context, self.span, self.span if self.buckets is None else self.buckets // 2)
         rows = self.rel_embeddings(torch.arange(first, last + 1, device=context.device))
         distance = -context.offsets(rows.device)  # i − j
         if self.buckets is not None:

@@ -18,7 +18,7 @@ from hf_relpos.model.schemes import scheme_parts
 PACKAGE = Path(hf_relpos.__file__).parent
 # Files besides a scheme's own that may name it: the formats of other projects' checkpoints, and the demo's default.
 MAY_NAME_SCHEMES = {
-    "conversion/families.py",
+    *(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.glob("conversion/famil*.py")),
     "conversion/layers.py",
     "conversion/verify.py",
     "cli.py",

@@ -1,0 +1,167 @@
+"""A live stock model, in place: its self-attention computes with our backends, and how to undo it.
+
+The class of the modules concerned is replaced by a subclass of the stock one, on the instance: parameters, names and
+hooks are untouched, `isinstance` holds, and copies, pickles and replicas of the model are what the model is.
+"""
+
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from torch import nn
+from transformers.utils import logging
+
+from .families import FAMILIES
+
+
+logger = logging.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Accelerated:
+    """One encoder that computes with our backends now.
+
+    Attributes:
+        name: of the module in the model, "" for the model itself.
+        family: such as "DeBERTa v2, v3".
+        layers: how many attention modules it has.
+        effect: what is faster or smaller, and what is not.
+    """
+
+    name: str
+    family: str
+    layers: int
+    effect: str
+
+
+@dataclass(frozen=True)
+class Left:
+    """One encoder that was left as it is.
+
+    Attributes:
+        name: of the module in the model.
+        kind: its class.
+        reason: why.
+    """
+
+    name: str
+    kind: str
+    reason: str
+
+
+@dataclass
+class AcceleratedAttention:
+    """What `accelerate_attention` did, and the handle that undoes it; also a context manager. `print` it to read it.
+
+    Attributes:
+        accelerated: the encoders that it changed.
+        left: the encoders of these families that it left as they are, and why.
+    """
+
+    accelerated: tuple[Accelerated, ...]
+    left: tuple[Left, ...]
+    _modules: list[nn.Module] = field(default_factory=list, repr=False)
+
+    def undo(self) -> None:
+        """Give the stock attention back to the modules that this call changed. A second call does nothing."""
+        while self._modules:
+            _restore(self._modules.pop())
+
+    def __enter__(self) -> "AcceleratedAttention":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.undo()
+
+    def __str__(self) -> str:
+        lines = [
+            f"accelerated {each.name or 'the model'}: {each.family}, {each.layers} layers; {each.effect}"
+            for each in self.accelerated
+        ]
+        lines += [f"left {each.name or 'the model'} ({each.kind}): {each.reason}" for each in self.left]
+        return "\n".join(lines) or f"no attention of {', '.join(family.name for family in FAMILIES)} was found"
+
+
+def accelerate_attention(model: Any) -> AcceleratedAttention:
+    """Let the relative self-attention of a loaded stock model compute with the backends of this package.
+
+    It changes the encoders of stock DeBERTa v1, v2 and v3, MPNet, RoFormer, XLNet, T5 and mT5 wherever they are in
+    `model`, in place. Parameters, their names, the state dict and what `save_pretrained` writes stay as they are; so
+    do training, gradient checkpointing, autocast, adapters and quantised projections. `output_attentions` is computed
+    by the eager backend. The outputs are those of stock up to rounding, padding included.
+
+    Where dropout is active, other random numbers are drawn; in DeBERTa queries that are padding have no dropout of
+    attention weights, and XLNet drops the same position features in all rows of a batch.
+
+    Copies, pickles and replicas of the model are accelerated, too; to load such a pickle takes this package. Calls
+    that the stock classes know and these do not, with explicit relative positions say, go to the stock code.
+
+    Args:
+        model: a PreTrainedModel, a CrossEncoder or SentenceTransformer, a GLiNER, any other module with one of these
+            encoders inside; or a pipeline, whose `model` is taken.
+
+    Returns:
+        The report of what was changed, what was left and why, which is also the handle to undo it.
+
+    Raises:
+        TypeError: if `model` neither is a module nor has one as its `model`.
+
+    Example:
+
+    ```python
+    >>> from sentence_transformers import CrossEncoder
+    >>> from hf_relpos import accelerate_attention
+
+    >>> reranker = CrossEncoder("mixedbread-ai/mxbai-rerank-base-v1")
+    >>> handle = accelerate_attention(reranker)
+    >>> print(handle)
+    >>> handle.undo()
+    ```
+    """
+    root = model if isinstance(model, nn.Module) else getattr(model, "model", None)
+    if not isinstance(root, nn.Module):
+        raise TypeError(
+            f"accelerate_attention takes a torch.nn.Module, or a pipeline that has one as its `model`; this is a "
+            f"{type(model).__name__}"
+        )
+    accelerated, left, changed = [], [], []
+    for name, module in root.named_modules():
+        family = next((family for family in FAMILIES if isinstance(module, family.container)), None)
+        if family is None:
+            continue
+        reason = family.why_not(module)
+        if reason is not None:
+            left.append(Left(name, type(module).__name__, reason))
+            continue
+        layers = 0
+        for part in module.modules():
+            if type(part) in family.classes:
+                layers += isinstance(part, family.attention)
+                part.__class__ = family.classes[type(part)]
+                changed.append(part)
+        accelerated.append(Accelerated(name, family.name, layers, family.effect))
+    handle = AcceleratedAttention(tuple(accelerated), tuple(left), changed)
+    if not accelerated:
+        logger.warning(f"accelerate_attention changed nothing: {handle}")
+    return handle
+
+
+def restore_attention(model: nn.Module) -> None:
+    """Undo `accelerate_attention` everywhere in a model, also in a copy or after loading a pickle.
+
+    Args:
+        model: any module.
+    """
+    for module in model.modules():
+        _restore(module)
+
+
+def _restore(module: nn.Module) -> None:
+    stock = STOCK.get(type(module))
+    if stock is not None:
+        module.__class__ = stock
+
+
+STOCK: dict[type, type] = {ours: stock for family in FAMILIES for stock, ours in family.classes.items()}

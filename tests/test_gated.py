@@ -1,0 +1,375 @@
+"""The gated feed-forward, and the outputs of MosaicBERT's and JinaBERT's own code (scripts/golden/gated.py)."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from oracles import padding, tiny_config, tiny_model
+from safetensors.torch import load_file, save_file
+
+from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel, patch_transformers
+from hf_relpos.conversion import ConversionError, convert
+from hf_relpos.conversion.families import FAMILIES
+from hf_relpos.model.modeling_relpos_bert import HEADS, RelPosBertLayer
+
+
+FIXTURES = Path(__file__).parent / "fixtures" / "gated"
+FOLDERS = sorted(folder.name for folder in FIXTURES.iterdir())
+ARCHITECTURES = {head.__name__.removeprefix("RelPosBert"): head for head in HEADS.values()}
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
+NAMES = {
+    "mlp.gated_layers.": "intermediate.dense.",
+    "mlp.wo.": "output.dense.",
+    "mlp.layernorm.": "output.LayerNorm.",
+}
+PARTS = ("query", "key", "value")
+every_folder = pytest.mark.parametrize("folder", FOLDERS)
+
+
+def our_names(tensors):
+    """What the originals call by other names; spelled out here, since the converter's own rules are under test."""
+    ours = {}
+    for name, tensor in tensors.items():
+        for old, new in NAMES.items():
+            name = name.replace(old, new)
+        if "Wqkv" in name:
+            ours |= {name.replace("Wqkv", part): rows for part, rows in zip(PARTS, tensor.chunk(3), strict=True)}
+        else:
+            ours[name] = tensor
+    bias = ours.get("cls.predictions.decoder.bias")  # of MosaicBERT, which has it once
+    return ours if bias is None else {"cls.predictions.bias": bias, **ours}
+
+
+def stored_weights(folder):
+    """The weights of a fixture, under the names of the original."""
+    path = FIXTURES / folder / "model.safetensors"
+    return load_file(path) if path.is_file() else torch.load(path.with_name("pytorch_model.bin"), weights_only=True)
+
+
+def recorded(folder):
+    """What io.safetensors holds: input, output, gradient and cotangent."""
+    parts = {"input": {}, "output": {}, "gradient": {}}
+    tensors = load_file(FIXTURES / folder / "io.safetensors")
+    parts["cotangent"] = tensors.pop("cotangent", None)
+    for name, tensor in tensors.items():
+        part, _, name = name.partition(".")
+        parts[part][name] = tensor
+    return parts
+
+
+def rebuilt(folder, dtype=torch.float64):
+    """A model of ours with the weights of a fixture."""
+    saved = json.loads((FIXTURES / folder / "config.json").read_text())
+    kind = saved.get("feed_forward_type")
+    known = RelPosBertConfig.__dataclass_fields__.keys() - {"model_type"}
+    fields = {key: value for key, value in saved.items() if key in known}
+    fields |= {"position_embedding_type": "alibi", "feed_forward_type": "glu"}
+    config = RelPosBertConfig(**fields | {"hidden_act": "relu" if kind == "reglu" else "gelu"})
+    (name,) = saved["architectures"]
+    model = ARCHITECTURES[name.removeprefix("Jina").removeprefix("Bert")](config).to(dtype).eval()
+    model.load_state_dict(our_names(stored_weights(folder)))
+    return model
+
+
+def error(ours, expected, mask):
+    """Largest difference at real tokens."""
+    if expected.dim() == 3:
+        ours, expected = ours[mask], expected[mask]
+    return float((ours - expected).abs().max())
+
+
+@every_folder
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_outputs_are_those_of_the_original_code(folder, dtype):
+    model, io = rebuilt(folder, dtype), recorded(folder)
+    with torch.no_grad():
+        outputs = model(**io["input"])
+    mask = io["input"]["attention_mask"].bool()
+    assert io["output"]
+    for name, expected in io["output"].items():
+        assert error(outputs[name], expected, mask) <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("folder", ["jina-mlm", "mosaic-mlm"])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_gradients_are_those_of_the_original_code(folder, dtype):
+    model, io = rebuilt(folder, dtype), recorded(folder)
+    model.tie_weights()
+    (model(**io["input"]).logits * io["cotangent"].to(dtype)).sum().backward()
+    expected = our_names(io["gradient"])
+    ours = dict(model.named_parameters(remove_duplicate=False))
+    assert ours.keys() - expected.keys() <= {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
+    for name, gradient in expected.items():
+        scale = float(gradient.abs().max().clamp_min(1))
+        assert float((ours[name].grad - gradient).abs().max()) <= TOLERANCE[dtype] * scale
+
+
+@pytest.mark.parametrize("part", ["gate", "value"])
+def test_the_first_half_is_activated(part):
+    """With a gate that is 0 everywhere the product is 0; with a value of 0 as well, but the halves are not alike."""
+    layer = RelPosBertLayer(tiny_config("alibi", feed_forward_type="glu", hidden_act="relu"))
+    gate, value = layer.intermediate.dense.weight.chunk(2)
+    hidden = torch.randn(2, 5, 24)
+    expected = (hidden @ gate.T).relu() * (hidden @ value.T)
+    torch.testing.assert_close(layer.intermediate(hidden), expected)
+    with torch.no_grad():
+        (gate if part == "gate" else value).neg_()
+    assert (layer.intermediate(hidden) - expected).abs().max() > 0.1
+
+
+def gated(head=RelPosBertForMaskedLM, **overrides):
+    return tiny_model(head, "alibi", feed_forward_type="glu", **overrides)
+
+
+IDS, REAL = torch.arange(18).view(2, 9) + 3, padding([9, 5], 9).long()
+
+
+def test_parameters_of_a_gated_layer():
+    plain, glu = (RelPosBertLayer(tiny_config("alibi", feed_forward_type=kind)) for kind in ("mlp", "glu"))
+    assert glu.intermediate.dense.weight.shape == (64, 24) and glu.output.dense.weight.shape == (24, 32)
+    assert plain.state_dict().keys() - glu.state_dict().keys() == {"intermediate.dense.bias"}
+    assert glu.state_dict().keys() <= plain.state_dict().keys()
+
+
+def test_dropout_is_on_the_product_alone():
+    model = gated(RelPosBertModel, hidden_dropout_prob=0.5).train()
+    layer = model.encoder.layer[0]
+    inner = layer.intermediate(torch.randn(2, 9, 24))
+    assert 0.3 < float((inner == 0).float().mean()) < 0.7
+    assert torch.equal(layer.output(inner, torch.zeros(2, 9, 24)), layer.output(inner, torch.zeros(2, 9, 24)))
+
+
+def test_chunked_feed_forward():
+    model = gated()
+    expected = model(IDS, REAL).logits
+    for layer in model.bert.encoder.layer:
+        layer.chunk_size_feed_forward = 3
+    torch.testing.assert_close(model(IDS, REAL).logits, expected)
+
+
+def test_unpadded_layers():
+    model = gated()
+    expected = model(IDS, REAL).logits[REAL.bool()]
+    model.config.unpad_inputs = True
+    torch.testing.assert_close(model(IDS, REAL).logits[REAL.bool()], expected)
+
+
+def test_gradient_checkpointing_of_gated_layers():
+    model = gated().train()
+
+    def gradients():
+        model.zero_grad()
+        model(IDS, REAL, labels=IDS).loss.backward()
+        return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+    plain = gradients()
+    model.gradient_checkpointing_enable()
+    again = gradients()
+    assert all(torch.allclose(plain[name], again[name], atol=3e-6) for name in plain)
+
+
+def test_saved_and_loaded(tmp_path):
+    model = gated()
+    model.save_pretrained(tmp_path)
+    loaded = RelPosBertForMaskedLM.from_pretrained(tmp_path)
+    assert loaded.config.feed_forward_type == "glu"
+    assert torch.equal(loaded(IDS, REAL).logits, model(IDS, REAL).logits)
+
+
+def test_a_gated_checkpoint_is_not_read_as_a_plain_one(tmp_path):
+    gated().save_pretrained(tmp_path)
+    with pytest.raises((ValueError, RuntimeError), match=r"intermediate\.dense|mismatched"):
+        RelPosBertForMaskedLM.from_pretrained(tmp_path, feed_forward_type="mlp")
+
+
+def test_exported_and_compiled():
+    model = gated(num_hidden_layers=1)
+    expected = model(IDS, REAL).logits
+    length = torch.export.Dim("length", min=2, max=16)
+    program = torch.export.export(
+        model,
+        (IDS,),
+        {"attention_mask": REAL},
+        dynamic_shapes={"input_ids": {1: length}, "attention_mask": {1: length}},
+    )
+    torch.testing.assert_close(program.module()(IDS, attention_mask=REAL).logits, expected)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(IDS, REAL).logits, expected)
+
+
+def test_every_process_of_tensor_parallelism_has_the_same_rows_of_both_halves():
+    """What `packed_colwise` gives the process of rank r: rows of W and the same rows of V; and its columns of W₂."""
+    config = tiny_config("alibi", feed_forward_type="glu")
+    assert config.base_model_tp_plan["encoder.layer.*.intermediate.dense"] == "packed_colwise"
+    assert tiny_config("alibi").base_model_tp_plan["encoder.layer.*.intermediate.dense"] == "colwise"
+    assert "base_model_tp_plan" not in config.to_dict()
+
+
+@pytest.mark.parametrize("value", ["geglu", "GLU", 1, None])
+def test_an_unknown_feed_forward_type_is_refused(value):
+    with pytest.raises(Exception, match=r"feed_forward_type"):
+        tiny_config("alibi", feed_forward_type=value)
+
+
+def test_the_parameter_count_knows_the_gate():
+    """2·D·I of a plain layer are below the limit, 3·D·I of a gated one above it."""
+    sizes = {"hidden_size": 2**18, "num_attention_heads": 2**8, "intermediate_size": 1_300_000, "num_hidden_layers": 1}
+    tiny_config("alibi", **sizes)
+    with pytest.raises(ValueError, match="intermediate_size = 1300000"):
+        tiny_config("alibi", feed_forward_type="glu", **sizes)
+
+
+# --- the families
+
+
+def source(tmp_path, folder, **changes):
+    """A copy of a fixture with other fields in config.json; None removes."""
+    copy = shutil.copytree(FIXTURES / folder, tmp_path / folder)
+    saved = {**json.loads((copy / "config.json").read_text()), **changes}
+    (copy / "config.json").write_text(json.dumps({key: value for key, value in saved.items() if value is not None}))
+    return copy
+
+
+def rewrite(folder, change):
+    """Weights of a folder, changed in place by a function."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def silent(folder):
+    """Fields by which a configuration tells what it is; without them the tensors alone do."""
+    if folder == "jina-reglu":  # which no tensor tells from geglu
+        return {"position_embedding_type": None}
+    return dict.fromkeys(("alibi_starting_size", "feed_forward_type", "position_embedding_type"))
+
+
+@every_folder
+@pytest.mark.parametrize("told", ["by its configuration", "by its tensors"])
+def test_converted(tmp_path, folder, told):
+    """Bit for bit the weights that `our_names` puts into our model, whose outputs are tested above."""
+    copy = source(tmp_path, folder, **(silent(folder) if told == "by its tensors" else {}))
+    report = convert(copy, tmp_path / "out", allow_pickle=True)
+    expected = rebuilt(folder, torch.float32)
+    assert report.converted_to == type(expected).__name__ and report.position_embedding_type == "alibi"
+    assert report.difference is None and any("no outputs were compared" in note for note in report.notes)
+    assert not [step for step in report.steps if step.kind != "reused"]
+    model = type(expected).from_pretrained(tmp_path / "out")
+    assert_same(model, expected)
+    leftovers = {"alibi_starting_size", "emb_pooler", "alibi_scaling", "_absolute_table"}
+    assert not leftovers & model.config.to_dict().keys()
+
+
+def assert_same(model, expected):
+    assert model.config.feed_forward_type == "glu" and model.config.position_embedding_type == "alibi"
+    assert model.config.hidden_act == expected.config.hidden_act
+    state = model.state_dict()
+    assert state.keys() == expected.state_dict().keys()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in expected.state_dict().items())
+
+
+@every_folder
+@pytest.mark.parametrize("told", ["by its configuration", "by its tensors"])
+def test_read_directly_and_under_the_patch(tmp_path, folder, told):
+    copy = source(tmp_path, folder, **(silent(folder) if told == "by its tensors" else {}))
+    expected = rebuilt(folder, torch.float32)
+    assert_same(type(expected).from_pretrained(copy), expected)
+    stock = getattr(transformers, type(expected).__name__.removeprefix("RelPos"))
+    auto = next(getattr(transformers, name) for name, head in HEADS.items() if head is type(expected))
+    with patch_transformers():
+        for door in (stock, auto):
+            model = door.from_pretrained(copy)
+            assert type(model) is type(expected)
+            assert_same(model, expected)
+
+
+def test_a_new_head_with_the_labels_of_the_caller(tmp_path):
+    for copy in (FIXTURES / "jina-model", source(tmp_path, "mosaic-model", **silent("mosaic-model"))):
+        with patch_transformers():
+            model = transformers.AutoModelForSequenceClassification.from_pretrained(copy, num_labels=5)
+        assert model.classifier.out_features == 5 and model.config.feed_forward_type == "glu"
+    config = RelPosBertConfig.from_pretrained(FIXTURES / "jina-reglu")
+    assert (config.feed_forward_type, config.hidden_act, config.position_embedding_type) == ("glu", "relu", "alibi")
+
+
+@pytest.mark.parametrize("folder", ["mosaic-model", "mosaic-mlm"])
+def test_joined_projections_are_the_original_ones(folder):
+    family, tensors = FAMILIES["mosaicbert"], stored_weights(folder)
+    config = {"hidden_size": 24}
+    split = family.unpack(config, tensors)
+    assert not any("Wqkv" in name for name in split)
+    joined = family.pack(config, split)
+    assert joined.keys() == tensors.keys() and all(torch.equal(joined[name], tensors[name]) for name in tensors)
+
+
+def test_jina_with_bert_s_own_feed_forward(tmp_path):
+    """`original`, the default of its code: BERT's names and ALiBi."""
+    model = tiny_model(RelPosBertModel, "alibi")
+    model.save_pretrained(tmp_path / "source")
+    saved = {"model_type": "bert", "position_embedding_type": "alibi", "feed_forward_type": "original"}
+    path = tmp_path / "source" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **saved, "architectures": ["JinaBertModel"]}))
+    report = convert(tmp_path / "source", tmp_path / "out")
+    assert report.converted_to == "RelPosBertModel"
+    loaded = RelPosBertModel.from_pretrained(tmp_path / "out")
+    assert loaded.config.feed_forward_type == "mlp"
+    assert torch.equal(loaded(IDS, REAL).last_hidden_state, model(IDS, REAL).last_hidden_state)
+
+
+def add_table(tensors):
+    tensors["embeddings.position_embeddings.weight"] = torch.zeros(16, 24)
+
+
+def cut_projection(tensors):
+    tensors["encoder.layer.0.attention.self.Wqkv.weight"] = torch.zeros(60, 24)
+
+
+def rename_gate(tensors):
+    tensors["encoder.layer.0.mlp.up_gated_layer.weight"] = tensors.pop("encoder.layer.0.mlp.gated_layers.weight")
+
+
+REFUSED = {
+    "another gate": ("jina-model", {"feed_forward_type": "swiglu"}, None, "feed_forward_type = 'swiglu'.*'geglu'"),
+    "slopes of a fork": ("jina-model", {"alibi_scaling": 2}, None, "alibi_scaling = 2"),
+    "other positions": ("jina-model", {"position_embedding_type": "relative_key"}, None, "correct config.json"),
+    "a head with another activation": (
+        "jina-mlm",
+        {"hidden_act": "relu"},
+        None,
+        "hidden_act = 'relu' is the activation of the head of JinaBertForMaskedLM alone.*'gelu'",
+    ),
+    "a table of positions": ("mosaic-model", {}, add_table, "embeddings.position_embeddings.weight"),
+    "a projection that is cut": ("mosaic-model", {}, cut_projection, r"Wqkv.weight has 60 rows.*hidden_size = 24.*72"),
+    "the variant for code": ("jina-model", {}, rename_gate, "variant for code"),
+    "a head that it does not have": (
+        "mosaic-model",
+        {"architectures": ["BertForQuestionAnswering"]},
+        None,
+        "no counterpart here",
+    ),
+    "a head with another epsilon": (
+        "mosaic-mlm",
+        {"layer_norm_eps": 1e-5},
+        None,
+        "layer_norm_eps = 1e-05: the head of BertForMaskedLM has 1e-12",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(tmp_path, case):
+    folder, changes, change, words = REFUSED[case]
+    copy = source(tmp_path, folder, **changes)
+    if change is not None:
+        rewrite(copy, change)
+    with pytest.raises(ConversionError, match=words):
+        convert(copy, tmp_path / "out", allow_pickle=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_pickles_only_if_asked(tmp_path):
+    with pytest.raises(ConversionError, match=r"pytorch_model\.bin.*allow_pickle=True"):
+        convert(FIXTURES / "mosaic-mlm", tmp_path / "out")
