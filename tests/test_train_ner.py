@@ -262,7 +262,7 @@ def test_runs(script, tmp_path, capsys):
     assert card.endswith("<!-- notes -->\nBy hand.\n") and " ± " in card
 
     before = {path.name: path.read_bytes() for path in out.iterdir()}
-    with pytest.raises(SystemExit, match=r"measured with lr = 0.01, and now it is 0.02; choose another --name"):
+    with pytest.raises(SystemExit, match=r"measured with lr = 0.003, and now it is 0.02; choose another --name"):
         script.main(arguments(tmp_path, out, "--lr", "0.02"))
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     script.main(arguments(tmp_path, out, "--lr", "0.02", "--epochs", 1, "--schemes", "alibi", "--again"))
