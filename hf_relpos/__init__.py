@@ -60,6 +60,7 @@ __all__ = [
     "convert",
     "drop_absolute_positions",
     "explain_backend",
+    "export_checkpoint",
     "patch_transformers",
     "restore_attention",
 ]
@@ -69,6 +70,7 @@ __all__ = [
 _LAZY = {
     "accelerate_attention": ".live",
     "convert": ".conversion",
+    "export_checkpoint": ".conversion",
     "restore_attention": ".live",
     "SegmentDataset": ".training.stream",
     "StreamTrainer": ".training.stream",

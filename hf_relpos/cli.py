@@ -160,6 +160,22 @@ def convert(
 
 
 @app.command()
+def export(
+    source: Annotated[Path, typer.Argument(help="Folder of a model that was converted from DeBERTa.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write.")],
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace OUT if it exists and holds nothing but a checkpoint.")
+    ] = False,
+) -> None:
+    """Write a converted model as a checkpoint of the architecture it came from, for Transformers alone."""
+    with plain_errors():
+        from .conversion import export_checkpoint
+
+        name = export_checkpoint(source, out, overwrite=overwrite)
+    Console().print(f"{out}: {name}", markup=False, highlight=False)
+
+
+@app.command()
 def schemes() -> None:
     """List the position schemes."""
     from .model.capabilities import supported_implementations

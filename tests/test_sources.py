@@ -22,7 +22,7 @@ from hf_relpos.conversion.names import is_scheme
 
 
 WORDS, POSITIONS, LENGTH = 50, 20, 9
-ABSOLUTE = [name for name in FAMILIES if name not in ("bert", "nezha")]
+ABSOLUTE = [name for name in FAMILIES if name not in ("bert", "nezha") and not FAMILIES[name].read_directly]
 HEADS = [(family, suffix) for family in ABSOLUTE for suffix in FAMILIES[family].suffixes]
 SIZES = {
     "vocab_size": WORDS,

@@ -1,5 +1,6 @@
 """Conversion of BERT checkpoints with absolute positions to relative ones, and of relative ones to ours."""
 
+from .back import export_checkpoint
 from .checkpoint import convert
 from .context import ConversionContext, Method
 from .errors import ConversionError, PoorConversionWarning
@@ -21,6 +22,7 @@ __all__ = [
     "attention_config",
     "attention_weights",
     "convert",
+    "export_checkpoint",
     "export_tables",
     "resize_tables",
 ]

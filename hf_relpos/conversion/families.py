@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .families_alibi import ALIBI_FAMILIES
+from .families_deberta import DEBERTA_FAMILIES
 from .families_rope import ROPE_FAMILIES
 from .family import ALL, SPECIAL_TOKENS, Family, Positions, pad_token, renamed
 from .names import Rule
@@ -291,5 +292,6 @@ FAMILIES: dict[str, Family] = {
         unsupported_reason=_mpnet_unsupported_reason,
     ),
     **ALIBI_FAMILIES,
+    **DEBERTA_FAMILIES,
     **ROPE_FAMILIES,
 }

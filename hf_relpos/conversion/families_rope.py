@@ -100,6 +100,7 @@ ROPE_FAMILIES: dict[str, Family] = {
         unpack=leave_out_table,
         pack=put_table_back,
         read_directly=True,
+        tolerance=1e-5,  # Transformers rounds the sinusoids to float32
         unsupported_reason=_unsupported_reason,
     ),
 }

@@ -109,7 +109,7 @@ class Family:
         told_by_tensors: configuration and names of tensors to fields of the configuration that these correct.
         read_directly: whether `from_pretrained` of our classes reads its checkpoints, as if they had been converted.
         masks_queries: whether a token of padding attends to nothing, so that outputs at padding are others than here.
-        widen: changes a stock model that computes parts in float32 whatever its dtype, so that float64 is float64.
+        tolerance: of outputs in float64, relative to the largest.
         unsupported_reason: configuration to why it cannot be converted; empty if it can.
     """
 
@@ -136,7 +136,7 @@ class Family:
     told_by_tensors: Callable[[Mapping[str, Any], list[str]], dict[str, Any]] = lambda config, names: {}
     read_directly: bool = False
     masks_queries: bool = False
-    widen: Callable[[torch.nn.Module], None] = lambda model: None
+    tolerance: float = 1e-6
     unsupported_reason: Callable[[Mapping[str, Any]], str] = lambda config: ""
 
     def heads(self, config: Mapping[str, Any]) -> dict[str, str]:

@@ -63,7 +63,11 @@ class SourceSpec:
             family.spellings.get(key, key): value for key, value in self.config.items() if key not in family.not_kept
         }
         fields["max_position_embeddings"] = fields.get("max_position_embeddings", 512) - self.cut
-        fields |= family.fields(self.config)
+        own = family.fields(self.config)
+        fields |= own
+        if family.read_directly:
+            others = ("model_type", "tokenizer_class", *family.not_kept, *family.spellings, *own)
+            fields["converted_from"] = {name: self.config[name] for name in others if name in self.config}
         if family.layers:
             fields["num_hidden_layers"] = len(family.layers(self.config))
         if family.tokenizer and not fields.get("tokenizer_class"):

@@ -18,9 +18,8 @@ from .report import Step
 from .source import Source
 
 
-# Outputs are compared in float64, where a difference is an error and not rounding.
-TOLERANCE = 1e-6
-# Except that a sum of tensors is rounded to the weights' dtype: this many times its precision.
+# Outputs are compared in float64, where a difference beyond `Family.tolerance` is an error and not rounding,
+# except that a sum of tensors is rounded to the weights' dtype: this many times its precision.
 ROUNDING = 32
 
 
@@ -73,7 +72,7 @@ def compare_outputs(
     Raises:
         ConversionError: for one that rounding does not explain.
     """
-    tolerance = max(TOLERANCE, ROUNDING * torch.finfo(source.dtype).eps) if rounded else TOLERANCE
+    tolerance = max(spec.family.tolerance, ROUNDING * torch.finfo(source.dtype).eps if rounded else 0.0)
     config = model.config
     length = min(16, config.max_position_embeddings, spec.fields["max_position_embeddings"])
     shape = (1, 2, length) if source.architecture == "BertForMultipleChoice" else (2, length)
@@ -144,7 +143,6 @@ def source_model(
     config._attn_implementation = "eager"
     base = source.architecture == "BertModel"
     stock = getattr(transformers, source.architecture if spec.family.stock == "bert" else name)(config)
-    spec.family.widen(stock)
     if (legacy := spec.legacy_attention) is not None:
         stock.base_model.embeddings.position_embeddings = NoPositions()
         prefix = "" if base else "bert."

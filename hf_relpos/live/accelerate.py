@@ -87,10 +87,13 @@ class AcceleratedAttention:
 def accelerate_attention(model: Any) -> AcceleratedAttention:
     """Let the relative self-attention of a loaded stock model compute with the backends of this package.
 
-    It changes the encoders of stock DeBERTa v1, v2 and v3 wherever they are in `model`, in place. Parameters, their
-    names, the state dict and what `save_pretrained` writes stay as they are; so do training with dropout,
-    `output_attentions`, gradient checkpointing, autocast, adapters and quantised projections. The outputs are those of
-    stock up to rounding, padding included. Where dropout is active, other random numbers are drawn.
+    It changes the encoders of stock DeBERTa v1, v2 and v3, MPNet, RoFormer, XLNet, T5 and mT5 wherever they are in
+    `model`, in place. Parameters, their names, the state dict and what `save_pretrained` writes stay as they are; so
+    do training, gradient checkpointing, autocast, adapters and quantised projections. `output_attentions` is computed
+    by the eager backend. The outputs are those of stock up to rounding, padding included.
+
+    Where dropout is active, other random numbers are drawn; in DeBERTa queries that are padding have no dropout of
+    attention weights, and XLNet drops the same position features in all rows of a batch.
 
     Copies, pickles and replicas of the model are accelerated, too; to load such a pickle takes this package. Calls
     that the stock classes know and these do not, with explicit relative positions say, go to the stock code.

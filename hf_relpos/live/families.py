@@ -7,8 +7,13 @@ from torch import nn
 from transformers.models.deberta.modeling_deberta import DebertaEncoder
 from transformers.models.deberta.modeling_deberta import DisentangledSelfAttention as DebertaSelfAttention
 from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2Encoder, DisentangledSelfAttention
+from transformers.models.mpnet.modeling_mpnet import MPNetEncoder, MPNetSelfAttention
+from transformers.models.mt5.modeling_mt5 import MT5Attention, MT5Stack
+from transformers.models.roformer.modeling_roformer import RoFormerEncoder, RoFormerSelfAttention
+from transformers.models.t5.modeling_t5 import T5Attention, T5Stack
+from transformers.models.xlnet.modeling_xlnet import XLNetModel, XLNetRelativeAttention
 
-from . import deberta
+from . import deberta, mpnet, roformer, t5, xlnet
 
 
 def _nothing(container: nn.Module) -> list[str]:
@@ -75,5 +80,47 @@ FAMILIES = [
         },
         effect="faster, and memory linear in the length",
         unsupported=deberta.talking_heads,
+    ),
+    Family(
+        name="MPNet",
+        container=MPNetEncoder,
+        attention=MPNetSelfAttention,
+        classes={
+            MPNetEncoder: mpnet.AcceleratedMPNetEncoder,
+            MPNetSelfAttention: mpnet.AcceleratedMPNetSelfAttention,
+        },
+        effect="faster, and memory linear in the length",
+    ),
+    Family(
+        name="RoFormer",
+        container=RoFormerEncoder,
+        attention=RoFormerSelfAttention,
+        classes={RoFormerSelfAttention: roformer.AcceleratedRoFormerSelfAttention},
+        effect="faster, and memory linear in the length",
+        unsupported=roformer.decoder,
+    ),
+    Family(
+        name="T5 encoder",
+        container=T5Stack,
+        attention=T5Attention,
+        classes={T5Attention: t5.AcceleratedT5Attention},
+        effect="faster, and memory linear in the length",
+        unsupported=t5.decoder,
+    ),
+    Family(
+        name="mT5 encoder",
+        container=MT5Stack,
+        attention=MT5Attention,
+        classes={MT5Attention: t5.AcceleratedMT5Attention},
+        effect="faster, and memory linear in the length",
+        unsupported=t5.decoder,
+    ),
+    Family(
+        name="XLNet",
+        container=XLNetModel,
+        attention=XLNetRelativeAttention,
+        classes={XLNetRelativeAttention: xlnet.AcceleratedXLNetRelativeAttention},
+        effect="faster",
+        unsupported=xlnet.other_uses,
     ),
 ]

@@ -23,6 +23,8 @@ MAX_PARAMETERS = 2**40  # 4 TiB in float32
 MAX_NESTING = 100  # Python's own limit is reached at some 300 levels
 MAX_INITIALIZER_RANGE = 1_000
 
+EMBEDDING_PROJECTIONS = ("after_norm", "before_norm")
+PROJECTIONS = ("query", "key", "value")
 FEED_FORWARD_TYPES = ("mlp", "glu")
 PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 
@@ -85,7 +87,7 @@ FIELDS: dict[str, Rule] = {
     "num_hidden_layers": integer(0, MAX_LAYERS),
     "intermediate_size": integer(1),
     "max_position_embeddings": integer(1),
-    "type_vocab_size": integer(1),
+    "type_vocab_size": integer(0),
     "embedding_size": integer(1, optional=True),
     "attention_window": integer(1, optional=True),
     "attention_temperature_length": integer(1, optional=True),
@@ -93,10 +95,20 @@ FIELDS: dict[str, Rule] = {
     "chunk_size_feed_forward": integer(0),
     "hidden_dropout_prob": number(0, 1),
     "attention_probs_dropout_prob": number(0, 1),
+    "pooler_dropout": number(0, 1),
     "classifier_dropout": number(0, 1, optional=True),
     "initializer_range": number(0, MAX_INITIALIZER_RANGE),
     "layer_norm_eps": number(0, 1),
     "hidden_act": Rule(lambda value: value in ACT2FN, f"one of {', '.join(map(repr, sorted(ACT2FN)))}"),
+    "pooler_hidden_act": Rule(lambda value: value in ACT2FN, f"one of {', '.join(map(repr, sorted(ACT2FN)))}"),
+    "embedding_projection": Rule(
+        lambda value: value in EMBEDDING_PROJECTIONS, f"one of {', '.join(map(repr, EMBEDDING_PROJECTIONS))}"
+    ),
+    "attention_biases": Rule(
+        lambda value: value is None or (isinstance(value, list) and all(name in PROJECTIONS for name in value)),
+        f"a list of some of {', '.join(map(repr, PROJECTIONS))}, or None",
+    ),
+    "converted_from": MAPPING,
     "feed_forward_type": Rule(
         lambda value: value in FEED_FORWARD_TYPES, f"one of {', '.join(map(repr, FEED_FORWARD_TYPES))}"
     ),

@@ -85,6 +85,17 @@ class RelPosBertConfig(BertConfig):
         embedding_size (`int`, *optional*):
             Width of the embeddings, which a linear layer then takes to `hidden_size`, as in ALBERT and ELECTRA; None
             for `hidden_size` and no such layer.
+        embedding_projection (`str`, defaults to `"after_norm"`):
+            Where that linear layer is: `"after_norm"`, as in ALBERT and ELECTRA, or `"before_norm"` and without a
+            bias, as in DeBERTa, whose normalisation is then `hidden_size` wide.
+        attention_biases (`list[str]`, *optional*):
+            Which projections of self-attention have a bias, of `"query"`, `"key"` and `"value"`; None for all.
+        pooler_hidden_act (`str`, defaults to `"tanh"`):
+            Activation of the pooler.
+        pooler_dropout (`float`, defaults to 0.0):
+            Dropout on what the pooler is given.
+        type_vocab_size (`int`, defaults to 2):
+            Rows of the table of token types; 0 for no such table, and token types that are not read.
         feed_forward_type (`str`, defaults to `"mlp"`):
             `"mlp"`: W₂ act(W₁ x + b₁) + b₂, as in BERT. `"glu"`: W₂ (act(W x) ∘ V x) + b₂, a gated linear unit
             (Shazeer, arXiv 2002.05202) as in MosaicBERT and JinaBERT v2; `intermediate.dense` is then W above V,
@@ -101,6 +112,9 @@ class RelPosBertConfig(BertConfig):
         memory_same_length (`bool`, defaults to `False`):
             Whether a token sees at most M tokens, itself and those before it, so that all tokens of a segment have
             equally long contexts (`same_length` of the original).
+        converted_from (`dict`, *optional*):
+            Of weights that were another architecture's: its `model_type`, and those fields of its configuration that
+            this one does not have. `hf_relpos.export_checkpoint` reads it.
         save_code (`bool`, defaults to `True`):
             Whether `save_pretrained` and `push_to_hub` of a model put its code beside the weights, for loading with
             `trust_remote_code=True` where hf_relpos is not installed.
@@ -135,6 +149,11 @@ class RelPosBertConfig(BertConfig):
     absolute_position_embeddings: bool = False
     absolute_position_fade: float | int = 1.0
     embedding_size: int | None = None
+    embedding_projection: str = "after_norm"
+    attention_biases: list[str] | None = None
+    pooler_hidden_act: str = "tanh"
+    pooler_dropout: float | int = 0.0
+    converted_from: dict[str, Any] | None = None
     feed_forward_type: str = "mlp"
     unpad_inputs: bool = False
     memory_length: int = 0
@@ -383,6 +402,11 @@ class RelPosBertConfig(BertConfig):
     def input_size(self) -> int:
         """Width of the embeddings, and of what schemes add to them."""
         return self.hidden_size if self.embedding_size is None else self.embedding_size
+
+    @property
+    def norm_size(self) -> int:
+        """Width of the embeddings where they are normalised."""
+        return self.hidden_size if self.embedding_projection == "before_norm" else self.input_size
 
     @property
     def is_gated(self) -> bool:

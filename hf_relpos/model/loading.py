@@ -20,6 +20,10 @@ from .foreign import reader
 HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 
 CONVERTS = "with model_type = {type} in its config.json, `hf-relpos convert {source} OUT` converts it"
+READS = (
+    "with model_type = {type} in its config.json, from_pretrained of our classes reads it where hf_relpos is "
+    "installed, and `hf-relpos convert {source} OUT` converts it"
+)
 NATIVE = "with model_type = {type} in its config.json, AutoModel of Transformers reads it, and hf_relpos does not yet"
 OWN_CODE = (
     "hf_relpos does not read it yet; the code of its own repository does, if you trust it and let AutoModel run it"
@@ -64,8 +68,8 @@ KNOWN_LAYOUTS = (
         CONVERTS,
         ("bert",),
     ),
-    KnownLayout("DeBERTa v2 or v3", (r"\.attention\.self\.query_proj\.",), NATIVE, ("deberta-v2",)),
-    KnownLayout("DeBERTa v1", (r"\.attention\.self\.in_proj\.",), NATIVE, ("deberta",)),
+    KnownLayout("DeBERTa v2 or v3", (r"\.attention\.self\.query_proj\.",), READS, ("deberta-v2",)),
+    KnownLayout("DeBERTa v1", (r"\.attention\.self\.in_proj\.",), READS, ("deberta",)),
     KnownLayout("XLNet", (r"\.rel_attn\.",), NATIVE, ("xlnet",)),
     KnownLayout("RoFormer", (r"(^|\.)(roformer\.|encoder\.embed_positions\.)",), NATIVE, ("roformer",)),
     KnownLayout("ModernBERT", (r"\blayers\.\d+\.attn\.Wqkv\.", r"\blayers\.\d+\.mlp\.Wi\."), NATIVE, ("modernbert",)),

@@ -49,7 +49,7 @@ from .attention import AttentionCall
 from .backends import run_attention
 from .capabilities import check_attention, layers_share_terms, supported_implementations
 from .checkpoint_files import check_local
-from .config_fields import ARGUMENTS, check_rules
+from .config_fields import ARGUMENTS, PROJECTIONS, check_rules
 from .configuration_relpos_bert import RelPosBertConfig
 from .context import AttentionContext
 from .documents import packed_position_ids
@@ -81,10 +81,13 @@ class RelPosBertEmbeddings(nn.Module):
         self.config = config
         self.word_embeddings = nn.Embedding(config.vocab_size, size, padding_idx=config.pad_token_id)
         self.position_embeddings = build_input(config)
-        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size)
-        self.LayerNorm = nn.LayerNorm(size, eps=config.layer_norm_eps)
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size) if config.type_vocab_size else None
+        self.LayerNorm = nn.LayerNorm(config.norm_size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.embeddings_project = nn.Linear(size, config.hidden_size) if size != config.hidden_size else None
+        self.projects_first = config.embedding_projection == "before_norm"
+        self.embeddings_project = None
+        if size != config.hidden_size:
+            self.embeddings_project = nn.Linear(size, config.hidden_size, bias=not self.projects_first)
 
     def forward(
         self,
@@ -109,15 +112,17 @@ class RelPosBertEmbeddings(nn.Module):
         if inputs_embeds is None:
             inputs_embeds = look_up(self.word_embeddings, input_ids, "input_ids", "vocab_size", self.config.vocab_size)
         length = inputs_embeds.shape[1]
-        if token_type_ids is None:
-            token_type_ids = torch.zeros(inputs_embeds.shape[:2], dtype=torch.long, device=inputs_embeds.device)
-        embeddings = inputs_embeds + look_up(
-            self.token_type_embeddings,
-            token_type_ids,
-            "token_type_ids",
-            "type_vocab_size",
-            self.config.type_vocab_size,
-        )
+        embeddings = inputs_embeds
+        if self.token_type_embeddings is not None:
+            if token_type_ids is None:
+                token_type_ids = torch.zeros(inputs_embeds.shape[:2], dtype=torch.long, device=inputs_embeds.device)
+            embeddings = embeddings + look_up(
+                self.token_type_embeddings,
+                token_type_ids,
+                "token_type_ids",
+                "type_vocab_size",
+                self.config.type_vocab_size,
+            )
         if self.position_embeddings is not None:
             computed = isinstance(self.position_embeddings, InputScheme)
             if position_ids is not None and position_ids.dim() == 3:
@@ -134,15 +139,23 @@ class RelPosBertEmbeddings(nn.Module):
             else:
                 vectors = self.position_embeddings(position_ids, *((embeddings, attention_mask) if computed else ()))
             embeddings = embeddings + vectors.to(embeddings.dtype)
-        embeddings = self.dropout(self.LayerNorm(embeddings))
-        return embeddings if self.embeddings_project is None else self.embeddings_project(embeddings)
+        if self.embeddings_project is None:
+            return self.dropout(self.LayerNorm(embeddings))
+        if self.projects_first:
+            return self.dropout(self.LayerNorm(self.embeddings_project(embeddings)))
+        return self.embeddings_project(self.dropout(self.LayerNorm(embeddings)))
 
     @torch.no_grad()
     def add_everywhere(self, vector: torch.Tensor) -> None:
         """Add a vector (D,) to the embedding of every token, whatever its word and position, for good.
 
         It goes into the token types, of which each token has one and to which no output layer is tied.
+
+        Raises:
+            ValueError: for a model without token types.
         """
+        if self.token_type_embeddings is None:
+            raise ValueError("type_vocab_size = 0: no table holds a vector of every token; set it to 1, with zeros")
         types = self.token_type_embeddings.weight
         types.copy_(types.to(vector.dtype) + vector)
 
@@ -152,6 +165,9 @@ class RelPosBertSelfAttention(BertSelfAttention):
 
     def __init__(self, config: RelPosBertConfig, is_causal: bool = False, layer_idx: int | None = None):
         super().__init__(config, is_causal=is_causal, layer_idx=layer_idx)
+        if config.attention_biases is not None:
+            for name in set(PROJECTIONS) - set(config.attention_biases):
+                setattr(self, name, nn.Linear(config.hidden_size, self.all_head_size, bias=False))
         self.distance_embedding = build_scheme(config)
 
     def forward(
@@ -318,6 +334,19 @@ class RelPosBertEncoder(BertEncoder):
         )
 
 
+class RelPosBertPooler(BertPooler):
+    """BERT's pooler, with the activation and the dropout of the configuration."""
+
+    def __init__(self, config: RelPosBertConfig):
+        super().__init__(config)
+        self.dropout = nn.Dropout(config.pooler_dropout)
+        self.activation = ACT2FN[config.pooler_hidden_act]
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """hidden_states (B, L, D) to (B, D), from the first token of each row."""
+        return self.activation(self.dense(self.dropout(hidden_states[:, 0])))
+
+
 class RelPosBertPreTrainedModel(BertPreTrainedModel):
     """Loading, saving and initialisation, common to all heads."""
 
@@ -466,7 +495,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         self.gradient_checkpointing = False
         self.embeddings = RelPosBertEmbeddings(config)
         self.encoder = RelPosBertEncoder(config)
-        self.pooler = BertPooler(config) if add_pooling_layer else None
+        self.pooler = RelPosBertPooler(config) if add_pooling_layer else None
         self.position_inputs = PositionInputs.of(config)
         self.shares_terms = layers_share_terms(config)
         self.post_init()

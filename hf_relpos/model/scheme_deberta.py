@@ -1,6 +1,7 @@
 """DeBERTa's disentangled attention (He et al., arXiv 2006.03654, §3.1; v2 and v3: arXiv 2111.09543)."""
 
 import math
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,10 @@ def kinds_of(value: Any) -> tuple[str, ...]:
     return tuple(names) if all(name in KINDS for name in names) and len(set(names)) == len(names) else ()
 
 
+def _float32(number: float) -> float:
+    return float(struct.unpack("f", struct.pack("f", number))[0])
+
+
 def log_bucket(distance: torch.Tensor, buckets: int, max_distance: int) -> torch.Tensor:
     """Signed distances, exact up to buckets/2 and from there on a logarithmic scale.
 
@@ -35,11 +40,13 @@ def log_bucket(distance: torch.Tensor, buckets: int, max_distance: int) -> torch
         Numbers of the sign of `distance` and of its shape; past `max_distance` they go on.
     """
     middle = buckets // 2
-    far = distance.abs().clamp(min=middle).float() / middle
-    far = torch.log(far) / math.log((max_distance - 1) / middle) * (middle - 1)
-    # the last distance falls on a whole number, which rounding must not lift
-    far = (far - 1e-4).ceil().to(distance.dtype) + middle
-    return torch.where(distance.abs() <= middle, distance, far * distance.sign())
+    size = distance.abs()
+    # in float32, as in Transformers, whose rounding decides on some distances
+    last = _float32(math.log(_float32((max_distance - 1) / middle)))
+    far = (torch.log(size.clamp(min=middle).float() / middle) / last * (middle - 1)).ceil().to(distance.dtype)
+    # the last distance falls on a whole number, which the rounding of another device must not lift
+    far = middle + torch.where(size < max_distance, far.clamp(max=max(middle - 1, 0)), far)
+    return torch.where(size <= middle, distance, far * distance.sign())
 
 
 class Deberta(Scheme, name="deberta"):
@@ -54,8 +61,8 @@ class Deberta(Scheme, name="deberta"):
     through `log_bucket` first.
 
     Parameters: pos_key_proj.weight (D, D), pos_query_proj.{weight, bias} (D, D) and (D,), per layer; none with
-    `share_att_key`, where the W_K and W_Q of the layer itself project P. A bias of pos_key_proj (v2) would add the
-    same to all scores of a query, and so has no effect.
+    `share_att_key`, where the W_K and W_Q of the layer itself project P. A bias of pos_key_proj adds the same to all
+    scores of a query, and so has no effect; with `pos_key_bias` it is there all the same, for v2's checkpoints.
     """
 
     source = "He et al. 2021, arXiv 2006.03654, eq. 4 as released in microsoft/DeBERTa; v3: arXiv 2111.09543"
@@ -66,8 +73,8 @@ class Deberta(Scheme, name="deberta"):
     options = {
         "pos_att_type": Option(
             default="c2p|p2c",
-            help="which terms there are, 'c2p', 'p2c' or both: a string with a bar, or a list",
-            accepts=lambda value: len(kinds_of(value)) > 0,
+            help="which terms there are, 'c2p', 'p2c' or both: a string with a bar, or a list; [] for none",
+            accepts=lambda value: len(kinds_of(value)) > 0 or value == [],
         ),
         "max_distance": Option(
             default=None,
@@ -77,12 +84,15 @@ class Deberta(Scheme, name="deberta"):
         ),
         "buckets": Option(
             default=None,
-            help="half the number of logarithmic buckets, an even number (256 in v2 and v3); None for one row for "
-            "each distance (v1)",
-            accepts=lambda value: value is None or (is_count(value) and value % 2 == 0),
+            help="half the number of logarithmic buckets, at least 2 (256 in v2 and v3); None for one row for each "
+            "distance (v1)",
+            accepts=lambda value: value is None or (is_count(value) and value >= 2),
         ),
         "share_att_key": choice(False, True, help="project P with the layer's own W_K and W_Q"),
         "norm_rel_ebd": choice("none", "layer_norm", help="normalise P first"),
+        "pos_key_bias": choice(
+            False, True, help="give pos_key_proj a bias, as v2 has, though it moves all scores of a query alike"
+        ),
     }
 
     def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
@@ -90,7 +100,8 @@ class Deberta(Scheme, name="deberta"):
         self.kinds = kinds_of(self.settings["pos_att_type"])
         size = config.hidden_size
         own = not self.settings["share_att_key"]
-        self.pos_key_proj = nn.Linear(size, size, bias=False) if own and "c2p" in self.kinds else None
+        bias = self.settings["pos_key_bias"]
+        self.pos_key_proj = nn.Linear(size, size, bias=bias) if own and "c2p" in self.kinds else None
         self.pos_query_proj = nn.Linear(size, size) if own and "p2c" in self.kinds else None
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 

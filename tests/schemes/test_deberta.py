@@ -206,8 +206,8 @@ def test_dropout_of_the_embeddings(hidden):
     [
         {"pos_att_type": "c2p|p2p"},
         {"pos_att_type": ["c2p", "c2p"]},
-        {"pos_att_type": []},
-        {"buckets": 7},
+        {"pos_att_type": ""},
+        {"buckets": 1},
         {"max_distance": 0},
         {"buckets": 32},
         {"norm_rel_ebd": True},

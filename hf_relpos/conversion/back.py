@@ -1,0 +1,168 @@
+"""Back to where a model came from: a folder that Transformers' own class of its architecture loads."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError
+from transformers import CONFIG_MAPPING, PreTrainedModel
+
+from ..files import atomic_folder, describe_write_error
+from ..model.configuration_relpos_bert import RelPosBertConfig
+from ..model.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
+from ..model.schemes import scheme_parts
+from .assembly import ARCHITECTURES
+from .configs import NOT_KEPT, source_config
+from .errors import ConversionError, abbreviate
+from .families import FAMILIES
+from .family import Family
+from .folder import check_target, copy_companions
+from .recognition import Head, SourceSpec, recognise
+from .verify import under_own_names
+
+
+# Fields that say how outputs are computed or saved, and not what they are.
+NO_EFFECT = (
+    "_name_or_path",
+    "architectures",
+    "auto_map",
+    "converted_from",
+    "dtype",
+    "max_position_embeddings",  # of the scheme's resolved options
+    "position_options",  # compared with their defaults
+    "save_code",
+    "tokenizer_class",
+    "transformers_version",
+    "unpad_inputs",
+    "use_cache",
+)
+
+
+def export_checkpoint(
+    source: str | Path | RelPosBertPreTrainedModel, out: str | Path, *, overwrite: bool = False
+) -> str:
+    """Write a model that was read from another architecture, such as DeBERTa, as a checkpoint of that architecture.
+
+    The inverse of `hf_relpos.convert` with the method `exact`, or `keep` where the scheme stayed the source's, and of
+    reading such a checkpoint with `from_pretrained`: untrained weights come back bit for bit, trained ones in the same
+    places. The folder is written under another name, and renamed when it is complete.
+
+    Args:
+        source: folder that `save_pretrained` or `convert` wrote, or a model.
+        out: folder to write. Tokenizer files are copied from a source that is a folder.
+        overwrite: replace an existing `out`, if it holds a checkpoint and nothing else.
+
+    Returns:
+        Name of the class that the folder was written for.
+
+    Raises:
+        ConversionError: for a model that came from no other architecture, or from one that Transformers has no class
+            of; a field or tensor that its class does not have; a head that it does not have; and a folder that cannot
+            be written.
+    """
+    target = check_target(out, overwrite, source if isinstance(source, str | Path) else None)
+    model = source if isinstance(source, RelPosBertPreTrainedModel) else _load(Path(source))
+    spec, name = _spec(model)
+    stock = _stock_model(model, spec, name)
+    try:
+        with atomic_folder(target, overwrite) as unfinished:
+            stock.save_pretrained(unfinished)
+            if isinstance(source, str | Path):
+                copy_companions(Path(source), unfinished, stock)
+    except (OSError, SafetensorError) as error:
+        raise ConversionError(describe_write_error(error, target)) from error
+    return name
+
+
+def _load(folder: Path) -> RelPosBertPreTrainedModel:
+    """The model in a folder, by the class that its configuration names."""
+    if not folder.is_dir():
+        raise ConversionError(f"source = '{folder}' is no folder; give one that `save_pretrained` or `convert` wrote")
+    try:
+        config = RelPosBertConfig.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise ConversionError(str(error)) from error
+    names = {head.__name__: head for head in HEADS.values()}
+    name = (config.architectures or ["RelPosBertModel"])[0]
+    if name not in names:
+        raise ConversionError(f"{folder}: architectures = {name!r} is no class of this package; nothing to export")
+    return names[name].from_pretrained(folder, dtype="auto", local_files_only=True)
+
+
+def _spec(model: RelPosBertPreTrainedModel) -> tuple[SourceSpec, str]:
+    """The checkpoint that is to be written, and the name of its class.
+
+    Raises:
+        ConversionError: for a model that does not compute what a model of that class can.
+    """
+    came_from = model.config.converted_from or {}
+    family = FAMILIES.get(str(came_from.get("model_type")))
+    if family is None or family.stock is None or not family.read_directly:
+        known = ", ".join(repr(name) for name, each in FAMILIES.items() if each.read_directly and each.stock)
+        raise ConversionError(
+            f"converted_from = {model.config.converted_from!r}: only models that were read from a checkpoint of "
+            f"another architecture can be written as one; known: {known}"
+        )
+    spec = recognise(Path("config.json"), _fields(model.config, family))
+    head = next(name for name, kind in ARCHITECTURES.items() if isinstance(model, kind))
+    heads = {stock: own for own, stock in reversed(family.heads(spec.config).items())}
+    if head not in heads:
+        raise ConversionError(f"{type(model).__name__}: {family.stock} has no such head; it has {', '.join(heads)}")
+    spec = spec.with_head(Head(heads[head], head))
+    own, again = model.config, source_config(Path("config.json"), spec)
+    differing = [
+        name
+        for name, value in own.to_dict().items()
+        if name not in NO_EFFECT and name in again.to_dict() and again.to_dict()[name] != value
+    ]
+    if scheme_parts(own) != scheme_parts(again):
+        differing.append("position_options")
+    if differing:
+        listed = ", ".join(f"{name} = {getattr(own, name)!r}" for name in differing)
+        raise ConversionError(
+            f"{listed}: {heads[head]} computes {', '.join(repr(getattr(again, name)) for name in differing)}, and has "
+            "no field to say otherwise; set it back, or keep the model as it is"
+        )
+    return spec, heads[head]
+
+
+def _fields(config: RelPosBertConfig, family: Family) -> dict[str, Any]:
+    """config.json of the architecture: what both have from ours, the rest from `converted_from`."""
+    ours, fields = RelPosBertConfig().to_dict(), json.loads(config.to_json_string(use_diff=False))
+    theirs = CONFIG_MAPPING[str(family.stock)]().to_dict()
+    unknown = ("tokenizer_class", *family.not_kept, *NOT_KEPT)  # to ours: in `converted_from`, if anywhere
+    kept = {name: value for name, value in fields.items() if (name in theirs or name not in ours)}
+    return {name: value for name, value in kept.items() if name not in unknown} | dict(config.converted_from or {})
+
+
+@torch.no_grad()
+def _stock_model(model: RelPosBertPreTrainedModel, spec: SourceSpec, name: str) -> PreTrainedModel:
+    """The model of Transformers' class, with the same tensors.
+
+    Raises:
+        ConversionError: for tensors of the model that the class has no place for.
+    """
+    config = CONFIG_MAPPING[str(spec.family.stock)].from_dict(spec.config)
+    with torch.device("meta"):
+        stock = getattr(transformers, name)(config)
+    base = type(model) is HEADS["AutoModel"]
+    own, tensors = stock.state_dict(), model.state_dict()
+    used = {spec.spell(each, base)[0] for each in spec.unpack(own)}
+    placed = {tensors[each].data_ptr() for each in used if each in tensors}
+    stray = [
+        each
+        for each, tensor in tensors.items()
+        if tensor.data_ptr() not in placed and not (base and each.startswith("pooler."))
+    ]
+    lost = [each for each in used if each not in tensors]
+    if stray or lost:
+        raise ConversionError(
+            f"{name} has no place for {abbreviate(stray) or 'nothing'} and lacks {abbreviate(lost) or 'nothing'}; "
+            "merge adapters, and undo changes of the module tree"
+        )
+    stock.load_state_dict(under_own_names(spec, own, tensors, base), assign=True)
+    stock.tie_weights()
+    stock.config.dtype = model.dtype
+    return stock

@@ -1,0 +1,177 @@
+"""Stock encoders with and without `hf_relpos.accelerate_attention`: time and memory.
+
+    python scripts/bench_live.py                     # some minutes, one thread
+    python scripts/bench_live.py --families MPNet    # only some
+
+Two layers of the size of a base model (hidden size 768, 12 heads), random weights, no dropout, float32. Forward passes
+and training steps (the mean square of the output, backward) of one text of 128, 512 and 2,048 tokens, and of a padded
+batch, 8 texts of 16 to 128 tokens. Outputs are compared before any time is taken; a difference above 1e-5 ends the
+run. Memory is the growth of the largest resident size over a training step of 2,048 tokens in a process of its own.
+The effects in `hf_relpos/live/families.py` are said after these figures. Written to docs/results/benchmarks:
+cpu-live.json and .md.
+"""
+
+import copy
+import gc
+import json
+import sys
+from collections.abc import Callable
+
+import torch
+from experiments.arguments import benchmark_parser
+from experiments.measuring import environment, peak_memory, reset_peak_memory, run_worker, time_in_turns
+from experiments.reports import Table, describe, markdown_sections, print_tables, write_report
+
+
+SIZES = {
+    "vocab_size": 1000,  # the embeddings are not what is measured
+    "hidden_size": 768,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 2048 + 2,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+RELATIVE = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False}
+V3 = {"position_buckets": 256, "max_relative_positions": 512, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
+T5 = {"vocab_size": 1000, "num_layers": 2, "d_model": 768, "d_ff": 3072, "num_heads": 12, "dropout_rate": 0.0}
+XLNET = {"vocab_size": 1000, "n_layer": 2, "d_model": 768, "d_inner": 3072, "n_head": 12, "dropout": 0.0}
+FAMILIES = {  # class, configuration
+    "DeBERTa v3": ("DebertaV2Model", {**SIZES, **RELATIVE, **V3}),
+    "DeBERTa v1": ("DebertaModel", {**SIZES, **RELATIVE, "max_relative_positions": 512}),
+    "MPNet": ("MPNetModel", SIZES),
+    "RoFormer": ("RoFormerModel", SIZES),
+    "T5 encoder": ("T5EncoderModel", T5),
+    "XLNet": ("XLNetModel", XLNET),
+}
+LENGTHS = {"128": 128, "512": 512, "2,048": 2048, "8 × 128, padded": 128}
+TEXTS = [128, 112, 96, 80, 64, 48, 32, 16]
+LONGEST = "2,048"
+
+
+def model_of(family: str) -> torch.nn.Module:
+    import transformers
+
+    name, fields = FAMILIES[family]
+    head = getattr(transformers, name)
+    torch.manual_seed(0)
+    return head(head.config_class(**fields))
+
+
+def inputs_of(case: str) -> dict[str, torch.Tensor]:
+    torch.manual_seed(1)
+    length = LENGTHS[case]
+    if "padded" not in case:
+        ids = torch.randint(5, 1000, (1, length))
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    mask = (torch.arange(length) < torch.tensor(TEXTS)[:, None]).long()
+    return {"input_ids": torch.randint(5, 1000, mask.shape), "attention_mask": mask}
+
+
+def running(model: torch.nn.Module, kind: str, inputs: dict[str, torch.Tensor]) -> Callable[[], torch.Tensor]:
+    """One forward pass or one training step; returns the output."""
+    if kind == "forward":
+        model.eval()
+
+        def forward() -> torch.Tensor:
+            with torch.inference_mode():
+                return model(**inputs)[0]
+
+        return forward
+    model.train()
+
+    def step() -> torch.Tensor:
+        model.zero_grad()
+        out = model(**inputs)[0]
+        out.square().mean().backward()
+        return out.detach()
+
+    return step
+
+
+def measure(family: str, rounds: int) -> list[dict]:
+    """Times of stock and of ours, in turns."""
+    from hf_relpos import accelerate_attention
+
+    rows, stock = [], model_of(family)
+    ours = copy.deepcopy(stock)
+    accelerate_attention(ours)
+    for case in LENGTHS:
+        inputs = inputs_of(case)
+        for kind in ("forward", "training"):
+            runs = {"stock": running(stock, kind, inputs), "ours": running(ours, kind, inputs)}
+            expected = runs["stock"]()
+            difference = float((runs["ours"]() - expected).abs().max() / expected.abs().max())
+            if not difference <= 1e-5:
+                raise SystemExit(f"{family}, {case}: outputs differ by {difference:.1e}; no times are shown")
+            taken = time_in_turns(runs, max(rounds // 2, 3) if case == LONGEST else rounds)
+            row = {"family": family, "case": case, "pass": kind, **{k: round(s, 4) for k, s in taken.items()}}
+            rows.append({**row, "faster": round(taken["stock"] / taken["ours"], 2), "difference": difference})
+            print(rows[-1], file=sys.stderr)
+    gc.collect()
+    return rows
+
+
+def memory(family: str, variant: str) -> float:
+    """MB by which a training step of the longest text grows the process."""
+    model = model_of(family)
+    if variant == "ours":
+        from hf_relpos import accelerate_attention
+
+        accelerate_attention(model)
+    running(model, "training", inputs_of("128"))()  # gradients exist from now on
+    step = running(model, "training", inputs_of(LONGEST))
+    gc.collect()
+    reset_peak_memory()
+    before = peak_memory()
+    step()
+    return round(peak_memory() - before, 1)
+
+
+def tables(results: dict) -> list[Table]:
+    rows = []
+    for family in dict.fromkeys(row["family"] for row in results["times"]):
+        cells = {(row["case"], row["pass"]): row for row in results["times"] if row["family"] == family}
+        rows.append([family] + [f"{cells[case, kind]['faster']:.2f}" for case in LENGTHS for kind in KINDS])
+    columns = [f"{case} tokens, {title}" for case in LENGTHS for title in KINDS.values()]
+    grown = [
+        [family, f"{of['stock']:.0f}", f"{of['ours']:.0f}", f"{of['stock'] / of['ours']:.1f}"]
+        for family, of in results["memory"].items()
+    ]
+    return [
+        ("Stock time ÷ accelerated time", ["family", *columns], rows),
+        ("Memory of a training step, 2,048 tokens", ["family", "stock, MB", "accelerated, MB", "ratio"], grown),
+    ]
+
+
+KINDS = {"forward": "forward", "training": "training"}
+
+
+def main() -> None:
+    parser = benchmark_parser(__doc__.splitlines()[0])
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES), metavar="FAMILY")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    if args.worker:
+        print(json.dumps(memory(*args.worker.split("/"))))
+        return
+    results = {"environment": environment(), "times": [], "memory": {}}
+    for family in args.families:
+        results["times"] += measure(family, args.rounds)
+        results["memory"][family] = {
+            variant: run_worker(sys.executable, __file__, "--worker", f"{family}/{variant}")
+            for variant in ("stock", "ours")
+        }
+    largest = max(row["difference"] for row in results["times"])
+    card = (
+        f"# Live stock models on the CPU\n\n{describe(results['environment'])}\nWritten by scripts/bench_live.py. "
+        f"Outputs differ from stock's by at most {largest:.1e} of the largest number.\n"
+        f"{markdown_sections(tables(results))}"
+    )
+    print_tables(tables(results))
+    write_report(args.out / "cpu-live", results, card)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,373 @@
+"""DeBERTa v1, v2 and v3: every head and option of Transformers' own classes, read, converted and written back.
+
+The oracle are those classes, in float64. They round the scale of the scores to float32, and v1 all that it normalises;
+`in_float64` lets them compute both in float64. Queries at padding attend to nothing there, so outputs are compared at
+real tokens.
+"""
+
+import filecmp
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoTokenizer, DebertaConfig, DebertaV2Config
+from transformers.models.deberta import modeling_deberta
+from transformers.models.deberta_v2 import modeling_deberta_v2
+from typer.testing import CliRunner
+
+import hf_relpos
+from hf_relpos import (
+    RelPosBertConfig,
+    RelPosBertForSequenceClassification,
+    RelPosBertModel,
+    convert,
+    export_checkpoint,
+)
+from hf_relpos.cli import app
+from hf_relpos.conversion import ConversionError
+from hf_relpos.conversion.families import FAMILIES
+from hf_relpos.conversion.recognition import recognise
+from hf_relpos.conversion.verify import under_own_names
+from hf_relpos.model.scheme_deberta import log_bucket
+
+
+WORDS, POSITIONS = 40, 14
+CONFIGS = {"deberta": DebertaConfig, "deberta-v2": DebertaV2Config}
+KINDS = [None, "c2p", "p2c", "c2p|p2c"]
+HEADS = {name: FAMILIES[name].suffixes for name in CONFIGS}
+BOTH = {"relative_attention": True, "pos_att_type": "c2p|p2c", "position_biased_input": False}
+# position_biased_input, type_vocab_size, embedding_size, side of padding, rows of the batch
+INPUTS = [(False, 0, 24, "left", 3), (False, 2, 24, "right", 1), (True, 0, 10, "right", 2), (True, 2, 24, "left", 2)]
+V3 = {**BOTH, "share_att_key": True, "position_buckets": 6, "norm_rel_ebd": "layer_norm"}
+
+
+@pytest.fixture
+def in_float64(monkeypatch):
+    def scale(query_layer, scale_factor):
+        return torch.sqrt(torch.tensor(query_layer.size(-1) * scale_factor, dtype=torch.float64))
+
+    def normalised(self, hidden_states):
+        return nn.functional.layer_norm(
+            hidden_states, hidden_states.shape[-1:], self.weight, self.bias, self.variance_epsilon
+        )
+
+    for module in (modeling_deberta, modeling_deberta_v2):
+        monkeypatch.setattr(module, "scaled_size_sqrt", scale)
+    monkeypatch.setattr(modeling_deberta.DebertaLayerNorm, "forward", normalised)
+
+
+def stock_model(kind, suffix="Model", dtype=torch.float32, **fields):
+    """A tiny stock model, every parameter of which has an effect where it can."""
+    sizes = {
+        "vocab_size": WORDS,
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "intermediate_size": 20,
+        "max_position_embeddings": POSITIONS,
+    }
+    model = getattr(transformers, FAMILIES[kind].stems[0] + suffix)(CONFIGS[kind](**{**sizes, **fields})).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.2)
+    return model.to(dtype)
+
+
+def saved(folder, kind, suffix="Model", **fields):
+    model = stock_model(kind, suffix, **fields)
+    model.save_pretrained(folder)
+    return model, folder
+
+
+def edit(folder, **fields):
+    """Set fields of config.json; None removes."""
+    path = folder / "config.json"
+    content = {**json.loads(path.read_text()), **fields}
+    path.write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
+
+
+def read(folder, suffix="Model", **arguments):
+    return getattr(hf_relpos, f"RelPosBert{suffix}").from_pretrained(folder, **arguments).eval()
+
+
+def batch(suffix, length=9, rows=2, side="right"):
+    """Inputs, the last row padded, and the mask of what is compared."""
+    shape = (rows, 2, length) if suffix == "ForMultipleChoice" else (rows, length)
+    mask = torch.ones(shape, dtype=torch.long)
+    if rows > 1:
+        mask[(-1, ..., slice(-3, None) if side == "right" else slice(0, 3))] = 0
+    inputs = {"input_ids": torch.randint(WORDS, shape), "attention_mask": mask}
+    return inputs | {"token_type_ids": torch.randint(2, shape)}, mask.bool()
+
+
+def real_outputs(outputs, real):
+    """All outputs at real tokens, as one vector."""
+    tensors = [value for value in outputs.values() if isinstance(value, torch.Tensor)]
+    at_tokens = [value for value in tensors if value.shape[: real.dim()] == real.shape]
+    whole = [value for value in tensors if value.shape[: real.dim()] != real.shape]
+    return torch.cat([value[real].flatten() for value in at_tokens] + [value.flatten() for value in whole])
+
+
+def difference(one, other):
+    return float((one - other).abs().max() / other.abs().max())
+
+
+def errors(stock, ours, suffix, **arguments):
+    """Largest relative difference of outputs, and of gradients of all stock parameters."""
+    inputs, real = batch(suffix, **arguments)
+    names = {"last_hidden_state"} if suffix == "Model" else {"logits", "start_logits", "end_logits"}
+    found = []
+    for model in (stock, ours):
+        outputs = {name: value for name, value in model(**inputs).items() if name in names}
+        values = real_outputs(outputs, real)
+        (values * torch.linspace(-1, 1, len(values), dtype=values.dtype)).sum().backward()
+        found.append(values.detach())
+    spec = recognise(Path(), json.loads(stock.config.to_json_string(use_diff=False)))
+    grads = [
+        {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in m.state_dict(keep_vars=True).items()}
+        for m in (stock, ours)
+    ]
+    own = under_own_names(spec, grads[0], grads[1], base=suffix == "Model")
+    assert own.keys() == grads[0].keys()
+    scale = max(float(grad.abs().max()) for grad in grads[0].values())
+    worst = max(float((own[name] - grad).abs().max()) for name, grad in grads[0].items())
+    return difference(*reversed(found)), worst / scale
+
+
+def check(tmp_path, kind, suffix, arguments, **fields):
+    """Read in float64 and float32: outputs and gradients are the stock class's."""
+    stock, folder = saved(tmp_path / "stock", kind, suffix, **fields)
+    assert max(errors(stock, read(folder, suffix), suffix, **arguments)) <= 1e-5
+    stock.zero_grad()
+    found = errors(stock.double(), read(folder, suffix, dtype=torch.float64), suffix, **arguments)
+    assert max(found) <= 1e-9, found
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("suffix", HEADS["deberta-v2"])
+@pytest.mark.parametrize("kinds", KINDS)
+@pytest.mark.parametrize("shared, norm", [(True, "layer_norm"), (False, "none"), (False, "layer_norm")])
+@pytest.mark.parametrize("buckets, span", [(-1, -1), (6, -1), (5, 9), (-1, 4)])
+@pytest.mark.parametrize("biased, types, width, side, rows", INPUTS)
+def test_v2(tmp_path, in_float64, suffix, kinds, shared, norm, buckets, span, biased, types, width, side, rows):
+    pooled = suffix in ("ForSequenceClassification", "ForMultipleChoice")  # from the first token, which is padding
+    length = 9 if biased else POSITIONS + 10
+    check(
+        tmp_path,
+        "deberta-v2",
+        suffix,
+        {"length": length, "side": "right" if pooled else side, "rows": rows},
+        relative_attention=True,
+        pos_att_type=kinds,
+        share_att_key=shared,
+        position_buckets=buckets,
+        max_relative_positions=span,
+        norm_rel_ebd=norm,
+        position_biased_input=biased,
+        type_vocab_size=types,
+        embedding_size=width,
+        legacy=width != 24 or rows == 1,
+        tie_word_embeddings=biased,
+        pooler_hidden_act="gelu" if biased else "silu",
+        hidden_act="gelu" if shared else "relu",
+    )
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("suffix", HEADS["deberta"])
+@pytest.mark.parametrize("kinds", KINDS)
+@pytest.mark.parametrize("span", [-1, 4])
+@pytest.mark.parametrize("biased, types, width, side, rows", INPUTS)
+def test_v1(tmp_path, in_float64, suffix, kinds, span, biased, types, width, side, rows):
+    length = 9 if biased else POSITIONS + 10
+    check(
+        tmp_path,
+        "deberta",
+        suffix,
+        {"length": length, "side": "right" if suffix == "ForSequenceClassification" else side, "rows": rows},
+        relative_attention=True,
+        pos_att_type=kinds,
+        max_relative_positions=span,
+        position_biased_input=biased,
+        type_vocab_size=types,
+        embedding_size=width,
+        legacy=width != 24 or rows == 1,
+        tie_word_embeddings=biased,
+    )
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("sizes", [(20, 5, 1), (24, 1, 2), (21, 7, 3)])
+def test_sizes(tmp_path, in_float64, kind, sizes):
+    size, heads, layers = sizes
+    fields = {"hidden_size": size, "num_attention_heads": heads, "num_hidden_layers": layers}
+    check(tmp_path, kind, "ForMaskedLM", {"length": 1 if layers == 1 else 40}, **V3, **fields)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_without_relative_attention_it_is_absolute(tmp_path, in_float64, kind):
+    check(tmp_path, kind, "ForTokenClassification", {}, type_vocab_size=2)
+    assert read(tmp_path / "stock").config.position_embedding_type == "absolute"
+
+
+@pytest.mark.parametrize("kind, suffix", [(kind, suffix) for kind in CONFIGS for suffix in HEADS[kind]])
+def test_converted_and_written_back(tmp_path, kind, suffix):
+    """The check of a conversion is against the stock class; what comes back is the file that there was."""
+    labels = 2 if suffix == "ForQuestionAnswering" else 4
+    own = {"cls_dropout": 0.3, "pooler_dropout": 0.2, "num_labels": labels, "embedding_size": 24, "summary": "mine"}
+    saved(tmp_path / "stock", kind, suffix, **V3, **own, legacy=False, dtype=torch.bfloat16)
+    report = convert(tmp_path / "stock", tmp_path / "ours")
+    assert (report.method, report.position_embedding_type) == ("exact", "deberta")
+    assert report.architecture == FAMILIES[kind].stems[0] + suffix and report.difference <= 1e-5
+    assert {step.kind for step in report.steps if "pooler" not in step.target} == {"reused"}
+    direct, converted = (read(tmp_path / name, suffix) for name in ("stock", "ours"))
+    assert direct.dtype == torch.bfloat16 and direct.config.name_or_path == str(tmp_path / "stock")
+    for name, tensor in converted.state_dict().items():
+        assert torch.equal(tensor, direct.state_dict()[name]) or (suffix == "Model" and name.startswith("pooler."))
+    for number, source in enumerate((tmp_path / "ours", direct)):
+        assert export_checkpoint(source, tmp_path / f"back{number}") == report.architecture
+        for file in ("config.json", "model.safetensors"):
+            assert filecmp.cmp(tmp_path / "stock" / file, tmp_path / f"back{number}" / file, shallow=False), file
+
+
+def test_dropout_is_where_the_stock_class_has_it(tmp_path):
+    fields = {**V3, "cls_dropout": 0.3, "pooler_dropout": 0.2, "hidden_dropout_prob": 0.15}
+    _, folder = saved(tmp_path / "stock", "deberta-v2", "ForSequenceClassification", **fields)
+    model = read(folder, "ForSequenceClassification")
+    assert (model.dropout.p, model.bert.pooler.dropout.p) == (0.3, 0.2)
+    scheme = model.bert.encoder.layer[0].attention.self.distance_embedding
+    assert scheme.dropout.p == model.bert.embeddings.dropout.p == 0.15
+    assert read(folder, "ForTokenClassification").dropout.p == 0.15
+
+
+def test_the_language_head_that_the_published_v3_has(tmp_path):
+    """Its configuration does not say `legacy`, and stock initialises the head at random."""
+    stock, folder = saved(tmp_path / "stock", "deberta-v2", "ForMaskedLM", **V3, legacy=False)
+    edit(folder, legacy=None, architectures=None)
+    tensors = load_file(folder / "model.safetensors")
+    masks = {
+        "mask_predictions.dense.weight": torch.zeros(2, 2),
+        "deberta.embeddings.position_embeddings.weight": torch.zeros(POSITIONS, 24),
+    }
+    save_file(tensors | masks, folder / "model.safetensors", {"format": "pt"})
+    inputs, real = batch("ForMaskedLM")
+    expected = stock(**inputs).logits[real]
+    torch.testing.assert_close(read(folder, "ForMaskedLM")(**inputs).logits[real], expected, rtol=0, atol=1e-5)
+    convert(folder, tmp_path / "ours", architecture="DebertaV2ForMaskedLM")
+    found = read(tmp_path / "ours", "ForMaskedLM")(**inputs).logits[real]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_a_pickle_and_shards_are_read_as_transformers_does(tmp_path):
+    stock, folder = saved(tmp_path / "stock", "deberta", **BOTH)
+    stock.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(
+        {name.replace(".weight", ".gamma") if "LayerNorm" in name else name: t for name, t in tensors.items()},
+        folder / "pytorch_model.bin",
+    )
+    inputs, real = batch("Model")
+    for source in (folder, tmp_path / "shards"):
+        found = read(source)(**inputs).last_hidden_state[real]
+        torch.testing.assert_close(found, stock(**inputs).last_hidden_state[real], rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match="no model"):
+        read(folder, use_safetensors=True)
+
+
+def test_arguments_of_from_pretrained(tmp_path):
+    """Fields of ours and of the stock class, a dtype, a device map, a new head."""
+    _, folder = saved(tmp_path / "stock", "deberta-v2", **V3)
+    model = RelPosBertForSequenceClassification.from_pretrained(
+        folder, num_labels=5, attention_window=4, dtype=torch.bfloat16, device_map="cpu", attn_implementation="eager"
+    )
+    assert model.classifier.weight.shape == (5, 24) and model.config.attention_window == 4
+    assert model.dtype == torch.bfloat16 and model.config._attn_implementation == "eager"
+    assert isinstance(RelPosBertConfig.from_pretrained(folder), RelPosBertConfig)
+    config = RelPosBertConfig.from_pretrained(folder, attention_window=2)
+    assert RelPosBertModel.from_pretrained(folder, config=config).config.attention_window == 2
+    _, info = RelPosBertModel.from_pretrained(folder, output_loading_info=True)
+    assert {name.partition(".")[0] for name in info["missing_keys"]} == {"pooler"}
+    stock = transformers.AutoModel.from_pretrained(folder)
+    assert type(stock) is transformers.DebertaV2Model
+
+
+def test_a_missing_table_is_not_random(tmp_path):
+    _, folder = saved(tmp_path / "stock", "deberta-v2", **V3)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["encoder.rel_embeddings.weight"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match="rel_embeddings"):
+        read(folder)
+
+
+def test_the_tokenizer_comes_along(tmp_path):
+    _, folder = saved(tmp_path / "stock", "deberta", **BOTH)
+    words = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<mask>": 4, "a": 5, "b": 6}
+    (folder / "vocab.json").write_text(json.dumps(words))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    convert(folder, tmp_path / "ours")
+    export_checkpoint(tmp_path / "ours", tmp_path / "back")
+    for place in (folder, tmp_path / "ours", tmp_path / "back"):
+        assert type(AutoTokenizer.from_pretrained(place)).__name__.startswith("Deberta")
+        assert (place / "vocab.json").is_file()
+
+
+@pytest.mark.parametrize(
+    "kind, fields, words",
+    [
+        ("deberta", {"talking_head": True}, "talking_head = True"),
+        ("deberta", {"pos_att_type": "c2p|p2p"}, "pos_att_type = .*p2p"),
+        ("deberta-v2", {"attention_head_size": 4}, "attention_head_size = 4"),
+        ("deberta-v2", {"position_buckets": 200}, "position_buckets = 200 .*max_relative_positions"),
+        ("deberta-v2", {"relative_attention": False}, "relative_attention = False with position_biased_input"),
+        (
+            "deberta-v2",
+            {"relative_attention": False, "position_biased_input": True},
+            "pos_att_type = .* with relative_attention = False",
+        ),
+        ("deberta-v2", {"legacy": False, "embedding_size": 10}, "legacy = False with embedding_size = 10"),
+    ],
+)
+def test_refusals(tmp_path, kind, fields, words):
+    _, folder = saved(tmp_path / "stock", kind, **BOTH)
+    edit(folder, **fields)
+    for reading in (lambda: convert(folder, tmp_path / "out"), lambda: read(folder)):
+        with pytest.raises(ValueError, match=words):
+            reading()
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_cannot_be_written_back(tmp_path):
+    _, folder = saved(tmp_path / "stock", "deberta", **BOTH)
+    window = RelPosBertModel.from_pretrained(folder, attention_window=3)
+    with pytest.raises(ConversionError, match=r"attention_window = 3: DebertaModel computes None"):
+        export_checkpoint(window, tmp_path / "out")
+    with pytest.raises(ConversionError, match="converted_from = None"):
+        export_checkpoint(RelPosBertModel(RelPosBertConfig(hidden_size=12, num_hidden_layers=1)), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    done = CliRunner().invoke(app, ["export", str(tmp_path / "nowhere"), str(tmp_path / "out")])
+    assert done.exit_code == 2 and "is no folder" in done.output
+
+
+def test_the_command_line(tmp_path):
+    stock, folder = saved(tmp_path / "stock", "deberta-v2", "ForMaskedLM", **V3)
+    for arguments in (["convert", folder, tmp_path / "ours"], ["export", tmp_path / "ours", tmp_path / "back"]):
+        done = CliRunner().invoke(app, list(map(str, arguments)))
+        assert done.exit_code == 0, done.output
+    assert type(transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "back")) is type(stock)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("buckets", [*range(2, 40), 64, 100, 128, 256])
+def test_log_buckets_are_those_of_transformers(buckets):
+    distances = torch.arange(-1100, 1101)
+    for span in (*range(4, 64), 100, 128, 200, 256, 400, 512, 600, 1000, 1024):
+        if span - 1 > buckets // 2 and (buckets, span) != (5, 15):  # an exact power past the end, in float32
+            expected = modeling_deberta_v2.make_log_bucket_position(distances, buckets, span).long()
+            found = log_bucket(distances, buckets, span)
+            assert torch.equal(*(each.clamp(-buckets, buckets - 1) for each in (found, expected))), span
