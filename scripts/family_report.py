@@ -78,7 +78,7 @@ Written by `make families`, from the families in `hf_relpos/conversion`.
 - **told by**: the field of config.json, or what else marks a checkpoint that calls itself `bert`.
 - **heads**: those whose outputs stay; with an encoder, any of ours may be new.
 - **positions**: `absolute` ones are replaced or kept by a method of conversion; a relative scheme stays as it is.
-- **by**: `convert` writes a folder of ours; where `from_pretrained` stands too, our classes read the checkpoint itself.
+- **by**: `convert` writes a folder of ours; where `from_pretrained` stands too, our classes read the source itself.
 - **compared with**: what every conversion runs beside its result; where there is no class, tests run stored outputs of
   the original code.
 - **since**: the first release that reads it.
@@ -118,7 +118,7 @@ def told_by(name: str, family: Family) -> str:
 
 
 def positions(name: str, family: Family) -> str:
-    """The positions of its published checkpoints, and those of older releases."""
+    """The positions of its published checkpoints, and those that Transformers ≤ 4.57 had beside them."""
     found = family.positions(example(name))
     kinds = ["absolute"] * found.absolute + [f"`{found.scheme}`"] * (found.scheme is not None)
     text = " + ".join(kinds)
@@ -151,13 +151,13 @@ def refusals(name: str) -> list[str]:
         reason = family.unsupported_reason({**example(name), **changes})
         if not reason:
             raise SystemExit(f"PROBES[{name!r}]: {changes} is not refused any more; take it out")
-        reasons.append(reason.removeprefix("and ").removeprefix("but "))
+        reasons.append(reason)
     missing = missing_heads(family, example(name))
     return reasons + ([f"the heads of {', '.join(missing)}, which compute something else"] if missing else [])
 
 
 def row(name: str, family: Family) -> list[str]:
-    readers = ["convert"] + ["`from_pretrained`"] * family.read_directly
+    readers = ["convert"] + ["`from_pretrained`"] * (family.read_directly or name == "bert")
     beside = "stored outputs" if family.stock is None else f"`{family.stock}` of Transformers"
     return [
         TITLES[name],

@@ -1,7 +1,6 @@
 """RoFormer's checkpoints: converted, and read directly, beside Transformers' own classes."""
 
 import json
-import shutil
 
 import pytest
 import torch
@@ -9,8 +8,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import RoFormerConfig
 
-from hf_relpos import RelPosBertModel
-from hf_relpos.conversion import ConversionError, convert
+from hf_relpos import RelPosBertModel, convert, export_checkpoint
+from hf_relpos.conversion import ConversionError
 from hf_relpos.conversion.families import FAMILIES
 from hf_relpos.conversion.families_rope import position_table
 from hf_relpos.model import modeling_relpos_bert
@@ -116,17 +115,20 @@ def to_ours(name, suffix):
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_converted_and_packed_again(tmp_path, suffix):
-    """The converter compares with the stock class; packing gives the files of the stock class bit for bit."""
+def test_converted_and_exported_again(tmp_path, suffix):
+    """The converter compares with the stock class; what is exported is what was converted, bit for bit."""
     stock(suffix, tmp_path / "source", embedding_size=10)
     report = convert(tmp_path / "source", tmp_path / "out")
     assert report.position_embedding_type == "rope" and report.difference <= 1e-5
     created = {step.target for step in report.of_kind("created")}
     assert all("pooler" in name for name in created)
-    stored = load_file(tmp_path / "source" / "model.safetensors")
-    config = json.loads((tmp_path / "source" / "config.json").read_text())
-    packed = FAMILY.pack(config, FAMILY.unpack(config, stored))
-    assert packed.keys() == stored.keys() and all(torch.equal(packed[name], stored[name]) for name in stored)
+    assert export_checkpoint(tmp_path / "out", tmp_path / "back") == f"RoFormer{suffix}"
+    stored, written = (load_file(tmp_path / name / "model.safetensors") for name in ("source", "back"))
+    assert written.keys() == stored.keys() and all(torch.equal(written[name], stored[name]) for name in stored)
+    again, info = getattr(transformers, f"RoFormer{suffix}").from_pretrained(
+        tmp_path / "back", output_loading_info=True
+    )
+    assert again.config.embedding_size == 10 and not info["missing_keys"] and not info["unexpected_keys"]
 
 
 def test_the_table_is_that_of_the_stock_class():
@@ -149,7 +151,7 @@ def other_table(tensors):
     [
         ({"rotary_value": True}, None, "rotary_value = True.*AutoModel of Transformers reads it"),
         ({"architectures": ["RoFormerForMultipleChoice"]}, None, "RoFormerForMultipleChoice.*no counterpart here"),
-        ({}, other_table, "embed_positions.weight: these are not RoFormer's sinusoids"),
+        ({}, other_table, "embed_positions.weight: not RoFormer's sinusoids"),
     ],
     ids=["rotated values", "multiple choice", "another table"],
 )
