@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 from transformers.utils import logging
 
-from .families import FAMILIES
+from .families import ALREADY, FAMILIES
 
 
 logger = logging.get_logger(__name__)
@@ -143,7 +143,7 @@ def accelerate_attention(model: Any) -> AcceleratedAttention:
                 changed.append(part)
         accelerated.append(Accelerated(name, family.name, layers, family.effect))
     handle = AcceleratedAttention(tuple(accelerated), tuple(left), changed)
-    if not accelerated:
+    if not accelerated and all(each.reason != ALREADY for each in left):
         logger.warning(f"accelerate_attention changed nothing: {handle}")
     return handle
 

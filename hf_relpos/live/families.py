@@ -16,6 +16,9 @@ from transformers.models.xlnet.modeling_xlnet import XLNetModel, XLNetRelativeAt
 from . import deberta, mpnet, roformer, t5, xlnet
 
 
+ALREADY = "it is accelerated already"
+
+
 def _nothing(container: nn.Module) -> list[str]:
     return []
 
@@ -44,7 +47,7 @@ class Family:
         """Why a container of this family stays as it is; None for one that can be changed."""
         ours = tuple(self.classes.values())
         if any(type(module) in ours for module in container.modules()):
-            return "it is accelerated already"
+            return ALREADY
         if type(container) is not self.container:
             return f"{type(container).__name__} is a subclass of {self.container.__name__} with code of its own"
         found = [module for module in container.modules() if isinstance(module, self.attention)]
