@@ -11,6 +11,7 @@ from typing import Any
 
 from .families_alibi import ALIBI_FAMILIES
 from .families_deberta import DEBERTA_FAMILIES
+from .families_rope import ROPE_FAMILIES
 from .family import ALL, SPECIAL_TOKENS, Family, Positions, pad_token, renamed
 from .names import Rule
 
@@ -292,4 +293,5 @@ FAMILIES: dict[str, Family] = {
     ),
     **ALIBI_FAMILIES,
     **DEBERTA_FAMILIES,
+    **ROPE_FAMILIES,
 }

@@ -111,6 +111,7 @@ class Family:
         masks_queries: whether a token of padding attends to nothing, so that outputs at padding are others than here.
         tolerance: of outputs in float64, relative to the largest.
         unsupported_reason: configuration to why it cannot be converted; empty if it can.
+        since: the first release that reads it.
     """
 
     stems: tuple[str, ...]
@@ -138,6 +139,7 @@ class Family:
     masks_queries: bool = False
     tolerance: float = 1e-6
     unsupported_reason: Callable[[Mapping[str, Any]], str] = lambda config: ""
+    since: str = "0.1.0"
 
     def heads(self, config: Mapping[str, Any]) -> dict[str, str]:
         """Class of the family to class of BERT, for every head that this configuration lets BERT compute."""
