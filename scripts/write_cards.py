@@ -28,6 +28,7 @@ CARDS = {
     "benchmarks/recurrence-512.json": "bench_recurrence",
     "benchmarks/recurrence.json": "bench_recurrence",
     "documents/results.json": "documents.card",
+    "families.json": "family_parity",
     "features.json": "feature_matrix",
     "fuzz.json": "reliability",
     "lm/results.json": "language_modeling.card",

@@ -1,0 +1,93 @@
+"""Stock classes of relative encoders as oracles. They round some constants to float32, whatever their dtype."""
+
+import contextlib
+
+import torch
+import transformers
+from torch import nn
+from transformers.models.deberta import modeling_deberta
+from transformers.models.deberta_v2 import modeling_deberta_v2
+
+
+def _scale(query_layer, scale_factor):
+    return torch.sqrt(torch.tensor(query_layer.size(-1) * scale_factor, dtype=torch.float64))
+
+
+def _normalised(self, hidden_states):
+    return nn.functional.layer_norm(
+        hidden_states, hidden_states.shape[-1:], self.weight, self.bias, self.variance_epsilon
+    )
+
+
+def _sinusoids(positions, width):
+    angles = positions.double()[:, None] * 10000 ** (-torch.arange(0, width, 2).double() / width)
+    return torch.cat([angles.sin(), angles.cos()], 1)
+
+
+@contextlib.contextmanager
+def in_float64(model):
+    """A stock model that computes everything in float64, as long as the context lasts.
+
+    DeBERTa rounds the scale of the scores, and in v1 what it normalises; RoFormer and XLNet their sinusoids.
+    """
+    base = model.base_model
+    kind = model.config.model_type
+    with contextlib.ExitStack() as stack:
+        set_in = lambda owner, name, value: stack.enter_context(_replaced(owner, name, value))  # noqa: E731
+        if kind == "deberta":
+            set_in(modeling_deberta, "scaled_size_sqrt", _scale)
+            set_in(modeling_deberta.DebertaLayerNorm, "forward", _normalised)
+        elif kind == "deberta-v2":
+            set_in(modeling_deberta_v2, "scaled_size_sqrt", _scale)
+        model.double()
+        if kind == "roformer":
+            table = base.encoder.embed_positions.weight
+            exact = _sinusoids(torch.arange(len(table)), table.shape[1])
+            assert (table - exact).abs().max() < 1e-6
+            table.data = exact
+        elif kind == "xlnet":
+            stock_table = base.relative_positional_encoding
+
+            def exact_table(qlen, klen, bsz=None):
+                distances = torch.arange(klen, -qlen, -1).double()
+                if base.clamp_len > 0:
+                    distances = distances.clamp(-base.clamp_len, base.clamp_len)
+                table = _sinusoids(distances, base.d_model)[:, None].expand(-1, bsz or 1, -1)
+                assert (table - stock_table(qlen, klen, bsz=bsz)).abs().max() < 1e-5
+                return table
+
+            set_in(base, "relative_positional_encoding", exact_table)
+        yield model
+
+
+@contextlib.contextmanager
+def _replaced(owner, name, value):
+    own = vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if own is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, own)
+
+
+def random_model(kind, name, folder, **fields):
+    """A stock model, every parameter of which is random, saved in a folder.
+
+    Args:
+        kind: its `model_type`.
+        name: of the class.
+        fields: of its configuration.
+    """
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(kind, **fields)
+    config._attn_implementation = "eager"
+    model = getattr(transformers, name)(config).eval()
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if "embed_positions" not in key:
+                parameter.add_(torch.randn_like(parameter), alpha=0.2)
+    model.save_pretrained(folder)
+    return model
