@@ -60,6 +60,7 @@ PROBES: dict[str, list[dict[str, Any]]] = {
     "jinabert": [{"_code_variant": True}, {"feed_forward_type": "swiglu"}],
     "mosaicbert": [{"hidden_act": "relu", "architectures": ["BertForMaskedLM"]}],
     "roformer": [{"rotary_value": True}],
+    "xlnet": [{"attn_type": "uni"}, {"bi_data": True}, {"untie_r": False}],
 }
 # Relative encoders that Transformers computes with SDPA and flash attention itself: by `model_type`, title and
 # positions. A test compares them with the installed release.
