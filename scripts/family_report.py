@@ -55,7 +55,7 @@ PROBES: dict[str, list[dict[str, Any]]] = {
     "nezha": [{"add_cross_attention": True}],
     "albert": [{"embedding_size": 768, "hidden_size": 768}],
     "mpnet": [{"relative_attention_num_buckets": 64}],
-    "deberta-v2": [{"conv_kernel_size": 3}],
+    "deberta-v2": [{"position_biased_input": False, "relative_attention": False}],
     "deberta": [{"talking_head": True}],
     "jinabert": [{"_code_variant": True}, {"feed_forward_type": "swiglu"}],
     "mosaicbert": [{"hidden_act": "relu", "architectures": ["BertForMaskedLM"]}],
