@@ -55,11 +55,12 @@ PROBES: dict[str, list[dict[str, Any]]] = {
     "nezha": [{"add_cross_attention": True}],
     "albert": [{"embedding_size": 768, "hidden_size": 768}],
     "mpnet": [{"relative_attention_num_buckets": 64}],
-    "deberta-v2": [{"conv_kernel_size": 3}],
+    "deberta-v2": [{"position_biased_input": False, "relative_attention": False}],
     "deberta": [{"talking_head": True}],
     "jinabert": [{"_code_variant": True}, {"feed_forward_type": "swiglu"}],
     "mosaicbert": [{"hidden_act": "relu", "architectures": ["BertForMaskedLM"]}],
     "roformer": [{"rotary_value": True}],
+    "xlnet": [{"attn_type": "uni"}, {"bi_data": True}, {"untie_r": False}],
 }
 # Relative encoders that Transformers computes with SDPA and flash attention itself: by `model_type`, title and
 # positions. A test compares them with the installed release.

@@ -49,6 +49,7 @@ COUNTERPARTS = {
     "ForMultipleChoice": "BertForMultipleChoice",
     "ForTokenClassification": "BertForTokenClassification",
     "ForQuestionAnswering": "BertForQuestionAnswering",
+    "ForQuestionAnsweringSimple": "BertForQuestionAnswering",
 }
 # Heads of language modelling that apply GELU whatever `hidden_act` says, where BERT's obeys it.
 OWN_ACTIVATION = ("ForMaskedLM", "ForCausalLM")
@@ -177,6 +178,8 @@ def pad_token(config: Mapping[str, Any]) -> int:
     return config["pad_token_id"]
 
 
-ALL = tuple(suffix for suffix in COUNTERPARTS if suffix not in ("ForCausalLM", "LMHeadModel"))
+ALL = tuple(
+    suffix for suffix in COUNTERPARTS if suffix not in ("ForCausalLM", "LMHeadModel", "ForQuestionAnsweringSimple")
+)
 
 SPECIAL_TOKENS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
