@@ -4,6 +4,7 @@
 # make fuzz    property tests with FUZZ_EXAMPLES random examples of each, and the table of docs/reliability.md
 # make lint    style and types only
 # make schemes    what the schemes say of themselves: tables of README.md, docs/schemes.md and its pictures
+# make families   which checkpoints are read: docs/families.md and a table of README.md
 # make test-floor   the tests that meet Transformers, on the oldest one that is supported
 # make features    docs/features.md: which feature works with which kind of scheme, from the outcomes of their tests
 # Each makes its own virtual environment first. PYTHON chooses the interpreter.
@@ -19,7 +20,7 @@ FLOOR_TESTS := $(addprefix tests/test_, $(addsuffix .py, anneal card chunked con
 	tools_packing tools_peft tools_pipelines tools_quantization tools_sentence_transformers trainer travels)) \
 	tests/schemes/test_every_scheme.py
 
-.PHONY: demo features fuzz schemes test test-all test-floor lint clean
+.PHONY: demo families features fuzz schemes test test-all test-floor lint clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/hf-relpos demo --out demo-out --overwrite
@@ -43,6 +44,9 @@ features: $(VENV)/.installed
 
 schemes: $(VENV)/.installed
 	$(VENV)/bin/python scripts/scheme_report.py
+
+families: $(VENV)/.installed
+	$(VENV)/bin/python scripts/family_report.py
 
 lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check .

@@ -22,6 +22,7 @@ from hf_relpos.files import write_text
 CARDS = {
     "benchmarks/conversion.json": "conversion_quality.card",
     "benchmarks/cpu-attention.json": "bench_attention",
+    "benchmarks/cpu-deberta.json": "bench_deberta",
     "benchmarks/cpu-model.json": "bench_model",
     "benchmarks/gpu-attention.json": "bench_gpu",
     "benchmarks/recurrence-512.json": "bench_recurrence",

@@ -68,7 +68,7 @@ def relative_model(scheme="tables", options=None, seed=0, std=0.5, **fields):
 @pytest.mark.parametrize(
     "scheme, options, settings",
     [
-        ("tables", {"terms": "ABV", "max_distance": 6}, EXACT),
+        pytest.param("tables", {"terms": "ABV", "max_distance": 6}, EXACT, marks=pytest.mark.full),  # slow
         ("tables", {"terms": "c", "per_head": False}, EXACT),
         ("relative_key", {}, EXACT),
         ("relative_key_query", {"clip": 6}, EXACT),

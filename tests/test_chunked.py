@@ -24,7 +24,7 @@ from hf_relpos import (
     explain_backend,
 )
 from hf_relpos.cli import app
-from hf_relpos.model import attention, backend_chunked, backends, chunk_products, skewed, toeplitz
+from hf_relpos.model import attention, backend_chunked, backends, chunk_products, key_runs, skewed, toeplitz
 from hf_relpos.model.attention import AttentionCall
 from hf_relpos.model.backend_chunked import chunked_attention
 from hf_relpos.model.backend_strided import _skewed_bias, strided_attention
@@ -45,6 +45,8 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(skewed, "QUERIES", 48)
     monkeypatch.setattr(skewed, "KEYS", 16)
     monkeypatch.setattr(skewed, "BUFFER", 2 * 48 * 160)
+    monkeypatch.setattr(key_runs, "KEYS", 8)
+    monkeypatch.setattr(key_runs, "ROW", 16)
     monkeypatch.setattr(backend_chunked, "FEWEST_SCORES", 0)
     fresh = chunk_products.workspace
 
@@ -53,6 +55,7 @@ def small_chunks(monkeypatch):
         return buffer.fill_(torch.nan) if dtype.is_floating_point else buffer.fill_(1)
 
     monkeypatch.setattr(chunk_products, "workspace", poisoned)
+    monkeypatch.setattr(key_runs, "workspace", poisoned)
 
 
 def leaves_of(terms):
@@ -89,7 +92,7 @@ def run(how, tensors, terms, context, mask=None, causal=False, dtype=torch.float
         out = attend(*tensors, terms, context, seen)[0].transpose(1, 2)
     else:
         content, query, key = content_vectors(*tensors[:2], terms, context)
-        form = to_toeplitz(terms, context, query)
+        form = to_toeplitz(terms, context, query, by_run=True)
         out = chunked_attention(content, query, key, tensors[2], form, context.start, mask, causal, ends=ends)
     if how == "eager" and ends is not None:
         out = out * padding(ends, out.shape[1])[..., None, None]
@@ -350,6 +353,84 @@ def test_clipped_rows_are_multiplied_once():
     assert cost[0] - cost[2] <= 0.3 * (cost[1] - cost[2])
 
 
+# Runs of offsets with one row ------------------------------------------------------------------------------------
+
+
+def log_buckets(r):
+    """Offsets to 60 rows: ±10 one by one, longer and longer runs up to ±60, and the tails; rows descend."""
+    far = (torch.log(r.abs().clamp(min=10) / 10) / torch.log(torch.tensor(6.0)) * 19).long().clamp(max=19)
+    return 30 - r.sign() * (r.abs().clamp(max=10) + far)
+
+
+RUNS = {
+    "clipped": (lambda r: r.clamp(-9, 12) + 9, 22),
+    "buckets": (log_buckets, 60),
+    "one": (torch.zeros_like, 1),
+    "sides": (lambda r: (r > 0).long(), 2),
+}
+
+
+def terms_of_runs(row_of, rows, heads):
+    def table(kind):
+        return Table(torch.randn(heads, rows, SIZE, dtype=torch.float64), kind)
+
+    # two tables, whose runs begin in different places
+    return Terms(scale=0.4, A=(table(row_of),), B=(table(row_of), table(lambda r: row_of(r + 3))))
+
+
+@pytest.mark.parametrize("mask", ["none", "padding", "holes", "window", "documents", "any", "nothing"])
+@pytest.mark.parametrize("heads", [1, HEADS], ids=["shared", "per-head"])
+@pytest.mark.parametrize("kind", RUNS)
+def test_runs_are_eagers(kind, heads, mask):
+    length = 201
+    terms, context = terms_of_runs(*RUNS[kind], heads), AttentionContext(length, length)
+    tensors, seen = vectors(length, length), MASKS[mask](length)
+    form = to_toeplitz(terms, context, tensors[0], by_run=True)
+    assert form.B.shape[1] <= 2 * RUNS[kind][1] and form.run_of_B.shape == (2 * length - 1,)
+    expected = run("eager", tensors, terms, context, seen)
+    assert largest(expected, run("chunked", tensors, terms, context, seen)) <= 1e-11
+
+
+@pytest.mark.parametrize("length, keys, start", [(150, 201, 51), (100, 201, 30), (70, 70, 0)])
+def test_runs_after_a_cache_and_causal(length, keys, start):
+    terms, context = terms_of_runs(*RUNS["clipped"], HEADS), AttentionContext(length, keys, start=start)
+    tensors = vectors(length, keys)
+    for causal in (False, True):
+        expected = run("eager", tensors, terms, context, causal=causal)
+        assert largest(expected, run("chunked", tensors, terms, context, causal=causal)) <= 1e-11
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_error_of_runs_in_bfloat16_is_at_most_twice_eagers(native, monkeypatch):
+    monkeypatch.setattr(backend_chunked, "_multiplies_bfloat16", lambda: native)
+    tensors, context = vectors(201, 201), AttentionContext(201, 201)
+    terms = terms_of_runs(*RUNS["buckets"], HEADS)
+    exact = run("eager", tensors, terms, context)
+    errors = [
+        [float((x.double() - y).square().mean().sqrt()) for x, y in zip(got, exact, strict=True)]
+        for got in (run(how, tensors, terms, context, dtype=torch.bfloat16) for how in ("chunked", "eager"))
+    ]
+    assert all(own <= 2 * eager for own, eager in zip(*errors, strict=True))
+
+
+def test_products_with_runs_do_not_grow_with_the_queries():
+    """Those of B: as many as keys times runs, for any number of chunks."""
+    terms = terms_of_runs(*RUNS["clipped"], HEADS)
+    cost = []
+    for chosen in (Terms(scale=0.4, B=terms.B), Terms(scale=0.4)):
+        with Multiplications() as products:
+            run("chunked", vectors(480, 480), chosen, AttentionContext(480, 480))
+        cost.append(products.count)
+    runs = 22 + 3  # of both tables together
+    assert cost[0] - cost[1] <= 4 * BATCH * HEADS * SIZE * 480 * runs  # two of them forward, and two gradients
+
+
+def test_many_runs_are_lowered_to_offsets():
+    terms, context = terms_of_runs(*RUNS["buckets"], HEADS), AttentionContext(40, 40)
+    form = to_toeplitz(terms, context, torch.empty(SIZE, dtype=torch.float64), by_run=True)
+    assert form.run_of_B is None and form.B.shape[1] == 79
+
+
 def test_workspace_is_kept_and_released(monkeypatch):
     monkeypatch.undo()
     skewed.release_workspace()
@@ -577,7 +658,11 @@ def test_terms_that_layers_share_are_made_once(monkeypatch):
 @pytest.mark.parametrize("name", ["t5", "kerple"])
 def test_shared_terms_under_activation_checkpointing_from_outside(name, monkeypatch):
     """Also where rows are gathered, as on a device whose index is not read: the first layer is computed again."""
-    monkeypatch.setattr(toeplitz, "_rows_by_offset", lambda table, r, low: (table.rows[:, table.row_of(r)], (1, 1)))
+    monkeypatch.setattr(
+        toeplitz,
+        "_rows_by_offset",
+        lambda table, r, low, factor=1.0: (factor * table.rows[:, table.row_of(r)], (1, 1)),
+    )
     model, ids = tiny_model(RelPosBertForMaskedLM, name).train(), torch.randint(1, 50, (2, 9))
     gradients = []
     for wrap in (False, True):

@@ -208,10 +208,47 @@ def test_sizes(tmp_path, in_float64, kind, sizes):
     check(tmp_path, kind, "ForMaskedLM", {"length": 1 if layers == 1 else 40}, **V3, **fields)
 
 
+@pytest.mark.parametrize("side, rows", [("left", 2), ("right", 3), ("right", 1)])
+@pytest.mark.parametrize("fields", [{}, {"conv_act": "gelu", "conv_groups": 3, "num_hidden_layers": 1}])
+def test_convolution(tmp_path, in_float64, side, rows, fields):
+    """As the xlarge models have it, beside the first layer."""
+    fields = {**V3, "conv_kernel_size": 5 if fields else 3, **fields}
+    check(tmp_path, "deberta-v2", "ForMaskedLM", {"side": side, "rows": rows}, **fields)
+    convert(tmp_path / "stock", tmp_path / "ours")
+    export_checkpoint(tmp_path / "ours", tmp_path / "back")
+    for file in ("config.json", "model.safetensors"):
+        assert filecmp.cmp(tmp_path / "stock" / file, tmp_path / "back" / file, shallow=False)
+
+
+def test_a_convolution_is_not_fitted(tmp_path):
+    saved(tmp_path / "stock", "deberta-v2", **V3, conv_kernel_size=3)
+    with pytest.raises(ConversionError, match="conv_kernel_size = 3: layers are fitted"):
+        convert(tmp_path / "stock", tmp_path / "ours", method="calibrate")
+
+
+def test_a_convolution_does_not_mix_documents():
+    model = RelPosBertModel(
+        RelPosBertConfig(hidden_size=12, num_hidden_layers=1, conv_kernel_size=3, unpad_inputs=True)
+    )
+    ids, mask = torch.ones(2, 6, dtype=torch.long), torch.tensor([[1] * 6, [1] * 3 + [0] * 3])
+    with pytest.raises(ValueError, match="would mix its documents"):
+        model(ids, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]))
+    with pytest.raises(ValueError, match="attention_mask is prepared"):
+        model(ids, attention_mask=mask[:, None, None].expand(2, 1, 6, 6).bool())
+    short, padded = model.eval()(ids[:1, :3]), model(ids, attention_mask=mask)
+    torch.testing.assert_close(padded.last_hidden_state[1, :3], short.last_hidden_state[0], rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_without_relative_attention_it_is_absolute(tmp_path, in_float64, kind):
     check(tmp_path, kind, "ForTokenClassification", {}, type_vocab_size=2)
     assert read(tmp_path / "stock").config.position_embedding_type == "absolute"
+
+
+def test_a_token_type_holds_the_mean_of_dropped_positions(tmp_path):
+    saved(tmp_path / "stock", "deberta", **{**BOTH, "position_biased_input": True})
+    report = convert(tmp_path / "stock", tmp_path / "ours", method="drop")
+    assert read(tmp_path / "ours").config.type_vocab_size == 1 and report.difference is None
 
 
 @pytest.mark.parametrize("kind, suffix", [(kind, suffix) for kind in CONFIGS for suffix in HEADS[kind]])
@@ -322,6 +359,7 @@ def test_the_tokenizer_comes_along(tmp_path):
     [
         ("deberta", {"talking_head": True}, "talking_head = True"),
         ("deberta", {"pos_att_type": "c2p|p2p"}, "pos_att_type = .*p2p"),
+        ("deberta-v2", {"conv_kernel_size": 4}, "conv_kernel_size = 4"),
         ("deberta-v2", {"attention_head_size": 4}, "attention_head_size = 4"),
         ("deberta-v2", {"position_buckets": 200}, "position_buckets = 200 .*max_relative_positions"),
         ("deberta-v2", {"relative_attention": False}, "relative_attention = False with position_biased_input"),

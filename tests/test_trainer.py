@@ -81,6 +81,7 @@ def test_bf16(scheme, tmp_path):
 
 
 @pytest.mark.heavy
+@pytest.mark.full  # by default tests/test_trainer_features.py has two processes in training
 def test_two_processes_give_the_curve_of_one(tmp_path):
     """DistributedDataParallel by `accelerate launch`, half the batch on each side, one scheme after the other."""
     out, schemes = tmp_path / "losses.json", chosen(ALIKE)

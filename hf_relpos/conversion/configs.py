@@ -90,6 +90,11 @@ def target_config(
             f"position_options = {position_options!r} is not a mapping; give option names and values, such as "
             "{'clip': 32}"
         )
+    if source.conv_kernel_size and method.text != "unused":
+        raise ConversionError(
+            f"conv_kernel_size = {source.conv_kernel_size}: layers are fitted one after the other, and none of them "
+            "holds this convolution; convert without a method, which is exact"
+        )
     options = dict(position_options or {})
     if not spec.absolute:
         return _relative_config(spec, source, position_embedding_type, options, method, method_options)
@@ -119,7 +124,7 @@ def target_config(
         types, options = [*kept, name], {**spec.options, name: options}
     elif kept is not None:
         types, options = [kept, name], {kept: spec.options, name: options}
-    fields = dict(spec.fields)
+    fields = _with_token_types(spec.fields, method)
     if method.max_positions is not None:
         fields["max_position_embeddings"] = method.max_positions(source.max_position_embeddings, method_options)
     return _from_dict(  # whatever is wrong now came from the caller
@@ -149,7 +154,7 @@ def _relative_config(
     config = _from_dict(
         RelPosBertConfig,
         "",
-        spec.fields,
+        spec.fields if name == spec.scheme else _with_token_types(spec.fields, method),
         position_embedding_type=name,
         position_options=position_options or (spec.options if name == spec.scheme else {}),
         max_position_embeddings=method_options.get("max_position_embeddings") or source.max_position_embeddings,
@@ -164,6 +169,12 @@ def _relative_config(
         )
     check_scheme(_find_scheme(name), method)
     return config
+
+
+def _with_token_types(fields: Mapping[str, Any], method: Method) -> dict[str, Any]:
+    """The fields, with a token type where there is none: a method that changes outputs may add a vector to it."""
+    changed = {} if method.exact or fields.get("type_vocab_size") != 0 else {"type_vocab_size": 1}
+    return {**fields, **changed}
 
 
 def _find_scheme(name: Any) -> type[Scheme]:

@@ -11,6 +11,8 @@ from typing import Any
 
 from .families_alibi import ALIBI_FAMILIES
 from .families_deberta import DEBERTA_FAMILIES
+from .families_rope import ROPE_FAMILIES
+from .families_xlnet import XLNET_FAMILIES
 from .family import ALL, SPECIAL_TOKENS, Family, Positions, pad_token, renamed
 from .names import Rule
 
@@ -292,4 +294,6 @@ FAMILIES: dict[str, Family] = {
     ),
     **ALIBI_FAMILIES,
     **DEBERTA_FAMILIES,
+    **ROPE_FAMILIES,
+    **XLNET_FAMILIES,
 }

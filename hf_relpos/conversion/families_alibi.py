@@ -71,15 +71,15 @@ def _absolute_table(config: Mapping[str, Any], names: list[str]) -> dict[str, An
 def _two_kinds_of_positions(config: Mapping[str, Any]) -> str:
     if ABSOLUTE_TABLE not in config:
         return ""
-    return f"but the weights hold {config[ABSOLUTE_TABLE]}, and its code adds no positions at the input"
+    return f"the weights hold {config[ABSOLUTE_TABLE]}, and its code adds no positions at the input"
 
 
 def _jina_unsupported_reason(config: Mapping[str, Any]) -> str:
     kind = config.get("feed_forward_type", "original")
     if config.get(CODE_VARIANT):
         return (
-            "and its up_gated_layer the variant for code: LayerNorms on queries and keys and two more in each layer, "
-            "which there are no parameters for; its own code reads it"
+            "up_gated_layer: this is the variant for code, with LayerNorms on queries and keys and two more in each "
+            "layer, which there are no parameters for; its own code reads it"
         )
     if kind not in ("original", *JINA_ACTIVATIONS):
         known = ", ".join(map(repr, ("original", *JINA_ACTIVATIONS)))

@@ -18,9 +18,6 @@ from .names import Rule
 NOT_KEPT = (
     "attention_head_size",
     "cls_dropout",
-    "conv_act",
-    "conv_groups",
-    "conv_kernel_size",
     "embedding_size",
     "legacy",
     "max_relative_positions",
@@ -42,6 +39,7 @@ RULES = (
     Rule("lm_predictions.lm_head.dense.*", "cls.predictions.transform.dense.*"),
     Rule("lm_predictions.lm_head.LayerNorm.*", "cls.predictions.transform.LayerNorm.*"),
     Rule("lm_predictions.lm_head.b*", "cls.predictions.b*"),
+    Rule("lm_predictions.lm_head.w*", "cls.predictions.decoder.w*"),  # a name that 5.14 ties to the word embeddings
 )
 
 
@@ -98,7 +96,16 @@ def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fields_v1(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {**_fields(config), "attention_biases": ["query", "value"]}
+    return {**_fields(config), "attention_biases": ["query", "value"], "conv_kernel_size": 0}
+
+
+def _fields_v2(config: Mapping[str, Any]) -> dict[str, Any]:
+    convolution = {
+        "conv_kernel_size": max(config.get("conv_kernel_size", 0), 0),
+        "conv_groups": config.get("conv_groups", 1),
+        "conv_act": config.get("conv_act", "tanh"),
+    }
+    return {**_fields(config), **convolution}
 
 
 def _unsupported_reason(config: Mapping[str, Any]) -> str:
@@ -137,11 +144,6 @@ def _unsupported_reason_v1(config: Mapping[str, Any]) -> str:
 
 
 def _unsupported_reason_v2(config: Mapping[str, Any]) -> str:
-    if config.get("conv_kernel_size", 0) > 0:
-        return (
-            f"conv_kernel_size = {config['conv_kernel_size']!r}: the convolution beside the first layer has no "
-            "counterpart here; AutoModel of Transformers reads it"
-        )
     size = config.get("attention_head_size")
     if size is not None and size * config["num_attention_heads"] != config["hidden_size"]:
         return (
@@ -236,7 +238,7 @@ DEBERTA_FAMILIES: dict[str, Family] = {
         },
         tokenizer="DebertaV2Tokenizer",
         positions=_positions_v2,
-        fields=_fields,
+        fields=_fields_v2,
         unsupported_reason=_unsupported_reason_v2,
         **COMMON,
     ),

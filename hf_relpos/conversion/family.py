@@ -49,6 +49,7 @@ COUNTERPARTS = {
     "ForMultipleChoice": "BertForMultipleChoice",
     "ForTokenClassification": "BertForTokenClassification",
     "ForQuestionAnswering": "BertForQuestionAnswering",
+    "ForQuestionAnsweringSimple": "BertForQuestionAnswering",
 }
 # Heads of language modelling that apply GELU whatever `hidden_act` says, where BERT's obeys it.
 OWN_ACTIVATION = ("ForMaskedLM", "ForCausalLM")
@@ -111,6 +112,7 @@ class Family:
         masks_queries: whether a token of padding attends to nothing, so that outputs at padding are others than here.
         tolerance: of outputs in float64, relative to the largest.
         unsupported_reason: configuration to why it cannot be converted; empty if it can.
+        since: the first release that reads it.
     """
 
     stems: tuple[str, ...]
@@ -138,6 +140,7 @@ class Family:
     masks_queries: bool = False
     tolerance: float = 1e-6
     unsupported_reason: Callable[[Mapping[str, Any]], str] = lambda config: ""
+    since: str = "0.1.0"
 
     def heads(self, config: Mapping[str, Any]) -> dict[str, str]:
         """Class of the family to class of BERT, for every head that this configuration lets BERT compute."""
@@ -175,6 +178,8 @@ def pad_token(config: Mapping[str, Any]) -> int:
     return config["pad_token_id"]
 
 
-ALL = tuple(suffix for suffix in COUNTERPARTS if suffix not in ("ForCausalLM", "LMHeadModel"))
+ALL = tuple(
+    suffix for suffix in COUNTERPARTS if suffix not in ("ForCausalLM", "LMHeadModel", "ForQuestionAnsweringSimple")
+)
 
 SPECIAL_TOKENS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}

@@ -94,11 +94,15 @@ class AttentionCall:
         """Whether a graph is being recorded, which must not depend on the data."""
         return is_traced()
 
-    def toeplitz(self) -> ToeplitzTerms:
-        """The terms as arrays by offset; those that the layers share are made once per forward."""
+    def toeplitz(self, by_run: bool = False) -> ToeplitzTerms:
+        """The terms as arrays by offset; those that the layers share are made once per forward.
+
+        Args:
+            by_run: see `to_toeplitz`; for terms that layers do not share.
+        """
         if self.shared is not None:
             return self.shared.toeplitz(self.context, self.query)
-        return to_toeplitz(self.terms, self.context, self.query)
+        return to_toeplitz(self.terms, self.context, self.query, by_run)
 
 
 class Backend(Protocol):

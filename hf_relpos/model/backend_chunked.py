@@ -51,7 +51,7 @@ class Chunked:
             query,
             key,
             call.value,
-            call.toeplitz(),
+            call.toeplitz(by_run=True),
             int(call.context.start),
             call.tensor_mask,
             call.is_causal,
@@ -173,5 +173,6 @@ class _Chunked(torch.autograd.Function):
                     total.start_group(group)
                     for chunk in chunks:
                         group.backward(chunk, generator, d_out[row, :, group_heads].transpose(0, 1), total)
+                    group.finish(total)
                     d_key[row, group_heads], d_value[row, group_heads] = total.key, total.value
         return total.content, total.query, d_key, d_value, *total.of_terms(inputs), None

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 
+from .key_runs import KeyRuns
 from .skewed import ChunkedCall, QueryChunk, keys_per_block, workspace
 
 
@@ -49,6 +50,10 @@ class HeadGroup:
         self.separate_buffers = self.key.dtype == torch.bfloat16 and self.key.device.type == "cpu"
         transposes = self.B is not None and self.separate_buffers
         self.identity = torch.eye(keys_per_block(), dtype=self.key.dtype) if transposes else None
+        self.runs = None
+        if call.terms.run_of_B is not None:
+            first = -call.start - call.terms.low
+            self.runs = KeyRuns(self.key, self.B, call.terms.run_of_B, call.terms.tails_B, first)
 
     def of_heads(self, table: torch.Tensor | None) -> torch.Tensor | None:
         """The part of a table, (H or 1, …), that belongs to these heads."""
@@ -161,6 +166,9 @@ class HeadGroup:
 
     def add_key_side(self, scores: torch.Tensor, chunk: QueryChunk, index: int) -> None:
         """scores (g, m, n) += k_j · B_p."""
+        if self.runs is not None:
+            self.runs.add_to(scores, chunk, index)
+            return
         at = 0
         for begin, blocks, size in self.key_blocks(chunk, index):
             keys, (rows, _) = self.block_keys(begin, blocks, size), self.block_rows(chunk, begin, blocks, size)
@@ -181,7 +189,13 @@ class HeadGroup:
             at += blocks * size
 
     def key_side_gradients(self, scores: torch.Tensor, chunk: QueryChunk, index: int, d_key, d_B) -> None:
-        """From the gradient of the scores (g, m, n): add to those of the keys (g, K, d) and of B."""
+        """From the gradient of the scores (g, m, n): add to those of the keys (g, K, d) and of B.
+
+        With runs they are only complete after `finish`.
+        """
+        if self.runs is not None:
+            self.runs.collect(scores, chunk, index)
+            return
         at = 0
         for begin, blocks, size in self.key_blocks(chunk, index):
             keys, (rows, first) = self.block_keys(begin, blocks, size), self.block_rows(chunk, begin, blocks, size)
@@ -211,6 +225,11 @@ class HeadGroup:
             for block in range(blocks):
                 d_B[:, first + block * size : first + block * size + width] += by_row[:, block]
             at += blocks * size
+
+    def finish(self, total: "Gradients") -> None:
+        """Add what is multiplied once for all chunks to the gradients."""
+        if self.runs is not None:
+            self.runs.finish(total.key, self.of_heads(total.B))
 
     # A chunk ---------------------------------------------------------------------------------------------------------
 

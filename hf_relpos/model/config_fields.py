@@ -75,6 +75,7 @@ NAMES = Rule(
     lambda value: value is None or (isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)),
     "a list of strings, or None",
 )
+ACTIVATION = Rule(lambda value: value in ACT2FN, f"one of {', '.join(map(repr, sorted(ACT2FN)))}")
 DTYPE = Rule(_is_dtype, "the name of a dtype, such as 'float32'")
 BACKEND = Rule(
     lambda value: value is None or isinstance(value, str | Mapping), "the name of an attention backend, or None"
@@ -88,6 +89,9 @@ FIELDS: dict[str, Rule] = {
     "intermediate_size": integer(1),
     "max_position_embeddings": integer(1),
     "type_vocab_size": integer(0),
+    "conv_kernel_size": integer(0),
+    "conv_groups": integer(1),
+    "conv_act": ACTIVATION,
     "embedding_size": integer(1, optional=True),
     "attention_window": integer(1, optional=True),
     "attention_temperature_length": integer(1, optional=True),
@@ -99,8 +103,8 @@ FIELDS: dict[str, Rule] = {
     "classifier_dropout": number(0, 1, optional=True),
     "initializer_range": number(0, MAX_INITIALIZER_RANGE),
     "layer_norm_eps": number(0, 1),
-    "hidden_act": Rule(lambda value: value in ACT2FN, f"one of {', '.join(map(repr, sorted(ACT2FN)))}"),
-    "pooler_hidden_act": Rule(lambda value: value in ACT2FN, f"one of {', '.join(map(repr, sorted(ACT2FN)))}"),
+    "hidden_act": ACTIVATION,
+    "pooler_hidden_act": ACTIVATION,
     "embedding_projection": Rule(
         lambda value: value in EMBEDDING_PROJECTIONS, f"one of {', '.join(map(repr, EMBEDDING_PROJECTIONS))}"
     ),

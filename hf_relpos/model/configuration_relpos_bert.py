@@ -85,6 +85,8 @@ class RelPosBertConfig(BertConfig):
         embedding_size (`int`, *optional*):
             Width of the embeddings, which a linear layer then takes to `hidden_size`, as in ALBERT and ELECTRA; None
             for `hidden_size` and no such layer.
+        embedding_norm (`bool`, defaults to `True`):
+            Whether the embeddings are normalised; XLNet's are not.
         embedding_projection (`str`, defaults to `"after_norm"`):
             Where that linear layer is: `"after_norm"`, as in ALBERT and ELECTRA, or `"before_norm"` and without a
             bias, as in DeBERTa, whose normalisation is then `hidden_size` wide.
@@ -94,8 +96,14 @@ class RelPosBertConfig(BertConfig):
             Activation of the pooler.
         pooler_dropout (`float`, defaults to 0.0):
             Dropout on what the pooler is given.
+        conv_kernel_size (`int`, defaults to 0):
+            k, odd: a convolution over k neighbouring tokens beside the first layer, as in DeBERTa v2-xlarge; 0: none.
+        conv_groups (`int`, defaults to 1):
+            Of its channels, none of which meets those of another group.
+        conv_act (`str`, defaults to `"tanh"`):
+            Its activation.
         type_vocab_size (`int`, defaults to 2):
-            Rows of the table of token types; 0 for no such table, and token types that are not read.
+            Rows of the table of token types; 0 for no such table, where only the scheme `xlnet` reads token types.
         feed_forward_type (`str`, defaults to `"mlp"`):
             `"mlp"`: W₂ act(W₁ x + b₁) + b₂, as in BERT. `"glu"`: W₂ (act(W x) ∘ V x) + b₂, a gated linear unit
             (Shazeer, arXiv 2002.05202) as in MosaicBERT and JinaBERT v2; `intermediate.dense` is then W above V,
@@ -149,10 +157,14 @@ class RelPosBertConfig(BertConfig):
     absolute_position_embeddings: bool = False
     absolute_position_fade: float | int = 1.0
     embedding_size: int | None = None
+    embedding_norm: bool = True
     embedding_projection: str = "after_norm"
     attention_biases: list[str] | None = None
     pooler_hidden_act: str = "tanh"
     pooler_dropout: float | int = 0.0
+    conv_kernel_size: int = 0
+    conv_groups: int = 1
+    conv_act: str = "tanh"
     converted_from: dict[str, Any] | None = None
     feed_forward_type: str = "mlp"
     unpad_inputs: bool = False
@@ -192,6 +204,7 @@ class RelPosBertConfig(BertConfig):
         self.validate_attention_temperature()
         self.validate_absolute_position_fade()
         self.validate_memory()
+        self.validate_convolution()
         self.validate_parameter_count()
 
     @classmethod
@@ -378,6 +391,25 @@ class RelPosBertConfig(BertConfig):
                 "global_tokens=[], or leave the window out"
             )
 
+    def validate_convolution(self) -> None:
+        """It keeps the length of a row, and has all tokens of it at once, whoever may attend to them."""
+        if not self.conv_kernel_size:
+            return
+        if self.conv_kernel_size % 2 == 0:
+            raise ValueError(
+                f"conv_kernel_size = {self.conv_kernel_size}: give an odd number of tokens, or 0 for none"
+            )
+        if self.hidden_size % self.conv_groups:
+            raise ValueError(
+                f"conv_groups = {self.conv_groups} does not divide hidden_size = {self.hidden_size}; give a divisor"
+            )
+        if self.is_decoder or self.memory_length:
+            raise ValueError(
+                f"conv_kernel_size = {self.conv_kernel_size} with is_decoder = {self.is_decoder} and memory_length = "
+                f"{self.memory_length}: the convolution sees tokens to the right, and none of earlier segments; it is "
+                "for encoders without a memory"
+            )
+
     def validate_parameter_count(self) -> None:
         """The weights must fit into some machine; a layer of the scheme is built without data to count its own."""
         with torch.device("meta"):
@@ -389,6 +421,7 @@ class RelPosBertConfig(BertConfig):
             + (size * width if width != size else 0)
             + self.num_hidden_layers * layer
             + sum(map(_count, filter(None, beside)))
+            + size**2 // self.conv_groups * self.conv_kernel_size
         )
         if total > MAX_PARAMETERS:
             sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "max_position_embeddings")

@@ -52,6 +52,7 @@ from .checkpoint_files import check_local
 from .config_fields import ARGUMENTS, PROJECTIONS, check_rules
 from .configuration_relpos_bert import RelPosBertConfig
 from .context import AttentionContext
+from .convolution import FirstLayerConvolution, tokens_to_convolve
 from .documents import packed_position_ids
 from .inputs import check_inputs, look_up
 from .loading import check_loaded, read_foreign
@@ -83,6 +84,8 @@ class RelPosBertEmbeddings(nn.Module):
         self.position_embeddings = build_input(config)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size) if config.type_vocab_size else None
         self.LayerNorm = nn.LayerNorm(config.norm_size, eps=config.layer_norm_eps)
+        if not config.embedding_norm:
+            self.LayerNorm = nn.Identity()
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.projects_first = config.embedding_projection == "before_norm"
         self.embeddings_project = None
@@ -301,6 +304,7 @@ class RelPosBertEncoder(BertEncoder):
         self.config = config
         self.layer = nn.ModuleList([RelPosBertLayer(config, layer_idx=i) for i in range(config.num_hidden_layers)])
         self.distance_embedding = build_shared(config)
+        self.conv = FirstLayerConvolution(config) if config.conv_kernel_size else None
 
     def forward(
         self,
@@ -311,14 +315,17 @@ class RelPosBertEncoder(BertEncoder):
         past_key_values: Cache | None = None,
         use_cache: bool | None = None,
         layer_inputs: list[torch.Tensor] | None = None,
+        real_tokens: torch.Tensor | None = None,
         **kwargs,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """As BertEncoder's.
 
         Args:
             layer_inputs: a list to put the input of every layer in, (B, L, D) each, or None.
+            real_tokens: (B, L), false at padding, for a convolution; None where there is none of either.
         """
-        for layer in self.layer:
+        embeddings = hidden_states
+        for number, layer in enumerate(self.layer):
             if layer_inputs is not None:
                 layer_inputs.append(hidden_states)
             hidden_states = layer(
@@ -329,6 +336,8 @@ class RelPosBertEncoder(BertEncoder):
                 past_key_values=past_key_values,
                 **kwargs,
             )
+            if number == 0 and self.conv is not None:
+                hidden_states = self.conv(embeddings, hidden_states, real_tokens)
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=hidden_states, past_key_values=past_key_values if use_cache else None
         )
@@ -625,6 +634,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             memory=memory,
             shared_terms=shared_terms,
             layer_inputs=layer_inputs,
+            real_tokens=None if self.encoder.conv is None else tokens_to_convolve(attention_mask, layout.documents),
             **kwargs,
         )
         sequence = outputs.last_hidden_state

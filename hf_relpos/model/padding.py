@@ -78,6 +78,7 @@ def removable_padding(
         or not isinstance(attention_mask, torch.Tensor)
         or attention_mask.dim() != 2
         or config.chunk_size_feed_forward
+        or config.conv_kernel_size  # which has neighbours
         or any(outputs.get(name, getattr(config, name, False)) for name in kept)
         or is_traced()  # a graph would be cut where data decide on shapes
     ):

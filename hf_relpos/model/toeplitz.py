@@ -21,6 +21,10 @@ from .formula import Table, Terms, content_scale, total_of
 from .tracing import is_traced
 
 
+# Runs of B for each query up to which products with runs are fewer than with offsets (`chunk_products`: 1.24).
+RUNS = 1.25
+
+
 @dataclass(frozen=True)
 class ToeplitzTerms:
     """The terms of one attention call by offset: P = high − low + 1 rows in ascending order of p.
@@ -37,6 +41,9 @@ class ToeplitzTerms:
         tails_A: how many rows at the beginning and at the end of A are one row of the scheme's table, so that their
             products and gradients may be taken once; (1, 1) where no two are known to be.
         tails_V: the same of V.
+        tails_B: the same of B; read only with `run_of_B`.
+        run_of_B: (P,), for a B of fewer rows than offsets, (H or 1, N, d), the row of each offset; ascending, from 0
+            to N − 1. None where B has a row for each.
     """
 
     low: int
@@ -49,6 +56,8 @@ class ToeplitzTerms:
     dense: torch.Tensor | None = None
     tails_A: tuple[int, int] = (1, 1)
     tails_V: tuple[int, int] = (1, 1)
+    tails_B: tuple[int, int] = (1, 1)
+    run_of_B: torch.Tensor | None = None
 
     def to(self, dtype: torch.dtype) -> "ToeplitzTerms":
         """The same with tables and biases in another dtype."""
@@ -74,22 +83,27 @@ def toeplitz_unsupported(terms: Terms, context: AttentionContext) -> list[str]:
     return reasons
 
 
-def to_toeplitz(terms: Terms, context: AttentionContext, query: torch.Tensor) -> ToeplitzTerms:
+def to_toeplitz(terms: Terms, context: AttentionContext, query: torch.Tensor, by_run: bool = False) -> ToeplitzTerms:
     """The Toeplitz form of terms for which `toeplitz_unsupported` has no reason.
 
     Args:
         query: (…, d), for its head size, device and dtype, which the result has; products with s are made before
             rounding to it.
+        by_run: whether B may have one row for each run of offsets that share it, where that is less to compute.
     """
     scale, dtype = content_scale(query, terms), query.dtype
     offsets = context.offsets(query.device)
-    A, tails_A = _sum_by_offset(terms.A, offsets, context.low)
-    B, _ = _sum_by_offset(terms.B, offsets, context.low)
-    c, _ = _sum_by_offset(terms.c, offsets, context.low)
+    A, tails_A = _sum_by_offset(terms.A, offsets, context.low, scale)
+    B, tails_B, run_of_B = None, (1, 1), None
+    if by_run and terms.B and _may_read(offsets):
+        B, tails_B, run_of_B = _sum_by_run(terms.B, offsets, scale, most=RUNS * context.query_length)
+    if B is None:
+        B, tails_B = _sum_by_offset(terms.B, offsets, context.low, scale)
+    inner, _ = _sum_by_offset(terms.c, offsets, context.low, scale)
     outer, _ = _sum_by_offset(terms.c_outer, offsets, context.low)
     V, tails_V = _sum_by_offset(terms.V, offsets, context.low)
-    if c is not None:
-        outer = scale * c if outer is None else scale * c + outer
+    scalars = [c for c in (inner, outer) if c is not None]
+    c = total_of(scalars) if scalars else None
     allow = None
     for table in terms.allow:
         rows = _rows_by_offset(table, offsets, context.low)[0]
@@ -98,14 +112,16 @@ def to_toeplitz(terms: Terms, context: AttentionContext, query: torch.Tensor) ->
     return ToeplitzTerms(
         low=context.low,
         scale=scale,
-        A=None if A is None else (scale * A).to(dtype),
-        B=None if B is None else (scale * B).to(dtype),
-        c=None if outer is None else outer.to(dtype),
+        A=None if A is None else A.to(dtype),
+        B=None if B is None else B.to(dtype),
+        c=None if c is None else c.to(dtype),
         V=None if V is None else V.to(dtype),
         allow=allow,
         dense=None if dense is None else dense.to(dtype),
         tails_A=tails_A,
         tails_V=tails_V,
+        tails_B=tails_B,
+        run_of_B=run_of_B,
     )
 
 
@@ -138,32 +154,76 @@ class SharedTerms:
 
 
 def _sum_by_offset(
-    tables: tuple[Table, ...], offsets: torch.Tensor, low: int
+    tables: tuple[Table, ...], offsets: torch.Tensor, low: int, factor: float = 1.0
 ) -> tuple[torch.Tensor | None, tuple[int, int]]:
-    """Σ of the tables, (H or 1, P, …), or None without any; and the tails common to all of them."""
+    """factor · Σ of the tables, (H or 1, P, …), or None without any; and the tails common to all of them."""
     total, tails = None, (1, 1)
     for table in tables:
-        rows, ends = _rows_by_offset(table, offsets, low)
+        rows, ends = _rows_by_offset(table, offsets, low, factor)
         tails = ends if total is None else (min(tails[0], ends[0]), min(tails[1], ends[1]))
         total = rows if total is None else total + rows
     return total, tails
 
 
-def _rows_by_offset(table: Table, offsets: torch.Tensor, low: int) -> tuple[torch.Tensor, tuple[int, int]]:
-    """One row for each offset of `offsets`; and how many at either end are the same row of the table.
+def _may_read(offsets: torch.Tensor) -> bool:
+    """Whether maps of these may decide what is computed: elsewhere to read one would be to wait for the device."""
+    return offsets.device.type == "cpu" and not is_traced()
+
+
+def _precise(rows: torch.Tensor, factor: float) -> torch.Tensor:
+    """factor · rows; in float32 at least, or gradients of many offsets with one row would be added up in half."""
+    if rows.is_floating_point():
+        rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    return rows if factor == 1.0 else factor * rows
+
+
+def _starts(index: torch.Tensor) -> torch.Tensor:
+    """Boolean, (P,): the offsets, but the first, whose row is another than that of the offset before."""
+    return torch.nn.functional.pad(index[1:] != index[:-1], (1, 0))
+
+
+def _sum_by_run(
+    tables: tuple[Table, ...], offsets: torch.Tensor, factor: float, most: float
+) -> tuple[torch.Tensor | None, tuple[int, int], torch.Tensor | None]:
+    """factor · Σ of the tables, one row for each run of offsets in which none of them changes its row.
+
+    As for tails, runs are read from the maps and never from the values.
+
+    Args:
+        most: how many runs are worth it.
+
+    Returns:
+        (H or 1, N, d), the sizes of the first and the last run, and the run of each offset; or None, (1, 1) and None.
+    """
+    indices = [table.row_of(offsets) for table in tables]
+    changes = total_of([_starts(index) for index in indices])  # the sum of booleans is their disjunction
+    run_of = changes.cumsum(0)
+    count = int(run_of[-1]) + 1
+    if count > most or count == offsets.shape[0]:
+        return None, (1, 1), None
+    sizes = torch.bincount(run_of)
+    starts = sizes.cumsum(0) - sizes
+    rows = [
+        _precise(table.rows, factor).index_select(1, index[starts])
+        for table, index in zip(tables, indices, strict=True)
+    ]
+    return total_of(rows), (int(sizes[0]), int(sizes[-1])), run_of
+
+
+def _rows_by_offset(
+    table: Table, offsets: torch.Tensor, low: int, factor: float = 1.0
+) -> tuple[torch.Tensor, tuple[int, int]]:
+    """factor · one row for each offset of `offsets`; and how many at either end are the same row of the table.
 
     The tails are read from the map and never from the values: rows that are equal only now, such as fresh zeros, have
     gradients of their own.
     """
     index, rows = table.row_of(offsets), table.rows
-    # elsewhere to read the index would be to wait for the device
-    may_read = offsets.device.type == "cpu" and not is_traced()
+    may_read = _may_read(offsets)
     if may_read and rows.shape[1] == offsets.shape[0] and torch.equal(index, offsets - low):
-        return rows, (1, 1)  # it is in this form already
-    if rows.is_floating_point():  # or gradients of many offsets with one row would be added up in half precision
-        rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        return (rows if factor == 1.0 else factor * rows), (1, 1)  # it is in this form already
     if not may_read:  # where the backward of `index_select` has no fixed order either
-        return rows[:, index], (1, 1)
-    steps = (index[1:] != index[:-1]).nonzero()
-    tails = (int(steps[0]) + 1, index.shape[0] - 1 - int(steps[-1])) if len(steps) else (index.shape[0], 1)
-    return rows.index_select(1, index), tails
+        return _precise(rows, factor)[:, index], (1, 1)
+    steps = _starts(index).nonzero()
+    tails = (int(steps[0]), index.shape[0] - int(steps[-1])) if len(steps) else (index.shape[0], 1)
+    return _precise(rows, factor).index_select(1, index), tails

@@ -1,0 +1,110 @@
+"""RoFormer (Su et al., arXiv 2104.09864): BERT's body, rotary positions in adjacent pairs and no pooler."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from .errors import ConversionError
+from .family import Family, Positions, Tensors
+from .names import Rule
+
+
+TABLE = "encoder.embed_positions.weight"
+# Between a table of sinusoids in float32 or bfloat16 and its formula.
+ROUNDED = 1e-2
+
+
+def position_table(length: int, width: int) -> torch.Tensor:
+    """The fixed table of RoFormer's class, bit for bit: sines of all angles, then their cosines, (length, width)."""
+    periods = np.array([np.power(10000, 2 * (j // 2) / width) for j in range(width)])
+    angles = np.arange(length)[:, None] / periods
+    return torch.from_numpy(np.concatenate([np.sin(angles[:, 0::2]), np.cos(angles[:, 1::2])], axis=1)).float()
+
+
+def leave_out_table(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
+    """All but the table, which is computed here.
+
+    Raises:
+        ConversionError: for a table that is not RoFormer's.
+    """
+    kept = {name: tensor for name, tensor in tensors.items() if not name.endswith(TABLE)}
+    for name in tensors.keys() - kept.keys():
+        stored = tensors[name]
+        if stored.is_meta:  # of a class, whose names are all that is asked for
+            continue
+        if stored.dim() != 2 or not torch.allclose(
+            stored.float(), position_table(*stored.shape), rtol=0, atol=ROUNDED
+        ):
+            raise ConversionError(
+                f"{name}: not RoFormer's sinusoids, and rotary positions have no table here; restore the file"
+            )
+    return kept
+
+
+def put_table_back(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
+    """The inverse of `leave_out_table`."""
+    word = next(name for name in tensors if name.endswith("embeddings.word_embeddings.weight"))
+    prefix = word.removesuffix("embeddings.word_embeddings.weight")
+    table = position_table(config["max_position_embeddings"], config["hidden_size"] // config["num_attention_heads"])
+    return {**tensors, f"{prefix}{TABLE}": table.to(tensors[word].dtype)}
+
+
+def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Of its classifier, which is a pooler with the activation of the layers, between two dropouts."""
+    head = str((config.get("architectures") or [""])[0])
+    if not head.endswith("ForSequenceClassification"):
+        return {}
+    dropout = config.get("hidden_dropout_prob", 0.1)
+    activation = config.get("hidden_act", "gelu")
+    return {"pooler_hidden_act": activation, "pooler_dropout": dropout, "classifier_dropout": dropout}
+
+
+def _unsupported_reason(config: Mapping[str, Any]) -> str:
+    if not config.get("rotary_value", False):
+        return ""
+    return (
+        "rotary_value = True: with rotated values the outputs depend on absolute positions, which has no counterpart "
+        "here; AutoModel of Transformers reads it"
+    )
+
+
+ROPE_FAMILIES: dict[str, Family] = {
+    "roformer": Family(
+        stems=("RoFormer",),
+        suffixes=(
+            "Model",
+            "ForMaskedLM",
+            "ForCausalLM",
+            "ForSequenceClassification",
+            "ForTokenClassification",
+            "ForQuestionAnswering",
+        ),
+        rules=(
+            Rule("roformer.*", "bert.*"),
+            Rule("embeddings_project.*", "bert.embeddings_project.*"),
+            Rule("bert.embeddings_project.*", "bert.embeddings.embeddings_project.*"),
+            Rule("classifier.dense.*", "bert.pooler.dense.*"),
+            Rule("classifier.out_proj.*", "classifier.*"),
+        ),
+        stock="roformer",
+        defaults={
+            "vocab_size": 50000,
+            "max_position_embeddings": 1536,
+            # BERT's, which the table depends on
+            "hidden_size": 768,
+            "num_attention_heads": 12,
+        },
+        not_kept=("rotary_value",),
+        legacy_types=(),
+        tokenizer="RoFormerTokenizer",
+        positions=lambda config: Positions(absolute=False, scheme="rope", options={"pairing": "adjacent"}),
+        fields=_fields,
+        unpack=leave_out_table,
+        pack=put_table_back,
+        read_directly=True,
+        tolerance=1e-5,  # Transformers rounds the sinusoids to float32
+        unsupported_reason=_unsupported_reason,
+    ),
+}

@@ -1,0 +1,299 @@
+"""Speed and memory of DeBERTa's encoder, beside Transformers' own class, of T5's, and beside BERT's.
+
+    python scripts/bench_deberta.py                    # some minutes, one thread
+    python scripts/bench_deberta.py --layers 12        # the whole of DeBERTa-v3-base
+
+The shape of DeBERTa-v3-base (hidden size 768, 12 heads, 256 logarithmic buckets, `share_att_key`, both terms), random
+weights, one row, no dropout unless said. The weights of the stock model are those of ours, under their names there;
+outputs are compared before any time is taken, and a difference above 1e-4 ends the run. A training step is the forward
+pass, the mean square of the output and the backward pass. The T5 encoder computes through our attention by
+`hf_relpos.accelerate_attention`. Written to docs/results/benchmarks: cpu-deberta.json and .md.
+"""
+
+import gc
+import json
+import sys
+from collections.abc import Callable
+
+import torch
+from experiments.arguments import benchmark_parser
+from experiments.measuring import environment, peak_memory, run_worker, time_in_turns
+from experiments.reports import Table, describe, markdown_sections, met, print_tables, write_report
+
+
+LENGTHS = [128, 512, 2048]
+OURS, STOCK, FLOOR = "hf_relpos, deberta", "Transformers, DebertaV2", "absolute BERT, SDPA"
+KINDS = {"forward": "forward", "training": "training step", "dropout": "training step, dropout 0.1"}
+# How many times faster than the stock class: issue 13.
+GOALS = {
+    ("forward", 128): 1.3,
+    ("forward", 512): 1.5,
+    ("forward", 2048): 2.0,
+    ("training", 128): 1.25,
+    ("training", 512): 1.5,
+    ("training", 2048): 2.0,
+}
+VOCABULARY = 1000  # the embeddings are not what is measured
+RENAMED = {".query_proj.": ".query.", ".key_proj.": ".key.", ".value_proj.": ".value."}
+SHARED = {"rel_embeddings.weight": "distance_embedding.rel_embeddings.weight"}
+SHARED |= {f"LayerNorm.{name}": f"distance_embedding.LayerNorm.{name}" for name in ("weight", "bias")}
+
+
+def sizes(layers: int, dropout: float) -> dict:
+    """What all models have in common."""
+    return {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 768,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "num_hidden_layers": layers,
+        "hidden_dropout_prob": dropout,
+        "attention_probs_dropout_prob": dropout,
+    }
+
+
+def stock(layers: int, dropout: float) -> torch.nn.Module:
+    """Transformers' encoder of the shape of DeBERTa-v3-base."""
+    from transformers import DebertaV2Config, DebertaV2Model
+
+    torch.manual_seed(0)
+    config = DebertaV2Config(
+        **sizes(layers, dropout),
+        type_vocab_size=0,
+        relative_attention=True,
+        position_buckets=256,
+        max_relative_positions=-1,
+        max_position_embeddings=512,
+        norm_rel_ebd="layer_norm",
+        share_att_key=True,
+        pos_att_type=["p2c", "c2p"],
+        position_biased_input=False,
+        pad_token_id=0,
+        layer_norm_eps=1e-7,
+        initializer_range=0.02,
+    )
+    model = DebertaV2Model(config)
+    with torch.no_grad():  # fresh ones are too small for positions to show in the outputs
+        for name, parameter in model.named_parameters():
+            if "query_proj" in name or "key_proj" in name:
+                parameter.mul_(4)
+    return model
+
+
+def ours(layers: int, dropout: float) -> torch.nn.Module:
+    """Our encoder with the same weights."""
+    from hf_relpos import RelPosBertConfig, RelPosBertModel
+
+    config = RelPosBertConfig(
+        **sizes(layers, dropout),
+        max_position_embeddings=512,
+        layer_norm_eps=1e-7,
+        position_embedding_type="deberta",
+        position_options={"buckets": 256, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
+    )
+    model = RelPosBertModel(config, add_pooling_layer=False)
+    state = {}
+    for name, tensor in stock(layers, dropout).state_dict().items():
+        parts = name.partition("encoder.")
+        if parts[2] in SHARED:
+            name = "encoder." + SHARED[parts[2]]
+        for old, new in RENAMED.items():
+            name = name.replace(old, new)
+        state[name] = tensor
+    state["embeddings.token_type_embeddings.weight"] = torch.zeros_like(model.embeddings.token_type_embeddings.weight)
+    model.load_state_dict(state)
+    return model
+
+
+def absolute(layers: int, dropout: float) -> torch.nn.Module:
+    """BERT with absolute positions, as many as the longest input has."""
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(**sizes(layers, dropout), max_position_embeddings=max(LENGTHS))
+    return BertModel._from_config(config, attn_implementation="sdpa", add_pooling_layer=False)
+
+
+MODELS = {OURS: ours, STOCK: stock, FLOOR: absolute}
+T5_OURS, T5_STOCK = "hf_relpos, T5 encoder", "Transformers, T5 encoder"
+
+
+def t5_encoder(layers: int, accelerated: bool) -> torch.nn.Module:
+    """Transformers' encoder of the shape of T5-base."""
+    from transformers import T5Config, T5EncoderModel
+
+    torch.manual_seed(0)
+    config = T5Config(
+        vocab_size=VOCABULARY, d_model=768, d_kv=64, d_ff=3072, num_layers=layers, num_heads=12, dropout_rate=0.0
+    )
+    model = T5EncoderModel(config)
+    if accelerated:
+        from hf_relpos import accelerate_attention
+
+        accelerate_attention(model)
+    return model
+
+
+def tokens(length: int, batch: int = 1) -> torch.Tensor:
+    torch.manual_seed(1)
+    return torch.randint(5, VOCABULARY, (batch, length))
+
+
+def running(model: torch.nn.Module, kind: str, ids: torch.Tensor) -> Callable[[], object]:
+    """One forward pass of the encoder, or one training step without the optimizer's part."""
+    if kind == "forward":
+        model.eval()
+
+        def forward():
+            with torch.no_grad():
+                return model(ids)[0]
+
+        return forward
+    model.train()
+
+    def step():
+        model(ids)[0].square().mean().backward()
+        model.zero_grad()
+
+    return step
+
+
+def check(layers: int, length: int) -> float:
+    """Largest difference of our outputs to the stock ones.
+
+    Raises:
+        SystemExit: when it is above 1e-4.
+    """
+    outputs = [running(make(layers, 0.0), "forward", tokens(length))() for make in (ours, stock)]
+    difference = float((outputs[0] - outputs[1]).abs().max())
+    if not difference <= 1e-4:
+        raise SystemExit(f"{length} tokens: outputs differ by {difference:.1e}; no times are shown")
+    return difference
+
+
+def times(kind: str, length: int, layers: int, batch: int, rounds: int) -> list[dict]:
+    """Rows of results for one length and kind of pass."""
+    dropout = 0.1 if kind == "dropout" else 0.0
+    ids = tokens(length, batch)
+    variants = {name: running(make(layers, dropout), kind, ids) for name, make in MODELS.items()}
+    taken = time_in_turns(variants, rounds)
+    gc.collect()
+    return rows_of(taken, kind, length)
+
+
+def rows_of(taken: dict[str, float], kind: str, length: int) -> list[dict]:
+    return [
+        {"variant": name, "pass": kind, "length": length, "s": round(seconds, 4)} for name, seconds in taken.items()
+    ]
+
+
+def t5_times(kind: str, length: int, layers: int, batch: int, rounds: int) -> list[dict]:
+    """The same of the T5 encoder.
+
+    Raises:
+        SystemExit: for outputs that differ.
+    """
+    ids = tokens(length, batch)
+    models = {T5_OURS: t5_encoder(layers, True), T5_STOCK: t5_encoder(layers, False)}
+    outputs = [running(model, "forward", ids)() for model in models.values()]
+    if not torch.allclose(*outputs, atol=1e-4, rtol=1e-4):
+        raise SystemExit(f"T5 encoder, {length} tokens: outputs differ; no times are shown")
+    taken = time_in_turns({name: running(model, kind, ids) for name, model in models.items()}, rounds)
+    gc.collect()
+    return rows_of(taken, kind, length)
+
+
+def memory(name: str, kind: str, length: int, layers: int) -> float:
+    """MB that one pass adds to the largest size of this process, which must be fresh."""
+    model = MODELS[name](layers, 0.0)
+    running(model, kind, tokens(16))()  # loads what libraries load at their first call, and makes gradients
+    step = running(model, kind, tokens(length))
+    before = peak_memory()
+    step()
+    return peak_memory() - before
+
+
+def seconds(results: dict) -> dict[tuple[str, str, int], float]:
+    return {(row["variant"], row["pass"], row["length"]): row["s"] for row in results["times"]}
+
+
+def against_goals(results: dict) -> list[list[str]]:
+    """Issue 13's figures, and whether they are met."""
+    taken, rows = seconds(results), []
+    for (kind, length), goal in GOALS.items():
+        if (OURS, kind, length) in taken:
+            faster = taken[STOCK, kind, length] / taken[OURS, kind, length]
+            title = f"DeBERTa, {KINDS[kind]}, {length} tokens: times faster than stock"
+            rows.append([title, f"≥ {goal}", f"{faster:.2f}", met(faster >= goal)])
+    for kind in ("forward", "training"):
+        if (OURS, kind, 512) in taken:
+            ratio = taken[OURS, kind, 512] / taken[FLOOR, kind, 512]
+            title = f"DeBERTa, {KINDS[kind]}, 512 tokens: × {FLOOR} (stretch)"
+            rows.append([title, "≤ 1.2", f"{ratio:.2f}", met(ratio <= 1.2)])
+    if (T5_OURS, "forward", 512) in taken:
+        faster = taken[T5_STOCK, "forward", 512] / taken[T5_OURS, "forward", 512]
+        rows.append(["T5 encoder, forward, 512 tokens: times faster", "≥ 1.2", f"{faster:.2f}", met(faster >= 1.2)])
+    used = {(row["variant"], row["pass"], row["length"]): row["mb"] for row in results["memory"]}
+    if (OURS, "training", 2048) in used:
+        share = used[STOCK, "training", 2048] / used[OURS, "training", 2048]
+        rows.append(["memory of training, 2,048 tokens: stock's ÷ ours", "≥ 8", f"{share:.1f}", met(share >= 8)])
+    return rows
+
+
+def tables(results: dict) -> list[Table]:
+    """Times, memory and goals."""
+    taken, made = seconds(results), []
+    lengths = sorted({row["length"] for row in results["times"]})
+    kinds = [kind for kind in KINDS if any(row["pass"] == kind for row in results["times"])]
+    for kind in kinds:
+        rows = []
+        for name in dict.fromkeys(row["variant"] for row in results["times"] if row["pass"] == kind):
+            own = {n: taken.get((name, kind, n)) for n in lengths}
+            rows.append([name, *("–" if each is None else f"{each * 1e3:,.0f}" for each in own.values())])
+        made.append((f"{KINDS[kind].capitalize()}, ms", ["", *(f"{n:,} tokens" for n in lengths)], rows))
+    if results["memory"]:
+        rows = [[row["variant"], row["pass"], f"{row['length']:,}", f"{row['mb']:,.0f}"] for row in results["memory"]]
+        made.append(("Memory", ["", "pass", "tokens", "MB beyond weights and gradients"], rows))
+    return [*made, ("Against issue 13's figures", ["figure", "goal", "here", ""], against_goals(results))]
+
+
+def card(results: dict) -> str:
+    """cpu-deberta.md."""
+    return (
+        f"# DeBERTa on the CPU\n\n{describe(results['environment'])}\nWritten by scripts/bench_deberta.py: "
+        f"{results['layers']} layers, float32, {results['batch']} row(s). Outputs differ from the stock class's by at "
+        f"most {max(results['differences'].values()):.1e}.\n{markdown_sections(tables(results))}"
+    )
+
+
+def main() -> None:
+    parser = benchmark_parser(__doc__.splitlines()[0])
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--skip", nargs="+", choices=("memory", "t5"), default=())
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    if args.worker:
+        print(json.dumps(memory(**json.loads(args.worker))))
+        return
+    args.rounds = max(args.rounds, 3)
+    results = {"environment": environment(), "layers": args.layers, "batch": args.batch, "times": [], "memory": []}
+    results["differences"] = {str(length): check(args.layers, length) for length in args.lengths}
+    for length in args.lengths:
+        for kind in args.kinds:
+            results["times"] += times(kind, length, args.layers, args.batch, args.rounds)
+            if "t5" not in args.skip and kind != "dropout":
+                results["times"] += t5_times(kind, length, args.layers, args.batch, args.rounds)
+        print(f"{length} tokens done", file=sys.stderr)
+    for length in () if "memory" in args.skip else args.lengths:
+        for name in MODELS:
+            request = {"name": name, "kind": "training", "length": length, "layers": args.layers}
+            used = run_worker(sys.executable, __file__, "--worker", json.dumps(request))
+            results["memory"].append({"variant": name, "pass": "training", "length": length, "mb": round(used, 1)})
+    print_tables(tables(results))
+    write_report(args.out / "cpu-deberta", {**results, "goals": against_goals(results)}, card(results))
+
+
+if __name__ == "__main__":
+    main()

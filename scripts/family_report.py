@@ -1,0 +1,226 @@
+"""Write which checkpoints are read: docs/families.md and a section of README.md, from the registry of families.
+
+    python scripts/family_report.py            # or: make families
+    python scripts/family_report.py --check    # exit code 1 if a file is stale
+
+What is refused is what a family says of a configuration in `PROBES`; a probe that it does not refuse any more is an
+error, and so is a family without a title. Heads that are missing are those of the classes in Transformers.
+"""
+
+import argparse
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import transformers
+from scheme_report import table
+from transformers import CONFIG_MAPPING
+
+from hf_relpos.conversion.families import FAMILIES
+from hf_relpos.conversion.family import COUNTERPARTS, Family
+
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "families.md"
+README = ROOT / "README.md"
+MARKS = "<!-- families -->", "<!-- /families -->"
+TITLES = {
+    "bert": "BERT",
+    "nezha": "NEZHA",
+    "roberta": "RoBERTa",
+    "xlm-roberta": "XLM-RoBERTa",
+    "camembert": "CamemBERT",
+    "electra": "ELECTRA",
+    "ernie": "ERNIE",
+    "distilbert": "DistilBERT",
+    "albert": "ALBERT",
+    "mpnet": "MPNet",
+    "deberta-v2": "DeBERTa v2 and v3, mDeBERTa",
+    "deberta": "DeBERTa v1",
+    "jinabert": "JinaBERT v2: embeddings, rerankers",
+    "mosaicbert": "MosaicBERT, DNABERT-2, DNABERT-S, mRNABERT",
+    "roformer": "RoFormer",
+    "xlnet": "XLNet",
+}
+# Fields that published checkpoints have and the defaults of the class have not.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "deberta-v2": {"relative_attention": True, "position_biased_input": False, "pos_att_type": ["p2c", "c2p"]},
+    "deberta": {"relative_attention": True, "position_biased_input": False, "pos_att_type": ["c2p", "p2c"]},
+    "jinabert": {"feed_forward_type": "geglu", "position_embedding_type": "alibi"},
+    "mosaicbert": {"alibi_starting_size": 512},
+}
+# Configurations that a family refuses, each with the changes that make it refuse.
+PROBES: dict[str, list[dict[str, Any]]] = {
+    "nezha": [{"add_cross_attention": True}],
+    "albert": [{"embedding_size": 768, "hidden_size": 768}],
+    "mpnet": [{"relative_attention_num_buckets": 64}],
+    "deberta-v2": [{"position_biased_input": False, "relative_attention": False}],
+    "deberta": [{"talking_head": True}],
+    "jinabert": [{"_code_variant": True}, {"feed_forward_type": "swiglu"}],
+    "mosaicbert": [{"hidden_act": "relu", "architectures": ["BertForMaskedLM"]}],
+    "roformer": [{"rotary_value": True}],
+    "xlnet": [{"attn_type": "uni"}, {"bi_data": True}, {"untie_r": False}],
+}
+# Relative encoders that Transformers computes with SDPA and flash attention itself: by `model_type`, title and
+# positions. A test compares them with the installed release.
+NATIVE = {
+    "modernbert": ("ModernBERT", "rotary"),
+    "nomic_bert": ("NomicBERT", "rotary"),
+    "gte": ("GTE", "rotary"),
+    "eurobert": ("EuroBERT", "rotary"),
+    "jina_embeddings_v3": ("Jina embeddings v3", "rotary"),
+    "esm": ("ESM-2", "rotary"),
+}
+HEAD = """# Checkpoints that are read
+
+Written by `make families`, from the families in `hf_relpos/conversion`.
+
+- **told by**: the field of config.json, or what else marks a checkpoint that calls itself `bert`.
+- **heads**: those whose outputs stay; with an encoder, any of ours may be new.
+- **positions**: `absolute` ones are replaced or kept by a method of conversion; a relative scheme stays as it is.
+- **by**: `convert` writes a folder of ours; where `from_pretrained` stands too, our classes read the source itself.
+- **compared with**: what every conversion runs beside its result; where there is no class, tests run stored outputs of
+  the original code.
+- **since**: the first release that reads it.
+
+"""
+REFUSED_HEAD = """
+## What is refused
+
+`hf-relpos convert` and `from_pretrained` end in an error that says so; `architecture="…Model"` converts an encoder
+whose head is refused.
+
+"""
+NATIVE_HEAD = """
+## What Transformers does well itself
+
+These have relative positions, and classes in Transformers with SDPA and flash attention: nothing is to be gained here.
+
+"""
+
+
+def example(name: str) -> dict[str, Any]:
+    """A configuration as a family's published checkpoints have it."""
+    stock = FAMILIES[name].stock
+    known = CONFIG_MAPPING[stock if stock in CONFIG_MAPPING else "bert"]().to_dict()
+    return {**known, **FAMILIES[name].defaults, **PUBLISHED.get(name, {})}
+
+
+def told_by(name: str, family: Family) -> str:
+    """What tells a checkpoint of the family."""
+    signs = [f"`{family.marker}`"] if family.marker else []
+    if family.marks:
+        names = [re.sub(r"\\\\?\.|\\", ".", mark.split("|")[0]).strip(".") for mark in family.marks]
+        signs.append("tensors " + " and ".join(f"`{each}`" for each in names))
+    if name in CONFIG_MAPPING or not signs:
+        signs.insert(0, f"`model_type = {name!r}`")
+    return " or ".join(signs)
+
+
+def positions(name: str, family: Family) -> str:
+    """The positions of its published checkpoints, and those that Transformers ≤ 4.57 had beside them."""
+    found = family.positions(example(name))
+    kinds = ["absolute"] * found.absolute + [f"`{found.scheme}`"] * (found.scheme is not None)
+    text = " + ".join(kinds)
+    return text + "".join(f", `{kind}`" for kind in family.legacy_types)
+
+
+def heads(family: Family, config: dict[str, Any]) -> str:
+    """The heads that are kept, without the stem of their names."""
+    names = dict.fromkeys(name.removeprefix(family.stems[0]) for name in family.heads(config))
+    return ", ".join(name.removeprefix("For") for name in names if name in COUNTERPARTS)
+
+
+def missing_heads(family: Family, config: dict[str, Any]) -> list[str]:
+    """Heads of the family's classes in Transformers that are not kept."""
+    if family.stock is None:
+        return []
+    stem = family.stems[0]
+    classes = [name for name in dir(transformers) if re.fullmatch(rf"{stem}(For[A-Z]\w+|LMHeadModel)", name)]
+    return [name for name in classes if name not in family.heads(config)]
+
+
+def refusals(name: str) -> list[str]:
+    """Why checkpoints of the family are refused.
+
+    Raises:
+        SystemExit: for a probe that is not refused.
+    """
+    family, reasons = FAMILIES[name], []
+    for changes in PROBES.get(name, []):
+        reason = family.unsupported_reason({**example(name), **changes})
+        if not reason:
+            raise SystemExit(f"PROBES[{name!r}]: {changes} is not refused any more; take it out")
+        reasons.append(reason)
+    missing = missing_heads(family, example(name))
+    return reasons + ([f"the heads of {', '.join(missing)}, which compute something else"] if missing else [])
+
+
+def row(name: str, family: Family) -> list[str]:
+    readers = ["convert"] + ["`from_pretrained`"] * (family.read_directly or name == "bert")
+    beside = "stored outputs" if family.stock is None else f"`{family.stock}` of Transformers"
+    return [
+        TITLES[name],
+        told_by(name, family),
+        heads(family, example(name)),
+        positions(name, family),
+        ", ".join(readers),
+        beside,
+        family.since,
+    ]
+
+
+def page() -> str:
+    """docs/families.md."""
+    rows = [row(name, family) for name, family in FAMILIES.items()]
+    text = HEAD + table(["checkpoints", "told by", "heads", "positions", "by", "compared with", "since"], rows)
+    refused = [[TITLES[name], reason] for name in FAMILIES for reason in refusals(name)]
+    text += REFUSED_HEAD + table(["checkpoints", "why"], refused)
+    native = [[title, f"`{kind}`", kinds] for kind, (title, kinds) in NATIVE.items()]
+    return text + NATIVE_HEAD + table(["checkpoints", "`model_type`", "positions"], native)
+
+
+def section() -> str:
+    """The section of README.md: what is read as it is, by positions."""
+    by_positions: dict[str, list[str]] = {}
+    for name, family in FAMILIES.items():
+        by_positions.setdefault(positions(name, family).partition(",")[0], []).append(TITLES[name])
+    rows = [[kind, "; ".join(titles)] for kind, titles in by_positions.items()]
+    return table(["positions", "checkpoints"], rows)
+
+
+def with_section(readme: str) -> str:
+    """README.md with the section in place of its own.
+
+    Raises:
+        SystemExit: where it has none.
+    """
+    before, opening, rest = readme.partition(MARKS[0])
+    _, closing, after = rest.partition(MARKS[1])
+    if not opening or not closing:
+        raise SystemExit(f"README.md has no section between {MARKS[0]} and {MARKS[1]}")
+    return f"{before}{MARKS[0]}\n{section()}{MARKS[1]}{after}"
+
+
+def stale() -> list[str]:
+    """The files that do not say what the families say."""
+    readme = README.read_text(encoding="utf-8")
+    found = [] if with_section(readme) == readme else ["README.md"]
+    current = PAGE.is_file() and PAGE.read_text(encoding="utf-8") == page()
+    return found if current else [*found, "docs/families.md"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a file is stale")
+    if parser.parse_args().check:
+        if files := stale():
+            sys.exit(f"stale: {', '.join(files)}; run: make families")
+        return
+    README.write_text(with_section(README.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
