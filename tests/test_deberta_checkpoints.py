@@ -328,6 +328,34 @@ def test_a_pickle_and_shards_are_read_as_transformers_does(tmp_path):
         read(folder, use_safetensors=True)
 
 
+@pytest.mark.full
+def test_a_repository_of_the_hub(tmp_path, hub):
+    """Safetensors in a subfolder, and a pickle alone, which Transformers reads, too; neither brings anything else."""
+    stock, folder = saved(tmp_path / "stock", "deberta-v2", "ForMaskedLM", **V3)
+    content = {name: (folder / name).read_bytes() for name in ("config.json", "model.safetensors")}
+    torch.save(load_file(folder / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    hub.put("user/inside", {f"v3/{name}": data for name, data in content.items()} | {"tf_model.h5": b"large"})
+    files = {"config.json": content["config.json"], "pytorch_model.bin": (tmp_path / "pytorch_model.bin").read_bytes()}
+    hub.put("user/pickle", {**files, "flax_model.msgpack": b"large"})
+    ids = torch.arange(6)[None]
+    torch.save(stock(ids).logits.detach(), tmp_path / "logits.pt")
+    hub.run(
+        f"""
+        import torch
+        from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM
+
+        expected = torch.load({str(tmp_path / "logits.pt")!r})
+        for name, more in (("user/inside", {{"subfolder": "v3"}}), ("user/pickle", {{"revision": "main"}})):
+            model = RelPosBertForMaskedLM.from_pretrained(name, **more).eval()
+            assert model.config.name_or_path == name
+            assert RelPosBertConfig.from_pretrained(name, **more).position_embedding_type == "deberta"
+            torch.testing.assert_close(model(torch.arange(6)[None]).logits, expected, rtol=0, atol=1e-5)
+        """,
+        without=(),
+    )
+    assert not [each for each in hub.requests if each.path.endswith((".h5", ".msgpack"))]
+
+
 def test_arguments_of_from_pretrained(tmp_path):
     """Fields of ours and of the stock class, a dtype, a device map, a new head."""
     _, folder = saved(tmp_path / "stock", "deberta-v2", **V3)
