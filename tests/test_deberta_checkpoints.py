@@ -5,15 +5,19 @@ The oracle are those classes, in float64. They round the scale of the scores to 
 real tokens.
 """
 
+import contextlib
 import filecmp
+import io
 import json
 from pathlib import Path
 
+import onnxruntime
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.export import Dim
 from transformers import AutoTokenizer, DebertaConfig, DebertaV2Config
 from transformers.models.deberta import modeling_deberta
 from transformers.models.deberta_v2 import modeling_deberta_v2
@@ -281,6 +285,44 @@ def test_converted_and_written_back(tmp_path, kind, suffix):
         assert export_checkpoint(source, tmp_path / f"back{number}") == report.architecture
         for file in ("config.json", "model.safetensors"):
             assert filecmp.cmp(tmp_path / "stock" / file, tmp_path / f"back{number}" / file, shallow=False), file
+
+
+ONNX_CASES = [
+    (kind, suffix)
+    for kind in CONFIGS
+    for suffix in HEADS[kind]
+    if suffix != "ForMultipleChoice"  # its inputs have another shape, and its model is that of sequence classification
+]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind, suffix", ONNX_CASES)
+def test_an_onnx_graph_computes_what_the_stock_class_does(tmp_path, kind, suffix):
+    """Recorded with one size, run with others; the convolution is in it."""
+    stock, folder = saved(tmp_path / "stock", kind, suffix, **V3, conv_kernel_size=3, embedding_size=10)
+    ours, dims = read(folder, suffix), {0: Dim("batch"), 1: Dim("length")}
+    if suffix == "Model":
+        ours.pooler = None
+    names = ("input_ids", "attention_mask")
+    recorded, _ = batch(suffix, length=12)
+    with contextlib.redirect_stdout(io.StringIO()):
+        program = torch.onnx.export(
+            ours,
+            tuple(recorded[name] for name in names),
+            dynamo=True,
+            input_names=list(names),
+            dynamic_shapes=[dims, dims],
+        )
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString(), options)
+    for rows, length in ((3, 7), (2, 40)):
+        inputs, real = batch(suffix, length=length, rows=rows)
+        inputs = {name: inputs[name] for name in names}
+        expected = stock(**inputs)
+        found = session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
+        found = type(expected)(**dict(zip(expected, map(torch.from_numpy, found), strict=True)))
+        assert difference(real_outputs(found, real), real_outputs(expected, real)) <= 1e-5
 
 
 def test_dropout_is_where_the_stock_class_has_it(tmp_path):
