@@ -286,6 +286,28 @@ def test_read_directly_and_under_the_patch(tmp_path, folder, told):
             assert_same(model, expected)
 
 
+PUBLISHED = {
+    "attn_implementation": "torch",
+    "auto_map": {"AutoModel": "jinaai/jina-bert-implementation--modeling_bert.JinaBertModel"},
+    "emb_pooler": "mean",
+    "model_max_length": 8192,
+    "torch_dtype": "float16",
+}
+
+
+@pytest.mark.parametrize("attn_implementation", [None, "eager"])
+def test_fields_of_published_configurations(tmp_path, attn_implementation):
+    """A backend and a pooler of its own code, which no code here reads."""
+    copy = source(tmp_path, "jina-reranker", **PUBLISHED)
+    expected = rebuilt("jina-reranker", torch.float16)
+    backend = {"attn_implementation": attn_implementation} if attn_implementation else {}
+    with patch_transformers():
+        patched = transformers.AutoModelForSequenceClassification.from_pretrained(copy, **backend)
+    for model in (patched, type(expected).from_pretrained(copy, **backend)):
+        assert_same(model, expected)
+        assert model.config._attn_implementation == (attn_implementation or "relpos")
+
+
 def test_a_new_head_with_the_labels_of_the_caller(tmp_path):
     for copy in (FIXTURES / "jina-model", source(tmp_path, "mosaic-model", **silent("mosaic-model"))):
         with patch_transformers():
