@@ -10,8 +10,15 @@ import transformers
 from oracles import padding, tiny_config, tiny_model
 from safetensors.torch import load_file, save_file
 
-from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel, patch_transformers
-from hf_relpos.conversion import ConversionError, convert
+from hf_relpos import (
+    RelPosBertConfig,
+    RelPosBertForMaskedLM,
+    RelPosBertModel,
+    convert,
+    export_checkpoint,
+    patch_transformers,
+)
+from hf_relpos.conversion import ConversionError
 from hf_relpos.conversion.families import FAMILIES
 from hf_relpos.model.modeling_relpos_bert import HEADS, RelPosBertLayer
 
@@ -315,6 +322,24 @@ def test_a_new_head_with_the_labels_of_the_caller(tmp_path):
         assert model.classifier.out_features == 5 and model.config.feed_forward_type == "glu"
     config = RelPosBertConfig.from_pretrained(FIXTURES / "jina-reglu")
     assert (config.feed_forward_type, config.hidden_act, config.position_embedding_type) == ("glu", "relu", "alibi")
+
+
+@every_folder
+@pytest.mark.parametrize("told", ["by its configuration", "by its tensors"])
+def test_exported_to_the_original_layout(tmp_path, folder, told):
+    """Bit for bit what was read; of tied tensors one name is enough, as in files that Transformers writes."""
+    copy = source(tmp_path, folder, **(silent(folder) if told == "by its tensors" else {}))
+    convert(copy, tmp_path / "out", allow_pickle=True)
+    saved = json.loads((FIXTURES / folder / "config.json").read_text())
+    assert export_checkpoint(tmp_path / "out", tmp_path / "back") == saved["architectures"][0]
+    stored, written = stored_weights(folder), load_file(tmp_path / "back" / "model.safetensors")
+    assert stored.keys() - written.keys() <= {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
+    assert written and all(torch.equal(tensor, stored[name]) for name, tensor in written.items())
+    fields = json.loads((tmp_path / "back" / "config.json").read_text())
+    for name in saved.keys() - {"alibi_starting_size", "position_embedding_type"}:
+        assert fields.get(name) == saved[name]
+    model, again = (type(rebuilt(folder)).from_pretrained(tmp_path / name) for name in ("out", "back"))
+    assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in model.state_dict().items())
 
 
 @pytest.mark.parametrize("folder", ["mosaic-model", "mosaic-mlm"])
