@@ -73,6 +73,7 @@ def batch(config):
     return {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
 
 
+@pytest.mark.covering(2, every_scheme=False)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
