@@ -63,6 +63,7 @@ def batch(padding):
     }
 
 
+@pytest.mark.covering(2, every_scheme=False)
 @pytest.mark.parametrize("padding", ["left", "right"])
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("suffix", SUFFIXES)

@@ -9,6 +9,7 @@ import torch
 from huggingface_hub.dataclasses import strict
 from torch import nn
 from transformers import BertConfig
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .config_fields import FIELDS, MAX_PARAMETERS, check_arguments, check_nesting, check_rules
 from .foreign import reader
@@ -275,10 +276,15 @@ class RelPosBertConfig(BertConfig):
         if isinstance(config, cls) and not changes:
             return config
         values = {"position_embedding_type": STOCK_SCHEME, **config.to_dict()}
+        backend = config._attn_implementation
         if not isinstance(config, cls):
-            values = _foreign_fields(config.name_or_path, values) or {**values, **NOT_STOCK}
+            foreign = _foreign_fields(config.name_or_path, values)
+            values = foreign or {**values, **NOT_STOCK}
+            known = ("eager", *ALL_ATTENTION_FUNCTIONS.valid_keys())
+            if foreign and backend not in known:  # of its own code: JinaBERT's files say "torch"
+                backend = None
         values |= {**changes, "model_type": cls.model_type}
-        converted = cls(**values, attn_implementation=config._attn_implementation)
+        converted = cls(**values, attn_implementation=backend)
         converted.name_or_path = config.name_or_path
         return converted
 
