@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from launching import run_python
 from oracles import padding, tiny_config, tiny_model
 from safetensors.torch import load_file, save_file
 
@@ -207,8 +208,18 @@ def test_exported_and_compiled():
     torch.testing.assert_close(compiled(IDS, REAL).logits, expected)
 
 
-def test_every_process_of_tensor_parallelism_has_the_same_rows_of_both_halves():
-    """What `packed_colwise` gives the process of rank r: rows of W and the same rows of V; and its columns of W₂."""
+@pytest.mark.full
+def test_tensor_parallelism(tmp_path):
+    """Each of two processes has half of the rows of W, and the same ones of V; rotations are not split by heads."""
+    model = tiny_model(RelPosBertModel, "rope", feed_forward_type="glu", hidden_size=32, num_attention_heads=4)
+    model.save_pretrained(tmp_path)
+    with torch.no_grad():
+        batch = {"input_ids": IDS, "expected": model(IDS).last_hidden_state}
+    save_file(batch, tmp_path / "batch.safetensors")
+    run_python(Path(__file__).with_name("gated_parallel.py"), tmp_path, processes=2)
+
+
+def test_plan_of_tensor_parallelism():
     config = tiny_config("alibi", feed_forward_type="glu")
     assert config.base_model_tp_plan["encoder.layer.*.intermediate.dense"] == "packed_colwise"
     assert tiny_config("alibi").base_model_tp_plan["encoder.layer.*.intermediate.dense"] == "colwise"
