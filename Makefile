@@ -16,8 +16,9 @@ PYTEST_ARGS ?= -n auto --dist loadgroup
 FUZZ_EXAMPLES ?= 1000
 # what calls Transformers rather than PyTorch alone
 FLOOR_TESTS := $(addprefix tests/test_, $(addsuffix .py, anneal card chunked convert distil earlier_checkpoints families \
-	generation hub hub_server legacy memory models modules padding patch public_names recurrence sources tools_outputs \
-	tools_packing tools_peft tools_pipelines tools_quantization tools_sentence_transformers trainer travels)) \
+	gated generation hub hub_server legacy memory models modules padding patch public_names recurrence rope_checkpoints \
+	sources tools_outputs tools_packing tools_peft tools_pipelines tools_quantization tools_sentence_transformers trainer \
+	travels xlnet_checkpoints)) \
 	tests/schemes/test_every_scheme.py
 
 .PHONY: demo families features fuzz schemes test test-all test-floor lint clean

@@ -161,7 +161,7 @@ def convert(
 
 @app.command()
 def export(
-    source: Annotated[Path, typer.Argument(help="Folder of a model that was converted from DeBERTa.")],
+    source: Annotated[Path, typer.Argument(help="Folder of a model that was read from another architecture.")],
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace OUT if it exists and holds nothing but a checkpoint.")

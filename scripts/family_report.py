@@ -55,11 +55,15 @@ PROBES: dict[str, list[dict[str, Any]]] = {
     "nezha": [{"add_cross_attention": True}],
     "albert": [{"embedding_size": 768, "hidden_size": 768}],
     "mpnet": [{"relative_attention_num_buckets": 64}],
-    "deberta-v2": [{"conv_kernel_size": 3}],
-    "deberta": [{"talking_head": True}],
+    "deberta-v2": [
+        {"attention_head_size": 32, "num_attention_heads": 12, "hidden_size": 768},
+        {"position_buckets": 256, "max_relative_positions": 128},
+    ],
+    "deberta": [{"talking_head": True}, {"pos_att_type": "c2p|p2p"}],
     "jinabert": [{"_code_variant": True}, {"feed_forward_type": "swiglu"}],
     "mosaicbert": [{"hidden_act": "relu", "architectures": ["BertForMaskedLM"]}],
     "roformer": [{"rotary_value": True}],
+    "xlnet": [{"attn_type": "uni"}, {"bi_data": True}, {"untie_r": False}],
 }
 # Relative encoders that Transformers computes with SDPA and flash attention itself: by `model_type`, title and
 # positions. A test compares them with the installed release.

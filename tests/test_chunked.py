@@ -342,6 +342,19 @@ def test_a_window_costs_what_it_shows():
     assert cost["pack"] <= 1.01 * 5 * cost["document"]
 
 
+@pytest.mark.parametrize("mask", ["none", "padding", "window"])
+def test_chunks_of_long_inputs(mask, monkeypatch):
+    """They are twice as large, unless queries see keys of their own."""
+    monkeypatch.setattr(skewed, "LONG", 200)
+    length = 201
+    terms, _ = random_terms(ALL, shared=False)
+    tensors, context, seen = vectors(length, length), AttentionContext(length, length), MASKS[mask](length)
+    chunks = skewed.schedule(skewed.ChunkedCall(None, mask=seen), 0, length, length, CPU)
+    assert [chunk.rows for chunk in chunks] == ([48] * 4 + [9] if mask == "window" else [96, 96, 9])
+    expected = run("eager", tensors, terms, context, seen)
+    assert largest(expected, run("chunked", tensors, terms, context, seen)) <= 1e-11
+
+
 def test_clipped_rows_are_multiplied_once():
     terms, _ = random_terms(frozenset("AB"), shared=True)  # clipped to ±3, and 5 rows that repeat
     tensors, context = vectors(480, 480), AttentionContext(480, 480)

@@ -5,15 +5,19 @@ The oracle are those classes, in float64. They round the scale of the scores to 
 real tokens.
 """
 
+import contextlib
 import filecmp
+import io
 import json
 from pathlib import Path
 
+import onnxruntime
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.export import Dim
 from transformers import AutoTokenizer, DebertaConfig, DebertaV2Config
 from transformers.models.deberta import modeling_deberta
 from transformers.models.deberta_v2 import modeling_deberta_v2
@@ -251,6 +255,18 @@ def test_a_token_type_holds_the_mean_of_dropped_positions(tmp_path):
     assert read(tmp_path / "ours").config.type_vocab_size == 1 and report.difference is None
 
 
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("kinds", [None, "c2p|p2c"])
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_the_scale_counts_terms_that_are_not_there(tmp_path, in_float64, kind, kinds, biased):
+    fields = {"relative_attention": False, "pos_att_type": kinds, "position_biased_input": biased}
+    check(tmp_path, kind, "ForMaskedLM", {}, **fields, norm_rel_ebd="layer_norm")
+    convert(tmp_path / "stock", tmp_path / "ours")
+    if kinds or not biased:
+        export_checkpoint(tmp_path / "ours", tmp_path / "back")
+        assert filecmp.cmp(tmp_path / "stock/model.safetensors", tmp_path / "back/model.safetensors", shallow=False)
+
+
 @pytest.mark.parametrize("kind, suffix", [(kind, suffix) for kind in CONFIGS for suffix in HEADS[kind]])
 def test_converted_and_written_back(tmp_path, kind, suffix):
     """The check of a conversion is against the stock class; what comes back is the file that there was."""
@@ -269,6 +285,44 @@ def test_converted_and_written_back(tmp_path, kind, suffix):
         assert export_checkpoint(source, tmp_path / f"back{number}") == report.architecture
         for file in ("config.json", "model.safetensors"):
             assert filecmp.cmp(tmp_path / "stock" / file, tmp_path / f"back{number}" / file, shallow=False), file
+
+
+ONNX_CASES = [
+    (kind, suffix)
+    for kind in CONFIGS
+    for suffix in HEADS[kind]
+    if suffix != "ForMultipleChoice"  # its inputs have another shape, and its model is that of sequence classification
+]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind, suffix", ONNX_CASES)
+def test_an_onnx_graph_computes_what_the_stock_class_does(tmp_path, kind, suffix):
+    """Recorded with one size, run with others; the convolution is in it."""
+    stock, folder = saved(tmp_path / "stock", kind, suffix, **V3, conv_kernel_size=3, embedding_size=10)
+    ours, dims = read(folder, suffix), {0: Dim("batch"), 1: Dim("length")}
+    if suffix == "Model":
+        ours.pooler = None
+    names = ("input_ids", "attention_mask")
+    recorded, _ = batch(suffix, length=12)
+    with contextlib.redirect_stdout(io.StringIO()):
+        program = torch.onnx.export(
+            ours,
+            tuple(recorded[name] for name in names),
+            dynamo=True,
+            input_names=list(names),
+            dynamic_shapes=[dims, dims],
+        )
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString(), options)
+    for rows, length in ((3, 7), (2, 40)):
+        inputs, real = batch(suffix, length=length, rows=rows)
+        inputs = {name: inputs[name] for name in names}
+        expected = stock(**inputs)
+        found = session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
+        found = type(expected)(**dict(zip(expected, map(torch.from_numpy, found), strict=True)))
+        assert difference(real_outputs(found, real), real_outputs(expected, real)) <= 1e-5
 
 
 def test_dropout_is_where_the_stock_class_has_it(tmp_path):
@@ -314,6 +368,34 @@ def test_a_pickle_and_shards_are_read_as_transformers_does(tmp_path):
         torch.testing.assert_close(found, stock(**inputs).last_hidden_state[real], rtol=0, atol=1e-5)
     with pytest.raises(ValueError, match="no model"):
         read(folder, use_safetensors=True)
+
+
+@pytest.mark.full
+def test_a_repository_of_the_hub(tmp_path, hub):
+    """Safetensors in a subfolder, and a pickle alone, which Transformers reads, too; neither brings anything else."""
+    stock, folder = saved(tmp_path / "stock", "deberta-v2", "ForMaskedLM", **V3)
+    content = {name: (folder / name).read_bytes() for name in ("config.json", "model.safetensors")}
+    torch.save(load_file(folder / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    hub.put("user/inside", {f"v3/{name}": data for name, data in content.items()} | {"tf_model.h5": b"large"})
+    files = {"config.json": content["config.json"], "pytorch_model.bin": (tmp_path / "pytorch_model.bin").read_bytes()}
+    hub.put("user/pickle", {**files, "flax_model.msgpack": b"large"})
+    ids = torch.arange(6)[None]
+    torch.save(stock(ids).logits.detach(), tmp_path / "logits.pt")
+    hub.run(
+        f"""
+        import torch
+        from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM
+
+        expected = torch.load({str(tmp_path / "logits.pt")!r})
+        for name, more in (("user/inside", {{"subfolder": "v3"}}), ("user/pickle", {{"revision": "main"}})):
+            model = RelPosBertForMaskedLM.from_pretrained(name, **more).eval()
+            assert model.config.name_or_path == name
+            assert RelPosBertConfig.from_pretrained(name, **more).position_embedding_type == "deberta"
+            torch.testing.assert_close(model(torch.arange(6)[None]).logits, expected, rtol=0, atol=1e-5)
+        """,
+        without=(),
+    )
+    assert not [each for each in hub.requests if each.path.endswith((".h5", ".msgpack"))]
 
 
 def test_arguments_of_from_pretrained(tmp_path):
@@ -362,17 +444,11 @@ def test_the_tokenizer_comes_along(tmp_path):
         ("deberta-v2", {"conv_kernel_size": 4}, "conv_kernel_size = 4"),
         ("deberta-v2", {"attention_head_size": 4}, "attention_head_size = 4"),
         ("deberta-v2", {"position_buckets": 200}, "position_buckets = 200 .*max_relative_positions"),
-        ("deberta-v2", {"relative_attention": False}, "relative_attention = False with position_biased_input"),
-        (
-            "deberta-v2",
-            {"relative_attention": False, "position_biased_input": True},
-            "pos_att_type = .* with relative_attention = False",
-        ),
         ("deberta-v2", {"legacy": False, "embedding_size": 10}, "legacy = False with embedding_size = 10"),
     ],
 )
 def test_refusals(tmp_path, kind, fields, words):
-    _, folder = saved(tmp_path / "stock", kind, **BOTH)
+    _, folder = saved(tmp_path / "stock", kind, "ForMaskedLM", **BOTH)
     edit(folder, **fields)
     for reading in (lambda: convert(folder, tmp_path / "out"), lambda: read(folder)):
         with pytest.raises(ValueError, match=words):

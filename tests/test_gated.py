@@ -7,11 +7,19 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from launching import run_python
 from oracles import padding, tiny_config, tiny_model
 from safetensors.torch import load_file, save_file
 
-from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel, patch_transformers
-from hf_relpos.conversion import ConversionError, convert
+from hf_relpos import (
+    RelPosBertConfig,
+    RelPosBertForMaskedLM,
+    RelPosBertModel,
+    convert,
+    export_checkpoint,
+    patch_transformers,
+)
+from hf_relpos.conversion import ConversionError
 from hf_relpos.conversion.families import FAMILIES
 from hf_relpos.model.modeling_relpos_bert import HEADS, RelPosBertLayer
 
@@ -212,8 +220,18 @@ def test_exported_and_compiled():
     torch.testing.assert_close(compiled(IDS, REAL).logits, expected)
 
 
-def test_every_process_of_tensor_parallelism_has_the_same_rows_of_both_halves():
-    """What `packed_colwise` gives the process of rank r: rows of W and the same rows of V; and its columns of W₂."""
+@pytest.mark.full
+def test_tensor_parallelism(tmp_path):
+    """Each of two processes has half of the rows of W, and the same ones of V; rotations are not split by heads."""
+    model = tiny_model(RelPosBertModel, "rope", feed_forward_type="glu", hidden_size=32, num_attention_heads=4)
+    model.save_pretrained(tmp_path)
+    with torch.no_grad():
+        batch = {"input_ids": IDS, "expected": model(IDS).last_hidden_state}
+    save_file(batch, tmp_path / "batch.safetensors")
+    run_python(Path(__file__).with_name("gated_parallel.py"), tmp_path, processes=2)
+
+
+def test_plan_of_tensor_parallelism():
     config = tiny_config("alibi", feed_forward_type="glu")
     assert config.base_model_tp_plan["encoder.layer.*.intermediate.dense"] == "packed_colwise"
     assert tiny_config("alibi").base_model_tp_plan["encoder.layer.*.intermediate.dense"] == "colwise"
@@ -298,6 +316,28 @@ def test_read_directly_and_under_the_patch(tmp_path, folder, told):
             assert_same(model, expected)
 
 
+PUBLISHED = {
+    "attn_implementation": "torch",
+    "auto_map": {"AutoModel": "jinaai/jina-bert-implementation--modeling_bert.JinaBertModel"},
+    "emb_pooler": "mean",
+    "model_max_length": 8192,
+    "torch_dtype": "float16",
+}
+
+
+@pytest.mark.parametrize("attn_implementation", [None, "eager"])
+def test_fields_of_published_configurations(tmp_path, attn_implementation):
+    """A backend and a pooler of its own code, which no code here reads."""
+    copy = source(tmp_path, "jina-reranker", **PUBLISHED)
+    expected = rebuilt("jina-reranker", torch.float16)
+    backend = {"attn_implementation": attn_implementation} if attn_implementation else {}
+    with patch_transformers():
+        patched = transformers.AutoModelForSequenceClassification.from_pretrained(copy, **backend)
+    for model in (patched, type(expected).from_pretrained(copy, **backend)):
+        assert_same(model, expected)
+        assert model.config._attn_implementation == (attn_implementation or "relpos")
+
+
 def test_a_new_head_with_the_labels_of_the_caller(tmp_path):
     for copy in (FIXTURES / "jina-model", source(tmp_path, "mosaic-model", **silent("mosaic-model"))):
         with patch_transformers():
@@ -305,6 +345,24 @@ def test_a_new_head_with_the_labels_of_the_caller(tmp_path):
         assert model.classifier.out_features == 5 and model.config.feed_forward_type == "glu"
     config = RelPosBertConfig.from_pretrained(FIXTURES / "jina-reglu")
     assert (config.feed_forward_type, config.hidden_act, config.position_embedding_type) == ("glu", "relu", "alibi")
+
+
+@every_folder
+@pytest.mark.parametrize("told", ["by its configuration", "by its tensors"])
+def test_exported_to_the_original_layout(tmp_path, folder, told):
+    """Bit for bit what was read; of tied tensors one name is enough, as in files that Transformers writes."""
+    copy = source(tmp_path, folder, **(silent(folder) if told == "by its tensors" else {}))
+    convert(copy, tmp_path / "out", allow_pickle=True)
+    saved = json.loads((FIXTURES / folder / "config.json").read_text())
+    assert export_checkpoint(tmp_path / "out", tmp_path / "back") == saved["architectures"][0]
+    stored, written = stored_weights(folder), load_file(tmp_path / "back" / "model.safetensors")
+    assert stored.keys() - written.keys() <= {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
+    assert written and all(torch.equal(tensor, stored[name]) for name, tensor in written.items())
+    fields = json.loads((tmp_path / "back" / "config.json").read_text())
+    for name in saved.keys() - {"alibi_starting_size", "position_embedding_type"}:
+        assert fields.get(name) == saved[name]
+    model, again = (type(rebuilt(folder)).from_pretrained(tmp_path / name) for name in ("out", "back"))
+    assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in model.state_dict().items())
 
 
 @pytest.mark.parametrize("folder", ["mosaic-model", "mosaic-mlm"])

@@ -85,7 +85,8 @@ class Calibrator:
         """The embeddings of both, and the student's LayerNorm fitted to the teacher's, dimension by dimension."""
         inputs = (batch.real(self.student.embed(batch)[0]) for batch in self.fitted)
         targets = (batch.real(self._teacher_embeddings(batch)) for batch in self.fitted)
-        fit_layer_norm(self.student.body.embeddings.LayerNorm, zip(inputs, targets, strict=True), self.reduce)
+        if self.student.model.config.embedding_norm:
+            fit_layer_norm(self.student.body.embeddings.LayerNorm, zip(inputs, targets, strict=True), self.reduce)
         for batch in self.batches:
             batch.teacher = self._teacher_embeddings(batch)
             _, batch.student = self.student.embed(batch)

@@ -1,15 +1,17 @@
-"""Back to where a model came from: a folder that Transformers' own class of its architecture loads."""
+"""Back to where a model came from: a folder that the class of its architecture loads, Transformers' or its own."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
-from ..files import atomic_folder, describe_write_error
+from ..files import atomic_folder, describe_write_error, write_json
 from ..model.configuration_relpos_bert import RelPosBertConfig
 from ..model.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
 from ..model.schemes import scheme_parts
@@ -58,19 +60,21 @@ def export_checkpoint(
         Name of the class that the folder was written for.
 
     Raises:
-        ConversionError: for a model that came from no other architecture, or from one that Transformers has no class
-            of; a field or tensor that its class does not have; a head that it does not have; and a folder that cannot
-            be written.
+        ConversionError: for a model that came from no other architecture; a field or tensor that its class does not
+            have; a head that it does not have; and a folder that cannot be written.
     """
     target = check_target(out, overwrite, source if isinstance(source, str | Path) else None)
     model = source if isinstance(source, RelPosBertPreTrainedModel) else _load(Path(source))
     spec, name = _spec(model)
-    stock = _stock_model(model, spec, name)
+    stock = None if spec.family.stock is None else _stock_model(model, spec, name)
     try:
         with atomic_folder(target, overwrite) as unfinished:
-            stock.save_pretrained(unfinished)
+            if stock is None:
+                _write_for_own_code(unfinished, model, spec)
+            else:
+                stock.save_pretrained(unfinished)
             if isinstance(source, str | Path):
-                copy_companions(Path(source), unfinished, stock)
+                copy_companions(Path(source), unfinished, model if stock is None else stock)
     except (OSError, SafetensorError) as error:
         raise ConversionError(describe_write_error(error, target)) from error
     return name
@@ -98,9 +102,10 @@ def _spec(model: RelPosBertPreTrainedModel) -> tuple[SourceSpec, str]:
         ConversionError: for a model that does not compute what a model of that class can.
     """
     came_from = model.config.converted_from or {}
-    family = FAMILIES.get(str(came_from.get("model_type")))
-    if family is None or family.stock is None or not family.read_directly:
-        known = ", ".join(repr(name) for name, each in FAMILIES.items() if each.read_directly and each.stock)
+    families = [each for name, each in FAMILIES.items() if each.read_directly and _is_from(came_from, name, each)]
+    family = families[0] if families else None
+    if family is None:
+        known = ", ".join(repr(name) for name, each in FAMILIES.items() if each.read_directly)
         raise ConversionError(
             f"converted_from = {model.config.converted_from!r}: only models that were read from a checkpoint of "
             f"another architecture can be written as one; known: {known}"
@@ -109,7 +114,7 @@ def _spec(model: RelPosBertPreTrainedModel) -> tuple[SourceSpec, str]:
     head = next(name for name, kind in ARCHITECTURES.items() if isinstance(model, kind))
     heads = {stock: own for own, stock in reversed(family.heads(spec.config).items())}
     if head not in heads:
-        raise ConversionError(f"{type(model).__name__}: {family.stock} has no such head; it has {', '.join(heads)}")
+        raise ConversionError(f"{type(model).__name__}: {family.stems[0]} has no such head; it has {', '.join(heads)}")
     spec = spec.with_head(Head(heads[head], head))
     own, again = model.config, source_config(Path("config.json"), spec)
     differing = [
@@ -128,13 +133,37 @@ def _spec(model: RelPosBertPreTrainedModel) -> tuple[SourceSpec, str]:
     return spec, heads[head]
 
 
+def _is_from(came_from: Mapping[str, Any], name: str, family: Family) -> bool:
+    """Whether `converted_from` names the family, or, where that calls itself BERT, has the field that marks it."""
+    if came_from.get("model_type") == "bert":
+        return bool(family.marked(came_from, ()))
+    return came_from.get("model_type") == name
+
+
 def _fields(config: RelPosBertConfig, family: Family) -> dict[str, Any]:
     """config.json of the architecture: what both have from ours, the rest from `converted_from`."""
     ours, fields = RelPosBertConfig().to_dict(), json.loads(config.to_json_string(use_diff=False))
-    theirs = CONFIG_MAPPING[str(family.stock)]().to_dict()
+    theirs = CONFIG_MAPPING[family.stock or "bert"]().to_dict()
     unknown = ("tokenizer_class", *family.not_kept, *NOT_KEPT)  # to ours: in `converted_from`, if anywhere
     kept = {name: value for name, value in fields.items() if (name in theirs or name not in ours)}
     return {name: value for name, value in kept.items() if name not in unknown} | dict(config.converted_from or {})
+
+
+@torch.no_grad()
+def _write_for_own_code(folder: Path, model: RelPosBertPreTrainedModel, spec: SourceSpec) -> None:
+    """config.json and model.safetensors in the layout of an architecture that Transformers has no class for.
+
+    Of tensors that are one, which its code ties again, the first is written.
+    """
+    written: dict[str, torch.Tensor] = {}
+    places: set[int] = set()
+    for name, tensor in spec.pack(model.state_dict()).items():
+        if tensor.data_ptr() not in places:
+            places.add(tensor.data_ptr())
+            written[name] = tensor.contiguous()
+    save_file(written, folder / "model.safetensors", {"format": "pt"})
+    dtype = str(model.dtype).removeprefix("torch.")
+    write_json(folder / "config.json", {**spec.config, "torch_dtype": dtype}, indent=2)
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from typing import Any
 from .families_alibi import ALIBI_FAMILIES
 from .families_deberta import DEBERTA_FAMILIES
 from .families_rope import ROPE_FAMILIES
+from .families_xlnet import XLNET_FAMILIES
 from .family import ALL, SPECIAL_TOKENS, Family, Positions, pad_token, renamed
 from .names import Rule
 
@@ -294,4 +295,5 @@ FAMILIES: dict[str, Family] = {
     **ALIBI_FAMILIES,
     **DEBERTA_FAMILIES,
     **ROPE_FAMILIES,
+    **XLNET_FAMILIES,
 }

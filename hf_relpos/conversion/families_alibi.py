@@ -22,6 +22,9 @@ GATED_RULES = (
     Rule("*.mlp.gated_layers.weight", "*.intermediate.dense.weight"),
     *renamed({"mlp.wo": "output.dense", "mlp.layernorm": "output.LayerNorm"}),
 )
+# A layer's own, not those of its attention.
+FEED_FORWARD = re.compile(r"(\bencoder\.layer\.\d+\.)(intermediate\.dense|output\.dense|output\.LayerNorm)(?=\.)")
+GATED_NAMES = {"intermediate.dense": "mlp.gated_layers", "output.dense": "mlp.wo", "output.LayerNorm": "mlp.layernorm"}
 GATED = r"\.mlp\.gated_layers\."
 JINA_CODE = ".mlp.up_gated_layer."
 # Set in a configuration by what its tensors say.
@@ -66,6 +69,11 @@ def _jina_by_tensors(config: Mapping[str, Any], names: list[str]) -> dict[str, A
 def _absolute_table(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
     table = [name for name in names if name.endswith("embeddings.position_embeddings.weight")]
     return {ABSOLUTE_TABLE: table[0]} if table else {}
+
+
+def _mosaic_by_tensors(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
+    """Its own field, whose value decides on nothing, is what a model that is exported is known by."""
+    return {"alibi_starting_size": config.get("alibi_starting_size", 512), **_absolute_table(config, names)}
 
 
 def _two_kinds_of_positions(config: Mapping[str, Any]) -> str:
@@ -131,10 +139,20 @@ def split_projections(config: Mapping[str, Any], tensors: Tensors) -> dict[str, 
     return split
 
 
+def gated_names(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
+    """Tensors of a gated model, the feed-forward under the names of the original code."""
+    if _jina_fields(config)["feed_forward_type"] == "mlp" and "alibi_starting_size" not in config:
+        return dict(tensors)
+    return {FEED_FORWARD.sub(lambda part: part[1] + GATED_NAMES[part[2]], name): t for name, t in tensors.items()}
+
+
 def join_projections(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
-    """The inverse of `split_projections`."""
+    """The inverse of `split_projections`, under the names of the original code, whose head has one bias."""
     joined: dict[str, torch.Tensor] = {}
     query, *others = PROJECTIONS
+    tensors = gated_names(config, tensors)
+    if "cls.predictions.decoder.bias" in tensors:
+        tensors.pop("cls.predictions.bias", None)
     for name, tensor in tensors.items():
         if query in name:
             parts = [tensor, *(tensors[name.replace(query, other)] for other in others)]
@@ -163,6 +181,7 @@ ALIBI_FAMILIES: dict[str, Family] = {
         positions=_alibi,
         position_types=("alibi",),
         fields=_jina_fields,
+        pack=gated_names,
         marker="feed_forward_type",
         marks=(rf"{GATED}|\.mlp\.up_gated_layer\.", r"\.attention\.self\.query\."),
         told_by_tensors=_jina_by_tensors,
@@ -184,7 +203,7 @@ ALIBI_FAMILIES: dict[str, Family] = {
         pack=join_projections,
         marker="alibi_starting_size",
         marks=(GATED, r"\.attention\.self\.Wqkv\."),
-        told_by_tensors=_absolute_table,
+        told_by_tensors=_mosaic_by_tensors,
         read_directly=True,
         unsupported_reason=_mosaic_unsupported_reason,
     ),

@@ -60,26 +60,25 @@ def _max_distance(config: Mapping[str, Any]) -> int:
 
 
 def _positions(config: Mapping[str, Any]) -> Positions:
-    absolute = bool(config.get("position_biased_input", True))
-    if not config.get("relative_attention", False):
+    absolute, terms = bool(config.get("position_biased_input", True)), _terms(config)
+    if config.get("relative_attention", False):
+        return Positions(absolute, "deberta", {"pos_att_type": terms, "max_distance": _max_distance(config)})
+    if absolute and not terms:
         return Positions(absolute)
-    options = {"pos_att_type": _terms(config), "max_distance": _max_distance(config)}
-    return Positions(absolute, "deberta", options)
+    return Positions(absolute, "deberta", {"pos_att_type": terms, "relative_attention": False})
 
 
 def _positions_v2(config: Mapping[str, Any]) -> Positions:
     positions = _positions(config)
-    if positions.scheme is None:
-        return positions
-    buckets, shared = config.get("position_buckets", -1), bool(config.get("share_att_key", False))
-    normalised = "layer_norm" in [word.strip() for word in config.get("norm_rel_ebd", "none").lower().split("|")]
-    options = {
-        "buckets": buckets if buckets > 0 else None,
-        "share_att_key": shared,
-        "norm_rel_ebd": "layer_norm" if normalised else "none",
-        "pos_key_bias": not shared,
-    }
-    return Positions(positions.absolute, positions.scheme, {**positions.options, **options})
+    options: dict[str, Any] = {}
+    if "layer_norm" in [word.strip() for word in config.get("norm_rel_ebd", "none").lower().split("|")]:
+        options["norm_rel_ebd"] = "layer_norm"
+    if config.get("relative_attention", False):
+        buckets, shared = config.get("position_buckets", -1), bool(config.get("share_att_key", False))
+        options |= {"buckets": buckets if buckets > 0 else None, "share_att_key": shared, "pos_key_bias": not shared}
+    elif options and positions.scheme is None:  # the normalisation is there, and of nothing
+        options |= {"pos_att_type": [], "relative_attention": False}
+    return Positions(positions.absolute, "deberta" if options else positions.scheme, {**positions.options, **options})
 
 
 def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,19 +108,9 @@ def _fields_v2(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unsupported_reason(config: Mapping[str, Any]) -> str:
-    relative, absolute = config.get("relative_attention", False), config.get("position_biased_input", True)
-    if not relative and not absolute:
-        return (
-            "relative_attention = False with position_biased_input = False: it has no positions at all, and no scheme "
-            "here is that; convert one with either"
-        )
-    if not relative and _terms(config):
-        return (
-            f"pos_att_type = {config['pos_att_type']!r} with relative_attention = False: its scores are scaled for "
-            "terms that it does not have, and ours are not; set pos_att_type to null if it was trained so"
-        )
     sizes = config.get("embedding_size", config["hidden_size"]), config["hidden_size"]
-    if not config.get("legacy", True) and sizes[0] != sizes[1]:
+    head = str((config.get("architectures") or [""])[0])
+    if head.endswith("ForMaskedLM") and not config.get("legacy", True) and sizes[0] != sizes[1]:
         return (
             f"legacy = False with embedding_size = {sizes[0]} and hidden_size = {sizes[1]}: this language head needs "
             "both to be the same; correct config.json"

@@ -61,7 +61,19 @@ def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"pooler_hidden_act": activation, "pooler_dropout": dropout, "classifier_dropout": dropout}
 
 
+def decoder_sees_the_future() -> bool:
+    """Whether RoFormer's class is that of the releases of Transformers whose decoder has no causal mask."""
+    from transformers.models.roformer import modeling_roformer
+
+    return not hasattr(modeling_roformer, "create_causal_mask")
+
+
 def _unsupported_reason(config: Mapping[str, Any]) -> str:
+    if config.get("is_decoder", False) and decoder_sees_the_future():
+        return (
+            "is_decoder = True: RoFormer's decoder sees the tokens to come in this release of Transformers, and ours "
+            "does not; install a newer one, or set is_decoder to false"
+        )
     if not config.get("rotary_value", False):
         return ""
     return (

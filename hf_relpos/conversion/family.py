@@ -49,6 +49,7 @@ COUNTERPARTS = {
     "ForMultipleChoice": "BertForMultipleChoice",
     "ForTokenClassification": "BertForTokenClassification",
     "ForQuestionAnswering": "BertForQuestionAnswering",
+    "ForQuestionAnsweringSimple": "BertForQuestionAnswering",
 }
 # Heads of language modelling that apply GELU whatever `hidden_act` says, where BERT's obeys it.
 OWN_ACTIVATION = ("ForMaskedLM", "ForCausalLM")
@@ -109,7 +110,8 @@ class Family:
         told_by_tensors: configuration and names of tensors to fields of the configuration that these correct.
         read_directly: whether `from_pretrained` of our classes reads its checkpoints, as if they had been converted.
         masks_queries: whether a token of padding attends to nothing, so that outputs at padding are others than here.
-        tolerance: of outputs in float64, relative to the largest.
+        tolerance: of outputs in float64, relative to the largest, where Transformers computes parts in float32;
+            None where it does not.
         unsupported_reason: configuration to why it cannot be converted; empty if it can.
         since: the first release that reads it.
     """
@@ -137,7 +139,7 @@ class Family:
     told_by_tensors: Callable[[Mapping[str, Any], list[str]], dict[str, Any]] = lambda config, names: {}
     read_directly: bool = False
     masks_queries: bool = False
-    tolerance: float = 1e-6
+    tolerance: float | None = None
     unsupported_reason: Callable[[Mapping[str, Any]], str] = lambda config: ""
     since: str = "0.1.0"
 
@@ -177,6 +179,8 @@ def pad_token(config: Mapping[str, Any]) -> int:
     return config["pad_token_id"]
 
 
-ALL = tuple(suffix for suffix in COUNTERPARTS if suffix not in ("ForCausalLM", "LMHeadModel"))
+ALL = tuple(
+    suffix for suffix in COUNTERPARTS if suffix not in ("ForCausalLM", "LMHeadModel", "ForQuestionAnsweringSimple")
+)
 
 SPECIAL_TOKENS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}

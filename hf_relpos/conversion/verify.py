@@ -18,8 +18,9 @@ from .report import Step
 from .source import Source
 
 
-# Outputs are compared in float64, where a difference beyond `Family.tolerance` is an error and not rounding,
-# except that a sum of tensors is rounded to the weights' dtype: this many times its precision.
+# Outputs are compared in float64, where a difference is an error and not rounding, unless a family says so.
+TOLERANCE = 1e-6
+# Except that a sum of tensors is rounded to the weights' dtype: this many times its precision.
 ROUNDING = 32
 
 
@@ -72,7 +73,8 @@ def compare_outputs(
     Raises:
         ConversionError: for one that rounding does not explain.
     """
-    tolerance = max(spec.family.tolerance, ROUNDING * torch.finfo(source.dtype).eps if rounded else 0.0)
+    tolerance = TOLERANCE if spec.family.tolerance is None else spec.family.tolerance
+    tolerance = max(tolerance, ROUNDING * torch.finfo(source.dtype).eps if rounded else 0.0)
     config = model.config
     length = min(16, config.max_position_embeddings, spec.fields["max_position_embeddings"])
     shape = (1, 2, length) if source.architecture == "BertForMultipleChoice" else (2, length)

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import nn
 
+from ..model import backend_chunked
 from ..model.attention import AttentionCall
 from ..model.backends import AUTO, run_attention
 from ..model.context import AttentionContext
@@ -26,6 +27,25 @@ def offsets_of(states: torch.Tensor) -> AttentionContext:
     length = states.shape[1]
     precise = torch.promote_types(states.dtype, torch.float32)
     return AttentionContext(length, length, device=states.device, dtype=precise)
+
+
+def is_worthwhile(module: nn.Module, query_length: int, key_length: int, batch: int, heads: int) -> bool:
+    """Whether our backends are faster than the stock code that MPNet, RoFormer, T5 and XLNet have.
+
+    On the CPU they are as soon as there are scores enough for chunks; in shorter calls, and in graphs, stock is as
+    fast. The facts are in docs/results/benchmarks/cpu-live.md.
+
+    Args:
+        module: for its device.
+        query_length: L.
+        key_length: K.
+        batch: B.
+        heads: H.
+    """
+    if is_traced():
+        return False
+    scores = batch * heads * query_length * key_length
+    return scores >= backend_chunked.FEWEST_SCORES or next(module.parameters()).device.type != "cpu"
 
 
 def attend_as_stock(

@@ -7,7 +7,7 @@ from torch import nn
 from transformers.models.roformer.modeling_roformer import RoFormerSelfAttention
 
 from ..model.formula import Terms
-from .attention import as_boolean, attend_as_stock, offsets_of, split_heads
+from .attention import as_boolean, attend_as_stock, is_worthwhile, offsets_of, split_heads
 
 
 class AcceleratedRoFormerSelfAttention(RoFormerSelfAttention):
@@ -23,8 +23,10 @@ class AcceleratedRoFormerSelfAttention(RoFormerSelfAttention):
         output_attentions: bool = False,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As stock, but without the attention weights unless they are asked for."""
-        if encoder_hidden_states is not None or past_key_values is not None:
+        """As stock, whose code runs for short inputs; without the attention weights unless they are asked for."""
+        batch, length = hidden_states.shape[:2]
+        long = is_worthwhile(self, length, length, batch, self.num_attention_heads)
+        if not long or encoder_hidden_states is not None or past_key_values is not None:
             return super().forward(
                 hidden_states,
                 attention_mask,

@@ -1,4 +1,4 @@
-"""The encoders of T5 and mT5: the first layer hands on the bias by offset, (H, 2L − 1), instead of (1, H, L, L)."""
+"""The encoders of T5 and mT5: the first layer hands on a bias by offset, (H, 2L − 1), where stock has (1, H, L, L)."""
 
 import inspect
 from typing import Any
@@ -9,7 +9,7 @@ from transformers.models.mt5.modeling_mt5 import MT5Attention
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from ..model.formula import Terms, toeplitz_table
-from .attention import as_boolean, attend_as_stock, offsets_of, split_heads
+from .attention import as_boolean, attend_as_stock, is_worthwhile, offsets_of, split_heads
 
 
 # Up to Transformers 5.14 the weights are in the result only where they are asked for.
@@ -28,17 +28,20 @@ class _ByOffset:
         past_key_values: Any = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor | None, ...]:
-        """As stock; `position_bias` and the second result have one entry for each offset, or are dense as in stock."""
+        """As stock, whose code runs for short inputs; else `position_bias` and the second result are by offset."""
         module: Any = self
-        if key_value_states is not None or past_key_values is not None:
+        batch, length = hidden_states.shape[:2]
+        by_offset = (
+            module.has_relative_attention_bias and is_worthwhile(module, length, length, batch, module.n_heads)
+            if position_bias is None
+            else position_bias.dim() == 2
+        )
+        if not by_offset or key_value_states is not None or past_key_values is not None:
             return super().forward(  # type: ignore[misc]
                 hidden_states, mask, key_value_states, position_bias, past_key_values, **kwargs
             )
-        query, key, value = (
-            split_heads(projection(hidden_states), module.n_heads) for projection in (module.q, module.k, module.v)
-        )
         context = offsets_of(hidden_states)
-        if position_bias is None and module.has_relative_attention_bias:
+        if position_bias is None:
             bucket = module._relative_position_bucket(
                 context.offsets(hidden_states.device),
                 bidirectional=True,
@@ -46,13 +49,12 @@ class _ByOffset:
                 max_distance=module.relative_attention_max_distance,
             )
             position_bias = module.relative_attention_bias(bucket).transpose(0, 1)
-        elif position_bias is None:
-            position_bias = query.new_zeros(module.n_heads, 2 * context.key_length - 1)
-        if position_bias.dim() == 2:
-            terms = Terms(scale=1.0, c_outer=(toeplitz_table(position_bias, context),))
-        else:
-            terms = Terms(scale=1.0, dense=(position_bias,))
+        query, key, value = (
+            split_heads(projection(hidden_states), module.n_heads) for projection in (module.q, module.k, module.v)
+        )
+        terms = Terms(scale=1.0, c_outer=(toeplitz_table(position_bias, context),))
         wanted = bool(kwargs.get("output_attentions"))
+        wanted = wanted and (not ALWAYS_THREE or module.config._attn_implementation == "eager")  # as stock gives them
         out, weights = attend_as_stock(
             module, query, key, value, terms, context, as_boolean(mask), module.dropout, wanted
         )

@@ -144,7 +144,7 @@ class _Chunked(torch.autograd.Function):
         with torch.autocast(content.device.type, enabled=False):
             for row in range(batch):
                 chunks = schedule(call, row, length, keys, content.device)
-                for group_heads in head_groups(heads, keys, length, content.device):
+                for group_heads in head_groups(call, heads, keys, length, content.device):
                     group = HeadGroup(call, row, group_heads, inputs)
                     for chunk in chunks:
                         rows = out[row, chunk.first : chunk.first + chunk.rows, group_heads]
@@ -168,7 +168,7 @@ class _Chunked(torch.autograd.Function):
         with torch.autocast(content.device.type, enabled=False):
             for row in range(batch):
                 chunks = schedule(call, row, length, keys, content.device)
-                for group_heads in head_groups(heads, keys, length, content.device):
+                for group_heads in head_groups(call, heads, keys, length, content.device):
                     group = HeadGroup(call, row, group_heads, inputs)
                     total.start_group(group)
                     for chunk in chunks:

@@ -9,6 +9,7 @@ import torch
 from huggingface_hub.dataclasses import strict
 from torch import nn
 from transformers import BertConfig
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .config_fields import FIELDS, MAX_PARAMETERS, check_arguments, check_nesting, check_rules
 from .foreign import reader
@@ -85,6 +86,8 @@ class RelPosBertConfig(BertConfig):
         embedding_size (`int`, *optional*):
             Width of the embeddings, which a linear layer then takes to `hidden_size`, as in ALBERT and ELECTRA; None
             for `hidden_size` and no such layer.
+        embedding_norm (`bool`, defaults to `True`):
+            Whether the embeddings are normalised; XLNet's are not.
         embedding_projection (`str`, defaults to `"after_norm"`):
             Where that linear layer is: `"after_norm"`, as in ALBERT and ELECTRA, or `"before_norm"` and without a
             bias, as in DeBERTa, whose normalisation is then `hidden_size` wide.
@@ -101,7 +104,7 @@ class RelPosBertConfig(BertConfig):
         conv_act (`str`, defaults to `"tanh"`):
             Its activation.
         type_vocab_size (`int`, defaults to 2):
-            Rows of the table of token types; 0 for no such table, and token types that are not read.
+            Rows of the table of token types; 0 for no such table, where only the scheme `xlnet` reads token types.
         feed_forward_type (`str`, defaults to `"mlp"`):
             `"mlp"`: W₂ act(W₁ x + b₁) + b₂, as in BERT. `"glu"`: W₂ (act(W x) ∘ V x) + b₂, a gated linear unit
             (Shazeer, arXiv 2002.05202) as in MosaicBERT and JinaBERT v2; `intermediate.dense` is then W above V,
@@ -155,6 +158,7 @@ class RelPosBertConfig(BertConfig):
     absolute_position_embeddings: bool = False
     absolute_position_fade: float | int = 1.0
     embedding_size: int | None = None
+    embedding_norm: bool = True
     embedding_projection: str = "after_norm"
     attention_biases: list[str] | None = None
     pooler_hidden_act: str = "tanh"
@@ -272,10 +276,15 @@ class RelPosBertConfig(BertConfig):
         if isinstance(config, cls) and not changes:
             return config
         values = {"position_embedding_type": STOCK_SCHEME, **config.to_dict()}
+        backend = config._attn_implementation
         if not isinstance(config, cls):
-            values = _foreign_fields(config.name_or_path, values) or {**values, **NOT_STOCK}
+            foreign = _foreign_fields(config.name_or_path, values)
+            values = foreign or {**values, **NOT_STOCK}
+            known = ("eager", *ALL_ATTENTION_FUNCTIONS.valid_keys())
+            if foreign and backend not in known:  # of its own code: JinaBERT's files say "torch"
+                backend = None
         values |= {**changes, "model_type": cls.model_type}
-        converted = cls(**values, attn_implementation=config._attn_implementation)
+        converted = cls(**values, attn_implementation=backend)
         converted.name_or_path = config.name_or_path
         return converted
 

@@ -70,7 +70,7 @@ KNOWN_LAYOUTS = (
     ),
     KnownLayout("DeBERTa v2 or v3", (r"\.attention\.self\.query_proj\.",), READS, ("deberta-v2",)),
     KnownLayout("DeBERTa v1", (r"\.attention\.self\.in_proj\.",), READS, ("deberta",)),
-    KnownLayout("XLNet", (r"\.rel_attn\.",), NATIVE, ("xlnet",)),
+    KnownLayout("XLNet", (r"\.rel_attn\.",), READS, ("xlnet",)),
     KnownLayout("RoFormer", (r"(^|\.)(roformer\.|encoder\.embed_positions\.)",), READS, ("roformer",)),
     KnownLayout("ModernBERT", (r"\blayers\.\d+\.attn\.Wqkv\.", r"\blayers\.\d+\.mlp\.Wi\."), NATIVE, ("modernbert",)),
     KnownLayout("DistilBERT", (r"\btransformer\.layer\.\d+\.attention\.q_lin\.",), CONVERTS, ("distilbert",)),

@@ -93,11 +93,14 @@ class Deberta(Scheme, name="deberta"):
         "pos_key_bias": choice(
             False, True, help="give pos_key_proj a bias, as v2 has, though it moves all scores of a query alike"
         ),
+        "relative_attention": choice(
+            True, False, help="whether there are P and its terms; without them, the scale alone counts pos_att_type"
+        ),
     }
 
     def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, options)
-        self.kinds = kinds_of(self.settings["pos_att_type"])
+        self.kinds = kinds_of(self.settings["pos_att_type"]) if self.settings["relative_attention"] else ()
         size = config.hidden_size
         own = not self.settings["share_att_key"]
         bias = self.settings["pos_key_bias"]
@@ -125,7 +128,9 @@ class Deberta(Scheme, name="deberta"):
         return (head_size * (1 + len(kinds_of(settings["pos_att_type"])))) ** -0.5
 
     @classmethod
-    def shared_module(cls, config: Any, settings: Mapping[str, Any]) -> SharedScheme:
+    def shared_module(cls, config: Any, settings: Mapping[str, Any]) -> SharedScheme | None:
+        if not settings["relative_attention"] and settings["norm_rel_ebd"] == "none":
+            return None
         return RelativeEmbeddings(config, settings)
 
     def init_weights(self, std: float) -> None:
@@ -136,6 +141,8 @@ class Deberta(Scheme, name="deberta"):
                     init.zeros_(linear.bias)
 
     def forward(self, context: AttentionContext) -> Terms:
+        if not self.settings["relative_attention"]:
+            return Terms(scale=self.scale)
         embeddings, row_of_offset = context.shared
         key_projection = self.pos_key_proj or context.key_projection if "c2p" in self.kinds else None
         query_projection = self.pos_query_proj or context.query_projection if "p2c" in self.kinds else None
@@ -190,25 +197,30 @@ def rows_in_use(context: AttentionContext, span: int, one_to_one: int) -> tuple[
 class RelativeEmbeddings(SharedScheme):
     """P, and the map from offsets to its rows.
 
-    Parameters: rel_embeddings.weight (2·span, D); LayerNorm where P is normalised.
+    Parameters: rel_embeddings.weight (2·span, D), unless `relative_attention` is False; LayerNorm where P is
+    normalised, or would be.
     """
 
     def __init__(self, config: Any, settings: Mapping[str, Any]) -> None:
         super().__init__()
         self.buckets, self.max_distance = settings["buckets"], settings["max_distance"]
         self.span = self.max_distance if self.buckets is None else self.buckets
-        self.rel_embeddings = nn.Embedding(2 * self.span, config.hidden_size)
+        relative = settings["relative_attention"]
+        self.rel_embeddings = nn.Embedding(2 * self.span, config.hidden_size) if relative else None
         normed = settings["norm_rel_ebd"] == "layer_norm"
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if normed else None
 
     def init_weights(self, std: float) -> None:
-        init.normal_(self.rel_embeddings.weight, mean=0.0, std=std)
+        if self.rel_embeddings is not None:
+            init.normal_(self.rel_embeddings.weight, mean=0.0, std=std)
         if self.LayerNorm is not None:
             init.ones_(self.LayerNorm.weight)
             init.zeros_(self.LayerNorm.bias)
 
-    def forward(self, context: AttentionContext) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, context: AttentionContext) -> tuple[torch.Tensor, ...]:
         """The rows that this call uses, (N, D), and the row of each offset, in the order of `context.offsets`."""
+        if self.rel_embeddings is None:
+            return ()
         first, last = rows_in_use(context, self.span, self.span if self.buckets is None else self.buckets // 2)
         rows = self.rel_embeddings(torch.arange(first, last + 1, device=context.device))
         distance = -context.offsets(rows.device)  # i − j

@@ -17,6 +17,9 @@ from .toeplitz import ToeplitzTerms
 # Numbers in the largest buffer of a chunk, and queries of a chunk: by measurement, on a core with 1 MB of L2.
 BUFFER = 1 << 19
 QUERIES = 128
+# Keys from which on chunks are twice as large, for the buffer of a single head is larger than the best anyway; not
+# where other queries see other keys, since a chunk computes those that any of its queries sees.
+LONG = 2048
 # Keys of a block on the key side, whose products cost (KEYS + queries − 1) / queries of what is used of them.
 KEYS = 32
 # The same on other devices, where a launch costs more than a cache: all heads of a row of BERT-base in one go.
@@ -47,23 +50,9 @@ def release_workspace() -> None:
     _local.__dict__.pop("buffers", None)
 
 
-def queries_per_chunk(device: torch.device) -> int:
-    """How many queries a chunk has."""
-    return QUERIES if device.type == "cpu" else DEVICE_QUERIES
-
-
 def keys_per_block() -> int:
     """How many keys a block of the key side has."""
     return KEYS
-
-
-def head_groups(heads: int, keys: int, queries: int, device: torch.device) -> list[slice]:
-    """Heads, so many at a time that their buffer stays near its best size."""
-    most = BUFFER if device.type == "cpu" else DEVICE_BUFFER
-    rows = min(queries, queries_per_chunk(device))
-    count = max(1, min(heads, most // (rows * (keys + rows - 1))))
-    count = -(-heads // -(-heads // count))  # alike in size
-    return [slice(first, min(first + count, heads)) for first in range(0, heads, count)]
 
 
 @dataclass(frozen=True)
@@ -94,6 +83,23 @@ class ChunkedCall:
     def keep_probability(self) -> float:
         """The probability of keeping a weight."""
         return 1.0 - self.dropout / 65536
+
+
+def queries_per_chunk(call: ChunkedCall, keys: int, device: torch.device) -> int:
+    """How many queries a chunk has."""
+    if device.type != "cpu":
+        return DEVICE_QUERIES
+    same_keys = not call.causal and (call.mask is None or call.mask.shape[2] == 1 or call.mask.stride(2) == 0)
+    return 2 * QUERIES if same_keys and keys >= LONG else QUERIES
+
+
+def head_groups(call: ChunkedCall, heads: int, keys: int, queries: int, device: torch.device) -> list[slice]:
+    """Heads, so many at a time that their buffer stays near its best size."""
+    most = BUFFER if device.type == "cpu" else DEVICE_BUFFER
+    rows = min(queries, queries_per_chunk(call, keys, device))
+    count = max(1, min(heads, most // (rows * (keys + rows - 1))))
+    count = -(-heads // -(-heads // count))  # alike in size
+    return [slice(first, min(first + count, heads)) for first in range(0, heads, count)]
 
 
 @dataclass(frozen=True)
@@ -169,7 +175,7 @@ def schedule(call: ChunkedCall, row: int, length: int, keys: int, device: torch.
     """The chunks of one row of the batch, without the keys that no query of a chunk sees."""
     mask = None if call.mask is None else call.mask[row if call.mask.shape[0] > 1 else 0]  # (1 or H, L, K)
     constant = mask is not None and (mask.stride(1) == 0 or mask.shape[1] == 1)  # the same for every query: padding
-    chunks, size = [], queries_per_chunk(device)
+    chunks, size = [], queries_per_chunk(call, keys, device)
     length = length if call.ends is None else call.ends[row]
     for first in range(0, length, size):
         rows = min(size, length - first)
