@@ -42,8 +42,8 @@ Models of random weights, read by our `from_pretrained`. The largest difference 
 Transformers, or for JinaBERT and MosaicBERT, which it does not have, from stored outputs of their own code: relative
 to the largest value, of outputs at real tokens and of the gradients of all parameters. Stock DeBERTa, RoFormer and
 XLNet round some constants to float32; for the columns in float64 they are computed in float64. *exported again*:
-whether `hf_relpos.export_checkpoint` gives back config.json and weights byte by byte. *ONNX*: onnxruntime beside our
-model in float32, at the exported length and another.
+whether `hf_relpos.export_checkpoint` gives back config.json and every weight that is used, bit for bit. *ONNX*:
+onnxruntime beside our model in float32, at the exported length and another.
 
 """
 

@@ -33,6 +33,7 @@ CARDS = {
     "features.json": "feature_matrix",
     "fuzz.json": "reliability",
     "lm/results.json": "language_modeling.card",
+    "long_mlm/results.json": "long_mlm",
     "mutants.json": "mutants",
     "ner/results.json": "tagging.card",
     "probes/results.json": "probe_schemes",
