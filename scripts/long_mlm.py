@@ -8,7 +8,6 @@ lengths, as it is and with each `attention_window`. Both files hold text, one pa
 """
 
 import argparse
-import shlex
 import sys
 import time
 from pathlib import Path
@@ -16,7 +15,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from experiments.arguments import add_experiment_options, fingerprint, positive_int
+from experiments.arguments import (
+    add_experiment_options,
+    fingerprint,
+    positive_int,
+    reproducing_command,
+    settings_of,
+)
 from experiments.reports import markdown_table
 from experiments.results import Results, by_variant, conditions
 from experiments.training import QUIET
@@ -40,7 +45,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "deberta-v1": ("deberta", {"max_distance": TRAINED}),
     "alibi": ("alibi", {}),
 }
-SETTINGS = ("length", "steps", "batch", "lr", "lengths", "windows", "tokens")
 CARD = """# Masked language models beyond their training length
 
 {sections}
@@ -50,9 +54,9 @@ SECTION = """## {name}
 `{command}`
 ({versions}; {machine}; {date})
 
-Trained on {train}, {steps} batches of {batch} windows of {length} tokens, from the words and layers of the demo's BERT
-and fresh positions. Measured on {test}: negative log-likelihood of a masked token in nats (accuracy in percent), mean
-over the seeds, by tokens per window; lower is better. The same amount of text is read at each length.
+Trained on {train}: {steps} batches of {batch} windows of {length} tokens, from the words and layers of the demo's
+BERT and fresh positions. Measured on {test}: negative log-likelihood of a masked token in nats (accuracy in
+percent), mean over the seeds, by tokens per window; lower is better. The same amount of text is read at each length.
 
 {table}"""
 
@@ -170,10 +174,9 @@ def main(arguments: list[str] | None = None) -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
-    settings = {key: getattr(args, key) for key in SETTINGS}
-    settings |= {key: fingerprint(getattr(args, key)) for key in ("train", "test")}
+    settings = settings_of(args, ["variants"], **{key: fingerprint(getattr(args, key)) for key in ("train", "test")})
     results = Results(args.out, args.name, settings, card, args.again)
-    results.entry["about"] = {"command": shlex.join(["python", "scripts/long_mlm.py", *arguments]), **conditions()}
+    results.entry["about"] = {"command": reproducing_command("long_mlm.py", arguments), **conditions()}
     ids, paragraphs = token_ids(tokenizer, read_lines(args.train)), read_lines(args.test)
     for variant, seed in results.pending(args.variants, args.seeds):
         start = time.process_time()
