@@ -117,7 +117,8 @@ def real_outputs(outputs, real):
 
 
 def difference(one, other):
-    return float((one - other).abs().max() / other.abs().max())
+    """Relative to the largest number; logits may be small differences of large ones."""
+    return float((one - other).abs().max() / other.abs().max().clamp_min(1))
 
 
 def errors(stock, ours, suffix, **arguments):

@@ -130,7 +130,7 @@ def test_converted_and_exported_again(tmp_path, suffix):
 def test_a_bias_that_was_trained_is_not_lost(tmp_path):
     stock("Model", tmp_path / "source")
     model = ours("Model", tmp_path / "source")
-    torch.nn.init.ones_(model.encoder.layer[0].attention.output.dense.bias)
+    model.encoder.layer[0].attention.output.dense.bias.data.fill_(1.0)
     with pytest.raises(ConversionError, match=r"attention\.output\.dense\.bias is not zero"):
         export_checkpoint(model, tmp_path / "back")
     assert not (tmp_path / "back").exists()

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..model.config_fields import FEED_FORWARD_TYPES
 from .errors import ConversionError
 from .family import ALL, Family, Positions, Tensors, renamed
 from .names import Rule
@@ -183,6 +184,7 @@ ALIBI_FAMILIES: dict[str, Family] = {
         fields=_jina_fields,
         pack=gated_names,
         marker="feed_forward_type",
+        not_marking=FEED_FORWARD_TYPES,
         marks=(rf"{GATED}|\.mlp\.up_gated_layer\.", r"\.attention\.self\.query\."),
         told_by_tensors=_jina_by_tensors,
         read_directly=True,

@@ -105,6 +105,7 @@ class Family:
             projections that are stored as one, say; names that need no more than `rules` stay. None where all do.
         pack: the inverse of `unpack`.
         marker: field that, set to true, marks it in a file whose `model_type` is "bert"; None for none.
+        not_marking: values of that field that mark nothing, since configurations of this package have them.
         marks: regular expressions, each of which the name of some tensor matches, that mark it in a file whose
             `model_type` is "bert"; () for none.
         told_by_tensors: configuration and names of tensors to fields of the configuration that these correct.
@@ -135,6 +136,7 @@ class Family:
     unpack: Callable[[Mapping[str, Any], Tensors], dict[str, torch.Tensor]] | None = None
     pack: Callable[[Mapping[str, Any], Tensors], dict[str, torch.Tensor]] | None = None
     marker: str | None = None
+    not_marking: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
     told_by_tensors: Callable[[Mapping[str, Any], list[str]], dict[str, Any]] = lambda config, names: {}
     read_directly: bool = False
@@ -156,7 +158,7 @@ class Family:
         Args:
             names: of its tensors.
         """
-        if self.marker is not None and config.get(self.marker):
+        if self.marker is not None and config.get(self.marker) and config[self.marker] not in self.not_marking:
             return f"{self.marker} = {config[self.marker]!r}"
         names = list(names)
         found = [next((name for name in names if re.search(mark, name)), None) for mark in self.marks]

@@ -189,7 +189,7 @@ def rows_in_use(context: AttentionContext, span: int, one_to_one: int) -> tuple[
     """
 
     def within(distance: int) -> int:
-        return distance if distance <= one_to_one and not is_traced() else span
+        return span if is_traced() or distance > one_to_one else distance
 
     return span - within(context.high), min(span + within(-context.low), 2 * span - 1)
 
