@@ -1,8 +1,8 @@
 """DeBERTa v1, v2 and v3: every head and option of Transformers' own classes, read, converted and written back.
 
 The oracle are those classes, in float64. They round the scale of the scores to float32, and v1 all that it normalises;
-`stock.in_float64` lets them compute both in float64. Queries at padding attend to nothing there, so outputs are compared
-at real tokens.
+`stock.in_float64` lets them compute both in float64. Queries at padding attend to nothing there, so outputs are
+compared at real tokens.
 """
 
 import contextlib
