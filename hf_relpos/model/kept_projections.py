@@ -6,6 +6,7 @@ not the same bit for bit makes its own. So no way of writing to a parameter is o
 belong to the weight, and go with it; modules, their state and their copies know nothing of them.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -35,7 +36,7 @@ class _Kept(NamedTuple):
 _kept: WeakIdKeyDictionary = WeakIdKeyDictionary()  # weight: _Kept
 
 
-def project(projection: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+def project(projection: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
     """projection(rows), not to be written to; in inference on the CPU from an earlier call with the same contents.
 
     Args:
