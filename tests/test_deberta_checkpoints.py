@@ -1,8 +1,8 @@
 """DeBERTa v1, v2 and v3: every head and option of Transformers' own classes, read, converted and written back.
 
 The oracle are those classes, in float64. They round the scale of the scores to float32, and v1 all that it normalises;
-`in_float64` lets them compute both in float64. Queries at padding attend to nothing there, so outputs are compared at
-real tokens.
+`stock.in_float64` lets them compute both in float64. Queries at padding attend to nothing there, so outputs are
+compared at real tokens.
 """
 
 import contextlib
@@ -16,10 +16,9 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from torch import nn
+from stock import in_float64, random_model
 from torch.export import Dim
 from transformers import AutoTokenizer, DebertaConfig, DebertaV2Config
-from transformers.models.deberta import modeling_deberta
 from transformers.models.deberta_v2 import modeling_deberta_v2
 from typer.testing import CliRunner
 
@@ -49,21 +48,6 @@ INPUTS = [(False, 0, 24, "left", 3), (False, 2, 24, "right", 1), (True, 0, 10, "
 V3 = {**BOTH, "share_att_key": True, "position_buckets": 6, "norm_rel_ebd": "layer_norm"}
 
 
-@pytest.fixture
-def in_float64(monkeypatch):
-    def scale(query_layer, scale_factor):
-        return torch.sqrt(torch.tensor(query_layer.size(-1) * scale_factor, dtype=torch.float64))
-
-    def normalised(self, hidden_states):
-        return nn.functional.layer_norm(
-            hidden_states, hidden_states.shape[-1:], self.weight, self.bias, self.variance_epsilon
-        )
-
-    for module in (modeling_deberta, modeling_deberta_v2):
-        monkeypatch.setattr(module, "scaled_size_sqrt", scale)
-    monkeypatch.setattr(modeling_deberta.DebertaLayerNorm, "forward", normalised)
-
-
 def stock_model(kind, suffix="Model", dtype=torch.float32, **fields):
     """A tiny stock model, every parameter of which has an effect where it can."""
     sizes = {
@@ -74,11 +58,7 @@ def stock_model(kind, suffix="Model", dtype=torch.float32, **fields):
         "intermediate_size": 20,
         "max_position_embeddings": POSITIONS,
     }
-    model = getattr(transformers, FAMILIES[kind].stems[0] + suffix)(CONFIGS[kind](**{**sizes, **fields})).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.2)
-    return model.to(dtype)
+    return random_model(kind, FAMILIES[kind].stems[0] + suffix, **{**sizes, **fields}).to(dtype)
 
 
 def saved(folder, kind, suffix="Model", **fields):
@@ -148,7 +128,8 @@ def check(tmp_path, kind, suffix, arguments, **fields):
     stock, folder = saved(tmp_path / "stock", kind, suffix, **fields)
     assert max(errors(stock, read(folder, suffix), suffix, **arguments)) <= 1e-5
     stock.zero_grad()
-    found = errors(stock.double(), read(folder, suffix, dtype=torch.float64), suffix, **arguments)
+    with in_float64(stock):
+        found = errors(stock, read(folder, suffix, dtype=torch.float64), suffix, **arguments)
     assert max(found) <= 1e-9, found
 
 
@@ -158,7 +139,7 @@ def check(tmp_path, kind, suffix, arguments, **fields):
 @pytest.mark.parametrize("shared, norm", [(True, "layer_norm"), (False, "none"), (False, "layer_norm")])
 @pytest.mark.parametrize("buckets, span", [(-1, -1), (6, -1), (5, 9), (-1, 4)])
 @pytest.mark.parametrize("biased, types, width, side, rows", INPUTS)
-def test_v2(tmp_path, in_float64, suffix, kinds, shared, norm, buckets, span, biased, types, width, side, rows):
+def test_v2(tmp_path, suffix, kinds, shared, norm, buckets, span, biased, types, width, side, rows):
     pooled = suffix in ("ForSequenceClassification", "ForMultipleChoice")  # from the first token, which is padding
     length = 9 if biased else POSITIONS + 10
     check(
@@ -187,7 +168,7 @@ def test_v2(tmp_path, in_float64, suffix, kinds, shared, norm, buckets, span, bi
 @pytest.mark.parametrize("kinds", KINDS)
 @pytest.mark.parametrize("span", [-1, 4])
 @pytest.mark.parametrize("biased, types, width, side, rows", INPUTS)
-def test_v1(tmp_path, in_float64, suffix, kinds, span, biased, types, width, side, rows):
+def test_v1(tmp_path, suffix, kinds, span, biased, types, width, side, rows):
     length = 9 if biased else POSITIONS + 10
     check(
         tmp_path,
@@ -207,7 +188,7 @@ def test_v1(tmp_path, in_float64, suffix, kinds, span, biased, types, width, sid
 
 @pytest.mark.parametrize("kind", CONFIGS)
 @pytest.mark.parametrize("sizes", [(20, 5, 1), (24, 1, 2), (21, 7, 3)])
-def test_sizes(tmp_path, in_float64, kind, sizes):
+def test_sizes(tmp_path, kind, sizes):
     size, heads, layers = sizes
     fields = {"hidden_size": size, "num_attention_heads": heads, "num_hidden_layers": layers}
     check(tmp_path, kind, "ForMaskedLM", {"length": 1 if layers == 1 else 40}, **V3, **fields)
@@ -215,7 +196,7 @@ def test_sizes(tmp_path, in_float64, kind, sizes):
 
 @pytest.mark.parametrize("side, rows", [("left", 2), ("right", 3), ("right", 1)])
 @pytest.mark.parametrize("fields", [{}, {"conv_act": "gelu", "conv_groups": 3, "num_hidden_layers": 1}])
-def test_convolution(tmp_path, in_float64, side, rows, fields):
+def test_convolution(tmp_path, side, rows, fields):
     """As the xlarge models have it, beside the first layer."""
     fields = {**V3, "conv_kernel_size": 5 if fields else 3, **fields}
     check(tmp_path, "deberta-v2", "ForMaskedLM", {"side": side, "rows": rows}, **fields)
@@ -245,7 +226,7 @@ def test_a_convolution_does_not_mix_documents():
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_without_relative_attention_it_is_absolute(tmp_path, in_float64, kind):
+def test_without_relative_attention_it_is_absolute(tmp_path, kind):
     check(tmp_path, kind, "ForTokenClassification", {}, type_vocab_size=2)
     assert read(tmp_path / "stock").config.position_embedding_type == "absolute"
 
@@ -259,7 +240,7 @@ def test_a_token_type_holds_the_mean_of_dropped_positions(tmp_path):
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("kinds", [None, "c2p|p2c"])
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_the_scale_counts_terms_that_are_not_there(tmp_path, in_float64, kind, kinds, biased):
+def test_the_scale_counts_terms_that_are_not_there(tmp_path, kind, kinds, biased):
     fields = {"relative_attention": False, "pos_att_type": kinds, "position_biased_input": biased}
     check(tmp_path, kind, "ForMaskedLM", {}, **fields, norm_rel_ebd="layer_norm")
     convert(tmp_path / "stock", tmp_path / "ours")

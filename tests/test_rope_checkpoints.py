@@ -1,12 +1,13 @@
 """RoFormer's checkpoints: converted, and read directly, beside Transformers' own classes."""
 
 import json
+from contextlib import nullcontext
 
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import RoFormerConfig
+from stock import in_float64, random_model
 
 from hf_relpos import RelPosBertModel, convert, export_checkpoint
 from hf_relpos.conversion import ConversionError
@@ -37,29 +38,9 @@ VARIANTS = {
 
 def stock(suffix, folder=None, **fields):
     """A stock model, every parameter random, saved if there is a folder."""
-    torch.manual_seed(0)
     labels = {} if suffix == "ForQuestionAnswering" else {"num_labels": 4}
-    config = RoFormerConfig(**{**SIZES, "is_decoder": suffix == "ForCausalLM", **labels, **fields})
-    config._attn_implementation = "eager"
-    model = getattr(transformers, f"RoFormer{suffix}")(config).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "embed_positions" not in name:
-                parameter.add_(torch.randn_like(parameter), alpha=0.3)
-    if folder is not None:
-        model.save_pretrained(folder)
-    return model
-
-
-def in_float64(model):
-    """A stock model in float64, its sinusoids, too, which are rounded to float32 whatever the dtype."""
-    model = model.double()
-    table = model.base_model.encoder.embed_positions.weight
-    length, width = table.shape
-    angles = torch.arange(length).double()[:, None] * 10000 ** (-torch.arange(0, width, 2).double() / width)
-    assert (table - torch.cat([angles.sin(), angles.cos()], 1)).abs().max() < 1e-7
-    table.data = torch.cat([angles.sin(), angles.cos()], 1)
-    return model
+    fields = {**SIZES, "is_decoder": suffix == "ForCausalLM", **labels, **fields}
+    return random_model("roformer", f"RoFormer{suffix}", folder, spread=0.3, **fields)
 
 
 def ours(suffix, folder, **arguments):
@@ -81,9 +62,9 @@ def batch(config):
 def test_outputs_and_gradients_are_those_of_the_stock_class(tmp_path, suffix, variant, dtype):
     original = stock(suffix, tmp_path, **VARIANTS[variant])
     model = ours(suffix, tmp_path, dtype=dtype).eval()
-    original = in_float64(original) if dtype == torch.float64 else original
     inputs = batch(original.config)
-    expected, outputs = original(**inputs), model(**inputs)
+    with in_float64(original) if dtype == torch.float64 else nullcontext():
+        expected, outputs = original(**inputs), model(**inputs)
     total = [torch.zeros((), dtype=dtype), torch.zeros((), dtype=dtype)]
     compared = 0
     for name, value in expected.items():

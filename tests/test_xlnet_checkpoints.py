@@ -1,12 +1,13 @@
 """XLNet's checkpoints as encoders: converted, read directly and exported, beside Transformers' own classes."""
 
 import json
+from contextlib import nullcontext
 
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
-from transformers import XLNetConfig
+from stock import in_float64, random_model
 
 from hf_relpos import convert, export_checkpoint
 from hf_relpos.conversion import ConversionError
@@ -23,29 +24,8 @@ VARIANTS = {"plain": {}, "clamped, relu, twelve heads": {"clamp_len": 4, "ff_act
 
 def stock(suffix, folder=None, **fields):
     """A stock model, every parameter random, saved if there is a folder."""
-    torch.manual_seed(0)
     labels = {} if "Question" in suffix else {"num_labels": 4}
-    model = getattr(transformers, f"XLNet{suffix}")(XLNetConfig(**{**SIZES, **labels, **fields})).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.3)
-    if folder is not None:
-        model.save_pretrained(folder)
-    return model
-
-
-def in_float64(model, monkeypatch):
-    """A stock model in float64, its sinusoids, too, which are float32 whatever the dtype."""
-    base = model.base_model
-    rounded = base.relative_positional_encoding(12, 12)
-    distances, width = torch.arange(12, -12, -1).double(), base.d_model
-    if base.clamp_len > 0:
-        distances = distances.clamp(-base.clamp_len, base.clamp_len)
-    angles = distances[:, None] * 10000 ** (-torch.arange(0, width, 2).double() / width)
-    table = torch.cat([angles.sin(), angles.cos()], 1)[:, None]
-    assert (table - rounded).abs().max() < 1e-6
-    monkeypatch.setattr(base, "relative_positional_encoding", lambda *args, bsz, **kwargs: table.expand(-1, bsz, -1))
-    return model.double()
+    return random_model("xlnet", f"XLNet{suffix}", folder, spread=0.3, **{**SIZES, **labels, **fields})
 
 
 def ours(suffix, folder, **arguments):
@@ -68,14 +48,14 @@ def batch(padding):
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_outputs_and_gradients_are_those_of_the_stock_class(tmp_path, suffix, variant, dtype, padding, monkeypatch):
+def test_outputs_and_gradients_are_those_of_the_stock_class(tmp_path, suffix, variant, dtype, padding):
     """At real tokens; there a query of padding sees itself only, and ours what is real."""
     original = stock(suffix, tmp_path, **VARIANTS[variant])
     model = ours(suffix, tmp_path, dtype=dtype)
-    original = in_float64(original, monkeypatch) if dtype == torch.float64 else original
     inputs = batch(padding)
     real = inputs["attention_mask"].bool()
-    expected, outputs = original(**inputs), model(**inputs)
+    with in_float64(original) if dtype == torch.float64 else nullcontext():
+        expected, outputs = original(**inputs), model(**inputs)
     total, compared = [0.0, 0.0], 0
     for name, value in expected.items():
         if not isinstance(value, torch.Tensor):

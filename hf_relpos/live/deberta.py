@@ -22,7 +22,7 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import (
 
 from ..model.context import AttentionContext
 from ..model.formula import Terms
-from ..model.scheme_deberta import disentangled_terms, rows_in_use
+from ..model.scheme_deberta import KINDS, disentangled_terms, rows_in_use
 from ..model.tracing import is_traced
 from .attention import attend_as_stock, in_single_precision, offsets_of, split_heads
 
@@ -165,7 +165,7 @@ class AcceleratedDisentangledSelfAttention(DisentangledSelfAttention):
             for projection in (self.query_proj, self.key_proj, self.value_proj)
         )
         context = offsets_of(hidden_states)
-        kinds = [kind for kind in ("c2p", "p2c") if kind in self.pos_att_type]
+        kinds = [kind for kind in KINDS if kind in self.pos_att_type]
         terms = Terms()
         if relative_pos is not None and rel_embeddings is not None and kinds:
             key_projection = self.key_proj if self.share_att_key else getattr(self, "pos_key_proj", None)

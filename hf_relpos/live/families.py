@@ -17,6 +17,7 @@ from . import deberta, mpnet, roformer, t5, xlnet
 
 
 ALREADY = "it is accelerated already"
+LONG_INPUTS = "faster from 1,024 tokens, as fast below; attention in memory linear in the length"
 
 
 def _nothing(container: nn.Module) -> list[str]:
@@ -71,7 +72,7 @@ FAMILIES = [
             DebertaV2Encoder: deberta.AcceleratedDebertaV2Encoder,
             DisentangledSelfAttention: deberta.AcceleratedDisentangledSelfAttention,
         },
-        effect="faster, in training at about 512 tokens only as fast; memory linear in the length",
+        effect="faster, in training at about 512 tokens only as fast; attention in memory linear in the length",
     ),
     Family(
         name="DeBERTa v1",
@@ -81,7 +82,7 @@ FAMILIES = [
             DebertaEncoder: deberta.AcceleratedDebertaEncoder,
             DebertaSelfAttention: deberta.AcceleratedDebertaSelfAttention,
         },
-        effect="faster from 1,024 tokens, as fast below; memory linear in the length",
+        effect=LONG_INPUTS,
         unsupported=deberta.talking_heads,
     ),
     Family(
@@ -92,14 +93,14 @@ FAMILIES = [
             MPNetEncoder: mpnet.AcceleratedMPNetEncoder,
             MPNetSelfAttention: mpnet.AcceleratedMPNetSelfAttention,
         },
-        effect="faster from 1,024 tokens, as fast below; memory linear in the length",
+        effect=LONG_INPUTS,
     ),
     Family(
         name="RoFormer",
         container=RoFormerEncoder,
         attention=RoFormerSelfAttention,
         classes={RoFormerSelfAttention: roformer.AcceleratedRoFormerSelfAttention},
-        effect="faster from 1,024 tokens, as fast below; memory linear in the length",
+        effect=LONG_INPUTS,
         unsupported=roformer.decoder,
     ),
     Family(
@@ -107,7 +108,7 @@ FAMILIES = [
         container=T5Stack,
         attention=T5Attention,
         classes={T5Attention: t5.AcceleratedT5Attention},
-        effect="faster from 1,024 tokens, as fast below; memory linear in the length",
+        effect=LONG_INPUTS,
         unsupported=t5.decoder,
     ),
     Family(
@@ -115,7 +116,7 @@ FAMILIES = [
         container=MT5Stack,
         attention=MT5Attention,
         classes={MT5Attention: t5.AcceleratedMT5Attention},
-        effect="faster from 1,024 tokens, as fast below; memory linear in the length",
+        effect=LONG_INPUTS,
         unsupported=t5.decoder,
     ),
     Family(

@@ -83,9 +83,8 @@ class RelPosBertEmbeddings(nn.Module):
         self.word_embeddings = nn.Embedding(config.vocab_size, size, padding_idx=config.pad_token_id)
         self.position_embeddings = build_input(config)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size) if config.type_vocab_size else None
-        self.LayerNorm = nn.LayerNorm(config.norm_size, eps=config.layer_norm_eps)
-        if not config.embedding_norm:
-            self.LayerNorm = nn.Identity()
+        normed = config.embedding_norm
+        self.LayerNorm = nn.LayerNorm(config.norm_size, eps=config.layer_norm_eps) if normed else nn.Identity()
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.projects_first = config.embedding_projection == "before_norm"
         self.embeddings_project = None
