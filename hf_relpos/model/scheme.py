@@ -60,6 +60,16 @@ def choice(default: Any, *others: Any, help: str) -> Option:
     return Option(default=default, help=f"{help}; one of {listed}", accepts=one_of(default, *others))
 
 
+TABLE_LETTERS = "ABcV"  # of the tables that a scheme may leave to the user to choose
+WHICH_TABLES = Option(
+    default=TABLE_LETTERS,
+    help=f"which tables there are: a string of letters of {TABLE_LETTERS!r}, each at most once",
+    accepts=lambda value: (
+        isinstance(value, str) and 0 < len(value) == len(set(value)) and set(value) <= set(TABLE_LETTERS)
+    ),
+)
+
+
 def dtype_of(module: nn.Module) -> torch.dtype:
     """The dtype of a module's parameters; float32 where it has none, as PyTorch's dynamically quantised layers."""
     return next((parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()), torch.float32)
