@@ -109,10 +109,12 @@ class LinearParameter:
     Attributes:
         letters: the letters of the formula whose tables it enters, such as "A", or "AB" for both.
         distance_axis: the axis along which neighbours are neighbouring distances; None where there is none.
+        makes_rows: whether rows of the tables are combinations of its rows, the same ones in every head and feature.
     """
 
     letters: str
     distance_axis: int | None = -2
+    makes_rows: bool = True
 
 
 @dataclass(frozen=True)
@@ -289,9 +291,9 @@ class Scheme(nn.Module):
 
     @classmethod
     def has_tables(cls) -> bool:
-        """Whether it is made of tables of distances, which can be fitted and resized."""
+        """Whether it is made of tables of distances, which can be fitted."""
         parameters = cls.linear_parameters.values()
-        return len(parameters) > 0 and all(parameter.distance_axis is not None for parameter in parameters)
+        return len(parameters) > 0 and all(parameter.makes_rows for parameter in parameters)
 
     @classmethod
     def is_order_blind(cls, settings: Mapping[str, Any]) -> bool:

@@ -25,7 +25,7 @@ from .waves import WaveTable, phases
 
 
 LETTERS = "ABcV"  # tables that features take the place of
-Phases = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, (L, W) or (B, 1, L, W)
+Phases = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, (N, 1, W) or (B, N, 1, W)
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,13 @@ class Widened:
         """The output (B, L, H, d), from that of `call`."""
         if self.call.query.shape[-1] == self.size:
             return out
-        total = out[..., : self.size]
-        if self.V:
-            cosines, sines = _phases(self.V[0], self.call.context.query_positions(out.device), out)
-            averages = out[..., self.size : self.size + 2 * cosines.shape[-1]].transpose(1, 2)
-            coefficients = total_of([table.coefficients for table in self.V]).to(out.dtype)
-            positional = torch.matmul(_turned(averages, (cosines, -sines)), coefficients)
-            total = total + positional.transpose(1, 2).to(out.dtype)
-        return total
+        content = out[..., : self.size]
+        if not self.V:
+            return content
+        cosines, sines = _phases(self.V[0], self.call.context.query_positions(out.device), out)
+        averages = out[..., self.size : self.size + 2 * cosines.shape[-1]]
+        coefficients = total_of([table.coefficients for table in self.V]).to(out.dtype)
+        return content + _by_head(_turned(averages, (cosines, -sines)), coefficients).to(out.dtype)
 
 
 def widened(call: AttentionCall) -> Widened:
@@ -87,19 +86,24 @@ def widened(call: AttentionCall) -> Widened:
 def _widened_vectors(
     call: AttentionCall, waves: dict[str, tuple[WaveTable, ...]]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """q̂ + u, k̂ and v with their features, all of one width, as fused kernels ask for."""
+    """q̂ + u, k̂ and v with their features, all of one width, as fused kernels ask for.
+
+    (B, H, N, …) as any of them, but the heads of a token lie side by side in memory, as projections leave them and
+    fused kernels return them.
+    """
     terms, context, query, key, device = call.terms, call.context, call.query, call.key, call.query.device
     if terms.rotate is not None:
         query = terms.rotate(query, context.query_positions(device))
         key = terms.rotate(key, context.key_positions(device))
     content = query if terms.u is None else query + terms.u[:, None].to(query.dtype)
+    content, query, key, value = (vectors.transpose(1, 2) for vectors in (content, query, key, call.value))
     some = next(table for tables in waves.values() for table in tables)
     of_queries = _phases(some, context.query_positions(device), query)
     of_keys = _phases(some, context.key_positions(device), query)
-    queries, keys, values = [content], [key], [call.value]
+    queries, keys, values = [content], [key], [value]
     if waves["A"] or waves["c"]:
         pairs = [_products(query, table) for table in waves["A"]]
-        pairs += [table.coefficients[:, None].to(query.dtype) for table in waves["c"]]  # (H or 1, 1, 2W)
+        pairs += [table.coefficients.to(query.dtype) for table in waves["c"]]
         queries.append(_turned(total_of(pairs), of_queries))
         keys.append(torch.cat(of_keys, dim=-1))
     if waves["B"]:
@@ -115,14 +119,24 @@ def _widened_vectors(
 def _phases(table: WaveTable, positions: torch.Tensor, like: torch.Tensor) -> Phases:
     """Cosines and sines at positions (N,) or (B, N); in float32 at least."""
     precise = torch.promote_types(like.dtype, torch.float32)
-    if positions.dim() == 2:
-        positions = positions[:, None]
-    return phases(positions, table.frequencies, precise)
+    return phases(positions[..., None], table.frequencies, precise)
 
 
 def _products(vectors: torch.Tensor, table: WaveTable) -> torch.Tensor:
-    """α and β: vectors (B, H, N, d) to (B, H, N, 2W)."""
-    return torch.matmul(vectors, table.coefficients.to(vectors.dtype).transpose(-1, -2))
+    """α and β: vectors (B, N, H, d) to (B, N, H, 2W)."""
+    return _by_head(vectors, table.coefficients.to(vectors.dtype).transpose(-1, -2))
+
+
+def _by_head(vectors: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
+    """Vectors (B, N, H, x) times matrices (H or 1, x, y): (B, N, H, y).
+
+    One product for each head and all tokens: heads come first, which copies nothing where they lie side by side.
+    """
+    batch, tokens, heads, _ = vectors.shape
+    if matrices.shape[0] == 1:
+        return torch.matmul(vectors, matrices[0])
+    by_head = vectors.permute(2, 0, 1, 3).flatten(1, 2)
+    return torch.bmm(by_head, matrices).view(heads, batch, tokens, -1).permute(1, 2, 0, 3)
 
 
 def _turned(pairs: torch.Tensor, by: Phases) -> torch.Tensor:
@@ -133,10 +147,10 @@ def _turned(pairs: torch.Tensor, by: Phases) -> torch.Tensor:
 
 
 def _beside(parts: Sequence[torch.Tensor], width: int) -> torch.Tensor:
-    """Vectors (B, H, N, d) and features that expand to (B, H, N, …), beside each other, and zeros up to a width."""
+    """Vectors (B, N, H, d), features that expand to (B, N, H, …), and zeros up to a width: (B, H, N, width)."""
     first = parts[0]
     features = [part.to(first.dtype).expand(*first.shape[:-1], -1) for part in parts[1:]]
     missing = width - sum(part.shape[-1] for part in parts)
     if missing:
         features.append(first.new_zeros(()).expand(*first.shape[:-1], missing))
-    return torch.cat([first, *features], dim=-1)
+    return torch.cat([first, *features], dim=-1).transpose(1, 2)
