@@ -114,6 +114,10 @@ def convert(
             "--overwrite", help="Replace OUT if it exists and holds nothing but a checkpoint, after success."
         ),
     ] = False,
+    device: Annotated[
+        str | None,
+        typer.Option(help="Where calibrate computes: cpu, cuda, cuda:1, …; by default an accelerator, if any."),
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Exit with 0 although the check of the result is poor.")
     ] = False,
@@ -152,6 +156,7 @@ def convert(
             revision=revision,
             allow_pickle=allow_pickle,
             overwrite=overwrite,
+            device=device,
             progress=True,
             plots=plots,
         )
