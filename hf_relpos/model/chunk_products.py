@@ -5,8 +5,9 @@ For one chunk all that is relative is a few matrix products. The content product
 of every row, with zeros in the gaps. Read with rows of W numbers again, these zeros make the value term one product
 with V. The key side is the same with keys and queries exchanged, block of keys by block of keys.
 
-The backward computes the chunk's probabilities again, and writes the gradients of the scores through the same view:
-then the buffer times A is the gradient of q, q times the buffer that of A, and its column sums are that of c.
+The backward computes the chunk's probabilities again, unless they were kept, and writes the gradients of the scores
+through the same view: then the buffer times A is the gradient of q, q times the buffer that of A, and its column sums
+are that of c.
 """
 
 from collections.abc import Iterator
@@ -338,11 +339,19 @@ class HeadGroup:
             drawn_masks.append(torch.ge(drawn, least.to(torch.uint8) + low, out=factors))
         return drawn_masks
 
-    def forward(self, chunk: QueryChunk, generator: torch.Generator | None) -> torch.Tensor:
-        """What the chunk's queries get, in their order, (g, m, d)."""
+    def forward(
+        self, chunk: QueryChunk, generator: torch.Generator | None, kept: list[torch.Tensor] | None = None
+    ) -> torch.Tensor:
+        """What the chunk's queries get, in their order, (g, m, d).
+
+        Args:
+            kept: where to put the probabilities, if the backward is not to compute them again.
+        """
         content = self.rows_of(self.content, chunk)
         query = content if self.query is None else self.rows_of(self.query, chunk)
         buffer = self.probabilities(chunk, content, query)
+        if kept is not None:
+            kept.append(buffer.clone())
         for index, factors in enumerate(self.dropout_factors(chunk, generator)):
             chunk.skewed(buffer, index).mul_(factors)
         out = None
@@ -362,11 +371,19 @@ class HeadGroup:
             out /= self.call.keep_probability
         return out.flip(1)
 
-    def backward(self, chunk: QueryChunk, generator: torch.Generator | None, d_out, total: "Gradients") -> None:
+    def backward(
+        self,
+        chunk: QueryChunk,
+        generator: torch.Generator | None,
+        d_out: torch.Tensor,
+        total: "Gradients",
+        probabilities: torch.Tensor | None = None,
+    ) -> None:
         """Add the chunk's share to all gradients.
 
         Args:
             d_out: gradient of what `forward` gave, for all queries, (g, L, d).
+            probabilities: what `forward` kept for the chunk, or None.
         """
         terms = self.call.terms
         content = self.rows_of(self.content, chunk)
@@ -374,7 +391,10 @@ class HeadGroup:
         d_out = self.rows_of(d_out, chunk)
         if generator is not None:
             d_out /= self.call.keep_probability
-        weights = self.probabilities(chunk, content, query)
+        if probabilities is None:
+            weights = self.probabilities(chunk, content, query)
+        else:
+            weights = self.buffer("scores", chunk).copy_(probabilities)
         kept = self.dropout_factors(chunk, generator)
         buffer = self.buffer("gradients", chunk)
         if self.V is not None:
