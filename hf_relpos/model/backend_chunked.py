@@ -17,6 +17,7 @@ from .chunk_products import Gradients, HeadGroup, Inputs
 from .diagonals import padded
 from .formula import content_vectors
 from .skewed import ChunkedCall, groups, schedule
+from .skewed_bias import FusedGroup, is_bias
 from .toeplitz import ToeplitzTerms
 
 
@@ -145,12 +146,17 @@ class _Chunked(torch.autograd.Function):
         generator = torch.Generator(content.device).manual_seed(call.seed) if call.dropout else None
         with torch.autocast(content.device.type, enabled=False):
             row_groups, head_groups = groups(call, batch, heads, length, keys, content.device)
+            fused = is_bias(call, inputs)
             for rows in row_groups:
                 chunks = schedule(call, rows, length, keys, content.device)
                 for group_heads in head_groups:
-                    group = HeadGroup(call, rows, group_heads, inputs)
+                    group = None
                     for chunk in chunks:
                         into = out[rows, chunk.first : chunk.first + chunk.rows, group_heads]
+                        if fused and len(chunk.key_ranges) == 1:
+                            into.copy_(FusedGroup(call, rows, group_heads, inputs).forward(chunk))
+                            continue
+                        group = HeadGroup(call, rows, group_heads, inputs) if group is None else group
                         into.copy_(group.by_row(group.forward(chunk, generator)).transpose(1, 2))
         ctx.save_for_backward(*inputs)
         ctx.same, ctx.call = query is content, call

@@ -104,12 +104,12 @@ class HeadGroup:
 
     @staticmethod
     def columns(buffer: torch.Tensor, chunk: QueryChunk, index: int) -> tuple[torch.Tensor, torch.Tensor, slice]:
-        """The pairs of a range in a buffer, (g, m, n); the same with all columns of the range; and the keys of these."""
+        """The pairs of a range in a buffer, (g, m, n); the same with all columns of the range; and their keys."""
         (begin, count), at = chunk.key_ranges[index], chunk.begins[index]
         width = rounded_up(count)
         return buffer[:, :, at : at + count], buffer[:, :, at : at + width], slice(begin, begin + width)
 
-    # Masks: pairs that are hidden, and the scores that they stand beside ----------------------------------------------
+    # Masks: pairs that are hidden, and the scores that they stand beside ---------------------------------------------
 
     def masked(self, chunk: QueryChunk, index: int) -> torch.Tensor | None:
         """The pairs of a range that the mask hides, broadcastable to (h, r, m, n), or None."""
@@ -271,7 +271,9 @@ class HeadGroup:
             columns.sub_(mean).mul_(weight_columns)  # in this order: where a weight is near 1 the difference is near 0
             if kept:
                 weight_columns.mul_(kept[index])
-            if chunk.has_empty_rows and self.allow is None:  # their weights are not zero, and no score of theirs matters
+            if (
+                chunk.has_empty_rows and self.allow is None
+            ):  # their weights are not zero, and no score of theirs matters
                 scores.unflatten(0, self.grid).masked_fill_(self.masked(chunk, index), 0.0)
             add_product(total.value[:, keys], weight_columns.transpose(1, 2), d_out)
             add_product(total.key[:, keys], columns.transpose(1, 2), content, terms.scale)

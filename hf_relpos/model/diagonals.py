@@ -2,12 +2,12 @@
 
     pairs_{g,i,j} = vectors_{g,i} · table_{h, first + i + j}
 
-That is q_i·A_{j−i} for queries in reverse order, and k_j·B_{j−i} with i and j exchanged. For a block of s vectors and n
-on the other side it is one product with n + s − 1 rows of the table, in a buffer of rows of W numbers; element (i, j) is
-at i·W + (i + j) = i·(W + 1) + j, so that the same buffer, read with rows of W + 1 numbers, is by pair: no gather. What
-that view does not cover are gaps. A block is short, so that few of the products are of no pair and the buffer stays in
-the cache; a table is padded and W rounded, because products whose sizes are no multiples of a vector register's take up
-to twice as long.
+That is q_i·A_{j−i} for queries in reverse order, and k_j·B_{j−i} with i and j exchanged. For a block of s vectors and
+n on the other side it is one product with n + s − 1 rows of the table, in a buffer of rows of W numbers. Element
+(i, j) is at i·W + (i + j) = i·(W + 1) + j: the same buffer, read with rows of W + 1 numbers, is by pair, without a
+gather. What that view does not cover are gaps. A block is short, so that few of the products are of no pair and the
+buffer stays in the cache; a table is padded and W rounded, because products whose sizes are no multiples of a vector
+register's take up to twice as long.
 """
 
 from collections.abc import Iterator
@@ -19,27 +19,69 @@ from torch.nn.functional import pad
 from .skewed import ALIGNED, rounded_up, vectors_per_block, workspace
 
 
-class Block(NamedTuple):
-    """Some of the vectors, and the part of the table that differs between their offsets.
+class Band(NamedTuple):
+    """The columns of a product by offset between which the rows of the table differ.
 
     Attributes:
-        vectors: which.
-        first: the row of the table of the first vector and the first of the other side.
-        width: the number of offsets, n + s − 1.
-        left: the column from which on offsets have rows of their own; those before have the row of this one.
-        right: likewise the last.
+        width: the number of offsets.
+        left: the first of them; those before have the row of this one.
+        right: the last; those after have the row of this one.
     """
 
-    vectors: slice
-    first: int
     width: int
     left: int
     right: int
+
+    @classmethod
+    def of(cls, first: int, width: int, count: int, tails: tuple[int, int]) -> "Band":
+        """That of `width` offsets from row `first` on, in a table of `count` rows with these tails."""
+        left = min(max(tails[0] - 1 - first, 0), width - 1)
+        return cls(width, left, min(max(count - tails[1] - first, left), width - 1))
+
+    @property
+    def aligned(self) -> tuple[int, int]:
+        """The band and what is computed besides, for its begin and its size to be multiples of ALIGNED."""
+        begin = self.left - self.left % ALIGNED
+        return begin, begin + rounded_up(self.right + 1 - begin)
+
+    def fill(self, products: torch.Tensor) -> None:
+        """Set the columns outside of the band, (…, W)."""
+        left, right = self.left, self.right
+        if left:
+            products[..., :left] = products[..., left : left + 1]
+        if right < self.width - 1:
+            products[..., right + 1 : self.width] = products[..., right : right + 1]
+
+    def gather(self, products: torch.Tensor) -> None:
+        """Add the columns outside of the band to its ends."""
+        left, right = self.left, self.right
+        if left:
+            products[..., left] += products[..., :left].sum(-1)
+        if right < self.width - 1:
+            products[..., right] += products[..., right + 1 : self.width].sum(-1)
+
+
+class Block(NamedTuple):
+    """Some of the vectors; the row of the table of their first offset; and the band of their products."""
+
+    vectors: slice
+    first: int
+    band: Band
+
+    @property
+    def rows(self) -> slice:
+        """Of the table, those of the band."""
+        return slice(self.first + self.band.left, self.first + self.band.right + 1)
 
 
 def padded(table: torch.Tensor) -> torch.Tensor:
     """A table, (…, P, d), with ALIGNED − 1 rows of zeros at its end, up to which products may be taken."""
     return pad(table, (0, 0, 0, ALIGNED - 1))
+
+
+def unpadded(table: torch.Tensor) -> torch.Tensor:
+    """What `padded` was given."""
+    return table[:, : table.shape[1] - ALIGNED + 1]
 
 
 class Diagonals:
@@ -62,10 +104,8 @@ class Diagonals:
         size = vectors_per_block(others, pairs.device)
         for begin in range(0, rows, size):
             end = min(begin + size, rows)
-            width, row = others + end - begin - 1, first + begin
-            left = min(max(self.tails[0] - 1 - row, 0), width - 1)
-            right = min(max(self.count - self.tails[1] - row, left), width - 1)
-            yield Block(slice(begin, end), row, width, left, right)
+            band = Band.of(first + begin, others + end - begin - 1, self.count, self.tails)
+            yield Block(slice(begin, end), first + begin, band)
 
     def buffer(self, pairs: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """For pairs (g, s, n): a buffer (g, s, W); the same by product, (g · s, W) or (h, g/h · s, W); and by pair."""
@@ -79,9 +119,9 @@ class Diagonals:
         size = vectors.shape[-1]
         return vectors.reshape(-1, size) if self.is_shared else vectors.reshape(self.heads, -1, size)
 
-    def rows(self, first: int, count: int) -> torch.Tensor:
-        """Rows of the table, (count, d), or (h, count, d)."""
-        rows = self.table[:, first : first + count]
+    def rows(self, first: int, end: int) -> torch.Tensor:
+        """Rows of the table, (N, d), or (h, N, d)."""
+        rows = self.table[:, first:end]
         return rows[0] if self.is_shared else rows
 
     def add_to(self, pairs: torch.Tensor, vectors: torch.Tensor, first: int, fresh: bool = False) -> None:
@@ -93,16 +133,12 @@ class Diagonals:
         """
         for block in self.blocks(pairs, first):
             into = pairs[:, block.vectors]
-            buffer, products, by_pair = self.buffer(into, block.width)
-            begin = block.left - block.left % ALIGNED
-            end = begin + rounded_up(block.right + 1 - begin)
-            rows = self.rows(block.first + begin, end - begin).transpose(-1, -2)
+            buffer, products, by_pair = self.buffer(into, block.band.width)
+            begin, end = block.band.aligned
+            rows = self.rows(block.first + begin, block.first + end).transpose(-1, -2)
             multiply = torch.mm if self.is_shared else torch.bmm
             multiply(self.merged(vectors[:, block.vectors]), rows, out=products[..., begin:end])
-            if block.left:
-                buffer[:, :, : block.left] = buffer[:, :, block.left : block.left + 1]
-            if block.right < block.width - 1:
-                buffer[:, :, block.right + 1 : block.width] = buffer[:, :, block.right : block.right + 1]
+            block.band.fill(buffer)
             if fresh:
                 into.copy_(by_pair)
             else:
@@ -111,15 +147,12 @@ class Diagonals:
     def transposed(self, pairs: torch.Tensor, first: int) -> Iterator[tuple[Block, torch.Tensor, torch.Tensor]]:
         """For each block: the sums of its pairs by row of the table, (g · s or h, g/h · s, c), and these rows."""
         for block in self.blocks(pairs, first):
-            buffer, by_offset, by_pair = self.buffer(pairs[:, block.vectors], block.width)
+            buffer, by_offset, by_pair = self.buffer(pairs[:, block.vectors], block.band.width)
             buffer.zero_()
             by_pair.copy_(pairs[:, block.vectors])
-            if block.left:
-                buffer[:, :, block.left] += buffer[:, :, : block.left].sum(-1)
-            if block.right < block.width - 1:
-                buffer[:, :, block.right] += buffer[:, :, block.right + 1 :].sum(-1)
-            count = block.right + 1 - block.left
-            yield block, by_offset[..., block.left : block.right + 1], self.rows(block.first + block.left, count)
+            block.band.gather(buffer)
+            columns = by_offset[..., block.band.left : block.band.right + 1]
+            yield block, columns, self.rows(block.rows.start, block.rows.stop)
 
     def weighed(
         self,
@@ -133,7 +166,7 @@ class Diagonals:
         for block, by_row, rows in self.transposed(pairs, first):
             part = torch.matmul(by_row, rows)
             results.append(part.view(pairs.shape[0], -1, part.shape[-1]))
-            if total is not None:
+            if total is not None and vectors is not None:
                 self._add_to_table(total, block, by_row, vectors)
         return results[0] if len(results) == 1 else torch.cat(results, dim=1)
 
@@ -143,7 +176,7 @@ class Diagonals:
             self._add_to_table(total, block, by_row, vectors)
 
     def _add_to_table(self, total: torch.Tensor, block: Block, by_row: torch.Tensor, vectors: torch.Tensor) -> None:
-        into = total[:, block.first + block.left : block.first + block.right + 1]
+        into = total[:, block.rows]
         into = into[0] if self.is_shared else into
         add_product(into, by_row.transpose(-1, -2), self.merged(vectors[:, block.vectors]))
 

@@ -15,12 +15,13 @@ from .toeplitz import ToeplitzTerms
 
 # Scores of a chunk, and its queries: by measurement, on a core with 1 MB of L2.
 BUFFER = 1 << 19
-QUERIES = 128
+QUERIES = 256
 # Keys from which on chunks are twice as large, for the buffer of a single head is larger than the best anyway; not
 # where other queries see other keys, since a chunk computes those that any of its queries sees.
 LONG = 2048
 # Vectors of a block of products by offset, which cost (BLOCK + n − 1) / n of what is used of them.
 BLOCK = 32
+SHORT = 128  # twice as many for more on the other side
 # Sizes of products are multiples of this: the numbers of a vector register, with which libraries are fastest.
 ALIGNED = 16
 # The same on other devices, where a launch costs more than a cache: all heads of a row of BERT-base in one go.
@@ -58,7 +59,9 @@ def rounded_up(count: int) -> int:
 
 def vectors_per_block(others: int, device: torch.device) -> int:
     """How many vectors a block of products by offset has, with `others` on the other side."""
-    return BLOCK if device.type == "cpu" else DEVICE_QUERIES
+    if device.type != "cpu":
+        return DEVICE_QUERIES
+    return BLOCK if others <= SHORT else 2 * BLOCK
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ def groups(
     most = BUFFER if device.type == "cpu" else DEVICE_BUFFER
     count = max(1, most // (min(queries, queries_per_chunk(call, keys, device)) * keys))
     together = call.ends is None and call.terms.run_of_B is None
-    return _alike(batch, max(1, count // heads) if together else 1), _alike(heads, count)
+    return _alike(batch, max(1, count // (2 * heads)) if together else 1), _alike(heads, count)
 
 
 def _alike(count: int, most: int) -> list[slice]:
