@@ -5,6 +5,7 @@ exit code 2.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .console import plain_errors, plain_warnings, progress_bar
+from .console import plain_errors, plain_warnings, print_table, progress_bar
 
 
 app = typer.Typer(
@@ -113,6 +114,10 @@ def convert(
             "--overwrite", help="Replace OUT if it exists and holds nothing but a checkpoint, after success."
         ),
     ] = False,
+    device: Annotated[
+        str | None,
+        typer.Option(help="Where calibrate computes: cpu, cuda, cuda:1, …; by default an accelerator, if any."),
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Exit with 0 although the check of the result is poor.")
     ] = False,
@@ -151,6 +156,7 @@ def convert(
             revision=revision,
             allow_pickle=allow_pickle,
             overwrite=overwrite,
+            device=device,
             progress=True,
             plots=plots,
         )
@@ -193,20 +199,44 @@ def schemes() -> None:
 
 @app.command()
 def doctor(
-    batch: Annotated[int, typer.Option(help="Rows of a batch.", min=1)] = 4,
+    batch: Annotated[int | None, typer.Option(help="Rows of a batch; 4, with --model 1.", min=1)] = None,
     length: Annotated[int, typer.Option(help="Tokens of a row.", min=1)] = 512,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder or Hub repository of a checkpoint, ours or one that can be converted: print what its "
+            "attention and all of it cost with each backend, predicted and measured, next to absolute positions."
+        ),
+    ] = None,
+    scheme: Annotated[
+        list[str] | None, typer.Option(help="With --model: another scheme at the same sizes; may be repeated.")
+    ] = None,
 ) -> None:
     """Print versions and devices, and which backend attention takes with each scheme; check the GPU kernels."""
+    import torch
+
+    devices = ["cpu"]
+    if (accelerator := torch.accelerator.current_accelerator(check_available=True)) is not None:
+        devices.append(accelerator.type)
+    console = Console()
+    with plain_errors():
+        if scheme and model is None:
+            raise ValueError(f"--scheme {scheme[0]} compares schemes at the sizes of a model; add --model FOLDER")
+        _print_versions(console, devices)
+        if model is not None:
+            _print_costs(console, model, length, batch or 1, scheme or [], devices[-1])
+        else:
+            _print_backends(console, batch or 4, length, devices)
+
+
+def _print_versions(console: Console, devices: list[str]) -> None:
     import platform
 
     import torch
     import transformers
 
-    from . import SCHEMES, RelPosBertConfig, __version__, explain_backend
+    from . import __version__
 
-    devices = ["cpu"]
-    if (accelerator := torch.accelerator.current_accelerator(check_available=True)) is not None:
-        devices.append(accelerator.type)
     versions = {
         "hf_relpos": __version__,
         "torch": f"{torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads",
@@ -214,15 +244,44 @@ def doctor(
         "python": platform.python_version(),
         "devices": ", ".join(devices),
     }
-    console = Console()
     for name, value in versions.items():
         console.print(f"{name:13}{value}", markup=False, highlight=False)
+
+
+def _print_backends(console: Console, batch: int, length: int, devices: list[str]) -> None:
+    from . import SCHEMES, RelPosBertConfig, explain_backend
+
     table = Table(f"BERT-base, {batch} × {length} tokens", "device", "attention", box=box.SIMPLE_HEAD)
     for name in SCHEMES:
         for device in devices:
             config = RelPosBertConfig(position_embedding_type=name)
             table.add_row(name, device, Text(explain_backend(config, batch, length, device, check_kernels=True)))
     console.print(table)
+
+
+def _print_costs(console: Console, model: str, length: int, batch: int, schemes: Sequence[str], device: str) -> None:
+    from .cost import model_costs, read_configuration
+
+    config = read_configuration(model)
+    with progress_bar(console) as update:
+        costs = model_costs(config, length, batch, schemes, device=device, progress=update)
+    floor = costs[0]
+    print_table(
+        console,
+        f"{model}, {batch} × {length} tokens, one forward pass on {device}: measured (predicted) ms"
+        + (" of the processor" if device == "cpu" else ""),
+        ("scheme", "backend", "attention", "model", "× absolute"),
+        (
+            (
+                each.scheme,
+                each.backend if each.taken == each.backend else f"{each.backend}: {each.taken}",
+                f"{each.attention * 1e3:,.0f} ({each.predicted_attention * 1e3:,.0f})",
+                f"{each.model * 1e3:,.0f} ({each.predicted_model * 1e3:,.0f})",
+                f"{each.model / floor.model:.2f} ({each.predicted_model / floor.predicted_model:.2f})",
+            )
+            for each in costs
+        ),
+    )
 
 
 @app.command()

@@ -1,5 +1,6 @@
 """What is printed in the terminal: progress bars, tables, errors and warnings without tracebacks."""
 
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,13 +13,27 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 
+# Seconds between two lines of progress where there is no terminal.
+LINE_SECONDS = 30.0
+
+
 @contextmanager
-def progress_bar(console: Console, visible: bool = True) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar with the remaining time, removed at the end.
+def progress_bar(
+    console: Console, visible: bool = True, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar with the remaining time, removed at the end; where there is no terminal, a line every half minute.
+
+    Args:
+        console: where it is shown.
+        visible: whether it is.
+        clock: seconds, for the lines.
 
     Yields:
         A function to call as `progress(description, completed, total)`; it does nothing unless `visible`.
     """
+    if visible and not console.is_terminal:
+        yield _progress_lines(console, clock)
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not visible) as bar:
         task = None
@@ -30,6 +45,24 @@ def progress_bar(console: Console, visible: bool = True) -> Iterator[Callable[[s
             bar.update(task, description=description, completed=completed, total=total)
 
         yield update
+
+
+def _progress_lines(console: Console, clock: Callable[[], float]) -> Callable[[str, int, int], None]:
+    """A function that prints how far something has come, at first and then at most every `LINE_SECONDS`."""
+    start, printed = clock(), -LINE_SECONDS
+
+    def update(description: str, completed: int, total: int) -> None:
+        nonlocal printed
+        passed = clock() - start
+        if passed - printed < LINE_SECONDS:
+            return
+        printed = passed
+        line = f"{description}: {100 * completed // max(total, 1)} % done after {passed:.0f} s"
+        if completed:
+            line += f", about {passed / completed * (total - completed):.0f} s left"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    return update
 
 
 def print_table(console: Console, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

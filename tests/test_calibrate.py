@@ -2,21 +2,24 @@
 
 import copy
 import errno
+import io
 import json
 import lzma
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from launching import run_python
+from rich.console import Console
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, BertConfig, BertForMaskedLM
 from typer.testing import CliRunner
 
 import hf_relpos
-from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel
+from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel, processes
 from hf_relpos.calibration.batches import make_batches
 from hf_relpos.calibration.calibrate import Calibrator
 from hf_relpos.calibration.embeddings import fold_positions
@@ -25,6 +28,7 @@ from hf_relpos.calibration.saved import Saved
 from hf_relpos.calibration.settings import CalibrationSettings
 from hf_relpos.calibration.windows import check_windows, distance_histogram, shared_first_token
 from hf_relpos.cli import app
+from hf_relpos.console import progress_bar
 from hf_relpos.conversion import METHODS, ConversionError, PoorConversionWarning, convert
 from hf_relpos.data import Windows, cut_windows, read_texts
 from hf_relpos.evaluation import masked_accuracy, masked_windows, windowed_hidden_states
@@ -137,6 +141,7 @@ def test_a_row_that_is_too_long_is_read_in_windows():
     long, short = make_batches([row, row[:20]], 0, 2048, 10**6, limit=24)[::-1]
     assert long.reading is not None and long.ids.shape == (1, len(row)) and short.reading is None
     run = Calibrator(teacher, relative_model("tables"), [long])
+    long = run.batches[0]
     with torch.no_grad():
         run.embed()
         for layer in range(2):
@@ -234,6 +239,19 @@ def test_shared_first_token():
 
 
 # With files ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("long", [False, True], ids=["short rows", "long rows"])
+def test_everything_is_on_the_device_of_the_models(long):
+    """A tensor made without a device would be on `meta` here, and could not meet those of the models."""
+    teacher = relative_model("absolute", {"out_of_range": "error"})
+    batches = make_batches(random_windows(12, 24) + random_windows(2 * long, 60, seed=4), 0, 512, 3, limit=24)
+    students = [relative_model("tables", {"terms": "ABcV"}) for _ in range(2)]
+    with torch.device("meta"):
+        Calibrator(teacher, students[0], batches).run()
+    Calibrator(teacher, students[1], batches).run()
+    for (name, one), other in zip(students[0].state_dict().items(), students[1].state_dict().values(), strict=True):
+        assert torch.equal(one, other), name
 
 
 @pytest.fixture(scope="module")
@@ -384,8 +402,8 @@ def test_the_demo_bert_keeps_what_it_predicts(tmp_path):
 def test_two_processes_make_the_tables_of_one(small, tmp_path):
     arguments = ["-m", "hf_relpos", "convert", small / "bert", "--text", small / "text.txt", "--method", "calibrate"]
     arguments += ["--method-option", "tokens=2000", "--option", "terms=ABcV"]
-    for processes, out in ((2, "two"), (1, "one")):
-        run_python(*arguments, tmp_path / out, processes=processes)
+    for count, out in ((2, "two"), (1, "one")):
+        run_python(*arguments, tmp_path / out, processes=count)
     one, two = (AutoModelForMaskedLM.from_pretrained(tmp_path / name).state_dict() for name in ("one", "two"))
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
@@ -398,6 +416,58 @@ def refuse(small, tmp_path, words, texts=None, **arguments):
     with pytest.raises(ConversionError, match=words):
         convert(small / "bert", tmp_path / "out", **{"method": "calibrate", "texts": texts, **arguments})
     assert list(tmp_path.iterdir()) == [] or not (tmp_path / "out").exists()
+
+
+def test_progress_is_told_where_there_is_no_terminal(small, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr("hf_relpos.console.LINE_SECONDS", 0.0)
+    options = {"tokens": 2000}
+    arguments = {"method": "calibrate", "texts": small / "text.txt", "method_options": options, "overwrite": True}
+    report = convert(small / "bert", tmp_path / "out", device="cpu", progress=True, **arguments)
+    lines = capfd.readouterr().err.splitlines()
+    for layer in range(2):
+        assert any(line.startswith(f"layer {layer}: attention: ") for line in lines)
+    assert any(re.match(r"64 tokens: \d+ % done after \d+ s", line) for line in lines)
+    assert report.details["calibration"]["device"] == "cpu"
+    convert(small / "bert", tmp_path / "out", **arguments)
+    assert "done after" not in capfd.readouterr().err
+
+
+def test_lines_of_progress_are_half_a_minute_apart():
+    file, times = io.StringIO(), iter([0.0, 1.0, 20.0, 32.0, 45.0, 62.5])
+    with progress_bar(Console(file=file), clock=lambda: next(times)) as progress:
+        for done in range(5):
+            progress(f"part {done}", done, 10)
+    assert file.getvalue().splitlines() == [
+        "part 0: 0 % done after 1 s",
+        "part 2: 20 % done after 32 s, about 128 s left",
+        "part 4: 40 % done after 62 s, about 94 s left",
+    ]
+
+
+@pytest.mark.parametrize(
+    "method, device, words",
+    [
+        ("calibrate", "cdua", "device = 'cdua': cannot be computed on .*give another one, such as 'cpu'"),
+        ("calibrate", "meta", "device = 'meta': cannot be computed on"),
+        ("keep", "cpu", "device = 'cpu': method = 'keep' .* leave it out"),
+    ],
+)
+def test_a_device_that_cannot_be_used(small, tmp_path, method, device, words):
+    texts = {"texts": small / "text.txt"} if method == "calibrate" else {}
+    with pytest.raises(ConversionError, match=words):
+        convert(small / "bert", tmp_path / "out", method=method, device=device, **texts)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_accelerator_is_taken_where_it_has_float64(monkeypatch):
+    state = SimpleNamespace(device=torch.device("meta"))  # stands for one that has none
+    monkeypatch.setattr(processes, "process_state", lambda: state)
+    assert processes.compute_device() == torch.device("cpu")
+    monkeypatch.setattr(processes, "_unusable", lambda device: "")
+    assert processes.compute_device() == torch.device("meta")
+    state.device = torch.device("cuda", 1)  # of the second process on the machine
+    assert processes.compute_device("cuda") == torch.device("cuda", 1)
+    assert processes.compute_device("cuda:0") == torch.device("cuda", 0)
 
 
 def test_a_folder_that_cannot_be_written(small, tmp_path, monkeypatch):

@@ -445,7 +445,7 @@ def test_products_with_runs_do_not_grow_with_the_queries(monkeypatch):
         with Multiplications() as products:
             run("chunked", vectors(480, 480), chosen, AttentionContext(480, 480))
         cost.append(products.count)
-    runs = 22 + 3  # of both tables together
+    runs = 22 + 3 + 2  # of both tables together, and the first and the last on their own
     assert cost[0] - cost[1] <= 4 * BATCH * HEADS * SIZE * 480 * runs  # two of them forward, and two gradients
 
 
@@ -453,6 +453,15 @@ def test_many_runs_are_lowered_to_offsets():
     terms, context = terms_of_runs(*RUNS["buckets"], HEADS), AttentionContext(40, 40)
     form = to_toeplitz(terms, context, torch.empty(SIZE, dtype=torch.float64), by_run=True)
     assert form.run_of_B is None and form.B.shape[1] == 79
+
+
+@pytest.mark.parametrize("rows, by_run", [(toeplitz.MOST_RUNS, True), (toeplitz.MOST_RUNS + 1, False)])
+def test_runs_whose_products_would_grow_with_the_square_of_the_length_are_lowered_to_offsets(rows, by_run):
+    length = 4 * toeplitz.MOST_RUNS
+    table = Table(torch.zeros(1, rows, SIZE), lambda r: (r + rows // 2).clamp(0, rows - 1))
+    form = to_toeplitz(Terms(B=(table,)), AttentionContext(length, length), torch.empty(SIZE), by_run=True)
+    assert (form.run_of_B is not None) == by_run
+    assert form.B.shape[1] == (rows if by_run else 2 * length - 1)
 
 
 def test_workspace_is_kept_and_released(monkeypatch):

@@ -40,7 +40,7 @@ def graphs_made():
 @pytest.mark.parametrize(
     "way", with_full(["eager relpos"], ["eager eager", "eager sdpa", "aot_eager relpos", "inductor relpos"])
 )
-@pytest.mark.parametrize("scheme", with_full(["deberta", "tables", "rope"], FEATURE_SCHEMES))
+@pytest.mark.parametrize("scheme", with_full(["deberta", "tables", "rope", "harmonic"], FEATURE_SCHEMES))
 def test_one_graph_for_all_lengths(scheme, way):
     compiler, backend = way.split()
     torch._dynamo.reset()

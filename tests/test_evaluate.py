@@ -140,6 +140,21 @@ def test_neither_padding_nor_batch_size_matters():
         assert one.ceiling.token_cosine == pytest.approx(other.ceiling.token_cosine, abs=1e-6)
 
 
+def test_a_sample_is_what_it_would_be_alone():
+    """Cosines of all windows; attention and ceiling of some, spread evenly."""
+    teacher, student = bert(seed=1), tiny_model(RelPosBertModel, "shaw")
+    windows = rows(*[9] * 6)
+    whole = fidelity(teacher, student, {9: windows}).lengths[0]
+    sampled = fidelity(teacher, student, {9: windows}, FidelitySettings(sample=20)).lengths[0]
+    alone = fidelity(teacher, student, {9: windows[::3]}).lengths[0]
+    assert sampled.windows == 6 and sampled.ceiling.windows == 2
+    assert sampled.token_cosine == pytest.approx(whole.token_cosine, abs=1e-6)
+    assert sampled.sentence_cosine == pytest.approx(whole.sentence_cosine, abs=1e-6)
+    assert sampled.divergence == pytest.approx(alone.divergence, abs=1e-6)
+    assert sampled.ceiling == alone.ceiling
+    assert abs(whole.divergence[0] - alone.divergence[0]) > 1e-4
+
+
 def test_little_memory_gives_the_same_divergence(monkeypatch):
     """The teacher's weights are kept for one layer at a time, and both read the batch once for each."""
     teacher, student = bert(seed=1), tiny_model(RelPosBertModel, "shaw")

@@ -190,7 +190,7 @@ def test_what_cannot_be_resized():
             resize_tables(model, max_distance)
     with pytest.raises(ConversionError, match="fill = 'zero' is unknown"):
         resize_tables(model, 8, "zero")
-    for scheme in ("alibi", "t5", "nezha", ["relative_key", "alibi"]):
+    for scheme in ("alibi", "t5", "nezha", "harmonic", ["relative_key", "alibi"]):
         with pytest.raises(ConversionError, match=r"only one of music, relative_key, .* to resize"):
             resize_tables(tiny_model(RelPosBertForMaskedLM, scheme), 8)
     hybrid = tiny_model(RelPosBertForMaskedLM, "relative_key", absolute_position_embeddings=True)
@@ -214,3 +214,44 @@ def test_other_sources_and_targets_are_refused():
     }.items():
         with pytest.raises(ConversionError, match=words):
             export_tables(RelPosBertForMaskedLM(tiny_config(scheme)), "tables")
+
+
+def test_waves_take_the_tables_that_they_hold():
+    """Those of a harmonic model become the same waves among others; heads that share coefficients get their mean."""
+    options = {"waves": 4, "period": 32}
+    model = tiny_model(RelPosBertForMaskedLM, "harmonic", position_options=options)
+    rows, _ = export_tables(model, "tables", {"storage": "rows"})
+    back, report = export_tables(rows, "harmonic", options)
+    assert max(report.lost.values()) <= 1e-12
+    assert (logits(back) - logits(model)).abs().max() <= 1e-5
+    for one, other in zip(scheme_parameters(model), scheme_parameters(back), strict=True):
+        assert (one - other).abs().max() <= 1e-5
+
+
+def test_waves_are_a_weighted_least_squares_fit():
+    """Worked out anew with NumPy's lstsq, of the offsets of 16 tokens, each as often as it occurs."""
+    model = source(terms="A", per_head=False, storage="rows")
+    fitted, report = export_tables(model, "harmonic", {"waves": 3, "period": 32, "terms": "A", "per_head": False})
+    offsets = np.arange(-15, 16)
+    weights = np.sqrt(16.0 - np.abs(offsets))[:, None]
+    angles = offsets[:, None] * np.geomspace(2 * np.pi / 32, 0.85 * np.pi, 3)
+    design = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
+    missed = whole = 0.0
+    for one, other in zip(scheme_parameters(model), scheme_parameters(fitted), strict=True):
+        rows = one[0].detach().double().numpy()
+        expected = np.linalg.lstsq(weights * design, weights * rows, rcond=None)[0]
+        assert np.abs(other[0].detach().double().numpy() - expected).max() <= 1e-5
+        missed += np.square(weights * (rows - design @ expected)).sum()
+        whole += np.square(weights * rows).sum()
+    assert report.lost["A"] == pytest.approx(missed / whole, rel=1e-4)
+
+
+def test_many_waves_that_are_nearly_alike_keep_small_coefficients():
+    model = source(terms="A", storage="rows")
+    fitted, report = export_tables(model, "harmonic", {"waves": 24, "period": 4096, "terms": "A"})
+    assert max(parameter.abs().max() for parameter in scheme_parameters(fitted)) <= 1e3
+    assert report.lost["A"] <= 0.5
+
+
+def scheme_parameters(model):
+    return [parameter for name, parameter in model.named_parameters() if "distance_embedding" in name]

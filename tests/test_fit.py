@@ -9,7 +9,7 @@ import torch
 from hf_relpos import RelPosBertConfig
 from hf_relpos.calibration.blocks import Block
 from hf_relpos.calibration.parameters import Parameters
-from hf_relpos.calibration.ridge import Ridge
+from hf_relpos.calibration.ridge import PART, Ridge, best_of, gram
 from hf_relpos.calibration.scores import ScoreFit
 from hf_relpos.calibration.solver import conjugate_gradients
 from hf_relpos.calibration.tables import Tables, scores, scores_gradient, tables_of, zeros_like
@@ -118,6 +118,58 @@ def test_the_first_step_is_the_dense_least_squares_solution(name):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-8 * float(expected.abs().max()))
 
 
+@pytest.mark.parametrize(
+    "name, letters, found",
+    [("tables", "ABc", {"A", "B"}), ("relative_key", "ABc", {"weight"}), ("harmonic", "ABc", {"A", "B"})],
+)
+def test_rows_that_add_up_to_tables_have_blocks(name, letters, found):
+    """What the preconditioner takes for the mean outer products is, in the basis that it found."""
+    scheme = scheme_of(name)
+    parameters = Parameters(scheme, letters, 40)
+    bases = parameters.bases()
+    assert set(bases) == found
+    for key, basis in bases.items():
+        rows = scheme.get_parameter(key).detach()
+        table = next(tensor for _, tensor in parameters.tables(parameters.flat()).items())
+        if name != "harmonic":  # whose weights have signs, which these have not
+            assert key == "B" or torch.allclose(table, basis @ rows, atol=1e-12)
+    block = block_of(40, 0, 32)
+    fit = ScoreFit(parameters, [block])
+    weights = block.target * (1 - block.target) * block.weight
+    moments = fit._moments([weights])
+    for key, basis in bases.items():
+        per_pair = block.skew(block.part(basis[None])[0].T[:, None].expand(-1, block.rows, -1).contiguous())
+        side = "hbil,nil,hbid,hbie->hnde" if key != "B" else "hbil,nil,hbld,hble->hnde"
+        vectors = block.query if key != "B" else block.key
+        expected = torch.einsum(side, weights, per_pair, vectors, vectors)
+        torch.testing.assert_close(moments[key], expected, rtol=0, atol=1e-10)
+
+
+def test_few_iterations_suffice():
+    """Of what a first step gains in the end, six iterations gain nearly all; without blocks they gain less."""
+    gained = {}
+    for kind in ("blocks", "diagonal", "solved"):
+        scheme = scheme_of(terms="ABc", max_distance=20)
+        with torch.no_grad():
+            for parameter in scheme.parameters():
+                parameter.zero_()
+        blocks = [
+            block_of(40, first, rows, seed=seed, batch=8) for seed in range(3) for first, rows in ((0, 32), (32, 8))
+        ]
+        for block in blocks:  # vectors that are much alike, as in trained models
+            block.query += 5 * block.query[..., :1]
+            block.tiles += 5 * block.tiles[..., :1]
+        parameters = Parameters(scheme, "ABcu", 40)
+        fit = ScoreFit(parameters, blocks)
+        if kind == "diagonal":
+            fit._moments = lambda variances: {}
+        path = fit.solve(1e-4, 1e-2, newton=0, iterations=6 if kind != "solved" else 300, tolerance=1e-12)
+        gained[kind] = path[0] - path[-1]
+    left = {kind: gained["solved"] - gained[kind] for kind in ("blocks", "diagonal")}
+    assert left["blocks"] < 0.1 * gained["solved"]
+    assert left["blocks"] < 0.5 * left["diagonal"], (gained, left)
+
+
 def test_newton_reaches_a_stationary_point():
     scheme = scheme_of(terms="ABc", max_distance=20)
     blocks = [block_of(24, 0, 24, seed=1), block_of(40, 32, 8, seed=2)]
@@ -223,13 +275,45 @@ def test_ridge_is_the_dense_solution_and_its_sums_merge():
     second.add(x[20:], y[20:])
     merged = first.merge(second)
     for strength in (1e-6, 0.1, 10.0):
-        weights, bias = whole.solve(strength)
+        weights, bias = whole.solver()(strength)
         centred_x, centred_y = x - x.mean(0), y - y.mean(0)
         t = centred_x.square().sum(0).mean()
         stacked = torch.cat([centred_x, (strength * t).sqrt() * torch.eye(6, dtype=torch.float64)])
         expected = torch.linalg.lstsq(stacked, torch.cat([centred_y, torch.zeros(6, 3, dtype=torch.float64)])).solution
         torch.testing.assert_close(weights, expected, rtol=0, atol=1e-12)
         torch.testing.assert_close(bias, y.mean(0) - x.mean(0) @ expected, rtol=0, atol=1e-12)
-        again, _ = merged.solve(strength)
+        again, _ = merged.solver()(strength)
         torch.testing.assert_close(again, weights, rtol=0, atol=1e-12)
         torch.testing.assert_close(whole.error(weights, bias), float((y - x @ weights - bias).square().sum(1).mean()))
+
+
+@pytest.mark.parametrize("width", [7, PART, PART + 1, 2 * PART + 100])
+def test_gram_matrix_in_parts(width):
+    torch.manual_seed(0)
+    x = torch.randn(30, width, dtype=torch.float64)
+    found = gram(x)
+    torch.testing.assert_close(found, x.T @ x, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found, found.T, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.3, 3.0, 100.0])
+def test_the_strength_is_the_best_of_all(noise):
+    """Found with fewer solutions than there are strengths."""
+    strengths = (1e-4, 1e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
+    generator = torch.Generator().manual_seed(0)
+    truth = torch.randn(30, 4, generator=generator, dtype=torch.float64)
+    parts = []
+    for rows in (60, 40):
+        x = torch.randn(rows, 30, generator=generator, dtype=torch.float64)
+        parts.append(Ridge(30, 4))
+        parts[-1].add(x, x @ truth + noise * torch.randn(rows, 4, generator=generator, dtype=torch.float64))
+    fitted, held_out = parts
+    solve, tried = fitted.solver(), []
+
+    def error(strength):
+        tried.append(strength)
+        return held_out.error(*solve(strength))
+
+    best = best_of(strengths, error)
+    assert len(tried) == len(set(tried)) < len(strengths)
+    assert best == min(strengths, key=lambda strength: held_out.error(*solve(strength)))

@@ -106,7 +106,7 @@ def test_options_that_change_the_table_are_exported(variant, length):
 
 @pytest.mark.feature("torch.onnx.export, onnxruntime at other lengths")
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("scheme", with_full(["tables"], FEATURE_SCHEMES))
+@pytest.mark.parametrize("scheme", with_full(["tables", "harmonic"], FEATURE_SCHEMES))
 def test_onnx_graph_runs_at_every_size(scheme, backend):
     """With autograd on, as by default: SDPA is then decomposed otherwise."""
     model = classifier(scheme, backend)

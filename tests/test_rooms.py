@@ -20,6 +20,7 @@ ROOMS = [
     {"position_scores"},
     {"plot"},
     {"conversion"},
+    {"cost"},
     {"demo"},
     {"cli"},
     {"__main__"},

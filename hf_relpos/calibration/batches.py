@@ -34,6 +34,12 @@ class Batch:
     teacher: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     student: torch.Tensor = field(default_factory=lambda: torch.empty(0))
 
+    def to(self, device: torch.device) -> "Batch":
+        """The same on a device."""
+        reading = None if self.reading is None else self.reading.to(device)
+        tensors = {name: getattr(self, name).to(device) for name in ("ids", "mask", "teacher", "student")}
+        return replace(self, reading=reading, **tensors)
+
     def real(self, tensor: torch.Tensor) -> torch.Tensor:
         """The rows of tokens, (N, …), of (B, L, …)."""
         return tensor[self.mask.bool()]
@@ -68,21 +74,25 @@ class Reading:
         windows = Batch(0, rows, torch.ones_like(rows), False, limit)
         return cls(windows, nn.functional.pad(window, (1, 0)), nn.functional.pad(position, (1, 0)), columns)
 
+    def to(self, device: torch.device) -> "Reading":
+        """The same on a device."""
+        tensors = (tensor.to(device) for tensor in (self.window, self.position, self.columns))
+        return Reading(self.windows.to(device), *tensors)
+
     def merge(self, states: torch.Tensor) -> torch.Tensor:
         """(W, w, D) to (1, L, D); of the first token, which all windows have, the mean."""
         merged = states[self.window, self.position]
         merged[0] = states[:, 0].mean(0)
         return merged[None]
 
-    def weights(self, attention: Callable[[Batch, torch.Tensor], torch.Tensor], rows: slice) -> torch.Tensor:
+    def weights(self, attention: Callable[[torch.Tensor], torch.Tensor], rows: slice) -> torch.Tensor:
         """The attention of the m queries `rows` over the whole row, (1, H, m, L).
 
         Args:
-            attention: from N windows and their indices in `windows` to their attention, (N, H, w, w).
+            attention: from N indices of `windows` to their attention, (N, H, w, w).
         """
         numbers, which = torch.unique(self.window[rows], return_inverse=True)
-        windows = replace(self.windows, ids=self.windows.ids[numbers], mask=self.windows.mask[numbers])
-        weights = attention(windows, numbers)[which, :, self.position[rows]]  # (m, H, w)
+        weights = attention(numbers)[which, :, self.position[rows]]  # (m, H, w)
         merged = weights.new_zeros(*weights.shape[:2], len(self.window))
         merged.scatter_(2, self.columns[numbers][which][:, None].expand_as(weights), weights)
         return merged.transpose(0, 1)[None]

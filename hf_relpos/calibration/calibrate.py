@@ -16,9 +16,10 @@ Rows longer than the teacher reads are fitted, too: the teacher reads them in ov
 every token comes from the window where it is most central.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import torch
 from torch import nn
@@ -31,7 +32,7 @@ from .blocks import ROWS, Block
 from .embeddings import fit_layer_norm
 from .layerwise import LayerwiseModel
 from .parameters import Parameters
-from .ridge import Ridge
+from .ridge import Ridge, best_of
 from .saved import Saved
 from .scores import ScoreFit
 from .settings import CalibrationReport, CalibrationSettings, LayerReport
@@ -39,7 +40,7 @@ from .values import ValueFit
 
 
 # Factors of the penalties, tried in turn while a fit does harm on held-out text.
-PENALTY_FACTORS = (1.0, 30.0, 1000.0)
+PENALTY_FACTORS = (1.0, 30.0, 1000.0, 30_000.0)
 
 
 class Calibrator:
@@ -58,18 +59,19 @@ class Calibrator:
         Args:
             teacher: absolute, or relative with whatever scheme.
             student: of the same sizes; the parameters of its scheme are fitted from zero.
-            batches: those of this process, from `make_batches`.
+            batches: those of this process, from `make_batches`; they are read on the device of the models.
             reduce: sums over processes.
             progress: called as `progress(description, completed, total)`.
         """
         self.settings = settings or CalibrationSettings()
         self.reduce, self.progress = reduce, progress
         self.teacher, self.student = LayerwiseModel(teacher.eval()), LayerwiseModel(student.eval())
-        self.batches = list(batches)
+        self.device = student.device
+        self.batches = [batch.to(self.device) for batch in batches]
         self.fitted = [batch for batch in self.batches if not batch.held_out]
         self.held_out = [batch for batch in self.batches if batch.held_out]
         counts = [sum(int(batch.mask.sum()) for batch in self.batches), sum(len(batch.ids) for batch in self.batches)]
-        tokens, windows = reduce(torch.tensor(counts, dtype=torch.float64)).tolist()
+        tokens, windows = reduce(torch.tensor(counts, dtype=torch.float64, device=self.device)).tolist()
         self.report = CalibrationReport(int(tokens), int(windows), settings=asdict(self.settings))
         self.longest = max((batch.longest for batch in self.batches), default=1)
         self.steps = 0
@@ -102,7 +104,7 @@ class Calibrator:
 
     def _missing(self) -> float:
         """Mean square difference of student and teacher on held-out text, relative to the teacher's variance."""
-        sums = torch.zeros(2, dtype=torch.float64)
+        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         for batch in self.held_out or self.batches:
             teacher, student = batch.real(batch.teacher).double(), batch.real(batch.student).double()
             spread = (teacher - teacher.mean(0)).square().sum()
@@ -131,22 +133,23 @@ class Calibrator:
         }
 
         self._step(f"layer {layer}: output of the attention")
+        # the teacher goes on as soon as its sum is known, the student once its layer is corrected
         strength_attention = self._correct(
             self.student.layers[layer].attention.output.dense,
             lambda batch: self._attention_residual(layer, batch, *contexts[batch.number]),
         )
         for batch in self.batches:
-            teacher_context, student_context = contexts.pop(batch.number)
-            batch.teacher = self.teacher.after_attention(layer, teacher_context, batch.teacher)
+            _, student_context = contexts.pop(batch.number)
             batch.student = self.student.after_attention(layer, student_context, batch.student)
 
         self._step(f"layer {layer}: output of the feed-forward part")
+        inners = {batch.number: self.student.inner(layer, batch.student) for batch in self.batches}
         strength_output = self._correct(
-            self.student.layers[layer].output.dense, lambda batch: self._output_residual(layer, batch)
+            self.student.layers[layer].output.dense,
+            lambda batch: self._output_residual(layer, batch, inners[batch.number]),
         )
         for batch in self.batches:
-            batch.teacher = self._teacher_output(layer, batch)
-            batch.student = self.student.after_output(layer, batch.student)
+            batch.student = self.student.after_output(layer, batch.student, inners.pop(batch.number))
         return LayerReport(layer, before, after, value_missing, strength_attention, strength_output, self._missing())
 
     @torch.no_grad()
@@ -167,14 +170,19 @@ class Calibrator:
         (B, H, m, L)."""
         teacher, hidden = self.teacher, batch.teacher
         if batch.reading is None:
-            return teacher.context(layer, batch, hidden), lambda rows: teacher.weights(layer, batch, hidden, rows)
+            projections = teacher.projections(layer, hidden)
+            context = teacher.context(layer, batch, hidden, projections)
+            return context, lambda rows: teacher.weights(layer, batch, hidden, projections, rows)
         reading, windows = batch.reading, batch.reading.windows
         hidden = windows.teacher
+        projections = teacher.projections(layer, hidden)
 
-        def attention(batch: Batch, numbers: torch.Tensor) -> torch.Tensor:
-            return teacher.weights(layer, batch, hidden[numbers], slice(None))
+        def attention(numbers: torch.Tensor) -> torch.Tensor:
+            some = replace(windows, ids=windows.ids[numbers], mask=windows.mask[numbers])
+            query, key, value = (tensor[numbers] for tensor in projections)
+            return teacher.weights(layer, some, hidden[numbers], (query, key, value), slice(None))
 
-        context = teacher.context(layer, windows, hidden)
+        context = teacher.context(layer, windows, hidden, projections)
         windows.teacher = teacher.after_attention(layer, context, hidden)
         return reading.merge(context), lambda rows: reading.weights(attention, rows)
 
@@ -196,8 +204,8 @@ class Calibrator:
         if batch.reading is not None:
             count *= len(batch.reading.columns) // 2
         count = min(len(starts), count)
-        generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + batch.number)
-        chosen = sorted(torch.randperm(len(starts), generator=generator)[:count].tolist())
+        generator = torch.Generator("cpu").manual_seed(self.settings.seed * 1_000_003 + batch.number)
+        chosen = sorted(torch.randperm(len(starts), generator=generator, device="cpu")[:count].tolist())
         query, key, value, scores = self.student.fixed_scores(layer, batch, batch.student)
         visible = self.student.visible(batch, batch.student)
         heads = context.unflatten(-1, (self.teacher.heads, -1)).transpose(1, 2)
@@ -272,35 +280,42 @@ class Calibrator:
     def _attention_residual(
         self, layer: int, batch: Batch, teacher_context: torch.Tensor, student_context: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The input of the student's W_o, and what is missing after it, each (B, L, D)."""
+        """The input of the student's W_o, and what is missing after it, each (B, L, D); the teacher goes on."""
         target = self.teacher.attention_sum(layer, teacher_context, batch.teacher)
+        batch.teacher = self.teacher.layers[layer].attention.output.LayerNorm(target)
         return student_context, target - self.student.attention_sum(layer, student_context, batch.student)
 
-    def _output_residual(self, layer: int, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """The input of the student's W_2, and what is missing after it."""
-        inner = self.student.inner(layer, batch.student)
+    def _output_residual(self, layer: int, batch: Batch, inner: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The input of the student's W_2, and what is missing after it; the teacher goes on."""
         target = self.teacher.output_sum(layer, self.teacher.inner(layer, batch.teacher), batch.teacher)
+        if batch.reading is None:
+            batch.teacher = self.teacher.layers[layer].output.LayerNorm(target)
+        else:  # from its windows
+            batch.teacher = self._teacher_output(layer, batch)
         return inner, target - self.student.output_sum(layer, inner, batch.student)
 
     def _correct(
         self, dense: nn.Linear, residual: Callable[[Batch], tuple[torch.Tensor, torch.Tensor]]
     ) -> float | None:
         """Correct a linear layer for what is missing after it; the chosen strength."""
-        if self.settings.output == "none":
-            return None
-        sums = [Ridge(dense.in_features, dense.out_features) for _ in range(2)]
+        sums = [Ridge(dense.in_features, dense.out_features, self.device) for _ in range(2)]
         for batch in self.batches:
             inputs, missing = residual(batch)
-            sums[batch.held_out].add(batch.real(inputs), batch.real(missing))
+            if self.settings.output != "none":
+                sums[batch.held_out].add(batch.real(inputs), batch.real(missing))
+        if self.settings.output == "none":
+            return None
         fitted, held_out = (part.reduced(self.reduce) for part in sums)
         judge = held_out if held_out.count > 0 else fitted
-        zeros = torch.zeros(dense.in_features, dense.out_features, dtype=torch.float64)
         mean = fitted.y / fitted.count
+        zeros = torch.zeros_like(fitted.xy)
         # strength, weights and bias; the first ones win where none is better on held-out text
         candidates: list[tuple[float | None, torch.Tensor, torch.Tensor]]
         candidates = [(None, zeros, torch.zeros_like(mean)), (None, zeros, mean)]
         if self.settings.output == "ridge":
-            candidates += [(strength, *fitted.solve(strength)) for strength in self.settings.strengths]
+            solve = functools.cache(fitted.solver())
+            best = best_of(self.settings.strengths, lambda strength: judge.error(*solve(strength)))
+            candidates.append((best, *solve(best)))
         strength, weights, bias = min(candidates, key=lambda candidate: judge.error(*candidate[1:]))
         dense.weight.copy_(dense.weight.double() + weights.T)
         dense.bias.copy_(dense.bias.double() + bias)

@@ -34,7 +34,7 @@ def fold_positions(
         Name to a note, for each tensor changed.
     """
     embeddings = student.base_model.embeddings
-    weight = torch.zeros(len(table), dtype=torch.float64)
+    weight = torch.zeros(len(table), dtype=torch.float64, device=table.device)
     if counts is None:
         weight[:DEFAULT_POSITIONS] = 1
     else:
@@ -63,11 +63,11 @@ def fit_layer_norm(norm: nn.LayerNorm, pairs: Iterable[tuple[torch.Tensor, torch
         reduce: sums over processes.
     """
     width = norm.weight.shape[0]
-    sums = torch.zeros(5, width, dtype=torch.float64)
+    sums = torch.zeros(5, width, dtype=torch.float64, device=norm.weight.device)
     for inputs, targets in pairs:
         x = nn.functional.layer_norm(inputs, (width,), eps=norm.eps).double()
         y = targets.double()
-        count = torch.full((width,), len(x), dtype=torch.float64)
+        count = torch.full_like(x[0], len(x))
         sums += torch.stack([count, x.sum(0), y.sum(0), (x * x).sum(0), (x * y).sum(0)])
     count, x, y, xx, xy = reduce(sums)
     variance = xx - x * x / count
@@ -102,10 +102,11 @@ def correct_first_token_bias(
     words = student.base_model.embeddings.word_embeddings.weight
     if predictions is None or decoder is None or decoder.weight is not words or decoder.bias is None:
         return
-    difference = words[first_token].double() - original.double()
-    sums = torch.zeros(2, dtype=torch.float64)
+    difference = words[first_token].double() - original.double().to(words.device)
+    sums = torch.zeros(2, dtype=torch.float64, device=words.device)
     for batch in batches:
         hidden = batch.real(predictions.transform(batch.student)).double()
-        sums += torch.stack([(hidden @ difference).sum(), torch.tensor(float(len(hidden)), dtype=torch.float64)])
+        products = hidden @ difference
+        sums += torch.stack([products.sum(), torch.ones_like(products).sum()])
     total, count = reduce(sums).tolist()
     decoder.bias[first_token] -= total / count

@@ -44,7 +44,7 @@ class LayerwiseModel:
         mask = row_layout(self.model.config, hidden, batch.mask).mask(self.model.config, hidden, batch.mask)
         assert not isinstance(mask, BlockMask), "the models are set to eager attention"
         if mask is None:
-            return torch.ones(len(hidden), 1, length, length, dtype=torch.bool)
+            return torch.ones(len(hidden), 1, length, length, dtype=torch.bool, device=hidden.device)
         if mask.dtype != torch.bool:
             mask = mask > torch.finfo(mask.dtype).min / 2
         return mask.expand(len(hidden), 1, length, length)
@@ -81,17 +81,26 @@ class LayerwiseModel:
             context = replace(context, shared=shared(context))
         return attention.distance_embedding(context), context
 
-    def context(self, layer: int, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
-        """The outputs of the heads, concatenated, (B, L, D)."""
+    def context(
+        self, layer: int, batch: Batch, hidden: torch.Tensor, projections: tuple[torch.Tensor, ...] | None = None
+    ) -> torch.Tensor:
+        """The outputs of the heads, concatenated, (B, L, D).
+
+        Args:
+            projections: q, k and v where they are known.
+        """
         terms, context = self.terms(layer, hidden)
         module = self.layers[layer].attention.self
         mask = self.visible(batch, hidden)
-        call = AttentionCall(*self.projections(layer, hidden), terms, context, mask=mask, layer=module)
+        query, key, value = projections or self.projections(layer, hidden)
+        call = AttentionCall(query, key, value, terms, context, mask=mask, layer=module)
         return run_attention(AUTO, call)[0].flatten(2)
 
-    def weights(self, layer: int, batch: Batch, hidden: torch.Tensor, rows: slice) -> torch.Tensor:
-        """The attention of the m queries `rows`, (B, H, m, L)."""
-        query, key, value = self.projections(layer, hidden)
+    def weights(
+        self, layer: int, batch: Batch, hidden: torch.Tensor, projections: tuple[torch.Tensor, ...], rows: slice
+    ) -> torch.Tensor:
+        """The attention of the m queries `rows`, (B, H, m, L), from q, k and v."""
+        query, key, value = projections
         terms, context = self.terms(layer, hidden, rows)
         return attend(query[:, :, rows], key, value, terms, context, self.visible(batch, hidden)[:, :, rows])[1]
 
@@ -129,6 +138,11 @@ class LayerwiseModel:
         """The input of the last LayerNorm of the layer."""
         return self.layers[layer].output.dense(inner) + hidden
 
-    def after_output(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
-        """The hidden states after the layer."""
-        return self.layers[layer].output.LayerNorm(self.output_sum(layer, self.inner(layer, hidden), hidden))
+    def after_output(self, layer: int, hidden: torch.Tensor, inner: torch.Tensor | None = None) -> torch.Tensor:
+        """The hidden states after the layer.
+
+        Args:
+            inner: the input of W_2 where it is known.
+        """
+        inner = self.inner(layer, hidden) if inner is None else inner
+        return self.layers[layer].output.LayerNorm(self.output_sum(layer, inner, hidden))

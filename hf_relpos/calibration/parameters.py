@@ -9,6 +9,9 @@ from .tables import Tables, tables_of
 class Parameters:
     """Some parameters of a scheme as one vector θ: the tables they make, and a penalty that keeps them sensible.
 
+    Tables depend linearly on θ, and so `made`, those of the parameters as they were at first, serve for their
+    derivative at any θ.
+
     The penalty is ridge · θ² plus smooth · (difference of neighbouring distances)², so that a distance which the text
     never shows takes the value of its neighbours. Both are relative to the mean curvature of a head.
     """
@@ -31,12 +34,18 @@ class Parameters:
                 self.names = [name for name, part in zip(self.names, used, strict=True) if part is not None]
             else:
                 self.names = []
-        self.letters = "".join(letter for letter, _ in made)
+        self.made = self._made()
+        self.letters = "".join(letter for letter, _ in self.made.items())
         self.shapes = [scheme.get_parameter(name).shape for name in self.names]
         self.mass: dict[str, torch.Tensor] = {}
-        self.whiten: dict[str, torch.Tensor] = {}
+        self.blocks: dict[str, torch.Tensor] = {}
         self.ridge: dict[str, torch.Tensor] = {}
         self.smooth: dict[str, torch.Tensor] = {}
+
+    @property
+    def device(self) -> torch.device:
+        """Of the parameters and all that is computed from them."""
+        return next(self.scheme.parameters()).device
 
     def _made(self) -> Tables:
         with torch.enable_grad():
@@ -70,42 +79,74 @@ class Parameters:
 
     def pull(self, gradient: Tables) -> torch.Tensor:
         """A gradient by table entry, per head, as gradient by θ."""
-        made = self._made()
         outputs, gradients = [], []
-        for letter, tensor in made.items():
+        for letter, tensor in self.made.items():
             per_head = getattr(gradient, letter)
             outputs.append(tensor)
             summed = per_head.sum(0, keepdim=True) if tensor.shape[0] == 1 else per_head
             gradients.append(summed.to(tensor.dtype))
-        parts = torch.autograd.grad(outputs, [self.scheme.get_parameter(name) for name in self.names], gradients)
+        tensors = [self.scheme.get_parameter(name) for name in self.names]
+        parts = torch.autograd.grad(outputs, tensors, gradients, retain_graph=True)
         return torch.cat([part.double().flatten() for part in parts])
 
-    def weigh(self, curvature: Tables, features: dict[str, torch.Tensor], ridge: float, smooth: float) -> None:
-        """Set penalty and preconditioner.
+    def letters_of(self, name: str) -> str:
+        """The letters of the fitted tables that a parameter enters."""
+        return "".join(letter for letter in self.scheme.linear_parameters[name].letters if letter in self.letters)
+
+    def bases(self) -> dict[str, torch.Tensor]:
+        """Name to how much each of the N rows of a parameter weighs at each offset, (2 · length − 1, N), not negative.
+
+        Of the parameters (H or 1, N, d) or (N, d) whose rows, so weighted, add up to a table.
+        """
+        found = {}
+        size = self.scheme.head_size
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            if len(shape) not in (2, 3) or shape[-1] != size or self.letters_of(name) not in ("A", "B", "AB"):
+                continue
+            letter, columns = self.letters_of(name)[0], []
+            for start in range(0, shape[-2], size):  # `size` rows at a time, each in a coordinate of its own
+                probe = {other: torch.zeros_like(part) for other, part in self.split(self.flat()).items()}
+                rows = torch.arange(min(size, shape[-2] - start), device=self.device)
+                probe[name][..., start + rows, rows] = 1
+                made = getattr(self.tables(torch.cat([part.flatten() for part in probe.values()])), letter)
+                columns.append(made.detach()[0, :, : len(rows)])
+            basis = torch.cat(columns, -1)
+            if self._is_sum_of_rows(name, letter, basis):
+                found[name] = basis.abs()
+        return found
+
+    def _is_sum_of_rows(self, name: str, letter: str, basis: torch.Tensor) -> bool:
+        """Whether a table is that parameter's rows, weighted by a basis."""
+        probe = {other: torch.zeros_like(part) for other, part in self.split(self.flat()).items()}
+        probe[name].copy_(torch.linspace(-1, 1, probe[name].numel(), device=self.device).cos().view_as(probe[name]))
+        made = getattr(self.tables(torch.cat([part.flatten() for part in probe.values()])), letter)
+        return torch.allclose(made, torch.matmul(basis, probe[name].to(basis.dtype)), rtol=0, atol=1e-4)
+
+    def weigh(self, curvature: Tables, moments: dict[str, torch.Tensor], ridge: float, smooth: float) -> None:
+        """Set penalty and preconditioner: one block for each row of a parameter, of which its moments tell the shape.
 
         Args:
             curvature: per table entry, how strongly the objective curves there.
-            features: letter to the mean outer product of what the table is multiplied with, (H, d, d).
+            moments: name to the outer products of what each row is multiplied with, (H, N, d, d), up to a factor; rows
+                of other parameters have diagonal blocks.
             ridge: weight of θ², in units of a parameter's mean curvature.
             smooth: of the squared differences, likewise.
         """
         for name, part in self.split(self.pull(curvature)).items():
             declared = self.scheme.linear_parameters[name]
-            own = [letter for letter in declared.letters if letter in self.letters]
             where = tuple(i for i in range(part.dim()) if not (part.dim() == 3 and i == 0))
             typical = part.abs().mean(where, keepdim=True).clamp(min=1e-30)
             self.ridge[name], self.smooth[name] = ridge * typical, smooth * typical
-            own_mass = part if declared.distance_axis is not None else typical
-            self.mass[name] = own_mass + (ridge + 2 * smooth) * typical
-            width = part.shape[-1]
-            products = [features[letter] for letter in own if letter in features]
-            if products and products[0].shape[-1] == width and part.dim() >= 2:
-                mean = torch.stack(products).mean(0)
-                if part.dim() == 2 or part.shape[0] == 1:
-                    mean = mean.mean(0)
-                trace = mean.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None].clamp(min=1e-30)
-                identity = torch.eye(width, dtype=mean.dtype, device=mean.device)
-                self.whiten[name] = torch.linalg.inv(mean / trace + 1e-2 * identity)
+            own_mass = part if declared.distance_axis is not None else typical.expand_as(part)
+            penalty = (ridge + 2 * smooth) * typical
+            self.mass[name] = own_mass + penalty
+            if name in moments:
+                moment = moments[name] if part.dim() == 3 and len(part) > 1 else moments[name].sum(0)
+                size = moment.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
+                identity = torch.eye(part.shape[-1], dtype=moment.dtype, device=moment.device)
+                shape = torch.where(size > 0, moment / size.clamp(min=1e-30), identity)
+                row_mass = own_mass.abs().mean(-1)[..., None, None]
+                self.blocks[name] = torch.linalg.inv(row_mass * shape + penalty[..., None] * identity)
 
     def penalty(self, vector: torch.Tensor) -> torch.Tensor:
         """P θ; the penalty is ½ θᵀPθ."""
@@ -126,7 +167,8 @@ class Parameters:
         """An approximate inverse of the normal matrix, times a vector."""
         out = []
         for name, part in self.split(vector).items():
-            if name in self.whiten:
-                part = torch.matmul(part, self.whiten[name])
-            out.append((part / self.mass[name]).flatten())
+            if name in self.blocks:
+                out.append(torch.matmul(self.blocks[name], part[..., None]).flatten())
+            else:
+                out.append((part / self.mass[name]).flatten())
         return torch.cat(out)

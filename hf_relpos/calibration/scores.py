@@ -14,6 +14,7 @@ Everything a fit reads of the text is a sum over batches, so that processes whic
 (`Reduce`) and all solve the same problem.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -21,6 +22,10 @@ import torch
 from .blocks import Block
 from .solver import Fit, conjugate_gradients
 from .tables import Tables, scores, scores_gradient
+
+
+# Rows of attention that the preconditioner is made from, about; and vectors whose products are held at a time.
+MOMENT_ROWS, MOMENT_CHUNK = 8192, 128
 
 
 class ScoreFit(Fit):
@@ -63,11 +68,15 @@ class ScoreFit(Fit):
 
     def weigh(self, ridge: float, smooth: float) -> None:
         """Penalty and preconditioner, from the curvature under the teacher's attention."""
-        tables = self.parameters.tables(self.parameters.flat())
+        self.parameters.weigh(*self._curvature, ridge, smooth)
+
+    @functools.cached_property
+    def _curvature(self) -> tuple[Tables, dict[str, torch.Tensor]]:
+        """What `Parameters.weigh` makes penalty and preconditioner of: the same for penalties of any strength."""
         variances = [block.target * (1 - block.target) * block.weight for block in self.blocks]
         sums = iter(variances)
 
-        def curvature(block: Block, into: Tables) -> None:
+        def add(block: Block, into: Tables) -> None:
             variance = next(sums)
             query = block.query.square().mean(-1)[..., None]
             key = block.key.square().mean(-1)[:, :, None]
@@ -80,20 +89,35 @@ class ScoreFit(Fit):
             if into.u is not None:
                 into.u.add_((variance * key).sum((1, 2, 3))[:, None])
 
-        features = {}
-        for letter, axis in (("A", 3), ("B", 2), ("u", 2)):
-            if getattr(tables, letter) is not None:
-                total = torch.zeros(
-                    self.parameters.heads, *[self.parameters.scheme.head_size] * 2, dtype=torch.float64
-                )
-                for block, variance in zip(self.blocks, variances, strict=True):
-                    vectors = block.query if letter == "A" else block.key
-                    total += torch.einsum("hbi,hbid,hbie->hde", variance.sum(axis), vectors, vectors)
-                features[letter] = self.reduce(total)
-        scaled = self.collect(curvature)
-        for _, tensor in scaled.items():
+        curvature = self.collect(add)
+        for _, tensor in curvature.items():
             tensor.mul_(self.parameters.scheme.scale)  # `pull` multiplies by the other factor
-        self.parameters.weigh(scaled, features, ridge, smooth)
+        return curvature, self._moments(variances)
+
+    def _moments(self, variances: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """By parameter, for each of its N rows, the mean outer product of the vectors that the row is multiplied with:
+        q for A, k for B, (H, N, d, d), up to a factor for each row. Of some of the blocks, which is enough for a
+        preconditioner."""
+        parameters, moments = self.parameters, {}
+        step = max(1, sum(block.weight.numel() for block in self.blocks) // MOMENT_ROWS)
+        sample = list(zip(self.blocks, variances, strict=True))[::step]
+        for name, basis in parameters.bases().items():
+            letters = parameters.letters_of(name)
+            size = parameters.scheme.head_size
+            total = torch.zeros(
+                parameters.heads, basis.shape[1], size, size, dtype=torch.float64, device=parameters.device
+            )
+            for block, variance in sample:
+                weights = block.part(basis[None])[0]  # (P, N)
+                if "A" in letters:
+                    mass = torch.matmul(block.unskew(variance), weights)
+                    total += _weighted_products(mass.flatten(1, 2), block.query.flatten(1, 2))
+                if "B" in letters:
+                    columns = block.skew(weights.T[:, None].expand(-1, block.rows, -1).contiguous())  # (N, m, L)
+                    mass = torch.einsum("hbij,nij->hbjn", variance, columns)
+                    total += _weighted_products(mass.flatten(1, 2), block.key.flatten(1, 2))
+            moments[name] = self.reduce(total)
+        return moments
 
     def solve(
         self, ridge: float, smooth: float, newton: int = 3, iterations: int = 12, tolerance: float = 1e-3
@@ -102,7 +126,7 @@ class ScoreFit(Fit):
 
         Args:
             newton: steps of Newton's method after the first, quadratic one.
-            iterations: of conjugate gradients in each.
+            iterations: of conjugate gradients in each; twice as many where the preconditioner is diagonal.
             tolerance: of conjugate gradients; and Newton's method stops when a step gains less than this share.
 
         Returns:
@@ -110,6 +134,7 @@ class ScoreFit(Fit):
         """
         self.weigh(ridge, smooth)
         parameters = self.parameters
+        iterations *= 1 if parameters.blocks else 2
 
         def objective(vector: torch.Tensor) -> float:
             fit, rows = self.divergence(parameters.tables(vector))
@@ -154,3 +179,12 @@ class ScoreFit(Fit):
                 break
         parameters.assign(best)
         return path
+
+
+def _weighted_products(mass: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+    """Σ_i mass_in v_i v_iᵀ, (H, N, d, d), for mass (H, I, N) and vectors (H, I, d)."""
+    total = mass.new_zeros(len(mass), mass.shape[2], vectors.shape[2] ** 2)
+    for some, own in zip(mass.split(MOMENT_CHUNK, 1), vectors.split(MOMENT_CHUNK, 1), strict=True):
+        products = (own[..., :, None] * own[..., None, :]).flatten(2)
+        total.baddbmm_(some.mT, products)
+    return total.unflatten(2, (vectors.shape[2], vectors.shape[2]))

@@ -29,7 +29,7 @@ class CalibrationSettings:
         ridge: penalty of the tables' squares, in units of the mean curvature; inside `PENALTIES`.
         smooth: penalty of the squared difference of neighbouring distances, likewise.
         newton: Newton steps of the score fit after its first step.
-        iterations: conjugate gradient iterations of each.
+        iterations: conjugate gradient iterations of each; twice as many where no preconditioner is known.
         tolerance: at which both stop early.
         output: `ridge`, `bias` or `none`: what corrects the residual stream.
         strengths: of the ridge, to choose from; the largest ones leave only the bias.
@@ -44,9 +44,9 @@ class CalibrationSettings:
     rows: int = 32
     ridge: float = 1e-4
     smooth: float = 1e-2
-    newton: int = 2
-    iterations: int = 10
-    tolerance: float = 1e-3
+    newton: int = 1
+    iterations: int = 6
+    tolerance: float = 1e-2
     output: str = "ridge"
     strengths: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
     holdout: int = 6

@@ -50,8 +50,7 @@ class Fit:
 
     def collect(self, add: Callable[[Block, Tables], None]) -> Tables:
         """Sum over blocks and processes of what `add` adds to per-head tables."""
-        shapes = self.parameters.tables(self.parameters.flat())
-        total = zeros_like(shapes, self.parameters.heads)
+        total = zeros_like(self.parameters.made, self.parameters.heads)
         for block in self.blocks:
             add(block, total)
         for letter, tensor in total.items():
@@ -60,7 +59,5 @@ class Fit:
 
     def sum(self, values: Iterable[torch.Tensor]) -> float:
         """Sum over blocks and processes of numbers."""
-        total = torch.zeros((), dtype=torch.float64)
-        for value in values:
-            total += value.double().cpu()
-        return float(self.reduce(total))
+        zero = torch.zeros((), dtype=torch.float64, device=self.parameters.device)
+        return float(self.reduce(torch.stack([zero, *(value.double() for value in values)]).sum()))

@@ -147,8 +147,9 @@ def _fit(
     saved = _calibrate(student, teacher, tokenizer, context, state, console)
     if distils:
         context.details["distillation"] = _distil(student, teacher, tokenizer, context, console)
-    context.details["fidelity"] = held_out_fidelity(student, teacher, tokenizer, context)
-    model.to(dtype)
+    with progress_bar(console, not console.quiet) as progress:
+        context.details["fidelity"] = held_out_fidelity(student, teacher, tokenizer, context, progress)
+    model.to("cpu", dtype)
     if saved is not None:
         state.wait_for_everyone()
         saved.clear()
@@ -269,7 +270,9 @@ def _calibrate(
         "memory besides the models. Interrupted, the same command resumes",
         highlight=False,
     )
-    with progress_bar(console, context.progress and state.is_main_process) as progress:
+    for model in (student, teacher):
+        model.to(context.device)
+    with progress_bar(console, not console.quiet) as progress:
         calibrator = Calibrator(teacher, student, batches, settings, sum_over(state), progress)
         report = calibrator.run(saved)
     if first_token is not None and first_vector is not None:
@@ -279,6 +282,7 @@ def _calibrate(
         "seen": distance_histogram(windows.ids),
         "unknown_share": round(windows.unknown_rate, 5),
         "memory_bytes": memory,
+        "device": context.device.type,
         "seconds": time.perf_counter() - started,
         "cpu_seconds": time.process_time() - cpu,
         "notes": notes,
@@ -354,8 +358,8 @@ def _distil(
         table_learning_rate=TABLE_LEARNING_RATE,
         losses=losses,
         seed=context.seed,
+        trainer_arguments={"use_cpu": True} if context.device.type == "cpu" else {},
     )
     with torch.enable_grad():
         report = distil(student, teacher, windows.ids, settings, progress=context.progress)
-    student.to("cpu")
     return report.to_dict()

@@ -26,7 +26,7 @@ from .context import ConversionContext
 from .errors import ConversionError, PoorConversionWarning
 from .families import OWN
 from .folder import check_apart, check_target, copy_companions, left_out
-from .methods import METHODS, check_plots, check_text, choose_method, resolve_options, text_names
+from .methods import METHODS, check_device, check_plots, check_text, choose_method, resolve_options, text_names
 from .modules import Layout, locate
 from .names import is_buffer, is_table
 from .recognition import Head, SourceSpec, check_tables, choose_head, recognise
@@ -88,6 +88,7 @@ def convert(
     revision: str | None = None,
     allow_pickle: bool = False,
     overwrite: bool = False,
+    device: str | None = None,
     progress: bool = False,
     plots: bool = False,
 ) -> ConversionReport:
@@ -124,7 +125,9 @@ def convert(
         allow_pickle: where there are no safetensors, read `pytorch_model.bin` or its shards, and download them, with
             `torch.load(weights_only=True)`, which makes tensors only; for checkpoints whose origin you trust.
         overwrite: replace an existing `out`, after success, if it holds a checkpoint and nothing else.
-        progress: show a progress bar.
+        device: where a method that learns from text computes, such as "cpu" or "cuda:1"; it must have float64. None
+            for the accelerator where there is one, else the CPU.
+        progress: show a progress bar; where there is no terminal, a line every half minute.
         plots: for a method that learns from text: draw the fidelity by length (`fidelity.png`) and the tables
             (`tables.png`) into `out`. Needs the extra `plot`.
 
@@ -157,6 +160,7 @@ def convert(
     if plots:
         check_plots(name)
     options = resolve_options(name, method_options)
+    computes_on = check_device(name, device)
     own_config = source_config(folder, spec)
     config = target_config(folder, spec, own_config, position_embedding_type, position_options, METHODS[name], options)
     conversion = _Conversion(top, layout, saved, spec, head, name, options, own_config, config)
@@ -179,6 +183,7 @@ def convert(
         options=options,
         seed=seed,
         resume_folder=target.with_name(f".{target.name}.{name}") if learns else None,
+        device=computes_on,
         progress=progress,
     )
     renamed = rename_relative(checkpoint, own_config, config)

@@ -30,6 +30,7 @@ class ConversionContext:
         options: of the method, with its defaults.
         seed: of random choices.
         resume_folder: where an interrupted method finds what it had computed; None for a method that starts afresh.
+        device: where a method that learns from text computes.
         progress: whether to show a progress bar.
         details: filled by the method for the report; JSON values only.
     """
@@ -42,6 +43,7 @@ class ConversionContext:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     seed: int = 0
     resume_folder: Path | None = None
+    device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
     progress: bool = False
     details: dict[str, Any] = dataclasses.field(default_factory=dict)
 

@@ -20,6 +20,8 @@ from ..model.schemes import SCHEMES, scheme_parts
 from .errors import ConversionError
 
 
+# Of the squares of coefficients of waves, relative to their mean curvature: lost digits stay below those of float32.
+RIDGE = 1e-8
 # Letter to rows, (H or 1, N, d), those of c (H or 1, N); N distances. In float64.
 Rows = dict[str, torch.Tensor]
 
@@ -80,7 +82,7 @@ def resize_tables(
     """A copy of a model whose tables have an embedding for each distance up to `max_distance`.
 
     Args:
-        model: any head, with a scheme whose `Scheme.has_tables()` is true.
+        model: any head, with a scheme whose `Scheme.has_tables()` is true, and that has a range.
         max_distance: the largest distance with an embedding of its own; smaller than now or larger. Where the tables
             have the size of `max_position_embeddings`, that becomes `max_distance` + 1.
         fill: "clip": distances in both ranges keep their rows, those past the old range get its last row.
@@ -94,10 +96,11 @@ def resize_tables(
             of a table of absolute positions.
     """
     config, name = model.config, model.config.position_embedding_type
-    if isinstance(name, list) or name not in _schemes_with_tables():
+    with_range = [other for other in _schemes_with_tables() if SCHEMES[other].range_option is not None]
+    if isinstance(name, list) or name not in with_range:
         raise ConversionError(
-            f"position_embedding_type = {name!r}: only one of {', '.join(_schemes_with_tables())} has tables of "
-            "distances to resize"
+            f"position_embedding_type = {name!r}: only one of {', '.join(with_range)} has tables of distances "
+            "to resize"
         )
     if isinstance(max_distance, bool) or not isinstance(max_distance, int) or max_distance < 1:
         raise ConversionError(
@@ -107,7 +110,7 @@ def resize_tables(
     if fill not in ("clip", "interpolate"):
         raise ConversionError(f"fill = {fill!r} is unknown; choose 'clip' or 'interpolate'")
     ((scheme, settings),) = scheme_parts(config)
-    range_option = cast(RangeOption, scheme.range_option)  # schemes with tables have one
+    range_option = cast(RangeOption, scheme.range_option)
     if range_option.within_table and config.has_absolute_table:
         raise ConversionError(
             f"absolute_position_embeddings = True: with position_embedding_type = {name!r} both tables have the "
@@ -224,6 +227,8 @@ def _fit(target: RelPosBertPreTrainedModel, rows: list[Rows], max_distance: int,
         designs = {letter: _design(next(_schemes(target)), name, letter, max_distance) for letter in letters}
         normal = torch.stack([design.T @ (weights[:, None] * design) for design in designs.values()]).sum(0)
         normal.diagonal()[normal.diagonal() == 0] = 1.0  # rows that no distance reads stay at zero
+        if declared.distance_axis is None:  # waves that are nearly alike would get huge opposite coefficients
+            normal.diagonal().add_(RIDGE * normal.diagonal().mean())
         factor, pivots = torch.linalg.lu_factor(normal)
         for parameter, layer_rows in zip(parameters, rows, strict=True):
             vectors = parameter.shape[-1:] if letters != "c" else ()

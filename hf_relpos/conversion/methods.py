@@ -4,9 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..data.text import TextError, pair_fields, paths_or_documents
 from ..model.scheme import Option, Scheme, choice, is_count
 from ..model.schemes import GENERAL_SCHEME, SCHEMES, STOCK_SCHEME
+from ..processes import compute_device
 from . import absolute, relative
 from .calibrated import CALIBRATE, DISTIL, calibrate, calibrate_and_distil
 from .context import Method
@@ -248,6 +251,28 @@ def check_plots(name: str) -> None:
             f"plots = True: method = {name!r} measures nothing that could be drawn; leave it out, and draw the result "
             "with `hf-relpos plot --all` or `hf-relpos compare --plot`"
         )
+
+
+def check_device(name: str, device: str | None) -> torch.device:
+    """The device that a method computes on.
+
+    Args:
+        name: key of `METHODS`.
+        device: as `convert` takes it.
+
+    Raises:
+        ConversionError: for one that cannot be used, and one for a method that does not learn.
+    """
+    if METHODS[name].text == "unused":
+        if device is not None:
+            raise ConversionError(
+                f"device = {device!r}: method = {name!r} copies tensors and computes nothing there; leave it out"
+            )
+        return torch.device("cpu")
+    try:
+        return compute_device(device)
+    except ValueError as error:
+        raise ConversionError(str(error)) from error
 
 
 def resolve_options(name: str, options: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """How faithful a converted model is to its source: hidden states, sentence vectors, attention, masked tokens."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -31,6 +31,8 @@ class FidelitySettings:
         divergence: compare attention weights, which switches both models to eager attention.
         ceiling: measure the teacher's agreement with itself.
         shifts: for the ceiling, in positions.
+        sample: tokens of each length whose attention is compared and whose ceiling is measured, which take several
+            times as long as the cosines; whole windows, spread evenly, at least one. None for all.
         seed: decides which tokens are masked.
         batch_tokens: tokens of a batch.
 
@@ -43,6 +45,7 @@ class FidelitySettings:
     divergence: bool = True
     ceiling: bool = True
     shifts: Sequence[int] = SHIFTS
+    sample: int | None = None
     seed: int = 0
     batch_tokens: int = BATCH_TOKENS
 
@@ -138,19 +141,19 @@ def _within_limit(
     """Windows that both models read whole."""
     cosines = CosineMeans(settings.pooling)
     attention = AttentionDivergence(teacher, student) if settings.divergence else None
+    sample, others = _sampled(windows, settings.sample)
     with eager_attention(teacher, student) if attention is not None else nullcontext():
-        for indices in batch_indices(windows, settings.batch_tokens):
-            ids, mask = pad_batch([windows[index] for index in indices], student)
-            if attention is not None:
-                states = attention.add(ids, mask)
-            else:
-                states = hidden_states(teacher, ids, mask), hidden_states(student, ids, mask)
+        for ids, mask in _batches(sample, student, settings):
+            states = _states(teacher, student, ids, mask) if attention is None else attention.add(ids, mask)
             cosines.add(*states, mask)
             advance(int(mask.sum()))
+    for ids, mask in _batches(others, student, settings):
+        cosines.add(*_states(teacher, student, ids, mask), mask)
+        advance(int(mask.sum()))
     limit, shifted = model_max_length(teacher), max(map(len, windows)) + min(settings.shifts)
     ceiling = masked = None
     if settings.ceiling and accepts_position_ids(teacher) and (limit is None or shifted <= limit):
-        ceiling = shift_consistency(teacher, windows, settings.shifts, settings.pooling, settings.batch_tokens)
+        ceiling = shift_consistency(teacher, sample, settings.shifts, settings.pooling, settings.batch_tokens)
     if settings.mask_token_id is not None and has_mlm_head(teacher) and has_mlm_head(student):
         masked = masked_agreement(
             teacher, student, windows, settings.mask_token_id, seed=settings.seed, batch_tokens=settings.batch_tokens
@@ -168,6 +171,34 @@ def _within_limit(
         masked=masked,
         ceiling=ceiling,
     )
+
+
+def _sampled(windows: Sequence[Row], tokens: int | None) -> tuple[Sequence[Row], Sequence[Row]]:
+    """Windows of about so many tokens, spread evenly, and the others."""
+    total = sum(map(len, windows))
+    if tokens is None or tokens >= total:
+        return windows, []
+    count = max(1, len(windows) * tokens // total)
+    chosen = {index * len(windows) // count for index in range(count)}
+    parts: tuple[list[Row], list[Row]] = ([], [])
+    for index, window in enumerate(windows):
+        parts[index not in chosen].append(window)
+    return parts
+
+
+def _batches(
+    windows: Sequence[Row], model: PreTrainedModel, settings: FidelitySettings
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Ids and mask of each batch of windows, on the model's device."""
+    for indices in batch_indices(windows, settings.batch_tokens):
+        yield pad_batch([windows[index] for index in indices], model)
+
+
+def _states(
+    teacher: PreTrainedModel, student: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Last hidden states of both, each (B, L, D)."""
+    return hidden_states(teacher, ids, mask), hidden_states(student, ids, mask)
 
 
 def _past_limit(

@@ -29,6 +29,7 @@ class FlexAttention:
             shape = (*biased.query.shape[:-1], biased.key.shape[2])
             biased = replace(biased, bias=biased.bias.expand(shape))
         if isinstance(biased.mask, torch.Tensor) and biased.mask.dtype == torch.bool:  # it adds a dense mask
-            additive = torch.where(biased.mask, 0.0, torch.finfo(call.dtype).min).to(call.dtype)
+            zeros = torch.zeros_like(biased.mask, dtype=call.dtype)
+            additive = zeros.masked_fill(~biased.mask, torch.finfo(call.dtype).min)
             biased = replace(biased, mask=additive)
         return run_with_transformers(self.name, call, biased)

@@ -17,6 +17,7 @@ from .backend_eager import Eager
 from .backend_flex_attention import FlexAttention
 from .backend_sdpa import Sdpa
 from .backend_strided import Strided
+from .wave_features import Widened, widened
 
 
 logger = logging.get_logger(__name__)
@@ -38,11 +39,12 @@ def register_backend(backend: Backend) -> None:
 
 
 def choose(call: AttentionCall) -> tuple[Backend, dict[str, list[str]]]:
-    """The backend that `relpos` takes for a call.
+    """The backend that `relpos` takes for a call, which is given tables of waves as features of wider heads.
 
     Returns:
         The first of `BACKENDS` with nothing unsupported, and the reasons of all those before it, by name.
     """
+    call = widened(call).call
     passed_over: dict[str, list[str]] = {}
     for backend in BACKENDS:
         reasons = backend.unsupported(call)
@@ -55,6 +57,9 @@ def choose(call: AttentionCall) -> tuple[Backend, dict[str, list[str]]]:
 def run_attention(implementation: str, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Attention with the terms of a scheme.
 
+    Backends are given tables of waves as features of wider heads, but for eager by name, the reference, which reads
+    their rows.
+
     Args:
         implementation: a value of `attn_implementation`: `AUTO` or a key of `BY_NAME`.
 
@@ -64,13 +69,16 @@ def run_attention(implementation: str, call: AttentionCall) -> tuple[torch.Tenso
     Raises:
         ValueError: for a backend that cannot compute the call; names those that can.
     """
+    wide = Widened.same(call) if implementation == Eager.name else widened(call)
     if implementation == AUTO:
-        backend, passed_over = choose(call)
+        backend, passed_over = choose(wide.call)
         if not torch.compiler.is_compiling():
             reasons = "; ".join(f"not {name}: {', '.join(why)}" for name, why in passed_over.items())
             logger.info_once(f"attn_implementation='{AUTO}' takes {backend.name} ({reasons or 'the first choice'})")
-        return backend.run(call)
-    return BY_NAME[check_implementation(implementation, call)].run(call)
+    else:
+        backend = BY_NAME[check_implementation(implementation, wide.call)]
+    out, weights = backend.run(wide.call)
+    return wide.finish(out), weights
 
 
 def check_implementation(requested: str | None, call: AttentionCall, scheme: str | None = None) -> str:
@@ -85,7 +93,7 @@ def check_implementation(requested: str | None, call: AttentionCall, scheme: str
     """
     if requested is None or requested == AUTO:
         return AUTO
-    call = replace(call, output_weights=False)  # Transformers itself says which backends return none
+    call = replace(widened(call).call, output_weights=False)  # Transformers itself says which backends return none
     if requested in BY_NAME:
         reasons = BY_NAME[requested].unsupported(replace(call, by_name=True))
         if not reasons:
@@ -101,5 +109,5 @@ def check_implementation(requested: str | None, call: AttentionCall, scheme: str
 
 def capable_implementations(call: AttentionCall) -> list[str]:
     """Values of `attn_implementation` that can compute a call, the default first."""
-    call = replace(call, by_name=True)
+    call = replace(widened(call).call, by_name=True)
     return [AUTO, *(name for name, backend in BY_NAME.items() if not backend.unsupported(call))]

@@ -47,9 +47,14 @@ class Table:
     row_of: Callable[[torch.Tensor], torch.Tensor]
     relation: torch.Tensor | None = None
 
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are."""
+        return self.rows.device
+
     def index(self, context: AttentionContext) -> torch.Tensor:
         """Row of every pair, (1, 1, L, K) or (B, 1, L, K)."""
-        relation = context.matrix(self.rows.device) if self.relation is None else self.relation
+        relation = context.matrix(self.device) if self.relation is None else self.relation
         index = self.row_of(relation)
         return index[None, None] if index.dim() == 2 else index[:, None]
 
@@ -258,10 +263,10 @@ def position_values(probabilities: torch.Tensor, terms: Terms, context: Attentio
     """
     total = None
     for table in terms.V:
-        index = table.index(context).expand(probabilities.shape)
-        mass = probabilities.new_zeros(*probabilities.shape[:-1], table.rows.shape[1])
+        index, rows = table.index(context).expand(probabilities.shape), table.rows
+        mass = probabilities.new_zeros(*probabilities.shape[:-1], rows.shape[1])
         mass = mass.scatter_add(-1, index, probabilities)
-        term = torch.matmul(mass, table.rows.to(mass.dtype))
+        term = torch.matmul(mass, rows.to(mass.dtype))
         total = term if total is None else total + term
     return total
 

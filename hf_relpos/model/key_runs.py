@@ -4,16 +4,21 @@ Buckets and clipping give runs of offsets one row of B. k·Bᵀ is then made onc
 each run: for a block of keys a matrix Y[x, j], runs by keys. A chunk of m queries needs its runs repeated, which is to
 copy rows of that matrix, E[p, j] = Y[run(p), j] for the block's size + m − 1 offsets p. Query i' (in reverse order)
 and key j meet at p = i' + j, so that E, read with a step of one row and one column for each key, is the block's part
-of the scores. Blocks whose offsets are all of the first or of the last run have one number for each key.
+of the scores. Keys whose offsets from all queries of the chunk are of the first run have one number each, and so have
+those of the last.
 
 The gradients go the same way back: E is filled through that view, its rows are added to their runs, and what all
 queries have left there is multiplied once with the keys and with B.
+
+Columns are the keys of a block in reverse order: the step from key to key is then shorter than that from query to
+query, so that PyTorch goes through both sides key by key, which is three times as fast.
 """
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
+from torch.nn.functional import pad
 
 from .skewed import QueryChunk, workspace
 
@@ -24,28 +29,19 @@ KEYS, ROW = 64, 128
 
 
 class Piece(NamedTuple):
-    """Blocks of keys that are treated alike, and which of their keys belong to the range.
+    """Some keys of one block, or some that have one run with all queries.
 
     Attributes:
-        block: the first.
-        blocks: how many; one where the offsets of the block are of several runs.
-        begin: of the first of the keys, in the block.
-        end: of the last, exclusive; 0 and all keys unless there is only one block.
-        run: that of all their offsets, or None.
-        at: the column of the scores where they begin.
+        block: the number of the block, or None.
+        run: 0 or −1, the one run, or None.
+        keys: which, among all.
+        columns: of the scores.
     """
 
-    block: int
-    blocks: int
-    begin: int
-    end: int
+    block: int | None
     run: int | None
-    at: int
-
-    @property
-    def columns(self) -> slice:
-        """Of the scores."""
-        return slice(self.at, self.at + self.blocks * (self.end - self.begin))
+    keys: slice
+    columns: slice
 
 
 class KeyRuns:
@@ -60,106 +56,112 @@ class KeyRuns:
     """
 
     def __init__(self, key: torch.Tensor, B: torch.Tensor, run_of: torch.Tensor, tails: tuple[int, int], first: int):
-        self.heads, self.keys, size = key.shape
-        self.width = KEYS if self.heads * KEYS >= ROW else ROW  # keys of a block
-        self.count = -(-self.keys // self.width)
-        self.B, self.tails, self.first = B, tails, first
-        self.offsets = run_of.shape[0]
-        self.run_of = torch.nn.functional.pad(run_of, (0, self.width), value=B.shape[1] - 1)
-        padded = torch.nn.functional.pad(key, (0, 0, 0, self.count * self.width - self.keys))
-        self.blocks = padded.view(self.heads, self.count, self.width, size).transpose(0, 1)  # (count, g, keys, d)
-        self.products: torch.Tensor | None = None
-        self.gradients: torch.Tensor | None = None
+        self.heads, keys, _ = key.shape
+        self.key, self.B, self.tails, self.first = key, B.expand(self.heads, -1, -1), tails, first
+        self.is_shared = B.shape[0] == 1
+        self.offsets, self.width = run_of.shape[0], KEYS if self.heads * KEYS >= ROW else ROW  # keys of a block
+        count = -(-keys // self.width)
+        self.run_of = pad(run_of, (0, self.width), value=B.shape[1] - 1)
+        padded = pad(key, (0, 0, 0, count * self.width - keys)).unflatten(1, (count, self.width))
+        self.blocks = padded.flip(2).unbind(1)  # (g, keys, d) each
+        begins = torch.arange(count) * self.width  # the first offset of a block is that from the last query
+        ends = (begins + first + self.width - 1).clamp(max=self.offsets - 1)
+        self.runs = list(zip(run_of[begins].tolist(), (run_of[ends] + 1).tolist(), strict=True))  # of each block
+        self.products: dict[int | None, torch.Tensor] = {}
+        self.gradients: dict[int | None, torch.Tensor] = {}
 
     def pieces(self, chunk: QueryChunk, index: int) -> Iterator[Piece]:
         """The pieces of a range of keys, from left to right."""
         begin, count = chunk.key_ranges[index]
-        end, last = begin + count, chunk.first + chunk.rows - 1
-        size, width = self.width, self.width + chunk.rows - 1
-        block = begin // size
-        while block * size < end:
-            low, high = max(begin - block * size, 0), min(end - block * size, size)
-            whole = (end - block * size) // size if high - low == size else 0  # blocks in the range, from this one on
-            offset = self.first + block * size - last
-            blocks, run = 1, None
-            if offset + width <= self.tails[0]:
-                run = 0
-                blocks = max(min(whole, (self.tails[0] - width - offset) // size + 1), 1)
-            elif offset >= self.offsets - self.tails[1]:
-                run = self.B.shape[1] - 1
-                blocks = max(whole, 1)
-            yield Piece(block, blocks, low, high, run, block * size + low - begin)
-            block += blocks
+        end = begin + count
+        # up to here all offsets are of the first run, and from there on of the last
+        left = min(max(self.tails[0] - self.first + chunk.first, begin), end)
+        right = min(max(self.offsets - self.tails[1] - self.first + chunk.first + chunk.rows - 1, left), end)
+        if begin < left:
+            yield Piece(None, 0, slice(begin, left), slice(0, left - begin))
+        for block in range(left // self.width, -(-right // self.width)):
+            low, high = max(left, block * self.width), min(right, (block + 1) * self.width)
+            yield Piece(block, None, slice(low, high), slice(low - begin, high - begin))
+        if right < end:
+            yield Piece(None, -1, slice(right, end), slice(right - begin, count))
 
     def expanded(self, chunk: QueryChunk, piece: Piece, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """E, (offsets, g · keys), and the pairs in it that belong to the piece, (g, m, keys)."""
-        width, row = self.width + chunk.rows - 1, self.heads * self.width
-        buffer = workspace("runs", (width, row), dtype, self.blocks.device)
-        shape = (self.heads, chunk.rows, piece.end - piece.begin)
-        return buffer, buffer.as_strided(shape, (self.width, row, row + 1), piece.begin * (row + 1))
+        """E, (g, offsets, keys), and the pairs in it that belong to the piece, (g, m, keys)."""
+        size = self.width
+        offsets, before = size + chunk.rows - 1, piece.keys.start % size
+        buffer = workspace("runs", (self.heads, offsets, size), dtype, self.key.device)
+        shape = (self.heads, chunk.rows, piece.keys.stop - piece.keys.start)
+        return buffer, buffer.as_strided(shape, (offsets * size, size, size - 1), (before + 1) * (size - 1))
 
-    def runs(self, chunk: QueryChunk, piece: Piece) -> torch.Tensor:
-        """The runs of the rows of E."""
-        offset = self.first + piece.block * self.width - (chunk.first + chunk.rows - 1)
-        return self.run_of[offset : offset + self.width + chunk.rows - 1]
+    def rows_of(self, chunk: QueryChunk, block: int) -> torch.Tensor:
+        """The rows of the block's products that are the rows of E."""
+        offset = self.first + block * self.width - (chunk.first + chunk.rows - 1)
+        return self.run_of[offset : offset + self.width + chunk.rows - 1] - self.runs[block][0]
 
-    def of_run(self, by_run: torch.Tensor, piece: Piece) -> torch.Tensor:
-        """The numbers of a piece with one run, (g, blocks, keys)."""
-        return by_run[piece.block : piece.block + piece.blocks, piece.run, :, piece.begin : piece.end].transpose(0, 1)
+    def by_run(self, name: str, dtype: torch.dtype) -> dict[int | None, torch.Tensor]:
+        """Buffers for every block, (g, its runs, keys); under None, for the first and the last run, (g, 2, K)."""
+        sizes = [(end - begin) * self.width for begin, end in self.runs]
+        buffer = workspace(name, (self.heads * sum(sizes),), dtype, self.key.device)
+        parts = buffer.split([self.heads * size for size in sizes])
+        buffers: dict[int | None, torch.Tensor] = {
+            block: part.view(self.heads, -1, self.width) for block, part in enumerate(parts)
+        }
+        buffers[None] = self.key.new_zeros(self.heads, 2, self.key.shape[1], dtype=dtype)
+        return buffers
 
     def add_to(self, scores: torch.Tensor, chunk: QueryChunk, index: int) -> None:
         """scores (g, m, n) += k_j · B_p."""
-        if self.products is None:
-            self.products = self._multiply()
+        if not self.products:
+            self._multiply()
         for piece in self.pieces(chunk, index):
             into = scores[:, :, piece.columns]
-            if piece.run is None:
-                buffer, pairs = self.expanded(chunk, piece, self.products.dtype)
-                torch.index_select(self.products[piece.block].flatten(1), 0, self.runs(chunk, piece), out=buffer)
-                into.add_(pairs)
+            if piece.block is None:
+                into.add_(self.products[None][:, piece.run, None, piece.keys])
             else:
-                into.unflatten(2, (piece.blocks, -1)).add_(self.of_run(self.products, piece)[:, None])
+                products = self.products[piece.block]
+                buffer, pairs = self.expanded(chunk, piece, products.dtype)
+                torch.index_select(products, 1, self.rows_of(chunk, piece.block), out=buffer)
+                into.add_(pairs)
 
-    def _multiply(self) -> torch.Tensor:
-        """k · Bᵀ by block: (count, N, g, keys)."""
-        rows = self.B.shape[1]
-        shape = (self.count, rows, self.heads, self.width)
-        products = workspace("by run", shape, self.blocks.dtype, self.blocks.device)
-        if self.B.shape[0] == 1:
-            keys = self.blocks.flatten(1, 2).transpose(1, 2)  # (count, d, g · keys)
-            torch.bmm(self.B.expand(self.count, -1, -1), keys, out=products.flatten(2))
-        else:
-            for head in range(self.heads):
-                keys = self.blocks[:, head].transpose(1, 2)  # (count, d, keys)
-                torch.bmm(self.B[head].expand(self.count, -1, -1), keys, out=products[:, :, head])
-        return products
+    def _multiply(self) -> None:
+        self.products = self.by_run("by run", self.key.dtype)
+        for block, (begin, end) in enumerate(self.runs):
+            torch.bmm(self.B[:, begin:end], self.blocks[block].transpose(1, 2), out=self.products[block])
+        torch.bmm(self.ends(), self.key.transpose(1, 2), out=self.products[None])
+
+    def ends(self) -> torch.Tensor:
+        """The rows of the first and the last run, (g, 2, d)."""
+        return torch.stack([self.B[:, 0], self.B[:, -1]], dim=1)
 
     def collect(self, scores: torch.Tensor, chunk: QueryChunk, index: int) -> None:
         """Take in the gradient of the scores, (g, m, n)."""
-        if self.gradients is None:
-            shape = (self.count, self.B.shape[1], self.heads, self.width)
-            precise = torch.promote_types(scores.dtype, torch.float32)
-            self.gradients = workspace("gradients by run", shape, precise, scores.device).zero_()
+        if not self.gradients:
+            self.gradients = self.by_run("gradients by run", torch.promote_types(scores.dtype, torch.float32))
+            for gradients in self.gradients.values():
+                gradients.zero_()
         for piece in self.pieces(chunk, index):
-            part = scores[:, :, piece.columns]
-            if piece.run is None:
-                buffer, pairs = self.expanded(chunk, piece, self.gradients.dtype)
+            part, gradients = scores[:, :, piece.columns], self.gradients[piece.block]
+            if piece.block is None:
+                gradients[:, piece.run, piece.keys] += part.sum(1, dtype=gradients.dtype)
+            else:
+                buffer, pairs = self.expanded(chunk, piece, gradients.dtype)
                 buffer.zero_()
                 pairs.copy_(part)
-                self.gradients[piece.block].flatten(1).index_add_(0, self.runs(chunk, piece), buffer)
-            else:
-                total = part.sum(1, dtype=self.gradients.dtype).unflatten(1, (piece.blocks, -1))
-                self.of_run(self.gradients, piece).add_(total)
+                gradients.index_add_(1, self.rows_of(chunk, piece.block), buffer)
 
     def finish(self, d_key: torch.Tensor, d_B: torch.Tensor) -> None:
         """Add what was collected to the gradients of the keys, (g, K, d), and of B, (g or 1, N, d)."""
-        if self.gradients is None:
-            return
-        gradients = self.gradients.to(self.B.dtype)
-        for head in range(self.heads):
-            own = head if self.B.shape[0] > 1 else 0
-            by_run = gradients[:, :, head]  # (count, N, keys)
-            by_key = torch.bmm(by_run.transpose(1, 2), self.B[own].expand(self.count, -1, -1))
-            d_key[head] += by_key.flatten(0, 1)[: self.keys]
-            d_B[own] += torch.bmm(by_run, self.blocks[:, head]).sum(0, dtype=d_B.dtype)
-        self.gradients = None
+        for block, gradients in self.gradients.items():
+            by_run = gradients.to(self.B.dtype)
+            if block is None:
+                d_key += torch.bmm(by_run.transpose(1, 2), self.ends())
+                by_row = torch.bmm(by_run, self.key)  # (g, 2, d)
+                for run in (0, -1):
+                    d_B[:, run] += by_row[:, run].sum(0, keepdim=True) if self.is_shared else by_row[:, run]
+                continue
+            begin, end = self.runs[block]
+            into = d_key[:, block * self.width : (block + 1) * self.width]
+            into += torch.bmm(by_run.transpose(1, 2), self.B[:, begin:end]).flip(1)[:, : into.shape[1]]
+            by_row = torch.bmm(by_run, self.blocks[block])  # (g, runs, d)
+            d_B[:, begin:end] += by_row.sum(0, keepdim=True) if self.is_shared else by_row
+        self.gradients = {}

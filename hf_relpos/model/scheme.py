@@ -60,6 +60,16 @@ def choice(default: Any, *others: Any, help: str) -> Option:
     return Option(default=default, help=f"{help}; one of {listed}", accepts=one_of(default, *others))
 
 
+TABLE_LETTERS = "ABcV"  # of the tables that a scheme may leave to the user to choose
+WHICH_TABLES = Option(
+    default=TABLE_LETTERS,
+    help=f"which tables there are: a string of letters of {TABLE_LETTERS!r}, each at most once",
+    accepts=lambda value: (
+        isinstance(value, str) and 0 < len(value) == len(set(value)) and set(value) <= set(TABLE_LETTERS)
+    ),
+)
+
+
 def dtype_of(module: nn.Module) -> torch.dtype:
     """The dtype of a module's parameters; float32 where it has none, as PyTorch's dynamically quantised layers."""
     return next((parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()), torch.float32)
@@ -99,10 +109,12 @@ class LinearParameter:
     Attributes:
         letters: the letters of the formula whose tables it enters, such as "A", or "AB" for both.
         distance_axis: the axis along which neighbours are neighbouring distances; None where there is none.
+        makes_rows: whether rows of the tables are combinations of its rows, the same ones in every head and feature.
     """
 
     letters: str
     distance_axis: int | None = -2
+    makes_rows: bool = True
 
 
 @dataclass(frozen=True)
@@ -279,9 +291,9 @@ class Scheme(nn.Module):
 
     @classmethod
     def has_tables(cls) -> bool:
-        """Whether it is made of tables of distances, which can be fitted and resized."""
+        """Whether it is made of tables of distances, which can be fitted."""
         parameters = cls.linear_parameters.values()
-        return len(parameters) > 0 and all(parameter.distance_axis is not None for parameter in parameters)
+        return len(parameters) > 0 and all(parameter.makes_rows for parameter in parameters)
 
     @classmethod
     def is_order_blind(cls, settings: Mapping[str, Any]) -> bool:

@@ -12,6 +12,7 @@ from transformers import initialization as init
 
 from .context import AttentionContext
 from .formula import Table, Terms
+from .kept_projections import project
 from .scheme import Option, RangeOption, Scheme, SharedScheme, choice, is_count
 from .tracing import is_traced
 
@@ -175,7 +176,7 @@ def disentangled_terms(
     def table(projection: Callable[[torch.Tensor], torch.Tensor] | None) -> tuple[Table, ...]:
         if projection is None:
             return ()
-        rows = projection(embeddings).unflatten(-1, (num_heads, -1)).transpose(0, 1)  # (H, N, d)
+        rows = project(projection, embeddings).unflatten(-1, (num_heads, -1)).transpose(0, 1)  # (H, N, d)
         return (Table(rows, row_of=lambda r: row_of_offset[r - context.low]),)
 
     return Terms(A=table(key_projection), B=table(query_projection))
@@ -184,12 +185,17 @@ def disentangled_terms(
 def rows_in_use(context: AttentionContext, span: int, one_to_one: int) -> tuple[int, int]:
     """First and last of the 2·span rows that the offsets of a call can have; all in a graph, which is for any length.
 
+    Without gradients they are those up to the next power of two, so that inputs of similar lengths have the same rows,
+    whose projections are kept (`kept_projections`).
+
     Args:
         one_to_one: distances up to this one have a row each, before logarithmic buckets begin.
     """
 
     def within(distance: int) -> int:
-        return span if is_traced() or distance > one_to_one else distance
+        if is_traced() or distance > one_to_one:
+            return span
+        return distance if torch.is_grad_enabled() or distance == 0 else min(1 << (distance - 1).bit_length(), span)
 
     return span - within(context.high), min(span + within(-context.low), 2 * span - 1)
 

@@ -14,11 +14,8 @@ from transformers import initialization as init
 
 from .context import AttentionContext
 from .formula import Table, Terms, toeplitz_table
-from .scheme import LinearParameter, Option, RangeOption, Scheme, choice, is_count
+from .scheme import TABLE_LETTERS, WHICH_TABLES, LinearParameter, Option, RangeOption, Scheme, choice, is_count
 from .tracing import is_traced
-
-
-LETTERS = "ABcV"
 
 
 def knots(max_distance: int, dense: int, per_octave: int) -> list[int]:
@@ -56,16 +53,7 @@ class Tables(Scheme, name="tables"):
     }
     renamed_options = {"reach": "max_distance"}
     options = {
-        "terms": Option(
-            default="ABcV",
-            help="which tables there are: a string of letters of 'ABcV', each at most once",
-            accepts=lambda value: (
-                isinstance(value, str)
-                and len(value) > 0
-                and len(set(value)) == len(value)
-                and set(value) <= set(LETTERS)
-            ),
-        ),
+        "terms": WHICH_TABLES,
         "per_head": choice(True, False, help="tables of their own for each head"),
         "max_distance": Option(
             default=None,
@@ -90,7 +78,7 @@ class Tables(Scheme, name="tables"):
         else:
             self.knots = list(range(-self.max_distance, self.max_distance + 1))
         heads = self.num_heads if self.settings["per_head"] else 1
-        for letter in LETTERS:
+        for letter in TABLE_LETTERS:
             width = () if letter == "c" else (self.head_size,)
             has_table = letter in self.settings["terms"]
             table = nn.Parameter(torch.empty(heads, len(self.knots), *width)) if has_table else None

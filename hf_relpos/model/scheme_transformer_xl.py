@@ -27,8 +27,8 @@ class TransformerXL(Scheme, name="transformer_xl"):
     extrapolation_claim = "works with a longer memory than it was trained with (causal)"
     range_option = RangeOption("clamp_len")
     linear_parameters = {
-        "r_net.weight": LinearParameter("A", distance_axis=None),
-        "r_w_bias": LinearParameter("u", distance_axis=None),
+        "r_net.weight": LinearParameter("A", distance_axis=None, makes_rows=False),
+        "r_w_bias": LinearParameter("u", distance_axis=None, makes_rows=False),
     }
     options = {
         "clamp_len": Option(

@@ -16,6 +16,7 @@ from .scheme_cape import Cape
 from .scheme_deberta import Deberta
 from .scheme_disan import DiSAN
 from .scheme_fire import Fire
+from .scheme_harmonic import Harmonic
 from .scheme_hop import Hop
 from .scheme_huang import HuangM1, HuangM2, HuangM3
 from .scheme_kerple import Kerple

@@ -1,0 +1,218 @@
+"""What the tables of a calibrated model earn and cost: fidelity to its source against the time of the whole model.
+
+    python scripts/bench_calibrated.py --source all-MiniLM-L6-v2 --data DATA
+    python scripts/bench_calibrated.py --source … --data … --variants 'harmonic*' 'tables ABcV'
+    python scripts/bench_calibrated.py --list
+
+Each variant is a scheme with options. It is calibrated on training text, compared with the source on the converter's
+own held-out passages and on a text of another kind (sentence cosine at each length), and timed in turns with the
+source at 128 and 512 tokens (`time.thread_time`, one thread). Writes OUT/calibrated.json and .md after every variant,
+and .png at the end (extra `plot`); a variant that is in the JSON with the same settings is not measured again.
+"""
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import torch
+from conversion_quality.texts import DATA
+from experiments.arguments import RESULTS, positive_int
+from experiments.measuring import environment, time_in_turns
+from experiments.reports import Table, describe, markdown_sections, print_tables, write_report
+from transformers.utils import logging
+
+from hf_relpos import convert
+from hf_relpos.evaluation import FidelitySettings, fidelity, load_encoder
+from hf_relpos.evaluation.compare import windows_by_length
+from hf_relpos.files import atomic_file
+
+
+OTHER = "text/peps.jsonl.xz", "body"  # technical specifications
+LENGTHS = (16, 64, 128, 256, 512)
+TIMED = (128, 512)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A scheme with options, and options of the method."""
+
+    scheme: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    method: Mapping[str, Any] = field(default_factory=dict)
+
+
+def variants() -> dict[str, Variant]:
+    """Name to variant: terms, then knots, then waves, then coefficients shared by the heads."""
+    found = {}
+    for terms in ("ABcV", "ABc", "AcV", "BcV", "AV", "A", "cV", "c"):
+        found[f"tables {terms}"] = Variant("tables", {"terms": terms})
+    for dense, octave in ((32, 8), (8, 2), (4, 1)):
+        found[f"tables ABcV, {dense} + {octave} an octave"] = Variant("tables", {"dense": dense, "per_octave": octave})
+    for waves in (4, 8, 16):
+        for terms in ("ABcV", "AcV", "ABc", "Ac"):
+            found[f"harmonic {terms}, W = {waves}"] = Variant("harmonic", {"terms": terms, "waves": waves})
+    found["tables AcV, shared"] = Variant("tables", {"terms": "AcV", "per_head": False})
+    found["harmonic AcV, W = 8, shared"] = Variant("harmonic", {"terms": "AcV", "waves": 8, "per_head": False})
+    found["relative_key"] = Variant("relative_key")
+    return found
+
+
+def measure(variant: Variant, args: argparse.Namespace, texts: list[Path], fields: list[str]) -> dict[str, Any]:
+    """Fidelity and time of one variant."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = convert(
+            args.source,
+            Path(folder) / "out",
+            position_embedding_type=variant.scheme,
+            position_options=variant.options,
+            method="calibrate",
+            method_options={"tokens": args.tokens, **variant.method},
+            texts=texts,
+            field=fields,
+            seed=args.seed,
+            device="cpu",
+        )
+        teacher, student = (load_encoder(str(path)) for path in (args.source, Path(folder) / "out"))
+    windows, _, _ = windows_by_length(teacher.tokenizer, [args.other], args.other_field, LENGTHS, args.window_tokens)
+    settings = FidelitySettings(teacher.pooling, divergence=False, ceiling=False)
+    other = fidelity(teacher.model, student.model, windows, settings).lengths
+    own = report.fidelity.lengths if report.fidelity else []
+    return {
+        "sentence": {str(entry.length): round(entry.sentence_cosine, 4) for entry in own},
+        "token": {str(entry.length): round(entry.token_cosine, 4) for entry in own},
+        "other": {str(entry.length): round(entry.sentence_cosine, 4) for entry in other},
+        "times": {str(length): times(teacher.model, student.model, length, args.rounds) for length in TIMED},
+        "fit_cpu_seconds": round(report.details["calibration"]["cpu_seconds"], 1),
+    }
+
+
+@torch.inference_mode()
+def times(teacher: torch.nn.Module, student: torch.nn.Module, length: int, rounds: int) -> dict[str, float]:
+    """CPU seconds of a forward pass of 1,024 tokens in rows of that length, of the source and of the variant."""
+    ids = torch.randint(1000, 20_000, (max(1, 1024 // length), length), generator=torch.Generator().manual_seed(0))
+
+    def run(model: torch.nn.Module) -> Callable[[], object]:
+        return lambda: model(ids)
+
+    taken = time_in_turns({"source": run(teacher), "variant": run(student)}, rounds)
+    return {name: round(seconds, 5) for name, seconds in taken.items()}
+
+
+def ratio(row: Mapping[str, Any], length: int) -> float:
+    """Time of the variant in units of the source's."""
+    return row["times"][str(length)]["variant"] / row["times"][str(length)]["source"]
+
+
+def on_the_front(rows: Mapping[str, Mapping[str, Any]], name: str) -> bool:
+    """Whether no other variant is both closer (mean sentence cosine, own text) and quicker at the longest length."""
+    mean = {other: sum(row["sentence"].values()) / len(row["sentence"]) for other, row in rows.items()}
+    cost = {other: ratio(row, TIMED[-1]) for other, row in rows.items()}
+    return not any(mean[other] > mean[name] and cost[other] < cost[name] for other in rows)
+
+
+def tables(results: dict[str, Any]) -> list[Table]:
+    """One row for each variant, the quickest first; those on the front are marked."""
+    rows = {name: entry["result"] for name, entry in results["variants"].items()}
+    lines = []
+    for name, row in sorted(rows.items(), key=lambda item: ratio(item[1], TIMED[-1])):
+        cosines = [
+            " ".join(f"{row[key][str(length)]:.3f}".lstrip("0") for length in LENGTHS if str(length) in row[key])
+            for key in ("sentence", "other")
+        ]
+        cost = [f"{ratio(row, length):.2f}" for length in TIMED]
+        mark = "•" if on_the_front(rows, name) else ""
+        lines.append([name, mark, *cost, *cosines, f"{row['fit_cpu_seconds']:.0f}"])
+    columns = ["variant", "front", *(f"time × source, {length}" for length in TIMED)]
+    columns += ["sentence cosine, held-out passages", "sentence cosine, text of another kind", "fit, CPU s"]
+    return [("Fidelity and time", columns, lines)]
+
+
+def card(results: dict[str, Any]) -> str:
+    """calibrated.md."""
+    return (
+        f"# Calibrated models: what their tables earn and cost\n\n{describe(results['environment'])}\n"
+        f"Written by scripts/bench_calibrated.py: {results['about']}. Sentence cosine to the source at "
+        f"{' / '.join(map(str, LENGTHS))} tokens; times of the whole model, forward, 1,024 tokens in rows of one "
+        "length, beside the source (SDPA) in the same process. • no other variant is both closer and quicker.\n"
+        f"{markdown_sections(tables(results))}"
+    )
+
+
+def draw(results: dict[str, Any], path: Path) -> None:
+    """Mean sentence cosine against time at the longest length."""
+    from hf_relpos.plot import figure_class
+
+    figure = figure_class()(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    rows = {name: entry["result"] for name, entry in results["variants"].items()}
+    for name, row in rows.items():
+        mean = sum(row["sentence"].values()) / len(row["sentence"])
+        front = on_the_front(rows, name)
+        axes.plot(ratio(row, TIMED[-1]), mean, "o", color="C1" if front else "0.6")
+        axes.annotate(name, (ratio(row, TIMED[-1]), mean), fontsize=7, xytext=(4, 2), textcoords="offset points")
+    axes.set_xlabel(f"time of the whole model at {TIMED[-1]} tokens, × its source")
+    axes.set_ylabel("mean sentence cosine to the source, 16 to 512 tokens")
+    with atomic_file(path) as unfinished:
+        figure.savefig(unfinished, format="png", dpi=120)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Arguments; with --list only that one is needed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--source", help="sentence-embedding BERT with absolute positions")
+    parser.add_argument("--data", type=Path, help="folder with the files named in conversion_quality/texts.py")
+    parser.add_argument("--variants", nargs="+", default=["*"], help="patterns of the variants to measure")
+    parser.add_argument("--list", action="store_true", help="print the names of the variants, and do nothing else")
+    parser.add_argument("--tokens", type=positive_int, default=20_000, help="to calibrate on")
+    parser.add_argument("--window-tokens", type=positive_int, default=4096, help="of the other text, at each length")
+    parser.add_argument("--rounds", type=positive_int, default=7)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=RESULTS / "benchmarks")
+    args = parser.parse_args(arguments)
+    if not args.list and not (args.source and args.data):
+        parser.error("--source and --data are needed")
+    unknown = [pattern for pattern in args.variants if not any(fnmatch(name, pattern) for name in variants())]
+    if unknown:
+        parser.error(f"--variants {unknown[0]}: fits none; --list names them")
+    return args
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    args = parse(arguments)
+    if args.list:
+        print("\n".join(variants()))
+        return
+    torch.set_num_threads(1)
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    sources = [source.partition("#") for source in DATA["train_text"]]
+    texts, fields = [args.data / path for path, _, _ in sources], [column or "text" for _, _, column in sources]
+    args.other, args.other_field = args.data / OTHER[0], OTHER[1]
+    names = ", ".join(path.name for path in texts)
+    path = args.out / "calibrated.json"
+    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"variants": {}}
+    results["about"] = (
+        f"{Path(args.source).name}, {args.tokens:,} tokens of {names}; the text of another kind is {args.other.name}, "
+        f"{args.window_tokens:,} tokens of each length"
+    )
+    settings = {"source": Path(args.source).name, "tokens": args.tokens, "window_tokens": args.window_tokens}
+    settings |= {"seed": args.seed, "rounds": args.rounds}
+    results["variants"] = {name: row for name, row in results["variants"].items() if row["settings"] == settings}
+    for name, variant in variants().items():
+        if name in results["variants"] or not any(fnmatch(name, pattern) for pattern in args.variants):
+            continue
+        result = measure(variant, args, texts, fields)
+        results["environment"] = environment()
+        results["variants"][name] = {"settings": settings, "result": result}
+        write_report(args.out / "calibrated", results, card(results))
+        print_tables(tables(results))
+    draw(results, path.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()
