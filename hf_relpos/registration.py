@@ -4,6 +4,7 @@ import transformers
 from transformers import AutoConfig, AutoTokenizer, BertTokenizer
 from transformers.utils import is_peft_available
 
+from .kernels import register as register_kernels
 from .model.configuration_relpos_bert import RelPosBertConfig
 from .model.foreign import register_reader
 from .model.modeling_relpos_bert import HEADS
@@ -14,7 +15,8 @@ READER = f"{__package__}.conversion.direct"
 
 
 def register() -> None:
-    """Register `relpos_bert` with the Auto classes and with PEFT. Idempotent; called once by `import hf_relpos`."""
+    """Register `relpos_bert` with the Auto classes and with PEFT. Idempotent; called once after `import hf_relpos`."""
+    register_kernels()
     AutoConfig.register(RelPosBertConfig.model_type, RelPosBertConfig, exist_ok=True)
     for auto, head in HEADS.items():
         getattr(transformers, auto).register(RelPosBertConfig, head, exist_ok=True)

@@ -8,14 +8,15 @@ and training steps (the mean square of the output, backward) of one text, and of
 tokens; of texts of 1,024 tokens and more one round after the warm-up. Outputs are compared before any time is taken; a
 difference above 1e-5 ends the run. Memory is the growth of the largest resident size over a training step of the
 longest text in a process of its own. The effects in `hf_relpos/live/families.py` are said after these figures. Written
-to docs/results/benchmarks: cpu-live.json and .md.
+to docs/results/benchmarks after each measurement: cpu-live.json and .md.
 """
 
 import copy
 import gc
+import itertools
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from experiments.arguments import benchmark_parser
@@ -91,27 +92,24 @@ def running(model: torch.nn.Module, kind: str, inputs: dict[str, torch.Tensor]) 
     return step
 
 
-def measure(family: str, cases: list[str], rounds: int) -> list[dict]:
-    """Times of stock and of ours, in turns."""
+def measure(family: str, cases: list[str], rounds: int) -> Iterator[dict]:
+    """Times of stock and of ours, in turns, case by case."""
     from hf_relpos import accelerate_attention
 
-    rows, stock = [], model_of(family)
+    stock = model_of(family)
     ours = copy.deepcopy(stock)
     accelerate_attention(ours)
-    for case in cases:
+    for case, kind in itertools.product(cases, KINDS):
         inputs = inputs_of(family, case)
-        for kind in ("forward", "training"):
-            runs = {"stock": running(stock, kind, inputs), "ours": running(ours, kind, inputs)}
-            expected = runs["stock"]()
-            difference = float((runs["ours"]() - expected).abs().max() / expected.abs().max())
-            if not difference <= 1e-5:
-                raise SystemExit(f"{family}, {case}: outputs differ by {difference:.1e}; no times are shown")
-            taken = time_in_turns(runs, 1 if LENGTHS[case] >= 1024 else rounds)
-            row = {"family": family, "case": case, "pass": kind, **{k: round(s, 4) for k, s in taken.items()}}
-            rows.append({**row, "faster": round(taken["stock"] / taken["ours"], 2), "difference": difference})
-            print(rows[-1], file=sys.stderr)
-    gc.collect()
-    return rows
+        runs = {"stock": running(stock, kind, inputs), "ours": running(ours, kind, inputs)}
+        expected = runs["stock"]()
+        difference = float((runs["ours"]() - expected).abs().max() / expected.abs().max())
+        if not difference <= 1e-5:
+            raise SystemExit(f"{family}, {case}: outputs differ by {difference:.1e}; no times are shown")
+        taken = time_in_turns(runs, 1 if LENGTHS[case] >= 1024 else rounds)
+        row = {"family": family, "case": case, "pass": kind, **{k: round(s, 4) for k, s in taken.items()}}
+        yield {**row, "faster": round(taken["stock"] / taken["ours"], 2), "difference": difference}
+        gc.collect()
 
 
 def memory(family: str, variant: str, case: str) -> float:
@@ -131,11 +129,13 @@ def memory(family: str, variant: str, case: str) -> float:
 
 
 def tables(results: dict) -> list[Table]:
-    rows = []
-    for family in dict.fromkeys(row["family"] for row in results["times"]):
-        cells = {(row["case"], row["pass"]): row for row in results["times"] if row["family"] == family}
-        rows.append([family] + [f"{row['faster']:.2f}" for row in cells.values()])
-    columns = [f"{case} tokens, {KINDS[kind]}" for case, kind in cells]
+    faster = {(row["family"], row["case"], row["pass"]): f"{row['faster']:.2f}" for row in results["times"]}
+    cases = dict.fromkeys((row["case"], row["pass"]) for row in results["times"])
+    rows = [
+        [family, *(faster.get((family, *case), "–") for case in cases)]
+        for family in dict.fromkeys(row["family"] for row in results["times"])
+    ]
+    columns = [f"{case} tokens, {KINDS[kind]}" for case, kind in cases]
     grown = [
         [family, f"{of['stock']:.0f}", f"{of['ours']:.0f}", f"{of['stock'] / of['ours']:.1f}"]
         for family, of in results["memory"].items()
@@ -173,15 +173,17 @@ def main() -> None:
     longest = max(args.cases, key=LENGTHS.__getitem__)
     results = {"environment": environment(), "times": [], "longest": longest, "memory": {}}
     for family in args.families:
-        results["times"] += measure(family, args.cases, args.rounds)
-    write_report(args.out / "cpu-live", results, card(results))
+        for row in measure(family, args.cases, args.rounds):
+            print(row, file=sys.stderr)
+            results["times"].append(row)
+            write_report(args.out / "cpu-live", results, card(results))
     for family in args.families:
         results["memory"][family] = {
             variant: run_worker(sys.executable, __file__, "--worker", f"{family}/{variant}/{longest}")
             for variant in ("stock", "ours")
         }
+        write_report(args.out / "cpu-live", results, card(results))
     print_tables(tables(results))
-    write_report(args.out / "cpu-live", results, card(results))
 
 
 if __name__ == "__main__":

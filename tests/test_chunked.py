@@ -58,6 +58,7 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(key_runs, "KEYS", 8)
     monkeypatch.setattr(key_runs, "ROW", 16)
     monkeypatch.setattr(backend_chunked, "FEWEST_SCORES", 0)
+    monkeypatch.setattr(backend_chunked, "KEPT", 0)
     fresh = chunk_products.workspace
 
     def poisoned(name, shape, dtype, device):
@@ -447,6 +448,50 @@ def test_products_with_runs_do_not_grow_with_the_queries(monkeypatch):
         cost.append(products.count)
     runs = 22 + 3 + 2  # of both tables together, and the first and the last on their own
     assert cost[0] - cost[1] <= 4 * BATCH * HEADS * SIZE * 480 * runs  # two of them forward, and two gradients
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("mask", MASKS)
+def test_probabilities_that_are_kept_give_the_gradients_of_those_computed_again(mask, dropout, dtype, monkeypatch):
+    length = 100
+    terms, _ = random_terms(ALL, shared=False)
+    tensors, context, seen = vectors(length, length), AttentionContext(length, length), MASKS[mask](length)
+    results, held = [], []
+    for most in (0, 1 << 20):
+        monkeypatch.setattr(backend_chunked, "KEPT", most)
+        own, leaves = converted(terms, dtype)
+        inputs = [tensor.to(dtype).requires_grad_() for tensor in tensors]
+        sizes = []
+        torch.manual_seed(3)
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, s=sizes: s.append(x.numel()) or x, lambda x: x):
+            content, query, key = content_vectors(*inputs[:2], own, context)
+            form = to_toeplitz(own, context, query, by_run=True)
+            out = chunked_attention(content, query, key, inputs[2], form, 0, seen, dropout=dropout)
+        total = out.double().square().sum()
+        first = torch.autograd.grad(total, [*inputs, *leaves], retain_graph=True, allow_unused=True)
+        again = torch.autograd.grad(total, [*inputs, *leaves], allow_unused=True)
+        assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True) if x is not None)
+        results.append([out, *(x for x in first if x is not None)])
+        held.append(sum(sizes))
+    assert all(map(torch.equal, *results))
+    assert held[1] > held[0]
+
+
+def test_what_needs_no_gradients_keeps_no_probabilities(monkeypatch):
+    """Nor does a call of more scores than may be kept."""
+    scores, size = BATCH * HEADS * 100 * 100, torch.float64.itemsize
+    terms, context = terms_of_runs(*RUNS["clipped"], 1), AttentionContext(100, 100)
+    held = []
+    for most, needed in ((scores * size, True), (scores * size - 1, True), (scores * size, False)):
+        monkeypatch.setattr(backend_chunked, "KEPT", most)
+        tensors = [tensor.requires_grad_(needed) for tensor in vectors(100, 100)]
+        form = to_toeplitz(terms, context, tensors[0], by_run=True)
+        sizes = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, s=sizes: s.append(x.numel()) or x, lambda x: x):
+            chunked_attention(tensors[0], *tensors, form)
+        held.append(sum(sizes))
+    assert held[0] - held[1] >= scores and held[2] == 0
 
 
 def test_many_runs_are_lowered_to_offsets():

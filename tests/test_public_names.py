@@ -1,25 +1,35 @@
 """What `import hf_relpos` offers, and what it does to the interpreter."""
 
+import ast
 import json
+import os
 import subprocess
 import sys
 import types
+from pathlib import Path
+
+import pytest
 
 import hf_relpos
 from hf_relpos.model.modeling_relpos_bert import HEADS
 
 
-def test_all_is_what_is_reachable():
-    reachable = {
-        name
-        for name, value in vars(hf_relpos).items()
-        if not name.startswith("_") and not isinstance(value, types.ModuleType)
-    }
-    assert reachable == set(hf_relpos.__all__) - {"__version__", *hf_relpos._LAZY}
-    assert all(callable(getattr(hf_relpos, name)) for name in hf_relpos._LAZY)
-    assert isinstance(hf_relpos.convert, types.FunctionType)
+def test_every_name_is_reachable_and_known_to_type_checkers():
     assert len(set(hf_relpos.__all__)) == len(hf_relpos.__all__)
-    assert isinstance(hf_relpos.__version__, str)
+    assert all(callable(getattr(hf_relpos, name)) or name == "SCHEMES" for name in hf_relpos._MODULES)
+    assert isinstance(hf_relpos.convert, types.FunctionType) and isinstance(hf_relpos.__version__, str)
+    assert set(hf_relpos.__all__) <= set(dir(hf_relpos))
+    tree = ast.parse(Path(hf_relpos.__file__).read_text("utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    declared = {name.asname: f".{node.module}" for node in block.body for name in node.names}
+    assert declared == hf_relpos._MODULES
+
+
+def test_names_that_are_not_there():
+    assert hf_relpos.files.__name__ == "hf_relpos.files"
+    for name in ("convrt", "_convert"):
+        with pytest.raises(AttributeError, match=f"module 'hf_relpos' has no attribute '{name}'"):
+            getattr(hf_relpos, name)
 
 
 def test_every_head_is_public():
@@ -60,3 +70,72 @@ def test_import_registers_and_brings_nothing_else():
     assert not {"triton", "typer", "rich", "accelerate", "datasets", "tokenizers"} & set(found["new"])
     assert found["registered"] == list(HEADS)
     assert found["config"] and found["tokenizer"] and found["bert"]
+
+
+LATER = """
+import sys
+{before}
+import hf_relpos
+
+if {lazy}:
+    assert not {{"torch", "transformers"}} & set(sys.modules)
+    hf_relpos.__version__
+    assert "hf_relpos.registration" not in sys.modules
+{use}
+assert "hf_relpos.registration" in sys.modules
+assert not any("_Watcher" in str(finder) for finder in sys.meta_path)
+from transformers import AutoConfig, AutoModelForMaskedLM
+from hf_relpos.model.backends import BACKENDS
+
+model = AutoModelForMaskedLM.from_config(AutoConfig.for_model("relpos_bert", hidden_size=24))
+assert type(model) is hf_relpos.RelPosBertForMaskedLM and BACKENDS[0].name == "triton"
+assert type(sys.modules["transformers.modeling_utils"].__spec__.loader).__name__ == "SourceFileLoader"
+"""
+WAYS = {
+    "the Auto classes, before": ("from transformers import AutoModel", "pass"),
+    "the Auto classes, after": ("", "from transformers import AutoModel"),
+    "a configuration, after": ("", "from transformers import AutoConfig"),
+    "a pipeline, after": ("", "from transformers import pipeline"),
+    "another model, after": ("import transformers.utils", "from transformers import BertModel"),
+    "a name of ours": ("", "hf_relpos.RelPosBertModel"),
+    "a module of ours": ("", "import hf_relpos.model.formula, hf_relpos.model.backends"),
+    "a tokenizer, in a thread": (
+        "",
+        "import threading\n"
+        "import_it = lambda: __import__('transformers').AutoTokenizer\n"
+        "threads = [threading.Thread(target=import_it) for _ in range(3)]\n"
+        "[thread.start() for thread in threads], [thread.join() for thread in threads]",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "way", [name if number == 1 else pytest.param(name, marks=pytest.mark.full) for number, name in enumerate(WAYS)]
+)
+def test_import_registers_when_the_auto_classes_are_imported(way):
+    """And imports neither torch nor Transformers before."""
+    before, use = WAYS[way]
+    code = LATER.format(before=before, use=use, lazy=not before)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.full
+def test_a_module_that_fails_to_import_does_not_block_registration(tmp_path):
+    (tmp_path / "transformers_extra.py").write_text("import not_there")
+    code = """
+import sys
+import hf_relpos
+for name in ("transformers_extra", "transformers.not_there"):
+    try:
+        __import__(name)
+    except ModuleNotFoundError:
+        pass
+    else:
+        raise AssertionError(name)
+from transformers import AutoConfig
+AutoConfig.for_model("relpos_bert")
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr

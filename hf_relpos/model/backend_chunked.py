@@ -1,8 +1,9 @@
 """Attention in chunks: relative terms at nearly the price of absolute attention, in memory linear in the length.
 
 Plain PyTorch, exact gradients of all inputs and tables. Every sum has a fixed order, nothing is kept from the forward
-but its inputs, and dropout is replayed from a seed. Buffers are kept between calls, since fresh pages cost as much as
-the arithmetic (`release_workspace` frees them). There is no second derivative (`once_differentiable`): `eager` has it.
+but its inputs (and the probabilities of a short call), and dropout is replayed from a seed. Buffers are kept between
+calls, since fresh pages cost as much as the arithmetic (`release_workspace` frees them). There is no second derivative
+(`once_differentiable`): `eager` has it.
 """
 
 import functools
@@ -24,6 +25,9 @@ from .toeplitz import ToeplitzTerms
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 # Calls of fewer scores, B·H·L·K, are over before chunks have begun to pay (scripts/bench_attention.py).
 FEWEST_SCORES = 1 << 19
+# Bytes of scores up to which training keeps the probabilities of a call: 12 MB for one row of 512 tokens and 12 heads,
+# whose forward and backward take a sixth to a fifth less.
+KEPT = 1 << 24
 
 
 class Chunked:
@@ -144,9 +148,11 @@ class _Chunked(torch.autograd.Function):
         new = content.new_empty if call.ends is None else content.new_zeros
         out = new(batch, length, heads, value.shape[3])
         generator = torch.Generator(content.device).manual_seed(call.seed) if call.dropout else None
+        is_short = batch * heads * length * keys * content.element_size() <= KEPT
+        kept: list[torch.Tensor] | None = [] if is_short and any(ctx.needs_input_grad) else None
         with torch.autocast(content.device.type, enabled=False):
             row_groups, head_groups = groups(call, batch, heads, length, keys, content.device)
-            fused = is_bias(call, inputs)
+            fused = kept is None and is_bias(call, inputs)
             for rows in row_groups:
                 chunks = schedule(call, rows, length, keys, content.device)
                 for group_heads in head_groups:
@@ -157,15 +163,16 @@ class _Chunked(torch.autograd.Function):
                             into.copy_(FusedGroup(call, rows, group_heads, inputs).forward(chunk))
                             continue
                         group = HeadGroup(call, rows, group_heads, inputs) if group is None else group
-                        into.copy_(group.by_row(group.forward(chunk, generator)).transpose(1, 2))
-        ctx.save_for_backward(*inputs)
+                        into.copy_(group.by_row(group.forward(chunk, generator, kept)).transpose(1, 2))
+        ctx.save_for_backward(*inputs, *(kept or ()))
         ctx.same, ctx.call = query is content, call
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        inputs, call = Inputs(*ctx.saved_tensors), ctx.call
+        saved, call = ctx.saved_tensors, ctx.call
+        inputs, kept = Inputs(*saved[: len(Inputs._fields)]), iter(saved[len(Inputs._fields) :])
         if ctx.same:
             inputs = inputs._replace(query=inputs.content)
         content, key = inputs.content, inputs.key
@@ -182,7 +189,7 @@ class _Chunked(torch.autograd.Function):
                     group = HeadGroup(call, rows, group_heads, inputs)
                     total.start_group(group)
                     for chunk in chunks:
-                        group.backward(chunk, generator, d_out.transpose(1, 2), total)
+                        group.backward(chunk, generator, d_out.transpose(1, 2), total, next(kept, None))
                     group.finish(total)
                     d_key[rows, group_heads] = group.by_row(total.key)[:, :, :keys]
                     d_value[rows, group_heads] = group.by_row(total.value)[:, :, :keys]

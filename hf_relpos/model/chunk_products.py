@@ -4,7 +4,8 @@ The scores are one dense buffer: products by offset (`diagonals.py`) are written
 content product is added in place. Each range of keys has columns up to a multiple of ALIGNED; those of no pair are
 −inf, so that one softmax over the whole buffer is the softmax of every row, with zeros there.
 
-The backward computes the chunk's probabilities again, and writes the gradients of the scores through the same views.
+The backward computes the chunk's probabilities again, unless they were kept, and writes the gradients of
+the scores through the same views.
 """
 
 from typing import NamedTuple
@@ -219,11 +220,19 @@ class HeadGroup:
             drawn_masks.append(torch.ge(drawn, least.to(torch.uint8) + low, out=factors))
         return drawn_masks
 
-    def forward(self, chunk: QueryChunk, generator: torch.Generator | None) -> torch.Tensor:
-        """What the chunk's queries get, in their order, (g, m, d)."""
+    def forward(
+        self, chunk: QueryChunk, generator: torch.Generator | None, kept: list[torch.Tensor] | None = None
+    ) -> torch.Tensor:
+        """What the chunk's queries get, in their order, (g, m, d).
+
+        Args:
+            kept: where to put the probabilities, if the backward is not to compute them again.
+        """
         content = self.vectors_of(self.content, chunk)
         query = content if self.query is None else self.vectors_of(self.query, chunk)
         buffer = self.probabilities(chunk, content, query)
+        if kept is not None:
+            kept.append(buffer.clone())
         for index, factors in enumerate(self.dropout_factors(chunk, generator)):
             self.columns(buffer, chunk, index)[1].mul_(factors)
         out = None
@@ -237,11 +246,19 @@ class HeadGroup:
             out /= self.call.keep_probability
         return out.flip(1)
 
-    def backward(self, chunk: QueryChunk, generator: torch.Generator | None, d_out, total: "Gradients") -> None:
+    def backward(
+        self,
+        chunk: QueryChunk,
+        generator: torch.Generator | None,
+        d_out: torch.Tensor,
+        total: "Gradients",
+        probabilities: torch.Tensor | None = None,
+    ) -> None:
         """Add the chunk's share to all gradients.
 
         Args:
             d_out: gradient of what `forward` gave, of the whole call, (B, H, L, d).
+            probabilities: what `forward` kept for the chunk, or None.
         """
         terms = self.call.terms
         content = self.vectors_of(self.content, chunk)
@@ -249,7 +266,11 @@ class HeadGroup:
         d_out = self.vectors_of(self.by_head(d_out), chunk)
         if generator is not None:
             d_out = d_out / self.call.keep_probability
-        buffer, gradients = self.probabilities(chunk, content, query), self.buffer("gradients", chunk)
+        if probabilities is None:
+            buffer = self.probabilities(chunk, content, query)
+        else:
+            buffer = self.buffer("scores", chunk).copy_(probabilities)
+        gradients = self.buffer("gradients", chunk)
         kept = self.dropout_factors(chunk, generator)
         mean = 0.0  # Σ_j α_ij ∂α_ij
         for index in range(len(chunk.key_ranges)):
