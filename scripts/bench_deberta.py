@@ -253,15 +253,16 @@ def seconds(results: dict) -> dict[str, dict[Case, float]]:
 
 
 def against_stock(results: dict) -> list[list[str]]:
-    """How many times faster than stock, and how many times that could be."""
+    """How many times faster than stock, and how many times that could be, where it was measured."""
     taken = seconds(results)
+    least = taken.get(LEAST, {})
     return [
         [
             KINDS[kind],
             f"{length:,}",
             str(batch),
             f"{taken[STOCK][kind, length, batch] / ours:.2f}",
-            f"{taken[STOCK][kind, length, batch] / taken[LEAST][kind, length, batch]:.2f}",
+            f"{taken[STOCK][kind, length, batch] / least[kind, length, batch]:.2f}" if least else "–",
             f"{ours / taken[FLOOR][kind, length, batch]:.2f}",
         ]
         for (kind, length, batch), ours in taken.get(OURS, {}).items()
