@@ -1,7 +1,7 @@
 """The command line, `hf-relpos`.
 
-Commands import what they need when they run. Errors that the user can correct are printed without a traceback, with
-exit code 2.
+Commands import what they need when they run: help needs neither torch nor Transformers. Errors that the user can
+correct are printed without a traceback, with exit code 2.
 """
 
 import json
@@ -16,12 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from .console import plain_errors, plain_warnings, print_table, progress_bar
+from .version import __version__
 
 
 app = typer.Typer(
-    help="BERT with relative positions.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -35,6 +34,21 @@ FIELD = (
     "in their order."
 )
 TEXT = "Text: .txt, .jsonl, .tsv, compressed or not, a folder of these, or a Hub dataset."
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """BERT with relative positions."""
 
 
 def parse_options(pairs: list[str], flag: str = "--option") -> dict[str, Any]:
@@ -182,19 +196,62 @@ def export(
 
 
 @app.command()
-def schemes() -> None:
-    """List the position schemes."""
+def inspect(
+    source: Annotated[str, typer.Argument(help="Folder or Hub repository of a checkpoint.")],
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the Hub repository.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what a checkpoint is, what Transformers alone makes of it, and which command reads it here."""
+    with plain_errors():
+        from dataclasses import asdict
+
+        from .conversion.inspection import inspect_checkpoint
+
+        found = asdict(inspect_checkpoint(source, revision))
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    tables = found["tables"]
+    found["tables"] = (tables[0] + (f" and {len(tables) - 1} more" if len(tables) > 1 else "")) if tables else "none"
+    titles = {"trained_length": "trained length", "elsewhere": "Transformers v5", "command": "run"}
+    for name, value in found.items():
+        if value:
+            typer.echo(f"{titles.get(name, name):16}{value}")
+
+
+@app.command()
+def schemes(
+    name: Annotated[str | None, typer.Argument(help="A scheme: print its options and backends.")] = None,
+) -> None:
+    """List the position schemes; with NAME, the options of one and the backends that compute it."""
+    with plain_errors():
+        from .model.schemes import SCHEMES
+
+        if name is None:
+            table = Table("scheme", "source", box=box.SIMPLE_HEAD)
+            table.columns[0].no_wrap = True
+            for each, scheme in SCHEMES.items():
+                table.add_row(each, Text(scheme.source))
+            Console().print(table)
+        else:
+            _print_scheme(name)
+
+
+def _print_scheme(name: str) -> None:
     from .model.capabilities import supported_implementations
     from .model.configuration_relpos_bert import RelPosBertConfig
-    from .model.schemes import SCHEMES
+    from .model.schemes import find_scheme
 
-    table = Table("scheme", "source", "options, with their defaults", "backends")
+    scheme = find_scheme(name)
+    backends = supported_implementations(RelPosBertConfig(position_embedding_type=name))
+    console = Console()
+    console.print(f"{name}: {scheme.source}\nbackends: {', '.join(backends)}", markup=False, highlight=False)
+    table = Table("option", "default", "meaning", box=box.SIMPLE_HEAD)
     table.columns[0].no_wrap = True
-    for name, scheme in SCHEMES.items():
-        options = "\n".join(f"{key} = {option.default}: {option.help}" for key, option in scheme.options.items())
-        backends = ", ".join(supported_implementations(RelPosBertConfig(position_embedding_type=name)))
-        table.add_row(name, scheme.source, options, backends)
-    Console().print(table)
+    for key, option in scheme.options.items():
+        table.add_row(key, Text(str(option.default)), Text(option.help))
+    if scheme.options:
+        console.print(table)
 
 
 @app.command()
@@ -251,11 +308,15 @@ def _print_versions(console: Console, devices: list[str]) -> None:
 def _print_backends(console: Console, batch: int, length: int, devices: list[str]) -> None:
     from . import SCHEMES, RelPosBertConfig, explain_backend
 
-    table = Table(f"BERT-base, {batch} × {length} tokens", "device", "attention", box=box.SIMPLE_HEAD)
-    for name in SCHEMES:
-        for device in devices:
+    names: dict[tuple[str, str], list[str]] = {}  # by device and explanation
+    for device in devices:
+        for name in SCHEMES:
             config = RelPosBertConfig(position_embedding_type=name)
-            table.add_row(name, device, Text(explain_backend(config, batch, length, device, check_kernels=True)))
+            explanation = explain_backend(config, batch, length, device, check_kernels=True)
+            names.setdefault((device, explanation), []).append(name)
+    table = Table(f"BERT-base, {batch} × {length} tokens", "device", "attention", box=box.SIMPLE_HEAD, show_lines=True)
+    for (device, explanation), alike in names.items():
+        table.add_row(", ".join(alike), device, Text(explanation))
     console.print(table)
 
 

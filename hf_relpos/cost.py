@@ -29,7 +29,7 @@ from .model.backends import AUTO, choose
 from .model.capabilities import probe_call, supported_implementations
 from .model.configuration_relpos_bert import RelPosBertConfig
 from .model.modeling_relpos_bert import RelPosBertModel, RelPosBertSelfAttention
-from .model.schemes import SCHEMES, STOCK_SCHEME
+from .model.schemes import STOCK_SCHEME, find_scheme
 
 
 # Results of at most so many bytes stay in the cache of a core until the next operation reads them.
@@ -120,8 +120,7 @@ def with_scheme(config: RelPosBertConfig, scheme: str, length: int) -> RelPosBer
     Raises:
         ValueError: for an unknown scheme, and one that these sizes do not allow.
     """
-    if scheme not in SCHEMES:
-        raise ValueError(f"position_embedding_type = {scheme!r} is not a scheme; choose one of: {', '.join(SCHEMES)}")
+    find_scheme(scheme)
     fields = config.to_dict()
     fields.update(
         position_embedding_type=scheme,

@@ -28,6 +28,7 @@ CARDS = {
     "benchmarks/gpu-attention.json": "bench_gpu",
     "benchmarks/recurrence-512.json": "bench_recurrence",
     "benchmarks/recurrence.json": "bench_recurrence",
+    "benchmarks/waves.json": "compare_waves",
     "documents/results.json": "documents.card",
     "families.json": "family_parity",
     "features.json": "feature_matrix",

@@ -78,6 +78,7 @@ def relative_model(scheme="tables", options=None, seed=0, std=0.5, **fields):
         ("relative_key_query", {"clip": 6}, EXACT),
         ("shaw", {"clip": 6}, EXACT),
         ("music", {"values": True}, EXACT),
+        ("harmonic", {"waves": 3, "period": 24, "terms": "AcV"}, EXACT),
         # A and c of nearly the same effect: slow
         pytest.param("transformer_xl", {}, replace(EXACT, iterations=300), marks=pytest.mark.full),
     ],

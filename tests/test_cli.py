@@ -2,17 +2,18 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModel, BertConfig, BertModel
+from transformers import AutoModel, BertConfig, BertModel, DebertaV2Config, DebertaV2Model
 from typer.testing import CliRunner
 
-from hf_relpos import SCHEMES, cli
+import hf_relpos
+from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertModel
 from hf_relpos.cli import app, parse_options
 from hf_relpos.console import plain_warnings
 from hf_relpos.conversion import METHODS
@@ -119,28 +120,69 @@ def test_warnings_are_one_line_each(capfd):
     assert warnings.showwarning.__name__ != "show_plainly"
 
 
-def test_schemes():
+def test_schemes(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     result = run("schemes")
     assert result.exit_code == 0
+    assert [line.split()[0] for line in result.output.splitlines() if line.strip()][2:][:3] == list(SCHEMES)[:3]
+    assert set(SCHEMES) <= {line.split()[0] for line in result.output.splitlines() if line.strip()}
     for name, scheme in SCHEMES.items():
-        assert name in result.output
-        for option in scheme.options:
-            assert f"{option} = " in result.output
-    assert "eager" in result.output and "flex_attention" in result.output
+        shown = run("schemes", name)
+        assert shown.exit_code == 0 and "backends: relpos" in shown.output
+        assert set(scheme.options) <= {line.split()[0] for line in shown.output.splitlines() if line.strip()}
+    wrong = run("schemes", "relativ_key")
+    assert wrong.exit_code == 2 and "'relativ_key' is unknown; 'relative_key' is most like it" in wrong.stderr
 
 
 def test_help_needs_neither_torch_nor_transformers():
-    """cli.py and what it imports at the top; `__init__.py` of the package is another matter."""
     code = (
-        "import importlib, sys, types\n"
-        "package = sys.modules['hf_relpos'] = types.ModuleType('hf_relpos')\n"
-        "package.__path__ = [sys.argv[1]]\n"
-        "assert importlib.import_module('hf_relpos.cli').__file__ == sys.argv[2]\n"
-        "assert not {'torch', 'transformers'} & set(sys.modules)"
+        "import sys\n"
+        "from hf_relpos.cli import app\n"
+        "try:\n"
+        "    app(['--help'])\n"
+        "finally:\n"
+        "    assert not {'torch', 'transformers'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code, str(Path(cli.__file__).parent), cli.__file__], check=True)
-    result = run("--help")
-    assert result.exit_code == 0 and "convert" in result.output and "schemes" in result.output
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert "convert" in done.stdout and "schemes" in done.stdout
+
+
+def test_version_and_completion(monkeypatch):
+    assert run("--version").output == f"{hf_relpos.__version__}\n"
+    shown = run("--show-completion", "bash")
+    assert shown.exit_code == 0 and "_COMPLETE=complete_bash" in shown.output
+
+
+def test_inspect(source, tmp_path):
+    """What it is, what stock Transformers makes of it, and a command that works."""
+    found = json.loads(run("inspect", source, "--json").output)
+    assert found["family"] == "bert" and found["architecture"] == "BertModel" and found["trained_length"] == 20
+    assert found["positions"] == "absolute: position_embedding_type = 'absolute'"
+    assert found["tables"] == ["embeddings.position_embeddings.weight"] and "as it is" in found["elsewhere"]
+    assert found["command"] == f"hf-relpos convert {source} OUT --method calibrate --text FILE"
+
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 32}
+    ours = RelPosBertModel(RelPosBertConfig(vocab_size=60, max_position_embeddings=20, **sizes))
+    ours.save_pretrained(tmp_path / "ours")
+    found = json.loads(run("inspect", tmp_path / "ours", "--json").output)
+    assert found["family"] == "relpos_bert" and found["positions"].startswith("relative_key")
+    assert len(found["tables"]) == 2 and not found["command"] and "import hf_relpos" in found["elsewhere"]
+
+    old = tmp_path / "old"  # as Transformers 4.57 wrote it
+    shutil.copytree(tmp_path / "ours", old)
+    config = json.loads((old / "config.json").read_text())
+    config |= {"model_type": "bert", "architectures": ["BertModel"], "position_embedding_type": "relative_key"}
+    (old / "config.json").write_text(json.dumps(config))
+    shown = run("inspect", old)
+    assert shown.exit_code == 0, shown.output
+    assert "loads it without its relative positions, silently wrong" in shown.output
+    assert re.search(r"^tables +encoder.layer.0.*distance_embedding.weight and 1 more$", shown.output, re.MULTILINE)
+    command = re.search(r"^run +hf-relpos (.*)$", shown.output, re.MULTILINE)[1].replace("OUT", str(tmp_path / "out"))
+    assert run(*command.split()).exit_code == 0
+
+    DebertaV2Model(DebertaV2Config(vocab_size=60, **sizes)).save_pretrained(tmp_path / "deberta")
+    assert "loads it as it is" in run("inspect", tmp_path / "deberta").output
+    assert run("inspect", tmp_path).exit_code == 2
 
 
 def test_a_text_without_a_name_is_not_this_folder(source, tmp_path):

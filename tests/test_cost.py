@@ -71,7 +71,7 @@ def test_configurations_are_read_without_weights(tmp_path):
     assert read_configuration(tmp_path).hidden_size == 24
     config = with_scheme(read_configuration(tmp_path), "tables", 700)
     assert (config.position_embedding_type, config.max_position_embeddings) == ("tables", 700)
-    with pytest.raises(ValueError, match="position_embedding_type = 'shav' is not a scheme; choose one of: absolute"):
+    with pytest.raises(ValueError, match="position_embedding_type = 'shav' is unknown; 'shaw' is most like it; known"):
         with_scheme(config, "shav", 8)
 
 
@@ -90,7 +90,7 @@ def test_doctor_compares_with_absolute_positions(tmp_path, monkeypatch):
     "arguments, message",
     [
         (["--scheme", "shaw"], "--scheme shaw compares schemes at the sizes of a model; add --model"),
-        (["--model", "FOLDER", "--scheme", "shav"], "'shav' is not a scheme"),
+        (["--model", "FOLDER", "--scheme", "shav"], "'shav' is unknown"),
         (["--model", "FOLDER/none"], "there is no such folder"),
     ],
 )

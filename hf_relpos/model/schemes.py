@@ -3,6 +3,7 @@
 import reprlib
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any
 
 from torch import nn
@@ -67,11 +68,13 @@ def find_scheme(name: Any) -> type[Scheme]:
     """The scheme of that name.
 
     Raises:
-        ValueError: for an unknown name; lists the known ones.
+        ValueError: for an unknown name; says which it is most like, and lists the known ones.
     """
     if not isinstance(name, str) or name not in SCHEMES:
+        near = "".join(f"; {most_like!r} is most like it" for most_like in get_close_matches(str(name), SCHEMES, n=1))
         raise ValueError(
-            f"position_embedding_type = {reprlib.repr(name)} is unknown; known schemes: {', '.join(sorted(SCHEMES))}"
+            f"position_embedding_type = {reprlib.repr(name)} is unknown{near}; known schemes: "
+            f"{', '.join(sorted(SCHEMES))}"
         )
     return SCHEMES[name]
 

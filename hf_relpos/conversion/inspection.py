@@ -1,0 +1,93 @@
+"""What a checkpoint is, and which command to run on it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..model.schemes import STOCK_SCHEME
+from .families import FAMILIES, OWN
+from .recognition import SourceSpec, check_tables, recognise
+from .source import CHECKPOINT_FILES, download, local_folder, read_config, tensor_names
+
+
+# Parts of the names of tensors that hold positions, in the families and here.
+POSITION_TENSORS = ("position_embeddings", "distance_embedding", "rel_embeddings", "relative_attention_bias")
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A checkpoint in words.
+
+    Attributes:
+        name: as the caller gave it.
+        family: key of `FAMILIES`, or `relpos_bert`.
+        architecture: the class in its config.json; empty for none.
+        positions: absolute or the scheme with its options, and what says so.
+        trained_length: `max_position_embeddings`, in tokens; None where the configuration has none.
+        tables: names of the tensors that hold positions.
+        elsewhere: what Transformers v5 does with it, without this package.
+        command: what to run; empty where there is nothing to do.
+    """
+
+    name: str
+    family: str
+    architecture: str
+    positions: str
+    trained_length: int | None
+    tables: tuple[str, ...]
+    elsewhere: str
+    command: str
+
+
+def inspect_checkpoint(source: str | Path, revision: str | None = None) -> Inspection:
+    """Tell what a checkpoint is from its config.json and the names of its tensors; the tensors are not read.
+
+    Args:
+        source: folder, or Hub repository, whose files are downloaded as for a conversion.
+        revision: of the Hub repository.
+
+    Raises:
+        ConversionError: for one that cannot be found, is broken or of an unknown architecture.
+    """
+    folder = local_folder(source, revision) or download(str(source), revision, "", CHECKPOINT_FILES)[0]
+    names = tensor_names(folder)
+    spec = recognise(folder, read_config(folder), names)
+    check_tables(spec, folder, names)
+    family = next((name for name, family in FAMILIES.items() if family is spec.family), "relpos_bert")
+    architectures = spec.config.get("architectures") or [""]
+    return Inspection(
+        str(source),
+        family,
+        str(architectures[0]),
+        _positions(spec),
+        spec.fields.get("max_position_embeddings"),
+        tuple(name for name in names if any(part in name for part in POSITION_TENSORS)),
+        _elsewhere(spec),
+        _command(spec, str(source)),
+    )
+
+
+def _positions(spec: SourceSpec) -> str:
+    """Absolute, or scheme and options, and the field that says so."""
+    schemes = [spec.scheme] if isinstance(spec.scheme, str) else spec.scheme or []
+    kinds = [STOCK_SCHEME] * spec.absolute + schemes
+    options = ", ".join(f"{name} = {value!r}" for name, value in spec.options.items())
+    return " + ".join(kinds) + (f" ({options})" if options else "") + f": {spec.evidence}"
+
+
+def _elsewhere(spec: SourceSpec) -> str:
+    """What Transformers v5 does with the checkpoint."""
+    if spec.family is OWN:
+        return "loads it with `import hf_relpos`, or with trust_remote_code=True where its code is beside it"
+    if spec.legacy_attention is not None:
+        return "loads it without its relative positions, silently wrong"
+    if spec.family.stock is None:
+        return "has no class for it: read as a BERT its feed-forward weights would be random"
+    return "loads it as it is"
+
+
+def _command(spec: SourceSpec, name: str) -> str:
+    """What makes a relative model of ours of it."""
+    if spec.family is OWN and not spec.absolute:
+        return ""
+    method = " --method calibrate --text FILE" if spec.absolute and spec.scheme is None else ""
+    return f"hf-relpos convert {name} OUT{method}"
