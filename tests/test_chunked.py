@@ -24,7 +24,17 @@ from hf_relpos import (
     explain_backend,
 )
 from hf_relpos.cli import app
-from hf_relpos.model import attention, backend_chunked, backends, chunk_products, key_runs, skewed, toeplitz
+from hf_relpos.model import (
+    attention,
+    backend_chunked,
+    backends,
+    chunk_products,
+    diagonals,
+    key_runs,
+    skewed,
+    skewed_bias,
+    toeplitz,
+)
 from hf_relpos.model.attention import AttentionCall
 from hf_relpos.model.backend_chunked import chunked_attention
 from hf_relpos.model.backend_strided import _skewed_bias, strided_attention
@@ -43,7 +53,7 @@ CPU = torch.device("cpu")
 def small_chunks(monkeypatch):
     """Chunks so small that these lengths take several, and no call too small for them; scratch memory full of NaN."""
     monkeypatch.setattr(skewed, "QUERIES", 48)
-    monkeypatch.setattr(skewed, "KEYS", 16)
+    monkeypatch.setattr(skewed, "BLOCK", 16)
     monkeypatch.setattr(skewed, "BUFFER", 2 * 48 * 160)
     monkeypatch.setattr(key_runs, "KEYS", 8)
     monkeypatch.setattr(key_runs, "ROW", 16)
@@ -55,8 +65,8 @@ def small_chunks(monkeypatch):
         buffer = fresh(name, shape, dtype, device)
         return buffer.fill_(torch.nan) if dtype.is_floating_point else buffer.fill_(1)
 
-    monkeypatch.setattr(chunk_products, "workspace", poisoned)
-    monkeypatch.setattr(key_runs, "workspace", poisoned)
+    for module in (chunk_products, diagonals, key_runs, skewed_bias):
+        monkeypatch.setattr(module, "workspace", poisoned)
 
 
 def leaves_of(terms):
@@ -225,7 +235,7 @@ def test_error_is_at_most_twice_eagers(chosen, mask, dtype, native, monkeypatch)
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "per-head"])
 def test_finite_differences(shared, monkeypatch):
     monkeypatch.setattr(skewed, "QUERIES", 3)
-    monkeypatch.setattr(skewed, "KEYS", 2)
+    monkeypatch.setattr(skewed, "BLOCK", 2)
     terms, _ = random_terms(ALL, shared)
     terms, leaves = converted(terms, torch.float64)
     tensors = [x.requires_grad_() for x in vectors(4, 5, batch=1)]
@@ -350,7 +360,7 @@ def test_chunks_of_long_inputs(mask, monkeypatch):
     length = 201
     terms, _ = random_terms(ALL, shared=False)
     tensors, context, seen = vectors(length, length), AttentionContext(length, length), MASKS[mask](length)
-    chunks = skewed.schedule(skewed.ChunkedCall(None, mask=seen), 0, length, length, CPU)
+    chunks = skewed.schedule(skewed.ChunkedCall(None, mask=seen), slice(0, 1), length, length, CPU)
     assert [chunk.rows for chunk in chunks] == ([48] * 4 + [9] if mask == "window" else [96, 96, 9])
     expected = run("eager", tensors, terms, context, seen)
     assert largest(expected, run("chunked", tensors, terms, context, seen)) <= 1e-11
@@ -427,8 +437,9 @@ def test_error_of_runs_in_bfloat16_is_at_most_twice_eagers(native, monkeypatch):
     assert all(own <= 2 * eager for own, eager in zip(*errors, strict=True))
 
 
-def test_products_with_runs_do_not_grow_with_the_queries():
+def test_products_with_runs_do_not_grow_with_the_queries(monkeypatch):
     """Those of B: as many as keys times runs, for any number of chunks."""
+    monkeypatch.setattr(backend_chunked, "is_bias", lambda *_: False)  # fused attention counts otherwise
     terms = terms_of_runs(*RUNS["clipped"], HEADS)
     cost = []
     for chosen in (Terms(scale=0.4, B=terms.B), Terms(scale=0.4)):

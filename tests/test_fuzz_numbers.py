@@ -35,7 +35,7 @@ def backend(name: str, queries: int, keys: int):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backend_chunked, "FEWEST_SCORES", 0)
         patch.setattr(skewed, "QUERIES", queries)
-        patch.setattr(skewed, "KEYS", keys)
+        patch.setattr(skewed, "BLOCK", keys)
         patch.setattr(backends, "BACKENDS", [*([] if first is None else [first]), *backends.NAMED])
         choose = backends.choose
 

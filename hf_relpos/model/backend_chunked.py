@@ -15,8 +15,10 @@ from torch.autograd.function import once_differentiable
 
 from .attention import AttentionCall, unsupported_by_offset
 from .chunk_products import Gradients, HeadGroup, Inputs
+from .diagonals import padded
 from .formula import content_vectors
-from .skewed import ChunkedCall, head_groups, schedule
+from .skewed import ChunkedCall, groups, schedule
+from .skewed_bias import FusedGroup, is_bias
 from .toeplitz import ToeplitzTerms
 
 
@@ -117,7 +119,9 @@ def chunked_attention(
         seed=int(torch.randint(1 << 62, ())) if drop else 0,
         ends=ends,
     )
-    out = _Chunked.apply(content, query, key, value, terms.A, terms.B, terms.c, terms.V, terms.dense, call)
+    A, V = (None if table is None else padded(table) for table in (terms.A, terms.V))
+    B = terms.B if terms.B is None or terms.run_of_B is not None else padded(terms.B)
+    out = _Chunked.apply(content, query, key, value, A, B, terms.c, V, terms.dense, call)
     return out.to(dtype)
 
 
@@ -140,7 +144,6 @@ class _Chunked(torch.autograd.Function):
     ) -> torch.Tensor:
         batch, heads, length, _ = content.shape
         keys = key.shape[2]
-        A, B, c, V = (None if table is None else table.contiguous() for table in (A, B, c, V))
         inputs = Inputs(content, query, key, value, A, B, c, V, dense)
         new = content.new_empty if call.ends is None else content.new_zeros
         out = new(batch, length, heads, value.shape[3])
@@ -148,13 +151,19 @@ class _Chunked(torch.autograd.Function):
         is_short = batch * heads * length * keys * content.element_size() <= KEPT
         kept: list[torch.Tensor] | None = [] if is_short and any(ctx.needs_input_grad) else None
         with torch.autocast(content.device.type, enabled=False):
-            for row in range(batch):
-                chunks = schedule(call, row, length, keys, content.device)
-                for group_heads in head_groups(call, heads, keys, length, content.device):
-                    group = HeadGroup(call, row, group_heads, inputs)
+            row_groups, head_groups = groups(call, batch, heads, length, keys, content.device)
+            fused = kept is None and is_bias(call, inputs)
+            for rows in row_groups:
+                chunks = schedule(call, rows, length, keys, content.device)
+                for group_heads in head_groups:
+                    group = None
                     for chunk in chunks:
-                        rows = out[row, chunk.first : chunk.first + chunk.rows, group_heads]
-                        rows.copy_(group.forward(chunk, generator, kept).transpose(0, 1))
+                        into = out[rows, chunk.first : chunk.first + chunk.rows, group_heads]
+                        if fused and len(chunk.key_ranges) == 1:
+                            into.copy_(FusedGroup(call, rows, group_heads, inputs).forward(chunk))
+                            continue
+                        group = HeadGroup(call, rows, group_heads, inputs) if group is None else group
+                        into.copy_(group.by_row(group.forward(chunk, generator, kept)).transpose(1, 2))
         ctx.save_for_backward(*inputs, *(kept or ()))
         ctx.same, ctx.call = query is content, call
         return out
@@ -173,14 +182,15 @@ class _Chunked(torch.autograd.Function):
         d_key, d_value = torch.empty_like(key), torch.empty_like(inputs.value)
         generator = torch.Generator(content.device).manual_seed(call.seed) if call.dropout else None
         with torch.autocast(content.device.type, enabled=False):
-            for row in range(batch):
-                chunks = schedule(call, row, length, keys, content.device)
-                for group_heads in head_groups(call, heads, keys, length, content.device):
-                    group = HeadGroup(call, row, group_heads, inputs)
+            row_groups, head_groups = groups(call, batch, heads, length, keys, content.device)
+            for rows in row_groups:
+                chunks = schedule(call, rows, length, keys, content.device)
+                for group_heads in head_groups:
+                    group = HeadGroup(call, rows, group_heads, inputs)
                     total.start_group(group)
                     for chunk in chunks:
-                        d_rows = d_out[row, :, group_heads].transpose(0, 1)
-                        group.backward(chunk, generator, d_rows, total, next(kept, None))
+                        group.backward(chunk, generator, d_out.transpose(1, 2), total, next(kept, None))
                     group.finish(total)
-                    d_key[row, group_heads], d_value[row, group_heads] = total.key, total.value
+                    d_key[rows, group_heads] = group.by_row(total.key)[:, :, :keys]
+                    d_value[rows, group_heads] = group.by_row(total.value)[:, :, :keys]
         return total.content, total.query, d_key, d_value, *total.of_terms(inputs), None

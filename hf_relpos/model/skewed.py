@@ -1,9 +1,8 @@
-"""Chunks of queries, and the skewed (relative-shift) view in which a product by offset is a product by pair.
+"""Chunks: some rows of the batch, some heads and some queries, whose scores are computed together.
 
-Let X be the products of m queries with the W = n + m − 1 rows of A that belong to their offsets from n keys:
-`X[h, i', x]`, one buffer with rows of W numbers, the queries in reverse order. Query i' and key j then meet at row
-x = i' + j of the table, that is at address i'·W + i' + j = i'·(W + 1) + j: the same buffer, read with rows of W + 1
-numbers, *is* q_i·A_{j−i} for every pair. No gather, no copy. What the view does not cover is a gap between two rows.
+What is computed is decided by sizes and by the mask: how many of each make a chunk, and which keys any of its queries
+sees. Queries of a chunk are in reverse order, so that a query i', counted so, and key j meet at row i' + j of a table
+by offset (`diagonals.py`).
 """
 
 import threading
@@ -14,14 +13,17 @@ import torch
 from .toeplitz import ToeplitzTerms
 
 
-# Numbers in the largest buffer of a chunk, and queries of a chunk: by measurement, on a core with 1 MB of L2.
+# Scores of a chunk, and its queries: by measurement, on a core with 1 MB of L2.
 BUFFER = 1 << 19
-QUERIES = 128
+QUERIES = 256
 # Keys from which on chunks are twice as large, for the buffer of a single head is larger than the best anyway; not
 # where other queries see other keys, since a chunk computes those that any of its queries sees.
 LONG = 2048
-# Keys of a block on the key side, whose products cost (KEYS + queries − 1) / queries of what is used of them.
-KEYS = 32
+# Vectors of a block of products by offset, which cost (BLOCK + n − 1) / n of what is used of them.
+BLOCK = 32
+SHORT = 128  # twice as many for more on the other side
+# Sizes of products are multiples of this: the numbers of a vector register, with which libraries are fastest.
+ALIGNED = 16
 # The same on other devices, where a launch costs more than a cache: all heads of a row of BERT-base in one go.
 DEVICE_BUFFER = 1 << 24
 DEVICE_QUERIES = 1024
@@ -50,9 +52,16 @@ def release_workspace() -> None:
     _local.__dict__.pop("buffers", None)
 
 
-def keys_per_block() -> int:
-    """How many keys a block of the key side has."""
-    return KEYS
+def rounded_up(count: int) -> int:
+    """The next multiple of ALIGNED."""
+    return -(-count // ALIGNED) * ALIGNED
+
+
+def vectors_per_block(others: int, device: torch.device) -> int:
+    """How many vectors a block of products by offset has, with `others` on the other side."""
+    if device.type != "cpu":
+        return DEVICE_QUERIES
+    return BLOCK if others <= SHORT else 2 * BLOCK
 
 
 @dataclass(frozen=True)
@@ -93,13 +102,20 @@ def queries_per_chunk(call: ChunkedCall, keys: int, device: torch.device) -> int
     return 2 * QUERIES if same_keys and keys >= LONG else QUERIES
 
 
-def head_groups(call: ChunkedCall, heads: int, keys: int, queries: int, device: torch.device) -> list[slice]:
-    """Heads, so many at a time that their buffer stays near its best size."""
+def groups(
+    call: ChunkedCall, batch: int, heads: int, queries: int, keys: int, device: torch.device
+) -> tuple[list[slice], list[slice]]:
+    """Rows of the batch, and heads, so many at a time that their scores stay near the best size."""
     most = BUFFER if device.type == "cpu" else DEVICE_BUFFER
-    rows = min(queries, queries_per_chunk(call, keys, device))
-    count = max(1, min(heads, most // (rows * (keys + rows - 1))))
-    count = -(-heads // -(-heads // count))  # alike in size
-    return [slice(first, min(first + count, heads)) for first in range(0, heads, count)]
+    count = max(1, most // (min(queries, queries_per_chunk(call, keys, device)) * keys))
+    together = call.ends is None and call.terms.run_of_B is None
+    return _alike(batch, max(1, count // (2 * heads)) if together else 1), _alike(heads, count)
+
+
+def _alike(count: int, most: int) -> list[slice]:
+    """`count` in as few parts of at most that size as there can be, alike in size."""
+    size = -(-count // -(-count // min(count, most)))
+    return [slice(first, min(first + size, count)) for first in range(0, count, size)]
 
 
 @dataclass(frozen=True)
@@ -111,7 +127,7 @@ class QueryChunk:
         rows: m.
         key_ranges: (first key, number of keys n) of every range.
         begins: the first column of each range in the buffer.
-        width: W, the sum of n + m − 1 over the ranges.
+        width: of the buffer; each range has its n columns and those up to a multiple of ALIGNED.
         is_masked: whether the mask may hide any pair of them.
         has_empty_rows: whether one of the queries may see no key at all.
     """
@@ -124,24 +140,6 @@ class QueryChunk:
     is_masked: bool
     has_empty_rows: bool
 
-    def skewed(self, buffer: torch.Tensor, index: int) -> torch.Tensor:
-        """The pairs of that range, (g, m, n), in a buffer (g, m, W)."""
-        heads, rows, width = buffer.shape
-        return buffer.as_strided(
-            (heads, rows, self.key_ranges[index][1]),
-            (rows * width, width + 1, 1),
-            buffer.storage_offset() + self.begins[index],
-        )
-
-    def fill_gaps(self, buffer: torch.Tensor, value: float) -> None:
-        """Set the entries of the buffer that belong to no pair."""
-        heads, rows, width = buffer.shape
-        strides = (rows * width, width + 1, 1)
-        for number, (begin, (_, count)) in enumerate(zip(self.begins, self.key_ranges, strict=True)):
-            last = number == len(self.key_ranges) - 1
-            shape = (heads, rows - 1, rows) if last else (heads, rows, rows - 1)
-            buffer.as_strided(shape, strides, buffer.storage_offset() + begin + count).fill_(value)
-
 
 def query_chunk(
     first: int, rows: int, key_ranges: list[tuple[int, int]], is_masked: bool, has_empty_rows: bool
@@ -150,7 +148,7 @@ def query_chunk(
     begins, width = [], 0
     for _, count in key_ranges:
         begins.append(width)
-        width += count + rows - 1
+        width += rounded_up(count)
     return QueryChunk(first, rows, tuple(key_ranges), tuple(begins), width, is_masked, has_empty_rows)
 
 
@@ -171,26 +169,28 @@ def runs_of(seen: torch.Tensor, gap: int) -> list[tuple[int, int]]:
     return [(begin, end - begin) for begin, end in runs]
 
 
-def schedule(call: ChunkedCall, row: int, length: int, keys: int, device: torch.device) -> list[QueryChunk]:
-    """The chunks of one row of the batch, without the keys that no query of a chunk sees."""
-    mask = None if call.mask is None else call.mask[row if call.mask.shape[0] > 1 else 0]  # (1 or H, L, K)
+def schedule(call: ChunkedCall, rows: slice, length: int, keys: int, device: torch.device) -> list[QueryChunk]:
+    """The chunks of some rows of the batch, without the keys that no query of a chunk sees."""
+    mask = call.mask
+    if mask is not None:
+        mask = (mask[rows] if mask.shape[0] > 1 else mask).flatten(0, 1)  # (rows · heads, L, K)
     constant = mask is not None and (mask.stride(1) == 0 or mask.shape[1] == 1)  # the same for every query: padding
     chunks, size = [], queries_per_chunk(call, keys, device)
-    length = length if call.ends is None else call.ends[row]
+    length = length if call.ends is None else call.ends[rows.start]
     for first in range(0, length, size):
-        rows = min(size, length - first)
+        count = min(size, length - first)
         if mask is None:
-            end = min(keys, call.start + first + rows) if call.causal else keys
-            chunks.append(query_chunk(first, rows, [(0, end)], False, False))
+            end = min(keys, call.start + first + count) if call.causal else keys
+            chunks.append(query_chunk(first, count, [(0, end)], False, False))
             continue
         if not may_read(device):
-            chunks.append(query_chunk(first, rows, [(0, keys)], True, True))
+            chunks.append(query_chunk(first, count, [(0, keys)], True, True))
             continue
-        visible = mask[:, :1] if constant else mask[:, first : first + rows]
+        visible = mask[:, :1] if constant else mask[:, first : first + count]
         has_empty_rows = not bool(visible.any(-1).all())
-        key_ranges = [(0, keys)] if has_empty_rows else runs_of(visible.flatten(0, 1).any(0), rows)
+        key_ranges = [(0, keys)] if has_empty_rows else runs_of(visible.flatten(0, 1).any(0), count)
         is_masked = has_empty_rows or not all(
-            bool(visible[..., begin : begin + count].all()) for begin, count in key_ranges
+            bool(visible[..., begin : begin + number].all()) for begin, number in key_ranges
         )
-        chunks.append(query_chunk(first, rows, key_ranges, is_masked, has_empty_rows))
+        chunks.append(query_chunk(first, count, key_ranges, is_masked, has_empty_rows))
     return chunks
