@@ -44,7 +44,7 @@ class CalibrationSettings:
     rows: int = 32
     ridge: float = 1e-4
     smooth: float = 1e-2
-    newton: int = 1
+    newton: int = 2
     iterations: int = 6
     tolerance: float = 1e-2
     output: str = "ridge"
