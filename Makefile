@@ -3,7 +3,7 @@
 # make test-all    the same with every case
 # make fuzz    property tests with FUZZ_EXAMPLES random examples of each, and the table of docs/reliability.md
 # make lint    style and types only
-# make schemes    what the schemes say of themselves: tables of README.md, docs/schemes.md and its pictures
+# make schemes    what the schemes say of themselves: docs/schemes.md and its pictures
 # make families   which checkpoints are read: docs/families.md and a table of README.md
 # make test-floor   the tests that meet Transformers, on the oldest one that is supported
 # make features    docs/features.md: which feature works with which kind of scheme, from the outcomes of their tests

@@ -1,4 +1,4 @@
-"""Write what the schemes say of themselves: two sections of README.md, docs/schemes.md and its pictures.
+"""Write what the schemes say of themselves: docs/schemes.md and its pictures.
 
     python scripts/scheme_report.py            # all of it, or: make schemes; measures errors; needs the extra `plot`
     python scripts/scheme_report.py --check    # exit code 1 if a file is stale; measures and draws nothing
@@ -31,8 +31,6 @@ from hf_relpos.position_scores import record_layer
 ROOT = Path(__file__).resolve().parents[1]
 CARD = ROOT / "docs" / "schemes.md"
 PICTURES = CARD.with_suffix("")  # a folder, one picture for each scheme
-README = ROOT / "README.md"
-SECTIONS = ("schemes", "out_of_range")  # of README.md, between <!-- NAME --> and <!-- /NAME -->
 UNMEASURED = "*"
 CARD_HEAD = """# Position schemes
 
@@ -51,6 +49,10 @@ themselves.
 RANGE_HEAD = """
 ## Range, order and longer inputs
 
+What the terms do past the range they were trained on, `position_options={"out_of_range": …}`:
+
+"""
+ORDER_HEAD = """
 - **range**: the option that sets the largest distance with an embedding of its own.
 - **order-blind**: without a causal mask, a reversed text gives reversed outputs.
 
@@ -146,9 +148,9 @@ def range_table() -> str:
     return table(["name", "range", "order-blind", "its source on inputs longer than those trained on"], rows)
 
 
-def report(measure: bool) -> tuple[dict[str, str], str]:
-    """The sections of README.md and the text of the card; with `measure` false, errors are left open."""
-    made_with, short, full = originals(), [], []
+def report(measure: bool) -> str:
+    """The text of the card; with `measure` false, errors are left open."""
+    made_with, full = originals(), []
     for name, scheme in SCHEMES.items():
         config = small_config(name)
         letters = ", ".join(record_layer(config).letters)
@@ -160,11 +162,9 @@ def report(measure: bool) -> tuple[dict[str, str], str]:
             if (largest_error == "–") != (name not in made_with):
                 raise SystemExit(f"{name}: an original is named, but its test has no parity(case), or the reverse")
         out_of_range = scheme.options["out_of_range"].default
-        code = f"`{name}`"
-        short.append([code, letters, scheme.source, out_of_range, backends])
         full.append(
             [
-                code,
+                f"`{name}`",
                 scheme.source,
                 letters,
                 f"{added_parameters(name):,}",
@@ -174,27 +174,12 @@ def report(measure: bool) -> tuple[dict[str, str], str]:
                 original,
             ]
         )
-    overview = table(["`position_embedding_type`", "terms", "source", "past the trained range", "backends"], short)
     header = ["name", "source", "terms", "parameters", "out_of_range", "backends", "error", "original"]
-    card = CARD_HEAD + table(header, full) + RANGE_HEAD + range_table() + PLOTS_HEAD
+    card = (
+        CARD_HEAD + table(header, full) + RANGE_HEAD + out_of_range_table() + ORDER_HEAD + range_table() + PLOTS_HEAD
+    )
     card += "".join(f"\n### {name}\n\n![{name}]({PICTURES.name}/{name}.png)\n" for name in SCHEMES)
-    return {"schemes": overview, "out_of_range": out_of_range_table()}, card
-
-
-def with_sections(readme: str, sections: dict[str, str]) -> str:
-    """README.md with these sections in place of its own.
-
-    Raises:
-        SystemExit: for one that it does not have.
-    """
-    for name in SECTIONS:
-        begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-        before, opening, rest = readme.partition(begin)
-        _, closing, after = rest.partition(end)
-        if not opening or not closing:
-            raise SystemExit(f"README.md has no section between {begin} and {end}")
-        readme = f"{before}{begin}\n{sections[name]}{end}{after}"
-    return readme
+    return card
 
 
 def without_errors(card: str) -> str:
@@ -204,10 +189,7 @@ def without_errors(card: str) -> str:
 
 def stale() -> list[str]:
     """Files that do not say what the schemes say."""
-    sections, card = report(measure=False)
-    files, readme = [], README.read_text(encoding="utf-8")
-    if readme != with_sections(readme, sections):
-        files.append("README.md")
+    card, files = report(measure=False), []
     if not CARD.exists() or without_errors(CARD.read_text(encoding="utf-8")) != card:
         files.append("docs/schemes.md")
     missing = [name for name in SCHEMES if not (PICTURES / f"{name}.png").exists()]
@@ -237,8 +219,7 @@ def main() -> int:
         files = stale()
         print("\n".join(f"{file} is stale: run make schemes" for file in files))
         return int(bool(files))
-    sections, card = report(measure=True)
-    README.write_text(with_sections(README.read_text(encoding="utf-8"), sections), encoding="utf-8")
+    card = report(measure=True)
     CARD.parent.mkdir(exist_ok=True)
     CARD.write_text(card, encoding="utf-8")
     write_pictures()

@@ -1,0 +1,68 @@
+"""README.md and docs: links lead somewhere, code is code, and commands have the options that they are shown with."""
+
+import ast
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+
+from hf_relpos.cli import app
+
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+IDS = [str(page.relative_to(ROOT)) for page in PAGES]
+
+
+def prose(page):
+    return BLOCK.sub("", page.read_text("utf-8"))
+
+
+def anchors(page):
+    """Of the headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if target.startswith("https://"):
+            continue
+        file, _, anchor = target.partition("#")
+        path = (page.parent / file).resolve() if file else page
+        assert path.exists() and path.is_relative_to(ROOT), target
+        assert not anchor or anchor in anchors(path), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_code_is_code(page):
+    for language, text in BLOCK.findall(page.read_text("utf-8")):
+        if language == "python":
+            ast.parse(text.replace("…", "..."))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_commands_are_there_with_their_options(page):
+    group = typer.main.get_command(app)
+    blocks = "\n".join(text for language, text in BLOCK.findall(page.read_text("utf-8")) if not language)
+    spans = re.findall(r"`(hf-relpos [^`]*)`", prose(page))
+    lines = [line for line in blocks.replace("\\\n", " ").splitlines() if line.startswith("hf-relpos ")]
+    for line in [*lines, *spans]:
+        words = shlex.split(line, comments=True)[1:]
+        if words and not words[0].startswith("-"):
+            known = {option for parameter in group.commands[words[0]].params for option in parameter.opts} | {"--help"}
+            assert {word for word in words if word.startswith("--")} <= known, line
+
+
+def test_the_way_in_is_short():
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 120
+
+
+def test_every_page_is_in_the_way_in():
+    linked = set(re.findall(r"\]\(docs/(\w+\.md)\)", (ROOT / "README.md").read_text("utf-8")))
+    also = {"common_suite.md"}  # from models.md
+    assert {page.name for page in PAGES[1:]} == linked | also
