@@ -103,10 +103,10 @@ def terms_of(leaves):
     return Terms(u=leaves.get("u"), **tables)
 
 
-def by_kernels(leaves, context, mask=None, causal=False, dropout=0.0):
+def by_kernels(leaves, context, mask=None, causal=False, dropout=0.0, by_row=False):
     terms = terms_of(leaves)
     content, query, key = content_vectors(leaves["query"], leaves["key"], terms, context)
-    form = to_toeplitz(terms, context, query)
+    form = to_toeplitz(terms, context, query, by_row=by_row)
     return kernels.attention(content, query, key, leaves["value"], form, context.start, mask, causal, dropout)
 
 
@@ -170,6 +170,26 @@ def test_output_and_gradients_are_eagers(case, interpreted):
     expected = with_gradients(by_formula, exact, context, mask, causal)
     got = with_gradients(by_kernels, of_dtype(exact, torch.float32), context, mask, causal)
     assert close(got, expected, 2e-5)
+
+
+@pytest.mark.parametrize("case", ["A", "all", "padding", "causal, cache", "cache"])
+def test_tables_are_read_by_row(case, interpreted, monkeypatch):
+    """Of 19 rows, through the row of each offset: the same, and gradients of the rows as they are; bit by bit."""
+    letters, batch, heads, length, keys, start, mask, causal = CASES[case]
+    exact, context = make(letters, batch, heads, length, keys), AttentionContext(length, keys, start)
+    form = to_toeplitz(terms_of(exact), context, exact["query"], by_row=True)
+    for letter in "ABV":
+        rows, row_of = getattr(form, letter), getattr(form, f"row_of_{letter}")
+        assert (rows is None and row_of is None) or (rows.shape[1] == 19 and len(row_of) == length + keys - 1)
+    leaves = of_dtype(exact, torch.float32)
+    expected = with_gradients(by_formula, exact, context, mask, causal)
+    got = with_gradients(by_kernels, leaves, context, mask, causal, by_row=True)
+    assert close(got, expected, 2e-5)
+    by_offset = with_gradients(by_kernels, leaves, context, mask, causal)
+    assert all(torch.equal(one, other) for one, other in zip(got[:4], by_offset[:4], strict=True))
+    if case == "A":
+        again = with_gradients(by_kernels, leaves, context, mask, causal, by_row=True)
+        assert all(torch.equal(one, other) for one, other in zip(got, again, strict=True))
 
 
 def test_in_chunks_of_heads_and_queries_and_twice(interpreted, monkeypatch):
@@ -248,13 +268,15 @@ def test_dropout_is_fair(rate):
 # Operators, the compiler, and what is chosen ---------------------------------------------------------------------
 
 
-def test_operators_keep_their_word(interpreted):
+@pytest.mark.parametrize("by_row", [False, True])
+def test_operators_keep_their_word(by_row, interpreted):
     leaves, context = make("AcV", 1, 1, 12, 12, torch.float32), AttentionContext(12, 12)
-    form = to_toeplitz(terms_of(leaves), context, leaves["query"])
+    form = to_toeplitz(terms_of(leaves), context, leaves["query"], by_row=by_row)
     tables = [x.detach().requires_grad_() for x in (form.A, form.c, form.V)]
     mask = padding([9], 12)[:, None, None, :]
     vectors = [leaves[name] for name in ("query", "key", "value")]
-    given = (vectors[0], None, *vectors[1:], tables[0], None, *tables[1:], mask, None, 0, 0.25, False, 0)
+    given = (vectors[0], None, *vectors[1:], tables[0], None, *tables[1:])
+    given += (form.row_of_A, None, form.row_of_V, mask, None, 0, 0.25, False, 0)
     torch.library.opcheck(ops.attention, given)
     out, lse = ops.attention(*given)
     given = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in (out, out, lse, *given))
@@ -402,7 +424,7 @@ def test_kernels_are_checked_at_the_first_call(checked_model, monkeypatch):
         outputs = [model(ids).logits for _ in range(2)]
     assert all((x - expected).abs().max() <= 1e-5 for x in outputs)
     assert torch.equal(torch.get_rng_state(), state)
-    assert len(checks) == 2 and only_outcome().passed
+    assert len(checks) == 4 and only_outcome().passed  # of both sizes, by offset and by row
     assert "takes triton (checked: " in explain_backend(model, 2, 12) and "off by" in explain_backend(model, 2, 12)
 
 

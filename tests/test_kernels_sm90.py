@@ -9,9 +9,11 @@ from hf_relpos.kernels import ops
 pytest.importorskip("triton", reason="Triton has wheels for Linux alone")
 
 
-def launches(monkeypatch, letters, batch, heads, length, dtype=torch.bfloat16, size=64, dropout=0, padded=False):
+def launches(
+    monkeypatch, letters, batch, heads, length, dtype=torch.bfloat16, size=64, dropout=0, padded=False, rows=None
+):
     """(name, Tile, arguments) of every launch of forward and backward, on "meta"; and the most numbers of scratch that
-    one chunk takes, of each pass."""
+    one chunk takes, of each pass. Tables have a row for each offset, or so many."""
     found, taken = [], []
 
     def launch(name, grid, how, **arguments):
@@ -25,11 +27,14 @@ def launches(monkeypatch, letters, batch, heads, length, dtype=torch.bfloat16, s
     monkeypatch.setattr(ops, "scratch", scratch)
     made = {"device": "meta", "dtype": dtype}
     vectors = [torch.empty(batch, length, heads, size, **made).transpose(1, 2) for _ in range(3)]
-    shapes = {"A": (1, 2 * length - 1, size), "c": (1, 2 * length - 1)}
+    offsets = 2 * length - 1
+    shapes = {"A": (1, rows or offsets, size), "c": (1, offsets)}
+    index = None if rows is None else torch.empty(offsets, dtype=torch.int32, device="meta")
+    indices = [index if x in letters else None for x in "ABV"]
     tables = [torch.empty(shapes.get(x, shapes["A"]), **made) if x in letters else None for x in "ABcV"]
     mask = torch.empty(batch, 1, 1, length, dtype=torch.bool, device="meta") if padded else None
     seed = torch.empty(1, dtype=torch.int64, device="meta")
-    call = ops.Call(vectors[0], None, *vectors[1:], *tables, mask, seed, 0, 0.125, False, dropout)
+    call = ops.Call(vectors[0], None, *vectors[1:], *tables, *indices, mask, seed, 0, 0.125, False, dropout)
     out, lse = call.forward()
     most, count = [sum(taken)], len([name for name, _, _ in found if name == "forward"])
     most[0] //= max(count, 1)
@@ -83,12 +88,13 @@ KINDS = {  # float32 with heads of 128 spills 208 bytes in the forward pass; not
 }
 
 
+@pytest.mark.parametrize("rows", [None, pytest.param(64, marks=pytest.mark.full)], ids=["by offset", "by row"])
 @pytest.mark.parametrize(
     "kind", [kind if kind == "bf16, 64" else pytest.param(kind, marks=pytest.mark.full) for kind in KINDS]
 )
-def test_nothing_spills_on_sm90(kind, monkeypatch):
+def test_nothing_spills_on_sm90(kind, rows, monkeypatch):
     """With every term, dropout and padding, at a length that fills no tile."""
     dtype, size, names = KINDS[kind]
-    made = builds(monkeypatch, "ABcV", 4, 12, 500, dtype, size, 6554, True, names=names)
+    made = builds(monkeypatch, "ABcV", 4, 12, 500, dtype, size, 6554, True, rows, names=names)
     for name, found in made.items():
         assert found.spilled == 0 and found.registers <= 255 and found.shared <= SHARED, (name, found)

@@ -97,7 +97,7 @@ class Triton:
     def run(self, call: AttentionCall) -> tuple[torch.Tensor, None]:
         """The output (B, L, H, d), and None. A query that sees no key gets zeros, whatever hides them."""
         content, query, key = content_vectors(call.query, call.key, call.terms, call.context)
-        start, terms = int(call.context.start), call.toeplitz()
+        start, terms = int(call.context.start), call.toeplitz(by_row=True)
         mask, causal = call.tensor_mask, call.is_causal
         return attention(content, query, key, call.value, terms, start, mask, causal, call.dropout), None
 
@@ -168,6 +168,22 @@ def attention(
         mask = mask[:, :, :1]
     rotated = None if query is content else query
     out, _ = ops.attention(
-        content, rotated, key, value, terms.A, terms.B, c, terms.V, mask, seed, start, terms.scale, causal, drop
+        content,
+        rotated,
+        key,
+        value,
+        terms.A,
+        terms.B,
+        c,
+        terms.V,
+        terms.row_of_A,
+        terms.row_of_B,
+        terms.row_of_V,
+        mask,
+        seed,
+        start,
+        terms.scale,
+        causal,
+        drop,
     )
     return out

@@ -138,6 +138,47 @@ def is_mask_of_keys(mask: torch.Tensor) -> bool:
     return mask.shape[2] == 1 or mask.stride(2) == 0
 
 
+class Rows:
+    """A table, (H or 1, N, …), as kernels read it.
+
+    Args:
+        index: the row of each offset, int32 (P,); None where there is a row for each.
+    """
+
+    def __init__(self, table: torch.Tensor, index: torch.Tensor | None = None):
+        self.table = table.contiguous()
+        self.index = None if index is None else index.contiguous()
+        self.offsets = table.shape[1] if index is None else index.shape[0]
+
+    def arguments(self, flipped: bool) -> dict:
+        """For `table_product` and `table_apply`; with `flipped`, offsets are counted from the last one."""
+        table, index, step = self.table, self.index, self.table.shape[-1]
+        if flipped and index is None:
+            table, step = table[:, -1:], -step
+        elif flipped and index is not None:
+            index = index[-1:]
+        return {
+            "table": table,
+            "index": index,
+            "table_h": _by_head(self.table),
+            "table_x": step,
+            "index_x": -1 if flipped else 1,
+        }
+
+    def gradient(self, by_offset: torch.Tensor) -> torch.Tensor:
+        """Like the table, from one by offset, (H, P, …)."""
+        if self.table.shape[0] == 1:
+            by_offset = by_offset.sum(0, keepdim=True)
+        if self.index is not None:  # sorted on CUDA devices, and so added up in a fixed order
+            total = by_offset.new_zeros(self.table.shape[1], *by_offset.transpose(0, 1).shape[1:])
+            total.index_put_((self.index.long(),), by_offset.transpose(0, 1), accumulate=True)
+            by_offset = total.transpose(0, 1)
+        return by_offset.to(self.table.dtype)
+
+
+NO_TABLE = {"table": None, "index": None, "table_h": 0, "table_x": 0, "index_x": 0}
+
+
 def _by_head(table: torch.Tensor) -> int:
     """The step from head to head."""
     return table.stride(0) if table.shape[0] > 1 else 0
@@ -152,12 +193,35 @@ class Call:
         mask: boolean (1 or B, 1 or H, 1 or L, K), or None.
         seed: of the dropout, int64, one number, or None.
         dropout: in units of 2^−16.
+        index_A: as `Rows.index`, likewise those of B and V.
     """
 
-    def __init__(self, content, query, key, value, A, B, c, V, mask, seed, start, scale, causal, dropout):
+    def __init__(
+        self,
+        content,
+        query,
+        key,
+        value,
+        A,
+        B,
+        c,
+        V,
+        index_A,
+        index_B,
+        index_V,
+        mask,
+        seed,
+        start,
+        scale,
+        causal,
+        dropout,
+    ):
         self.content, self.key, self.value = (_rows_contiguous(x) for x in (content, key, value))
         self.query = self.content if query is None else _rows_contiguous(query)
-        self.A, self.B, self.c, self.V = (None if x is None else x.contiguous() for x in (A, B, c, V))
+        self.A, self.B, self.c, self.V = (
+            None if table is None else Rows(table, index)
+            for table, index in ((A, index_A), (B, index_B), (c, None), (V, index_V))
+        )
         self.batch, self.heads, self.length, self.size = content.shape
         self.keys, self.pairs = key.shape[2], self.batch * self.heads
         self.start, self.scale, self.causal = start, scale, causal
@@ -210,27 +274,24 @@ class Call:
         """`table_product` of that many pairs, rows (B, H, R, d); also where tiles go beyond them, finite numbers."""
         how = tile("table_product", self.size, self.dtype)
         either = table if table is not None else scalars
-        table_rows = either.shape[1]
         R, columns = rows.shape[2], _up(columns, TILE)
         _launch(
             "table_product",
             (-(-(columns + how.rows - 1) // how.columns), -(-R // how.rows), count),
             how,
             rows=None if table is None else rows,
-            table=table if table is None or not flipped else table[:, -1:],
-            scalars=scalars,
+            scalars=None if scalars is None else scalars.table,
             out=out.memory,
             first=first,
             batch=batch,
             R=R,
             C=columns,
-            P=table_rows,
+            P=either.offsets,
             shift=shift,
             factor=factor,
             **_strides("rows", rows, "bhi"),
-            table_h=0 if table is None else _by_head(table),
-            table_x=-self.size if flipped else self.size,
-            scalars_h=0 if scalars is None else _by_head(scalars),
+            **(NO_TABLE if table is None else table.arguments(flipped)),
+            scalars_h=0 if scalars is None else _by_head(scalars.table),
             scalars_x=1,
             ld=out.ld,
             out_n=out.stride,
@@ -249,19 +310,17 @@ class Call:
             how,
             matrix=matrix.memory,
             dense=dense,
-            table=table if table is None or not flipped else table[:, -1:],
             initial=initial,
             out=out,
             first=first,
             batch=self.batch,
             R=R,
             C=columns,
-            P=0 if table is None else table.shape[1],
+            P=0 if table is None else table.offsets,
             shift=shift,
             factor=factor,
             **_strides("dense", self.key if dense is None else dense, "bhj"),
-            table_h=0 if table is None else _by_head(table),
-            table_x=-self.size if flipped else self.size,
+            **(NO_TABLE if table is None else table.arguments(flipped)),
             **_strides("initial", out if initial is None else initial, "bhi"),
             **_strides("out", out, "bhi"),
             ld=matrix.ld,
@@ -282,7 +341,7 @@ class Call:
             by_query = {"bias": made.memory, "bias_n": made.stride, "bias_h": 0, "ld": made.ld}
         elif self.c is not None:  # the same for every row of the batch
             head, last = first // self.batch, (first + count - 1) // self.batch
-            number = last - head + 1 if self.c.shape[0] > 1 else 1
+            number = last - head + 1 if self.c.table.shape[0] > 1 else 1
             made = PairMatrices(number, end - row, self.keys, self.content)
             self.product(made, head, number, query, None, self.c, self.keys, shift, LOG2E, 1)
             by_query |= {"bias": made.memory, "bias_h": made.stride if number > 1 else 0, "ld": made.ld}
@@ -428,11 +487,12 @@ class Call:
         blocks = -(-(self.length + self.keys) // 64) * self.heads
         return max(1, min(self.batch, 4, -(-512 // blocks)))
 
-    def parts(self, table: torch.Tensor | None) -> torch.Tensor | None:
-        """Zeros for the parts of a table's gradient, (H · splits, P, …)."""
-        if table is None:
+    def parts(self, rows: Rows | None) -> torch.Tensor | None:
+        """Zeros for the parts of a table's gradient by offset, (H · splits, P, …)."""
+        if rows is None:
             return None
-        return table.new_zeros(self.heads * self.splits, *table.shape[1:], dtype=torch.float32)
+        shape = (self.heads * self.splits, rows.offsets, *rows.table.shape[2:])
+        return rows.table.new_zeros(shape, dtype=torch.float32)
 
     def gradient(self, matrix, first, count, rows, out, out_scalars, columns, shift) -> None:
         """`table_gradient` added to the parts; rows (B, H, R, d)."""
@@ -465,14 +525,12 @@ class Call:
             PRECISION=self.precision,
         )
 
-    def summed(self, parts, table, flipped: bool) -> torch.Tensor | None:
+    def summed(self, parts, rows: Rows | None, flipped: bool) -> torch.Tensor | None:
         """The table's gradient from its parts."""
-        if parts is None:
+        if rows is None:
             return None
         parts = parts.unflatten(0, (self.heads, self.splits)).sum(1)
-        if table.shape[0] == 1:
-            parts = parts.sum(0, keepdim=True)
-        return (parts.flip(1) if flipped else parts).to(table.dtype)
+        return rows.gradient(parts.flip(1) if flipped else parts)
 
 
 def _on(tensor: torch.Tensor) -> contextlib.AbstractContextManager:
@@ -489,6 +547,9 @@ def attention(
     B: torch.Tensor | None,
     c: torch.Tensor | None,
     V: torch.Tensor | None,
+    index_A: torch.Tensor | None,
+    index_B: torch.Tensor | None,
+    index_V: torch.Tensor | None,
     mask: torch.Tensor | None,
     seed: torch.Tensor | None,
     start: int,
@@ -503,17 +564,20 @@ def attention(
         query: q̂, for A; None where it is `content`.
         A: s·A, (H or 1, L + K − 1, d), row 0 for the offset 1 − L − start, as `ToeplitzTerms` has them; likewise B
             and V, and c, (H or 1, L + K − 1), where −∞ hides an offset.
+        index_A: the row of each offset, int32 (L + K − 1,), of an A of as many rows as it has; likewise those of B
+            and V.
         mask: boolean (1 or B, 1 or H, 1 or L, K), True: may attend.
         seed: int64, one number on the device; only with dropout.
         start: index of the first query among the keys.
         dropout: probability of dropping a weight, in units of 2^−16.
     """
     with _on(content):
-        return Call(content, query, key, value, A, B, c, V, mask, seed, start, scale, causal, dropout).forward()
+        inputs = (content, query, key, value, A, B, c, V, index_A, index_B, index_V, mask, seed)
+        return Call(*inputs, start, scale, causal, dropout).forward()
 
 
 @attention.register_fake
-def _(content, query, key, value, A, B, c, V, mask, seed, start, scale, causal, dropout):
+def _(content, *others):
     batch, heads, length, size = content.shape
     out = content.new_empty(batch, length, heads, size)
     return out, content.new_empty(batch, heads, length, dtype=torch.float32)
@@ -532,6 +596,9 @@ def attention_backward(
     B: torch.Tensor | None,
     c: torch.Tensor | None,
     V: torch.Tensor | None,
+    index_A: torch.Tensor | None,
+    index_B: torch.Tensor | None,
+    index_V: torch.Tensor | None,
     mask: torch.Tensor | None,
     seed: torch.Tensor | None,
     start: int,
@@ -541,13 +608,14 @@ def attention_backward(
 ) -> list[torch.Tensor]:
     """Gradients of those of content, query, key, value, A, B, c and V that are there."""
     with _on(content):
-        call = Call(content, query, key, value, A, B, c, V, mask, seed, start, scale, causal, dropout)
+        inputs = (content, query, key, value, A, B, c, V, index_A, index_B, index_V, mask, seed)
+        call = Call(*inputs, start, scale, causal, dropout)
         gradients = call.backward(d_out, out, lse, query is not None)
     return [gradient for gradient in gradients if gradient is not None]
 
 
 @attention_backward.register_fake
-def _(d_out, out, lse, content, query, key, value, A, B, c, V, mask, seed, start, scale, causal, dropout):
+def _(d_out, out, lse, content, query, key, value, A, B, c, V, *others):
     by_head = (
         (x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2))
         for x in (content, query, key, value)
@@ -564,11 +632,11 @@ def _setup(ctx, inputs, output):
 
 def _gradients(ctx, d_out, d_lse):
     if d_out is None:
-        return (None,) * 14
+        return (None,) * 17
     out, lse, *tensors = ctx.saved_tensors
     gradients = iter(attention_backward(d_out, out, lse, *tensors, ctx.start, ctx.scale, ctx.causal, ctx.dropout))
     by_input = [None if tensor is None else next(gradients) for tensor in tensors[:8]]
-    return (*by_input, None, None, None, None, None, None)
+    return (*by_input, *[None] * 9)
 
 
 attention.register_autograd(_gradients, setup_context=_setup)

@@ -133,7 +133,8 @@ def _try(kind: Kind, attention: Callable[..., torch.Tensor]) -> Outcome | torch.
     on_device = torch.cuda.device(kind.device) if kind.device.type == "cuda" else contextlib.nullcontext()
     try:
         with on_device:
-            return max((_compare(kind, attention, *lengths) for lengths in LENGTHS), key=_by_ratio)[1]
+            cases = [(by_row, *lengths) for by_row in _forms(kind) for lengths in LENGTHS]
+            return max((_compare(kind, attention, *case) for case in cases), key=_by_ratio)[1]
     except torch.OutOfMemoryError as error:
         return error
     except Exception as error:  # Triton's are of no kind of their own
@@ -141,13 +142,20 @@ def _try(kind: Kind, attention: Callable[..., torch.Tensor]) -> Outcome | torch.
         return Outcome(False, f"{type(error).__name__}: {lines[-1]}")
 
 
+def _forms(kind: Kind) -> tuple[bool, ...]:
+    """Whether tables are read by row: both ways, for calls of one kind may be of either."""
+    return (False, True) if any(term[0] in "ABV" for term in kind.terms) else (False,)
+
+
 def _by_ratio(found: tuple[float, Outcome]) -> float:
     return found[0] if math.isfinite(found[0]) else math.inf
 
 
-def _compare(kind: Kind, attention: Callable[..., torch.Tensor], length: int, keys: int) -> tuple[float, Outcome]:
+def _compare(
+    kind: Kind, attention: Callable[..., torch.Tensor], by_row: bool, length: int, keys: int
+) -> tuple[float, Outcome]:
     """Error ÷ limit of the output or gradient that is worst, and the outcome that follows."""
-    case = _Case(kind, length, keys)
+    case = _Case(kind, by_row, length, keys)
     exact = case.results(torch.float64, case.by_formula)
     eager = case.results(kind.dtype, case.by_formula)
     ours = case.results(kind.dtype, lambda leaves: case.by_kernels(leaves, attention))
@@ -173,8 +181,8 @@ def _distance(result: torch.Tensor, truth: torch.Tensor) -> float:
 class _Case:
     """A random call of a kind."""
 
-    def __init__(self, kind: Kind, length: int, keys: int):
-        self.kind, self.start = kind, keys - length
+    def __init__(self, kind: Kind, by_row: bool, length: int, keys: int):
+        self.kind, self.by_row, self.start = kind, by_row, keys - length
         self.context = AttentionContext(length, keys, self.start, device=kind.device)
         self.random = torch.Generator().manual_seed(SEED)
         self.leaves = {
@@ -230,7 +238,7 @@ class _Case:
         """(B, L, H, d)."""
         terms = self.terms(leaves)
         content, query, key = content_vectors(leaves["query"], leaves["key"], terms, self.context)
-        form = to_toeplitz(terms, self.context, query)
+        form = to_toeplitz(terms, self.context, query, by_row=self.by_row)
         dropout = self.dropout / 65536
         return attention(
             content, query, key, leaves["value"], form, self.start, self.mask, self.kind.causal, dropout, self.seed

@@ -8,7 +8,8 @@ matrix: with u = j − i, element (i, i + u) is at i·(ld + 1) + u. Three kernel
     table_apply      out_i   = Σ_j M[i, j] T_x                    the value term; the A part of dq, the B part of dk
     table_gradient   dT_x    = Σ_pairs Σ_i M[i, j] rows_i         dA and dc; dB; dV
 
-The key side is the same with keys as rows, queries as columns and the table read backwards. `forward` and `backward`
+The key side is the same with keys as rows, queries as columns and the table read backwards. A table with fewer rows
+than offsets comes with an index, the row of each offset x, and is read through it. `forward` and `backward`
 are attention in one pass over tiles of keys, or of queries, that add a tile of a pair matrix to the scores. No sum is
 atomic, so that results are the same in every run. Scores are kept in units of log₂ e.
 
@@ -50,6 +51,7 @@ def kept(seed, pair, i, j, dropout):
 def table_product(
     rows,
     table,
+    index,
     scalars,
     out,
     first,
@@ -64,6 +66,7 @@ def table_product(
     rows_i,
     table_h,
     table_x,
+    index_x,
     scalars_h,
     scalars_x,
     ld,
@@ -87,8 +90,9 @@ def table_product(
             mask=(i < R)[:, None],
             other=0.0,
         )
+        at = x if index is None else tl.load(index + x * index_x, mask=there, other=0)
         right = tl.load(
-            table + head.to(tl.int64) * table_h + x[:, None] * table_x + d[None, :], mask=there[:, None], other=0.0
+            table + head.to(tl.int64) * table_h + at[:, None] * table_x + d[None, :], mask=there[:, None], other=0.0
         )
         acc = tl.dot(left, tl.trans(right), input_precision=PRECISION)
     if scalars is not None:
@@ -106,6 +110,7 @@ def table_apply(
     matrix,
     dense,
     table,
+    index,
     initial,
     out,
     first,
@@ -120,6 +125,7 @@ def table_apply(
     dense_j,
     table_h,
     table_x,
+    index_x,
     initial_b,
     initial_h,
     initial_i,
@@ -156,7 +162,9 @@ def table_apply(
             weights = tl.load(matrix + i[:, None] * (ld + 1) + u[None, :])
             j = i[:, None] + u[None, :]
             weights = tl.where((j >= 0) & (j < C) & (i < R)[:, None], weights, 0.0)
-            vectors = tl.load(table + x[:, None] * table_x + d[None, :], mask=((x >= 0) & (x < P))[:, None], other=0.0)
+            there = (x >= 0) & (x < P)
+            at = x if index is None else tl.load(index + x * index_x, mask=there, other=0)
+            vectors = tl.load(table + at[:, None] * table_x + d[None, :], mask=there[:, None], other=0.0)
             sum_ = tl.dot(weights.to(vectors.dtype), vectors, sum_, input_precision=PRECISION)
     inside = (i < R)[:, None]
     if initial is not None:

@@ -94,15 +94,16 @@ class AttentionCall:
         """Whether a graph is being recorded, which must not depend on the data."""
         return is_traced()
 
-    def toeplitz(self, by_run: bool = False) -> ToeplitzTerms:
+    def toeplitz(self, by_run: bool = False, by_row: bool = False) -> ToeplitzTerms:
         """The terms as arrays by offset; those that the layers share are made once per forward.
 
         Args:
             by_run: see `to_toeplitz`; for terms that layers do not share.
+            by_row: the same.
         """
         if self.shared is not None:
             return self.shared.toeplitz(self.context, self.query)
-        return to_toeplitz(self.terms, self.context, self.query, by_run)
+        return to_toeplitz(self.terms, self.context, self.query, by_run, by_row)
 
 
 class Backend(Protocol):

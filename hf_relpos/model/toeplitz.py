@@ -13,6 +13,7 @@ and gains have no such form: `toeplitz_unsupported` names them, and backends tha
 
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -48,6 +49,10 @@ class ToeplitzTerms:
         tails_B: the same of B; read only with `run_of_B`.
         run_of_B: (P,), for a B of fewer rows than offsets, (H or 1, N, d), the row of each offset; ascending, from 0
             to N − 1. None where B has a row for each.
+        row_of_A: (P,) int32, for an A of the rows that the scheme's table has, in their order, the row of each offset;
+            None where A has a row for each.
+        row_of_B: the same of B.
+        row_of_V: the same of V.
     """
 
     low: int
@@ -62,6 +67,9 @@ class ToeplitzTerms:
     tails_V: tuple[int, int] = (1, 1)
     tails_B: tuple[int, int] = (1, 1)
     run_of_B: torch.Tensor | None = None
+    row_of_A: torch.Tensor | None = None
+    row_of_B: torch.Tensor | None = None
+    row_of_V: torch.Tensor | None = None
 
     def to(self, dtype: torch.dtype) -> "ToeplitzTerms":
         """The same with tables and biases in another dtype."""
@@ -87,16 +95,30 @@ def toeplitz_unsupported(terms: Terms, context: AttentionContext) -> list[str]:
     return reasons
 
 
-def to_toeplitz(terms: Terms, context: AttentionContext, query: torch.Tensor, by_run: bool = False) -> ToeplitzTerms:
+def has_rows(terms: Terms, context: AttentionContext) -> bool:
+    """Whether `to_toeplitz` leaves some table as it is when it is asked to by row: one with fewer rows than offsets.
+
+    Not in a graph, which is for any length.
+    """
+    offsets = context.high - context.low + 1
+    return not is_traced() and any(_is_by_row(tables, offsets) for tables in (terms.A, terms.B, terms.V))
+
+
+def to_toeplitz(
+    terms: Terms, context: AttentionContext, query: torch.Tensor, by_run: bool = False, by_row: bool = False
+) -> ToeplitzTerms:
     """The Toeplitz form of terms for which `toeplitz_unsupported` has no reason.
 
     Args:
         query: (…, d), for its head size, device and dtype, which the result has; products with s are made before
             rounding to it.
         by_run: whether B may have one row for each run of offsets that share it, where that is less to compute.
+        by_row: whether A, B and V may have the rows of the scheme's table, where these are fewer than offsets.
     """
     scale, dtype = content_scale(query, terms), query.dtype
     offsets = context.offsets(query.device)
+    if by_row and has_rows(terms, context):
+        return _by_row(terms, context, query, offsets)
     A, tails_A = _sum_by_offset(terms.A, offsets, context.low, scale)
     B, tails_B, run_of_B = None, (1, 1), None
     if by_run and terms.B and _may_read(offsets):
@@ -127,6 +149,24 @@ def to_toeplitz(terms: Terms, context: AttentionContext, query: torch.Tensor, by
         tails_B=tails_B,
         run_of_B=run_of_B,
     )
+
+
+def _is_by_row(tables: tuple[Table, ...], offsets: int) -> bool:
+    """Whether there is one table alone, and it has fewer rows than there are offsets."""
+    return len(tables) == 1 and tables[0].rows.shape[1] < offsets
+
+
+def _by_row(terms: Terms, context: AttentionContext, query: torch.Tensor, offsets: torch.Tensor) -> ToeplitzTerms:
+    """`to_toeplitz` with the tables that are read by row left as they are, but for the scale."""
+    scale = content_scale(query, terms)
+    factors = {"A": scale, "B": scale, "V": 1.0}
+    tables = {letter: getattr(terms, letter) for letter in factors if _is_by_row(getattr(terms, letter), len(offsets))}
+    others: dict[str, Any] = dict.fromkeys(tables, ())
+    changed: dict[str, Any] = {}
+    for letter, (table,) in tables.items():
+        changed[letter] = _precise(table.rows, factors[letter]).to(query.dtype)
+        changed[f"row_of_{letter}"] = table.row_of(offsets).int()
+    return replace(to_toeplitz(replace(terms, **others), context, query), **changed)
 
 
 class SharedTerms:
