@@ -15,11 +15,11 @@ FLOOR := .venvs/floor
 PYTEST_ARGS ?= -n auto --dist loadgroup
 FUZZ_EXAMPLES ?= 1000
 # what calls Transformers rather than PyTorch alone
-FLOOR_TESTS := $(addprefix tests/test_, $(addsuffix .py, anneal card chunked convert distil earlier_checkpoints families \
-	gated generation hub hub_server legacy memory models modules padding patch public_names recurrence rope_checkpoints \
+FLOOR_TESTS := $(addprefix tests/test_, $(addsuffix .py, anneal card chunked convert cost deberta_checkpoints distil earlier_checkpoints \
+	families gated generation hub hub_server legacy live memory models modules padding patch public_names recurrence rope_checkpoints \
 	sources tools_outputs tools_packing tools_peft tools_pipelines tools_quantization tools_sentence_transformers trainer \
 	travels xlnet_checkpoints)) \
-	tests/schemes/test_every_scheme.py
+	tests/schemes/test_every_scheme.py tests/schemes/test_harmonic.py
 
 .PHONY: demo families features fuzz schemes test test-all test-floor lint clean
 
