@@ -30,6 +30,7 @@ from .model.capabilities import probe_call, supported_implementations
 from .model.configuration_relpos_bert import RelPosBertConfig
 from .model.modeling_relpos_bert import RelPosBertModel, RelPosBertSelfAttention
 from .model.schemes import STOCK_SCHEME, find_scheme
+from .position_scores import inputs_of_length
 
 
 # Results of at most so many bytes stay in the cache of a core until the next operation reads them.
@@ -211,24 +212,12 @@ def model_costs(
         progress(f"{each.position_scheme_name}, {name}", number, len(jobs))
         with torch.device(device):
             model = RelPosBertModel._from_config(each, attn_implementation=name, dtype=dtype).eval()
-            inputs = _inputs(each, batch, length)
+        inputs = {key: value.to(device) for key, value in inputs_of_length(each, length, batch).items()}
         taken = choose(probe_call(each, batch, length, dtype, device))[0].name if name == AUTO else name
         counts = [predicted(work, rates) for work in _count(model, inputs)]
         costs.append(Cost(each.position_scheme_name, name, taken, *_measure(model, inputs, device, rounds), *counts))
     progress("measured", len(jobs), len(jobs))
     return costs
-
-
-def _inputs(config: RelPosBertConfig, batch: int, length: int) -> dict[str, torch.Tensor]:
-    """Random tokens, and what else the scheme asks for."""
-    inputs = {"input_ids": torch.randint(config.vocab_size, (batch, length))}
-    if "grid" in config.required_inputs:
-        side = max(1, round(length**0.5))
-        index = torch.arange(length)
-        inputs["position_ids"] = torch.stack([index // side, index % side], -1).expand(batch, -1, -1)
-    if "relation_ids" in config.required_inputs:
-        inputs["relation_ids"] = torch.zeros(batch, length, length, dtype=torch.long)
-    return inputs
 
 
 @torch.no_grad()

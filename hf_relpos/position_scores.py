@@ -60,7 +60,11 @@ def example_inputs(config: RelPosBertConfig, length: int = 64, batch: int = 4) -
     Args:
         length: at most P, which is the limit of some schemes.
     """
-    length = min(length, config.max_position_embeddings)
+    return inputs_of_length(config, min(length, config.max_position_embeddings), batch)
+
+
+def inputs_of_length(config: RelPosBertConfig, length: int, batch: int) -> dict[str, torch.Tensor]:
+    """`example_inputs` of exactly that many tokens."""
     positions = torch.arange(length)
     generator = torch.Generator().manual_seed(0)
     inputs = {"input_ids": torch.randint(config.vocab_size, (batch, length), generator=generator)}

@@ -14,13 +14,14 @@ import sys
 from dataclasses import replace
 from typing import Any
 
+import bench_calibrated
 import bench_conversion
 import torch
 from conversion_quality.making import StudentMaker
 from conversion_quality.measuring import Bench
 from conversion_quality.students import STUDENTS, Student
 from experiments.arguments import reproducing_command
-from experiments.measuring import environment, time_in_turns
+from experiments.measuring import environment
 from experiments.reports import Table, describe, markdown_sections, print_tables, write_report
 from rich.console import Console
 from transformers.utils import logging
@@ -28,7 +29,7 @@ from transformers.utils import logging
 
 # Waves and terms: all terms by number of waves, then terms with the default number.
 COMPARED = [(8, "ABcV"), (4, "ABcV"), (16, "ABcV"), (32, "ABcV"), (8, "AcV"), (8, "ABc"), (8, "Ac")]
-TIMED = ((8, 128), (2, 512))  # rows and tokens of a forward pass
+TIMED = (128, 512)  # tokens of a row
 ROUNDS = 5
 
 
@@ -44,19 +45,10 @@ def students() -> dict[str, Student]:
 
 def forward_times(maker: StudentMaker, name: str) -> dict[str, float]:
     """Seconds of the student over those of the source, by number of tokens."""
-    models = {"source": maker.teacher.model, "student": maker.load(name)[0].model}
-    models["source"].set_attn_implementation("sdpa")
-    ratios = {}
-    for rows, length in TIMED:
-        ids = torch.randint(1000, 20_000, (rows, length), generator=torch.Generator().manual_seed(0))
-
-        def run(model: torch.nn.Module, ids: torch.Tensor = ids) -> object:
-            with torch.inference_mode():
-                return model(input_ids=ids)
-
-        taken = time_in_turns({key: (lambda model=model: run(model)) for key, model in models.items()}, ROUNDS)
-        ratios[str(length)] = round(taken["student"] / taken["source"], 3)
-    return ratios
+    source, student = maker.teacher.model, maker.load(name)[0].model
+    source.set_attn_implementation("sdpa")
+    taken = {length: bench_calibrated.times(source, student, length, ROUNDS) for length in TIMED}
+    return {str(length): round(each["variant"] / each["source"], 3) for length, each in taken.items()}
 
 
 def mean_by_length(texts: dict[str, Any], what: str) -> dict[str, float]:
@@ -86,7 +78,7 @@ def tables(results: dict[str, Any]) -> list[Table]:
         differences = [row["result"]["sts"][key]["difference"]["mean"] for key in sets]
         times = [f"{ratio:.2f}" for ratio in row["time"].values()]
         lines.append([row["label"], *(f"{difference:+.2f}" for difference in differences), *times])
-    head = ["", *sets, *(f"time × source, {length} tokens" for _, length in TIMED)]
+    head = ["", *sets, *(f"time × source, {length} tokens" for length in TIMED)]
     return [*sections, ("Similarity sets, Spearman's ρ × 100 less the source's, and time", head, lines)]
 
 

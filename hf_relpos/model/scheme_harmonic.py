@@ -79,9 +79,5 @@ class Harmonic(Scheme, name="harmonic"):
         return () if coefficients is None else (WaveTable(coefficients.clone(), self.frequencies, context),)
 
     def forward(self, context: AttentionContext) -> Terms:
-        return Terms(
-            A=self.table("A", context),
-            B=self.table("B", context),
-            c=self.table("c", context),
-            V=self.table("V", context),
-        )
+        tables: dict[str, Any] = {letter: self.table(letter, context) for letter in TABLE_LETTERS}
+        return Terms(**tables)

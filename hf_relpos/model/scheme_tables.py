@@ -135,9 +135,5 @@ class Tables(Scheme, name="tables"):
         return (toeplitz_table(self.expand(rows, context.offsets(rows.device)), context),)
 
     def forward(self, context: AttentionContext) -> Terms:
-        return Terms(
-            A=self.table("A", context),
-            B=self.table("B", context),
-            c=self.table("c", context),
-            V=self.table("V", context),
-        )
+        tables: dict[str, Any] = {letter: self.table(letter, context) for letter in TABLE_LETTERS}
+        return Terms(**tables)
