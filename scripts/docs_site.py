@@ -1,7 +1,7 @@
 """Hooks of mkdocs.yml: what the pages link to outside of docs/, such as a test, gets a page that shows it.
 
-The pages are written for the repository, where `../tests/test_live.py` leads to the file. On the site such a link leads
-to `source/tests/test_live.py.html`, so that no link leaves the site and `mkdocs build --strict` checks all of them.
+The pages are written for the repository, where `../tests/test_live.py` leads to the file. On the site it leads to
+`source/tests/test_live.py.html`, so that no link leaves the site and `mkdocs build --strict` checks all of them.
 """
 
 import posixpath
