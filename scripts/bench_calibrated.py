@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from hf_relpos import convert
 from hf_relpos.evaluation import (
     Encoder,
     FidelitySettings,
+    Pair,
     fidelity,
     load_encoder,
     pair_vectors,
@@ -71,8 +73,28 @@ def variants() -> dict[str, Variant]:
     return found
 
 
-def measure(variant: Variant, args: argparse.Namespace, texts: list[Path], fields: list[str]) -> dict[str, Any]:
+class Reference:
+    """What all variants are compared with, read once."""
+
+    def __init__(self, args: argparse.Namespace):
+        self.args, self.teacher = args, load_encoder(args.source, masked=False)
+
+    @cached_property
+    def windows(self) -> dict[int, Any]:
+        """Of the text of another kind, by length."""
+        path, count = [self.args.other], self.args.window_tokens
+        return windows_by_length(self.teacher.tokenizer, path, self.args.other_field, LENGTHS, count)[0]
+
+    @cached_property
+    def pairs(self) -> dict[str, tuple[list[Pair], Any]]:
+        """The pairs of each similarity set, and the teacher's cosines."""
+        drawn = {path.name: draw_pairs(str(path), self.args.sts_pairs, self.args.seed) for path in self.args.sts}
+        return {name: (pairs, similarities(pair_vectors(self.teacher, pairs))) for name, pairs in drawn.items()}
+
+
+def measure(variant: Variant, reference: Reference, texts: list[Path], fields: list[str]) -> dict[str, Any]:
     """Fidelity, similarity sets and time of one variant."""
+    args, teacher = reference.args, reference.teacher
     with tempfile.TemporaryDirectory() as folder:
         report = convert(
             args.source,
@@ -86,27 +108,25 @@ def measure(variant: Variant, args: argparse.Namespace, texts: list[Path], field
             seed=args.seed,
             device="cpu",
         )
-        teacher, student = (load_encoder(str(path)) for path in (args.source, Path(folder) / "out"))
-    windows, _, _ = windows_by_length(teacher.tokenizer, [args.other], args.other_field, LENGTHS, args.window_tokens)
+        student = load_encoder(str(Path(folder) / "out"), pooling=teacher.pooling)
     settings = FidelitySettings(teacher.pooling, divergence=False, ceiling=False)
-    other = fidelity(teacher.model, student.model, windows, settings).lengths
+    other = fidelity(teacher.model, student.model, reference.windows, settings).lengths
     own = report.fidelity.lengths if report.fidelity else []
     return {
         "sentence": {str(entry.length): round(entry.sentence_cosine, 4) for entry in own},
         "token": {str(entry.length): round(entry.token_cosine, 4) for entry in own},
         "other": {str(entry.length): round(entry.sentence_cosine, 4) for entry in other},
-        "sts": {path.name: similarity_difference(teacher, student, path, args) for path in args.sts},
+        "sts": {name: similarity_difference(student, *known) for name, known in reference.pairs.items()},
         "times": {str(length): times(teacher.model, student.model, length, args.rounds) for length in TIMED},
         "fit_cpu_seconds": round(report.details["calibration"]["cpu_seconds"], 1),
     }
 
 
-def similarity_difference(teacher: Encoder, student: Encoder, path: Path, args: argparse.Namespace) -> float:
-    """Spearman's ρ × 100 of the student less that of the teacher."""
-    pairs = draw_pairs(str(path), args.sts_pairs, args.seed)
-    ours, theirs = (similarities(pair_vectors(encoder, pairs)) for encoder in (student, teacher))
+def similarity_difference(student: Encoder, pairs: Sequence[Pair], expected: Any) -> float:
+    """Spearman's ρ × 100 of the student less that of the teacher, whose cosines are `expected`."""
     scores = np.array([pair.score for pair in pairs])
-    return round(100 * (rank_correlation(ours, scores) - rank_correlation(theirs, scores)), 2)
+    ours = similarities(pair_vectors(student, pairs))
+    return round(100 * (rank_correlation(ours, scores) - rank_correlation(expected, scores)), 2)
 
 
 @torch.inference_mode()
@@ -226,11 +246,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     settings = {"source": Path(args.source).name, "tokens": args.tokens, "window_tokens": args.window_tokens}
     settings |= {"seed": args.seed, "rounds": args.rounds, "sts_pairs": args.sts_pairs}
+    reference = Reference(args)
     results["variants"] = {name: row for name, row in results["variants"].items() if row["settings"] == settings}
     for name, variant in variants().items():
         if name in results["variants"] or not any(fnmatch(name, pattern) for pattern in args.variants):
             continue
-        result = measure(variant, args, texts, fields)
+        result = measure(variant, reference, texts, fields)
         results["environment"] = environment()
         results["variants"][name] = {"settings": settings, "result": result}
         write_report(args.out / "calibrated", results, card(results))

@@ -43,12 +43,13 @@ def test_the_front(bench):
 def test_a_variant_with_the_same_settings_is_not_measured_again(bench, tmp_path, monkeypatch):
     measured = []
 
-    def measure(variant, args, texts, fields):
+    def measure(variant, reference, texts, fields):
         measured.append(variant.options["terms"])
         return row(0.95, 1.2)
 
     monkeypatch.setattr(bench, "measure", measure)
     monkeypatch.setattr(bench, "draw", lambda results, path: None)
+    monkeypatch.setattr(bench, "load_encoder", lambda *arguments, **options: None)
     arguments = ["--source", "model", "--data", str(tmp_path), "--out", str(tmp_path / "out"), "--variants"]
     bench.main([*arguments, "tables c"])
     bench.main([*arguments, "tables c", "tables Ac"])
