@@ -77,6 +77,7 @@ class ChunkedCall:
         dropout: probability of dropping an attention weight, in units of 2^−16.
         seed: of the dropout.
         ends: of every row, how many of its queries are computed, the first ones; None for all.
+        has_backward: whether gradients are recorded, so that a backward may follow.
     """
 
     terms: ToeplitzTerms
@@ -87,6 +88,7 @@ class ChunkedCall:
     dropout: int = 0
     seed: int = 0
     ends: tuple[int, ...] | None = None
+    has_backward: bool = False
 
     @property
     def keep_probability(self) -> float:
