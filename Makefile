@@ -7,6 +7,7 @@
 # make families   which checkpoints are read: docs/families.md and a table of README.md
 # make test-floor   the tests that meet Transformers, on the oldest one that is supported
 # make features    docs/features.md: which feature works with which kind of scheme, from the outcomes of their tests
+# make docs    the site of docs/, into site/; warnings, such as a link to nothing, are errors
 # Each makes its own virtual environment first. PYTHON chooses the interpreter.
 
 PYTHON ?= python3
@@ -21,7 +22,7 @@ FLOOR_TESTS := $(addprefix tests/test_, $(addsuffix .py, anneal card chunked con
 	travels xlnet_checkpoints)) \
 	tests/schemes/test_every_scheme.py tests/schemes/test_harmonic.py
 
-.PHONY: demo families features fuzz schemes test test-all test-floor lint clean
+.PHONY: demo docs families features fuzz schemes test test-all test-floor lint clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/hf-relpos demo --out demo-out --overwrite
@@ -45,6 +46,9 @@ features: $(VENV)/.installed
 
 schemes: $(VENV)/.installed
 	$(VENV)/bin/python scripts/scheme_report.py
+
+docs: $(VENV)/.installed
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 
 families: $(VENV)/.installed
 	$(VENV)/bin/python scripts/family_report.py
@@ -70,4 +74,4 @@ $(FLOOR)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venvs build dist *.egg-info demo-out
+	rm -rf $(VENV) .venvs build dist site *.egg-info demo-out

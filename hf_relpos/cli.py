@@ -82,7 +82,8 @@ def convert(
         str | None,
         typer.Option(
             help="Position scheme of the result; `hf-relpos schemes` lists them. By default the source's; for "
-            "absolute ones relative_key, and tables with calibrate and calibrate+distil."
+            "absolute ones relative_key, harmonic with --text alone or --fast, and tables with --faithful, calibrate "
+            "and calibrate+distil."
         ),
     ] = None,
     option: Annotated[
@@ -91,7 +92,8 @@ def convert(
     method: Annotated[
         str | None,
         typer.Option(
-            help="keep (default): absolute positions stay, same outputs. drop: only their mean stays, needs training. "
+            help="keep (default without --text): absolute positions stay, same outputs. drop: only their mean stays, "
+            "needs training. "
             "calibrate: relative terms fitted to the source's attention on --text, close to its outputs. "
             "calibrate+distil: then distilled for some steps, closer. "
             "interpolate, hierarchical: a longer absolute table, no relative terms. "
@@ -105,9 +107,20 @@ def convert(
             metavar="KEY=VALUE", help="Option of the method, such as tokens=20000 or steps=400; may be repeated."
         ),
     ] = None,
+    fast: Annotated[
+        bool,
+        typer.Option("--fast", help="With --text: made quickest; a little further from the source."),
+    ] = False,
+    faithful: Annotated[
+        bool,
+        typer.Option("--faithful", help="With --text: as close to the source as it gets; slower to make and to run."),
+    ] = False,
     text: Annotated[
         list[str] | None,
-        typer.Option(help=f"{TEXT} For calibrate and calibrate+distil; needs no labels. May be repeated."),
+        typer.Option(
+            help=f"{TEXT} With it alone positions are learnt from it, close to the source at little more than its "
+            "time; also for calibrate and calibrate+distil. Needs no labels. May be repeated."
+        ),
     ] = None,
     field: Annotated[list[str] | None, typer.Option(help=FIELD)] = None,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
@@ -150,6 +163,8 @@ def convert(
         method_options = parse_options(method_option or [], "--method-option")
         if text and not all(each.strip() for each in text):  # such as an unset variable; Path("") is this folder
             raise ValueError("--text '': is empty; give a file, a folder or a Hub dataset")
+        if fast and faithful:
+            raise ValueError("--fast and --faithful are two ends of one choice; give one of them")
         from transformers.utils import logging
 
         from .conversion import convert
@@ -163,6 +178,7 @@ def convert(
             position_options=options,
             method=method,
             method_options=method_options,
+            quality="fast" if fast else "faithful" if faithful else None,
             texts=[Path(each) for each in text] if text else None,
             field=field or "text",
             seed=seed,

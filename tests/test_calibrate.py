@@ -29,7 +29,8 @@ from hf_relpos.calibration.settings import CalibrationSettings
 from hf_relpos.calibration.windows import check_windows, distance_histogram, shared_first_token
 from hf_relpos.cli import app
 from hf_relpos.console import progress_bar
-from hf_relpos.conversion import METHODS, ConversionError, PoorConversionWarning, convert
+from hf_relpos.conversion import METHODS, QUALITIES, ConversionError, PoorConversionWarning, convert
+from hf_relpos.conversion.card import command as repeating_command
 from hf_relpos.data import Windows, cut_windows, read_texts
 from hf_relpos.evaluation import masked_accuracy, masked_windows, windowed_hidden_states
 from hf_relpos.model.encodings import sinusoid_concat
@@ -350,6 +351,65 @@ def test_another_window_begins_anew(small, tmp_path, monkeypatch):
                 method_options=options,
             )
     assert fitted == [0, 1, 0, 1, 1]
+
+
+def shortened(monkeypatch):
+    """The qualities with so few tokens and steps that a test can wait for them."""
+    few = {"tokens": 2000, "steps": 2, "batch_tokens": 128}
+    short = {
+        name: replace(each, method_options={key: few.get(key, value) for key, value in each.method_options.items()})
+        for name, each in QUALITIES.items()
+    }
+    monkeypatch.setattr("hf_relpos.conversion.checkpoint.QUALITIES", short)
+
+
+@pytest.mark.parametrize("quality", QUALITIES)
+def test_a_quality_chooses_scheme_method_and_options(small, tmp_path, monkeypatch, quality):
+    shortened(monkeypatch)
+    asked = {} if quality == "default" else {"quality": quality}  # which text alone means
+    report = convert(small / "bert", tmp_path / "out", texts=small / "text.txt", **asked)
+    chosen = QUALITIES[quality]
+    assert (report.quality, report.method, report.scheme) == (quality, chosen.method, chosen.scheme)
+    assert chosen.scheme_options.items() <= report.position_options.items()
+    assert set(report.details) >= {"calibration", "fidelity"}
+    assert ("distillation" in report.details) == ("steps" in chosen.method_options)
+    assert f"Quality `{quality}`" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    again = repeating_command(report)
+    assert f"--scheme {chosen.scheme} --method {chosen.method}" in again and "--method-option tokens=2000" in again
+
+
+def test_what_is_given_wins_over_the_quality(small, tmp_path, monkeypatch):
+    shortened(monkeypatch)
+    given = {"position_embedding_type": "relative_key", "method": "calibrate", "method_options": {"tokens": 1500}}
+    report = convert(small / "bert", tmp_path / "out", texts=small / "text.txt", quality="faithful", **given)
+    assert (report.quality, report.scheme, report.method) == ("faithful", "relative_key", "calibrate")
+    assert report.method_options["tokens"] == 1500 and "steps" not in report.method_options
+    options = {"waves": 2}
+    report = convert(
+        small / "bert", tmp_path / "two", texts=small / "text.txt", quality="fast", position_options=options
+    )
+    assert report.position_options == {**report.position_options, **QUALITIES["fast"].scheme_options, "waves": 2}
+
+
+def test_without_text_or_with_a_method_there_is_no_quality(small, tmp_path):
+    assert convert(small / "bert", tmp_path / "out").quality is None
+    options = {"tokens": 1500}
+    report = convert(
+        small / "bert", tmp_path / "two", method="calibrate", texts=small / "text.txt", method_options=options
+    )
+    assert report.quality is None and report.scheme == "tables"
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ({"quality": "best"}, "quality = 'best' is unknown; known: fast, default, faithful"),
+        ({"quality": "fast", "method": "keep"}, "quality = 'fast': method = 'keep' learns nothing"),
+        ({"quality": "default"}, "quality = 'default': learns from text; give texts, .* or choose 'fast'"),
+    ],
+)
+def test_a_quality_without_sense_is_refused(small, tmp_path, arguments, words):
+    refuse(small, tmp_path, words, **{"method": None, **arguments})
 
 
 def test_calibrate_and_distil(small, tmp_path):

@@ -41,7 +41,8 @@ class LayerwiseModel:
     def visible(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
         """Which keys each query may attend to, boolean, (B, 1, L, L)."""
         length = hidden.shape[1]
-        mask = row_layout(self.model.config, hidden, batch.mask).mask(self.model.config, hidden, batch.mask)
+        config = self.model.config
+        mask = row_layout(config, hidden, batch.mask).tensor_mask(config, hidden, batch.mask)
         assert not isinstance(mask, BlockMask), "the models are set to eager attention"
         if mask is None:
             return torch.ones(len(hidden), 1, length, length, dtype=torch.bool, device=hidden.device)

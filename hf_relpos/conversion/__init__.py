@@ -7,17 +7,20 @@ from .errors import ConversionError, PoorConversionWarning
 from .export import ExportReport, export_tables, resize_tables
 from .layers import attention_config, attention_weights
 from .methods import METHODS
+from .quality import QUALITIES, Quality
 from .report import ConversionReport, Step
 
 
 __all__ = [
     "METHODS",
+    "QUALITIES",
     "ConversionContext",
     "ConversionError",
     "ConversionReport",
     "ExportReport",
     "Method",
     "PoorConversionWarning",
+    "Quality",
     "Step",
     "attention_config",
     "attention_weights",

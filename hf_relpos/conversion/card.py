@@ -19,6 +19,7 @@ from ..model.schemes import STOCK_SCHEME
 from .local_paths import last_name
 from .methods import METHODS
 from .modules import MODULES
+from .quality import QUALITIES
 from .report import KINDS, ConversionReport, lost_in_words
 from .source import CARD, TOKENIZER_FILES
 
@@ -192,6 +193,8 @@ def _what(report: ConversionReport) -> list[str]:
         f"Scheme `{report.scheme}`" + (f": {_listed(report.position_options)}" if report.position_options else ""),
         f"Method `{report.method}`: {METHODS[report.method].help}",
     ]
+    if report.quality is not None:
+        lines.insert(0, f"Quality `{report.quality}`: {QUALITIES[report.quality].help}")
     if report.method_options:
         lines.append(f"Options of the method: {_listed(report.method_options)}")
     return [

@@ -29,6 +29,7 @@ from .folder import check_apart, check_target, copy_companions, left_out
 from .methods import METHODS, check_device, check_plots, check_text, choose_method, resolve_options, text_names
 from .modules import Layout, locate
 from .names import is_buffer, is_table
+from .quality import QUALITIES, choose_quality
 from .recognition import Head, SourceSpec, check_tables, choose_head, recognise
 from .report import REPORT, ConversionReport, plan
 from .source import Source, normalise, read_config, read_tensors, tensor_names
@@ -81,6 +82,7 @@ def convert(
     position_options: Mapping[str, Any] | None = None,
     method: str | None = None,
     method_options: Mapping[str, Any] | None = None,
+    quality: str | None = None,
     texts: str | Path | Iterable[str | Path] | None = None,
     field: str | Sequence[str] = "text",
     seed: int = 0,
@@ -102,18 +104,21 @@ def convert(
         source: local folder or Hub repository, with safetensors weights, or pickled ones if `allow_pickle` is set.
         out: folder to write; also gets `conversion.json`, the report, and `README.md`, a model card. That of a
             sentence-transformers folder has its modules, too.
-        position_embedding_type: scheme of the result, a key of `hf_relpos.SCHEMES`; None for `relative_key`, for that
-            of a source that is relative already, `tables` for `calibrate`, and `absolute` where the method makes
-            nothing else. MPNet keeps its own beside it.
+        position_embedding_type: scheme of the result, a key of `hf_relpos.SCHEMES`; None for that of the quality;
+            without one for `relative_key`, for that of a source that is relative already, `tables` for `calibrate`,
+            and `absolute` where the method makes nothing else. MPNet keeps its own beside it.
         position_options: its options.
         method: `keep` (absolute positions stay, outputs are the source's), `drop` (their mean stays), `calibrate`
             (relative terms are fitted to the source's attention on `texts`), `calibrate+distil` (and then trained to
             its outputs), `interpolate` or `hierarchical` (a longer table of absolute positions, and nothing relative)
             or, for a source that is relative already and for no other, `exact` (its tables stay, or fit into those of
             another scheme; outputs are the source's) and `refit` (the closest tables of another scheme;
-            `details["lost"]` says what they do not hold). None for `exact` where it applies and `keep` elsewhere.
-            The two that calibrate are for both.
+            `details["lost"]` says what they do not hold). None for `exact` where it applies, that of `quality`, and
+            `keep` elsewhere. The two that calibrate are for both.
         method_options: options of the method: keys of `METHODS[method].options`.
+        quality: a key of `hf_relpos.conversion.QUALITIES`, which chooses scheme, method and their options, as far as
+            they are not given: `fast`, `default` or `faithful`. None for `default` where there are `texts` and no
+            method, and for no choice elsewhere.
         texts: for a method that learns from text: one path or several (as Path objects), read by
             `hf_relpos.data.read_texts`, each with the same share of the tokens; or documents, strings, of which an
             iterator is read once, up to 100 million characters.
@@ -155,10 +160,16 @@ def convert(
     spec = recognise(folder, saved, tensor_names(folder, allow_pickle))
     head = choose_head(spec, folder, architecture)
     spec = spec.with_head(head)
-    name = choose_method(method, spec, folder)
+    quality = choose_quality(quality, method, spec, texts is not None)
+    name = choose_method(method if quality is None else method or QUALITIES[quality].method, spec, folder)
     texts = check_text(name, texts, field)
     if plots:
         check_plots(name)
+    if quality is not None:
+        position_embedding_type, position_options = QUALITIES[quality].complete_scheme(
+            position_embedding_type, position_options
+        )
+        method_options = QUALITIES[quality].complete_options(name, method_options)
     options = resolve_options(name, method_options)
     computes_on = check_device(name, device)
     own_config = source_config(folder, spec)
@@ -195,6 +206,7 @@ def convert(
         architecture=conversion.head.source,
         converted_to=type(model).__name__,
         method=name,
+        quality=quality,
         position_embedding_type=config.position_embedding_type,
         position_options=resolved_options(config),
         method_options=options,

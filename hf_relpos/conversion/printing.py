@@ -85,8 +85,10 @@ def _lines(report: ConversionReport) -> list[str]:
     details = report.details
     options = ", ".join(f"{key} = {value}" for key, value in report.position_options.items())
     lines = [
-        f"{report.architecture} → {report.converted_to}, method {report.method}, scheme "
-        f"{report.scheme}" + (f" ({options})" if options else "")
+        f"{report.architecture} → {report.converted_to}, "
+        + (f"quality {report.quality}, " if report.quality else "")
+        + f"method {report.method}, scheme {report.scheme}"
+        + (f" ({options})" if options else "")
     ]
     for kind, total in report.totals.items():
         lines.append(f"{kind:8} {total['tensors']:6,} tensors {total['parameters']:14,} parameters")

@@ -57,11 +57,12 @@ class ConversionReport:
         architecture: class of the source.
         converted_to: class of the result.
         method: key of `METHODS`.
+        quality: key of `QUALITIES`; None for none.
         position_embedding_type: scheme, or several that are combined.
         position_options: its options, with defaults; those of a combination by scheme.
         method_options: options of the method, with defaults.
-        arguments: of `convert`, without those that were left out. Of texts the names, without folders; `[]` for
-            documents that came from Python.
+        arguments: of `convert`, without those that were left out, but with what the quality chose. Of texts the names,
+            without folders; `[]` for documents that came from Python.
         dtype: of the weights.
         steps: one per tensor.
         difference: largest difference of the outputs on a random batch, relative to the largest output, in float64;
@@ -79,6 +80,7 @@ class ConversionReport:
     architecture: str
     converted_to: str
     method: str
+    quality: str | None
     position_embedding_type: str | list[str]
     position_options: dict[str, Any]
     method_options: dict[str, Any]

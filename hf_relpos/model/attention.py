@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn.attention.flex_attention import BlockMask
 
+from .band import BandMask
 from .context import AttentionContext
 from .formula import Terms
 from .toeplitz import SharedTerms, ToeplitzTerms, to_toeplitz, toeplitz_unsupported
@@ -28,8 +29,8 @@ class AttentionCall:
         value: (B, H, K, d).
         terms: what the scheme adds to the formula.
         context: offsets of the L queries and K keys, and what else is known of them.
-        mask: boolean (True: may attend) or additive, broadcastable to (B, H, L, K); a BlockMask for flex_attention;
-            or None.
+        mask: boolean (True: may attend) or additive, broadcastable to (B, H, L, K); a BandMask, under an attention
+            window; a BlockMask for flex_attention; or None.
         is_causal: whether a query attends to no later key; only without a mask.
         dropout: probability of dropping an attention weight; 0 outside training.
         output_weights: whether the caller wants the attention weights.
@@ -46,7 +47,7 @@ class AttentionCall:
     value: torch.Tensor
     terms: Terms
     context: AttentionContext
-    mask: torch.Tensor | BlockMask | None = None
+    mask: torch.Tensor | BandMask | BlockMask | None = None
     is_causal: bool = False
     dropout: float = 0.0
     output_weights: bool = False
@@ -69,14 +70,14 @@ class AttentionCall:
 
     @property
     def tensor_mask(self) -> torch.Tensor | None:
-        """The mask, for backends that take tensors only.
+        """The mask, for backends that take tensors only; that of a window is made whole, once for all layers.
 
         Raises:
             TypeError: for a BlockMask, which such a backend should have refused.
         """
         if isinstance(self.mask, BlockMask):
             raise TypeError("the mask is a BlockMask, made for flex_attention; this backend takes tensors")
-        return self.mask
+        return self.mask.dense if isinstance(self.mask, BandMask) else self.mask
 
     @property
     def causal_mask(self) -> torch.Tensor:
@@ -133,20 +134,24 @@ class Backend(Protocol):
 
 
 def unsupported_by_offset(
-    call: AttentionCall, content_alone: bool = False, start_on_device: bool = False
+    call: AttentionCall, content_alone: bool = False, start_on_device: bool = False, band: bool = False
 ) -> list[str]:
     """What backends have in common that compute the terms as arrays by offset and keep no attention weights.
 
     Args:
         content_alone: whether the backend takes calls without any term beside the content, too.
         start_on_device: whether it takes calls in which the index of the first query is known to the device alone.
+        band: whether it takes a BandMask.
     """
     reasons = toeplitz_unsupported(call.terms, call.context)
     batch, heads, length, _ = call.query.shape
     mask = call.mask
     if call.output_weights:
         reasons.append("only eager returns attention weights")
-    if mask is not None and (
+    if isinstance(mask, BandMask):
+        if not band:
+            reasons.append("it needs the mask of the attention window whole")
+    elif mask is not None and (
         not isinstance(mask, torch.Tensor)
         or mask.dtype != torch.bool
         or mask.dim() != 4

@@ -14,6 +14,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from .attention import AttentionCall, unsupported_by_offset
+from .band import BandMask
 from .chunk_products import Gradients, HeadGroup, Inputs
 from .diagonals import padded
 from .formula import content_vectors
@@ -39,8 +40,9 @@ class Chunked:
         if call.is_traced:  # before sizes are read, on which the graph would then depend
             return ["the call is being traced, and chunks depend on the data at hand"]
         on_cpu = call.device.type == "cpu"
-        # with dropout it is faster than sdpa on the CPU even without terms
-        reasons = unsupported_by_offset(call, content_alone=on_cpu and call.dropout > 0, start_on_device=True)
+        # with dropout or a window it is faster than sdpa on the CPU even without terms
+        alone = on_cpu and (call.dropout > 0 or isinstance(call.mask, BandMask))
+        reasons = unsupported_by_offset(call, content_alone=alone, start_on_device=True, band=True)
         if on_cpu and call.dtype not in DTYPES:
             reasons.append(f"it does not compute in {call.dtype}")
         if call.scores < FEWEST_SCORES:
@@ -56,9 +58,9 @@ class Chunked:
             query,
             key,
             call.value,
-            call.toeplitz(by_run=True),
+            call.toeplitz(by_run=not isinstance(call.mask, BandMask)),
             int(call.context.start),
-            call.tensor_mask,
+            call.mask if isinstance(call.mask, BandMask) else call.tensor_mask,
             call.is_causal,
             call.dropout,
             None if padding is None else padding.ends,
@@ -80,7 +82,7 @@ def chunked_attention(
     value: torch.Tensor,
     terms: ToeplitzTerms,
     start: int = 0,
-    mask: torch.Tensor | None = None,
+    mask: torch.Tensor | BandMask | None = None,
     causal: bool = False,
     dropout: float = 0.0,
     ends: tuple[int, ...] | None = None,
@@ -93,7 +95,8 @@ def chunked_attention(
         key: k̂, (B, H, K, d).
         value: (B, H, K, d); of another width, if there is no V.
         start: index of the first query among the keys.
-        mask: boolean, broadcastable to (B, H, L, K), True: may attend. Rows with no visible key average all keys.
+        mask: boolean, broadcastable to (B, H, L, K), True: may attend, or a BandMask. Queries with no
+            visible key average all keys, or those of their chunk.
         causal: hide later keys; only without a mask.
         dropout: probability of dropping an attention weight, rounded to a multiple of 2^−16, at most 1 − 2^−8.
         ends: of every row, how many queries are computed, the first ones; the others get zeros. None for all.
@@ -111,7 +114,8 @@ def chunked_attention(
     call = ChunkedCall(
         terms=replace(terms, A=None, B=None, c=None, V=None, allow=None, dense=None),
         start=start,
-        mask=mask,
+        mask=None if isinstance(mask, BandMask) else mask,
+        band=mask if isinstance(mask, BandMask) else None,
         causal=causal,
         allow=terms.allow,
         dropout=drop,
@@ -156,11 +160,11 @@ class _Chunked(torch.autograd.Function):
             for rows in row_groups:
                 chunks = schedule(call, rows, length, keys, content.device)
                 for group_heads in head_groups:
-                    group = None
+                    group, fused_group = None, FusedGroup(call, rows, group_heads, inputs) if fused else None
                     for chunk in chunks:
                         into = out[rows, chunk.first : chunk.first + chunk.rows, group_heads]
-                        if fused and len(chunk.key_ranges) == 1:
-                            into.copy_(FusedGroup(call, rows, group_heads, inputs).forward(chunk))
+                        if fused_group is not None and fused_group.takes(chunk):
+                            into.copy_(fused_group.forward(chunk))
                             continue
                         group = HeadGroup(call, rows, group_heads, inputs) if group is None else group
                         into.copy_(group.forward(chunk, generator, kept))

@@ -37,7 +37,7 @@ class Sdpa:
             # Transformers 5.14 takes no additive mask beside a bias, and later ones let two minima add up to -inf
             biased = replace(biased, bias=(bias + mask).clamp(min=lowest), mask=mask > torch.finfo(mask.dtype).min / 2)
         length = call.query.shape[2]
-        if call.is_causal and mask is call.mask and length < call.key.shape[2]:
+        if call.is_causal and mask is None and length < call.key.shape[2]:
             # the prefill of a static cache, whose empty end Transformers 5.14 cuts off the keys but not off the bias
             biased = replace(
                 biased,

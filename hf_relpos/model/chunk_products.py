@@ -90,7 +90,8 @@ class HeadGroup:
 
     def padded(self, keys: torch.Tensor) -> torch.Tensor:
         """Keys or values (h, r, K, d) as (g, N, d), with zeros as far as the columns of any chunk go."""
-        missing = rounded_up(self.keys) - self.keys if self.call.mask is None else ALIGNED - 1
+        in_order = self.call.mask is None and self.call.band is None
+        missing = rounded_up(self.keys) - self.keys if in_order else ALIGNED - 1
         keys = pad(keys, (0, 0, 0, missing)) if missing else keys
         return keys.reshape(self.count, self.keys + missing, -1)
 
@@ -124,15 +125,19 @@ class HeadGroup:
 
     # Masks: pairs that are hidden, and the scores that they stand beside ---------------------------------------------
 
-    def masked(self, chunk: QueryChunk, index: int) -> torch.Tensor | None:
-        """The pairs of a range that the mask hides, broadcastable to (h, r, m, n), or None."""
+    def hide_masked(self, scores: torch.Tensor, chunk: QueryChunk, index: int, value: float) -> None:
+        """Set the scores, (g, m, n), of pairs that the mask hides."""
         if not chunk.is_masked:
-            return None
+            return
+        by_head = scores.unflatten(0, self.grid)
+        if chunk.hidden is not None:
+            for columns, hidden in chunk.hidden[index]:
+                by_head[..., columns].masked_fill_(hidden.transpose(0, 1).flip(2), value)
+            return
         begin, count = chunk.key_ranges[index]
         mask = self.mask[..., begin : begin + count]
-        if mask.shape[2] == 1 or mask.stride(2) == 0:
-            return ~mask[:, :, :1]
-        return ~self.rows_of(mask, chunk)
+        constant = mask.shape[2] == 1 or mask.stride(2) == 0
+        by_head.masked_fill_(~(mask[:, :, :1] if constant else self.rows_of(mask, chunk)), value)
 
     def future(self, scores: torch.Tensor, chunk: QueryChunk, index: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """For a causal call: the columns of `scores` where some keys are later than the query, and these pairs."""
@@ -153,14 +158,12 @@ class HeadGroup:
 
     def hide(self, scores: torch.Tensor, chunk: QueryChunk, index: int, value: float) -> None:
         """Set the scores, (g, m, n), of pairs that the mask, causality or the scheme hide."""
-        masked, future = self.masked(chunk, index), self.future(scores, chunk, index)
-        by_head = scores.unflatten(0, self.grid)
-        if masked is not None:
-            by_head.masked_fill_(masked, value)
+        self.hide_masked(scores, chunk, index, value)
+        future = self.future(scores, chunk, index)
         if future is not None:
             future[0].masked_fill_(future[1], value)
         if self.allow is not None:
-            by_head.masked_fill_(~self.by_pair(self.allow, chunk, index), value)
+            scores.unflatten(0, self.grid).masked_fill_(~self.by_pair(self.allow, chunk, index), value)
 
     # A chunk ---------------------------------------------------------------------------------------------------------
 
@@ -321,7 +324,7 @@ class HeadGroup:
             if (
                 chunk.has_empty_rows and self.allow is None
             ):  # their weights are not zero, and no score of theirs matters
-                scores.unflatten(0, self.grid).masked_fill_(self.masked(chunk, index), 0.0)
+                self.hide_masked(scores, chunk, index, 0.0)
             add_product(total.value[:, keys], weight_columns.transpose(1, 2), d_out)
             add_product(total.key[:, keys], columns.transpose(1, 2), content, terms.scale)
             d_content = d_content + torch.bmm(columns, self.key[:, keys])

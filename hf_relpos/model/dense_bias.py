@@ -46,7 +46,7 @@ def with_bias(call: AttentionCall) -> BiasedCall:
     """The call with its terms lowered to a bias."""
     content, query, key = content_vectors(call.query, call.key, call.terms, call.context)
     bias = position_scores(query, key, call.terms, call.context)
-    mask: torch.Tensor | BlockMask | None = call.mask
+    mask = call.mask if isinstance(call.mask, BlockMask) else call.tensor_mask
     visible = None
     if call.terms.allow:
         if call.is_causal:  # Transformers leaves a plain causal mask to the kernel; it is needed here

@@ -721,7 +721,7 @@ class RelPosBertLMHeadModel(RelPosBertPreTrainedModel, BertLMHeadModel):
     def create_masks_for_generate(config, inputs_embeds, attention_mask, past_key_values, **kwargs):
         """The mask that `generate` prepares for a static cache; Transformers' own has no attention window."""
         layout = row_layout(config, inputs_embeds, attention_mask, past_key_values)
-        return layout.mask(config, inputs_embeds, attention_mask, past_key_values)
+        return layout.tensor_mask(config, inputs_embeds, attention_mask, past_key_values)
 
 
 @carries_memory

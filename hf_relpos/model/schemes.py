@@ -43,6 +43,7 @@ from .scheme_xlnet import XLNet
 __all__ = [
     "DEFAULT_SCHEME",
     "GENERAL_SCHEME",
+    "PLAIN_SCHEME",
     "SCHEMES",
     "STOCK_SCHEME",
     "Combination",
@@ -62,6 +63,8 @@ STOCK_SCHEME = Absolute.name
 DEFAULT_SCHEME = RelativeKey.name
 # All tables of the formula, each free: what converters fit.
 GENERAL_SCHEME = Tables.name
+# All of them as plain attention, which every kernel computes: what converters fit unless told otherwise.
+PLAIN_SCHEME = Harmonic.name
 
 
 def find_scheme(name: Any) -> type[Scheme]:

@@ -6,10 +6,11 @@ by offset (`diagonals.py`).
 """
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from .band import BandMask, Block
 from .toeplitz import ToeplitzTerms
 
 
@@ -19,6 +20,8 @@ QUERIES = 256
 # Keys from which on chunks are twice as large, for the buffer of a single head is larger than the best anyway; not
 # where other queries see other keys, since a chunk computes those that any of its queries sees.
 LONG = 2048
+# Queries under a window: few, since a chunk computes the keys of its first query for its last one as well.
+WINDOWED = 128
 # Vectors of a block of products by offset, which cost (BLOCK + n − 1) / n of what is used of them.
 BLOCK = 32
 SHORT = 128  # twice as many for more on the other side
@@ -72,6 +75,7 @@ class ChunkedCall:
         terms: scale, first offset and tails of the terms; their tensors are left out.
         start: index of the first query among the keys.
         mask: boolean (1 or B, 1 or H, L, K), True: may attend; or None.
+        band: the mask of an attention window, instead of `mask`; or None.
         causal: whether a query sees no later key; only without a mask.
         allow: boolean (H or 1, P), which offsets the scheme lets through; or None.
         dropout: probability of dropping an attention weight, in units of 2^−16.
@@ -83,6 +87,7 @@ class ChunkedCall:
     terms: ToeplitzTerms
     start: int = 0
     mask: torch.Tensor | None = None
+    band: BandMask | None = None
     causal: bool = False
     allow: torch.Tensor | None = None
     dropout: int = 0
@@ -100,6 +105,8 @@ def queries_per_chunk(call: ChunkedCall, keys: int, device: torch.device) -> int
     """How many queries a chunk has."""
     if device.type != "cpu":
         return DEVICE_QUERIES
+    if call.band is not None:
+        return WINDOWED
     same_keys = not call.causal and (call.mask is None or call.mask.shape[2] == 1 or call.mask.stride(2) == 0)
     return 2 * QUERIES if same_keys and keys >= LONG else QUERIES
 
@@ -109,7 +116,10 @@ def groups(
 ) -> tuple[list[slice], list[slice]]:
     """Rows of the batch, and heads, so many at a time that their scores stay near the best size."""
     most = BUFFER if device.type == "cpu" else DEVICE_BUFFER
-    count = max(1, most // (min(queries, queries_per_chunk(call, keys, device)) * keys))
+    queries = min(queries, queries_per_chunk(call, keys, device))
+    if call.band is not None:
+        keys = min(keys, queries + 2 * call.band.window)
+    count = max(1, most // (queries * keys))
     together = call.ends is None and call.terms.run_of_B is None
     return _alike(batch, max(1, count // (2 * heads)) if together else 1), _alike(heads, count)
 
@@ -132,6 +142,8 @@ class QueryChunk:
         width: of the buffer; each range has its n columns and those up to a multiple of ALIGNED.
         is_masked: whether the mask may hide any pair of them.
         has_empty_rows: whether one of the queries may see no key at all.
+        hidden: under a window, of every range, columns of it and which pairs of these are hidden, in the order of the
+            queries, boolean (1 or r, 1, m, c); else None.
     """
 
     first: int
@@ -141,6 +153,7 @@ class QueryChunk:
     width: int
     is_masked: bool
     has_empty_rows: bool
+    hidden: tuple[tuple[tuple[slice, torch.Tensor], ...], ...] | None = None
 
 
 def query_chunk(
@@ -173,6 +186,10 @@ def runs_of(seen: torch.Tensor, gap: int) -> list[tuple[int, int]]:
 
 def schedule(call: ChunkedCall, rows: slice, length: int, keys: int, device: torch.device) -> list[QueryChunk]:
     """The chunks of some rows of the batch, without the keys that no query of a chunk sees."""
+    if call.band is not None:
+        size = queries_per_chunk(call, keys, device)
+        last = length if call.ends is None else call.ends[rows.start]
+        return _schedule_of_band(call.band, rows, size, last)
     mask = call.mask
     if mask is not None:
         mask = (mask[rows] if mask.shape[0] > 1 else mask).flatten(0, 1)  # (rows · heads, L, K)
@@ -196,3 +213,25 @@ def schedule(call: ChunkedCall, rows: slice, length: int, keys: int, device: tor
         )
         chunks.append(query_chunk(first, count, key_ranges, is_masked, has_empty_rows))
     return chunks
+
+
+def _schedule_of_band(band: BandMask, rows: slice, size: int, length: int) -> list[QueryChunk]:
+    """`schedule` under a window: what follows from the mask is made once for all layers."""
+    key = ("chunks", rows.start, rows.stop, size, length)
+    if key not in band.kept:
+        band.kept[key] = [_chunk_of_band(band, rows, block) for block in band.blocks(rows, size, length)]
+    chunks: list[QueryChunk] = band.kept[key]
+    return chunks
+
+
+def _chunk_of_band(band: BandMask, rows: slice, block: Block) -> QueryChunk:
+    queries = slice(block.first, block.first + block.queries)
+    hidden = ~band.visible(queries, band.keys_of(block), rows)
+    parts = hidden.split([count for _, count in block.key_ranges], dim=-1)
+    pieces = []
+    for part in parts:
+        columns = [slice(begin, begin + count) for begin, count in runs_of(part.flatten(0, 2).any(0), ALIGNED)]
+        pieces.append(tuple((each, part[..., each].clone()) for each in columns))
+    has_empty_rows = bool(hidden.all(-1).any())
+    chunk = query_chunk(block.first, block.queries, list(block.key_ranges), any(pieces), has_empty_rows)
+    return replace(chunk, hidden=tuple(pieces))

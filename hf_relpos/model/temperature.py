@@ -6,24 +6,31 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask, create_mask
 from transformers import PreTrainedConfig
 
+from .band import BandMask
 from .context import AttentionContext
 from .tokens import is_visible
 from .tracing import is_traced
 
 
 def visible_keys(
-    mask: torch.Tensor | BlockMask | None, context: AttentionContext, is_causal: bool, device: torch.device
+    mask: torch.Tensor | BandMask | BlockMask | None,
+    context: AttentionContext,
+    is_causal: bool,
+    device: torch.device,
 ) -> torch.Tensor:
     """How many keys each query may attend to.
 
     Args:
-        mask: as `TokenLayout.mask` returns it: boolean or additive (B, 1 or H, L, K), a BlockMask, or None.
+        mask: as `TokenLayout.mask` returns it: boolean or additive (B, 1 or H, L, K), a BandMask, a
+            BlockMask, or None.
         is_causal: that without a mask a query sees no later key.
 
     Returns:
         (1 or B, 1 or H, L), integers.
     """
     length, keys = context.query_length, context.key_length
+    if isinstance(mask, BandMask):
+        return mask.visible_keys
     if isinstance(mask, BlockMask):
         mask = create_mask(mask.mask_mod, mask.shape[0], None, length, keys, device)
     if mask is not None:
@@ -39,7 +46,10 @@ def trained_length(config: PreTrainedConfig) -> int:
 
 
 def temperature(
-    config: PreTrainedConfig, mask: torch.Tensor | BlockMask | None, context: AttentionContext, device: torch.device
+    config: PreTrainedConfig,
+    mask: torch.Tensor | BandMask | BlockMask | None,
+    context: AttentionContext,
+    device: torch.device,
 ) -> torch.Tensor | None:
     """τ of the formula: max(1, log n / log n₀) for a query that may attend to n keys, with n₀ the trained length.
 

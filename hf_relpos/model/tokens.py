@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.masking_utils import and_masks, create_bidirectional_mask, create_causal_mask
 
+from .band import BandMask
 from .context import AttentionContext
 from .documents import document_numbers, position_steps
 from .memory import SegmentMemory
@@ -101,7 +102,7 @@ class TokenLayout:
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None,
         past_key_values: Cache | None = None,
-    ) -> torch.Tensor | BlockMask | None:
+    ) -> torch.Tensor | BandMask | BlockMask | None:
         """The attention mask of the call, for the backend that the configuration names.
 
         Args:
@@ -109,6 +110,21 @@ class TokenLayout:
             hidden_states: (B, L, D); only shape, dtype and device are read.
             attention_mask: (B, K), or prepared (B, 1, L, K), without the memory; or None.
             past_key_values: the cache, or None.
+
+        Returns:
+            `tensor_mask`; or, with an attention window, a BandMask, but for flex_attention and in graphs.
+        """
+        band = self._band(config, hidden_states, attention_mask)
+        return self.tensor_mask(config, hidden_states, attention_mask, past_key_values) if band is None else band
+
+    def tensor_mask(
+        self,
+        config: PreTrainedConfig,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        past_key_values: Cache | None = None,
+    ) -> torch.Tensor | BlockMask | None:
+        """The mask of all pairs, whatever hides them; arguments as those of `mask`.
 
         Returns:
             What Transformers makes for that backend; with a memory boolean (1 or B, 1, L, K). None where every query
@@ -122,6 +138,40 @@ class TokenLayout:
         if config.is_decoder:
             return create_causal_mask(**arguments, past_key_values=past_key_values, and_mask_function=and_mask)
         return create_bidirectional_mask(**arguments, and_mask_function=and_mask)
+
+    def _band(
+        self, config: PreTrainedConfig, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None
+    ) -> BandMask | None:
+        """The mask of an attention window; None without one, and where a mask must be a tensor or shows more."""
+        if (
+            config.attention_window is None
+            or config._attn_implementation == "flex_attention"
+            or isinstance(self.start, torch.Tensor)
+            or self.prepared_mask is not None
+            or (
+                attention_mask is not None
+                and (not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2)
+            )
+            or is_traced()
+        ):
+            return None
+        is_token = self.is_token
+        if self.memory is None and attention_mask is not None:
+            is_token = _is_token(attention_mask, hidden_states.shape[0], self.key_length, hidden_states.device)
+        return BandMask(
+            self.query_length,
+            self.key_length,
+            config.attention_window,
+            hidden_states.device,
+            start=self.start,
+            global_tokens=_global_tokens(config),
+            is_causal=config.is_decoder,
+            reach=config.memory_length if config.memory_same_length else None,
+            positions=self.positions if self.memory is not None else None,
+            documents=self.documents,
+            index_in_document=self.index_in_document,
+            is_token=is_token,
+        )
 
     def _mask_functions(self, config: PreTrainedConfig) -> list[MaskFunction]:
         """What hides keys beside padding and causality: borders of documents, the window, the length of the memory."""
@@ -142,7 +192,7 @@ class TokenLayout:
 
             functions.append(in_same_document)
         if window is not None:
-            global_tokens = config.global_tokens if config.global_tokens is not None else [0]
+            global_tokens = _global_tokens(config)
 
             def in_window(
                 batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
@@ -190,6 +240,10 @@ class TokenLayout:
         for function in functions:
             visible = visible & function(rows, heads, queries, keys)
         return visible.expand(-1, -1, self.query_length, -1)
+
+
+def _global_tokens(config: PreTrainedConfig) -> tuple[int, ...]:
+    return (0,) if config.global_tokens is None else tuple(config.global_tokens)
 
 
 def is_visible(mask: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ checkpoints work as they do there.
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -15,9 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from torch import nn
-from transformers import PreTrainedModel, PrinterCallback, TrainerCallback, TrainingArguments
+from transformers import (
+    PreTrainedModel,
+    PrinterCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
+from ..console import progress_bar
 from ..evaluation.inspection import has_mlm_head, model_max_length
 from ..model.backends import AUTO
 from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
@@ -60,7 +69,7 @@ def distil(
         settings: None for the defaults.
         output_dir: for checkpoints, kept afterwards; None for none.
         resume: continue from the last checkpoint in `output_dir`, if there is one.
-        progress: show a progress bar.
+        progress: show a progress bar; where there is no terminal, a line every half minute.
         callbacks: of the Trainer.
 
     Raises:
@@ -92,7 +101,7 @@ def distil(
         _prepared(student, settings),
         _evaluating(model),
     ):
-        arguments = _training_arguments(settings, folder, output_dir is not None, progress)
+        arguments = _training_arguments(settings, folder, output_dir is not None)
         checkpoint = None
         if output_dir is not None:
             with arguments.main_process_first(local=False):
@@ -115,7 +124,9 @@ def distil(
             table_learning_rate=settings.table_learning_rate,
         )
         trainer.remove_callback(PrinterCallback)
-        trainer.train(resume_from_checkpoint=checkpoint)
+        with progress_bar(Console(stderr=True), progress and arguments.process_index == 0) as update:
+            trainer.add_callback(_Progress(update))
+            trainer.train(resume_from_checkpoint=checkpoint)
     history = [entry for entry in trainer.state.log_history if "loss" in entry]
     parts = {**{name: f"loss_{name}" for name in losses}, "total": "loss"}
     return DistillationReport(
@@ -133,9 +144,19 @@ def _as_model(teacher: PreTrainedModel | TargetFunction) -> PreTrainedModel | No
     return teacher if isinstance(teacher, nn.Module) else None
 
 
-def _training_arguments(
-    settings: DistillationSettings, folder: Path, saves: bool, progress: bool
-) -> TrainingArguments:
+class _Progress(TrainerCallback):
+    """Tells how many steps are done."""
+
+    def __init__(self, update: Callable[[str, int, int], None]) -> None:
+        self.update = update
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.update("distilling", state.global_step, state.max_steps)
+
+
+def _training_arguments(settings: DistillationSettings, folder: Path, saves: bool) -> TrainingArguments:
     """`TrainingArguments` for the settings; `trainer_arguments` replace the first of them."""
     logging_steps = max(1, settings.steps // 20)
     defaults = {
@@ -152,7 +173,7 @@ def _training_arguments(
         learning_rate=settings.learning_rate,
         lr_scheduler_type=settings.schedule,
         seed=settings.seed,
-        disable_tqdm=not progress,
+        disable_tqdm=True,  # see _Progress
         logging_steps=logging_steps,
         per_device_train_batch_size=1,  # of our batches
         accelerator_config={"dispatch_batches": False, "split_batches": False},

@@ -1,0 +1,242 @@
+"""Which keys each query attends to under an attention window: a mask that is kept as vectors and made block by block.
+
+A dense mask of L queries has L² entries, and with it both time and memory of a window grow as without one. Here
+padding, documents and positions stay vectors of the K keys; for a block of queries they say which ranges of keys any
+of its queries sees, and which pairs of these are hidden. With a window of w that is a band of 2w + m keys for m
+queries, and the global tokens beside it. Queries that are global tokens see far keys, and are blocks of their own.
+"""
+
+import functools
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+
+
+# Keys between two ranges up to which these are one: a range of its own is padded to this many columns.
+GAP = 16
+
+
+class Block(NamedTuple):
+    """Some queries, how many, and the ranges of keys, (first key, count) in ascending order, that any of them sees."""
+
+    first: int
+    queries: int
+    key_ranges: tuple[tuple[int, int], ...]
+
+
+class _Extents(NamedTuple):
+    """Of every query, over some rows of the batch: keys within the window, all keys, and whether it needs the latter.
+
+    Attributes:
+        low: first key in the window, (L,) integers, as the others.
+        high: last key in the window.
+        first: first key of the document or row.
+        last: last key of it.
+        far: whether it is a global token and there are keys outside of its window, booleans.
+        keys: the keys that are global tokens, in ascending order.
+    """
+
+    low: list[int]
+    high: list[int]
+    first: list[int]
+    last: list[int]
+    far: list[bool]
+    keys: list[int]
+
+
+@dataclass(frozen=True, eq=False)
+class BandMask:
+    """The pairs of L queries and K keys that an attention window lets through.
+
+    Query and key must be at most `window` apart, or one of them be a global token. Both must be of one document; the
+    key must be no padding, and neither later than a causal query nor `reach` or more positions before it. What a query
+    that sees no key at all, which only padding can be, gets from attention is finite, and otherwise undefined.
+
+    Attributes:
+        query_length: L.
+        key_length: K.
+        window: the largest distance.
+        device: of the masks that are made.
+        start: index of the first query among the keys.
+        global_tokens: which tokens of a document are global, by their index in it.
+        is_causal: whether a query sees no later key.
+        reach: one more than how far a query sees to the left, global tokens or not; None for no such limit.
+        positions: (B, K), by which distances are counted; padding may have any. None for indices.
+        documents: (B, K), the number of each key's document, ascending; None for one in each row.
+        index_in_document: (B, K), by which global tokens are counted; None for the index among the keys.
+        is_token: boolean (B, K), False for padding; None without any.
+    """
+
+    query_length: int
+    key_length: int
+    window: int
+    device: torch.device
+    start: int = 0
+    global_tokens: tuple[int, ...] = (0,)
+    is_causal: bool = False
+    reach: int | None = None
+    positions: torch.Tensor | None = None
+    documents: torch.Tensor | None = None
+    index_in_document: torch.Tensor | None = None
+    is_token: torch.Tensor | None = None
+
+    def to(self, device: torch.device | str | int) -> "BandMask":
+        """The same on another device; itself where it is there."""
+        device = torch.device(device)
+        if device == self.device:
+            return self
+
+        def moved(vector: torch.Tensor | None) -> torch.Tensor | None:
+            return None if vector is None else vector.to(device)
+
+        return replace(
+            self,
+            device=device,
+            positions=moved(self.positions),
+            documents=moved(self.documents),
+            index_in_document=moved(self.index_in_document),
+            is_token=moved(self.is_token),
+        )
+
+    @functools.cached_property
+    def kept(self) -> dict[Any, Any]:
+        """What backends make of the mask once for all layers, under keys of their own."""
+        return {}
+
+    @functools.cached_property
+    def dense(self) -> torch.Tensor:
+        """The mask of all pairs, boolean (1 or B, 1, L, K), for what needs it whole."""
+        return self.visible(slice(0, self.query_length), torch.arange(self.key_length, device=self.device))
+
+    def visible(self, queries: slice, keys: torch.Tensor, rows: slice = slice(None)) -> torch.Tensor:
+        """Whether queries attend to keys, boolean (1 or rows, 1, m, n).
+
+        Args:
+            keys: (n,), indices of keys.
+            rows: of the batch.
+        """
+
+        def of_pair(vector: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            part = vector[rows]
+            return part[:, query_indices, None], part[:, None, keys]
+
+        query_indices = torch.arange(queries.start, queries.stop, device=self.device) + self.start
+        indices = (query_indices[None, :, None], keys[None, None, :])
+        query, key = indices if self.positions is None else of_pair(self.positions)
+        distance = query - key
+        seen = distance.abs() <= self.window
+        query, key = indices if self.index_in_document is None else of_pair(self.index_in_document)
+        for token in self.global_tokens:
+            seen = seen | (query == token) | (key == token)
+        if self.reach is not None:
+            seen = seen & (distance < self.reach)
+        if self.is_causal:
+            seen = seen & (indices[1] <= indices[0])
+        if self.documents is not None:
+            query, key = of_pair(self.documents)
+            seen = seen & (query == key)
+        if self.is_token is not None:
+            seen = seen & self.is_token[rows][:, None, keys]
+        return seen[:, None]
+
+    @functools.cached_property
+    def visible_keys(self) -> torch.Tensor:
+        """How many keys each query attends to, (1 or B, 1, L); of padding any number."""
+        counts = []
+        for block in self.blocks(slice(None), max(self.window, GAP)):
+            keys = self.keys_of(block)
+            counts.append(self.visible(slice(block.first, block.first + block.queries), keys).sum(-1))
+        return torch.cat(counts, dim=-1)
+
+    def keys_of(self, block: Block) -> torch.Tensor:
+        """The indices of a block's keys, (n,)."""
+        ranges = [torch.arange(begin, begin + count, device=self.device) for begin, count in block.key_ranges]
+        return torch.cat(ranges)
+
+    def blocks(self, rows: slice, size: int, length: int | None = None) -> list[Block]:
+        """Blocks of queries and the keys that any query of some rows of the batch sees.
+
+        The vectors are read, which on a device is to wait for it; so do it once for all layers.
+
+        Args:
+            size: how many queries a block may have; of those that see all keys, so many fewer that there are no more
+                pairs.
+            length: of the queries, how many of the first ones; None for all.
+        """
+        extents = self._extents(rows)
+        length = self.query_length if length is None else length
+        most = max(1, size * (size + 2 * self.window) // self.key_length)
+        blocks, first = [], 0
+        while first < length:
+            far = extents.far[first]
+            end = first
+            while end < min(length, first + (min(size, most) if far else size)) and extents.far[end] == far:
+                end += 1
+            blocks.append(Block(first, end - first, self._key_ranges(extents, first, end)))
+            first = end
+        return blocks
+
+    @staticmethod
+    def _key_ranges(extents: _Extents, first: int, end: int) -> tuple[tuple[int, int], ...]:
+        far = extents.far[first]
+        left = min(extents.first[first:end])
+        right = max(extents.last[first:end])
+        low = left if far else min(extents.low[first:end])
+        high = right if far else max(extents.high[first:end])
+        spans = [[low, high + 1]] if low <= high else []
+        spans += [[key, key + 1] for key in extents.keys if left <= key <= right and not low <= key <= high]
+        spans = sorted(spans) or [[min(max(left, 0), right) if right >= 0 else 0] * 2]
+        merged = spans[:1]
+        for begin, stop in spans[1:]:
+            if begin - merged[-1][1] < GAP:
+                merged[-1][1] = max(stop, merged[-1][1])
+            else:
+                merged.append([begin, stop])
+        return tuple((begin, max(stop - begin, 1)) for begin, stop in merged)
+
+    def _extents(self, rows: slice) -> _Extents:
+        positions, documents, index, is_token = (
+            None if vector is None else vector[rows].cpu().contiguous()
+            for vector in (self.positions, self.documents, self.index_in_document, self.is_token)
+        )
+        queries = (torch.arange(self.query_length) + self.start)[None]
+        keys = torch.arange(self.key_length)[None]
+        last = torch.full_like(queries, self.key_length - 1)
+        first = torch.zeros_like(queries)
+        reach = self.key_length + 1 if self.reach is None else self.reach
+        if positions is None:
+            low, high, first = queries - self.window, queries + self.window, queries - reach + 1
+        else:  # ascending, but for padding, which then has the position of the token before it
+            assert is_token is not None, "positions come with a memory, and it says which keys are tokens"
+            ascending = torch.where(is_token, positions, -(1 << 62)).cummax(-1).values
+            own = ascending[:, queries[0]].contiguous()
+            low = torch.searchsorted(ascending, own - self.window)
+            high = torch.searchsorted(ascending, own + self.window, right=True) - 1
+            if self.reach is not None:
+                first = torch.searchsorted(ascending, own - reach, right=True)
+        if documents is not None:
+            own = documents[:, queries[0]].contiguous()
+            first = torch.maximum(first, torch.searchsorted(documents, own))
+            last = torch.minimum(last, torch.searchsorted(documents, own, right=True) - 1)
+        if is_token is not None:
+            real = is_token.int()
+            first = torch.maximum(first, real.argmax(-1, keepdim=True))
+            last = torch.minimum(last, self.key_length - 1 - real.flip(-1).argmax(-1, keepdim=True))
+        if self.is_causal:
+            last = torch.minimum(last, queries)
+        first = first.clamp(min=0)
+        low, high = torch.maximum(low, first), torch.minimum(high, last)
+        counted = keys if index is None else index
+        is_global = torch.isin(counted, torch.tensor(self.global_tokens, dtype=counted.dtype))
+        far = is_global[:, queries[0]] & ((first < low) | (last > high))
+        if is_token is not None:
+            is_global = is_global & is_token
+        return _Extents(
+            low.amin(0).tolist(),
+            high.amax(0).tolist(),
+            first.amin(0).tolist(),
+            last.amax(0).tolist(),
+            far.any(0).tolist(),
+            is_global.any(0).nonzero().flatten().tolist(),
+        )

@@ -1,0 +1,58 @@
+"""Hooks of mkdocs.yml: what the pages link to outside of docs/, such as a test, gets a page that shows it.
+
+The pages are written for the repository, where `../tests/test_live.py` leads to the file. On the site it leads to
+`source/tests/test_live.py.html`, so that no link leaves the site and `mkdocs build --strict` checks all of them.
+"""
+
+import posixpath
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+
+LINK = re.compile(r"(?<=\]\()(\.\./[^)#\s]+)")
+LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".md": "markdown"}
+
+
+def outside(target: str, page: str) -> str | None:
+    """Path from the root of the repository of what a page links to, None inside of docs/.
+
+    Args:
+        target: of the link, relative to the page.
+        page: path in docs/.
+    """
+    path = posixpath.normpath(posixpath.join("docs", posixpath.dirname(page), target))
+    return None if path.startswith("docs/") else path
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add a page for each file that pages link to outside of docs/."""
+    root = Path(config.docs_dir).parent
+    linked = {
+        path
+        for page in files.documentation_pages()
+        for target in LINK.findall(page.content_string)
+        if (path := outside(target, page.src_uri)) is not None and (root / path).is_file()
+    }
+    for path in sorted(linked):
+        text = (root / path).read_text("utf-8")
+        language = LANGUAGES.get(Path(path).suffix, "text")
+        content = f"---\nsearch:\n  exclude: true\n---\n# {path}\n\n~~~~{language}\n{text}\n~~~~\n"
+        files.append(File.generated(config, f"source/{path}.md", content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Lead links out of docs/ to the pages of those files; a link to nothing stays, and is an error of the build."""
+
+    def on_site(link: re.Match[str]) -> str:
+        path = outside(link[1], page.file.src_uri)
+        there = files.get_file_from_path(f"source/{path}.md")
+        return (
+            link[1] if there is None else posixpath.relpath(there.src_uri, posixpath.dirname(page.file.src_uri) or ".")
+        )
+
+    return LINK.sub(on_site, markdown)

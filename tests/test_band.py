@@ -1,0 +1,221 @@
+"""Attention under a window against the same with the whole mask: outputs, gradients, dropout, memory, work."""
+
+import dataclasses
+
+import pytest
+import torch
+from oracles import padding
+from test_chunked import case_id, converted, largest
+from test_formula import ALL, random_terms
+from test_formula import LargestTensor as Largest
+
+from hf_relpos import AttentionContext, attend
+from hf_relpos.model import backend_chunked, skewed
+from hf_relpos.model.backend_chunked import chunked_attention
+from hf_relpos.model.band import BandMask
+from hf_relpos.model.formula import content_vectors
+from hf_relpos.model.toeplitz import to_toeplitz
+
+
+BATCH, HEADS, SIZE = 2, 3, 4
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Blocks so small that these lengths take several, and nothing kept from the forward."""
+    monkeypatch.setattr(skewed, "WINDOWED", 16)
+    monkeypatch.setattr(skewed, "BLOCK", 8)
+    monkeypatch.setattr(backend_chunked, "KEPT", 0)
+
+
+def lengths_of(*documents):
+    """Document numbers and positions in them, each (K,)."""
+    numbers = [torch.full((count,), number) for number, count in enumerate(documents)]
+    return torch.cat(numbers), torch.cat([torch.arange(count) for count in documents])
+
+
+def packed(length):
+    rows = [lengths_of(length), lengths_of(5, 40, 1, length - 46)]
+    documents, indices = (torch.stack(vectors) for vectors in zip(*rows, strict=True))
+    return {"documents": documents, "index_in_document": indices}
+
+
+def left_padded(length):
+    real = padding([length, length - 37], length).flip(1)
+    return {"is_token": real, "index_in_document": torch.arange(length) - real.long().argmax(-1, keepdim=True)}
+
+
+def beside_memory(length):
+    """30 remembered tokens, of which the second row has 12, then its segment after 8 tokens of padding."""
+    real = torch.ones(2, length).bool()
+    real[1, :18] = real[1, 30:38] = False
+    positions = torch.where(real, real.long().cumsum(-1), 13)
+    return {"is_token": real, "positions": positions, "start": 30, "global_tokens": ()}
+
+
+# name: what a mask of K keys has beside its window; "start" of them are no queries
+KINDS = {
+    "plain": lambda n: {},
+    "two global tokens": lambda n: {"global_tokens": (3, n // 2)},
+    "no global token": lambda n: {"global_tokens": ()},
+    "padding": lambda n: {"is_token": padding([n, n // 3], n)},
+    "left padding": left_padded,
+    "packed": packed,
+    "causal": lambda n: {"is_causal": True},
+    "causal, left padding": lambda n: {"is_causal": True, **left_padded(n)},
+    "cache": lambda n: {"is_causal": True, "start": n - 7},
+    "memory": beside_memory,
+    "memory of one length": lambda n: {"reach": 12, "is_causal": True, **beside_memory(n)},
+}
+
+
+def mask_of(kind, length, window):
+    fields = KINDS[kind](length)
+    return BandMask(length - fields.get("start", 0), length, window, CPU, **fields)
+
+
+def one_by_one(mask, batch):
+    """Who sees whom, (B, L, K), as the docstring of BandMask says, one pair at a time."""
+    seen = torch.zeros(batch, mask.query_length, mask.key_length, dtype=torch.bool)
+
+    def of(vector, row, index):
+        return index if vector is None else int(vector.expand(batch, -1)[row, index])
+
+    for row in range(batch):
+        for query in range(mask.query_length):
+            for key in range(mask.key_length):
+                i = query + mask.start
+                distance = of(mask.positions, row, i) - of(mask.positions, row, key)
+                everywhere = {of(mask.index_in_document, row, each) for each in (i, key)} & set(mask.global_tokens)
+                near = abs(distance) <= mask.window or len(everywhere) > 0
+                same = mask.documents is None or of(mask.documents, row, i) == of(mask.documents, row, key)
+                past = (not mask.is_causal or key <= i) and (mask.reach is None or distance < mask.reach)
+                real = mask.is_token is None or bool(mask.is_token[row, key])
+                seen[row, query, key] = near and same and past and real
+    return seen
+
+
+def real_queries(mask):
+    """(B, L), which queries are no padding."""
+    if mask.is_token is None:
+        return torch.ones(BATCH, mask.query_length).bool()
+    return mask.is_token[:, mask.start :]
+
+
+@pytest.mark.parametrize("window", [1, 9, 200])
+@pytest.mark.parametrize("kind", KINDS)
+def test_pairs_and_blocks(kind, window):
+    """The mask is what it says of every pair; a block has all keys of its queries, and every query is in one."""
+    mask = mask_of(kind, 70, window)
+    expected = one_by_one(mask, BATCH)
+    assert torch.equal(mask.dense.expand(BATCH, 1, -1, -1)[:, 0], expected)
+    real = real_queries(mask)
+    assert torch.equal(mask.visible_keys.expand(BATCH, 1, -1)[:, 0][real], expected.sum(-1)[real])
+    for rows in (slice(0, 2), slice(1, 2)):
+        blocks = mask.blocks(rows, 16)
+        assert [query for b in blocks for query in range(b.first, b.first + b.queries)] == [*range(mask.query_length)]
+        for block in blocks:
+            hidden = torch.ones(mask.key_length).bool()
+            hidden[mask.keys_of(block)] = False
+            queries = slice(block.first, block.first + block.queries)
+            seen = expected[rows, queries] & real[rows, queries, None]
+            assert not seen[..., hidden].any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_read_a_band(kind):
+    """16 queries read 2w + 16 keys and the global ones; a global query all, alone."""
+    mask = mask_of(kind, 2000, 20)
+    far = [block for block in mask.blocks(slice(0, 2), 16) if sum(count for _, count in block.key_ranges) > 100]
+    assert len(far) <= 3 and all(block.queries == 1 for block in far)
+
+
+def run(tensors, terms, context, mask, whole, dropout=0.0):
+    """Output of real queries, (B, L, H, d), and all gradients; by the formula with the whole mask, or in chunks."""
+    tensors = [tensor.detach().requires_grad_() for tensor in tensors]
+    terms, leaves = converted(terms, torch.float64)
+    if whole:
+        out = attend(*tensors, terms, context, mask.dense)[0].transpose(1, 2)
+    else:
+        content, query, key = content_vectors(*tensors[:2], terms, context)
+        form = to_toeplitz(terms, context, query)
+        out = chunked_attention(content, query, key, tensors[2], form, context.start, mask, dropout=dropout)
+    out = out * real_queries(mask)[:, :, None, None]
+    torch.manual_seed(7)
+    gradient = torch.randn(out.shape, dtype=torch.float64)
+    return [out.detach(), *torch.autograd.grad(out, [*tensors, *leaves], gradient, allow_unused=True)]
+
+
+CHOSEN = [frozenset(letter) for letter in ("A", "B", "c", "V")] + [frozenset(), frozenset("Ac"), ALL]
+CASES = [(kind, chosen) for kind in ("plain", "padding", "packed") for chosen in CHOSEN]
+CASES += [(kind, frozenset(chosen)) for kind in KINDS for chosen in ("A", ALL) if kind not in dict(CASES)]
+
+
+@pytest.mark.parametrize("kind, chosen", CASES, ids=case_id)
+def test_output_and_gradients_are_those_of_the_whole_mask(kind, chosen):
+    """In float64, so that nothing but rounding may differ; windows narrower, wider and much wider than a block."""
+    for length, window in ((101, 5), (170, 40), (80, 100)):
+        terms, _ = random_terms(chosen, shared=window == 40, tables=2)
+        mask = mask_of(kind, length, window)
+        if len(chosen) != 1 and "packed" not in kind:
+            dense = torch.randn(BATCH, HEADS, mask.query_length, length).double()
+            object.__setattr__(terms, "dense", (dense,))
+        tensors = [torch.randn(BATCH, HEADS, count, SIZE).double() for count in (mask.query_length, length, length)]
+        context = AttentionContext(mask.query_length, length, mask.start)
+        expected = run(tensors, terms, context, mask, whole=True)
+        got = run(tensors, terms, context, mask, whole=False)
+        assert largest(got, expected) <= 1e-12
+
+
+def test_dropout_is_replayed_and_fair():
+    """The gradient is that of what the forward dropped; the mean over many draws is the output without."""
+    terms, _ = random_terms(ALL, shared=False)
+    mask, context = mask_of("padding", 60, 5), AttentionContext(60, 60)
+    tensors = [torch.randn(BATCH, HEADS, 60, SIZE).double() for _ in range(3)]
+    content, query, key = content_vectors(*tensors[:2], terms, context)
+    form = to_toeplitz(terms, context, query)
+
+    def dropped(value, seed):
+        torch.manual_seed(seed)
+        return chunked_attention(content, query, key, value, form, 0, mask, dropout=0.25)
+
+    value = tensors[2].requires_grad_()
+    direction = torch.randn_like(value)
+    out = dropped(value, 3)
+    weights = torch.randn_like(out)
+    (gradient,) = torch.autograd.grad(out, value, weights)
+    step = (dropped(value + direction, 3) - out).detach()  # linear in the values
+    assert abs(float((gradient * direction).sum() - (step * weights).sum())) <= 1e-10
+    with torch.no_grad():
+        mean = sum(dropped(value, seed) for seed in range(200)) / 200
+        plain = chunked_attention(content, query, key, value, form, 0, mask)
+    real = real_queries(mask)
+    assert (mean - plain)[real].abs().mean() <= 0.1 * plain[real].abs().mean()
+
+
+def test_memory_is_linear_in_the_length():
+    """Neither forward nor backward makes anything near L·K elements, all padding and global tokens included."""
+    length = 1500
+    terms, _ = random_terms(ALL, shared=True)
+    mask = mask_of("left padding", length, 8)
+    tensors = [torch.randn(BATCH, HEADS, length, SIZE).double() for _ in range(3)]
+    with Largest() as seen:
+        run(tensors, terms, AttentionContext(length, length), mask, whole=False)
+    assert seen.elements <= 3 * BATCH * HEADS * length * SIZE < length * length // 16
+
+
+def test_the_mask_is_made_once_for_all_layers(monkeypatch):
+    """Chunks of it are kept, until it moves to another device."""
+    mask = mask_of("padding", 100, 5)
+    call = skewed.ChunkedCall(None, band=mask)
+    first = skewed.schedule(call, slice(0, 2), 100, 100, CPU)
+    monkeypatch.setattr(BandMask, "visible", None)
+    assert skewed.schedule(call, slice(0, 2), 100, 100, CPU) is first
+    assert mask.to("cpu") is mask and mask.to("meta").is_token.is_meta
+
+
+def test_fields_move_together():
+    mask = mask_of("packed", 60, 5).to("meta")
+    vectors = [getattr(mask, field.name) for field in dataclasses.fields(mask)]
+    assert all(vector.is_meta for vector in vectors if isinstance(vector, torch.Tensor))
