@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import pad
 
-from .skewed import ALIGNED, rounded_up, vectors_per_block, workspace
+from .skewed import ALIGNED, blocks_at_once, rounded_up, vectors_per_block, workspace
 
 
 class Band(NamedTuple):
@@ -113,22 +113,21 @@ class Diagonals:
         self.is_shared = table.shape[0] == 1
 
     def blocks(self, pairs: torch.Tensor, first: int) -> Iterator[Blocks]:
-        """The blocks of pairs (g, m, n): as many at a time as have one band, which is all where no rows are one."""
-        _, rows, others = pairs.shape
+        """The blocks of pairs (g, m, n), with the same band as many at a time as the buffer may hold."""
+        groups, rows, others = pairs.shape
         size = vectors_per_block(others, pairs.device)
-        whole = rows // size
-        if whole > 1:
-            width = whole * size + others - 1
-            band = Band.of(first, width, self.count, self.tails)
-            if (band.left, band.right) == (0, width - 1):
-                width = size + others - 1
-                yield Blocks(slice(0, whole * size), whole, size, first, Band(width, 0, width - 1))
-            else:
-                whole = 0
-        for begin in range(whole * size if whole > 1 else 0, rows, size):
-            count = min(size, rows - begin)
-            band = Band.of(first + begin, others + count - 1, self.count, self.tails)
-            yield Blocks(slice(begin, begin + count), 1, count, first + begin, band)
+        width, number = size + others - 1, max(1, rows // size)
+        band = Band.of(first, width + (number - 1) * size, self.count, self.tails)
+        most = blocks_at_once(groups * size * rounded_up(width))
+        if band.left or band.right + 1 < band.width:  # rows of the table that are one begin elsewhere in each block
+            most = 1
+        begin = 0
+        while begin < rows:
+            number = max(1, min(most, (rows - begin) // size))
+            count = min(number * size, rows - begin)
+            band = Band.of(first + begin, others + count // number - 1, self.count, self.tails)
+            yield Blocks(slice(begin, begin + count), number, count // number, first + begin, band)
+            begin += count
 
     def buffer(self, pairs: torch.Tensor, blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """For pairs (g, b · s, n) of b blocks.

@@ -24,7 +24,7 @@ LONG = 2048
 WINDOWED = 128
 # Vectors of a block of products by offset, which cost (BLOCK + n − 1) / n of what is used of them.
 BLOCK = 32
-SHORT = 128  # twice as many for more on the other side
+SHORT = 512  # twice as many for more on the other side
 # Sizes of products are multiples of this: the numbers of a vector register, with which libraries are fastest.
 ALIGNED = 16
 # The same on other devices, where a launch costs more than a cache: all heads of a row of BERT-base in one go.
@@ -65,6 +65,11 @@ def vectors_per_block(others: int, device: torch.device) -> int:
     if device.type != "cpu":
         return DEVICE_QUERIES
     return BLOCK if others <= SHORT else 2 * BLOCK
+
+
+def blocks_at_once(products: int) -> int:
+    """How many blocks of that many products by offset are one batch: half of what the scores of a chunk take."""
+    return max(1, BUFFER // 2 // products)
 
 
 @dataclass(frozen=True)
