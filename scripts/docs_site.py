@@ -14,7 +14,7 @@ from mkdocs.structure.pages import Page
 
 
 LINK = re.compile(r"(?<=\]\()(\.\./[^)#\s]+)")
-LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".md": "markdown"}
+LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json"}
 
 
 def outside(target: str, page: str) -> str | None:
@@ -40,7 +40,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path in sorted(linked):
         text = (root / path).read_text("utf-8")
         language = LANGUAGES.get(Path(path).suffix, "text")
-        content = f"---\nsearch:\n  exclude: true\n---\n# {path}\n\n~~~~{language}\n{text}\n~~~~\n"
+        if path.endswith(".md"):  # at the top of the repository, such as CONTRIBUTING.md
+            content = text.replace("](docs/", "](../")
+        else:
+            content = f"---\nsearch:\n  exclude: true\n---\n# {path}\n\n~~~~{language}\n{text}\n~~~~\n"
         files.append(File.generated(config, f"source/{path}.md", content=content))
     return files
 

@@ -20,6 +20,7 @@ from hf_relpos.files import write_text
 
 # Results to the module whose function `card` makes their card; its `CARD_PATH`, a path below docs, where it has one.
 CARDS = {
+    "benchmarks/calibrated.json": "bench_calibrated",
     "benchmarks/conversion.json": "conversion_quality.card",
     "benchmarks/cpu-attention.json": "bench_attention",
     "benchmarks/cpu-deberta.json": "bench_deberta",
@@ -28,7 +29,6 @@ CARDS = {
     "benchmarks/gpu-attention.json": "bench_gpu",
     "benchmarks/recurrence-512.json": "bench_recurrence",
     "benchmarks/recurrence.json": "bench_recurrence",
-    "benchmarks/waves.json": "compare_waves",
     "documents/results.json": "documents.card",
     "families.json": "family_parity",
     "features.json": "feature_matrix",

@@ -4,14 +4,17 @@ import dataclasses
 
 import pytest
 import torch
-from oracles import padding
+from oracles import extra_inputs, padding, tiny_model
 from test_chunked import case_id, converted, largest
 from test_formula import ALL, random_terms
 from test_formula import LargestTensor as Largest
+from test_models import CAPABLE, ON_CPU, visible_in_window
 
-from hf_relpos import AttentionContext, attend
-from hf_relpos.model import backend_chunked, skewed
+from hf_relpos import SCHEMES, AttentionContext, RelPosBertLMHeadModel, RelPosBertModel, Table, Terms, attend
+from hf_relpos.model import backend_chunked, band_blocks, skewed
+from hf_relpos.model.attention import AttentionCall
 from hf_relpos.model.backend_chunked import chunked_attention
+from hf_relpos.model.backends import run_attention
 from hf_relpos.model.band import BandMask
 from hf_relpos.model.formula import content_vectors
 from hf_relpos.model.toeplitz import to_toeplitz
@@ -219,3 +222,207 @@ def test_fields_move_together():
     mask = mask_of("packed", 60, 5).to("meta")
     vectors = [getattr(mask, field.name) for field in dataclasses.fields(mask)]
     assert all(vector.is_meta for vector in vectors if isinstance(vector, torch.Tensor))
+
+
+# Backends that hold matrices of scores -----------------------------------------------------------------------------
+
+
+def random_call(mask, terms, tensors, dropout=0.0):
+    layer = torch.nn.Module()
+    layer.is_causal = False
+    context = AttentionContext(mask.query_length, mask.key_length, mask.start)
+    return AttentionCall(*tensors, terms, context, mask=mask, dropout=dropout, needs_gradients=True, layer=layer)
+
+
+def every_term(mask):
+    """Tables by offset and by another relation, gains, dense biases, rotation, hidden keys."""
+    length, keys = mask.query_length, mask.key_length
+    terms, _ = random_terms(ALL, shared=False)
+    by_pair = torch.randint(6, (BATCH, length, keys))
+    offsets = torch.randn(HEADS, 2 * keys, SIZE).double()
+    more = Terms(
+        A=(Table(torch.randn(1, 6, SIZE).double(), lambda label: label, by_pair), Table(offsets, lambda r: r + keys)),
+        dense=(torch.randn(BATCH, HEADS, length, keys).double(),),
+        gain=(Table(torch.rand(1, 9).double(), lambda r: r.clamp(-4, 4) + 4),),
+        feature_gain=Table(torch.rand(1, 3, SIZE).double(), lambda r: r.sign() + 1),
+        allow=(Table(torch.tensor([[True, True, False]]), lambda r: (r.abs() == 3).long() * 2),),
+        rotate=lambda vectors, positions: vectors.roll(1, -1) * positions[..., None].cos(),
+    )
+    return terms + more
+
+
+def by_call(how, call):
+    """Output of real queries, and the gradients of the vectors and of every table."""
+    tensors = [tensor.detach().requires_grad_() for tensor in (call.query, call.key, call.value)]
+    leaves = [leaf.detach() for leaf in band_blocks._leaves(call.terms)]
+    leaves = [leaf.requires_grad_(leaf.is_floating_point()) for leaf in leaves]
+    count = len(band_blocks._tables(call.terms))
+    tables = [
+        Table(rows, table.row_of, table.relation)
+        for rows, table in zip(leaves, band_blocks._tables(call.terms), strict=False)
+    ]
+    terms = band_blocks._with_leaves(call.terms, tables, leaves[count:])
+    query, key, value = tensors
+    out, weights = run_attention(how, dataclasses.replace(call, query=query, key=key, value=value, terms=terms))
+    assert weights is None or how == "eager"
+    real = real_queries(call.mask) if isinstance(call.mask, BandMask) else call.mask.any(-1).any(1)
+    out = out * real[..., None, None]
+    torch.manual_seed(7)
+    needed = [*tensors, *(leaf for leaf in leaves if leaf.requires_grad)]
+    return [out.detach(), *torch.autograd.grad(out, needed, torch.randn(out.shape).double(), allow_unused=True)]
+
+
+@pytest.mark.parametrize("how", ["eager", "sdpa"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_of_any_term_are_the_whole_mask(kind, how, monkeypatch):
+    """Eager: relations of the pair, gains, dense biases, rotation; SDPA all that is a bias."""
+    monkeypatch.setattr(band_blocks, "QUERIES", 16)
+    mask = mask_of(kind, 120, 5)
+    terms = every_term(mask)
+    if how == "sdpa":
+        terms = dataclasses.replace(terms, gain=(), feature_gain=None, V=())
+    tensors = [torch.randn(BATCH, HEADS, count, SIZE).double() for count in (mask.query_length, 120, 120)]
+    call = random_call(mask, terms, tensors)
+    assert band_blocks.is_for_blocks(call)
+    got = by_call(how, call)
+    monkeypatch.setattr(band_blocks, "FEWEST", 1000)
+    assert not band_blocks.is_for_blocks(call)
+    assert largest(got, by_call(how, call)) <= 1e-12
+
+
+def test_temperature_and_positions_reach_the_blocks(monkeypatch):
+    monkeypatch.setattr(band_blocks, "QUERIES", 16)
+    mask = mask_of("padding", 120, 5)
+    terms, _ = random_terms(ALL, shared=True)
+    tensors = [torch.randn(BATCH, HEADS, 120, SIZE).double() for _ in range(3)]
+    call = random_call(mask, terms, tensors)
+    gaps = torch.arange(120).expand(BATCH, -1) + (torch.arange(120) > 50) * 3
+    context = dataclasses.replace(
+        call.context, temperature=torch.rand(BATCH, HEADS, 120) + 1, positions=gaps, max_distance=122
+    )
+    call = dataclasses.replace(call, context=context)
+    got = by_call("eager", call)
+    monkeypatch.setattr(band_blocks, "FEWEST", 1000)
+    assert largest(got, by_call("eager", call)) <= 1e-12
+
+
+@pytest.mark.parametrize("how", ["eager", "sdpa"])
+def test_dropout_of_blocks_is_replayed(how, monkeypatch):
+    """The gradient of the values is that of what the forward dropped."""
+    monkeypatch.setattr(band_blocks, "QUERIES", 16)
+    mask = mask_of("padding", 120, 5)
+    terms, _ = random_terms(frozenset("AB"), shared=True)
+    query, key, value = (torch.randn(BATCH, HEADS, 120, SIZE).double() for _ in range(3))
+
+    def dropped(value):
+        torch.manual_seed(3)
+        return run_attention(how, random_call(mask, terms, [query, key, value], dropout=0.3))[0]
+
+    value.requires_grad_()
+    out, direction = dropped(value), torch.randn_like(value)
+    weights = torch.randn_like(out)
+    (gradient,) = torch.autograd.grad(out, value, weights)
+    torch.manual_seed(4)
+    step = (dropped(value + direction) - out).detach()
+    assert abs(float((gradient * direction).sum() - (step * weights).sum())) <= 1e-9
+    with torch.no_grad():
+        assert (run_attention(how, random_call(mask, terms, [query, key, value]))[0] - out).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("how", ["eager", "sdpa"])
+def test_memory_of_blocks_is_linear_in_the_length(how):
+    """No tensor of L·K elements, mask included."""
+    length = 4000
+    mask = BandMask(length, length, 8, CPU)
+    terms, _ = random_terms(frozenset("ABc"), shared=True)
+    call = random_call(mask, terms, [torch.randn(1, HEADS, length, SIZE).double() for _ in range(3)])
+    with Largest() as seen:
+        by_call(how, call)
+    assert seen.elements <= 2 * HEADS * length * 16 < length * length // 16
+
+
+# Models ------------------------------------------------------------------------------------------------------------
+
+
+def small_everything(monkeypatch):
+    """16 tokens, the most that tiny models with absolute tables take, are several blocks for each backend."""
+    monkeypatch.setattr(skewed, "WINDOWED", 4)
+    monkeypatch.setattr(backend_chunked, "FEWEST_SCORES", 0)
+    monkeypatch.setattr(band_blocks, "QUERIES", 4)
+    monkeypatch.setattr(band_blocks, "FEWEST", 1)
+
+
+def states_and_gradients(model, ids, real, **inputs):
+    """The states of real tokens, and the gradients of all parameters."""
+    model.zero_grad()
+    states = model(ids, **inputs).last_hidden_state[real]
+    states.square().sum().backward()
+    return [states.detach(), *(parameter.grad for parameter in model.parameters())]
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("is_decoder, unpads", [(False, False), (False, True), (True, False)])
+@pytest.mark.parametrize("everywhere", [[0], [], [0, 9]], ids=["cls", "none", "two"])
+@pytest.mark.parametrize("backend", ON_CPU)
+@pytest.mark.parametrize("name", SCHEMES)
+def test_models_with_a_window(name, backend, everywhere, is_decoder, unpads, monkeypatch):
+    """In float64, states and gradients of every parameter are those with the whole mask prepared."""
+    if backend not in CAPABLE[name]:
+        backend = "relpos"
+    small_everything(monkeypatch)
+    settings = {"attn_implementation": backend, "is_decoder": is_decoder, "unpad_inputs": unpads}
+    model = tiny_model(RelPosBertModel, name, attention_window=1, global_tokens=everywhere, **settings).double()
+    full = tiny_model(RelPosBertModel, name, **settings).double()
+    full.load_state_dict(model.state_dict())
+    ids, real, inputs = torch.randint(1, 50, (2, 16)), padding([16, 13], 16), extra_inputs(name, 2, 16)
+    seen = visible_in_window(16, 1, everywhere, causal=is_decoder)[None] & real[:, None, :]
+    expected = states_and_gradients(full, ids, real, attention_mask=seen[:, None], **inputs)
+    blocks = []
+    made = BandMask.blocks
+    monkeypatch.setattr(BandMask, "blocks", lambda *given: blocks.append(made(*given)) or blocks[-1])
+    got = states_and_gradients(model, ids, real, attention_mask=real.long(), **inputs)
+    assert max(map(len, blocks)) >= 4
+    assert largest(got[:1], expected[:1]) <= 1e-12
+    assert largest(got[1:], expected[1:]) <= 1e-9 * max(
+        float(each.abs().max()) for each in expected[1:] if each is not None
+    )
+
+
+def test_generation_with_a_cache_in_a_window(monkeypatch):
+    """As without a cache, and of the cache only the window and the global token are read."""
+    small_everything(monkeypatch)
+    model = tiny_model(RelPosBertLMHeadModel, "shaw", is_decoder=True, attention_window=2, max_position_embeddings=64)
+    settings = {"do_sample": False, "max_new_tokens": 12, "min_new_tokens": 12, "pad_token_id": 0}
+    ids = torch.randint(1, 50, (2, 30))
+    with_cache = model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
+    ranges = []
+    made = BandMask.keys_of
+    monkeypatch.setattr(BandMask, "keys_of", lambda *given: ranges.append(len(made(*given))) or made(*given))
+    again = model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
+    assert torch.equal(with_cache, again)
+    assert torch.equal(
+        with_cache, model.generate(ids, attention_mask=torch.ones_like(ids), use_cache=False, **settings)
+    )
+    assert ranges.count(4) >= 11  # three in the window, and the first
+
+
+def test_segments_with_a_memory_in_a_window(monkeypatch):
+    """A text in segments, each with the memory of those before, is the text at once."""
+    small_everything(monkeypatch)
+    model = tiny_model(
+        RelPosBertLMHeadModel,
+        "transformer_xl",
+        is_decoder=True,
+        attention_window=3,
+        global_tokens=[],
+        memory_length=40,
+        max_position_embeddings=64,
+    ).double()
+    ids = torch.randint(1, 50, (2, 60))
+    with torch.no_grad():
+        whole, memory, parts = model(ids, use_cache=False).logits, None, []
+        for segment in ids.split(20, dim=1):
+            outputs = model(segment, memory=memory, use_cache=False)
+            memory = outputs.memory
+            parts.append(outputs.logits)
+    assert (torch.cat(parts, dim=1) - whole).abs().max() <= 1e-12

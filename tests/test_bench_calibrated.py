@@ -16,7 +16,9 @@ def bench():
 def row(cosine, seconds):
     return {
         "sentence": {str(length): cosine for length in (16, 64, 128, 256, 512)},
+        "token": {"16": cosine},
         "other": {"16": cosine},
+        "sts": {"a": -0.25, "b": 0.05},
         "times": {str(length): {"source": 1.0, "variant": seconds} for length in (128, 512)},
         "fit_cpu_seconds": 1.0,
     }
@@ -35,24 +37,25 @@ def test_the_front(bench):
     ((_, columns, lines),) = bench.tables(results)
     assert [line[:2] for line in lines] == [["quick", "•"], ["behind", ""], ["close", "•"]]
     assert all(len(line) == len(columns) for line in lines)
-    assert lines[0][2:6] == ["1.10", "1.10", ".900 .900 .900 .900 .900", ".900"]
+    assert lines[0][2:8] == ["1.10", "1.10", ".900", ".900 .900 .900 .900 .900", ".900", "-0.10"]
 
 
 def test_a_variant_with_the_same_settings_is_not_measured_again(bench, tmp_path, monkeypatch):
     measured = []
 
-    def measure(variant, args, texts, fields):
+    def measure(variant, reference, texts, fields):
         measured.append(variant.options["terms"])
         return row(0.95, 1.2)
 
     monkeypatch.setattr(bench, "measure", measure)
     monkeypatch.setattr(bench, "draw", lambda results, path: None)
+    monkeypatch.setattr(bench, "load_encoder", lambda *arguments, **options: None)
     arguments = ["--source", "model", "--data", str(tmp_path), "--out", str(tmp_path / "out"), "--variants"]
     bench.main([*arguments, "tables c"])
-    bench.main([*arguments, "tables c", "tables A"])
-    assert measured == ["c", "A"]
+    bench.main([*arguments, "tables c", "tables Ac"])
+    assert measured == ["c", "Ac"]
     bench.main([*arguments, "tables c", "--tokens", "700"])
-    assert measured == ["c", "A", "c"]
+    assert measured == ["c", "Ac", "c"]
     assert list(json.loads((tmp_path / "out" / "calibrated.json").read_text())["variants"]) == ["tables c"]
 
 

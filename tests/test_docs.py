@@ -3,6 +3,8 @@
 import ast
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,9 @@ from hf_relpos.cli import app
 
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SITE = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")), *SITE]
+BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 IDS = [str(page.relative_to(ROOT)) for page in PAGES]
 
 
@@ -48,7 +51,7 @@ def test_code_is_code(page):
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
 def test_commands_are_there_with_their_options(page):
     group = typer.main.get_command(app)
-    blocks = "\n".join(text for language, text in BLOCK.findall(page.read_text("utf-8")) if not language)
+    blocks = "\n".join(text for language, text in BLOCK.findall(page.read_text("utf-8")) if language == "bash")
     spans = re.findall(r"`(hf-relpos [^`]*)`", prose(page))
     lines = [line for line in blocks.replace("\\\n", " ").splitlines() if line.startswith("hf-relpos ")]
     for line in [*lines, *spans]:
@@ -64,4 +67,12 @@ def test_the_way_in_is_short():
 
 def test_every_page_is_in_the_navigation():
     listed = set(re.findall(r"[\w/-]+\.md$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE))
-    assert {str(page.relative_to(ROOT / "docs")) for page in PAGES[1:]} == listed
+    assert {str(page.relative_to(ROOT / "docs")) for page in SITE} == listed
+
+
+@pytest.mark.full
+def test_the_pictures_are_drawn_by_their_script(tmp_path):
+    subprocess.run([sys.executable, str(ROOT / "scripts" / "docs_pictures.py"), str(tmp_path)], check=True)
+    drawn = {path.name for path in tmp_path.iterdir()}
+    assert drawn == {path.name for path in (ROOT / "docs" / "pictures").iterdir()}
+    assert drawn == set(re.findall(r"\]\(pictures/([\w.]+)\)", (ROOT / "docs" / "how_it_works.md").read_text("utf-8")))

@@ -9,23 +9,19 @@ from oracles import tiny_model
 
 from hf_relpos import RelPosBertModel, explain_backend
 from hf_relpos.model import backends
-from hf_relpos.model.context import AttentionContext
-from hf_relpos.model.formula import Terms, toeplitz_table
 from hf_relpos.model.scheme import SCHEMES, Scheme
-from hf_relpos.model.scheme_alibi import alibi_slopes
 
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
-SCHEME, BACKEND = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
+SCHEME, BACKEND, FAMILY = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
 
 
 def test_the_scheme():
     known = dict(SCHEMES)
-    names = {item.__name__: item for item in (Scheme, Terms, AttentionContext, toeplitz_table, alibi_slopes)}
     try:
-        exec(SCHEME.replace('name="alibi"', 'name="alibi_of_the_page"'), names)
+        exec(SCHEME, {})
         ids = torch.randint(1, 50, (2, 9))
-        ours, page = (tiny_model(RelPosBertModel, name) for name in ("alibi", "alibi_of_the_page"))
+        ours, page = (tiny_model(RelPosBertModel, name) for name in ("alibi", "plain_alibi"))
         page.load_state_dict(ours.state_dict())
         with torch.no_grad():
             assert torch.equal(ours(ids).last_hidden_state, page(ids).last_hidden_state)
@@ -44,6 +40,15 @@ def test_the_backend(monkeypatch):
     assert "takes reference" in explain_backend(model)
     assert "not reference: it is for inference" in explain_backend(model, gradients=True)
     assert 0 < (before - after).abs().max() <= 1e-5
+
+
+def test_the_family():
+    names = {}
+    exec(FAMILY, names)
+    family = names["family"]
+    assert family.heads({})["MyBertForMaskedLM"] == "BertForMaskedLM" and family.positions({}).scheme == "alibi"
+    rule = next(rule for rule in family.naming(base=False) if "self_attention.q" in rule.old)
+    assert "attention.self.query" in rule.new
 
 
 def test_a_scheme_needs_a_name_and_what_is_made_of_one_does_not():

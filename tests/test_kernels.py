@@ -593,6 +593,19 @@ def test_benchmark_tables(bench):
     assert not bench.passed(out, "shaw")
 
 
+def test_benchmark_compares_deberta(bench):
+    """The same weights and outputs with and without `accelerate_attention`; packages that are not there say so."""
+    ids = torch.randint(5, 1000, (1, 40))
+    for training in (False, True):
+        found = [
+            bench.deberta_call(bench.deberta(variant, training, 1, "cpu", torch.float32), ids, training)()
+            for variant in ("stock", "accelerate_attention")
+        ]
+        torch.testing.assert_close(*found)
+    with pytest.raises(ImportError, match="flashdeberta"):
+        bench.deberta("flashdeberta", False, 1, "cpu", torch.float32)
+
+
 def test_benchmark_goes_on_after_a_failure(bench, monkeypatch):
     """Such as a cut that takes more memory than a program may have, which is no RuntimeError."""
     from triton.runtime.errors import OutOfResources

@@ -22,6 +22,7 @@ from .masked import (
     token_ids,
 )
 from .model_fidelity import FidelitySettings, default_lengths, fidelity
+from .passages import passage_vectors
 from .passkey import Passkey, passkey_by_mask, passkey_by_vector, passkeys
 from .retrieval import Retrieval, difference, document_vectors, rank_documents, retrieve
 from .similarity import pair_vectors, similarities, spearman, spearman_difference
@@ -65,6 +66,7 @@ __all__ = [
     "model_max_length",
     "pair_vectors",
     "paired_bootstrap",
+    "passage_vectors",
     "passkey_by_mask",
     "passkey_by_vector",
     "passkeys",

@@ -83,18 +83,20 @@ def document_vectors(
     size = encoder.limit(chunk) or chunk
     rows: list[Row] = []
     owner: list[int] = []
-    weights: list[int] = []
     for number, row in enumerate(encoder.tokenize(texts, length)):
-        inner, step = row[1:-1], size - 2
-        for start in range(0, max(len(inner), 1), step):
-            piece = inner[start : start + step]
-            rows.append([row[0], *piece, row[-1]])
-            owner.append(number)
-            weights.append(max(len(piece), 1))
+        cut = pieces(row, size)
+        rows += cut
+        owner += [number] * len(cut)
     vectors = encoder.encode_rows(rows, progress, what)
-    weight = torch.tensor(weights, dtype=vectors.dtype)[:, None]
+    weight = torch.tensor([max(len(row) - 2, 1) for row in rows], dtype=vectors.dtype)[:, None]
     total = vectors.new_zeros(len(texts), vectors.shape[1]).index_add_(0, torch.tensor(owner), vectors * weight)
     return total / weight.new_zeros(len(texts), 1).index_add_(0, torch.tensor(owner), weight)
+
+
+def pieces(row: Row, size: int) -> list[Row]:
+    """A row `[CLS] … [SEP]` in pieces of at most `size` tokens, each between [CLS] and [SEP]."""
+    inner, step = row[1:-1], size - 2
+    return [[row[0], *inner[start : start + step], row[-1]] for start in range(0, max(len(inner), 1), step)]
 
 
 def rank_documents(queries: torch.Tensor, documents: torch.Tensor, right: torch.Tensor) -> NDArray[Any]:

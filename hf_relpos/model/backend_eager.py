@@ -4,6 +4,7 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask
 
 from .attention import AttentionCall
+from .band_blocks import is_for_blocks, run_by_blocks
 from .formula import attend
 
 
@@ -17,7 +18,9 @@ class Eager:
         return ["the mask is a BlockMask"] if isinstance(call.mask, BlockMask) else []
 
     def run(self, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The output (B, L, H, d) and the attention weights (B, H, L, K)."""
+        """The output (B, L, H, d) and the attention weights (B, H, L, K), or None where a window has blocks."""
+        if is_for_blocks(call):
+            return run_by_blocks(call, lambda block: self.run(block)[0]), None
         mask = call.causal_mask if call.is_causal else call.tensor_mask
         out, weights = attend(call.query, call.key, call.value, call.terms, call.context, mask, call.dropout)
         return out.transpose(1, 2).contiguous(), weights

@@ -10,6 +10,7 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask
 
 from .attention import AttentionCall
+from .band_blocks import is_for_blocks, run_by_blocks
 from .dense_bias import BiasedCall, run_with_transformers, unsupported_as_bias, with_bias
 from .formula import position_values
 
@@ -30,6 +31,8 @@ class Sdpa:
 
     def run(self, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The output (B, L, H, d), and None."""
+        if is_for_blocks(call):
+            return run_by_blocks(call, lambda block: self.run(block)[0]), None
         biased = with_bias(call)
         bias, mask = biased.bias, biased.mask
         lowest = torch.finfo(call.dtype).min

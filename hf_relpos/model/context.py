@@ -29,6 +29,8 @@ class AttentionContext:
         positions: (B, K), the position of each key where that is not its index in the row; None for consecutive
             tokens, which is the fast case. The queries are the L keys from `start` on.
         max_distance: the largest |r| that `positions` can make; read only with `positions`.
+        keys: (K,), the index of each key, and column of `positions`, where a call has only some keys of its rows; None
+            for 0, 1, 2, …
         grid: (B, L, 2), row and column of each token of an image, negative outside of it; or None.
         token_type_ids: (B, L), or None.
         relation_ids: (B, L, L), the label of each directed edge from i to j; or None.
@@ -47,6 +49,7 @@ class AttentionContext:
     start: int | torch.Tensor = 0
     positions: torch.Tensor | None = None
     max_distance: int = 0
+    keys: torch.Tensor | None = None
     grid: torch.Tensor | None = None
     token_type_ids: torch.Tensor | None = None
     relation_ids: torch.Tensor | None = None
@@ -87,8 +90,8 @@ class AttentionContext:
     def key_positions(self, device: torch.device | None) -> torch.Tensor:
         """Positions of the keys, (K,), or (B, K) with explicit positions."""
         if self.positions is not None:
-            return self.positions
-        return torch.arange(self.key_length, device=device)
+            return self.positions if self.keys is None else self.positions[:, self.keys]
+        return torch.arange(self.key_length, device=device) if self.keys is None else self.keys
 
     def matrix(self, device: torch.device | None) -> torch.Tensor:
         """r = j − i for every query and key, (L, K), or (B, L, K) with explicit positions."""

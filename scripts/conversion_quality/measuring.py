@@ -30,7 +30,6 @@ from hf_relpos.evaluation import (
     rank_correlation,
     rank_documents,
     read_documents,
-    read_pairs,
     read_queries,
     shift_consistency,
     similarities,
@@ -40,7 +39,7 @@ from hf_relpos.evaluation.compare import windows_by_length
 
 from .making import NotMeasurable, StudentMaker, save_array
 from .students import STUDENTS, TEACHER_STRATEGIES, split_row
-from .texts import read_source, source_fingerprint, word_ngrams
+from .texts import draw_pairs, read_source, source_fingerprint, word_ngrams
 
 
 BATCH = 16  # documents between two writings of their vectors
@@ -195,10 +194,7 @@ class Bench:
 
     def _similarity(self, path: str, name: str, encoder: Encoder) -> dict[str, Any]:
         """Spearman's ρ × 100, and its difference to the teacher's."""
-        pairs = read_pairs(path)
-        if self.args.sts_pairs and len(pairs) > self.args.sts_pairs:
-            drawn = np.random.default_rng(self.args.seed).permutation(len(pairs))[: self.args.sts_pairs]
-            pairs = [pairs[number] for number in sorted(drawn)]
+        pairs = draw_pairs(path, self.args.sts_pairs, self.args.seed)
         scores = np.array([pair.score for pair in pairs])
         teacher_cosines = self.students.cached(
             f"sts-{Path(path).stem}",

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from hf_relpos.data import read_texts
+from hf_relpos.evaluation import Pair, read_pairs
 
 
 # Files in the folder --data.
@@ -32,6 +33,15 @@ def read_source(source: str) -> Iterable[str]:
     """The documents of `FILE` or `FILE#FIELD`."""
     path, _, column = source.partition("#")
     return read_texts(path, column or "text")
+
+
+def draw_pairs(path: str, count: int | None, seed: int) -> list[Pair]:
+    """The pairs of a similarity set; if there are more than `count`, so many of them in the order of the file."""
+    pairs = read_pairs(path)
+    if count and len(pairs) > count:
+        drawn = np.random.default_rng(seed).permutation(len(pairs))[:count]
+        pairs = [pairs[number] for number in sorted(drawn)]
+    return pairs
 
 
 def word_ngrams(text: str) -> set[int]:

@@ -1,0 +1,69 @@
+"""Vectors of the passages of a text, each token read in the context of the whole text ("late chunking").
+
+Günther et al. 2024, "Late chunking: contextual chunk embeddings using long-context embedding models", arXiv
+2409.04701: the text is encoded first and cut into passages afterwards, so that a pronoun knows its name in another
+passage.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from .encoder import Encoder, hidden_states, pad_batch
+from .sliding_windows import windowed_hidden_states
+
+
+def passage_vectors(encoder: Encoder, text: str, borders: Sequence[tuple[int, int]]) -> torch.Tensor:
+    """The mean of the last hidden states of each passage's tokens, after the whole text was read at once.
+
+    Special tokens belong to no passage. Without passages that cross or leave out text, their vectors weighted by their
+    tokens are the text's own, but for the special tokens.
+
+    Args:
+        encoder: of `load_encoder`, or `Encoder(model, tokenizer)`; a text longer than its model's maximum length is
+            read in windows that overlap by half, and each token is taken from the one in whose middle it is most.
+        text: the whole text.
+        borders: of each passage its first character and the one after its last, 0 ≤ start < end ≤ len(text). They
+            may overlap, and be in any order. A token that crosses a border belongs to where it begins.
+
+    Returns:
+        (passages, D) on the CPU, not normalised.
+
+    Raises:
+        ValueError: for a tokenizer that does not say where its tokens begin, borders outside of the text, and a
+            passage in which no token begins.
+    """
+    for number, (start, end) in enumerate(borders):
+        if not 0 <= start < end <= len(text):
+            raise ValueError(
+                f"borders[{number}] = ({start}, {end}): the text has {len(text)} characters; give 0 ≤ start < end ≤ "
+                f"{len(text)}"
+            )
+    ids, begins = _tokens(encoder.tokenizer, text)
+    limit = encoder.limit()
+    if limit is None or len(ids) <= limit:
+        hidden = hidden_states(encoder.model, *pad_batch([ids], encoder.model))[0]
+    else:
+        hidden = windowed_hidden_states(encoder.model, ids, limit, batch_tokens=encoder.batch_tokens)
+    hidden = hidden.cpu()
+    vectors = []
+    for number, (start, end) in enumerate(borders):
+        inside = (begins >= start) & (begins < end)
+        if not inside.any():
+            raise ValueError(
+                f"borders[{number}] = ({start}, {end}): no token begins in {text[start:end][:40]!r}; leave it out"
+            )
+        vectors.append(hidden[inside].mean(0))
+    return torch.stack(vectors) if vectors else hidden.new_zeros(0, hidden.shape[1])
+
+
+def _tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[int], torch.Tensor]:
+    """Ids of a text with special tokens, and the character at which each begins, −1 for special ones."""
+    if not tokenizer.is_fast:
+        raise ValueError(
+            f"{type(tokenizer).__name__} does not say where its tokens begin; load one with AutoTokenizer"
+        )
+    encoding = tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False)
+    begins = torch.tensor([start for start, _ in encoding.offset_mapping])
+    return encoding.input_ids, begins.masked_fill(torch.tensor(encoding.special_tokens_mask).bool(), -1)

@@ -1,0 +1,295 @@
+"""Where position matters: retrieval from documents longer than the source of a conversion was trained to read.
+
+    python scripts/bench_long_retrieval.py --source all-MiniLM-L6-v2 --data DATA                      # hours
+    python scripts/bench_long_retrieval.py --source … --data … --tasks passkey --readers mean 'calibrated-long*'
+    python scripts/bench_long_retrieval.py --list
+
+Readers are the source in pieces or with other positions, and students converted from it, each with all keys, in a
+window, and so on (long_retrieval/readers.py). Tasks: `passkey` and `needle`, documents that differ in one sentence;
+`articles`, the article that answers a question; `evidence`, the paragraph that does, its vector made of the states of
+its tokens in the whole article, or of the paragraph alone; `sts`, what a student lost on short sentences. Each cell of
+the tables is measured once: OUT/long_retrieval.json and .md are written after it, .png (extra `plot`) at the end;
+students are kept in WORK. They learn from novels and abstracts, never from the articles.
+"""
+
+import argparse
+import json
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatch
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from conversion_quality.texts import DATA, draw_pairs
+from experiments.arguments import RESULTS, digest, positive_int
+from experiments.measuring import environment
+from experiments.reports import write_report
+from long_retrieval.card import card, draw
+from long_retrieval.readers import Reading, readers, students
+from long_retrieval.tasks import Articles, Documents, by_depth, needles, passkeys, read_haystack
+from transformers.utils import logging
+
+from hf_relpos import convert
+from hf_relpos.evaluation import (
+    Retrieval,
+    load_encoder,
+    pair_vectors,
+    passage_vectors,
+    similarities,
+    spearman_difference,
+)
+
+
+LEARNT = ("text/novels.txt.xz", "text/acl_abstracts.jsonl.xz#abstract")
+HAYSTACK = "text/wikitext2.valid.txt"
+TASKS = ("passkey", "needle", "articles", "evidence", "sts")
+# Vectors of paragraphs without their article.
+ALONE = {"alone": "source, paragraph alone", "titled": "source, paragraph after the article's title"}
+
+
+def rank(questions: torch.Tensor, documents: Sequence[torch.Tensor], right: Sequence[int]) -> np.ndarray:
+    """Ranks from 1 on of the right documents; the best of a document's vectors counts; of equals the right is last.
+
+    Args:
+        questions: (Q, D).
+        documents: (n, D) of each.
+        right: (Q,).
+    """
+    vectors = torch.nn.functional.normalize(torch.cat(list(documents)).double(), dim=-1)
+    cosines = torch.nn.functional.normalize(questions.double(), dim=-1) @ vectors.T
+    owner = torch.repeat_interleave(torch.arange(len(documents)), torch.tensor([len(each) for each in documents]))
+    scores = cosines.new_full((len(questions), len(documents)), -2).scatter_reduce(
+        1, owner.expand(len(questions), -1), cosines, "amax"
+    )
+    return (scores >= scores.gather(1, torch.tensor(right)[:, None])).sum(1).numpy()
+
+
+class Bench:
+    """Measures cells, `task/length/reader`."""
+
+    def __init__(self, args: argparse.Namespace):
+        self.args = args
+        self.source = load_encoder(args.source, masked=False)
+        self.students = students(max(args.lengths), args.tokens)
+        self.readers = readers(self.students)
+
+    @cached_property
+    def articles(self) -> Articles:
+        """All articles."""
+        return Articles.read(self.args.data / DATA["docs"], self.args.data / DATA["queries"])
+
+    @cached_property
+    def haystack(self) -> str:
+        """Text around needles."""
+        return read_haystack(self.args.data / HAYSTACK)
+
+    def cells(self) -> list[str]:
+        """All cells of the chosen tasks and readers."""
+        chosen = [name for name in [*self.readers, *ALONE] if any(fnmatch(name, p) for p in self.args.readers)]
+        found = []
+        for task in self.args.tasks:
+            lengths = self.args.lengths if task in ("passkey", "needle", "articles") else [self.args.evidence_length]
+            for length in [0] if task == "sts" else lengths:
+                found += [f"{task}/{length}/{name}" for name in chosen if self.takes(task, name)]
+        return found
+
+    def takes(self, task: str, name: str) -> bool:
+        """Whether a reader is one for a task."""
+        if name in ALONE:
+            return task == "evidence"
+        reader = self.readers[name]
+        if task == "sts":
+            return name in self.students
+        if task == "evidence":  # tokens in the context of all the article, or of overlapping windows of the source
+            return name == "mean" or (reader.pieces is None and reader.positions is None)
+        return True
+
+    def settings(self, cell: str) -> dict[str, Any]:
+        """What a cell depends on."""
+        task, _, name = cell.split("/")
+        args = self.args
+        settings: dict[str, Any] = {"source": Path(args.source).name, "seed": args.seed, "count": args.count}
+        student = None if name in ALONE else self.readers[name].student
+        if student is not None:
+            settings["student"] = [self.students[student].method, self.students[student].options]
+        if task == "sts":
+            settings["pairs"] = args.sts_pairs
+        return json.loads(json.dumps(settings))
+
+    def folder(self, name: str) -> Path:
+        """The folder of a student, converted if it is missing."""
+        student = self.students[name]
+        folder = self.args.work / f"{name}.{digest(Path(self.args.source).name, student.method, student.options)}"
+        if not folder.is_dir():
+            texts: dict[str, Any] = {}
+            if "tokens" in student.options:
+                learnt = [each.partition("#") for each in LEARNT]
+                texts["texts"] = [self.args.data / path for path, _, _ in learnt]
+                texts["field"] = [column or "text" for _, _, column in learnt]
+            partial = folder.with_name(f".{folder.name}.partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            convert(
+                self.args.source,
+                partial,
+                method=student.method,
+                method_options=student.options,
+                seed=self.args.seed,
+                **texts,
+            )
+            partial.rename(folder)
+        return folder
+
+    def reading(self, name: str) -> Reading:
+        """A reader with its model."""
+        reader = self.readers[name]
+        return Reading(reader, self.source, None if reader.student is None else self.folder(reader.student))
+
+    def measure(self, cell: str) -> dict[str, Any]:
+        """One cell."""
+        task, length, name = cell.split("/")
+        if task == "sts":
+            return self._similarity(name)
+        if task == "evidence":
+            return self._evidence(name, int(length))
+        return self._documents(task, int(length), name)
+
+    def _make(self, task: str, length: int) -> Documents:
+        """The documents of a task."""
+        tokenizer, count, seed = self.source.tokenizer, self.args.count, self.args.seed
+        if task == "passkey":
+            return passkeys(tokenizer, length, count, seed)
+        if task == "needle":
+            return needles(tokenizer, length, count, seed, self.haystack, self.articles)
+        return self.articles.draw(2 * count, seed).at_length(tokenizer, length)
+
+    def _documents(self, task: str, length: int, name: str) -> dict[str, Any]:
+        """Ranks of the documents that answer, and CPU seconds for each document."""
+        made, reading = self._make(task, length), self.reading(name)
+        questions = reading.encoder.encode(made.questions)
+        reading.document(made.rows[0])
+        start = time.process_time()
+        vectors = [reading.document(row) for row in made.rows]
+        seconds = (time.process_time() - start) / len(made.rows)
+        return summary(rank(questions, vectors, made.right), made.depths) | {"cpu_seconds": round(seconds, 4)}
+
+    def _evidence(self, name: str, length: int) -> dict[str, Any]:
+        """Ranks of the paragraph that answers, among those of all articles."""
+        articles = self.articles.draw(self.args.count // 2, self.args.seed)
+        tokenizer, encoder = self.source.tokenizer, self.source if name in ALONE else self.reading(name).encoder
+        vectors, seconds = [], 0.0
+        index: dict[str, list[tuple[int, int, int]]] = {}  # of each article: start, end, number of its paragraphs
+        count = 0
+        for document, text in articles.texts.items():
+            read = tokenizer(text, truncation=True, max_length=length, return_offsets_mapping=True, verbose=False)
+            text = text[: read.offset_mapping[-2][1]]
+            borders = [(start, end) for start, end in articles.paragraphs(document) if end <= len(text)]
+            index[document] = [(start, end, count + number) for number, (start, end) in enumerate(borders)]
+            count += len(borders)
+            start = time.process_time()
+            vectors.append(paragraph_vectors(name, encoder, document, text, borders))
+            seconds += time.process_time() - start
+        right, asked, depths = [], [], []
+        for question in articles.questions:
+            for start, end, number in index[question.document]:
+                if start <= question.evidence < end:
+                    right.append(number)
+                    asked.append(question.text)
+                    depths.append(start / index[question.document][-1][1])
+        ranks = rank(encoder.encode(asked), [row[None] for row in torch.cat(vectors)], right)
+        return summary(ranks, depths) | {"paragraphs": count, "cpu_seconds": round(seconds / len(articles.texts), 4)}
+
+    def _similarity(self, name: str) -> dict[str, Any]:
+        """Spearman's ρ × 100 less the source's, on each set."""
+        encoder, differences = self.reading(name).encoder, {}
+        for path in DATA["sts"]:
+            pairs = draw_pairs(str(self.args.data / path), self.args.sts_pairs, self.args.seed)
+            scores = np.array([pair.score for pair in pairs])
+            before, after = (similarities(pair_vectors(each, pairs)) for each in (self.source, encoder))
+            found = spearman_difference(before, after, scores, seed=self.args.seed)
+            differences[Path(path).name] = {"mean": found.mean, "low": found.low, "high": found.high}
+        return {"differences": differences}
+
+
+def paragraph_vectors(
+    name: str, encoder: Any, document: str, text: str, borders: Sequence[tuple[int, int]]
+) -> torch.Tensor:
+    """Vectors of the paragraphs of an article by a reader, (paragraphs, D)."""
+    if name not in ALONE:
+        return passage_vectors(encoder, text, borders)
+    title = f"{document.replace('_', ' ')}: " if name == "titled" else ""
+    return encoder.encode([title + text[start:end] for start, end in borders])
+
+
+def summary(ranks: np.ndarray, depths: Sequence[float]) -> dict[str, Any]:
+    """Means over questions, accuracy by quarter of the documents, and the ranks."""
+    return {
+        **{name: round(value, 4) for name, value in Retrieval(ranks).to_dict().items()},
+        "recall@5": round(float((ranks <= 5).mean()), 4),
+        "by_quarter": by_depth(depths, (ranks == 1).tolist()),
+        "ranks": " ".join(map(str, ranks.tolist())),
+    }
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Arguments; with --list only that one is needed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--source", help="sentence-embedding BERT with absolute positions")
+    parser.add_argument("--data", type=Path, help="folder with the files named in conversion_quality/texts.py")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), metavar="TASK")
+    parser.add_argument("--readers", nargs="+", default=["*"], help="patterns of the readers")
+    parser.add_argument("--list", action="store_true", help="print the names of the readers, and do nothing else")
+    parser.add_argument("--lengths", type=positive_int, nargs="+", default=[256, 512, 1024, 2048, 4096])
+    parser.add_argument("--evidence-length", type=positive_int, default=4096, help="tokens read of an article")
+    parser.add_argument("--count", type=positive_int, default=50, help="documents of a length; twice as many articles")
+    parser.add_argument("--tokens", type=positive_int, default=50_000, help="to calibrate on")
+    parser.add_argument("--sts-pairs", type=positive_int, default=1500, help="of a similarity set at most")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=positive_int, default=1)
+    parser.add_argument("--out", type=Path, default=RESULTS / "benchmarks")
+    parser.add_argument("--work", type=Path, default=Path("build") / "bench_long_retrieval", help="students")
+    args = parser.parse_args(arguments)
+    names = [*readers(students(max(args.lengths), args.tokens)), *ALONE]
+    if args.list:
+        print("\n".join(names))
+    elif not (args.source and args.data):
+        parser.error("--source and --data are needed")
+    unknown = [pattern for pattern in args.readers if not any(fnmatch(name, pattern) for name in names)]
+    if unknown:
+        parser.error(f"--readers {unknown[0]}: fits none; --list names them")
+    return args
+
+
+def labels(bench: Bench) -> dict[str, str]:
+    """Readers to what they are called in the tables."""
+    return {name: reader.label for name, reader in bench.readers.items()} | ALONE
+
+
+def main(arguments: Sequence[str] | None = None, tell: Callable[[str], None] = print) -> None:
+    args = parse(arguments)
+    if args.list:
+        return
+    torch.set_num_threads(args.threads)
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    args.work.mkdir(parents=True, exist_ok=True)
+    bench, path = Bench(args), args.out / "long_retrieval.json"
+    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"cells": {}}
+    results["labels"] = labels(bench)
+    for cell in bench.cells():
+        settings = bench.settings(cell)
+        if results["cells"].get(cell, {}).get("settings") == settings:
+            continue
+        results["cells"][cell] = {"settings": settings, "result": bench.measure(cell)}
+        results["environment"] = environment()
+        write_report(path.with_suffix(""), results, card(results))
+        result = results["cells"][cell]["result"]
+        tell(f"{cell}: {result.get('accuracy@1', result.get('differences'))}")
+    draw(results, path.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()

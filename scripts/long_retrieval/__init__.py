@@ -1,0 +1,1 @@
+"""Retrieval at length: the modules of bench_long_retrieval.py."""

@@ -1,0 +1,154 @@
+"""Every code block of README.md and docs/ runs, offline: small models stand in for those of the Hub.
+
+The names in the pages are real ones. Here they are repositories of a Hub on this machine (`hub_server`), which hold
+the packaged BERT, or tiny models of the architecture; pages may push there.
+"""
+
+import json
+import lzma
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from doc_blocks import NOT_RUN, blocks
+from hub_fixtures import ROOT, running_hub
+from selection import with_full
+from transformers import BertTokenizer, DebertaV2Config, DebertaV2ForSequenceClassification
+
+from hf_relpos.demo import CHECKPOINT
+
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+WITH_CODE = {str(page.relative_to(ROOT)): found for page in PAGES if (found := blocks(page))}
+RUNS = {name for name, found in WITH_CODE.items() if any(not each.reason for each in found)}
+# they convert with text, train, or run commands that start processes
+SLOW = {"README.md", "docs/convert.md", "docs/long_inputs.md", "docs/performance.md", "docs/serve.md"}
+# blocks that the tests do not run, each with its reason in the page
+NOT_RUN_COUNT = 8
+
+
+def contents(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def tokenizer_files():
+    names = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
+    return {name: (CHECKPOINT / name).read_bytes() for name in names}
+
+
+def relative_bert():
+    """Weights that Transformers 4.57 wrote."""
+    folder = ROOT / "tests" / "fixtures" / "legacy" / "relative_key_query" / "BertForMaskedLM"
+    return {name: (folder / name).read_bytes() for name in ("config.json", "model.safetensors")}
+
+
+def deberta(folder):
+    tokenizer = BertTokenizer.from_pretrained(CHECKPOINT)
+    config = DebertaV2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        relative_attention=True,
+        position_buckets=16,
+        norm_rel_ebd="layer_norm",
+        share_att_key=True,
+        pos_att_type=["p2c", "c2p"],
+        position_biased_input=False,
+        num_labels=3,
+        id2label=dict(enumerate(("contradiction", "entailment", "neutral"))),
+        label2id={"contradiction": 0, "entailment": 1, "neutral": 2},
+    )
+    DebertaV2ForSequenceClassification(config).save_pretrained(folder)
+    return contents(folder) | tokenizer_files()
+
+
+def sentence_encoder():
+    """The packaged BERT with mean pooling."""
+    config = json.loads((CHECKPOINT / "config.json").read_text())
+    modules = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
+    listed = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for number, (path, kind) in enumerate(modules)
+    ]
+    return {
+        "config.json": json.dumps(config | {"architectures": ["BertModel"]}),
+        "model.safetensors": (CHECKPOINT / "model.safetensors").read_bytes(),
+        "modules.json": json.dumps(listed),
+        "sentence_bert_config.json": json.dumps({"max_seq_length": config["max_position_embeddings"]}),
+        "1_Pooling/config.json": json.dumps(
+            {"word_embedding_dimension": config["hidden_size"], "pooling_mode_mean_tokens": True}
+        ),
+    } | tokenizer_files()
+
+
+def write_texts(folder):
+    """The files of a reader: texts, sentence pairs with scores, documents with questions about them."""
+    text = {
+        name: lzma.decompress((CHECKPOINT.parent / "text" / f"{name}.txt.xz").read_bytes()).decode()
+        for name in ("train", "eval")
+    }
+    (folder / "texts.txt").write_text(text["train"], "utf-8")
+    (folder / "held-out.txt").write_text(text["eval"][:40_000], "utf-8")
+    sentences = [line.strip() for line in text["eval"].split(". ") if 20 < len(line) < 120 and "\n" not in line][:60]
+    pairs = zip(sentences[::2], sentences[1::2], strict=False)
+    (folder / "pairs.tsv").write_text(
+        "score\tsentence1\tsentence2\n" + "".join(f"{i % 6}\t{a}\t{b}\n" for i, (a, b) in enumerate(pairs)), "utf-8"
+    )
+    paragraphs = [part for part in text["eval"].split("\n\n") if len(part) > 300][:8]
+    documents = [{"id": str(number), "text": part} for number, part in enumerate(paragraphs)]
+    queries = [{"query": each["text"][:80], "doc": each["id"]} for each in documents]
+    for name, records in (("docs", documents), ("queries", queries)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records), "utf-8")
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory):
+    """Runs pages, with a Hub that has the models they name."""
+    folder = tmp_path_factory.mktemp("pages")
+    torch.manual_seed(0)
+    with running_hub(folder / "hub") as hub:
+        for name in ("google-bert/bert-base-uncased", "user/my-bert"):
+            hub.put(name, contents(CHECKPOINT))
+        hub.put("sentence-transformers/all-MiniLM-L6-v2", sentence_encoder())
+        hub.put("zhiheng-huang/bert-base-uncased-embedding-relative-key-query", relative_bert())
+        hub.put("cross-encoder/nli-deberta-v3-base", deberta(folder / "deberta"))
+        path = f"{Path(sys.executable).parent}:{hub.env['PATH']}"
+        env = hub.env | {"HF_HOME": str(folder / "home"), "PATH": path, "MPLBACKEND": "agg"}
+        running = subprocess.Popen(
+            [sys.executable, str(ROOT / "tests" / "doc_blocks.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=env,
+        )
+        with running:
+            yield running
+            running.stdin.close()
+
+
+@pytest.mark.parametrize("name", with_full(sorted(RUNS - SLOW), sorted(RUNS)))
+def test_the_code_of_a_page_runs(process, tmp_path, name):
+    folder = tmp_path / "page"
+    folder.mkdir()
+    write_texts(folder)
+    found = [block for block in WITH_CODE[name] if not block.reason and block.language in ("python", "bash")]
+    process.stdin.write(json.dumps({"folder": str(folder), "blocks": found}) + "\n")
+    process.stdin.flush()
+    answer = json.loads(process.stdout.readline())
+    assert answer["status"] == 0, answer["log"]
+
+
+def test_blocks_that_are_not_run_are_few_and_say_why():
+    found = Counter(block.reason for page in WITH_CODE.values() for block in page if block.reason)
+    assert found.total() == NOT_RUN_COUNT, found
+    assert all(f'title="{NOT_RUN}{reason}"' for reason in found)
+
+
+def test_every_fence_has_a_language():
+    languages = {block.language for page in WITH_CODE.values() for block in page}
+    assert languages <= {"python", "bash", "text", "json"}
