@@ -121,6 +121,7 @@ def chunked_attention(
         dropout=drop,
         seed=int(torch.randint(1 << 62, ())) if drop else 0,
         ends=ends,
+        has_backward=torch.is_grad_enabled(),
     )
     A, V = (None if table is None else padded(table) for table in (terms.A, terms.V))
     B = terms.B if terms.B is None or terms.run_of_B is not None else padded(terms.B)
@@ -152,7 +153,7 @@ class _Chunked(torch.autograd.Function):
         out = new(batch, length, heads, value.shape[3])
         generator = torch.Generator(content.device).manual_seed(call.seed) if call.dropout else None
         is_short = batch * heads * length * keys * content.element_size() <= KEPT
-        kept: list[torch.Tensor] | None = [] if is_short and any(ctx.needs_input_grad) else None
+        kept: list[torch.Tensor] | None = [] if is_short and call.has_backward and any(ctx.needs_input_grad) else None
         with torch.autocast(content.device.type, enabled=False):
             row_groups, head_groups = groups(call, batch, heads, length, keys, content.device)
             fused = kept is None and is_bias(call, inputs)
@@ -166,7 +167,7 @@ class _Chunked(torch.autograd.Function):
                             into.copy_(fused_group.forward(chunk))
                             continue
                         group = HeadGroup(call, rows, group_heads, inputs) if group is None else group
-                        into.copy_(group.by_row(group.forward(chunk, generator, kept)).transpose(1, 2))
+                        into.copy_(group.forward(chunk, generator, kept))
         ctx.save_for_backward(*inputs, *(kept or ()))
         ctx.same, ctx.call = query is content, call
         return out

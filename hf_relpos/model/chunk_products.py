@@ -35,14 +35,16 @@ class Inputs(NamedTuple):
 class HeadGroup:
     """Some heads of some rows of the batch: their keys and values, and the products of one chunk at a time.
 
-    Vectors, scores and the like have g = h · r matrices, h heads and r rows of the batch, those of one head together.
+    Scores have g = h · r matrices, h heads and r rows of the batch, those of one head together. Vectors are by
+    position, (r, m, h, d), as a layer's projections leave them and `diagonals.py` reads them, or the same as matrices,
+    (g, m, d), which for one row of the batch is a view.
     """
 
     def __init__(self, call: ChunkedCall, rows: slice, heads: slice, inputs: Inputs):
         self.call, self.rows, self.heads = call, rows, heads
-        self.content = self.by_head(inputs.content)
-        self.query = None if inputs.query is inputs.content else self.by_head(inputs.query)
-        self.grid = self.content.shape[:2]  # (h, r)
+        self.content = self.by_position(inputs.content)
+        self.query = None if inputs.query is inputs.content else self.by_position(inputs.query)
+        self.grid = self.content.shape[2], self.content.shape[0]  # (h, r)
         self.count = self.grid[0] * self.grid[1]
         self.keys = inputs.key.shape[2]
         self.key, self.value = (self.padded(self.by_head(x)) for x in (inputs.key, inputs.value))
@@ -53,6 +55,7 @@ class HeadGroup:
         self.B = self.runs = None
         if call.terms.run_of_B is None:
             self.B = self.diagonals(inputs.B, (1, 1))
+            self.key_by_position = None if self.B is None else self.by_position(inputs.key).contiguous()
         else:
             first, keys = -call.start - call.terms.low, self.key[:, : self.keys]
             self.runs = KeyRuns(keys, self.of_heads(inputs.B), call.terms.run_of_B, call.terms.tails_B, first)
@@ -63,7 +66,7 @@ class HeadGroup:
 
     def diagonals(self, table: torch.Tensor | None, tails: tuple[int, int]) -> Diagonals | None:
         """Products with the part of a table, (H or 1, P + ALIGNED − 1, d), that belongs to these heads."""
-        return None if table is None else Diagonals(self.of_heads(table), tails, self.grid[0])
+        return None if table is None else Diagonals(self.of_heads(table), tails, self.grid)
 
     def by_head(self, tensor: torch.Tensor) -> torch.Tensor:
         """The part of a tensor, (B or 1, H or 1, …), that belongs to these heads and rows: (h or 1, r or 1, …)."""
@@ -73,15 +76,24 @@ class HeadGroup:
             tensor = tensor[:, self.heads]
         return tensor.transpose(0, 1)
 
+    def by_position(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The part of vectors (B, H, L, d) that belongs to these rows and heads, (r, L, h, d)."""
+        return tensor[self.rows, self.heads].transpose(1, 2)
+
     def by_row(self, tensor: torch.Tensor) -> torch.Tensor:
         """(g, …) as (r, h, …), as the tensors of a call are."""
         return tensor.unflatten(0, self.grid).transpose(0, 1)
+
+    def matrices(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Vectors by position, (r, m, h, d), as matrices, (g, m, d)."""
+        return vectors.permute(2, 0, 1, 3).reshape(self.count, vectors.shape[1], vectors.shape[3])
 
     def padded(self, keys: torch.Tensor) -> torch.Tensor:
         """Keys or values (h, r, K, d) as (g, N, d), with zeros as far as the columns of any chunk go."""
         in_order = self.call.mask is None and self.call.band is None
         missing = rounded_up(self.keys) - self.keys if in_order else ALIGNED - 1
-        return pad(keys, (0, 0, 0, missing)).reshape(self.count, self.keys + missing, -1)
+        keys = pad(keys, (0, 0, 0, missing)) if missing else keys
+        return keys.reshape(self.count, self.keys + missing, -1)
 
     def first_row(self, chunk: QueryChunk, index: int) -> int:
         """The row of the tables that belongs to the last query, i' = 0, and the first key of a range."""
@@ -92,9 +104,9 @@ class HeadGroup:
         """The chunk's rows, last first, of a tensor (h or 1, r or 1, L, …)."""
         return tensor[:, :, chunk.first : chunk.first + chunk.rows].flip(2)
 
-    def vectors_of(self, tensor: torch.Tensor, chunk: QueryChunk) -> torch.Tensor:
-        """The chunk's rows, last first, contiguous, (g, m, d), of a tensor (h, r, L, d)."""
-        return self.rows_of(tensor, chunk).reshape(self.count, chunk.rows, -1)
+    def vectors_of(self, vectors: torch.Tensor, chunk: QueryChunk) -> torch.Tensor:
+        """The chunk's rows, last first, contiguous, (r, m, h, d), of vectors by position (r, L, h, d)."""
+        return vectors[:, chunk.first : chunk.first + chunk.rows].flip(1)
 
     def workspace(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
         """A buffer of that shape, of the dtype of the keys if no other is given."""
@@ -155,9 +167,15 @@ class HeadGroup:
 
     # A chunk ---------------------------------------------------------------------------------------------------------
 
-    def probabilities(self, chunk: QueryChunk, content: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-        """softmax of the scores, (g, m, N), with zeros in columns of no pair."""
-        buffer = self.buffer("scores", chunk)
+    def probabilities(
+        self, chunk: QueryChunk, content: torch.Tensor, query: torch.Tensor, buffer: torch.Tensor
+    ) -> torch.Tensor:
+        """softmax of the scores, with zeros in columns of no pair, written to `buffer`, (g, m, N).
+
+        Args:
+            content: q̂ + u, matrices of the chunk's queries, (g, m, d).
+            query: q̂, the same by position, (r, m, h, d).
+        """
         for index in range(len(chunk.key_ranges)):
             scores, columns, keys = self.columns(buffer, chunk, index)
             by_head, first = scores.unflatten(0, self.grid), self.first_row(chunk, index)
@@ -185,7 +203,8 @@ class HeadGroup:
             self.runs.add_to(scores, chunk, index)
         elif self.B is not None:
             begin, count = chunk.key_ranges[index]
-            self.B.add_to(scores.transpose(1, 2), self.key[:, begin : begin + count], self.first_row(chunk, index))
+            keys = self.key_by_position[:, begin : begin + count]
+            self.B.add_to(scores.transpose(1, 2), keys, self.first_row(chunk, index))
 
     def key_side_gradients(self, scores: torch.Tensor, chunk: QueryChunk, index: int, d_key, d_B) -> None:
         """From the gradient of the scores (g, m, n): add to those of the keys (g, N, d) and of B.
@@ -196,8 +215,9 @@ class HeadGroup:
             self.runs.collect(scores, chunk, index)
         elif self.B is not None:
             begin, count = chunk.key_ranges[index]
-            keys, first = self.key[:, begin : begin + count], self.first_row(chunk, index)
-            d_key[:, begin : begin + count] += self.B.weighed(scores.transpose(1, 2), first, d_B, keys)
+            keys, first = self.key_by_position[:, begin : begin + count], self.first_row(chunk, index)
+            weighed = self.B.weighed(scores.transpose(1, 2), first, d_B, keys)
+            d_key[:, begin : begin + count] += self.matrices(weighed)
 
     def finish(self, total: "Gradients") -> None:
         """Add what is multiplied once for all chunks to the gradients."""
@@ -226,28 +246,34 @@ class HeadGroup:
     def forward(
         self, chunk: QueryChunk, generator: torch.Generator | None, kept: list[torch.Tensor] | None = None
     ) -> torch.Tensor:
-        """What the chunk's queries get, in their order, (g, m, d).
+        """What the chunk's queries get, in their order, (r, m, h, d).
 
         Args:
             kept: where to put the probabilities, if the backward is not to compute them again.
         """
-        content = self.vectors_of(self.content, chunk)
-        query = content if self.query is None else self.vectors_of(self.query, chunk)
-        buffer = self.probabilities(chunk, content, query)
+        content, query = self.queries(chunk)
+        no_copy = kept is not None and generator is None
+        buffer = self.key.new_empty((self.count, chunk.rows, chunk.width)) if no_copy else self.buffer("scores", chunk)
+        self.probabilities(chunk, self.matrices(content), query, buffer)
         if kept is not None:
-            kept.append(buffer.clone())
+            kept.append(buffer if no_copy else buffer.clone())
         for index, factors in enumerate(self.dropout_factors(chunk, generator)):
             self.columns(buffer, chunk, index)[1].mul_(factors)
         out = None
         for index in range(len(chunk.key_ranges)):
             weights, columns, keys = self.columns(buffer, chunk, index)
-            part = torch.bmm(columns, self.value[:, keys])
+            part = self.by_row(torch.bmm(columns, self.value[:, keys])).transpose(1, 2)
             out = part if out is None else out.add_(part)
             if self.V is not None:
-                out += self.V.weighed(weights, self.first_row(chunk, index))
+                out = self.V.weighed(weights, self.first_row(chunk, index)).add_(out)
         if generator is not None:
             out /= self.call.keep_probability
         return out.flip(1)
+
+    def queries(self, chunk: QueryChunk) -> tuple[torch.Tensor, torch.Tensor]:
+        """q̂ + u and q̂ of a chunk, last first, (r, m, h, d)."""
+        content = self.vectors_of(self.content, chunk)
+        return content, content if self.query is None else self.vectors_of(self.query, chunk)
 
     def backward(
         self,
@@ -264,15 +290,15 @@ class HeadGroup:
             probabilities: what `forward` kept for the chunk, or None.
         """
         terms = self.call.terms
-        content = self.vectors_of(self.content, chunk)
-        query = content if self.query is None else self.vectors_of(self.query, chunk)
-        d_out = self.vectors_of(self.by_head(d_out), chunk)
+        content_by_position, query = self.queries(chunk)
+        d_out_by_position = self.vectors_of(self.by_position(d_out), chunk)
         if generator is not None:
-            d_out = d_out / self.call.keep_probability
+            d_out_by_position /= self.call.keep_probability
+        content, d_out = self.matrices(content_by_position), self.matrices(d_out_by_position)
         if probabilities is None:
-            buffer = self.probabilities(chunk, content, query)
-        else:
-            buffer = self.buffer("scores", chunk).copy_(probabilities)
+            buffer = self.probabilities(chunk, content, query, self.buffer("scores", chunk))
+        else:  # dropout is multiplied with a copy
+            buffer = probabilities if generator is None else self.buffer("scores", chunk).copy_(probabilities)
         gradients = self.buffer("gradients", chunk)
         kept = self.dropout_factors(chunk, generator)
         mean = 0.0  # Σ_j α_ij ∂α_ij
@@ -280,7 +306,7 @@ class HeadGroup:
             scores, columns, keys = self.columns(gradients, chunk, index)
             if self.V is not None:
                 columns[:, :, scores.shape[2] :] = 0.0
-                self.V.add_to(scores, d_out, self.first_row(chunk, index), fresh=True)
+                self.V.add_to(scores, d_out_by_position, self.first_row(chunk, index), fresh=True)
             columns.baddbmm_(d_out, self.value[:, keys].transpose(1, 2), beta=float(self.V is not None))
             if kept:
                 columns.mul_(kept[index])
@@ -304,7 +330,7 @@ class HeadGroup:
             d_content = d_content + torch.bmm(columns, self.key[:, keys])
             self.key_side_gradients(scores, chunk, index, total.key, self.of_heads(total.B))
             if self.V is not None:
-                self.V.table_gradient(weights, d_out, first, self.of_heads(total.V))
+                self.V.table_gradient(weights, d_out_by_position, first, self.of_heads(total.V))
             if self.A is not None:
                 d_query = d_query + self.A.weighed(scores, first, self.of_heads(total.A), query)
             if self.c is not None:
@@ -314,13 +340,13 @@ class HeadGroup:
             if total.dense is not None:
                 into = self.by_head(total.dense)[:, :, chunk.first : chunk.first + chunk.rows, begin : begin + count]
                 into += scores.flip(1).unflatten(0, self.grid).sum_to_size(into.shape)
-        d_content = d_content * terms.scale
         rows = (self.rows, self.heads, slice(chunk.first, chunk.first + chunk.rows))
+        d_content = self.by_row(d_content * terms.scale).transpose(1, 2)
         if self.query is None:
             d_content = d_content + d_query
         elif self.A is not None:
-            total.query[rows] = self.by_row(d_query.flip(1))
-        total.content[rows] = self.by_row(d_content.flip(1))
+            total.query[rows] = d_query.flip(1).transpose(1, 2)
+        total.content[rows] = d_content.flip(1).transpose(1, 2)
 
 
 class Gradients:

@@ -6,8 +6,9 @@ That is q_i·A_{j−i} for queries in reverse order, and k_j·B_{j−i} with i a
 n on the other side it is one product with n + s − 1 rows of the table, in a buffer of rows of W numbers. Element
 (i, j) is at i·W + (i + j) = i·(W + 1) + j: the same buffer, read with rows of W + 1 numbers, is by pair, without a
 gather. What that view does not cover are gaps. A block is short, so that few of the products are of no pair and the
-buffer stays in the cache; a table is padded and W rounded, because products whose sizes are no multiples of a vector
-register's take up to twice as long.
+buffer stays in the cache; the blocks of a chunk are one batch of products, with windows of the table that are views. A
+table is padded and W rounded, because products whose sizes are no multiples of a vector register's take up to twice as
+long.
 """
 
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import pad
 
-from .skewed import ALIGNED, rounded_up, vectors_per_block, workspace
+from .skewed import ALIGNED, blocks_at_once, rounded_up, vectors_per_block, workspace
 
 
 class Band(NamedTuple):
@@ -61,17 +62,27 @@ class Band(NamedTuple):
             products[..., right] += products[..., right + 1 : self.width].sum(-1)
 
 
-class Block(NamedTuple):
-    """Some of the vectors; the row of the table of their first offset; and the band of their products."""
+class Blocks(NamedTuple):
+    """Blocks of vectors one after the other, and the products of one of them.
+
+    Attributes:
+        vectors: those of all of them.
+        number: how many.
+        size: s, vectors of one.
+        first: the row of the table of the first offset of the first of them; the next has the row s further.
+        band: of their products.
+    """
 
     vectors: slice
+    number: int
+    size: int
     first: int
     band: Band
 
-    @property
-    def rows(self) -> slice:
-        """Of the table, those of the band."""
-        return slice(self.first + self.band.left, self.first + self.band.right + 1)
+    def rows(self, block: int) -> slice:
+        """Of the table, those of the band of one block."""
+        first = self.first + block * self.size
+        return slice(first + self.band.left, first + self.band.right + 1)
 
 
 def padded(table: torch.Tensor) -> torch.Tensor:
@@ -87,72 +98,122 @@ def unpadded(table: torch.Tensor) -> torch.Tensor:
 class Diagonals:
     """A table for some heads, and the products with it.
 
+    Pairs are (g, m, n) with g = h · r matrices, those of one head together. Vectors are by position, (r, m, h, d), as
+    a layer's projection leaves them: heads that share a table make a matrix of a block without being copied.
+
     Args:
         table: (h or 1, P + ALIGNED − 1, d), `padded`.
         tails: how many rows at the beginning and at the end of it are one.
-        heads: h; pairs and vectors are of g = h · rows, those of one head together.
+        grid: (h, r), heads and rows of the batch.
     """
 
-    def __init__(self, table: torch.Tensor, tails: tuple[int, int], heads: int):
-        self.table, self.tails, self.heads = table, tails, heads
+    def __init__(self, table: torch.Tensor, tails: tuple[int, int], grid: tuple[int, int]):
+        self.table, self.tails, self.grid = table, tails, grid
         self.count = table.shape[1] - ALIGNED + 1
         self.is_shared = table.shape[0] == 1
 
-    def blocks(self, pairs: torch.Tensor, first: int) -> Iterator[Block]:
-        """The blocks of pairs (g, m, n)."""
-        _, rows, others = pairs.shape
-        size = vectors_per_block(others, pairs.device)
-        for begin in range(0, rows, size):
-            end = min(begin + size, rows)
-            band = Band.of(first + begin, others + end - begin - 1, self.count, self.tails)
-            yield Block(slice(begin, end), first + begin, band)
-
-    def buffer(self, pairs: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """For pairs (g, s, n): a buffer (g, s, W); the same by product, (g · s, W) or (h, g/h · s, W); and by pair."""
+    def blocks(self, pairs: torch.Tensor, first: int) -> Iterator[Blocks]:
+        """The blocks of pairs (g, m, n), with the same band as many at a time as the buffer may hold."""
         groups, rows, others = pairs.shape
-        row = rounded_up(width)
-        buffer = workspace("offsets", (groups, rows, row), pairs.dtype, pairs.device)
-        return buffer, self.merged(buffer), buffer.as_strided((groups, rows, others), (rows * row, row + 1, 1))
+        size = vectors_per_block(others, pairs.device)
+        width, number = size + others - 1, max(1, rows // size)
+        band = Band.of(first, width + (number - 1) * size, self.count, self.tails)
+        most = blocks_at_once(groups * size * rounded_up(width))
+        if band.left or band.right + 1 < band.width:  # rows of the table that are one begin elsewhere in each block
+            most = 1
+        begin = 0
+        while begin < rows:
+            number = max(1, min(most, (rows - begin) // size))
+            count = min(number * size, rows - begin)
+            band = Band.of(first + begin, others + count // number - 1, self.count, self.tails)
+            yield Blocks(slice(begin, begin + count), number, count // number, first + begin, band)
+            begin += count
 
-    def merged(self, vectors: torch.Tensor) -> torch.Tensor:
-        """(g, s, x) as (g · s, x) for a table that all heads share, else as (h, g/h · s, x)."""
-        size = vectors.shape[-1]
-        return vectors.reshape(-1, size) if self.is_shared else vectors.reshape(self.heads, -1, size)
+    def buffer(self, pairs: torch.Tensor, blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """For pairs (g, b · s, n) of b blocks.
 
-    def rows(self, first: int, end: int) -> torch.Tensor:
-        """Rows of the table, (N, d), or (h, N, d)."""
-        rows = self.table[:, first:end]
-        return rows[0] if self.is_shared else rows
+        Returns:
+            A buffer; the same by product, (r, b, s · h, W) or (r, b, h, s, W); and by pair, (h, r, b, s, n).
+        """
+        (heads, rows), others = self.grid, pairs.shape[2]
+        count, size, width = blocks.number, blocks.size, rounded_up(blocks.band.width)
+        if self.is_shared:
+            head, vector = width, heads * width
+            block = size * (vector + (count > 1))  # from vector to vector it is then one step, across blocks too
+        else:
+            head, vector = size * width, width
+            block = heads * head
+        row = count * block
+        buffer = workspace("offsets", (rows * row,), pairs.dtype, pairs.device)
+        if self.is_shared:
+            products = buffer.as_strided((rows, count, size * heads, width), (row, block, width, 1))
+        else:
+            products = buffer.view(rows, count, heads, size, width)
+        by_pair = buffer.as_strided((heads, rows, count, size, others), (head, row, block, vector + 1, 1))
+        return buffer, products, by_pair
+
+    def of_blocks(self, pairs: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+        """Pairs (g, m, n) of some blocks, (h, r, b, s, n)."""
+        return pairs[:, blocks.vectors].unflatten(0, self.grid).unflatten(2, (blocks.number, blocks.size))
+
+    def vectors(self, vectors: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+        """Of (r, m, h, d), those of some blocks, as `buffer` has products: (r, b, s · h, d) or (r, b, h, s, d)."""
+        by_block = vectors[:, blocks.vectors].unflatten(1, (blocks.number, blocks.size))
+        return by_block.flatten(2, 3) if self.is_shared else by_block.transpose(2, 3)
+
+    def windows(self, blocks: Blocks, begin: int, end: int) -> torch.Tensor:
+        """The rows of the table from `begin` to `end` of each block, a view (h or 1, b, end − begin, d)."""
+        table, step = self.table, self.table.stride(1)
+        return table.as_strided(
+            (table.shape[0], blocks.number, end - begin, table.shape[2]),
+            (table.stride(0), blocks.size * step, step, table.stride(2)),
+            table.storage_offset() + (blocks.first + begin) * step,
+        )
+
+    def multiply(self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
+        """out = left · right for each block.
+
+        Args:
+            left: (r, b, s · h, x) or (r, b, h, s, x).
+            right: (h or 1, b, x, y).
+        """
+        if not self.is_shared:
+            for row in range(left.shape[0]):
+                for block in range(left.shape[1]):
+                    torch.bmm(left[row, block], right[:, block], out=out[row, block])
+        elif left.shape[1] == 1:
+            torch.bmm(left[:, 0], right[0].expand(len(left), -1, -1), out=out[:, 0])
+        else:
+            for row in range(left.shape[0]):
+                torch.bmm(left[row], right[0], out=out[row])
 
     def add_to(self, pairs: torch.Tensor, vectors: torch.Tensor, first: int, fresh: bool = False) -> None:
-        """pairs (g, m, n) += the products of the vectors, (g, m, d).
+        """pairs (g, m, n) += the products of the vectors, (r, m, h, d).
 
         Args:
             first: the row of the table of the first vector and the first of the other side.
             fresh: whether `pairs` hold nothing yet.
         """
-        for block in self.blocks(pairs, first):
-            into = pairs[:, block.vectors]
-            buffer, products, by_pair = self.buffer(into, block.band.width)
-            begin, end = block.band.aligned
-            rows = self.rows(block.first + begin, block.first + end).transpose(-1, -2)
-            multiply = torch.mm if self.is_shared else torch.bmm
-            multiply(self.merged(vectors[:, block.vectors]), rows, out=products[..., begin:end])
-            block.band.fill(buffer)
+        for blocks in self.blocks(pairs, first):
+            _, products, by_pair = self.buffer(pairs, blocks)
+            begin, end = blocks.band.aligned
+            windows = self.windows(blocks, begin, end).transpose(2, 3)
+            self.multiply(self.vectors(vectors, blocks), windows, products[..., begin:end])
+            blocks.band.fill(products)
+            into = self.of_blocks(pairs, blocks)
             if fresh:
                 into.copy_(by_pair)
             else:
                 into.add_(by_pair)
 
-    def transposed(self, pairs: torch.Tensor, first: int) -> Iterator[tuple[Block, torch.Tensor, torch.Tensor]]:
-        """For each block: the sums of its pairs by row of the table, (g · s or h, g/h · s, c), and these rows."""
-        for block in self.blocks(pairs, first):
-            buffer, by_offset, by_pair = self.buffer(pairs[:, block.vectors], block.band.width)
+    def transposed(self, pairs: torch.Tensor, first: int) -> Iterator[tuple[Blocks, torch.Tensor]]:
+        """Blocks, and the sums of their pairs by row of the band, (r, b, s · h, c) or (r, b, h, s, c)."""
+        for blocks in self.blocks(pairs, first):
+            buffer, by_offset, by_pair = self.buffer(pairs, blocks)
             buffer.zero_()
-            by_pair.copy_(pairs[:, block.vectors])
-            block.band.gather(buffer)
-            columns = by_offset[..., block.band.left : block.band.right + 1]
-            yield block, columns, self.rows(block.rows.start, block.rows.stop)
+            by_pair.copy_(self.of_blocks(pairs, blocks))
+            blocks.band.gather(by_offset)
+            yield blocks, by_offset[..., blocks.band.left : blocks.band.right + 1]
 
     def weighed(
         self,
@@ -161,24 +222,30 @@ class Diagonals:
         total: torch.Tensor | None = None,
         vectors: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Σ_j pairs_ij · table_{first + i + j}, (g, m, d); with `total`, adds what `table_gradient` does."""
-        results = []
-        for block, by_row, rows in self.transposed(pairs, first):
-            part = torch.matmul(by_row, rows)
-            results.append(part.view(pairs.shape[0], -1, part.shape[-1]))
+        """Σ_j pairs_ij · table_{first + i + j}, (r, m, h, d); with `total`, adds what `table_gradient` does."""
+        heads, rows = self.grid
+        result = pairs.new_empty((rows, pairs.shape[1], heads, self.table.shape[2]))
+        for blocks, by_row in self.transposed(pairs, first):
+            windows = self.windows(blocks, blocks.band.left, blocks.band.right + 1)
+            self.multiply(by_row, windows, self.vectors(result, blocks))
             if total is not None and vectors is not None:
-                self._add_to_table(total, block, by_row, vectors)
-        return results[0] if len(results) == 1 else torch.cat(results, dim=1)
+                self._add_to_table(total, blocks, by_row, vectors)
+        return result
 
     def table_gradient(self, pairs: torch.Tensor, vectors: torch.Tensor, first: int, total: torch.Tensor) -> None:
         """Add Σ pairs_ij · vectors_i of the pairs of each row of the table to that row of `total`, like the table."""
-        for block, by_row, _ in self.transposed(pairs, first):
-            self._add_to_table(total, block, by_row, vectors)
+        for blocks, by_row in self.transposed(pairs, first):
+            self._add_to_table(total, blocks, by_row, vectors)
 
-    def _add_to_table(self, total: torch.Tensor, block: Block, by_row: torch.Tensor, vectors: torch.Tensor) -> None:
-        into = total[:, block.rows]
-        into = into[0] if self.is_shared else into
-        add_product(into, by_row.transpose(-1, -2), self.merged(vectors[:, block.vectors]))
+    def _add_to_table(self, total: torch.Tensor, blocks: Blocks, by_row: torch.Tensor, vectors: torch.Tensor) -> None:
+        right = self.vectors(vectors, blocks)
+        for block in range(blocks.number):
+            into = total[:, blocks.rows(block)]
+            for row in range(len(right)):
+                if self.is_shared:
+                    add_product(into[0], by_row[row, block].transpose(0, 1), right[row, block])
+                else:
+                    add_product(into, by_row[row, block].transpose(1, 2), right[row, block])
 
 
 def diagonal_sums(pairs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -21,10 +21,10 @@ QUERIES = 256
 # where other queries see other keys, since a chunk computes those that any of its queries sees.
 LONG = 2048
 # Queries under a window: few, since a chunk computes the keys of its first query for its last one as well.
-WINDOWED = 128
+WINDOWED = 64
 # Vectors of a block of products by offset, which cost (BLOCK + n − 1) / n of what is used of them.
 BLOCK = 32
-SHORT = 128  # twice as many for more on the other side
+SHORT = 512  # twice as many for more on the other side
 # Sizes of products are multiples of this: the numbers of a vector register, with which libraries are fastest.
 ALIGNED = 16
 # The same on other devices, where a launch costs more than a cache: all heads of a row of BERT-base in one go.
@@ -67,6 +67,11 @@ def vectors_per_block(others: int, device: torch.device) -> int:
     return BLOCK if others <= SHORT else 2 * BLOCK
 
 
+def blocks_at_once(products: int) -> int:
+    """How many blocks of that many products by offset are one batch: half of what the scores of a chunk take."""
+    return max(1, BUFFER // 2 // products)
+
+
 @dataclass(frozen=True)
 class ChunkedCall:
     """What one call is, besides tensors with gradients.
@@ -81,6 +86,7 @@ class ChunkedCall:
         dropout: probability of dropping an attention weight, in units of 2^−16.
         seed: of the dropout.
         ends: of every row, how many of its queries are computed, the first ones; None for all.
+        has_backward: whether gradients are recorded, so that a backward may follow.
     """
 
     terms: ToeplitzTerms
@@ -92,6 +98,7 @@ class ChunkedCall:
     dropout: int = 0
     seed: int = 0
     ends: tuple[int, ...] | None = None
+    has_backward: bool = False
 
     @property
     def keep_probability(self) -> float:
