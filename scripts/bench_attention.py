@@ -36,7 +36,7 @@ ERRORS = "error ÷ eager's error"  # in the results
 SCHEMES = ["relative_key", "relative_key_query", "shaw", "transformer_xl", "t5", "deberta", "harmonic", "tables"]
 QUICK = {"schemes": ["relative_key", "relative_key_query", "tables"], "sizes": [(8, 128), (4, 512)]}
 PEERS = ["relative_key", "relative_key_query"]
-# Issue 5's table: × the floor, forward and forward + backward.
+# × the floor, forward and forward + backward.
 GOALS = {"relative_key": (2.4, 2.6), "relative_key_query": (5.0, 5.0)}
 MEMORY = [("training", batch, length) for batch, length in SIZES[1:]]
 MEMORY += [("inference", 1, 4096), ("inference", 1, 16384)]
@@ -258,7 +258,7 @@ def tables(results: dict) -> list[Table]:
     tables.append(
         ("Memory", head, [[n, *(cells.get((n, kind, length), "–") for kind, _, length in MEMORY)] for n in names])
     )
-    return [*tables, ("Against issue 5's figures", ["figure", "goal", "here", ""], against_goals(results))]
+    return [*tables, ("Against the goals", ["figure", "goal", "here", ""], against_goals(results))]
 
 
 def card(results: dict) -> str:
@@ -273,7 +273,7 @@ def card(results: dict) -> str:
 
 
 def against_goals(results: dict) -> list[list[str]]:
-    """Issue 5's figures, and whether they are met at L512 … L2048, float32."""
+    """The goals, and whether they are met at L512 … L2048, float32."""
     rows = []
     for name, goals in GOALS.items():
         for kind, goal in zip(("forward", "both"), goals, strict=True):

@@ -13,6 +13,7 @@ variant, and .png at the end (extra `plot`); one that is in the JSON with the sa
 
 import argparse
 import json
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 from conversion_quality.texts import DATA, draw_pairs
-from experiments.arguments import RESULTS, positive_int
+from experiments.arguments import RESULTS, positive_int, reproducing_command
 from experiments.measuring import environment, time_in_turns
 from experiments.reports import Table, describe, markdown_sections, print_tables, write_report
 from transformers.utils import logging
@@ -246,13 +247,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     settings = {"source": Path(args.source).name, "tokens": args.tokens, "window_tokens": args.window_tokens}
     settings |= {"seed": args.seed, "rounds": args.rounds, "sts_pairs": args.sts_pairs}
+    omitted = ("--variants", "--out")
+    command = reproducing_command("bench_calibrated.py", sys.argv[1:] if arguments is None else arguments, omitted)
     reference = Reference(args)
     results["variants"] = {name: row for name, row in results["variants"].items() if row["settings"] == settings}
     for name, variant in variants().items():
         if name in results["variants"] or not any(fnmatch(name, pattern) for pattern in args.variants):
             continue
         result = measure(variant, reference, texts, fields)
-        results["environment"] = environment()
+        results["environment"] = {**environment(), "command": command}
         results["variants"][name] = {"settings": settings, "result": result}
         write_report(args.out / "calibrated", results, card(results))
         print_tables(tables(results))

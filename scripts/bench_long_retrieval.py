@@ -15,6 +15,7 @@ students are kept in WORK. They learn from novels and abstracts, never from the 
 import argparse
 import json
 import shutil
+import sys
 import time
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
@@ -25,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 from conversion_quality.texts import DATA, draw_pairs
-from experiments.arguments import RESULTS, digest, positive_int
+from experiments.arguments import RESULTS, digest, positive_int, reproducing_command
 from experiments.measuring import environment
 from experiments.reports import write_report
 from long_retrieval.card import card, draw
@@ -276,6 +277,8 @@ def main(arguments: Sequence[str] | None = None, tell: Callable[[str], None] = p
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     args.work.mkdir(parents=True, exist_ok=True)
+    omitted = ("--tasks", "--readers", "--out", "--work")
+    command = reproducing_command("bench_long_retrieval.py", sys.argv[1:] if arguments is None else arguments, omitted)
     bench, path = Bench(args), args.out / "long_retrieval.json"
     results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"cells": {}}
     results["labels"] = labels(bench)
@@ -284,7 +287,7 @@ def main(arguments: Sequence[str] | None = None, tell: Callable[[str], None] = p
         if results["cells"].get(cell, {}).get("settings") == settings:
             continue
         results["cells"][cell] = {"settings": settings, "result": bench.measure(cell)}
-        results["environment"] = environment()
+        results["environment"] = {**environment(), "command": command}
         write_report(path.with_suffix(""), results, card(results))
         result = results["cells"][cell]["result"]
         tell(f"{cell}: {result.get('accuracy@1', result.get('differences'))}")
