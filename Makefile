@@ -8,11 +8,14 @@
 # make test-floor   the tests that meet Transformers, on the oldest one that is supported
 # make features    docs/features.md: which feature works with which kind of scheme, from the outcomes of their tests
 # make docs    the site of docs/, into site/; warnings, such as a link to nothing, are errors
+# make release-check    source distribution and wheel, checked; the wheel in an empty environment runs the demo
 # Each makes its own virtual environment first. PYTHON chooses the interpreter.
 
 PYTHON ?= python3
 VENV := .venv
 FLOOR := .venvs/floor
+RELEASE := .venvs/release
+WHEEL := $(CURDIR)/.venvs/wheel
 PYTEST_ARGS ?= -n auto --dist loadgroup
 FUZZ_EXAMPLES ?= 1000
 # what calls Transformers rather than PyTorch alone
@@ -22,7 +25,7 @@ FLOOR_TESTS := $(addprefix tests/test_, $(addsuffix .py, anneal card chunked con
 	travels xlnet_checkpoints)) \
 	tests/schemes/test_every_scheme.py tests/schemes/test_harmonic.py
 
-.PHONY: demo docs families features fuzz schemes test test-all test-floor lint clean
+.PHONY: demo docs families features fuzz release-check schemes test test-all test-floor lint clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/hf-relpos demo --out demo-out --overwrite
@@ -52,6 +55,23 @@ docs: $(VENV)/.installed
 
 families: $(VENV)/.installed
 	$(VENV)/bin/python scripts/family_report.py
+
+# the wheel is made of the source distribution; what it is tried with is not the checkout, and none of its files are near
+release-check:
+	rm -rf build dist $(RELEASE) $(WHEEL)
+	$(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt build twine
+	$(RELEASE)/bin/python -m build --quiet
+	$(RELEASE)/bin/twine check --strict dist/*
+	$(PYTHON) -m venv $(WHEEL)
+	$(WHEEL)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(WHEEL)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
+	folder=$$(mktemp -d) && cd $$folder && env -u PYTHONPATH HF_HUB_OFFLINE=1 sh -euxc '\
+		$(WHEEL)/bin/hf-relpos --version; \
+		$(WHEEL)/bin/hf-relpos schemes shaw; \
+		$(WHEEL)/bin/hf-relpos demo --overwrite; \
+		$(WHEEL)/bin/python -c "import hf_relpos, pathlib; \
+			assert (pathlib.Path(hf_relpos.__file__).parent / \"py.typed\").exists()"' && rm -r $$folder
 
 lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check .

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 import typer
+import yaml
 
 from hf_relpos.cli import app
+from hf_relpos.version import __version__
 
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -76,3 +78,8 @@ def test_the_pictures_are_drawn_by_their_script(tmp_path):
     drawn = {path.name for path in tmp_path.iterdir()}
     assert drawn == {path.name for path in (ROOT / "docs" / "pictures").iterdir()}
     assert drawn == set(re.findall(r"\]\(pictures/([\w.]+)\)", (ROOT / "docs" / "how_it_works.md").read_text("utf-8")))
+
+
+def test_the_version_to_cite_is_the_version():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert cited["version"] == __version__ and cited["license"] == "Apache-2.0" and cited["cff-version"] == "1.2.0"

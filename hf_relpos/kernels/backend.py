@@ -68,7 +68,7 @@ class Triton:
             reasons.append("the graph is exported, and may be run without this package")
         if call.terms.dense:
             reasons.append("there is a dense bias")
-        reasons += unsupported_by_offset(call)
+        reasons += unsupported_by_offset(call, band=True)
         return reasons or _objections(call)
 
     def state(self, call: AttentionCall) -> str:

@@ -141,7 +141,7 @@ def unsupported_by_offset(
     Args:
         content_alone: whether the backend takes calls without any term beside the content, too.
         start_on_device: whether it takes calls in which the index of the first query is known to the device alone.
-        band: whether it takes a BandMask.
+        band: whether it takes a BandMask, if only by its `tensor_mask`.
     """
     reasons = toeplitz_unsupported(call.terms, call.context)
     batch, heads, length, _ = call.query.shape

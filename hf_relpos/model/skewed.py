@@ -21,7 +21,7 @@ QUERIES = 256
 # where other queries see other keys, since a chunk computes those that any of its queries sees.
 LONG = 2048
 # Queries under a window: few, since a chunk computes the keys of its first query for its last one as well.
-WINDOWED = 128
+WINDOWED = 64
 # Vectors of a block of products by offset, which cost (BLOCK + n − 1) / n of what is used of them.
 BLOCK = 32
 SHORT = 512  # twice as many for more on the other side
