@@ -456,13 +456,13 @@ def test_products_with_runs_do_not_grow_with_the_queries(monkeypatch):
 def test_fused_attention_and_products_agree(mask, length, monkeypatch):
     """For terms that are a bias by query, of which the number of keys decides."""
     terms, _ = random_terms({"A", "c"}, shared=True)
-    context, outputs = AttentionContext(length, length), []
+    context, seen, outputs = AttentionContext(length, length), MASKS[mask](length), []
     content, query, key = content_vectors(*vectors(length, length)[:2], terms, context)
     form = to_toeplitz(terms, context, query)
     for most in (1 << 20, 0):
         monkeypatch.setattr(skewed_bias, "MOST_KEYS", most)
         with torch.no_grad():
-            outputs.append(chunked_attention(content, query, key, key, form, mask=MASKS[mask](length)))
+            outputs.append(chunked_attention(content, query, key, key, form, mask=seen))
     torch.testing.assert_close(*outputs, rtol=0, atol=1e-12)
 
 
