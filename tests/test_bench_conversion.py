@@ -1,6 +1,7 @@
 """scripts/bench_conversion.py: its rows on a tiny random BERT, what it writes, does not repeat, and refuses."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,8 @@ import torch
 from launching import import_script
 from oracles import stir
 from transformers import BertConfig, BertModel, BertTokenizer
+
+from hf_relpos.conversion import QUALITIES
 
 
 WORDS = "the cat dog sun sky bird sat ran saw was is red blue old new big . on under and a house tree road".split()
@@ -106,6 +109,25 @@ def test_rows(bench, folder, tmp_path, capsys):
     assert set(again) - set(left) == {"fidelity/fold", "fidelity/fold-distilled"}
     kept = {path.name.partition(".")[0] for path in (tmp_path / "work").iterdir()}
     assert {"zero", "docs-chunks"} <= kept and not {"fold", "fold-distilled"} & kept
+
+
+def test_a_quality(bench, folder, tmp_path, monkeypatch):
+    """Its row has both texts, the time beside the source's, and what it cost; its recipe is the quality's."""
+    short = replace(QUALITIES["default"], method_options={"tokens": 600, "steps": 2, "batch_tokens": 64})
+    monkeypatch.setitem(QUALITIES, "default", short)
+    other = folder / "other.txt"
+    other.write_text("\n\n".join(" ".join(sentences(number, 40)) for number in range(300, 310)))
+    out = tmp_path / "out"
+    monkeypatch.setattr("conversion_quality.measuring.TIMED", (16, 32))
+    bench.main(arguments(folder, out, "--rows", "quality/default", "--other-text", str(other)))
+    row = json.loads((out / "conversion.json").read_text())["rows"]["quality/default"]
+    assert list(row["result"]["texts"]) == ["held.txt", "other.txt"] and list(row["result"]["times"]) == ["16", "32"]
+    spent = row["result"]["details"]["cpu_seconds"]
+    assert row["result"]["cpu_seconds"] == pytest.approx(spent["fit"] + spent["distillation"])
+    assert row["settings"]["student"]["quality"]["method_options"]["steps"] == 2
+    card = (out / "conversion.md").read_text()
+    assert "## Qualities: sentence cosine at 8, 16, 32 tokens" in card and "| `default` |" in card
+    assert "| quality `default`: sentence cosine, 16-128 |" in card
 
 
 def test_training_text_shares_nothing_with_the_evaluation(folder):

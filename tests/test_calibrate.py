@@ -405,7 +405,10 @@ def test_without_text_or_with_a_method_there_is_no_quality(small, tmp_path):
     [
         ({"quality": "best"}, "quality = 'best' is unknown; known: fast, default, faithful"),
         ({"quality": "fast", "method": "keep"}, "quality = 'fast': method = 'keep' learns nothing"),
-        ({"quality": "default"}, "quality = 'default': learns from text; give texts, .* or choose 'fast'"),
+        (
+            {"quality": "default"},
+            "quality = 'default': learns from text; give texts, .* or choose method = 'calibrate'",
+        ),
     ],
 )
 def test_a_quality_without_sense_is_refused(small, tmp_path, arguments, words):

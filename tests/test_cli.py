@@ -84,7 +84,7 @@ def test_overwrite(source, tmp_path):
         (["--method", "keep", "--text", "some.txt"], "texts were given, but method = 'keep' reads none"),
         (
             ["--faithful"],
-            "quality = 'faithful': learns from text; give texts, some hundred sentences, or choose 'fast'",
+            "quality = 'faithful': learns from text; give texts, some hundred sentences, or choose method",
         ),
         (["--fast", "--method", "drop"], "quality = 'fast': method = 'drop' learns nothing"),
         (["--fast", "--faithful"], "--fast and --faithful are two ends of one choice"),

@@ -8,6 +8,7 @@ import hashlib
 import json
 import time
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -145,11 +146,17 @@ def _fit(
     for each in (student, teacher):
         each.set_attn_implementation("eager")
     console = Console(stderr=True, quiet=not (context.progress and state.is_main_process))
+    marks = [time.process_time()]
     saved = _calibrate(student, teacher, tokenizer, context, state, console)
+    marks.append(time.process_time())
     if distils:
         context.details["distillation"] = _distil(student, teacher, tokenizer, context, console)
+    marks.append(time.process_time())
     with progress_bar(console, not console.quiet) as progress:
         context.details["fidelity"] = held_out_fidelity(student, teacher, tokenizer, context, progress)
+    marks.append(time.process_time())
+    spent = zip(("fit", "distillation", "check"), pairwise(marks), strict=True)
+    context.details["cpu_seconds"] = {what: end - start for what, (start, end) in spent}
     model.to("cpu", dtype)
     if saved is not None:
         state.wait_for_everyone()

@@ -115,6 +115,9 @@ def _lines(report: ConversionReport) -> list[str]:
     lines += report.notes
     if report.left_out:
         lines.append(f"left out, as not known to belong to a checkpoint: {', '.join(report.left_out)}")
+    if spent := details.get("cpu_seconds"):
+        parts = ", ".join(f"{what} {seconds:.0f} s" for what, seconds in spent.items() if seconds)
+        lines.append(f"processor time: {parts}")
     if report.verdict:
         lines.append(f"Verdict: {report.verdict}.")
     lines.append(f"written to {report.out}")

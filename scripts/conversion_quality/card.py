@@ -25,7 +25,11 @@ def current_rows(content: dict[str, Any]) -> Rows:
 def lengths_of(content: dict[str, Any]) -> list[int]:
     """Lengths of the windows in the rows of fidelity."""
     return next(
-        (content["rows"][key]["settings"]["lengths"] for key in current_rows(content) if key.startswith("fidelity/")),
+        (
+            content["rows"][key]["settings"]["lengths"]
+            for key in current_rows(content)
+            if key.startswith(("fidelity/", "quality/"))
+        ),
         [],
     )
 
@@ -83,6 +87,28 @@ def fidelity_tables(rows: Rows, lengths: Sequence[int]) -> Iterator[Table]:
         yield "Spearman's ρ × 100 (difference to the teacher: 95 % range)", columns, cells
 
 
+def quality_table(rows: Rows, lengths: Sequence[int]) -> Iterator[Table]:
+    """Sentence cosine by text, points of Spearman's ρ, time of the student, and what it cost to make."""
+    qualities = rows_of_kind(rows, "quality")
+    cells = []
+    for name, row in qualities.items():
+        closeness = [
+            " ".join(number(entry["sentence"].get(str(length))) for length in lengths)
+            for entry in row["texts"].values()
+        ]
+        gaps = " ".join(f"{entry['difference']['mean']:+.2f}" for entry in row["sts"].values())
+        times = [f"{times['student'] / times['teacher']:.2f}" for times in row["times"].values()]
+        spent = row["details"]["cpu_seconds"]
+        cells.append(
+            [f"`{name}`", *closeness, gaps or "–", *times, *(f"{seconds:,.0f}" for seconds in spent.values())]
+        )
+    if cells:
+        first = next(iter(qualities.values()))
+        columns = ["", *first["texts"], "Spearman's ρ × 100", *(f"time × source, {each}" for each in first["times"])]
+        columns += [f"{what}, CPU s" for what in first["details"]["cpu_seconds"]]
+        yield f"Qualities: sentence cosine at {', '.join(map(str, lengths))} tokens", columns, cells
+
+
 def long_table(rows: Rows) -> Iterator[Table]:
     """Token cosine by quarter."""
     long = rows_of_kind(rows, "long")
@@ -131,6 +157,7 @@ def result_tables(content: dict[str, Any], kind: str = "") -> list[Table]:
     rows = {key: row for key, row in current_rows(content).items() if key.startswith(kind)}
     return [
         *fidelity_tables(rows, lengths_of(content)),
+        *quality_table(rows, lengths_of(content)),
         *long_table(rows),
         *retrieval_table(rows),
         *demo_table(rows),

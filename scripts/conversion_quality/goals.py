@@ -125,8 +125,46 @@ def accuracy_kept(row: str, worst: bool = False) -> Figure:
     return value
 
 
+def worst_on_other_text(row: str, lengths: Sequence[int]) -> Figure:
+    """The smallest sentence cosine over lengths, on text of another kind than was trained on."""
+
+    def value(rows: Rows) -> float | None:
+        if row not in rows:
+            return None
+        cosines = list(rows[row]["texts"].values())[-1]["sentence"]
+        return min((cosines[str(length)] for length in lengths if str(length) in cosines), default=None)
+
+    return value
+
+
+def times_slower(row: str, length: int) -> Figure:
+    """Time of a student in units of the source's."""
+
+    def value(rows: Rows) -> float | None:
+        times = rows.get(row, {}).get("times", {}).get(str(length))
+        return None if times is None else times["student"] / times["teacher"]
+
+    return value
+
+
+def spearman_lost_at_most(row: str) -> Figure:
+    """Points of Spearman's ρ that are lost, on the set that loses most."""
+
+    def value(rows: Rows) -> float | None:
+        sets = rows.get(row, {}).get("sts")
+        return max(-entry["difference"]["mean"] for entry in sets.values()) if sets else None
+
+    return value
+
+
 SHORT, MIDDLE = (16, 64, 128), (256, 512)
+DEFAULT = "quality/default"
 GOALS = [
+    Goal("quality `default`: sentence cosine, 16-128", "default", worst_sentence(DEFAULT, SHORT), 0.965),
+    Goal("same, 256-512", "default", worst_sentence(DEFAULT, MIDDLE), 0.955),
+    Goal("same, text of another kind, 16-512", "default", worst_on_other_text(DEFAULT, (*SHORT, *MIDDLE)), 0.95),
+    Goal("same, points of Spearman lost, worst set", "default", spearman_lost_at_most(DEFAULT), 0.2, None, False),
+    Goal("same, time × source at 512 tokens", "default", times_slower(DEFAULT, 512), 1.4, None, False),
     Goal("no data: sentence cosine, 16-128", "no-data", worst_sentence("fidelity/no-data", SHORT), 0.90, 0.93),
     Goal(
         "calibrated: sentence cosine, 16-128", "calibrated", worst_sentence("fidelity/calibrated", SHORT), 0.96, 0.98

@@ -18,14 +18,14 @@ from transformers import AutoModel, AutoModelForMaskedLM, PreTrainedModel
 
 from hf_relpos import demo
 from hf_relpos.calibration.embeddings import fold_positions
-from hf_relpos.conversion import METHODS, convert
+from hf_relpos.conversion import METHODS, QUALITIES, convert
 from hf_relpos.data import cut_windows
 from hf_relpos.evaluation import Encoder, load_encoder, load_model, load_tokenizer, model_max_length
 from hf_relpos.files import atomic_file, write_json
 from hf_relpos.training import DistillationSettings, distil
 from hf_relpos.training.distillation_losses import DEFAULT_LOSSES
 
-from .students import STUDENTS, Student, ancestry
+from .students import BASELINES, STUDENTS, Student, ancestry
 from .texts import source_fingerprint, training_passages
 
 
@@ -71,11 +71,14 @@ class StudentMaker:
         """All that a student depends on; among the settings of its rows."""
         student = STUDENTS[name]
         recipe = {"source": Path(self.source(demonstration)).name, "seed": self.args.seed, **asdict(student)}
-        del recipe["label"]
+        del recipe["label"], recipe["quality"]
+        if student.quality is not None:
+            recipe["quality"] = asdict(QUALITIES[student.quality])
         if student.start is not None:
             recipe["start"] = self.recipe(student.start, demonstration)
         if student.needs_text:
-            recipe["tokens"] = self.args.tokens
+            if student.quality is None:
+                recipe["tokens"] = self.args.tokens
             train, held_out = ([], []) if demonstration else (self.args.train_text, self.args.eval_text)
             recipe["text"] = {
                 "train": [*map(source_fingerprint, train)],
@@ -83,7 +86,7 @@ class StudentMaker:
             }
         if student.then == "distil":
             recipe |= {"steps": self.args.steps, "batch_tokens": self.args.batch_tokens, "distil": self.args.distil}
-        if student.scheme is None or student.long:
+        if student.method in BASELINES or student.long:
             recipe["length"] = self.args.long_length
         del recipe["long"]
         if student.long:
@@ -122,14 +125,24 @@ class StudentMaker:
     def _convert(
         self, student: Student, target: Path, demonstration: bool, texts: Sequence[str] | None
     ) -> dict[str, Any]:
-        """Convert; returns the cost of the fits, where there were any, and the details of the report."""
+        """Convert; returns the cost of the fits and steps, where there were any, and the details of the report."""
+        if student.quality is not None:
+            source = self.source(demonstration)
+            details = convert(source, target, quality=student.quality, texts=texts, seed=self.args.seed).details
+            details = json.loads(json.dumps(details))
+            spent, parts = details["cpu_seconds"], [details["calibration"], details.get("distillation", {"tokens": 0})]
+            cost = {
+                "cpu_seconds": spent["fit"] + spent["distillation"],
+                "tokens": sum(part["tokens"] for part in parts),
+            }
+            return {**cost, "details": details}
         method = student.method
         if method not in METHODS:
             raise NotMeasurable(f"method = {method!r} is not there yet")
         if texts is None and METHODS[method].text == "required":
             raise NotMeasurable(f"method = {method!r} needs text")
         options: dict[str, Any] = {}
-        if student.scheme is None or student.long:
+        if method in BASELINES or student.long:
             options["length"] = self.args.long_length
         if student.long:
             options["window"] = self.args.window

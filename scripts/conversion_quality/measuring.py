@@ -4,13 +4,14 @@ import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from experiments.arguments import digest
+from experiments.measuring import time_in_turns
 from rich.console import Console
 
 from hf_relpos import demo
@@ -42,6 +43,8 @@ from .texts import draw_pairs, read_source, source_fingerprint, word_ngrams
 
 
 BATCH = 16  # documents between two writings of their vectors
+# Rows whose forward pass is timed: their tokens, tokens of a batch, and how often.
+TIMED, TIMED_TOKENS, TIMED_ROUNDS = (128, 512), 1024, 15
 
 
 class Bench:
@@ -62,8 +65,19 @@ class Bench:
         """Windows of each evaluation text, by length."""
         if not self.args.eval_text:
             raise NotMeasurable("no --eval-text")
+        return self._windows(self.args.eval_text)
+
+    @cached_property
+    def other(self) -> dict[str, dict[int, Sequence[Sequence[int]]]]:
+        """Windows of the first evaluation text and of that of another kind, by length."""
+        if not (self.args.eval_text and self.args.other_text):
+            raise NotMeasurable("no --eval-text or no --other-text")
+        return self._windows([self.args.eval_text[0], self.args.other_text])
+
+    def _windows(self, sources: Sequence[str]) -> dict[str, dict[int, Sequence[Sequence[int]]]]:
+        """Windows of texts by the name of their file, then by length."""
         texts = {}
-        for source in self.args.eval_text:
+        for source in sources:
             path, _, column = source.partition("#")
             windows, skipped, _ = windows_by_length(
                 self.teacher.tokenizer, [path], column or "text", self.args.lengths, self.args.window_tokens
@@ -94,9 +108,13 @@ class Bench:
         if student in STUDENTS:
             settings["student"] = self.students.recipe(student, kind == "demo")
             settings["variant"] = self.students.variant_settings(variant)
-        if kind == "fidelity":
+        if kind in ("fidelity", "quality"):
+            sources = args.eval_text
+            if kind == "quality":
+                sources = [*args.eval_text[:1], *filter(None, [args.other_text])]
+                settings["timed"] = TIMED
             settings |= {"lengths": args.lengths, "window_tokens": args.window_tokens}
-            settings |= {"text": [*map(source_fingerprint, args.eval_text)]}
+            settings |= {"text": [*map(source_fingerprint, sources)]}
             settings |= {"sts": [*map(source_fingerprint, args.sts)], "sts_pairs": args.sts_pairs}
         elif kind == "long":
             settings |= {"length": args.long_length, "documents": args.documents}
@@ -118,16 +136,30 @@ class Bench:
         """
         kind, student, variant = split_row(key)
         if kind == "fidelity":
-            return self._fidelity(student)
+            return self._fidelity(student, self.held_out)
+        if kind == "quality":
+            return {**self._fidelity(student, self.other), "times": self._times(student)}
         if kind == "long":
             return self._long(student, variant)
         return self._retrieval(student, variant) if kind == "retrieval" else self._demo(student)
 
-    def _fidelity(self, name: str) -> dict[str, Any]:
+    @torch.inference_mode()
+    def _times(self, name: str) -> dict[str, dict[str, float]]:
+        """CPU seconds of a forward pass of the teacher and of a student, by tokens of a row."""
+        limit = model_max_length(self.teacher.model)
+        models = {"teacher": self.teacher.model, "student": self.students.load(name)[0].model}
+        times = {}
+        for length in (length for length in TIMED if limit is None or length <= limit):
+            ids = torch.full((max(1, TIMED_TOKENS // length), length), self.teacher.tokenizer.unk_token_id)
+            runs = {each: partial(model, ids) for each, model in models.items()}
+            times[str(length)] = time_in_turns(runs, TIMED_ROUNDS)
+        return times
+
+    def _fidelity(self, name: str, held_out: dict[str, dict[int, Sequence[Sequence[int]]]]) -> dict[str, Any]:
         """Cosines to the teacher by length and text, and similarity sets; of the teacher, those to itself moved."""
         encoder, made = (self.teacher, {}) if name == "teacher" else self.students.load(name)
         texts: dict[str, Any] = {}
-        for number, (text, windows) in enumerate(self.held_out.items()):
+        for number, (text, windows) in enumerate(held_out.items()):
             if name == "teacher":
                 if number == 0:  # five more passes over the text
                     texts[text] = self._ceiling(windows)

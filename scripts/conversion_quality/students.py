@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from hf_relpos.conversion import QUALITIES
+
 
 @dataclass(frozen=True)
 class Student:
@@ -17,6 +19,7 @@ class Student:
         then: what is done afterwards: `random` (tables N(0, 0.02)), `fold` (position vectors into the embeddings) or
             `distil`.
         needs_text: whether it is fitted or trained on text.
+        quality: of the converter, which chooses all the rest; None for one that is described by the other fields.
         long: whether it is also fitted to rows of `--long-length` tokens, with the attention window `--window`.
     """
 
@@ -27,6 +30,7 @@ class Student:
     start: str | None = None
     then: str | None = None
     needs_text: bool = False
+    quality: str | None = None
     long: bool = False
 
 
@@ -48,6 +52,7 @@ STUDENTS = {
     "long": Student("calibrated on long rows too, window", "calibrate", needs_text=True, long=True),
     "interpolate": Student("table interpolated", "interpolate", None),
     "hierarchical": Student("hierarchical decomposition", "hierarchical", None),
+    **{name: Student(f"quality `{name}`", None, None, needs_text=True, quality=name) for name in QUALITIES},
 }
 VARIANTS = {"": "all keys", "+log": "log temperature", "+window": "window"}  # of a student's attention
 TEACHER_STRATEGIES = {"truncate": "teacher, cut", "chunks": "teacher, mean of chunks"}  # for long documents
@@ -63,10 +68,12 @@ LONG = [
 RETRIEVAL = [
     *(*BASELINES, "hierarchical+window", "calibrated+window", "distilled+window", "long", "calibrated", "distilled"),
 ]
+QUALITY = list(QUALITIES)
 DEMO = ["teacher", "zero", "fold", "no-data", "calibrated", "distilled", "key", "key-distilled"]
 ROWS = [
     "fidelity/teacher",
     *(f"fidelity/{name}" for name in FIDELITY),
+    *(f"quality/{name}" for name in QUALITY),
     *(f"long/{name}" for name in LONG),
     *(f"demo/{name}" for name in DEMO),
     *(f"retrieval/{name}" for name in RETRIEVAL),

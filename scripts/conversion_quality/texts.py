@@ -14,6 +14,7 @@ from hf_relpos.evaluation import Pair, read_pairs
 DATA = {
     "train_text": ["text/novels.txt.xz", "long/wikidocs.docs.jsonl.xz", "text/acl_abstracts.jsonl.xz#abstract"],
     "eval_text": ["text/wikitext2.valid.txt", "text/peps.jsonl.xz#abstract"],
+    "other_text": "text/peps.jsonl.xz#body",  # technical specifications, unlike all that is trained on
     "sts": ["sts/stsb.dev.tsv", "sts/stsb.train.tsv"],
     "docs": "long/wikidocs.docs.jsonl.xz",
     "queries": "long/wikidocs.queries.jsonl",
