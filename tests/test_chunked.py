@@ -59,6 +59,7 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(key_runs, "ROW", 16)
     monkeypatch.setattr(backend_chunked, "FEWEST_SCORES", 0)
     monkeypatch.setattr(backend_chunked, "KEPT", 0)
+    monkeypatch.setattr(skewed_bias, "MOST_KEYS", 1 << 20)
     fresh = chunk_products.workspace
 
     def poisoned(name, shape, dtype, device):
@@ -448,6 +449,21 @@ def test_products_with_runs_do_not_grow_with_the_queries(monkeypatch):
         cost.append(products.count)
     runs = 22 + 3 + 2  # of both tables together, and the first and the last on their own
     assert cost[0] - cost[1] <= 4 * BATCH * HEADS * SIZE * 480 * runs  # two of them forward, and two gradients
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_fused_attention_and_products_agree(mask, length, monkeypatch):
+    """For terms that are a bias by query, of which the number of keys decides."""
+    terms, _ = random_terms({"A", "c"}, shared=True)
+    context, seen, outputs = AttentionContext(length, length), MASKS[mask](length), []
+    content, query, key = content_vectors(*vectors(length, length)[:2], terms, context)
+    form = to_toeplitz(terms, context, query)
+    for most in (1 << 20, 0):
+        monkeypatch.setattr(skewed_bias, "MOST_KEYS", most)
+        with torch.no_grad():
+            outputs.append(chunked_attention(content, query, key, key, form, mask=seen))
+    torch.testing.assert_close(*outputs, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
