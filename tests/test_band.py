@@ -11,9 +11,10 @@ from test_formula import LargestTensor as Largest
 from test_models import CAPABLE, ON_CPU, visible_in_window
 
 from hf_relpos import SCHEMES, AttentionContext, RelPosBertLMHeadModel, RelPosBertModel, Table, Terms, attend
-from hf_relpos.model import backend_chunked, band_blocks, skewed
+from hf_relpos.model import backend_chunked, backends, band_blocks, skewed
 from hf_relpos.model.attention import AttentionCall
 from hf_relpos.model.backend_chunked import chunked_attention
+from hf_relpos.model.backend_eager import Eager
 from hf_relpos.model.backends import run_attention
 from hf_relpos.model.band import BandMask
 from hf_relpos.model.formula import content_vectors
@@ -252,6 +253,11 @@ def every_term(mask):
     return terms + more
 
 
+def computed(how, call):
+    """Output and weights; by name eager would return the weights, and so have no blocks."""
+    return Eager().run(call) if how == "eager" else run_attention(how, call)
+
+
 def by_call(how, call):
     """Output of real queries, and the gradients of the vectors and of every table."""
     tensors = [tensor.detach().requires_grad_() for tensor in (call.query, call.key, call.value)]
@@ -264,7 +270,7 @@ def by_call(how, call):
     ]
     terms = band_blocks._with_leaves(call.terms, tables, leaves[count:])
     query, key, value = tensors
-    out, weights = run_attention(how, dataclasses.replace(call, query=query, key=key, value=value, terms=terms))
+    out, weights = computed(how, dataclasses.replace(call, query=query, key=key, value=value, terms=terms))
     assert weights is None or how == "eager"
     real = real_queries(call.mask) if isinstance(call.mask, BandMask) else call.mask.any(-1).any(1)
     out = out * real[..., None, None]
@@ -289,6 +295,33 @@ def test_blocks_of_any_term_are_the_whole_mask(kind, how, monkeypatch):
     monkeypatch.setattr(band_blocks, "FEWEST", 1000)
     assert not band_blocks.is_for_blocks(call)
     assert largest(got, by_call(how, call)) <= 1e-12
+
+
+def test_eager_by_name_returns_the_weights_and_has_second_derivatives(monkeypatch):
+    monkeypatch.setattr(band_blocks, "QUERIES", 16)
+    mask = mask_of("padding", 120, 5)
+    terms, _ = random_terms(frozenset("A"), shared=True)
+    tensors = [torch.randn(BATCH, HEADS, 120, SIZE).double().requires_grad_() for _ in range(3)]
+    call = random_call(mask, terms, tensors)
+    assert band_blocks.is_for_blocks(call) and computed("eager", call)[1] is None
+    out, weights = run_attention("eager", call)
+    assert weights.shape == (BATCH, HEADS, 120, 120)
+    (first,) = torch.autograd.grad(out.square().sum(), tensors[0], create_graph=True)
+    assert torch.autograd.grad(first.square().sum(), tensors[0])[0].abs().max() > 0
+
+
+def test_random_numbers_of_blocks_leave_other_generators_alone(monkeypatch):
+    monkeypatch.setattr(band_blocks, "QUERIES", 16)
+    terms, _ = random_terms(frozenset("A"), shared=True)
+    tensors = [torch.randn(BATCH, HEADS, 120, SIZE).double() for _ in range(3)]
+    call = random_call(mask_of("padding", 120, 5), terms, tensors, dropout=0.3)
+    torch.manual_seed(0)
+    torch.randint(1 << 62, ())  # the seed of the call
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: pytest.fail("it seeds every device"))
+    computed("eager", call)
+    assert torch.equal(torch.rand(3), expected)
 
 
 def test_temperature_and_positions_reach_the_blocks(monkeypatch):
@@ -317,7 +350,7 @@ def test_dropout_of_blocks_is_replayed(how, monkeypatch):
 
     def dropped(value):
         torch.manual_seed(3)
-        return run_attention(how, random_call(mask, terms, [query, key, value], dropout=0.3))[0]
+        return computed(how, random_call(mask, terms, [query, key, value], dropout=0.3))[0]
 
     value.requires_grad_()
     out, direction = dropped(value), torch.randn_like(value)
@@ -327,7 +360,7 @@ def test_dropout_of_blocks_is_replayed(how, monkeypatch):
     step = (dropped(value + direction) - out).detach()
     assert abs(float((gradient * direction).sum() - (step * weights).sum())) <= 1e-9
     with torch.no_grad():
-        assert (run_attention(how, random_call(mask, terms, [query, key, value]))[0] - out).abs().max() > 1e-2
+        assert (computed(how, random_call(mask, terms, [query, key, value]))[0] - out).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("how", ["eager", "sdpa"])
@@ -369,6 +402,9 @@ def states_and_gradients(model, ids, real, **inputs):
 def test_models_with_a_window(name, backend, everywhere, is_decoder, unpads, monkeypatch):
     """In float64, states and gradients of every parameter are those with the whole mask prepared."""
     if backend not in CAPABLE[name]:
+        backend = "relpos"
+    if backend == "eager":  # by name it would have the whole mask
+        monkeypatch.setattr(backends, "BACKENDS", [Eager()])
         backend = "relpos"
     small_everything(monkeypatch)
     settings = {"attn_implementation": backend, "is_decoder": is_decoder, "unpad_inputs": unpads}

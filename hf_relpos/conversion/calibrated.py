@@ -146,17 +146,17 @@ def _fit(
     for each in (student, teacher):
         each.set_attn_implementation("eager")
     console = Console(stderr=True, quiet=not (context.progress and state.is_main_process))
-    marks = [time.process_time()]
+    marks = {"": time.process_time()}
     saved = _calibrate(student, teacher, tokenizer, context, state, console)
-    marks.append(time.process_time())
+    marks["fit"] = time.process_time()
     if distils:
         context.details["distillation"] = _distil(student, teacher, tokenizer, context, console)
-    marks.append(time.process_time())
+        marks["distillation"] = time.process_time()
     with progress_bar(console, not console.quiet) as progress:
         context.details["fidelity"] = held_out_fidelity(student, teacher, tokenizer, context, progress)
-    marks.append(time.process_time())
-    spent = zip(("fit", "distillation", "check"), pairwise(marks), strict=True)
-    context.details["cpu_seconds"] = {what: end - start for what, (start, end) in spent}
+    marks["check"] = time.process_time()
+    spent = pairwise(marks.items())
+    context.details["cpu_seconds"] = {what: end - start for (_, start), (what, end) in spent}
     model.to("cpu", dtype)
     if saved is not None:
         state.wait_for_everyone()

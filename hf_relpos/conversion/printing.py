@@ -116,7 +116,7 @@ def _lines(report: ConversionReport) -> list[str]:
     if report.left_out:
         lines.append(f"left out, as not known to belong to a checkpoint: {', '.join(report.left_out)}")
     if spent := details.get("cpu_seconds"):
-        parts = ", ".join(f"{what} {seconds:.0f} s" for what, seconds in spent.items() if seconds)
+        parts = ", ".join(f"{what} {seconds:.0f} s" for what, seconds in spent.items())
         lines.append(f"processor time: {parts}")
     if report.verdict:
         lines.append(f"Verdict: {report.verdict}.")

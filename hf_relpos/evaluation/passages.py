@@ -40,7 +40,8 @@ def passage_vectors(encoder: Encoder, text: str, borders: Sequence[tuple[int, in
                 f"borders[{number}] = ({start}, {end}): the text has {len(text)} characters; give 0 ≤ start < end ≤ "
                 f"{len(text)}"
             )
-    ids, begins = _tokens(encoder.tokenizer, text)
+    ids, begins = _tokens(encoder.tokenizer, text)  # SentencePiece counts the space before a word as the word's
+    begins = torch.tensor([_past_space(text, begin) for begin in begins.tolist()])
     limit = encoder.limit()
     if limit is None or len(ids) <= limit:
         hidden = hidden_states(encoder.model, *pad_batch([ids], encoder.model))[0]
@@ -56,6 +57,13 @@ def passage_vectors(encoder: Encoder, text: str, borders: Sequence[tuple[int, in
             )
         vectors.append(hidden[inside].mean(0))
     return torch.stack(vectors) if vectors else hidden.new_zeros(0, hidden.shape[1])
+
+
+def _past_space(text: str, begin: int) -> int:
+    """The first character from there on that is no white space, if there is one; −1 stays."""
+    while 0 <= begin < len(text) - 1 and text[begin].isspace():
+        begin += 1
+    return begin
 
 
 def _tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[int], torch.Tensor]:

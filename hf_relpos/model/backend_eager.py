@@ -18,7 +18,7 @@ class Eager:
         return ["the mask is a BlockMask"] if isinstance(call.mask, BlockMask) else []
 
     def run(self, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The output (B, L, H, d) and the attention weights (B, H, L, K), or None where a window has blocks."""
+        """The output (B, L, H, d) and the attention weights (B, H, L, K); None under a window, if not wanted."""
         if is_for_blocks(call):
             return run_by_blocks(call, lambda block: self.run(block)[0]), None
         mask = call.causal_mask if call.is_causal else call.tensor_mask

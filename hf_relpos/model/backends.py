@@ -69,7 +69,10 @@ def run_attention(implementation: str, call: AttentionCall) -> tuple[torch.Tenso
     Raises:
         ValueError: for a backend that cannot compute the call; names those that can.
     """
-    wide = Widened.same(call) if implementation == Eager.name else widened(call)
+    if implementation == Eager.name:  # by name it returns the weights, under a window too
+        wide = Widened.same(replace(call, output_weights=True))
+    else:
+        wide = widened(call)
     if implementation == AUTO:
         backend, passed_over = choose(wide.call)
         if not torch.compiler.is_compiling():

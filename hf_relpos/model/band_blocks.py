@@ -39,7 +39,7 @@ class Part(NamedTuple):
 def is_for_blocks(call: AttentionCall) -> bool:
     """Whether a call has the mask of a window, and is long enough for blocks to be less work."""
     mask = call.mask
-    if not isinstance(mask, BandMask) or call.output_weights:
+    if not isinstance(mask, BandMask) or call.output_weights or call.is_traced:
         return False
     return mask.key_length > FEWEST * (QUERIES + 2 * mask.window)
 
@@ -66,12 +66,13 @@ def parts(mask: BandMask) -> list[Part]:
     """The blocks of a mask, made once for all layers."""
     key = ("parts", QUERIES)
     if key not in mask.kept:
-        mask.kept[key] = []
+        found = []
         for block in mask.blocks(slice(None), QUERIES):
             queries, keys = slice(block.first, block.first + block.queries), mask.keys_of(block)
             visible = mask.visible(queries, keys)
             # a row of the lowest scores is a mean in one backend and NaN in another
-            mask.kept[key].append(Part(queries, keys, visible | ~visible.any(-1, keepdim=True)))
+            found.append(Part(queries, keys, visible | ~visible.any(-1, keepdim=True)))
+        mask.kept[key] = found
     made: list[Part] = mask.kept[key]
     return made
 
@@ -259,7 +260,14 @@ def _random(call: AttentionCall, seed: int, device: torch.device) -> Iterator[No
     if not call.dropout:
         yield
         return
-    devices = [] if device.type == "cpu" else [device]
-    with torch.random.fork_rng(devices, device_type="cuda" if device.type == "cpu" else device.type):
-        torch.manual_seed(seed)
-        yield
+    # of this device alone: torch.manual_seed would seed those of all others as well
+    module: Any = torch if device.type == "cpu" else torch.get_device_module(device)
+    seed_generator = torch.default_generator.manual_seed if device.type == "cpu" else module.manual_seed
+    chosen = module.device(device) if device.type == "cuda" else contextlib.nullcontext()
+    with chosen:
+        state = module.get_rng_state()
+        try:
+            seed_generator(seed)
+            yield
+        finally:
+            module.set_rng_state(state)

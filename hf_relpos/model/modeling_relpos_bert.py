@@ -227,7 +227,7 @@ class RelPosBertSelfAttention(BertSelfAttention):
             mask=attention_mask,
             is_causal=attention_mask is None and self.is_causal and query.shape[2] > 1,
             dropout=self.dropout.p if self.training else 0.0,
-            output_weights=bool(kwargs.get("output_attentions")),
+            output_weights=bool(kwargs.get("output_attentions", self.config.output_attentions)),
             needs_gradients=torch.is_grad_enabled(),
             shared=shared_terms,
             layer=self,

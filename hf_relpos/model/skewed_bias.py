@@ -119,7 +119,7 @@ class FusedGroup:
         if self.dense is not None:
             parts = [self.dense[:, :, queries, each] for each in (*beside, keys)]
             dense = torch.cat(parts, dim=-1)
-            bias = dense if bias is None else bias.add_(dense)
+            bias = dense if bias is None else bias + dense
         if bias is None:
             bias = self.key.new_zeros((1, 1, chunk.rows, count))
         lowest = torch.finfo(bias.dtype).min

@@ -56,10 +56,10 @@ SOURCE_READERS = {
 }
 # Fields of the configuration to what they are called.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "": ("all keys", {}),
+    "": ("all keys", {"attention_window": None}),  # students of long rows have one
     "+log": (
         "all keys, log temperature",
-        {"attention_temperature": "log", "attention_temperature_length": TRAINED},
+        {"attention_window": None, "attention_temperature": "log", "attention_temperature_length": TRAINED},
     ),
     "+window": (f"window {WINDOW} and [CLS]", {"attention_window": WINDOW}),
     "+window-global": (f"window {WINDOW} alone", {"attention_window": WINDOW, "global_tokens": []}),
