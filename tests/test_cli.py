@@ -8,6 +8,7 @@ import sys
 import warnings
 
 import pytest
+import shellingham
 import torch
 from transformers import AutoModel, BertConfig, BertModel, DebertaV2Config, DebertaV2Model
 from typer.testing import CliRunner
@@ -155,7 +156,9 @@ def test_help_needs_neither_torch_nor_transformers():
 
 def test_version_and_completion(monkeypatch):
     assert run("--version").output == f"{hf_relpos.__version__}\n"
-    shown = run("--show-completion", "bash")
+    # which shell it is run from; there is none in the processes of a runner
+    monkeypatch.setattr(shellingham, "detect_shell", lambda: ("bash", "/bin/bash"))
+    shown = run("--show-completion")
     assert shown.exit_code == 0 and "_COMPLETE=complete_bash" in shown.output
 
 
