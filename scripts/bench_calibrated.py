@@ -181,7 +181,7 @@ def card(results: dict[str, Any]) -> str:
         "times of the whole model, forward, 1,024 tokens in rows of one length, beside the source (SDPA) in the same "
         "process. • no other variant is both closer (mean sentence cosine, held-out passages) and quicker (512 "
         "tokens).\n"
-        f"{markdown_sections(tables(results))}"
+        f"{markdown_sections(tables(results))}\n![closeness against time](calibrated.png)\n"
     )
 
 
@@ -197,6 +197,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
         front = on_the_front(rows, name)
         axes.plot(ratio(row, TIMED[-1]), mean, "o", color="C1" if front else "0.6")
         axes.annotate(name, (ratio(row, TIMED[-1]), mean), fontsize=7, xytext=(4, 2), textcoords="offset points")
+    axes.margins(x=0.15)  # for the names
     axes.set_xlabel(f"time of the whole model at {TIMED[-1]} tokens, × its source")
     axes.set_ylabel("mean sentence cosine to the source, 16 to 512 tokens")
     with atomic_file(path) as unfinished:
