@@ -8,7 +8,7 @@ Random weights, 12 layers, no dropout unless said; forward, and a training step 
 and 512 tokens; a training step at Transformers' default dropout of 0.1; and one of a padded batch, 8 texts of 64 to
 512 tokens, with the padding in it and taken out (`unpad_inputs`). Before any time is taken the outputs of relative
 models are compared with those of the eager backend; a difference ends the run. Written to docs/results/benchmarks
-after each of these: cpu-model.json and .md.
+after each of these: cpu-model.json and .md; a quick run's to cpu-model-quick.
 """
 
 import gc
@@ -209,7 +209,8 @@ def main() -> None:
         if args.peer_python and not kind.padded:
             rows = run_worker(args.peer_python, __file__, "--worker", name, "--rounds", str(args.rounds))
             results["times"] += [row for row in rows if row["variant"] != FLOOR]
-        write_report(args.out / "cpu-model", {**results, "goals": against_goals(results)}, card(results))
+        path = args.out / ("cpu-model-quick" if args.quick else "cpu-model")
+        write_report(path, {**results, "goals": against_goals(results)}, card(results))
         print(f"{kind} done", file=sys.stderr)
     print_tables(tables(results))
 

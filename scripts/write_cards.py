@@ -27,6 +27,7 @@ CARDS = {
     "benchmarks/cpu-deberta.json": "bench_deberta",
     "benchmarks/cpu-live.json": "bench_live",
     "benchmarks/cpu-model.json": "bench_model",
+    "benchmarks/cpu-model-quick.json": "bench_model",
     "benchmarks/gpu-attention.json": "bench_gpu",
     "benchmarks/recurrence-512.json": "bench_recurrence",
     "benchmarks/recurrence.json": "bench_recurrence",
