@@ -15,7 +15,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import cached_property
@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 import torch
 from conversion_quality.texts import DATA, draw_pairs
-from experiments.arguments import RESULTS, positive_int, reproducing_command
-from experiments.measuring import environment, time_in_turns
+from experiments.arguments import RESULTS, check_patterns, positive_int, reproducing_command
+from experiments.measuring import environment, forward_times
 from experiments.reports import Table, describe, markdown_sections, print_tables, write_report
 from transformers.utils import logging
 
@@ -130,15 +130,9 @@ def similarity_difference(student: Encoder, pairs: Sequence[Pair], expected: Any
     return round(100 * (rank_correlation(ours, scores) - rank_correlation(expected, scores)), 2)
 
 
-@torch.inference_mode()
 def times(teacher: torch.nn.Module, student: torch.nn.Module, length: int, rounds: int) -> dict[str, float]:
-    """CPU seconds of a forward pass of 1,024 tokens in rows of that length, of the source and of the variant."""
-    ids = torch.randint(1000, 20_000, (max(1, 1024 // length), length), generator=torch.Generator().manual_seed(0))
-
-    def run(model: torch.nn.Module) -> Callable[[], object]:
-        return lambda: model(ids)
-
-    taken = time_in_turns({"source": run(teacher), "variant": run(student)}, rounds)
+    """CPU seconds of a forward pass of the source and of the variant."""
+    taken = forward_times({"source": teacher, "variant": student}, length, rounds)
     return {name: round(seconds, 5) for name, seconds in taken.items()}
 
 
@@ -220,9 +214,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     if not args.list and not (args.source and args.data):
         parser.error("--source and --data are needed")
-    unknown = [pattern for pattern in args.variants if not any(fnmatch(name, pattern) for name in variants())]
-    if unknown:
-        parser.error(f"--variants {unknown[0]}: fits none; --list names them")
+    check_patterns(parser, "--variants", args.variants, variants())
     return args
 
 

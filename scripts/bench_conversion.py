@@ -34,7 +34,7 @@ from conversion_quality.making import NotMeasurable, forget
 from conversion_quality.measuring import Bench
 from conversion_quality.students import ROWS, STUDENTS, row_label
 from conversion_quality.texts import DATA, SHARED_WORDS
-from experiments.arguments import RESULTS, reproducing_command
+from experiments.arguments import RESULTS, check_patterns, reproducing_command
 from experiments.measuring import environment, utc_now
 from rich.console import Console
 from transformers.utils import logging
@@ -144,9 +144,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     for name in COUNTS:
         if not is_count(getattr(args, name)):
             parser.error(f"--{name.replace('_', '-')} {getattr(args, name)}: give a whole number from 1 on")
-    unknown = [pattern for pattern in args.rows if not any(fnmatch(key, pattern) for key in ROWS)]
-    if unknown:
-        parser.error(f"--rows {unknown[0]}: fits no row; --list names them")
+    check_patterns(parser, "--rows", args.rows, ROWS)
     unknown_students = set(args.again) - STUDENTS.keys()
     if unknown_students:
         parser.error(f"--again {min(unknown_students)}: no student of this name; known: {', '.join(STUDENTS)}")

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 from conversion_quality.texts import DATA, draw_pairs
-from experiments.arguments import RESULTS, digest, positive_int, reproducing_command
+from experiments.arguments import RESULTS, check_patterns, digest, positive_int, reproducing_command
 from experiments.measuring import environment
 from experiments.reports import write_report
 from long_retrieval.card import card, draw
@@ -258,9 +258,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         print("\n".join(names))
     elif not (args.source and args.data):
         parser.error("--source and --data are needed")
-    unknown = [pattern for pattern in args.readers if not any(fnmatch(name, pattern) for name in names)]
-    if unknown:
-        parser.error(f"--readers {unknown[0]}: fits none; --list names them")
+    check_patterns(parser, "--readers", args.readers, names)
     return args
 
 

@@ -8,7 +8,6 @@ Where a block cannot run in the tests, the title of its fence says why, and a re
 As a program this file is that process: it imports what is slow once, and gives each page a process of its own.
 """
 
-import contextlib
 import json
 import os
 import re
@@ -59,9 +58,8 @@ def run_command(command: str) -> None:
         return
     from hf_relpos.cli import app
 
-    with contextlib.suppress(SystemExit):
-        status = app(words[1:], standalone_mode=False)
-        assert not status, f"exit code {status}: {command}"
+    status = app(words[1:], standalone_mode=False)  # a SystemExit is a failure
+    assert not status, f"exit code {status}: {command}"
 
 
 def run_page(folder: str, found: list[Block]) -> None:

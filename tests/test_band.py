@@ -425,6 +425,16 @@ def test_models_with_a_window(name, backend, everywhere, is_decoder, unpads, mon
     )
 
 
+@pytest.mark.parametrize("backend", ["relpos", "eager"])
+def test_a_configuration_that_asks_for_weights_gets_them(backend, monkeypatch):
+    small_everything(monkeypatch)
+    settings = {"attention_window": 1, "attn_implementation": backend, "output_attentions": True}
+    model = tiny_model(RelPosBertModel, "shaw", **settings).eval()
+    weights = model(torch.randint(1, 50, (2, 16))).attentions
+    assert len(weights) == model.config.num_hidden_layers
+    assert all(each.shape[-2:] == (16, 16) and not each[:, :, 5, 8].any() for each in weights)
+
+
 def test_generation_with_a_cache_in_a_window(monkeypatch):
     """As without a cache, and of the cache only the window and the global token are read."""
     small_everything(monkeypatch)

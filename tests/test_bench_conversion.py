@@ -172,7 +172,7 @@ def test_goals_read_the_rows():
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (["--rows", "fidelity/nothing"], "fits no row; --list names them"),
+        (["--rows", "fidelity/nothing"], "fits none; --list names them"),
         (["--sts", "nowhere.tsv"], "nowhere.tsv: no such file"),
         (["--again", "nobody"], "--again nobody: no student of this name"),
         (["--steps", "0"], "--steps 0: give a whole number from 1 on"),

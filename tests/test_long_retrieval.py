@@ -74,6 +74,24 @@ def test_a_tokenizer_without_offsets(encoder):
         passage_vectors(Encoder(encoder.model, Slow()), TEXT, [(0, 5)])
 
 
+def test_a_word_begins_after_its_space(encoder):
+    """The tokenizers of SentencePiece count the space before a word as the word's."""
+
+    class Spaced:
+        is_fast = True
+
+        def __call__(self, text, **options):
+            found = encoder.tokenizer(text, **options)
+            found["offset_mapping"] = [
+                (max(a - 1, 0) if a and text[a - 1] == " " else a, b) for a, b in found["offset_mapping"]
+            ]
+            return found
+
+    spaced = Encoder(encoder.model, Spaced())
+    borders = [(0, 3), (4, 10), (11, len(TEXT))]  # The, island, …
+    torch.testing.assert_close(passage_vectors(spaced, TEXT, borders), passage_vectors(encoder, TEXT, borders))
+
+
 def test_positions_beyond_the_last():
     readers = import_script("long_retrieval.readers")
     for positions in (readers.grouped, readers.recurrent):

@@ -47,8 +47,7 @@ def _completed(given: Any, own: Mapping[str, Any]) -> Any:
 
 
 DEFAULT_QUALITY = "default"
-# all-MiniLM-L6-v2, `harmonic`, fitted to 12,000 tokens and trained for 120 steps of 512: sentence cosine on text of
-# another kind .989 .988 .985 .977 .969 at 16 to 512 tokens. Steps pay better than more tokens to fit.
+# Closeness and time of each: docs/results/benchmarks/conversion.md. Steps pay better than more tokens to fit.
 QUALITIES = {
     "fast": Quality(
         "made quickest: fitted, then trained for a few steps to the source's outputs",

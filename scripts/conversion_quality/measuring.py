@@ -4,14 +4,14 @@ import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from experiments.arguments import digest
-from experiments.measuring import time_in_turns
+from experiments.measuring import forward_times
 from rich.console import Console
 
 from hf_relpos import demo
@@ -43,8 +43,8 @@ from .texts import draw_pairs, read_source, source_fingerprint, word_ngrams
 
 
 BATCH = 16  # documents between two writings of their vectors
-# Rows whose forward pass is timed: their tokens, tokens of a batch, and how often.
-TIMED, TIMED_TOKENS, TIMED_ROUNDS = (128, 512), 1024, 15
+# Rows whose forward pass is timed: their tokens, and how often.
+TIMED, TIMED_ROUNDS = (128, 512), 15
 
 
 class Bench:
@@ -143,17 +143,12 @@ class Bench:
             return self._long(student, variant)
         return self._retrieval(student, variant) if kind == "retrieval" else self._demo(student)
 
-    @torch.inference_mode()
     def _times(self, name: str) -> dict[str, dict[str, float]]:
         """CPU seconds of a forward pass of the teacher and of a student, by tokens of a row."""
         limit = model_max_length(self.teacher.model)
         models = {"teacher": self.teacher.model, "student": self.students.load(name)[0].model}
-        times = {}
-        for length in (length for length in TIMED if limit is None or length <= limit):
-            ids = torch.full((max(1, TIMED_TOKENS // length), length), self.teacher.tokenizer.unk_token_id)
-            runs = {each: partial(model, ids) for each, model in models.items()}
-            times[str(length)] = time_in_turns(runs, TIMED_ROUNDS)
-        return times
+        lengths = [length for length in TIMED if limit is None or length <= limit]
+        return {str(length): forward_times(models, length, TIMED_ROUNDS) for length in lengths}
 
     def _fidelity(self, name: str, held_out: dict[str, dict[int, Sequence[Sequence[int]]]]) -> dict[str, Any]:
         """Cosines to the teacher by length and text, and similarity sets; of the teacher, those to itself moved."""

@@ -1,9 +1,10 @@
 """Command lines of experiments and benchmarks: argument types, common options, and what is stored of them."""
 
 import argparse
+import fnmatch
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,15 @@ def key_value(text: str) -> tuple[str, object]:
         return key, json.loads(value)
     except ValueError:
         return key, value
+
+
+def check_patterns(
+    parser: argparse.ArgumentParser, option: str, patterns: Sequence[str], names: Collection[str]
+) -> None:
+    """End with an error for a pattern of an option that fits none of the names, which --list prints."""
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            parser.error(f"{option} {pattern}: fits none; --list names them")
 
 
 def add_experiment_options(parser: argparse.ArgumentParser, script: str, folder: str, seeds: int, work: str) -> None:

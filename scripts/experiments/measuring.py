@@ -4,6 +4,7 @@ Also imported by the Python of another environment (an older Transformers as a p
 """
 
 import datetime
+import functools
 import json
 import os
 import platform
@@ -78,6 +79,15 @@ def time_in_turns(variants: dict[str, Callable[[], object]], rounds: int) -> dic
             run()
             times[name].append(time.thread_time() - begin)
     return {name: statistics.median(seconds[1:]) for name, seconds in times.items()}
+
+
+@torch.inference_mode()
+def forward_times(
+    models: dict[str, torch.nn.Module], length: int, rounds: int, tokens: int = 1024
+) -> dict[str, float]:
+    """CPU seconds of a forward pass of each model, of so many random tokens in rows of one length."""
+    ids = torch.randint(1, next(iter(models.values())).config.vocab_size, (max(1, tokens // length), length))
+    return time_in_turns({name: functools.partial(model, ids) for name, model in models.items()}, rounds)
 
 
 def peak_memory() -> float:

@@ -4,8 +4,6 @@ Passkeys and needles follow Zhu et al. 2024, "LongEmbed: extending embedding mod
 2404.12096: documents of one length that differ in one sentence, at a random depth, which the question asks for.
 """
 
-import json
-import lzma
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from hf_relpos.data import read_texts
+from hf_relpos.evaluation import read_documents, read_records
 
 
 # The filler and the sentence of Mohtashami and Jaggi 2023, arXiv 2305.16300, with a name as in LongEmbed.
@@ -109,10 +108,9 @@ class Articles:
     @classmethod
     def read(cls, documents: Path, queries: Path) -> "Articles":
         """Files with {id, text} and {query, doc, evidence} in each line."""
-        with lzma.open(documents, "rt", encoding="utf-8") as lines:
-            texts = {record["id"]: record["text"] for record in map(json.loads, lines)}
-        questions = [json.loads(line) for line in queries.read_text(encoding="utf-8").splitlines()]
-        return cls(texts, [Question(each["query"], each["doc"], each["evidence"]) for each in questions])
+        columns = ("query", "doc", "evidence")
+        questions = [Question(*(record[name] for name in columns)) for record in read_records(queries, columns)]
+        return cls(read_documents(documents), questions)
 
     def draw(self, count: int, seed: int) -> "Articles":
         """So many of them, and their questions."""
