@@ -14,6 +14,7 @@ students are kept in WORK. They learn from novels and abstracts, never from the 
 
 import argparse
 import json
+import math
 import shutil
 import sys
 import time
@@ -75,7 +76,7 @@ class Bench:
     def __init__(self, args: argparse.Namespace):
         self.args = args
         self.source = load_encoder(args.source, masked=False)
-        self.students = students(max(args.lengths), args.tokens)
+        self.students = students(max(args.lengths))
         self.readers = readers(self.students)
 
     @cached_property
@@ -95,19 +96,27 @@ class Bench:
         for task in self.args.tasks:
             lengths = self.args.lengths if task in ("passkey", "needle", "articles") else [self.args.evidence_length]
             for length in [0] if task == "sts" else lengths:
-                found += [f"{task}/{length}/{name}" for name in chosen if self.takes(task, name)]
+                found += [f"{task}/{length}/{name}" for name in chosen if self.takes(task, length, name)]
         return found
 
-    def takes(self, task: str, name: str) -> bool:
+    def takes(self, task: str, length: int, name: str) -> bool:
         """Whether a reader is one for a task."""
         if name in ALONE:
             return task == "evidence"
         reader = self.readers[name]
+        if length > self.reach(name):
+            return False
         if task == "sts":
             return name in self.students
         if task == "evidence":  # tokens in the context of all the article, or of overlapping windows of the source
             return name == "mean" or (reader.pieces is None and reader.positions is None)
         return True
+
+    def reach(self, name: str) -> float:
+        """Tokens up to which a reader can tell distances apart; in a window or in pieces it meets no others."""
+        reader = self.readers[name]
+        reach = None if reader.student is None else self.students[reader.student].reach
+        return math.inf if reach is None or reader.pieces or reader.config.get("attention_window") else reach
 
     def settings(self, cell: str) -> dict[str, Any]:
         """What a cell depends on."""
@@ -116,21 +125,30 @@ class Bench:
         settings: dict[str, Any] = {"source": Path(args.source).name, "seed": args.seed, "count": args.count}
         student = None if name in ALONE else self.readers[name].student
         if student is not None:
-            settings["student"] = [self.students[student].method, self.students[student].options]
+            settings["student"] = self._made(student)
         if task == "sts":
             settings["pairs"] = args.sts_pairs
         return json.loads(json.dumps(settings))
+
+    def _made(self, name: str) -> list[Any]:
+        """How a student is made."""
+        student = self.students[name]
+        return [
+            student.method,
+            student.options,
+            *([student.reach, self._made(student.grouped)] if student.grouped else []),
+        ]
 
     def folder(self, name: str) -> Path:
         """The folder of a student, converted if it is missing."""
         student = self.students[name]
         folder = self.args.work / f"{name}.{digest(Path(self.args.source).name, student.method, student.options)}"
         if not folder.is_dir():
-            texts: dict[str, Any] = {}
-            if "tokens" in student.options:
-                learnt = [each.partition("#") for each in LEARNT]
-                texts["texts"] = [self.args.data / path for path, _, _ in learnt]
-                texts["field"] = [column or "text" for _, _, column in learnt]
+            learnt = [each.partition("#") for each in LEARNT]
+            texts = {
+                "texts": [self.args.data / path for path, _, _ in learnt],
+                "field": [column or "text" for _, _, column in learnt],
+            }
             partial = folder.with_name(f".{folder.name}.partial")
             shutil.rmtree(partial, ignore_errors=True)
             convert(
@@ -139,7 +157,7 @@ class Bench:
                 method=student.method,
                 method_options=student.options,
                 seed=self.args.seed,
-                **texts,
+                **(texts if student.method is None else {}),
             )
             partial.rename(folder)
         return folder
@@ -147,7 +165,15 @@ class Bench:
     def reading(self, name: str) -> Reading:
         """A reader with its model."""
         reader = self.readers[name]
-        return Reading(reader, self.source, None if reader.student is None else self.folder(reader.student))
+        if reader.student is None:
+            return Reading(reader, self.source, None)
+        student = self.students[reader.student]
+        return Reading(
+            reader,
+            self.source,
+            self.folder(student.grouped or reader.student),
+            grouped=student.reach if student.grouped else None,
+        )
 
     def measure(self, cell: str) -> dict[str, Any]:
         """One cell."""
@@ -244,16 +270,15 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--readers", nargs="+", default=["*"], help="patterns of the readers")
     parser.add_argument("--list", action="store_true", help="print the names of the readers, and do nothing else")
     parser.add_argument("--lengths", type=positive_int, nargs="+", default=[256, 512, 1024, 2048, 4096])
-    parser.add_argument("--evidence-length", type=positive_int, default=4096, help="tokens read of an article")
+    parser.add_argument("--evidence-length", type=positive_int, default=2048, help="tokens read of an article")
     parser.add_argument("--count", type=positive_int, default=50, help="documents of a length; twice as many articles")
-    parser.add_argument("--tokens", type=positive_int, default=50_000, help="to calibrate on")
     parser.add_argument("--sts-pairs", type=positive_int, default=1500, help="of a similarity set at most")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=positive_int, default=1)
     parser.add_argument("--out", type=Path, default=RESULTS / "benchmarks")
     parser.add_argument("--work", type=Path, default=Path("build") / "bench_long_retrieval", help="students")
     args = parser.parse_args(arguments)
-    names = [*readers(students(max(args.lengths), args.tokens)), *ALONE]
+    names = [*readers(students(max(args.lengths))), *ALONE]
     if args.list:
         print("\n".join(names))
     elif not (args.source and args.data):

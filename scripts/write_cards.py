@@ -23,7 +23,6 @@ CARDS = {
     "benchmarks/calibrated.json": "bench_calibrated",
     "benchmarks/conversion.json": "conversion_quality.card",
     "benchmarks/cpu-attention.json": "bench_attention",
-    "benchmarks/cpu-attention-quick.json": "bench_attention",
     "benchmarks/cpu-deberta.json": "bench_deberta",
     "benchmarks/cpu-live.json": "bench_live",
     "benchmarks/cpu-model.json": "bench_model",

@@ -427,6 +427,43 @@ def test_calibrate_and_distil(small, tmp_path):
     assert isinstance(model, RelPosBertForMaskedLM)
 
 
+def test_distilled_for_long_texts(small, tmp_path):
+    """Every second step has a row that is longer than the source reads, and the waves are as long as that needs."""
+    options = {"tokens": 2000, "steps": 24, "batch_tokens": 128}
+
+    def far(**more):
+        report = convert(
+            small / "bert",
+            tmp_path / "out",
+            position_embedding_type="harmonic",
+            method="calibrate+distil",
+            texts=small / "text.txt",
+            method_options={**options, **more},
+            overwrite=True,
+        )
+        config = AutoModel.from_pretrained(tmp_path / "out").config
+        return config.position_options.get("period"), report.details["distillation"]["tokens"], report.fidelity
+
+    period, tokens, _ = far()
+    assert period is None and tokens < 24 * 128
+    period, tokens, fidelity = far(length=256)
+    assert period == 512 and tokens > 12 * 256
+    assert fidelity.lengths[-1].length == 256
+
+
+def test_a_period_that_is_given_stays(small, tmp_path):
+    report = convert(
+        small / "bert",
+        tmp_path / "out",
+        position_embedding_type="harmonic",
+        position_options={"period": 300},
+        method="calibrate",
+        texts=small / "text.txt",
+        method_options={"tokens": 2000, "length": 256},
+    )
+    assert report.position_options["period"] == 300
+
+
 @pytest.mark.parametrize("scheme", [name for name, each in hf_relpos.SCHEMES.items() if each.linear_parameters])
 def test_every_scheme_that_can_be_fitted(small, tmp_path, scheme):
     report = convert(

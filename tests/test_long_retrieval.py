@@ -8,7 +8,7 @@ import torch
 from launching import import_script
 from transformers import AutoTokenizer, BertConfig, BertModel
 
-from hf_relpos import demo
+from hf_relpos import RelPosBertConfig, RelPosBertModel, demo
 from hf_relpos.evaluation import Encoder, hidden_states, load_encoder, passage_vectors, windowed_hidden_states
 
 
@@ -101,6 +101,25 @@ def test_positions_beyond_the_last():
         torch.testing.assert_close(positions(512), torch.arange(512))
     assert readers.grouped(1023)[:6].tolist() == [0, 1, 1, 2, 2, 3]
     assert readers.recurrent(515)[510:].tolist() == [510, 511, 1, 2, 3]
+
+
+def test_grouped_distances():
+    """Near pairs have the terms of the model itself, far ones those of nearer pairs, none of a distance never met."""
+    readers = import_script("long_retrieval.readers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    options = {"position_embedding_type": "tables", "position_options": {"storage": "rows"}}
+    model = RelPosBertModel(RelPosBertConfig(vocab_size=50, **options, **sizes)).eval()
+    grouped = readers.group_distances(model, 1024)
+    ids = torch.randint(1, 50, (1, 129))
+    with torch.no_grad():
+        torch.testing.assert_close(grouped(ids).last_hidden_state, model(ids).last_hidden_state)
+    before, after = (each.encoder.layer[0].attention.self.distance_embedding.c for each in (model, grouped))
+    # 896 distances past 128 share 383 rows, 3 each
+    assert after.shape[1] == 2047
+    for distance, read in ((128, 128), (130, 128), (131, 129), (1023, 128 + 895 // 3)):
+        assert torch.equal(after[:, 1023 + distance], before[:, 511 + read])
+        assert torch.equal(after[:, 1023 - distance], before[:, 511 - read])
 
 
 def test_ranks_by_the_best_of_several_vectors():

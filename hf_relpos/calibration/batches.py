@@ -4,10 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import nn
 
 from ..data.batching import pad_rows
-from ..evaluation.sliding_windows import central_windows, window_starts
+from ..evaluation.sliding_windows import OverlappingWindows
 
 
 @dataclass
@@ -47,43 +46,30 @@ class Batch:
 
 @dataclass
 class Reading:
-    """One row in overlapping windows, each of which begins with the row's first token, as `windowed_hidden_states`.
+    """One row in overlapping windows, as `windowed_hidden_states` reads it.
 
     Attributes:
         windows: the windows, (W, w), and the teacher's hidden states of them.
-        window: for each token of the row the window in which it is most central, (L,).
-        position: its position there, (L,).
-        columns: the position in the row of every token of every window, (W, w).
+        overlapping: where they are in the row.
     """
 
     windows: Batch
-    window: torch.Tensor
-    position: torch.Tensor
-    columns: torch.Tensor
+    overlapping: OverlappingWindows
 
     @classmethod
     def of(cls, ids: torch.Tensor, limit: int) -> "Reading":
         """A row (1, L) in windows of `limit` tokens, half a window apart."""
-        body, size = ids.shape[1] - 1, limit - 1
-        starts = window_starts(body, size, limit // 2)
-        window = central_windows(starts, body, size)
-        position = torch.arange(body) - torch.tensor(starts)[window] + 1
-        columns = torch.tensor(starts)[:, None] + torch.arange(limit)
-        columns[:, 0] = 0
-        rows = ids[0, columns]
-        windows = Batch(0, rows, torch.ones_like(rows), False, limit)
-        return cls(windows, nn.functional.pad(window, (1, 0)), nn.functional.pad(position, (1, 0)), columns)
+        overlapping = OverlappingWindows.of(ids.shape[1], limit)
+        rows = ids[0, overlapping.columns]
+        return cls(Batch(0, rows, torch.ones_like(rows), False, limit), overlapping)
 
     def to(self, device: torch.device) -> "Reading":
         """The same on a device."""
-        tensors = (tensor.to(device) for tensor in (self.window, self.position, self.columns))
-        return Reading(self.windows.to(device), *tensors)
+        return Reading(self.windows.to(device), self.overlapping.to(device))
 
     def merge(self, states: torch.Tensor) -> torch.Tensor:
-        """(W, w, D) to (1, L, D); of the first token, which all windows have, the mean."""
-        merged = states[self.window, self.position]
-        merged[0] = states[:, 0].mean(0)
-        return merged[None]
+        """(W, w, D) to (1, L, D)."""
+        return self.overlapping.merge(states)[None]
 
     def weights(self, attention: Callable[[torch.Tensor], torch.Tensor], rows: slice) -> torch.Tensor:
         """The attention of the m queries `rows` over the whole row, (1, H, m, L).
@@ -91,10 +77,11 @@ class Reading:
         Args:
             attention: from N indices of `windows` to their attention, (N, H, w, w).
         """
-        numbers, which = torch.unique(self.window[rows], return_inverse=True)
-        weights = attention(numbers)[which, :, self.position[rows]]  # (m, H, w)
-        merged = weights.new_zeros(*weights.shape[:2], len(self.window))
-        merged.scatter_(2, self.columns[numbers][which][:, None].expand_as(weights), weights)
+        where = self.overlapping
+        numbers, which = torch.unique(where.window[rows], return_inverse=True)
+        weights = attention(numbers)[which, :, where.position[rows]]  # (m, H, w)
+        merged = weights.new_zeros(*weights.shape[:2], len(where.window))
+        merged.scatter_(2, where.columns[numbers][which][:, None].expand_as(weights), weights)
         return merged.transpose(0, 1)[None]
 
 

@@ -202,7 +202,7 @@ class Calibrator:
         starts = list(range(0, length, ROWS))
         count = max(1, self.settings.rows // ROWS)
         if batch.reading is not None:
-            count *= len(batch.reading.columns) // 2
+            count *= len(batch.reading.windows.ids) // 2
         count = min(len(starts), count)
         generator = torch.Generator("cpu").manual_seed(self.settings.seed * 1_000_003 + batch.number)
         chosen = sorted(torch.randperm(len(starts), generator=generator, device="cpu")[:count].tolist())

@@ -52,13 +52,11 @@ def gather(
     texts = paths_or_documents(texts)
     if isinstance(texts[0], Path):
         share = -(-tokens // len(texts))
-        parts = [
+        first, *others = (
             cut_windows(tokenizer, read_texts(path, own_field), share, lengths, short, seed, part, passage)
             for path, own_field in pair_fields(texts, field)
-        ]
-        total = sum(part.tokens for part in parts)
-        unknown = sum(part.unknown_rate * part.tokens for part in parts) / total
-        return Windows([ids for part in parts for ids in part.ids], unknown, tokens)
+        )
+        return first.joined(*others)
     return cut_windows(tokenizer, texts, tokens, lengths, short, seed, part, passage)
 
 
@@ -80,8 +78,7 @@ def gather_all(
         return gather(tokenizer, texts, tokens, lengths, "fit", field, seed)
     short = gather(tokenizer, texts, tokens // 2, lengths, "fit", field, seed, passage=length)
     long = gather(tokenizer, texts, tokens // 2, (length,), "fit", field, seed + 2, short=0.0, passage=length)
-    unknown = (short.unknown_rate * short.tokens + long.unknown_rate * long.tokens) / (short.tokens + long.tokens)
-    return Windows([*short.ids, *long.ids], unknown, tokens)
+    return short.joined(long)
 
 
 def random_windows(tokenizer: Any, tokens: int, limit: int, seed: int) -> Windows:

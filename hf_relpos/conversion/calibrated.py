@@ -8,6 +8,7 @@ import hashlib
 import json
 import time
 from dataclasses import asdict
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from ..data.text import TextError
 from ..data.windows import Windows
 from ..evaluation.inspection import has_mlm_head
 from ..evaluation.loading import find_tokenizer
+from ..model.backends import AUTO
 from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..model.scheme import Option, choice, is_count
 from ..processes import process_state, sum_over
@@ -80,7 +82,8 @@ CALIBRATE = {
     "length": Option(
         None,
         "tokens of the longest rows to fit; half of the text is cut so where the source does not read as many, and it "
-        "reads them in overlapping windows. A positive integer, or None for what the source reads",
+        "reads them in overlapping windows; every second step of a distillation has such a row. A positive integer, "
+        "or None for what the source reads",
         lambda v: v is None or is_count(v),
     ),
     "window": Option(
@@ -338,6 +341,19 @@ def fingerprint(
     return digest.hexdigest()
 
 
+def _windows_to_distil(tokenizer: Any, context: ConversionContext) -> Windows:
+    """The windows of a distillation; past the source's limit one long row for each batch of the others."""
+    options, limit = context.options, context.source_config.max_position_embeddings
+    lengths, length, batch = window_lengths(limit), options["length"] or limit, options["batch_tokens"]
+    tokens = options["distil_tokens"] or options["steps"] * batch
+    cut = partial(gather, tokenizer, context.texts, part="fit", field=context.field, passage=max(*lengths, length))
+    if length <= limit:
+        return cut(tokens=tokens, lengths=lengths, seed=context.seed + 1)
+    short = cut(tokens=tokens // 2, lengths=lengths, seed=context.seed + 1)
+    rows = -(-short.tokens // batch)
+    return short.joined(cut(tokens=rows * length, lengths=(length,), seed=context.seed + 4, short=0.0))
+
+
 def _distil(
     student: RelPosBertPreTrainedModel,
     teacher: RelPosBertPreTrainedModel,
@@ -348,13 +364,10 @@ def _distil(
     from ..training import DistillationSettings, distil  # imports the Trainer
     from ..training.distillation_losses import DEFAULT_LOSSES
 
-    options, lengths = context.options, window_lengths(context.source_config.max_position_embeddings)
-    tokens = options["distil_tokens"] or options["steps"] * options["batch_tokens"]
-    passage = max(*lengths, options["length"] or 0)
-    windows = gather(
-        tokenizer, context.texts, tokens, lengths, "fit", context.field, context.seed + 1, passage=passage
+    windows = mask_windows(
+        _windows_to_distil(tokenizer, context), student, tokenizer, context.options["mask"], context.seed + 1
     )
-    windows = mask_windows(windows, student, tokenizer, options["mask"], context.seed + 1)
+    options = context.options
     losses = dict(DEFAULT_LOSSES)
     if has_mlm_head(student):
         losses["logits"] = 1.0
@@ -368,6 +381,8 @@ def _distil(
         seed=context.seed,
         trainer_arguments={"use_cpu": True} if context.device.type == "cpu" else {},
     )
+    for each in (student, teacher):
+        each.set_attn_implementation(AUTO)  # returns the attention where it is compared; of long rows it need not be
     with torch.enable_grad():
         report = distil(student, teacher, windows.ids, settings, progress=context.progress)
     return report.to_dict()

@@ -108,6 +108,9 @@ def target_config(
     scheme = None if name == kept else _find_scheme(name)
     if scheme is not None:
         check_scheme(scheme, method)
+        length = method_options.get("length")
+        if method.text != "unused" and length is not None and length > source.max_position_embeddings:
+            options = scheme.reaching(options, length)
     types: str | list[str] = name
     if name == kept:
         if options and {**spec.options, **options} != spec.options:

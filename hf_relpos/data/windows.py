@@ -70,6 +70,12 @@ class Windows:
         """How many tokens there are, special ones included."""
         return sum(map(len, self.ids))
 
+    def joined(self, *others: "Windows") -> "Windows":
+        """These and others."""
+        parts = (self, *others)
+        unknown = sum(part.unknown_rate * part.tokens for part in parts) / sum(part.tokens for part in parts)
+        return Windows([ids for part in parts for ids in part.ids], unknown, sum(part.budget for part in parts))
+
 
 def cut_windows(
     tokenizer: PreTrainedTokenizerBase,

@@ -3,7 +3,7 @@
 What a teacher says of a long text in this way is the reference for its student there.
 """
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedModel
@@ -13,18 +13,69 @@ from .encoder import hidden_states, pad_batch
 from .inspection import model_max_length
 
 
-def window_starts(length: int, window: int, stride: int) -> list[int]:
+def _starts(length: int, window: int, stride: int) -> list[int]:
     """Where the windows that cover `length` tokens start, `stride` apart; the last one ends with the text."""
     if length <= window:
         return [0]
     return [*range(0, length - window, stride), length - window]
 
 
-def central_windows(starts: Sequence[int], length: int, window: int) -> torch.Tensor:
+def _central(starts: torch.Tensor, length: int, window: int) -> torch.Tensor:
     """For each of `length` tokens the window in which it is farthest from the nearer end; the first of equals."""
-    index, first = torch.arange(length), torch.tensor(starts)
-    last = first[:, None] + min(window, length) - 1
-    return torch.minimum(index - first[:, None], last - index).argmax(0)
+    index = torch.arange(length)
+    last = starts[:, None] + min(window, length) - 1
+    return torch.minimum(index - starts[:, None], last - index).argmax(0)
+
+
+@dataclass(frozen=True)
+class OverlappingWindows:
+    """W windows of w tokens that cover a row of L; each begins with the row's first token ([CLS]).
+
+    Attributes:
+        columns: the position in the row of every token of every window, (W, w).
+        window: for each token of the row the window in which it is most central, that is, farthest from the nearer end
+            of the window (the first of equals), (L,).
+        position: its position there, (L,).
+    """
+
+    columns: torch.Tensor
+    window: torch.Tensor
+    position: torch.Tensor
+
+    @classmethod
+    def of(cls, length: int, size: int, stride: int | None = None) -> "OverlappingWindows":
+        """Of a row of `length` tokens, `size` at once.
+
+        Args:
+            stride: tokens between the starts of two windows; None for half a window.
+
+        Raises:
+            ValueError: for a window of fewer than three tokens or a stride that leaves tokens out.
+        """
+        stride = size // 2 if stride is None else stride
+        if size < 3 or not 1 <= stride <= size - 1:
+            raise ValueError(
+                f"length = {size}, stride = {stride}: windows need three tokens at least, and a stride from 1 to "
+                "length − 1, so that none is left out"
+            )
+        body = length - 1
+        starts = torch.tensor(_starts(body, size - 1, stride))
+        columns = starts[:, None] + torch.arange(min(size, length))
+        columns[:, 0] = 0
+        window = _central(starts, body, size - 1)
+        position = torch.arange(body) - starts[window] + 1
+        first = torch.zeros(1, dtype=torch.long)
+        return cls(columns, torch.cat([first, window]), torch.cat([first, position]))
+
+    def to(self, device: torch.device) -> "OverlappingWindows":
+        """The same on a device."""
+        return OverlappingWindows(self.columns.to(device), self.window.to(device), self.position.to(device))
+
+    def merge(self, states: torch.Tensor) -> torch.Tensor:
+        """(W, w, …) to (L, …): of each token what its window has; of the first, which all have, the mean."""
+        merged = states[self.window, self.position]
+        merged[0] = states[:, 0].mean(0)
+        return merged
 
 
 def windowed_hidden_states(
@@ -36,9 +87,8 @@ def windowed_hidden_states(
 ) -> torch.Tensor:
     """Last hidden states of a text that may be longer than the maximum length of the model.
 
-    Every window starts with the text's first token ([CLS]). A token's state is that of the window in which it is most
-    central, that is, farthest from the nearer end of the window (the first of equals); the first token, which is in
-    all windows, gets the mean. [SEP] is in the last window only, as a model that reads the whole text has it only at
+    The windows are `OverlappingWindows`, and a token's state is that of the window in which it is most central; the
+    first token gets the mean. [SEP] is in the last window only, as a model that reads the whole text has it only at
     the end.
 
     Args:
@@ -53,26 +103,11 @@ def windowed_hidden_states(
     Raises:
         ValueError: for a window of fewer than three tokens or a stride that leaves tokens out.
     """
-    length = length or model_max_length(model) or len(ids)
-    inner = length - 1
-    stride = length // 2 if stride is None else stride
-    if length < 3 or not 1 <= stride <= inner:
-        raise ValueError(
-            f"length = {length}, stride = {stride}: windows need three tokens at least, and a stride from 1 to "
-            "length − 1, so that none is left out"
-        )
-    body = list(ids[1:])
-    starts = window_starts(len(body), inner, stride)
-    rows = [[ids[0], *body[start : start + inner]] for start in starts]
+    windows = OverlappingWindows.of(len(ids), length or model_max_length(model) or len(ids), stride)
+    rows = torch.as_tensor(ids)[windows.columns].tolist()
     states: list[torch.Tensor] = [torch.empty(0)] * len(rows)
     for indices in batch_indices(rows, batch_tokens):
         batch = hidden_states(model, *pad_batch([rows[index] for index in indices], model))
         for index, row in zip(indices, batch, strict=True):
-            states[index] = row[: len(rows[index])]
-    positions = torch.arange(len(body))
-    central = central_windows(starts, len(body), inner)
-    out = torch.stack([row[0] for row in states]).mean(0, keepdim=True).repeat(len(ids), 1)
-    for number, (start, row) in enumerate(zip(starts, states, strict=True)):
-        own = positions[central == number]
-        out[own + 1] = row[own - start + 1]
-    return out
+            states[index] = row
+    return windows.merge(torch.stack(states))

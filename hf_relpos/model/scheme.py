@@ -285,6 +285,11 @@ class Scheme(nn.Module):
         return {key: option.default for key, option in cls.options.items()}
 
     @classmethod
+    def reaching(cls, options: Mapping[str, Any], length: int) -> dict[str, Any]:
+        """`options`, with defaults that depend on the length made for inputs of `length` tokens, where not given."""
+        return dict(options)
+
+    @classmethod
     def scale_of(cls, settings: Mapping[str, Any], config: Any) -> float | None:
         """s of the formula, or None when the scheme leaves it at 1/√d; combined schemes must agree."""
         return None

@@ -69,6 +69,10 @@ class Harmonic(Scheme, name="harmonic"):
             resolved["period"] = max(2 * config.max_position_embeddings, 4)
         return resolved
 
+    @classmethod
+    def reaching(cls, options: Mapping[str, Any], length: int) -> dict[str, Any]:
+        return {"period": max(2 * length, 4), **options}
+
     def init_weights(self, std: float) -> None:
         for parameter in self.parameters():  # so that each row of the table has this deviation
             init.normal_(parameter, mean=0.0, std=std * len(self.frequencies) ** -0.5)

@@ -33,7 +33,7 @@ from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
 from .checkpoints import last_checkpoint
 from .distillation_checkpoints import checkpoint_folder, prepare_folder
 from .distillation_data import WindowBatches, collate
-from .distillation_losses import DEFAULT_LOSSES, TargetFunction, compute_outputs
+from .distillation_losses import DEFAULT_LOSSES, TargetFunction, model_targets
 from .distillation_settings import DistillationReport, DistillationSettings
 from .distillation_trainer import TABLES, DistillationTrainer
 
@@ -65,7 +65,8 @@ def distil(
         windows: token ids, special tokens included, of different lengths: a list or dataset of lists or of mappings
             with `input_ids`, such as `hf_relpos.data.cut_windows(…).ids`; or an iterable that can be iterated over
             again, such as a streamed Hub dataset, tokenized and shuffled. A length that is not trained on does not
-            improve: 512 tokens need windows of 512.
+            improve: 512 tokens need windows of 512. Of windows that are longer than a teacher reads the targets are
+            those of overlapping windows, and the attention is not compared: see `model_targets`.
         settings: None for the defaults.
         output_dir: for checkpoints, kept afterwards; None for none.
         resume: continue from the last checkpoint in `output_dir`, if there is one.
@@ -85,9 +86,10 @@ def distil(
             f"train = 'tables': the scheme {student.config.position_scheme_name!r} of the student has no parameters; "
             "use train = 'all'"
         )
-    limits = [model_max_length(each) for each in (student, model) if each is not None]
-    max_length = min((limit for limit in limits if limit is not None), default=None)
-    batches = WindowBatches(windows, settings.batch_tokens, student.config.vocab_size, max_length, settings.seed)
+    limit = None if model is None else model_max_length(model)
+    batches = WindowBatches(
+        windows, settings.batch_tokens, student.config.vocab_size, _max_length(student, limit, losses), settings.seed
+    )
     run_settings = {
         **asdict(settings),
         "losses": losses,
@@ -111,7 +113,7 @@ def distil(
         targets: TargetFunction = teacher
         if model is not None:
             model.to(arguments.device)
-            targets = partial(compute_outputs, model if "logits" in losses else model.base_model, names=losses)
+            targets = partial(model_targets, model if "logits" in losses else model.base_model, limit, names=losses)
         trainer = DistillationTrainer(
             model=trained,
             args=arguments,
@@ -134,7 +136,11 @@ def distil(
         tokens=int(trainer.state.num_input_tokens_seen),
         seconds=time.perf_counter() - started,
         processes=arguments.world_size,
-        losses={name: {"start": history[0][key], "end": history[-1][key]} for name, key in parts.items()},
+        losses={
+            name: {"start": values[0], "end": values[-1]}
+            for name, key in parts.items()
+            if (values := [entry[key] for entry in history if key in entry])
+        },
         settings=run_settings,
     )
 
@@ -142,6 +148,12 @@ def distil(
 def _as_model(teacher: PreTrainedModel | TargetFunction) -> PreTrainedModel | None:
     """The teacher, if it is a model."""
     return teacher if isinstance(teacher, nn.Module) else None
+
+
+def _max_length(student: PreTrainedModel, limit: int | None, losses: Mapping[str, float]) -> int | None:
+    """How long windows may be: what the student reads, and the teacher where nothing but the attention is compared."""
+    limits = [model_max_length(student), limit if set(losses) == {"attention"} else None]
+    return min((each for each in limits if each is not None), default=None)
 
 
 class _Progress(TrainerCallback):

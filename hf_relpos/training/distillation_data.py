@@ -34,7 +34,7 @@ class WindowBatches(torch.utils.data.IterableDataset[list[list[int]]]):
                 mappings with `input_ids`.
             batch_tokens: tokens of a batch.
             vocab_size: number of token ids.
-            max_length: of student and teacher; None for no limit.
+            max_length: of a window; None for no limit.
             seed: of the shuffling.
         """
         self.windows = windows
@@ -106,7 +106,7 @@ class WindowBatches(torch.utils.data.IterableDataset[list[list[int]]]):
         """The token ids of a window, checked.
 
         Raises:
-            ValueError: for one that is empty, too long for the teacher, or has ids outside its vocabulary.
+            ValueError: for one that is empty, too long, or has ids outside its vocabulary.
         """
         ids = window["input_ids"] if isinstance(window, Mapping) else window
         ids = ids.tolist() if hasattr(ids, "tolist") else list(ids)
@@ -114,8 +114,8 @@ class WindowBatches(torch.utils.data.IterableDataset[list[list[int]]]):
             raise ValueError(f"windows[{number}] is empty; leave empty windows out")
         if self.max_length is not None and len(ids) > self.max_length:
             raise ValueError(
-                f"windows[{number}] has {len(ids)} tokens and the teacher reads at most {self.max_length}; cut the "
-                "windows, or give a function that reads longer ones in pieces in place of the teacher"
+                f"windows[{number}] has {len(ids)} tokens, and at most {self.max_length} can be compared; cut the "
+                "windows"
             )
         if not (isinstance(ids[0], int) and 0 <= min(ids) and max(ids) < self.vocab_size):
             raise ValueError(

@@ -1,6 +1,6 @@
 """Parts of the distillation loss, the outputs of a model that they compare, and targets from functions."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from ..data.batching import Row
+from ..evaluation.sliding_windows import OverlappingWindows
 
 
 # Parts of the loss, and what each compares.
@@ -33,11 +34,13 @@ class Targets:
         hidden_states: of every layer, the embeddings first, (B, L, D) each; or the last one alone.
         attentions: attention weights of every layer, (B, H, L, L) each.
         logits: predictions, (B, L, vocabulary).
+        without: keys of `LOSSES` that do not count in this batch.
     """
 
     hidden_states: tuple[torch.Tensor, ...]
     attentions: tuple[torch.Tensor, ...] | None = None
     logits: torch.Tensor | None = None
+    without: frozenset[str] = frozenset()
 
 
 # From a batch, `input_ids` and `attention_mask` (B, L), to the targets of the student.
@@ -166,11 +169,55 @@ def compute_outputs(model: nn.Module, batch: Mapping[str, torch.Tensor], names: 
     return Targets(outputs["hidden_states"], outputs["attentions"] if "attention" in names else None, logits)
 
 
+def model_targets(
+    model: nn.Module, limit: int | None, batch: Mapping[str, torch.Tensor], names: Iterable[str]
+) -> Targets:
+    """`compute_outputs`; of rows that are longer than the model reads from overlapping windows, without attention.
+
+    The windows are `OverlappingWindows`, as `windowed_hidden_states` has them: what they say of a token in their
+    middle is the target, for hidden states and for predictions. Their attention ends at their borders, where that of
+    a student that reads the whole row need not.
+
+    Args:
+        model: as in `compute_outputs`.
+        limit: how many tokens it reads; None for any number.
+        batch: as in `compute_outputs`.
+        names: keys of `LOSSES`.
+    """
+    if limit is None or batch["input_ids"].shape[1] <= limit:
+        return compute_outputs(model, batch, names)
+    names = set(names) - {"attention"}
+    rows = [
+        _read_in_windows(model, limit, ids[mask.bool()], names)
+        for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)
+    ]
+    return Targets(
+        tuple(map(_pad, zip(*(row.hidden_states for row in rows), strict=True))),
+        logits=_pad([row.logits for row in rows if row.logits is not None]) if "logits" in names else None,
+        without=frozenset({"attention"}),
+    )
+
+
+def _pad(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    """(L, …) each to (B, L, …)."""
+    return nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
+
+
+def _read_in_windows(model: nn.Module, limit: int, ids: torch.Tensor, names: Iterable[str]) -> Targets:
+    """`compute_outputs` of one row (L,), each tensor (L, …)."""
+    reading = OverlappingWindows.of(len(ids), min(limit, len(ids))).to(ids.device)
+    windows = ids[reading.columns]
+    outputs = compute_outputs(model, {"input_ids": windows, "attention_mask": torch.ones_like(windows)}, names)
+    logits = None if outputs.logits is None else reading.merge(outputs.logits)
+    return Targets(tuple(map(reading.merge, outputs.hidden_states)), logits=logits)
+
+
 def row_targets(hidden_states: Callable[[Row], torch.Tensor]) -> TargetFunction:
     """Targets for `losses={"hidden": …}` from a function of one window, however long it is.
 
-    With `partial(hf_relpos.evaluation.windowed_hidden_states, teacher)` the student learns, on windows past the
-    teacher's maximum length, the teacher's states of overlapping windows.
+    With `partial(hf_relpos.evaluation.windowed_hidden_states, teacher, stride=64)` the student learns, on windows past
+    the teacher's maximum length, the teacher's states of windows that overlap by more than the half of them that
+    `distil` takes.
 
     Args:
         hidden_states: maps the token ids of one window to its last hidden states, (L, D).
@@ -180,7 +227,7 @@ def row_targets(hidden_states: Callable[[Row], torch.Tensor]) -> TargetFunction:
         rows = [
             ids[mask.bool()].tolist() for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)
         ]
-        states = nn.utils.rnn.pad_sequence([hidden_states(row) for row in rows], batch_first=True)
+        states = _pad([hidden_states(row) for row in rows])
         return Targets((states.to(batch["input_ids"].device),))
 
     return targets

@@ -135,7 +135,7 @@ class DistillationReport:
         seconds: wall time of this call.
         processes: number of processes.
         losses: each part of the loss, and `total`, to its mean at the `start` and at the `end`: over the first and the
-            last twentieth of the steps. Parts are unweighted, `total` is weighted.
+            last twentieth of the steps that had it. Parts are unweighted, `total` is weighted.
         settings: the settings, and a fingerprint of the windows.
     """
 

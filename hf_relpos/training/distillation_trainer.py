@@ -48,7 +48,7 @@ class DistillationTrainer(Trainer):
         self.table_learning_rate = self.args.learning_rate if table_learning_rate is None else table_learning_rate
         # a mean over a batch of its own: the Trainer divides it by the number of batches that it accumulates
         self.model_accepts_loss_kwargs = False
-        self._sums = torch.zeros(len(self.losses) + 1, device=self.args.device)  # of the parts, and of the batches
+        self._sums = torch.zeros(2, len(self.losses), device=self.args.device)  # of the parts; of their batches
 
     def compute_loss(
         self,
@@ -60,20 +60,21 @@ class DistillationTrainer(Trainer):
         """The weighted sum of the parts; `inputs` as `targets` takes them."""
         with torch.no_grad(), self.accelerator.autocast():
             targets = self.targets(inputs)
-        outputs = compute_outputs(model, inputs, self.losses)
-        parts = loss_parts(outputs, targets, inputs["attention_mask"], self.losses, self.temperature)
-        values = [parts[name] for name in self.losses]
-        self._sums += torch.stack([*(value.detach() for value in values), values[0].new_ones(())])
-        weights = self.losses.values()
-        loss = reduce(torch.add, [weight * value for weight, value in zip(weights, values, strict=True)])
+        names = [name for name in self.losses if name not in targets.without]
+        outputs = compute_outputs(model, inputs, names)
+        parts = loss_parts(outputs, targets, inputs["attention_mask"], names, self.temperature)
+        for column, name in enumerate(self.losses):
+            if name in parts:
+                self._sums[:, column] += torch.stack([parts[name].detach(), parts[name].new_ones(())])
+        loss = reduce(torch.add, [self.losses[name] * value for name, value in parts.items()])
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """As Trainer's, with the parts of the loss."""
         if "loss" in logs:
-            *totals, count = self.accelerator.reduce(self._sums, reduction="sum").tolist()
-            means = {f"loss_{name}": total / count for name, total in zip(self.losses, totals, strict=True)}
-            logs = {**logs, **means}
+            totals, counts = self.accelerator.reduce(self._sums, reduction="sum").tolist()
+            sums = zip(self.losses, totals, counts, strict=True)
+            logs = {**logs, **{f"loss_{name}": total / count for name, total, count in sums if count}}
             self._sums.zero_()
         super().log(logs, start_time)
 

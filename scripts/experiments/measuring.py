@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from .arguments import ROOT
+from .arguments import ROOT, reproducing_command
 
 
 PROTOCOL = (
@@ -65,7 +65,7 @@ def environment() -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "date": utc_now(),
-        "command": " ".join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
+        "command": reproducing_command(Path(sys.argv[0]).name, sys.argv[1:], omitted=("--out", "--worker")),
         "protocol": PROTOCOL,
     }
 

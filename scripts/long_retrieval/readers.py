@@ -1,12 +1,15 @@
 """Readers: a model with a way to read a text longer than it was trained on, to one vector or several."""
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from hf_relpos import RelPosBertModel
+from hf_relpos.conversion.export import table_rows
 from hf_relpos.evaluation import Encoder, hidden_states, load_encoder, pool
 from hf_relpos.evaluation.encoder import pad_batch
 from hf_relpos.evaluation.retrieval import pieces
@@ -66,44 +69,74 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+FAR = 4 * TRAINED  # tokens of the rows that students of long rows learn from
+
+
 @dataclass(frozen=True)
 class Student:
     """A conversion of the source.
 
     Attributes:
         label: in the tables.
-        method: of the conversion.
         options: of the method.
+        method: of the conversion; None for the default quality, which learns from text.
+        grouped: this student with its distances grouped; nothing is converted.
+        reach: tokens up to which it can tell distances apart; None for any number.
     """
 
     label: str
-    method: str
     options: dict[str, Any] = field(default_factory=dict)
+    method: str | None = None
+    grouped: str | None = None
+    reach: int | None = None
 
 
-def students(longest: int, tokens: int) -> dict[str, Student]:
+def students(longest: int) -> dict[str, Student]:
     """By name.
 
     Args:
         longest: tokens of the longest row that is read.
-        tokens: of the text that is learnt from.
     """
-    budget, far = {"tokens": tokens}, {"length": 4 * TRAINED, "window": WINDOW}
     return {
-        "interpolated": Student("positions interpolated", "interpolate", {"length": longest}),
-        "hierarchical": Student("hierarchical positions", "hierarchical", {"length": longest}),
-        "calibrated": Student("calibrated", "calibrate", budget),
-        "calibrated-long": Student("calibrated on long rows", "calibrate", {**budget, **far}),
-        "distilled": Student("distilled", "calibrate+distil", budget),
-        "distilled-long": Student("distilled on long rows", "calibrate+distil", {**budget, **far}),
+        "interpolated": Student("positions interpolated", {"length": longest}, "interpolate"),
+        "hierarchical": Student("hierarchical positions", {"length": longest}, "hierarchical"),
+        "converted": Student("converted"),
+        "extended": Student("converted, distances grouped", grouped="converted", reach=FAR),
+        "converted-long": Student("converted on long rows", {"length": FAR}, reach=FAR),
+        "converted-window": Student(f"converted on long rows in a window {WINDOW}", {"length": FAR, "window": WINDOW}),
     }
+
+
+def group_distances(model: RelPosBertModel, reach: int) -> RelPosBertModel:
+    """A copy of a relative model that meets no new distance: SelfExtend (Jin et al. 2024, arXiv 2401.01325).
+
+    Distances up to `TRAINED` // 4 stay; those beyond are in groups of one size, so that in a row of `reach` tokens the
+    farthest is that of a row of `TRAINED`. Its terms are written into `tables` with a row for each distance.
+    """
+    config = copy.deepcopy(model.config)
+    config.position_embedding_type = "tables"
+    config.position_options = {"max_distance": reach - 1, "storage": "rows"}
+    grouped = RelPosBertModel(config).eval()
+    weights = {name: tensor for name, tensor in model.state_dict().items() if "distance_embedding" not in name}
+    grouped.load_state_dict(weights, strict=False)
+    distance, near = torch.arange(1 - reach, reach), TRAINED // 4
+    size = -(-(reach - near) // (TRAINED - 1 - near))
+    far = near + (distance.abs() - near) // size
+    read = distance.sign() * torch.where(distance.abs() <= near, distance.abs(), far) + TRAINED - 1
+    with torch.no_grad():
+        for layer, rows in zip(grouped.encoder.layer, table_rows(model, TRAINED - 1), strict=True):
+            scheme = layer.attention.self.distance_embedding
+            for letter in "ABcV":
+                getattr(scheme, letter).copy_(rows[letter][:, read])
+    return grouped
 
 
 def readers(known: Mapping[str, Student]) -> dict[str, Reader]:
     """Those of the source, and of each student with all its keys, a temperature, in a window, and in pieces."""
     found = dict(SOURCE_READERS)
     for name, student in known.items():
-        for suffix, (words, config) in VARIANTS.items():
+        variants = {"": VARIANTS[""]} if student.grouped else VARIANTS
+        for suffix, (words, config) in variants.items():
             found[f"{name}{suffix}"] = Reader(f"{student.label}, {words}", name, config=config)
         found[f"{name}+mean"] = Reader(f"{student.label}, mean of windows of 512", name, pieces="mean")
     return found
@@ -112,14 +145,17 @@ def readers(known: Mapping[str, Student]) -> dict[str, Reader]:
 class Reading:
     """Vectors of rows of tokens by one reader."""
 
-    def __init__(self, reader: Reader, source: Encoder, folder: Path | None):
+    def __init__(self, reader: Reader, source: Encoder, folder: Path | None, grouped: int | None = None):
         """
         Args:
             source: with absolute positions.
             folder: of the student, where it is one.
+            grouped: group its distances, for rows of so many tokens.
         """
         self.reader = reader
         encoder = source if folder is None else load_encoder(folder, pooling=source.pooling)
+        if grouped is not None:
+            encoder = replace(encoder, model=group_distances(encoder.model, grouped))
         for name, value in reader.config.items():
             setattr(encoder.model.config, name, value)
         self.encoder = encoder
