@@ -158,7 +158,7 @@ class _Chunked(torch.autograd.Function):
             row_groups, head_groups = groups(call, batch, heads, length, keys, content.device)
             fused = kept is None and is_bias(call, inputs)
             for rows in row_groups:
-                chunks = schedule(call, rows, length, keys, content.device)
+                chunks = schedule(call, rows, length, keys, content.device, by_offset=not fused)
                 for group_heads in head_groups:
                     group, fused_group = None, FusedGroup(call, rows, group_heads, inputs) if fused else None
                     for chunk in chunks:

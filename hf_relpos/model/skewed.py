@@ -209,12 +209,18 @@ def runs_of(seen: torch.Tensor, gap: int) -> list[tuple[int, int]]:
     return [(begin, end - begin) for begin, end in runs]
 
 
-def schedule(call: ChunkedCall, rows: slice, length: int, keys: int, device: torch.device) -> list[QueryChunk]:
-    """The chunks of some rows of the batch, without the keys that no query of a chunk sees."""
+def schedule(
+    call: ChunkedCall, rows: slice, length: int, keys: int, device: torch.device, by_offset: bool = True
+) -> list[QueryChunk]:
+    """The chunks of some rows of the batch, without the keys that no query of a chunk sees.
+
+    Args:
+        by_offset: whether a window may lie by offset (`QueryChunk.window`).
+    """
     if call.band is not None:
         size = queries_per_chunk(call, keys, device)
         last = length if call.ends is None else call.ends[rows.start]
-        return _schedule_of_band(call.band, rows, size, last)
+        return _schedule_of_band(call.band, rows, size, last, by_offset)
     mask = call.mask
     if mask is not None:
         mask = (mask[rows] if mask.shape[0] > 1 else mask).flatten(0, 1)  # (rows · heads, L, K)
@@ -240,17 +246,17 @@ def schedule(call: ChunkedCall, rows: slice, length: int, keys: int, device: tor
     return chunks
 
 
-def _schedule_of_band(band: BandMask, rows: slice, size: int, length: int) -> list[QueryChunk]:
+def _schedule_of_band(band: BandMask, rows: slice, size: int, length: int, by_offset: bool) -> list[QueryChunk]:
     """`schedule` under a window: what follows from the mask is made once for all layers."""
-    key = ("chunks", rows.start, rows.stop, size, length)
+    key = ("chunks", rows.start, rows.stop, size, length, by_offset)
     if key not in band.kept:
-        band.kept[key] = [_chunk_of_band(band, rows, block) for block in band.blocks(rows, size, length)]
+        band.kept[key] = [_chunk_of_band(band, rows, block, by_offset) for block in band.blocks(rows, size, length)]
     chunks: list[QueryChunk] = band.kept[key]
     return chunks
 
 
-def _chunk_of_band(band: BandMask, rows: slice, block: Block) -> QueryChunk:
-    chunk = None if block.is_far else _chunk_by_offset(band, rows, block)
+def _chunk_of_band(band: BandMask, rows: slice, block: Block, by_offset: bool) -> QueryChunk:
+    chunk = _chunk_by_offset(band, rows, block) if by_offset and not block.is_far else None
     if chunk is not None:
         return chunk
     queries = slice(block.first, block.first + block.queries)
