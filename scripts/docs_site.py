@@ -2,6 +2,8 @@
 
 The pages are written for the repository, where `../tests/test_live.py` leads to the file. On the site it leads to
 `source/tests/test_live.py.html`, so that no link leaves the site and `mkdocs build --strict` checks all of them.
+A notebook in docs/ gets a page, too, of the same name: its text, code and outputs as Markdown, so that its links are
+checked like those of any page.
 """
 
 import posixpath
@@ -11,9 +13,11 @@ from pathlib import Path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from nbconvert import MarkdownExporter
 
 
 LINK = re.compile(r"(?<=\]\()(\.\./[^)#\s]+)")
+NOTEBOOK = re.compile(r"(?<=\]\()([^)#:\s]+)\.ipynb(?=[)#])")
 LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json"}
 
 
@@ -28,9 +32,25 @@ def outside(target: str, page: str) -> str | None:
     return None if path.startswith("docs/") else path
 
 
+def notebook_page(notebook: File, config: MkDocsConfig) -> list[File]:
+    """The page of a notebook, and its pictures beside it."""
+    page = Path(notebook.src_uri).with_suffix(".md")
+    content, resources = MarkdownExporter().from_filename(
+        notebook.abs_src_path, {"output_files_dir": f"{page.stem}_files"}
+    )
+    pictures = [
+        File.generated(config, (page.parent / name).as_posix(), content=data)
+        for name, data in resources["outputs"].items()
+    ]
+    return [File.generated(config, page.as_posix(), content=content), *pictures]
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add a page for each file that pages link to outside of docs/."""
+    """Add a page for each notebook, and for each file that pages link to outside of docs/."""
     root = Path(config.docs_dir).parent
+    for notebook in [file for file in files if file.src_uri.endswith(".ipynb")]:
+        for made in notebook_page(notebook, config):
+            files.append(made)
     linked = {
         path
         for page in files.documentation_pages()
@@ -49,7 +69,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead links out of docs/ to the pages of those files; a link to nothing stays, and is an error of the build."""
+    """Lead links to notebooks, and out of docs/, to their pages; a link to nothing stays, an error of the build."""
 
     def on_site(link: re.Match[str]) -> str:
         path = outside(link[1], page.file.src_uri)
@@ -58,4 +78,4 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             link[1] if there is None else posixpath.relpath(there.src_uri, posixpath.dirname(page.file.src_uri) or ".")
         )
 
-    return LINK.sub(on_site, markdown)
+    return LINK.sub(on_site, NOTEBOOK.sub(r"\1.md", markdown))

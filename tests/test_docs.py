@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 import typer
 import yaml
@@ -16,14 +17,21 @@ from hf_relpos.version import __version__
 
 
 ROOT = Path(__file__).resolve().parents[1]
-SITE = sorted((ROOT / "docs").rglob("*.md"))
+SITE = sorted(path for kind in ("*.md", "*.ipynb") for path in (ROOT / "docs").rglob(kind))
 PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")), *SITE]
 BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 IDS = [str(page.relative_to(ROOT)) for page in PAGES]
 
 
+def text(page):
+    """Of a notebook its cells of Markdown; its code has a test of its own."""
+    if page.suffix == ".ipynb":
+        return "\n\n".join(cell.source for cell in nbformat.read(page, 4).cells if cell.cell_type == "markdown")
+    return page.read_text("utf-8")
+
+
 def prose(page):
-    return BLOCK.sub("", page.read_text("utf-8"))
+    return BLOCK.sub("", text(page))
 
 
 def anchors(page):
@@ -45,15 +53,15 @@ def test_links_lead_somewhere(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
 def test_code_is_code(page):
-    for language, text in BLOCK.findall(page.read_text("utf-8")):
+    for language, code in BLOCK.findall(text(page)):
         if language == "python":
-            ast.parse(text.replace("…", "..."))
+            ast.parse(code.replace("…", "..."))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
 def test_commands_are_there_with_their_options(page):
     group = typer.main.get_command(app)
-    blocks = "\n".join(text for language, text in BLOCK.findall(page.read_text("utf-8")) if language == "bash")
+    blocks = "\n".join(code for language, code in BLOCK.findall(text(page)) if language == "bash")
     spans = re.findall(r"`(hf-relpos [^`]*)`", prose(page))
     lines = [line for line in blocks.replace("\\\n", " ").splitlines() if line.startswith("hf-relpos ")]
     for line in [*lines, *spans]:
@@ -69,7 +77,7 @@ def test_the_way_in_is_short():
 
 def test_every_page_is_in_the_navigation():
     listed = set(re.findall(r"[\w/-]+\.md$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE))
-    assert {str(page.relative_to(ROOT / "docs")) for page in SITE} == listed
+    assert {str(page.relative_to(ROOT / "docs").with_suffix(".md")) for page in SITE} == listed
 
 
 @pytest.mark.full
