@@ -7,6 +7,7 @@ queries, and the global tokens beside it. Queries that are global tokens see far
 """
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -18,11 +19,21 @@ GAP = 16
 
 
 class Block(NamedTuple):
-    """Some queries, how many, and the ranges of keys, (first key, count) in ascending order, that any of them sees."""
+    """Some queries, and the keys that any of them sees.
+
+    Attributes:
+        first: the first of the queries.
+        queries: how many.
+        key_ranges: (first key, count), in ascending order.
+        is_far: whether they are global tokens, with keys outside of their window.
+        global_keys: the global tokens among the keys, in ascending order; of far queries none.
+    """
 
     first: int
     queries: int
     key_ranges: tuple[tuple[int, int], ...]
+    is_far: bool
+    global_keys: tuple[int, ...]
 
 
 class _Extents(NamedTuple):
@@ -43,6 +54,47 @@ class _Extents(NamedTuple):
     last: list[int]
     far: list[bool]
     keys: list[int]
+
+
+def distances(
+    positions: torch.Tensor | None, row: torch.Tensor, query: torch.Tensor, key: torch.Tensor
+) -> torch.Tensor:
+    """How far keys are before queries, of index tensors that broadcast; of positions (B, K), None for indices."""
+    return query - key if positions is None else positions[row, query] - positions[row, key]
+
+
+def in_window(
+    window: int,
+    global_tokens: Sequence[int],
+    positions: torch.Tensor | None,
+    index_in_document: torch.Tensor | None,
+    row: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+) -> torch.Tensor:
+    """Whether query and key are at most `window` apart, or one of them is a global token.
+
+    Args:
+        positions: (B, K), as `BandMask` has them; likewise the two before and the one after.
+        row: index of the row of the batch, a tensor; row, query and key broadcast.
+    """
+    near = distances(positions, row, query, key).abs() <= window
+    if index_in_document is not None:
+        query, key = index_in_document[row, query], index_in_document[row, key]
+    for token in global_tokens:
+        near = near | (query == token) | (key == token)
+    return near
+
+
+def merged(spans: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
+    """(first, count) of spans (first, last + 1), in ascending order; those less than `GAP` apart are one."""
+    ends = [list(spans[0])]
+    for begin, stop in spans[1:]:
+        if begin - ends[-1][1] < GAP:
+            ends[-1][1] = max(stop, ends[-1][1])
+        else:
+            ends.append([begin, stop])
+    return tuple((begin, max(stop - begin, 1)) for begin, stop in ends)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,10 +134,19 @@ class BandMask:
     is_token: torch.Tensor | None = None
 
     def to(self, device: torch.device | str | int) -> "BandMask":
-        """The same on another device; itself where it is there."""
+        """The same on another device, made once for each; itself where it is there."""
         device = torch.device(device)
         if device == self.device:
             return self
+        if device not in self._elsewhere:
+            self._elsewhere[device] = self._on(device)
+        return self._elsewhere[device]
+
+    @functools.cached_property
+    def _elsewhere(self) -> dict[torch.device, "BandMask"]:
+        return {}
+
+    def _on(self, device: torch.device) -> "BandMask":
 
         def moved(vector: torch.Tensor | None) -> torch.Tensor | None:
             return None if vector is None else vector.to(device)
@@ -98,6 +159,14 @@ class BandMask:
             index_in_document=moved(self.index_in_document),
             is_token=moved(self.is_token),
         )
+
+    @property
+    def offsets(self) -> tuple[int, int] | None:
+        """The first and the last offset, key minus query, within the window; None where these are no indices."""
+        if self.positions is not None:
+            return None
+        left = self.window if self.reach is None else min(self.window, self.reach - 1)
+        return -left, 0 if self.is_causal else self.window
 
     @functools.cached_property
     def kept(self) -> dict[Any, Any]:
@@ -117,27 +186,20 @@ class BandMask:
             rows: of the batch.
         """
 
-        def of_pair(vector: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            part = vector[rows]
-            return part[:, query_indices, None], part[:, None, keys]
-
-        query_indices = torch.arange(queries.start, queries.stop, device=self.device) + self.start
-        indices = (query_indices[None, :, None], keys[None, None, :])
-        query, key = indices if self.positions is None else of_pair(self.positions)
-        distance = query - key
-        seen = distance.abs() <= self.window
-        query, key = indices if self.index_in_document is None else of_pair(self.index_in_document)
-        for token in self.global_tokens:
-            seen = seen | (query == token) | (key == token)
+        vectors = (self.positions, self.documents, self.index_in_document, self.is_token)
+        batch = next((len(vector) for vector in vectors if vector is not None), 1)
+        row = torch.arange(batch, device=self.device)[rows][:, None, None]
+        query = (torch.arange(queries.start, queries.stop, device=self.device) + self.start)[None, :, None]
+        key = keys[None, None, :]
+        seen = in_window(self.window, self.global_tokens, self.positions, self.index_in_document, row, query, key)
         if self.reach is not None:
-            seen = seen & (distance < self.reach)
+            seen = seen & (distances(self.positions, row, query, key) < self.reach)
         if self.is_causal:
-            seen = seen & (indices[1] <= indices[0])
+            seen = seen & (key <= query)
         if self.documents is not None:
-            query, key = of_pair(self.documents)
-            seen = seen & (query == key)
+            seen = seen & (self.documents[row, query] == self.documents[row, key])
         if self.is_token is not None:
-            seen = seen & self.is_token[rows][:, None, keys]
+            seen = seen & self.is_token[row, key]
         return seen[:, None]
 
     @functools.cached_property
@@ -173,27 +235,22 @@ class BandMask:
             end = first
             while end < min(length, first + (min(size, most) if far else size)) and extents.far[end] == far:
                 end += 1
-            blocks.append(Block(first, end - first, self._key_ranges(extents, first, end)))
+            blocks.append(self._block(extents, first, end))
             first = end
         return blocks
 
     @staticmethod
-    def _key_ranges(extents: _Extents, first: int, end: int) -> tuple[tuple[int, int], ...]:
+    def _block(extents: _Extents, first: int, end: int) -> Block:
         far = extents.far[first]
         left = min(extents.first[first:end])
         right = max(extents.last[first:end])
         low = left if far else min(extents.low[first:end])
         high = right if far else max(extents.high[first:end])
         spans = [[low, high + 1]] if low <= high else []
-        spans += [[key, key + 1] for key in extents.keys if left <= key <= right and not low <= key <= high]
+        global_keys = () if far else tuple(key for key in extents.keys if left <= key <= right)
+        spans += [[key, key + 1] for key in global_keys if not low <= key <= high]
         spans = sorted(spans) or [[min(max(left, 0), right) if right >= 0 else 0] * 2]
-        merged = spans[:1]
-        for begin, stop in spans[1:]:
-            if begin - merged[-1][1] < GAP:
-                merged[-1][1] = max(stop, merged[-1][1])
-            else:
-                merged.append([begin, stop])
-        return tuple((begin, max(stop - begin, 1)) for begin, stop in merged)
+        return Block(first, end - first, merged(spans), far, global_keys)
 
     def _extents(self, rows: slice) -> _Extents:
         positions, documents, index, is_token = (

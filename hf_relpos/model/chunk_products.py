@@ -4,10 +4,14 @@ The scores are one dense buffer: products by offset (`diagonals.py`) are written
 content product is added in place. Each range of keys has columns up to a multiple of ALIGNED; those of no pair are
 −inf, so that one softmax over the whole buffer is the softmax of every row, with zeros there.
 
+Under a window the keys within it lie by offset (`QueryChunk.window`): what the window hides is then some columns of
+every row, and products by offset are those of matrices, of no more offsets than the window has.
+
 The backward computes the chunk's probabilities again, unless they were kept, and writes the gradients of
 the scores through the same views.
 """
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -30,6 +34,22 @@ class Inputs(NamedTuple):
     c: torch.Tensor | None
     V: torch.Tensor | None
     dense: torch.Tensor | None
+
+
+class Range(NamedTuple):
+    """A range of keys in a buffer of a chunk.
+
+    Attributes:
+        pairs: (g, m, n).
+        columns: all columns of the range, (g, m, c).
+        factors: the pairs, and as many columns beside them as there are `keys`; what is multiplied with vectors.
+        keys: of the factors.
+    """
+
+    pairs: torch.Tensor
+    columns: torch.Tensor
+    factors: torch.Tensor
+    keys: slice
 
 
 class HeadGroup:
@@ -117,23 +137,29 @@ class HeadGroup:
         return self.workspace(name, (self.count, chunk.rows, chunk.width))
 
     @staticmethod
-    def columns(buffer: torch.Tensor, chunk: QueryChunk, index: int) -> tuple[torch.Tensor, torch.Tensor, slice]:
-        """The pairs of a range in a buffer, (g, m, n); the same with all columns of the range; and their keys."""
+    def range_of(buffer: torch.Tensor, chunk: QueryChunk, index: int) -> Range:
+        """A range of keys in a buffer, (g, m, N)."""
         (begin, count), at = chunk.key_ranges[index], chunk.begins[index]
+        if chunk.is_by_offset(index):
+            (groups, rows, width), start = buffer.shape, buffer.storage_offset()
+            pairs = buffer.as_strided((groups, rows, count), (rows * width, width + 1, 1), start)
+            return Range(pairs, buffer[:, :, : chunk.offset_columns], pairs, slice(begin, begin + count))
         width = rounded_up(count)
-        return buffer[:, :, at : at + count], buffer[:, :, at : at + width], slice(begin, begin + width)
+        columns = buffer[:, :, at : at + width]
+        return Range(buffer[:, :, at : at + count], columns, columns, slice(begin, begin + width))
 
     # Masks: pairs that are hidden, and the scores that they stand beside ---------------------------------------------
 
-    def hide_masked(self, scores: torch.Tensor, chunk: QueryChunk, index: int, value: float) -> None:
-        """Set the scores, (g, m, n), of pairs that the mask hides."""
+    def hide_masked(self, part: Range, chunk: QueryChunk, index: int, value: float) -> None:
+        """Set the scores of pairs that the mask hides."""
         if not chunk.is_masked:
             return
-        by_head = scores.unflatten(0, self.grid)
         if chunk.hidden is not None:
+            by_head = part.columns.unflatten(0, self.grid)
             for columns, hidden in chunk.hidden[index]:
-                by_head[..., columns].masked_fill_(hidden.transpose(0, 1).flip(2), value)
+                by_head[..., columns].masked_fill_(hidden.transpose(0, 1), value)
             return
+        by_head = part.pairs.unflatten(0, self.grid)
         begin, count = chunk.key_ranges[index]
         mask = self.mask[..., begin : begin + count]
         constant = mask.shape[2] == 1 or mask.stride(2) == 0
@@ -156,14 +182,35 @@ class HeadGroup:
         shape = (scalars.shape[0], 1, chunk.rows, chunk.key_ranges[index][1])
         return scalars.as_strided(shape, (scalars.stride(0), 0, 1, 1), scalars.storage_offset() + first)
 
-    def hide(self, scores: torch.Tensor, chunk: QueryChunk, index: int, value: float) -> None:
-        """Set the scores, (g, m, n), of pairs that the mask, causality or the scheme hide."""
-        self.hide_masked(scores, chunk, index, value)
-        future = self.future(scores, chunk, index)
+    def hide(self, part: Range, chunk: QueryChunk, index: int, value: float) -> None:
+        """Set the scores of pairs that the mask, causality or the scheme hide."""
+        self.hide_masked(part, chunk, index, value)
+        future = self.future(part.pairs, chunk, index)
         if future is not None:
             future[0].masked_fill_(future[1], value)
         if self.allow is not None:
-            scores.unflatten(0, self.grid).masked_fill_(~self.by_pair(self.allow, chunk, index), value)
+            part.pairs.unflatten(0, self.grid).masked_fill_(~self.by_pair(self.allow, chunk, index), value)
+
+    # A range by offset -----------------------------------------------------------------------------------------------
+
+    def start_window(self, buffer: torch.Tensor, chunk: QueryChunk, query: torch.Tensor) -> None:
+        """Set the columns of a range by offset: q · A + c in the window, −inf elsewhere.
+
+        Args:
+            query: q̂, matrices of the chunk's queries, (g, m, d).
+        """
+        window, first = chunk.window, self.first_row(chunk, 0)
+        assert window is not None
+        if self.A is not None:
+            self.A.write_columns(buffer, window, query, first)
+        if self.c is not None:
+            by_column = self.c[:, None, None, first + window.start : first + window.stop]
+            into = buffer[:, :, window].unflatten(0, self.grid)
+            into.copy_(by_column) if self.A is None else into.add_(by_column)
+        elif self.A is None:
+            buffer[:, :, window] = 0.0
+        buffer[:, :, : window.start] = -torch.inf
+        buffer[:, :, window.stop : chunk.offset_columns] = -torch.inf
 
     # A chunk ---------------------------------------------------------------------------------------------------------
 
@@ -177,24 +224,29 @@ class HeadGroup:
             query: q̂, the same by position, (r, m, h, d).
         """
         for index in range(len(chunk.key_ranges)):
-            scores, columns, keys = self.columns(buffer, chunk, index)
-            by_head, first = scores.unflatten(0, self.grid), self.first_row(chunk, index)
-            if self.A is not None:
-                self.A.add_to(scores, query, first, fresh=True)
-            if self.c is not None:
-                by_pair = self.by_pair(self.c, chunk, index)
-                by_head.copy_(by_pair) if self.A is None else by_head.add_(by_pair)
-            beta = float(self.A is not None or self.c is not None)
-            columns.baddbmm_(content, self.key[:, keys].transpose(1, 2), beta=beta, alpha=self.call.terms.scale)
+            part = self.range_of(buffer, chunk, index)
+            scores, keys = part.pairs, part.keys
+            by_head, beta = scores.unflatten(0, self.grid), 1.0
+            if chunk.is_by_offset(index):
+                self.start_window(buffer, chunk, content if self.query is None else self.matrices(query))
+            else:
+                if self.A is not None:
+                    self.A.add_to(scores, query, self.first_row(chunk, index), fresh=True)
+                if self.c is not None:
+                    by_pair = self.by_pair(self.c, chunk, index)
+                    by_head.copy_(by_pair) if self.A is None else by_head.add_(by_pair)
+                beta = float(self.A is not None or self.c is not None)
+            part.factors.baddbmm_(content, self.key[:, keys].transpose(1, 2), beta=beta, alpha=self.call.terms.scale)
             self.add_key_side(scores, chunk, index)
             if self.dense is not None:
                 by_head += self.rows_of(self.dense, chunk)[..., keys.start : keys.start + scores.shape[2]]
-            self.hide(scores, chunk, index, torch.finfo(buffer.dtype).min)
-            columns[:, :, scores.shape[2] :] = -torch.inf
+            self.hide(part, chunk, index, torch.finfo(buffer.dtype).min)
+            if not chunk.is_by_offset(index):
+                part.columns[:, :, scores.shape[2] :] = -torch.inf
         torch.softmax(buffer, dim=-1, out=buffer)
         if self.allow is not None:  # a query that may attend to nothing gets zeros
             for index in range(len(chunk.key_ranges)):
-                self.hide(self.columns(buffer, chunk, index)[0], chunk, index, 0.0)
+                self.hide(self.range_of(buffer, chunk, index), chunk, index, 0.0)
         return buffer
 
     def add_key_side(self, scores: torch.Tensor, chunk: QueryChunk, index: int) -> None:
@@ -225,12 +277,12 @@ class HeadGroup:
             self.runs.finish(total.key[:, : self.keys], self.of_heads(total.B))
 
     def dropout_factors(self, chunk: QueryChunk, generator: torch.Generator | None) -> list[torch.Tensor]:
-        """1 for pairs to keep and 0 for those to drop, (g, m, n) for every range: the generator's next numbers."""
+        """1 for pairs to keep and 0 for those to drop, (g, m, c) for every range: the generator's next numbers."""
         if generator is None:
             return []
         drawn_masks = []
-        for index, (_, count) in enumerate(chunk.key_ranges):
-            shape = (self.count, chunk.rows, rounded_up(count))
+        for index, (begin, end) in enumerate(pairwise([*chunk.begins, chunk.width])):
+            shape = (self.count, chunk.rows, end - begin)
             total = self.count * chunk.rows * shape[2]
             words = self.workspace("bits", (-(-total // 8),), torch.int64)
             words.random_(-(1 << 63), None, generator=generator)
@@ -258,14 +310,18 @@ class HeadGroup:
         if kept is not None:
             kept.append(buffer if no_copy else buffer.clone())
         for index, factors in enumerate(self.dropout_factors(chunk, generator)):
-            self.columns(buffer, chunk, index)[1].mul_(factors)
+            self.range_of(buffer, chunk, index).columns.mul_(factors)
         out = None
         for index in range(len(chunk.key_ranges)):
-            weights, columns, keys = self.columns(buffer, chunk, index)
-            part = self.by_row(torch.bmm(columns, self.value[:, keys])).transpose(1, 2)
-            out = part if out is None else out.add_(part)
+            part, first = self.range_of(buffer, chunk, index), self.first_row(chunk, index)
+            found = self.by_row(torch.bmm(part.factors, self.value[:, part.keys])).transpose(1, 2)
+            out = found if out is None else out.add_(found)
             if self.V is not None:
-                out = self.V.weighed(weights, self.first_row(chunk, index)).add_(out)
+                if chunk.window is not None and index == 0:
+                    found = self.V.weigh_columns(buffer, chunk.window, first)
+                else:
+                    found = self.V.weighed(part.pairs, first)
+                out = out.add_(found)
         if generator is not None:
             out /= self.call.keep_probability
         return out.flip(1)
@@ -303,40 +359,48 @@ class HeadGroup:
         kept = self.dropout_factors(chunk, generator)
         mean = 0.0  # Σ_j α_ij ∂α_ij
         for index in range(len(chunk.key_ranges)):
-            scores, columns, keys = self.columns(gradients, chunk, index)
-            if self.V is not None:
-                columns[:, :, scores.shape[2] :] = 0.0
-                self.V.add_to(scores, d_out_by_position, self.first_row(chunk, index), fresh=True)
-            columns.baddbmm_(d_out, self.value[:, keys].transpose(1, 2), beta=float(self.V is not None))
+            part, first = self.range_of(gradients, chunk, index), self.first_row(chunk, index)
+            columns, beta = part.columns, float(self.V is not None)
+            if chunk.window is not None and index == 0:
+                columns.zero_()
+                beta = 1.0
+                if self.V is not None:
+                    self.V.write_columns(gradients, chunk.window, d_out, first)
+            elif self.V is not None:
+                columns[:, :, part.pairs.shape[2] :] = 0.0
+                self.V.add_to(part.pairs, d_out_by_position, first, fresh=True)
+            part.factors.baddbmm_(d_out, self.value[:, part.keys].transpose(1, 2), beta=beta)
             if kept:
                 columns.mul_(kept[index])
-            weights = self.columns(buffer, chunk, index)[1]
+            weights = self.range_of(buffer, chunk, index).columns
             products = torch.mul(columns, weights, out=self.workspace("products", columns.shape))
             mean = mean + products.sum(-1, keepdim=True)
         d_content, d_query = 0.0, 0.0
         for index, (begin, count) in enumerate(chunk.key_ranges):
-            scores, columns, keys = self.columns(gradients, chunk, index)
-            weights, weight_columns, _ = self.columns(buffer, chunk, index)
-            first = self.first_row(chunk, index)
-            columns.sub_(mean).mul_(weight_columns)  # in this order: where a weight is near 1 the difference is near 0
+            part, weights = self.range_of(gradients, chunk, index), self.range_of(buffer, chunk, index)
+            scores, keys, first = part.pairs, part.keys, self.first_row(chunk, index)
+            # in this order: where a weight is near 1 the difference is near 0
+            part.columns.sub_(mean).mul_(weights.columns)
             if kept:
-                weight_columns.mul_(kept[index])
+                weights.columns.mul_(kept[index])
             if (
                 chunk.has_empty_rows and self.allow is None
             ):  # their weights are not zero, and no score of theirs matters
-                self.hide_masked(scores, chunk, index, 0.0)
-            add_product(total.value[:, keys], weight_columns.transpose(1, 2), d_out)
-            add_product(total.key[:, keys], columns.transpose(1, 2), content, terms.scale)
-            d_content = d_content + torch.bmm(columns, self.key[:, keys])
+                self.hide_masked(part, chunk, index, 0.0)
+            add_product(total.value[:, keys], weights.factors.transpose(1, 2), d_out)
+            add_product(total.key[:, keys], part.factors.transpose(1, 2), content, terms.scale)
+            d_content = d_content + torch.bmm(part.factors, self.key[:, keys])
             self.key_side_gradients(scores, chunk, index, total.key, self.of_heads(total.B))
-            if self.V is not None:
-                self.V.table_gradient(weights, d_out_by_position, first, self.of_heads(total.V))
-            if self.A is not None:
-                d_query = d_query + self.A.weighed(scores, first, self.of_heads(total.A), query)
-            if self.c is not None:
-                diagonals = diagonal_sums(scores.unflatten(0, self.grid).sum(1), total.c.dtype)
-                into = self.of_heads(total.c)[:, first : first + diagonals.shape[1]]
-                into += diagonals.sum(0, keepdim=True) if into.shape[0] == 1 else diagonals
+            if chunk.is_by_offset(index):
+                d_query = d_query + self.window_gradients(gradients, buffer, chunk, query, d_out, total)
+            else:
+                if self.V is not None:
+                    self.V.table_gradient(weights.pairs, d_out_by_position, first, self.of_heads(total.V))
+                if self.A is not None:
+                    d_query = d_query + self.A.weighed(scores, first, self.of_heads(total.A), query)
+                if self.c is not None:
+                    diagonals = diagonal_sums(scores.unflatten(0, self.grid).sum(1), total.c.dtype)
+                    self.add_to_scalars(total, diagonals, first)
             if total.dense is not None:
                 into = self.by_head(total.dense)[:, :, chunk.first : chunk.first + chunk.rows, begin : begin + count]
                 into += scores.flip(1).unflatten(0, self.grid).sum_to_size(into.shape)
@@ -347,6 +411,40 @@ class HeadGroup:
         elif self.A is not None:
             total.query[rows] = d_query.flip(1).transpose(1, 2)
         total.content[rows] = d_content.flip(1).transpose(1, 2)
+
+    def window_gradients(
+        self,
+        gradients: torch.Tensor,
+        weights: torch.Tensor,
+        chunk: QueryChunk,
+        query: torch.Tensor,
+        d_out: torch.Tensor,
+        total: "Gradients",
+    ) -> torch.Tensor | float:
+        """Add to the gradients of the tables what a range by offset gives; returns that of the queries, (r, m, h, d).
+
+        Args:
+            gradients: of the scores, a buffer.
+            weights: a buffer, after dropout.
+            query: (r, m, h, d).
+            d_out: matrices, (g, m, d).
+        """
+        window, first = chunk.window, self.first_row(chunk, 0)
+        assert window is not None
+        if self.V is not None:
+            self.V.column_gradient(weights, window, d_out, first, self.of_heads(total.V))
+        if self.c is not None:
+            by_column = gradients[:, :, window].sum(1, dtype=total.c.dtype).unflatten(0, self.grid).sum(1)
+            self.add_to_scalars(total, by_column, first + window.start)
+        if self.A is None:
+            return 0.0
+        self.A.column_gradient(gradients, window, self.matrices(query), first, self.of_heads(total.A))
+        return self.A.weigh_columns(gradients, window, first)
+
+    def add_to_scalars(self, total: "Gradients", by_offset: torch.Tensor, first: int) -> None:
+        """Add scalars by head and offset, (h, x), to the gradient of c from row `first` on."""
+        into = self.of_heads(total.c)[:, first : first + by_offset.shape[1]]
+        into += by_offset.sum(0, keepdim=True) if into.shape[0] == 1 else by_offset
 
 
 class Gradients:

@@ -17,10 +17,11 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import pad
 
+from .formula import total_of
 from .skewed import ALIGNED, blocks_at_once, rounded_up, vectors_per_block, workspace
 
 
-class Band(NamedTuple):
+class DistinctColumns(NamedTuple):
     """The columns of a product by offset between which the rows of the table differ.
 
     Attributes:
@@ -34,19 +35,19 @@ class Band(NamedTuple):
     right: int
 
     @classmethod
-    def of(cls, first: int, width: int, count: int, tails: tuple[int, int]) -> "Band":
+    def of(cls, first: int, width: int, count: int, tails: tuple[int, int]) -> "DistinctColumns":
         """That of `width` offsets from row `first` on, in a table of `count` rows with these tails."""
         left = min(max(tails[0] - 1 - first, 0), width - 1)
         return cls(width, left, min(max(count - tails[1] - first, left), width - 1))
 
     @property
     def aligned(self) -> tuple[int, int]:
-        """The band and what is computed besides, for its begin and its size to be multiples of ALIGNED."""
+        """These, and what is computed besides, for its begin and its size to be multiples of ALIGNED."""
         begin = self.left - self.left % ALIGNED
         return begin, begin + rounded_up(self.right + 1 - begin)
 
     def fill(self, products: torch.Tensor) -> None:
-        """Set the columns outside of the band, (…, W)."""
+        """Set the other columns, (…, W)."""
         left, right = self.left, self.right
         if left:
             products[..., :left] = products[..., left : left + 1]
@@ -54,7 +55,7 @@ class Band(NamedTuple):
             products[..., right + 1 : self.width] = products[..., right : right + 1]
 
     def gather(self, products: torch.Tensor) -> None:
-        """Add the columns outside of the band to its ends."""
+        """Add the other columns to the first and the last of these."""
         left, right = self.left, self.right
         if left:
             products[..., left] += products[..., :left].sum(-1)
@@ -70,19 +71,19 @@ class Blocks(NamedTuple):
         number: how many.
         size: s, vectors of one.
         first: the row of the table of the first offset of the first of them; the next has the row s further.
-        band: of their products.
+        distinct: of their products.
     """
 
     vectors: slice
     number: int
     size: int
     first: int
-    band: Band
+    distinct: DistinctColumns
 
     def rows(self, block: int) -> slice:
-        """Of the table, those of the band of one block."""
+        """Of the table, the distinct ones of one block."""
         first = self.first + block * self.size
-        return slice(first + self.band.left, first + self.band.right + 1)
+        return slice(first + self.distinct.left, first + self.distinct.right + 1)
 
 
 def padded(table: torch.Tensor) -> torch.Tensor:
@@ -113,20 +114,20 @@ class Diagonals:
         self.is_shared = table.shape[0] == 1
 
     def blocks(self, pairs: torch.Tensor, first: int) -> Iterator[Blocks]:
-        """The blocks of pairs (g, m, n), with the same band as many at a time as the buffer may hold."""
+        """The blocks of pairs (g, m, n), of those with the same distinct columns as many at once as a buffer holds."""
         groups, rows, others = pairs.shape
         size = vectors_per_block(others, pairs.device)
         width, number = size + others - 1, max(1, rows // size)
-        band = Band.of(first, width + (number - 1) * size, self.count, self.tails)
+        distinct = DistinctColumns.of(first, width + (number - 1) * size, self.count, self.tails)
         most = blocks_at_once(groups * size * rounded_up(width))
-        if band.left or band.right + 1 < band.width:  # rows of the table that are one begin elsewhere in each block
+        if distinct.left or distinct.right + 1 < distinct.width:  # equal rows begin elsewhere in each block
             most = 1
         begin = 0
         while begin < rows:
             number = max(1, min(most, (rows - begin) // size))
             count = min(number * size, rows - begin)
-            band = Band.of(first + begin, others + count // number - 1, self.count, self.tails)
-            yield Blocks(slice(begin, begin + count), number, count // number, first + begin, band)
+            distinct = DistinctColumns.of(first + begin, others + count // number - 1, self.count, self.tails)
+            yield Blocks(slice(begin, begin + count), number, count // number, first + begin, distinct)
             begin += count
 
     def buffer(self, pairs: torch.Tensor, blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -136,7 +137,7 @@ class Diagonals:
             A buffer; the same by product, (r, b, s · h, W) or (r, b, h, s, W); and by pair, (h, r, b, s, n).
         """
         (heads, rows), others = self.grid, pairs.shape[2]
-        count, size, width = blocks.number, blocks.size, rounded_up(blocks.band.width)
+        count, size, width = blocks.number, blocks.size, rounded_up(blocks.distinct.width)
         if self.is_shared:
             head, vector = width, heads * width
             block = size * (vector + (count > 1))  # from vector to vector it is then one step, across blocks too
@@ -196,10 +197,10 @@ class Diagonals:
         """
         for blocks in self.blocks(pairs, first):
             _, products, by_pair = self.buffer(pairs, blocks)
-            begin, end = blocks.band.aligned
+            begin, end = blocks.distinct.aligned
             windows = self.windows(blocks, begin, end).transpose(2, 3)
             self.multiply(self.vectors(vectors, blocks), windows, products[..., begin:end])
-            blocks.band.fill(products)
+            blocks.distinct.fill(products)
             into = self.of_blocks(pairs, blocks)
             if fresh:
                 into.copy_(by_pair)
@@ -207,13 +208,13 @@ class Diagonals:
                 into.add_(by_pair)
 
     def transposed(self, pairs: torch.Tensor, first: int) -> Iterator[tuple[Blocks, torch.Tensor]]:
-        """Blocks, and the sums of their pairs by row of the band, (r, b, s · h, c) or (r, b, h, s, c)."""
+        """Blocks, and the sums of their pairs by distinct row of the table, (r, b, s · h, c) or (r, b, h, s, c)."""
         for blocks in self.blocks(pairs, first):
             buffer, by_offset, by_pair = self.buffer(pairs, blocks)
             buffer.zero_()
             by_pair.copy_(self.of_blocks(pairs, blocks))
-            blocks.band.gather(by_offset)
-            yield blocks, by_offset[..., blocks.band.left : blocks.band.right + 1]
+            blocks.distinct.gather(by_offset)
+            yield blocks, by_offset[..., blocks.distinct.left : blocks.distinct.right + 1]
 
     def weighed(
         self,
@@ -226,7 +227,7 @@ class Diagonals:
         heads, rows = self.grid
         result = pairs.new_empty((rows, pairs.shape[1], heads, self.table.shape[2]))
         for blocks, by_row in self.transposed(pairs, first):
-            windows = self.windows(blocks, blocks.band.left, blocks.band.right + 1)
+            windows = self.windows(blocks, blocks.distinct.left, blocks.distinct.right + 1)
             self.multiply(by_row, windows, self.vectors(result, blocks))
             if total is not None and vectors is not None:
                 self._add_to_table(total, blocks, by_row, vectors)
@@ -236,6 +237,65 @@ class Diagonals:
         """Add Σ pairs_ij · vectors_i of the pairs of each row of the table to that row of `total`, like the table."""
         for blocks, by_row in self.transposed(pairs, first):
             self._add_to_table(total, blocks, by_row, vectors)
+
+    # Columns of a buffer by offset, (g, m, N): column x is that of row `first` + x of the table, for all vectors ----
+
+    def write_columns(self, buffer: torch.Tensor, columns: slice, vectors: torch.Tensor, first: int) -> None:
+        """buffer_{g,i,x} = vectors_{g,i} · table_{first + x} in some of the columns; others near them are overwritten.
+
+        Args:
+            buffer: contiguous, of a multiple of ALIGNED columns that have rows of the padded table.
+            vectors: (g, m, d).
+        """
+        vectors = vectors.contiguous()
+        distinct = self.distinct_columns(columns, first)
+        begin, end = columns.start + distinct.left, columns.start + distinct.right + 1
+        from_column = begin - begin % ALIGNED
+        to_column = from_column + rounded_up(end - from_column)
+        for left, table, out in zip(
+            self.by_table(vectors), self.table, self.by_table(buffer[..., from_column:to_column]), strict=True
+        ):
+            torch.mm(left, table[first + from_column : first + to_column].t(), out=out)
+        buffer[..., columns.start : begin] = buffer[..., begin : begin + 1]
+        buffer[..., end : columns.stop] = buffer[..., end - 1 : end]
+
+    def weigh_columns(self, buffer: torch.Tensor, columns: slice, first: int) -> torch.Tensor:
+        """Σ_x buffer_{g,i,x} · table_{first + x} over some of the columns, (r, m, h, d)."""
+        sums = []
+        for part, rows in self.column_parts(buffer, columns, first):
+            products = [torch.mm(one, table[rows]) for one, table in zip(self.by_table(part), self.table, strict=True)]
+            sums.append(products[0] if self.is_shared else torch.cat(products))
+        total = total_of(sums).view(*self.grid, buffer.shape[1], -1)  # (h, r, m, d)
+        return total.permute(1, 2, 0, 3)
+
+    def column_gradient(
+        self, buffer: torch.Tensor, columns: slice, vectors: torch.Tensor, first: int, total: torch.Tensor
+    ) -> None:
+        """Add Σ buffer_{g,i,x} · vectors_{g,i}, (g, m, d), of some of the columns x to rows `first` + x of `total`."""
+        vectors = vectors.contiguous()
+        for part, rows in self.column_parts(buffer, columns, first):
+            for one, right, into in zip(self.by_table(part), self.by_table(vectors), total, strict=True):
+                add_product(into[rows], one.t(), right)
+
+    def distinct_columns(self, columns: slice, first: int) -> DistinctColumns:
+        """Those between which the rows of the table differ, counted from the first of the columns."""
+        return DistinctColumns.of(first + columns.start, columns.stop - columns.start, self.count, self.tails)
+
+    def column_parts(self, buffer: torch.Tensor, columns: slice, first: int) -> Iterator[tuple[torch.Tensor, slice]]:
+        """Columns with rows of their own, and the sums of those that have one; (g, m, c) and rows of the table."""
+        distinct = self.distinct_columns(columns, first)
+        begin, end = columns.start + distinct.left, columns.start + distinct.right + 1
+        yield buffer[..., begin:end], slice(first + begin, first + end)
+        for rest, row in ((slice(columns.start, begin), first + begin), (slice(end, columns.stop), first + end - 1)):
+            if rest.start < rest.stop:
+                yield buffer[..., rest].sum(-1, keepdim=True), slice(row, row + 1)
+
+    def by_table(self, matrices: torch.Tensor) -> torch.Tensor:
+        """(g, m, x) as one matrix for each table, (h or 1, …, x), a view."""
+        tables, (groups, rows, _) = self.table.shape[0], matrices.shape
+        per_table = groups // tables * rows
+        strides = (per_table * matrices.stride(1), matrices.stride(1), matrices.stride(2))
+        return matrices.as_strided((tables, per_table, matrices.shape[2]), strides, matrices.storage_offset())
 
     def _add_to_table(self, total: torch.Tensor, blocks: Blocks, by_row: torch.Tensor, vectors: torch.Tensor) -> None:
         right = self.vectors(vectors, blocks)

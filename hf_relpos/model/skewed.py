@@ -6,11 +6,12 @@ by offset (`diagonals.py`).
 """
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from .band import BandMask, Block
+from .band import BandMask, Block, merged
 from .toeplitz import ToeplitzTerms
 
 
@@ -147,8 +148,11 @@ class QueryChunk:
         width: of the buffer; each range has its n columns and those up to a multiple of ALIGNED.
         is_masked: whether the mask may hide any pair of them.
         has_empty_rows: whether one of the queries may see no key at all.
-        hidden: under a window, of every range, columns of it and which pairs of these are hidden, in the order of the
-            queries, boolean (1 or r, 1, m, c); else None.
+        hidden: under a window, of every range, columns of it and which pairs of these are hidden, last query first,
+            boolean (1 or r, 1, m, c); else None.
+        window: where the first range is by offset, the columns of the buffer that are within the window; else None.
+            Column x is then that of the offset which query 0, the last one, has from key x of the range; of query i
+            key x is in column i + x. What `hidden` says of this range is by column of the buffer.
     """
 
     first: int
@@ -159,17 +163,33 @@ class QueryChunk:
     is_masked: bool
     has_empty_rows: bool
     hidden: tuple[tuple[tuple[slice, torch.Tensor], ...], ...] | None = None
+    window: slice | None = None
+
+    def is_by_offset(self, index: int) -> bool:
+        """Whether the pairs of a range lie by offset."""
+        return self.window is not None and index == 0
+
+    @property
+    def offset_columns(self) -> int:
+        """How many columns the first range has where it is by offset, a multiple of ALIGNED."""
+        return self.begins[1] if len(self.begins) > 1 else self.width
 
 
 def query_chunk(
-    first: int, rows: int, key_ranges: list[tuple[int, int]], is_masked: bool, has_empty_rows: bool
+    first: int,
+    rows: int,
+    key_ranges: Sequence[tuple[int, int]],
+    is_masked: bool,
+    has_empty_rows: bool,
+    window: slice | None = None,
 ) -> QueryChunk:
     """A chunk of the `rows` queries from `first` on, with its layout in the buffer."""
     begins, width = [], 0
-    for _, count in key_ranges:
+    for index, (_, count) in enumerate(key_ranges):
         begins.append(width)
-        width += rounded_up(count)
-    return QueryChunk(first, rows, tuple(key_ranges), tuple(begins), width, is_masked, has_empty_rows)
+        width += rounded_up(count if window is None or index else count + rows - 1)
+    ranges = tuple(key_ranges)
+    return QueryChunk(first, rows, ranges, tuple(begins), width, is_masked, has_empty_rows, window=window)
 
 
 def may_read(device: torch.device) -> bool:
@@ -230,13 +250,64 @@ def _schedule_of_band(band: BandMask, rows: slice, size: int, length: int) -> li
 
 
 def _chunk_of_band(band: BandMask, rows: slice, block: Block) -> QueryChunk:
+    chunk = None if block.is_far else _chunk_by_offset(band, rows, block)
+    if chunk is not None:
+        return chunk
     queries = slice(block.first, block.first + block.queries)
-    hidden = ~band.visible(queries, band.keys_of(block), rows)
+    hidden = ~band.visible(queries, band.keys_of(block), rows).flip(2)
     parts = hidden.split([count for _, count in block.key_ranges], dim=-1)
-    pieces = []
-    for part in parts:
-        columns = [slice(begin, begin + count) for begin, count in runs_of(part.flatten(0, 2).any(0), ALIGNED)]
-        pieces.append(tuple((each, part[..., each].clone()) for each in columns))
-    has_empty_rows = bool(hidden.all(-1).any())
-    chunk = query_chunk(block.first, block.queries, list(block.key_ranges), any(pieces), has_empty_rows)
+    chunk = query_chunk(block.first, block.queries, block.key_ranges, True, bool(hidden.all(-1).any()))
+    return replace(chunk, hidden=tuple(_pieces(part) for part in parts))
+
+
+def _chunk_by_offset(band: BandMask, rows: slice, block: Block) -> QueryChunk | None:
+    """A chunk with the window by offset and, beside it, the global tokens that a query sees outside of its window.
+
+    None where offsets are no differences of indices, and where no query sees a key in its window.
+    """
+    if band.offsets is None:
+        return None
+    low, high = band.offsets
+    first, count = band.start + block.first, block.queries
+    last, queries = first + count - 1, slice(block.first, block.first + count)
+    (left, _), (right, most) = block.key_ranges[0], block.key_ranges[-1]
+    begin, end = max(first + low, left), min(last + high + 1, right + most)
+    if begin >= end:
+        return None
+
+    # the window: a rectangle of columns, of which only what is hidden otherwise has to be known
+    keys, device = end - begin, band.device
+    window = slice(max(low - (begin - last), 0), min(high - (begin - last) + 1, keys + count - 1))
+    seen = torch.zeros(rows.stop - rows.start, 1, count, keys + count, dtype=torch.bool, device=device)
+    step = keys + count
+    pairs = seen.as_strided((seen.shape[0], 1, count, keys), (count * step, 0, step + 1, 1))
+    pairs.copy_(band.visible(queries, torch.arange(begin, end, device=device), rows).flip(2))
+    hidden = ~seen[..., window]
+    if bool((hidden == hidden[:1]).all()):
+        hidden = hidden[:1]
+    pieces = [tuple((shifted(each, window.start), pairs) for each, pairs in _pieces(hidden))]
+
+    # global tokens, but for those that all queries have in their window
+    beside = [key for key in block.global_keys if not last + low <= key <= first + high]
+    ranges, is_empty = [(begin, keys)], hidden.all(-1)
+    for key, number in merged([(key, key + 1) for key in beside]) if beside else ():
+        indices = torch.arange(key, key + number, device=device)
+        offset = indices - torch.arange(first, last + 1, device=device)[:, None]
+        far = band.visible(queries, indices, rows) & ~((offset >= low) & (offset <= high))
+        if bool(far.any()):
+            ranges.append((key, number))
+            pieces.append(_pieces(~far.flip(2)))
+            is_empty = is_empty & ~far.flip(2).any(-1)
+    chunk = query_chunk(block.first, count, ranges, any(pieces), bool(is_empty.any()), window)
     return replace(chunk, hidden=tuple(pieces))
+
+
+def shifted(columns: slice, by: int) -> slice:
+    """The same number of columns further to the right."""
+    return slice(columns.start + by, columns.stop + by)
+
+
+def _pieces(hidden: torch.Tensor) -> tuple[tuple[slice, torch.Tensor], ...]:
+    """Columns of (r, 1, m, n) with anything hidden, and what is hidden there."""
+    columns = [slice(begin, begin + count) for begin, count in runs_of(hidden.flatten(0, 2).any(0), ALIGNED)]
+    return tuple((each, hidden[..., each].clone()) for each in columns)

@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.masking_utils import and_masks, create_bidirectional_mask, create_causal_mask
 
-from .band import BandMask
+from .band import BandMask, distances, in_window
 from .context import AttentionContext
 from .documents import document_numbers, position_steps
 from .memory import SegmentMemory
@@ -180,9 +180,6 @@ class TokenLayout:
         # beside a memory the padding between it and the segment must not count
         positions = self.positions if self.memory is not None else None
 
-        def distance(batch: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-            return query - key if positions is None else positions[batch, query] - positions[batch, key]
-
         if documents is not None:
 
             def in_same_document(
@@ -194,24 +191,19 @@ class TokenLayout:
         if window is not None:
             global_tokens = _global_tokens(config)
 
-            def in_window(
+            def is_near(
                 batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
             ) -> torch.Tensor:
-                visible = distance(batch, query, key).abs() <= window
-                if index_in_document is not None:
-                    query, key = index_in_document[batch, query], index_in_document[batch, key]
-                for token in global_tokens:
-                    visible = visible | (query == token) | (key == token)
-                return visible
+                return in_window(window, global_tokens, positions, index_in_document, batch, query, key)
 
-            functions.append(in_window)
+            functions.append(is_near)
         if config.memory_same_length:
             length = config.memory_length
 
             def in_memory_length(
                 batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
             ) -> torch.Tensor:
-                return distance(batch, query, key) < length
+                return distances(positions, batch, query, key) < length
 
             functions.append(in_memory_length)
         return functions
