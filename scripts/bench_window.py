@@ -11,7 +11,8 @@ which has no relative terms, its projections replaced by fixed vectors. Before a
 of the band are compared with those of the mask in float64. What is quadratic is measured up to `--quadratic` tokens,
 once from 4,096 on. Memory: what forward and backward of one call add to the peak of a fresh process.
 
-Written to docs/results/benchmarks, after every measurement: cpu-window.json and .md, at the end .png.
+Written to docs/results/benchmarks, after every measurement: cpu-window.json and .md, at the end .png. An interrupted
+run of the same settings is taken up where it was; one that is complete is begun anew.
 """
 
 import argparse
@@ -187,7 +188,8 @@ def tables(results: dict) -> list[Table]:
 
 def card(results: dict) -> str:
     """The page of the results."""
-    picture_link = "\n![time and memory against length](cpu-window.png)\n" if results["complete"] else ""
+    is_drawn = results["complete"] and results["memory"]
+    picture_link = "\n![time and memory against length](cpu-window.png)\n" if is_drawn else ""
     errors = ", ".join(f"{scheme} {error:.0e}" for scheme, error in results["difference"].items())
     words = (
         f"Written by scripts/bench_window.py: one attention with 12 heads of 64, window {WINDOW}, [CLS] global.\n"
@@ -231,22 +233,28 @@ def picture(results: dict, path: Path) -> None:
         figure.savefig(partial, dpi=120, format="png")
 
 
+def begun(args: argparse.Namespace) -> dict:
+    """The results of an interrupted run of these settings, or of none; outputs are compared in either case."""
+    settings = {"schemes": args.schemes, "lengths": args.lengths, "rounds": args.rounds, "quadratic": args.quadratic}
+    found: dict = {"environment": environment(), **settings, "times": [], "memory": [], "complete": False}
+    path = args.out / f"{args.name}.json"
+    if path.exists():
+        earlier = json.loads(path.read_text(encoding="utf-8"))
+        if not earlier["complete"] and all(earlier.get(name) == value for name, value in settings.items()):
+            found = earlier
+    return {**found, "difference": {scheme: check(scheme) for scheme in args.schemes}}
+
+
 def run(args: argparse.Namespace) -> dict:
     """All measurements, each written when it is made."""
-    results: dict = {
-        "environment": environment(),
-        "schemes": args.schemes,
-        "lengths": args.lengths,
-        "difference": {scheme: check(scheme) for scheme in args.schemes},
-        "times": [],
-        "memory": [],
-        "complete": False,
-    }
+    results = begun(args)
 
     def write() -> None:
         write_report(args.out / args.name, {**results, "goals": against_goals(results)}, card(results))
 
     def time(names: list[str], scheme: str, length: int, kind: str, rounds: int) -> None:
+        if all(measured(results, "times", scheme, name, length, kind) is not None for name in names):
+            return
         tensors = inputs(1, length)
         calls = {name: passes(variant(name, scheme, length), tensors)[kind] for name in names}
         for name, seconds in time_in_turns(calls, rounds).items():
@@ -268,14 +276,15 @@ def run(args: argparse.Namespace) -> dict:
     for scheme in [] if args.quick else args.schemes:
         for length in args.lengths:
             for name in VARIANTS:
-                if name in QUADRATIC and length > args.quadratic:
+                is_known = measured(results, "memory", scheme, name, length) is not None
+                if is_known or (name in QUADRATIC and length > args.quadratic):
                     continue
                 request = json.dumps({"variant": name, "scheme": scheme, "length": length})
                 used = run_worker(sys.executable, __file__, "--worker", request)
                 row = {"scheme": scheme, "variant": name, "length": length, "pass": "both"}
                 results["memory"].append({**row, "mb": round(used, 1)})
                 write()
-    results["complete"] = not args.quick
+    results["complete"] = True
     write()
     return results
 
@@ -300,7 +309,7 @@ def main() -> None:
         args.name, args.schemes, args.lengths = "cpu-window-quick", args.schemes[:1], [2048, 4096]
     results = run(args)
     print_tables(tables(results))
-    if results["complete"]:
+    if not args.quick:
         picture(results, (args.out / args.name).with_suffix(".png"))
 
 

@@ -1,4 +1,4 @@
-"""Pre-train the small absolute-position BERT that the demo starts from.
+"""Pre-train the small absolute-position BERT that the demo starts from; for any other model there is run_mlm.py.
 
 A WordPiece tokenizer and a `BertForMaskedLM` are trained from scratch on public-domain English: 94 novels
 (from github.com/computationalstylistics/100_english_novels; the authors dead for 70 years or more) and the Python

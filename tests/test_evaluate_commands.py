@@ -1,6 +1,5 @@
-"""`hf-relpos compare` and `hf-relpos evaluate`, and the fine-tuning script: what they print, write and refuse."""
+"""`hf-relpos compare` and `hf-relpos evaluate`: what they print, write and refuse; scores of entities."""
 
-import argparse
 import errno
 import json
 from pathlib import Path
@@ -9,7 +8,7 @@ import pytest
 import torch
 from launching import import_script
 from oracles import stir, tiny_model
-from transformers import AutoModelForTokenClassification, BertConfig, BertForMaskedLM, BertTokenizer
+from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 from typer.testing import CliRunner
 
 from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel
@@ -195,11 +194,6 @@ def test_errors_are_text_and_exit_code_2(folder, monkeypatch, arguments, words):
 
 
 @pytest.fixture(scope="module")
-def script():
-    return import_script("finetune")
-
-
-@pytest.fixture(scope="module")
 def entity_scores():
     return import_script("tagging.scores").entity_scores
 
@@ -227,48 +221,6 @@ def test_entity_scores(entity_scores):
     guess = ["B-a I-a O B-a".split(), "O O".split()]  # one right, one of the wrong type, one missed
     assert entity_scores(truth, guess) == pytest.approx({"precision": 50, "recall": 100 / 3, "f1": 40})
     assert entity_scores([["O"]], [["O"]])["f1"] == 0
-
-
-def finetune(script, task, model, **changes):
-    settings = {
-        **{"task": task, "model": str(model), "columns": "label,text", "tokenizer": None, "max_length": 16},
-        **{"limit": None, "epochs": 3.0, "steps": 60, "batch": 8, "lr": 3e-3, "warmup": 2, "seed": 0, "save": None},
-    }
-    return script.finetune(argparse.Namespace(**{**settings, **changes}))
-
-
-@pytest.mark.parametrize("model", ["teacher", "student"])
-def test_finetuning(script, folder, tmp_path, model):
-    """Both tasks can be learnt by heart: the label is whether there is a cat, entities are cats, in two tokens."""
-    texts = ["the cat sat", "red sun sky", "cat is red", "the sun is it", "sat cat", "sky mat"]
-    (tmp_path / "a.tsv").write_text("text\tlabel\n" + "".join(f"{t}\t{'cat' in t}\n" for t in texts * 4))
-    files = {"train": tmp_path / "a.tsv", "dev": tmp_path / "a.tsv"}
-    found = finetune(script, "classification", folder / model, **files)
-    assert found["accuracy"] == 100 and found["examples"] == 24 and found["steps"] == 60
-
-    lines = [f"{w}\t{'B-cat' if w == 'cat' else 'O'}\n" for t in texts for w in [*t.split(), "12345"]]
-    text = "".join(lines).replace("12345\tO\n", "12345\tO\n\n").replace("red\tO", "red\tI-cat")
-    (tmp_path / "a.conll").write_text(text * 4)
-    files = {"train": tmp_path / "a.conll", "dev": tmp_path / "a.conll"}
-    found = finetune(script, "ner", folder / model, **files, save=tmp_path / "saved")
-    assert found["f1"] == 100 and found["entities"] == 5 * 4
-    loaded = AutoModelForTokenClassification.from_pretrained(tmp_path / "saved")
-    assert set(loaded.config.label2id) == {"O", "B-cat", "I-cat"}
-    with pytest.raises(ValueError, match="saved exists"):
-        finetune(script, "ner", folder / model, **files, save=tmp_path / "saved")
-
-
-def test_finetuning_refuses(script, folder, tmp_path):
-    (tmp_path / "a.tsv").write_text("label\ttext\nyes\tcat\n")
-    (tmp_path / "b.tsv").write_text("label\ttext\nno\tcat\n")
-    with pytest.raises(ValueError, match=r"b.tsv: label 'no' is not in the training file, which has yes"):
-        finetune(script, "classification", folder / "teacher", train=tmp_path / "a.tsv", dev=tmp_path / "b.tsv")
-    (tmp_path / "a.conll").write_text("cat\tO\nsat\n")
-    with pytest.raises(ValueError, match=r"a.conll, line 2: 'sat' has 1 columns, line 1 has 2"):
-        finetune(script, "ner", folder / "teacher", train=tmp_path / "a.conll", dev=tmp_path / "a.conll")
-    (tmp_path / "a.conll").write_text("\n\n")
-    with pytest.raises(ValueError, match=r"a.conll: holds no sentences"):
-        script.read_conll(tmp_path / "a.conll")
 
 
 @pytest.mark.parametrize(

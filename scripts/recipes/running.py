@@ -1,0 +1,113 @@
+"""A run of a recipe with the Trainer: where it starts, and what it writes."""
+
+import json
+import logging
+import sys
+from collections.abc import Mapping, Sized
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedModel, Trainer, TrainingArguments, set_seed
+
+from hf_relpos.files import write_json
+from hf_relpos.training import last_checkpoint
+
+
+# Fields of config.json that make another model of the same weights, or need other weights.
+SHAPE = (
+    "model_type",
+    "position_embedding_type",
+    "position_options",
+    "attention_window",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "vocab_size",
+)
+
+
+def start(args: TrainingArguments, own_checkpoints: bool = False) -> str | None:
+    """Log to the terminal, seed the generators, and find the checkpoint to go on from, if there is one.
+
+    Args:
+        own_checkpoints: the recipe has rules of its own for what may be in the output folder.
+
+    Raises:
+        ValueError: for nothing to do, and an output folder that holds something else.
+    """
+    if args.do_predict:
+        raise ValueError("--do_predict: these recipes train and evaluate; load the model in a `pipeline` to predict")
+    if not (args.do_train or args.do_eval):
+        raise ValueError("nothing to do: give --do_train, --do_eval or both")
+    folder = Path(args.output_dir)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--output_dir {folder}: is a file; give a folder")
+    checkpoint = args.resume_from_checkpoint
+    if checkpoint is not None and not Path(checkpoint, "trainer_state.json").is_file():
+        raise ValueError(f"--resume_from_checkpoint {checkpoint}: is no checkpoint of a Trainer; give its folder")
+    if args.do_train and checkpoint is None and not own_checkpoints:
+        checkpoint = last_checkpoint(folder)
+        if checkpoint is None and folder.is_dir() and any(folder.iterdir()):
+            raise ValueError(
+                f"--output_dir {folder}: is not empty, and has no checkpoint to go on from; give another folder"
+            )
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr, level="INFO")
+    set_seed(args.seed)
+    return checkpoint
+
+
+def check_checkpoint(checkpoint: str | None, model: PreTrainedModel) -> None:
+    """
+    Raises:
+        ValueError: for a checkpoint of a different model, of which the Trainer would load what fits.
+    """
+    if checkpoint is None or not Path(checkpoint, "config.json").is_file():
+        return
+    stored, now = AutoConfig.from_pretrained(checkpoint).to_dict(), model.config.to_dict()
+    for name in SHAPE:
+        if stored.get(name) != now.get(name):
+            raise ValueError(
+                f"{checkpoint}: its model has {name} = {stored.get(name)!r}, this run {now.get(name)!r}; give another "
+                "--output_dir"
+            )
+
+
+def train(trainer: Trainer, checkpoint: str | None) -> None:
+    """Train and save the model, its tokenizer, the state of the Trainer and train_results.json."""
+    metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
+    trainer.save_model()
+    save_metrics(trainer, "train", metrics, trainer.train_dataset)
+    trainer.save_state()
+
+
+def save_metrics(trainer: Trainer, split: str, metrics: Mapping[str, Any], data: Sized | None = None) -> None:
+    """Log the figures, and write them to <split>_results.json and all_results.json."""
+    found = dict(metrics) if data is None else {**metrics, f"{split}_samples": len(data)}
+    trainer.log_metrics(split, found)
+    trainer.save_metrics(split, found)
+
+
+def run(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
+    """Train, evaluate and push, as the arguments say.
+
+    Returns:
+        The figures of the evaluation; empty without one.
+    """
+    metrics: dict[str, float] = {}
+    if trainer.args.do_train:
+        train(trainer, checkpoint)
+    if trainer.args.do_eval:
+        metrics = trainer.evaluate()
+        save_metrics(trainer, "eval", metrics, trainer.eval_dataset)
+    if trainer.args.push_to_hub:
+        trainer.push_to_hub()
+    return metrics
+
+
+def finish(args: TrainingArguments, split: str, metrics: Mapping[str, Any]) -> None:
+    """Write the figures of a run that has no Trainer to <split>_results.json, and add them to all_results.json."""
+    folder = Path(args.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / f"{split}_results.json", metrics)
+    every = folder / "all_results.json"
+    write_json(every, {**(json.loads(every.read_text("utf-8")) if every.is_file() else {}), **metrics})

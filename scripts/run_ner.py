@@ -1,0 +1,154 @@
+"""Fine-tune a relative or a stock BERT on named entities, and measure precision, recall and F1 of entities.
+
+    python scripts/run_ner.py --model_name_or_path bert-relative --train_file train.conll \\
+        --validation_file dev.conll --do_train --do_eval --output_dir tagger
+
+Files are CoNLL's, one token per line with its tag, in any tagging scheme, a blank line between sentences (.conll,
+.txt, .bio, .tsv), or JSON lines with lists of words and of tags. The tag of a word is the label of its first token. A
+sentence longer than --max_seq_length is read in pieces, so that no word goes unmeasured; an entity across a border
+counts as two. All flags of `TrainingArguments` apply.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from datasets import Dataset
+from recipes.arguments import DataArguments, ModelArguments, fail, option, parse
+from recipes.data import check_suffix, label_names, load_data, read_file, with_names
+from recipes.models import load_model, load_tokenizer, sequence_length
+from recipes.running import check_checkpoint, run, start
+from tagging.scores import entity_scores
+from transformers import (
+    AutoModelForTokenClassification,
+    DataCollatorForTokenClassification,
+    EvalPrediction,
+    Trainer,
+    TrainingArguments,
+)
+
+from hf_relpos.data.conll import read_conll
+from hf_relpos.data.masking import IGNORE_INDEX
+from hf_relpos.data.records import text_suffix
+
+
+CONLL = (".conll", ".txt", ".bio", ".iob", ".iob2", ".tsv")
+JSON = (".jsonl", ".json")
+
+
+@dataclass
+class TaggingArguments(DataArguments):
+    """Data of a tagger."""
+
+    text_column_name: str = option("column with lists of words, of JSON lines and the Hub", "tokens")
+    label_column_name: str = option("column with lists of tags", "ner_tags")
+
+
+def read_sentences(path: str, columns: Sequence[str]) -> Dataset:
+    """Words and tags of a file.
+
+    Raises:
+        ValueError: for a file of another kind, and what its reader refuses.
+    """
+    check_suffix(path, (*CONLL, *JSON))
+    if text_suffix(path) in JSON:
+        return read_file(path, columns)
+    words, tags = columns
+    return Dataset.from_list([{words: each[0], tags: each[1]} for each in read_conll(path)])
+
+
+def check_sentences(split: str, data: Dataset, words: str, tags: str) -> None:
+    """
+    Raises:
+        ValueError: for a sentence that is not a list of words with as many tags.
+    """
+    for number, (one, other) in enumerate(zip(data[words], data[tags], strict=True), 1):
+        if not isinstance(one, list) or not isinstance(other, list) or len(one) != len(other):
+            raise ValueError(
+                f"{split} data, record {number}: {words!r} and {tags!r} are not lists of the same length; give each "
+                "word one tag"
+            )
+        if not all(isinstance(word, str) for word in one):
+            raise ValueError(f"{split} data, record {number}: {words!r} holds something else than text; give strings")
+
+
+def with_insides(tags: set[str]) -> set[str]:
+    """The tags, and for every type of entity both B- and I-, of which a small file may have one."""
+    return tags | {f"{mark}-{tag[2:]}" for tag in tags if tag[:2] in ("B-", "I-") for mark in "BI"}
+
+
+def finetune(model_args: ModelArguments, args: TaggingArguments, training: TrainingArguments) -> dict[str, Any]:
+    """Train, measure, and return the figures.
+
+    Raises:
+        ValueError: for flags, data and models that cannot be used, before anything is written.
+    """
+    checkpoint = start(training)
+    tokenizer = load_tokenizer(model_args)
+    words, tags = args.text_column_name, args.label_column_name
+    sets = load_data(args, model_args, training, [words, tags], read_sentences)
+    for split, data in sets.items():
+        check_sentences(split, data, words, tags)
+    sets = {split: with_names(data, tags) for split, data in sets.items()}
+    found = {split: with_insides({tag for row in data[tags] for tag in row}) for split, data in sets.items()}
+    names = label_names(model_args, found, training.do_train)
+    index = {name: number for number, name in enumerate(names)}
+    fields = {"id2label": dict(enumerate(names)), "label2id": index}
+    model = load_model(AutoModelForTokenClassification, model_args, tokenizer, **fields)
+    check_checkpoint(checkpoint, model)
+    length = sequence_length(args.max_seq_length, model, 128)
+
+    def tokenize(batch: dict[str, list[Any]]) -> dict[str, list[list[int]]]:
+        encoded = tokenizer(
+            batch[words],
+            is_split_into_words=True,
+            truncation=True,
+            max_length=length,
+            return_overflowing_tokens=True,
+        )
+        sentences = encoded.pop("overflow_to_sample_mapping")
+        labels, seen = [], set()
+        for row, sentence in enumerate(sentences):
+            labels.append([])
+            for word in encoded.word_ids(row):
+                first = word is not None and (sentence, word) not in seen
+                labels[-1].append(index[batch[tags][sentence][word]] if first else IGNORE_INDEX)
+                seen.add((sentence, word))
+        return {**encoded, "labels": labels}
+
+    def entity_metrics(prediction: EvalPrediction) -> dict[str, float]:
+        """Scores of entities, exact in type and both ends; of rows (N, L) of labels."""
+        real = prediction.label_ids != IGNORE_INDEX
+        truth, guess = (
+            [[names[label] for label in row[kept]] for row, kept in zip(labels, real, strict=True)]
+            for labels in (prediction.label_ids, prediction.predictions)
+        )
+        return {name: value / 100 for name, value in entity_scores(truth, guess).items()}
+
+    tokenized = {
+        split: data.map(tokenize, batched=True, remove_columns=data.column_names, desc="tokenizing")
+        for split, data in sets.items()
+    }
+    trainer = Trainer(
+        model=model,
+        args=training,
+        train_dataset=tokenized.get("train"),
+        eval_dataset=tokenized.get("validation"),
+        data_collator=DataCollatorForTokenClassification(tokenizer),
+        processing_class=tokenizer,
+        compute_metrics=entity_metrics,
+        preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1),
+    )
+    return run(trainer, checkpoint)
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    """The recipe with these arguments, or those of the command line."""
+    try:
+        return finetune(*parse((ModelArguments, TaggingArguments, TrainingArguments), __doc__, arguments))
+    except ValueError as error:
+        fail(error)
+
+
+if __name__ == "__main__":
+    main()
