@@ -8,7 +8,8 @@
 # make test-floor   the tests that meet Transformers, on the oldest one that is supported
 # make features    docs/features.md: which feature works with which kind of scheme, from the outcomes of their tests
 # make docs    the site of docs/, into site/; warnings, such as a link to nothing, are errors
-# make release-check    source distribution and wheel, checked; the wheel in an empty environment runs the demo
+# make release-check    source distribution and wheel, checked; the wheel in an empty environment runs the demo, and the
+#                       code of README.md and docs/get_started.md
 # Each makes its own virtual environment first. PYTHON chooses the interpreter.
 
 PYTHON ?= python3
@@ -57,7 +58,7 @@ families: $(VENV)/.installed
 	$(VENV)/bin/python scripts/family_report.py
 
 # the wheel is made of the source distribution; what it is tried with is not the checkout, and none of its files are near
-release-check:
+release-check: $(VENV)/.installed
 	rm -rf build dist $(RELEASE) $(WHEEL)
 	$(PYTHON) -m venv $(RELEASE)
 	$(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt build twine
@@ -72,6 +73,8 @@ release-check:
 		$(WHEEL)/bin/hf-relpos demo --overwrite; \
 		$(WHEEL)/bin/python -c "import hf_relpos, pathlib; \
 			assert (pathlib.Path(hf_relpos.__file__).parent / \"py.typed\").exists()"' && rm -r $$folder
+	$(VENV)/bin/python -m pytest -q -n 0 --full --interpreter $(WHEEL)/bin/python tests/test_doc_blocks.py \
+		-k "README or get_started"
 
 lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check .

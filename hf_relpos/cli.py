@@ -15,25 +15,33 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .console import plain_errors, plain_warnings, print_table, progress_bar
+from .console import plain_errors, plain_warnings, print_table, progress_bar, timed_step
 from .version import __version__
-
-
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
 
 
 # Exit code of a conversion whose own check is poor.
 POOR = 3
+EXIT_CODES = (
+    "Exit codes: 0 done; 2 for what can be corrected, such as a wrong value, and nothing was written; 3 for a "
+    "conversion that was written, but is poor by its own check; 1 for any other error."
+)
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, epilog=EXIT_CODES)
 
 # Help texts that several options share.
 FIELD = (
     "Key or column of the text in .jsonl, .tsv and datasets; 'text' by default. May be repeated: one for each text, "
     "in their order."
 )
+JSON = typer.Option(
+    "--json",
+    metavar="FILE",
+    help="JSON file to write; with - it is printed, and all else goes to standard error.",
+)
 TEXT = "Text: .txt, .jsonl, .tsv, compressed or not, a folder of these, or a Hub dataset."
+
+
+STDOUT = Path("-")
 
 
 def _print_version(wanted: bool) -> None:
@@ -49,6 +57,29 @@ def main(
     ] = False,
 ) -> None:
     """BERT with relative positions."""
+
+
+def _console(json_file: Path | None = None) -> Console:
+    """Where people read; standard error where JSON takes standard output."""
+    return Console(stderr=json_file == STDOUT)
+
+
+def _check_json(json_file: Path | None) -> None:
+    """Refuse a JSON file that cannot be written, before time is spent on what it is to hold."""
+    if json_file not in (None, STDOUT):
+        from .files import check_output_file
+
+        check_output_file(json_file, "--json")
+
+
+def _write_json(json_file: Path | None, content: Any) -> None:
+    """Write what `--json` asks for, if anything."""
+    if json_file == STDOUT:
+        typer.echo(json.dumps(content, indent=2, ensure_ascii=False))
+    elif json_file is not None:
+        from .files import write_output_json
+
+        write_output_json(json_file, content)
 
 
 def parse_options(pairs: list[str], flag: str = "--option") -> dict[str, Any]:
@@ -152,6 +183,7 @@ def convert(
         bool,
         typer.Option("--plots", help="Draw fidelity and tables into OUT, for calibrate and calibrate+distil."),
     ] = False,
+    json_file: Annotated[Path | None, JSON] = None,
 ) -> None:
     """Convert a BERT with absolute or relative positions to this package.
 
@@ -170,6 +202,7 @@ def convert(
         from .conversion import convert
         from .conversion.printing import print_report
 
+        _check_json(json_file)
         logging.disable_progress_bar()
         report = convert(
             source,
@@ -190,7 +223,8 @@ def convert(
             progress=True,
             plots=plots,
         )
-    print_report(report, Console())
+        print_report(report, _console(json_file))
+        _write_json(json_file, report.to_dict())
     if report.shortfalls and not force:
         raise typer.Exit(POOR)
 
@@ -202,20 +236,62 @@ def export(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace OUT if it exists and holds nothing but a checkpoint.")
     ] = False,
+    json_file: Annotated[Path | None, JSON] = None,
 ) -> None:
     """Write a converted model as a checkpoint of the architecture it came from, for Transformers alone."""
     with plain_errors():
         from .conversion import export_checkpoint
 
+        _check_json(json_file)
         name = export_checkpoint(source, out, overwrite=overwrite)
-    Console().print(f"{out}: {name}", markup=False, highlight=False)
+        _console(json_file).print(f"{out}: {name}", markup=False, highlight=False)
+        _write_json(json_file, {"out": str(out), "architecture": name})
+
+
+@app.command()
+def push(
+    folder: Annotated[Path, typer.Argument(help="Folder of a converted or trained model.")],
+    repository: Annotated[str, typer.Argument(help="user/name on the Hub; made where there is none.")],
+    yes: Annotated[
+        bool, typer.Option("--yes", "--no-dry-run", help="Upload; without it nothing leaves this machine.")
+    ] = False,
+    private: Annotated[bool, typer.Option("--private", help="Make the repository private.")] = False,
+    message: Annotated[str, typer.Option(help="Title of the commit.")] = "Upload model with hf_relpos",
+    revision: Annotated[str | None, typer.Option(help="Branch to write to, if not main.")] = None,
+    create_pr: Annotated[bool, typer.Option("--create-pr", help="Open a pull request instead.")] = False,
+    json_file: Annotated[Path | None, JSON] = None,
+) -> None:
+    """Show what a push to the Hub would upload, and what is wrong with it; with --yes, upload it.
+
+    Files that do not belong to a checkpoint stay, and so do pickles. Exit code 2 where something would give away this
+    machine, such as its paths, or an access token.
+    """
+    with plain_errors():
+        from .conversion.printing import print_upload
+        from .conversion.push import plan_upload
+        from .conversion.push import push as push_upload
+
+        _check_json(json_file)
+        console = _console(json_file)
+        upload = plan_upload(folder, repository)
+        print_upload(upload, console)
+        address = push_upload(upload, private, message, revision, create_pr) if yes else None
+        console.print(
+            f"uploaded: {address}" if address else "nothing was uploaded; --yes does it",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+        _write_json(json_file, {**upload.to_dict(), "uploaded": address})
+    if upload.problems:
+        raise typer.Exit(2)
 
 
 @app.command()
 def inspect(
     source: Annotated[str, typer.Argument(help="Folder or Hub repository of a checkpoint.")],
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the Hub repository.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json_file: Annotated[Path | None, JSON] = None,
 ) -> None:
     """Say what a checkpoint is, what Transformers alone makes of it, and which command reads it here."""
     with plain_errors():
@@ -223,44 +299,48 @@ def inspect(
 
         from .conversion.inspection import inspect_checkpoint
 
+        _check_json(json_file)
         found = asdict(inspect_checkpoint(source, revision))
-    if as_json:
-        typer.echo(json.dumps(found, indent=2))
-        return
+        _write_json(json_file, found)
     tables = found["tables"]
     found["tables"] = (tables[0] + (f" and {len(tables) - 1} more" if len(tables) > 1 else "")) if tables else "none"
     titles = {"trained_length": "trained length", "elsewhere": "Transformers v5", "command": "run"}
     for name, value in found.items():
         if value:
-            typer.echo(f"{titles.get(name, name):16}{value}")
+            typer.echo(f"{titles.get(name, name):16}{value}", err=json_file == STDOUT)
 
 
 @app.command()
 def schemes(
     name: Annotated[str | None, typer.Argument(help="A scheme: print its options and backends.")] = None,
+    json_file: Annotated[Path | None, JSON] = None,
 ) -> None:
     """List the position schemes; with NAME, the options of one and the backends that compute it."""
     with plain_errors():
-        from .model.schemes import SCHEMES
+        from .model.schemes import SCHEMES, find_scheme
 
+        _check_json(json_file)
+        console = _console(json_file)
         if name is None:
             table = Table("scheme", "source", box=box.SIMPLE_HEAD)
             table.columns[0].no_wrap = True
             for each, scheme in SCHEMES.items():
                 table.add_row(each, Text(scheme.source))
-            Console().print(table)
+            console.print(table)
+            _write_json(json_file, {each: {"source": scheme.source} for each, scheme in SCHEMES.items()})
         else:
-            _print_scheme(name)
+            find_scheme(name)
+            _write_json(json_file, _print_scheme(name, console))
 
 
-def _print_scheme(name: str) -> None:
+def _print_scheme(name: str, console: Console) -> dict[str, Any]:
+    """Print a scheme; what was printed."""
     from .model.capabilities import supported_implementations
     from .model.configuration_relpos_bert import RelPosBertConfig
-    from .model.schemes import find_scheme
+    from .model.schemes import SCHEMES
 
-    scheme = find_scheme(name)
+    scheme = SCHEMES[name]
     backends = supported_implementations(RelPosBertConfig(position_embedding_type=name))
-    console = Console()
     console.print(f"{name}: {scheme.source}\nbackends: {', '.join(backends)}", markup=False, highlight=False)
     table = Table("option", "default", "meaning", box=box.SIMPLE_HEAD)
     table.columns[0].no_wrap = True
@@ -268,6 +348,32 @@ def _print_scheme(name: str) -> None:
         table.add_row(key, Text(str(option.default)), Text(option.help))
     if scheme.options:
         console.print(table)
+    options = {key: {"default": option.default, "help": option.help} for key, option in scheme.options.items()}
+    return {"name": name, "source": scheme.source, "backends": list(backends), "options": options}
+
+
+@app.command()
+def families(
+    json_file: Annotated[Path | None, JSON] = None,
+) -> None:
+    """List the checkpoints that are read: what tells them, and their positions; --json has their heads, too."""
+    with plain_errors():
+        from .conversion.families import FAMILIES
+        from .conversion.family_rows import COLUMNS, row
+
+        _check_json(json_file)
+        rows = [
+            dict(zip(COLUMNS, (cell.replace("`", "") for cell in row(name, family)), strict=True))
+            for name, family in FAMILIES.items()
+        ]
+        shown = ("checkpoints", "told by", "positions", "by")
+        table = Table(*shown, box=box.SIMPLE_HEAD)
+        for column in table.columns:
+            column.overflow = "fold"
+        for each in rows:
+            table.add_row(*(Text(each[column]) for column in shown))
+        _console(json_file).print(table)
+        _write_json(json_file, dict(zip(FAMILIES, rows, strict=True)))
 
 
 @app.command()
@@ -284,6 +390,7 @@ def doctor(
     scheme: Annotated[
         list[str] | None, typer.Option(help="With --model: another scheme at the same sizes; may be repeated.")
     ] = None,
+    json_file: Annotated[Path | None, JSON] = None,
 ) -> None:
     """Print versions and devices, and which backend attention takes with each scheme; check the GPU kernels."""
     import torch
@@ -291,18 +398,20 @@ def doctor(
     devices = ["cpu"]
     if (accelerator := torch.accelerator.current_accelerator(check_available=True)) is not None:
         devices.append(accelerator.type)
-    console = Console()
+    console = _console(json_file)
     with plain_errors():
+        _check_json(json_file)
         if scheme and model is None:
             raise ValueError(f"--scheme {scheme[0]} compares schemes at the sizes of a model; add --model FOLDER")
-        _print_versions(console, devices)
+        found: dict[str, Any] = {"versions": _print_versions(console, devices)}
         if model is not None:
-            _print_costs(console, model, length, batch or 1, scheme or [], devices[-1])
+            found["costs"] = _print_costs(console, model, length, batch or 1, scheme or [], devices[-1])
         else:
-            _print_backends(console, batch or 4, length, devices)
+            found["backends"] = _print_backends(console, batch or 4, length, devices)
+        _write_json(json_file, found)
 
 
-def _print_versions(console: Console, devices: list[str]) -> None:
+def _print_versions(console: Console, devices: list[str]) -> dict[str, str]:
     import platform
 
     import torch
@@ -319,9 +428,10 @@ def _print_versions(console: Console, devices: list[str]) -> None:
     }
     for name, value in versions.items():
         console.print(f"{name:13}{value}", markup=False, highlight=False)
+    return versions
 
 
-def _print_backends(console: Console, batch: int, length: int, devices: list[str]) -> None:
+def _print_backends(console: Console, batch: int, length: int, devices: list[str]) -> list[dict[str, Any]]:
     from . import SCHEMES, RelPosBertConfig, explain_backend
 
     names: dict[tuple[str, str], list[str]] = {}  # by device and explanation
@@ -334,9 +444,17 @@ def _print_backends(console: Console, batch: int, length: int, devices: list[str
     for (device, explanation), alike in names.items():
         table.add_row(", ".join(alike), device, Text(explanation))
     console.print(table)
+    return [
+        {"schemes": alike, "device": device, "attention": explanation}
+        for (device, explanation), alike in names.items()
+    ]
 
 
-def _print_costs(console: Console, model: str, length: int, batch: int, schemes: Sequence[str], device: str) -> None:
+def _print_costs(
+    console: Console, model: str, length: int, batch: int, schemes: Sequence[str], device: str
+) -> list[dict[str, Any]]:
+    from dataclasses import asdict
+
     from .cost import model_costs, read_configuration
 
     config = read_configuration(model)
@@ -359,6 +477,7 @@ def _print_costs(console: Console, model: str, length: int, batch: int, schemes:
             for each in costs
         ),
     )
+    return [asdict(each) for each in costs]
 
 
 @app.command()
@@ -371,16 +490,21 @@ def demo(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the models.")] = Path("demo-out"),
     scheme: Annotated[str, typer.Option(help="Position scheme; `hf-relpos schemes` lists them.")] = "transformer_xl",
-    steps: Annotated[int, typer.Option(help="Training steps of the fine-tuning.", min=1)] = 150,
+    steps: Annotated[int, typer.Option(help="Training steps of the fine-tuning.", min=1)] = 40,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace OUT if it exists and holds nothing but a demo.")
     ] = False,
+    json_file: Annotated[Path | None, JSON] = None,
 ) -> None:
     """Convert a BERT, show what it kept, fine-tune it, reload it."""
-    with plain_errors():
-        from .demo import run_demo
+    console = _console(json_file)
+    with plain_errors(), plain_warnings():
+        _check_json(json_file)
+        with timed_step(console, "0. PyTorch and Transformers imported"):
+            from .demo import run_demo
 
-        run_demo(checkpoint, out=out, scheme=scheme, steps=steps, overwrite=overwrite, console=Console())
+        rows = run_demo(checkpoint, out=out, scheme=scheme, steps=steps, overwrite=overwrite, console=console)
+        _write_json(json_file, rows)
 
 
 @app.command()
@@ -393,6 +517,7 @@ def plot(
     text: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="Text for the mean query and key.")
     ] = None,
+    json_file: Annotated[Path | None, JSON] = None,
 ) -> None:
     """Plot what the position scheme of a model adds to its attention scores."""
     with plain_errors():
@@ -403,9 +528,11 @@ def plot(
 
         from .plot import plot_checkpoint
 
+        _check_json(json_file)
         logging.disable_progress_bar()
         written = plot_checkpoint(checkpoint, out, None if whole else layer or 0, head or 0, text)
-        Console().print(f"written to {written}", markup=False)
+        _console(json_file).print(f"written to {written}", markup=False)
+        _write_json(json_file, {"written": str(written)})
 
 
 @app.command("app")
@@ -467,7 +594,7 @@ def compare(
         str | None, typer.Option(help="Folder or repository of the tokenizer, if not the teacher's.")
     ] = None,
     tokens: Annotated[int, typer.Option(help="Tokens of text for each length, about.", min=1)] = 4096,
-    json_file: Annotated[Path | None, typer.Option("--json", help="JSON file to write.")] = None,
+    json_file: Annotated[Path | None, JSON] = None,
     plot_file: Annotated[
         Path | None, typer.Option("--plot", help="Picture of the fidelity by length to write.")
     ] = None,
@@ -478,7 +605,6 @@ def compare(
 
         from .evaluation.compare import CompareSettings, compare_models
         from .evaluation.printing import print_comparison
-        from .files import check_output_file, write_output_json
         from .plot import check_picture, plot_fidelity
 
         logging.disable_progress_bar()
@@ -494,16 +620,14 @@ def compare(
             tokenizer=tokenizer,
             tokens=tokens,
         )
-        if json_file is not None:
-            check_output_file(json_file, "--json")
+        _check_json(json_file)
         if plot_file is not None:
             check_picture(plot_file, "--plot")
-        console = Console()
+        console = _console(json_file)
         with progress_bar(console) as progress:
             results = compare_models(settings, progress)
         print_comparison(results, console)
-        if json_file is not None:
-            write_output_json(json_file, results)
+        _write_json(json_file, results)
         if plot_file is not None:
             plot_fidelity(results, plot_file)
 
@@ -531,7 +655,7 @@ def evaluate(
     tokenizer: Annotated[
         str | None, typer.Option(help="Folder or repository of the tokenizer, if not the model's.")
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="JSON file to write.")] = None,
+    json_file: Annotated[Path | None, JSON] = None,
 ) -> None:
     """Measure a model: similarity, long-document retrieval, masked tokens, passkeys."""
     with plain_errors(), plain_warnings():
@@ -539,7 +663,6 @@ def evaluate(
 
         from .evaluation.evaluate import EvaluateSettings, evaluate_model
         from .evaluation.printing import print_evaluation
-        from .files import check_output_file, write_output_json
 
         logging.disable_progress_bar()
         settings = EvaluateSettings(
@@ -555,11 +678,9 @@ def evaluate(
             pooling=pooling,
             tokenizer=tokenizer,
         )
-        if json_file is not None:
-            check_output_file(json_file, "--json")
-        console = Console()
+        _check_json(json_file)
+        console = _console(json_file)
         with progress_bar(console) as progress:
             results = evaluate_model(settings, progress)
         print_evaluation(results, console)
-        if json_file is not None:
-            write_output_json(json_file, results)
+        _write_json(json_file, results)

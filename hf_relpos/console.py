@@ -65,6 +65,15 @@ def _progress_lines(console: Console, clock: Callable[[], float]) -> Callable[[s
     return update
 
 
+@contextmanager
+def timed_step(console: Console, title: str) -> Iterator[None]:
+    """A rule with the title of a step, and after it what it took: seconds, and seconds of processor time."""
+    started, used = time.monotonic(), time.process_time()
+    console.rule(title)
+    yield
+    console.print(f"  {time.monotonic() - started:.1f} s, {time.process_time() - used:.1f} s of processor time")
+
+
 def print_table(console: Console, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a table whose first column is text and whose others are numbers."""
     table = Table(*columns, title=title, box=box.SIMPLE_HEAD)

@@ -25,7 +25,6 @@ import torch
 from experiments.arguments import benchmark_parser, positive_int
 from experiments.measuring import environment, peak_memory, run_worker, time_in_turns
 from experiments.reports import Table, describe, markdown_sections, met, print_tables, write_report
-from experiments.results import with_notes
 
 
 LENGTHS = [128, 512, 2048]
@@ -361,7 +360,7 @@ def write(out: Path, results: dict) -> None:
     """cpu-deberta.json and .md, of what has been measured so far; notes in the latter are kept."""
     path = out / "cpu-deberta"
     content = {**results, "goals": against_goals(results)}
-    write_report(path, content, with_notes(card(results), path.with_suffix(".md")))
+    write_report(path, content, card(results))
 
 
 if __name__ == "__main__":

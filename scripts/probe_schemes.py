@@ -26,8 +26,8 @@ from pathlib import Path
 
 import torch
 from experiments.measuring import utc_now
-from experiments.reports import markdown_table
-from experiments.results import conditions, with_notes
+from experiments.reports import markdown_table, with_notes
+from experiments.results import conditions
 from torch import nn
 from transformers import logging
 

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from experiments.arguments import RESULTS
-from experiments.results import NOTES, with_notes
+from experiments.reports import keep_notes
 
 from hf_relpos.files import write_text
 
@@ -54,8 +54,7 @@ def cards(folder: Path = RESULTS) -> dict[Path, str]:
         if hasattr(writer, "CARD_PATH"):
             path = folder.parent / writer.CARD_PATH
         text = writer.card(json.loads(results.read_text(encoding="utf-8")))
-        has_notes = path.is_file() and NOTES in path.read_text(encoding="utf-8")
-        texts[path] = with_notes(text, path) if has_notes else text
+        texts[path] = keep_notes(text, path)
     return texts
 
 

@@ -29,6 +29,7 @@ LEFT_OUT = pytest.StashKey[int]()
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="every case of every test (make test-all); see selection.py")
     parser.addoption("--fuzz-counts", metavar="JSON", help="write what the examples of test_fuzz_*.py ended in")
+    parser.addoption("--interpreter", metavar="PYTHON", help="of another environment, for test_doc_blocks.py")
 
 
 def pytest_configure(config):

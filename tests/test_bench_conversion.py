@@ -126,7 +126,7 @@ def test_a_quality(bench, folder, tmp_path, monkeypatch):
     assert row["result"]["cpu_seconds"] == pytest.approx(spent["fit"] + spent["distillation"])
     assert row["settings"]["student"]["quality"]["method_options"]["steps"] == 2
     card = (out / "conversion.md").read_text()
-    assert "## Qualities: sentence cosine at 8, 16, 32 tokens" in card and "| `default` |" in card
+    assert "## Qualities: sentence cosine at 8, 16, 32 tokens" in card and "| quality `default` |" in card
     assert "| quality `default`: sentence cosine, 16-128 |" in card
 
 

@@ -6,18 +6,22 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
-from huggingface_hub import ModelCard
+from hub_server import read_card
+from huggingface_hub import InferenceClient, ModelCard
 from oracles import stir
-from transformers import AutoModel, BertConfig, BertForMaskedLM, BertTokenizer
+from transformers import AutoConfig, AutoModel, BertConfig, BertForMaskedLM, BertTokenizer
+from transformers.pipelines import PIPELINE_REGISTRY
 from typer.testing import CliRunner
 
 from hf_relpos.cli import app
 from hf_relpos.conversion import METHODS, ConversionError, convert
-from hf_relpos.conversion.card import PICTURES, command, source_metadata
+from hf_relpos.conversion.card import PICTURES, command, hub_dataset, model_card, source_metadata
 from hf_relpos.evaluation import Fidelity
+from hf_relpos.model.modeling_relpos_bert import HEADS
 
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "."]
@@ -91,12 +95,30 @@ def snippets(folder):
 def test_the_card_of_a_calibration(source, calibrated):
     out, report = calibrated
     card = card_of(out)
-    assert card.data.to_dict() == {
+    metadata = card.data.to_dict()
+    (index,) = metadata.pop("model-index")
+    assert metadata == {
         "library_name": "transformers",
         "license": "mit",
         "language": ["en", "de"],
+        "pipeline_tag": "fill-mask",
         "tags": ["hf_relpos", "relative-position"],
     }
+    assert index["name"] == f"stock with {report.scheme}"
+    results = {(each.metric_name): each for each in card.data.eval_results}
+    entry = report.fidelity.lengths[0]
+    for name, value in (
+        ("token cosine to the source", entry.token_cosine),
+        ("sentence cosine to the source", entry.sentence_cosine),
+        ("masked tokens predicted as by the source", entry.masked.agreement),
+        ("masked tokens predicted right", entry.masked.student_accuracy),
+    ):
+        result = results[f"{name}, {entry.length} tokens"]
+        assert result.metric_value == round(value, 4) and result.task_type == "fill-mask"
+        assert result.dataset_name == "text.txt, held-out passages" and result.dataset_type == "text"
+    assert len(results) == 4 * len(report.fidelity.lengths)
+    # the Hub refuses nothing in it
+    assert read_card(card.content.encode())[1] == []
     # no path of the one who made it
     assert str(source.parent) not in card.content and str(out.parent) not in card.content
     assert f"**Verdict: {report.verdict}.**" in card.text
@@ -249,6 +271,42 @@ def test_cards_of_sources(tmp_path, card, found):
     assert (len(metadata) if isinstance(found, int) else metadata) == found
 
 
+@pytest.mark.parametrize(
+    "text, name",
+    [
+        ("text.txt", None),
+        ("user/name", "user/name"),
+        ("user/name:train", "user/name"),
+        ("user/name/en:part", "user/name"),
+        ("a:b", None),
+    ],
+)
+def test_which_texts_are_hub_datasets(text, name):
+    assert hub_dataset(text) == name
+
+
+@pytest.mark.parametrize("auto, head", HEADS.items(), ids=HEADS)
+def test_the_task_of_a_card_is_that_of_its_head(source, calibrated, auto, head):
+    """One of the Hub's, of which its client has a method, and the pipeline loads the class; the source's own wins."""
+    report = replace(calibrated[1], converted_to=head.__name__)
+    config = AutoConfig.from_pretrained(calibrated[0])
+    task = ModelCard(model_card(report, config, 32)).data.pipeline_tag
+    assert task is None or hasattr(InferenceClient, task.replace("-", "_"))
+    if task in PIPELINE_REGISTRY.supported_tasks and auto != "AutoModelForPreTraining":
+        assert auto in [each.__name__ for each in PIPELINE_REGISTRY.supported_tasks[task]["pt"]]
+    own = {"pipeline_tag": "zero-shot-classification"}
+    assert ModelCard(model_card(report, config, 32, own)).data.pipeline_tag == own["pipeline_tag"]
+    report = replace(report, arguments={**report.arguments, "architecture": "BertModel"})
+    assert ModelCard(model_card(report, config, 32, own)).data.pipeline_tag == task
+
+
+def test_the_card_of_a_model_of_the_hub_names_it(calibrated):
+    report = replace(calibrated[1], source="user/bert", revision="0123456789abcdef")
+    metadata = ModelCard(model_card(report, AutoConfig.from_pretrained(calibrated[0]), 32)).data
+    assert metadata.base_model == "user/bert" and metadata.base_model_relation == "finetune"
+    assert metadata.model_name == f"bert with {report.scheme}"
+
+
 def test_documents_from_python_have_no_name(source, tmp_path):
     documents = (source.parent / "text.txt").read_text().split("\n\n")
     options = {"tokens": TOKENS}
@@ -276,6 +334,8 @@ def test_a_hub_dataset_by_name(source, tmp_path, monkeypatch):
     )
     assert result.exit_code == 0, result.output
     assert set(asked) == {("user/name", None, "part", True)}
+    metadata = card_of(tmp_path / "out").data
+    assert metadata.datasets == ["user/name"] and metadata.eval_results[0].dataset_type == "user/name"
     assert "windows of `user/name:part`" in card_of(tmp_path / "out").text
     assert " --text user/name:part --field body" in card_of(tmp_path / "out").text
 

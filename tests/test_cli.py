@@ -1,5 +1,6 @@
 """The command line: what it prints, its exit codes, and that it does what the function does."""
 
+import inspect
 import json
 import re
 import shutil
@@ -10,6 +11,7 @@ import warnings
 import pytest
 import shellingham
 import torch
+from rich.cells import cell_len
 from transformers import AutoModel, BertConfig, BertModel, DebertaV2Config, DebertaV2Model
 from typer.testing import CliRunner
 
@@ -18,6 +20,7 @@ from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertModel
 from hf_relpos.cli import app, parse_options
 from hf_relpos.console import plain_warnings
 from hf_relpos.conversion import METHODS
+from hf_relpos.conversion.families import FAMILIES
 
 
 @pytest.fixture(autouse=True)
@@ -164,7 +167,7 @@ def test_version_and_completion(monkeypatch):
 
 def test_inspect(source, tmp_path):
     """What it is, what stock Transformers makes of it, and a command that works."""
-    found = json.loads(run("inspect", source, "--json").output)
+    found = json.loads(run("inspect", source, "--json", "-").stdout)
     assert found["family"] == "bert" and found["architecture"] == "BertModel" and found["trained_length"] == 20
     assert found["positions"] == "absolute: position_embedding_type = 'absolute'"
     assert found["tables"] == ["embeddings.position_embeddings.weight"] and "as it is" in found["elsewhere"]
@@ -173,7 +176,7 @@ def test_inspect(source, tmp_path):
     sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 32}
     ours = RelPosBertModel(RelPosBertConfig(vocab_size=60, max_position_embeddings=20, **sizes))
     ours.save_pretrained(tmp_path / "ours")
-    found = json.loads(run("inspect", tmp_path / "ours", "--json").output)
+    found = json.loads(run("inspect", tmp_path / "ours", "--json", "-").stdout)
     assert found["family"] == "relpos_bert" and found["positions"].startswith("relative_key")
     assert len(found["tables"]) == 2 and not found["command"] and "import hf_relpos" in found["elsewhere"]
 
@@ -192,6 +195,65 @@ def test_inspect(source, tmp_path):
     DebertaV2Model(DebertaV2Config(vocab_size=60, **sizes)).save_pretrained(tmp_path / "deberta")
     assert "loads it as it is" in run("inspect", tmp_path / "deberta").output
     assert run("inspect", tmp_path).exit_code == 2
+
+
+def test_json_of_every_command(source, tmp_path):
+    """To a file, with the text where it was; to standard output, with the text on standard error."""
+    commands = {
+        "schemes": (["schemes"], set(SCHEMES)),
+        "one scheme": (["schemes", "shaw"], {"name", "source", "backends", "options"}),
+        "families": (["families"], set(FAMILIES)),
+        "inspect": (["inspect", source], {"family", "positions", "command"}),
+        "convert": (["convert", source, tmp_path / "out", "--overwrite"], {"method", "steps", "versions"}),
+        "push": (["push", tmp_path / "out", "user/name"], {"files", "problems", "uploaded"}),
+        "plot": (["plot", tmp_path / "out", "--out", tmp_path / "x.png"], {"written"}),
+    }
+    for name, (command, keys) in commands.items():
+        printed = run(*command, "--json", "-")
+        assert printed.exit_code == 0 and printed.stderr, (name, printed.output)
+        assert keys <= set(json.loads(printed.stdout)), name
+        written = run(*command, "--json", tmp_path / "out.json")
+        assert written.exit_code == 0 and written.stdout and not written.stderr, (name, written.output)
+        found = json.loads((tmp_path / "out.json").read_text())
+        if name != "convert":  # which says how long it took
+            assert found == json.loads(printed.stdout), name
+
+
+def test_every_command_has_json_and_help_says_the_exit_codes():
+    names = [command.name or command.callback.__name__ for command in app.registered_commands]
+    assert len(names) == 11
+    for name in names:
+        parameters = inspect.signature(
+            next(c.callback for c in app.registered_commands if c.callback.__name__ == name)
+        )
+        assert "json_file" in parameters.parameters, name
+    assert all(f" {code} " in run("--help").output for code in (0, 1, 2, 3))
+
+
+@pytest.mark.parametrize("command", [["schemes"], ["schemes", "deberta"], ["families"], ["doctor", "--length", "64"]])
+def test_tables_fit_80_columns(command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    result = run(*command)
+    assert result.exit_code == 0, result.output
+    assert max(map(cell_len, result.output.splitlines())) <= 80
+    assert "…" not in result.output  # what was cut off
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--scheme", "relativekey"], "'relative_key' is most like it"),
+        (["--scheme", "shaw", "--option", "clib=4"], "'clip' is most like it"),
+        (["--method", "calibate"], "'calibrate' is most like it"),
+        (["--method", "calibrate", "--method-option", "token=9"], "'tokens' is most like it"),
+        (["--shceme", "shaw"], "--scheme"),
+    ],
+)
+def test_the_nearest_name_is_said(source, tmp_path, arguments, words):
+    result = run("convert", source, tmp_path / "out", *arguments)
+    assert result.exit_code == 2 and words in result.stderr
+    result = run("convrt")
+    assert result.exit_code == 2 and "convert" in result.stderr
 
 
 def test_a_text_without_a_name_is_not_this_folder(source, tmp_path):

@@ -27,7 +27,7 @@ RUNS = {name for name, found in WITH_CODE.items() if any(not each.reason for eac
 # they convert with text, train, or run commands that start processes
 SLOW = {"README.md", "docs/convert.md", "docs/long_inputs.md", "docs/performance.md", "docs/serve.md"}
 # blocks that the tests do not run, each with its reason in the page
-NOT_RUN_COUNT = 9
+NOT_RUN_COUNT = 10
 
 
 def contents(folder):
@@ -106,9 +106,17 @@ def write_texts(folder):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records), "utf-8")
 
 
+def check_elsewhere(interpreter, env, folder):
+    """What is imported there is not the checkout."""
+    code = "import hf_relpos; print(hf_relpos.__file__)"
+    done = subprocess.run([interpreter, "-c", code], env=env, cwd=folder, capture_output=True, text=True, check=True)
+    package = Path(done.stdout.strip())
+    assert package.is_relative_to(Path(interpreter).parents[1]), f"{interpreter} imports {package}"
+
+
 @pytest.fixture(scope="module")
-def process(tmp_path_factory):
-    """Runs pages, with a Hub that has the models they name."""
+def process(tmp_path_factory, request):
+    """Runs pages, with a Hub that has the models they name; in the environment of `--interpreter`, if given."""
     folder = tmp_path_factory.mktemp("pages")
     torch.manual_seed(0)
     with running_hub(folder / "hub") as hub:
@@ -117,14 +125,20 @@ def process(tmp_path_factory):
         hub.put("sentence-transformers/all-MiniLM-L6-v2", sentence_encoder())
         hub.put("zhiheng-huang/bert-base-uncased-embedding-relative-key-query", relative_bert())
         hub.put("cross-encoder/nli-deberta-v3-base", deberta(folder / "deberta"))
-        path = f"{Path(sys.executable).parent}:{hub.env['PATH']}"
+        given = request.config.getoption("--interpreter")
+        interpreter = str(Path(given).absolute()) if given else sys.executable
+        if given:
+            del hub.env["PYTHONPATH"]
+            check_elsewhere(interpreter, hub.env, folder)
+        path = f"{Path(interpreter).parent}:{hub.env['PATH']}"
         env = hub.env | {"HF_HOME": str(folder / "home"), "PATH": path, "MPLBACKEND": "agg"}
         running = subprocess.Popen(
-            [sys.executable, str(ROOT / "tests" / "doc_blocks.py")],
+            [interpreter, str(ROOT / "tests" / "doc_blocks.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env=env,
+            cwd=folder,
         )
         with running:
             yield running

@@ -8,6 +8,7 @@ import contextlib
 import io
 
 import onnxruntime
+import openvino
 import pytest
 import torch
 from oracles import ON_TOKENS, tiny_model
@@ -116,6 +117,26 @@ def test_onnx_graph_runs_at_every_size(scheme, backend):
             model, sequences(2, 12), dynamo=True, input_names=NAMES, dynamic_shapes=[dims, dims], verbose=False
         )
     check(model, onnx_runner(program))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("scheme", ["harmonic", "relative_key", "deberta"])
+def test_openvino_runs_the_onnx_graph_at_every_size(scheme, tmp_path):
+    model = classifier(scheme)
+    dims = {0: Dim("batch"), 1: Dim("length")}
+    with contextlib.redirect_stdout(io.StringIO()):
+        program = torch.onnx.export(
+            model, sequences(2, 12), dynamo=True, input_names=NAMES, dynamic_shapes=[dims, dims], verbose=False
+        )
+    program.save(tmp_path / "model.onnx")
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
+    compiled = openvino.compile_model(openvino.convert_model(tmp_path / "model.onnx"), "CPU", settings)
+
+    def run(*arguments):
+        feed = {name: tensor.numpy() for name, tensor in zip(NAMES, arguments, strict=True)}
+        return torch.from_numpy(compiled(feed)[0])
+
+    check(model, run)
 
 
 @pytest.mark.feature("transformers.exporters, onnxruntime at other lengths")

@@ -135,13 +135,13 @@ def check_windows(windows: Windows, limit: int) -> list[str]:
     """
     if windows.tokens < TOO_FEW:
         raise CalibrationError(
-            f"texts: {windows.tokens} tokens are too few to fit anything; give at least {TOO_FEW}, better 50,000"
+            f"texts: {windows.tokens} tokens are too few to fit anything; give at least {TOO_FEW}, better 12,000"
         )
     longest = max(map(len, windows.ids))
     notes = []
     if windows.tokens < FEW:
         remedy = "give more text" if windows.tokens < 0.9 * windows.budget else "ask for more with the option tokens"
-        notes.append(f"only {windows.tokens:,} tokens of text: fits need about 50,000; {remedy}")
+        notes.append(f"only {windows.tokens:,} tokens of text: fits want 12,000 or more; {remedy}")
     if windows.unknown_rate > MAX_UNKNOWN_RATE:
         notes.append(
             f"the tokenizer does not know {100 * windows.unknown_rate:.0f} % of the tokens; is the text in the "

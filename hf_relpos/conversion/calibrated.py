@@ -178,7 +178,7 @@ def _check_options(model: RelPosBertPreTrainedModel, context: ConversionContext)
     if options["tokens"] < TOO_FEW:
         raise ConversionError(
             f"method_options['tokens'] = {options['tokens']}: too few to fit anything; ask for at least {TOO_FEW}, "
-            "better 50,000"
+            "better 12,000"
         )
     distil_tokens = options.get("distil_tokens")
     if distil_tokens is not None and distil_tokens < TOO_FEW:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import ModelCardData, metadata_load
+from huggingface_hub import EvalResult, ModelCardData, metadata_load
 from transformers import PreTrainedModel
 
 from ..console import markdown_table
@@ -24,8 +24,18 @@ from .report import KINDS, ConversionReport, lost_in_words
 from .source import CARD, TOKENIZER_FILES
 
 
-# Metadata of the source's card that holds for the result, too.
-KEPT = ("license", "license_name", "license_link", "language")
+# Metadata of the source's card that holds for the result, too; the last as long as its head is kept.
+KEPT = ("license", "license_name", "license_link", "language", "pipeline_tag")
+# The Hub's name of the task of each head, where it has one.
+TASKS = {
+    "AutoModel": "feature-extraction",
+    "AutoModelForPreTraining": "fill-mask",
+    "AutoModelForMaskedLM": "fill-mask",
+    "AutoModelForCausalLM": "text-generation",
+    "AutoModelForSequenceClassification": "text-classification",
+    "AutoModelForTokenClassification": "token-classification",
+    "AutoModelForQuestionAnswering": "question-answering",
+}
 # Kinds of a report, explained.
 MEANING = {
     "reused": "as they were, bit for bit",
@@ -40,7 +50,7 @@ PICTURES = {
 
 
 def source_metadata(folder: Path) -> dict[str, Any]:
-    """License and language that the card of a source names; {} without a card, or with one that cannot be read."""
+    """What the card of a source says that is in `KEPT`; {} without a card, or with one that cannot be read."""
     try:
         metadata = metadata_load(folder / CARD) or {}
     except (OSError, ValueError, yaml.YAMLError):
@@ -106,12 +116,7 @@ def model_card(
     Args:
         sentence_transformers: whether the result loads as a SentenceTransformer.
     """
-    data = ModelCardData(
-        base_model=report.source if report.revision else None,
-        library_name="sentence-transformers" if sentence_transformers else "transformers",
-        tags=["hf_relpos", "relative-position"],
-        **(metadata or {}),
-    )
+    data = _metadata(report, metadata or {}, sentence_transformers)
     parts = [
         f"---\n{data.to_yaml()}\n---",
         *_what(report),
@@ -135,6 +140,69 @@ def model_card(
         "`conversion.json` holds every tensor, option and figure.",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _metadata(report: ConversionReport, source: Mapping[str, Any], sentence_transformers: bool) -> ModelCardData:
+    """What the Hub reads: origin, licence, task, text, and what was measured.
+
+    Args:
+        source: from `source_metadata`.
+    """
+    task = "sentence-similarity" if sentence_transformers else TASKS.get(_auto_class(report))
+    if "architecture" not in report.arguments:
+        task = source.get("pipeline_tag", task)
+    texts = report.arguments.get("texts", [])
+    results = _results(report, task or "feature-extraction")
+    return ModelCardData(
+        base_model=report.source if report.revision else None,
+        base_model_relation="finetune" if report.revision else None,  # of the Hub's four, the one for new weights
+        library_name="sentence-transformers" if sentence_transformers else "transformers",
+        pipeline_tag=task,
+        datasets=list(dict.fromkeys(name for text in texts if (name := hub_dataset(text)))) or None,
+        tags=["hf_relpos", "relative-position"],
+        model_name=f"{_name(report).rpartition('/')[2]} with {report.scheme}" if results else None,
+        eval_results=results or None,
+        **{key: value for key, value in source.items() if key != "pipeline_tag"},
+    )
+
+
+def hub_dataset(text: str) -> str | None:
+    """The repository of a text in a report, `user/name/configuration:split`; None for a file, which has no folder."""
+    parts = text.partition(":")[0].split("/")
+    return "/".join(parts[:2]) if len(parts) > 1 and all(parts[:2]) else None
+
+
+def _results(report: ConversionReport, task: str) -> list[EvalResult]:
+    """The fidelity by length as the Hub's evaluation results; [] where it was not measured."""
+    texts = report.arguments.get("texts", [])
+    dataset = next(filter(None, map(hub_dataset, texts)), "text")
+    title = ", ".join(texts) or "documents given in Python"
+    found = []
+    for entry in report.fidelity.lengths if report.fidelity is not None else ():
+        figures = {
+            "token cosine to the source": ("cosine", entry.token_cosine),
+            "sentence cosine to the source": ("cosine", entry.sentence_cosine),
+        }
+        if entry.masked is not None:
+            figures["masked tokens predicted as by the source"] = ("agreement", entry.masked.agreement)
+            figures["masked tokens predicted right"] = ("accuracy", entry.masked.student_accuracy)
+        found += [
+            EvalResult(
+                task_type=task,
+                dataset_type=dataset,
+                dataset_name=f"{title}, held-out passages",
+                metric_type=kind,
+                metric_name=f"{name}, {entry.length} tokens",
+                metric_value=round(value, 4),
+            )
+            for name, (kind, value) in figures.items()
+        ]
+    return found
+
+
+def _auto_class(report: ConversionReport) -> str:
+    """The Auto class of the result."""
+    return next(auto for auto, head in HEADS.items() if head.__name__ == report.converted_to)
 
 
 def command(report: ConversionReport) -> str:
@@ -205,7 +273,7 @@ def _what(report: ConversionReport) -> list[str]:
 
 
 def _use(report: ConversionReport, config: RelPosBertConfig, sentence_transformers: bool) -> list[str]:
-    auto = next(auto for auto, head in HEADS.items() if head.__name__ == report.converted_to)
+    auto = _auto_class(report)
     load, imported = f"{auto}.from_pretrained", f"from transformers import {auto}"
     if sentence_transformers:
         load, imported = "SentenceTransformer", "from sentence_transformers import SentenceTransformer"

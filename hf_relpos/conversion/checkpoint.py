@@ -16,6 +16,7 @@ from ..data.seed import check_seed
 from ..files import atomic_folder, describe_write_error, write_json
 from ..model.configuration_relpos_bert import RelPosBertConfig
 from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
+from ..model.scheme import nearest
 from ..plot import figure_class
 from ..processes import process_state
 from ..version import __version__
@@ -145,7 +146,9 @@ def convert(
         ModuleNotFoundError: with `plots`, without matplotlib.
     """
     if method is not None and method not in METHODS:
-        raise ConversionError(f"method = {method!r} is unknown; known methods: {', '.join(METHODS)}")
+        raise ConversionError(
+            f"method = {method!r} is unknown{nearest(method, METHODS)}; known methods: {', '.join(METHODS)}"
+        )
     if plots:
         figure_class()  # raises without matplotlib, before any work
     try:

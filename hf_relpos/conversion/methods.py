@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..data.text import TextError, pair_fields, paths_or_documents
-from ..model.scheme import Option, Scheme, choice, is_count
+from ..model.scheme import Option, Scheme, choice, is_count, nearest
 from ..model.schemes import GENERAL_SCHEME, SCHEMES, STOCK_SCHEME
 from ..processes import compute_device
 from . import absolute, relative
@@ -293,7 +293,8 @@ def resolve_options(name: str, options: Mapping[str, Any] | None) -> dict[str, A
         if key not in known:
             remedy = f"known: {', '.join(known)}" if known else "it has none, leave it out"
             raise ConversionError(
-                f"method_options[{key!r}] = {value!r}: method = {name!r} has no such option; {remedy}"
+                f"method_options[{key!r}] = {value!r}: method = {name!r} has no such option{nearest(key, known)}; "
+                f"{remedy}"
             )
         if not known[key].accepts(value):
             raise ConversionError(

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Mapping
+from textwrap import shorten
 from typing import Any
 
 from rich import box
@@ -13,6 +14,7 @@ from rich.text import Text
 from ..console import print_table
 from ..evaluation.printing import print_fidelity
 from ..training import DistillationReport
+from .push import Upload
 from .report import ConversionReport, lost_in_words
 
 
@@ -28,6 +30,28 @@ def print_report(report: ConversionReport, console: Console) -> None:
     if report.fidelity is not None:
         print_fidelity(report.fidelity, console)
     console.print("\n".join(_lines(report)), highlight=False, markup=False, soft_wrap=True)
+
+
+def print_upload(upload: Upload, console: Console) -> None:
+    """Print files, sizes, the metadata of the card, what stays, what is missing and what is wrong."""
+    rows = [(name, f"{size:,}") for name, size in upload.files.items()]
+    total = ("together", f"{sum(upload.files.values()):,}")
+    print_table(console, f"{upload.folder} → {upload.repository}", ("file", "bytes"), [*rows, total])
+    lines = [f"card: {key}: {_short(value)}" for key, value in upload.card.items()] or [
+        "no card: README.md is missing"
+    ]
+    if upload.left_out:
+        lines.append(f"stays here, as not known to belong to a checkpoint: {', '.join(upload.left_out)}")
+    lines += [f"Note: {remark}" for remark in upload.remarks]
+    lines += [f"Problem: {problem}" for problem in upload.problems]
+    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+
+
+def _short(value: Any) -> str:
+    """A value of a card's metadata in one line."""
+    if isinstance(value, list):
+        value = ", ".join(map(str, value)) if all(isinstance(each, str) for each in value) else f"{len(value)} entries"
+    return shorten(str(value), 100, placeholder=" …")
 
 
 def _print_tensors(report: ConversionReport, console: Console) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..model.scheme import nearest
 from ..model.schemes import GENERAL_SCHEME, PLAIN_SCHEME
 from .errors import ConversionError
 from .methods import METHODS
@@ -85,7 +86,9 @@ def choose_quality(requested: str | None, method: str | None, spec: SourceSpec, 
     if requested is None:
         return DEFAULT_QUALITY if has_text and method is None and spec.absolute else None
     if requested not in QUALITIES:
-        raise ConversionError(f"quality = {requested!r} is unknown; known: {', '.join(QUALITIES)}")
+        raise ConversionError(
+            f"quality = {requested!r} is unknown{nearest(requested, QUALITIES)}; known: {', '.join(QUALITIES)}"
+        )
     if method is not None and METHODS[method].text == "unused":
         raise ConversionError(
             f"quality = {requested!r}: method = {method!r} learns nothing, and has no qualities; leave one of them out"

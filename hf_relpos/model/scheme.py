@@ -4,8 +4,9 @@ Its declarations say everything about it: other code reads them, and knows no sc
 """
 
 import reprlib
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +17,11 @@ from .formula import Terms
 
 
 SCHEMES: dict[str, type["Scheme"]] = {}
+
+
+def nearest(name: Any, known: Iterable[str]) -> str:
+    """For an error message: "; 'x' is most like it", where a known name is like this one; else empty."""
+    return "".join(f"; {most_like!r} is most like it" for most_like in get_close_matches(str(name), known, n=1))
 
 
 @dataclass(frozen=True)
@@ -269,7 +275,7 @@ class Scheme(nn.Module):
             if key not in cls.options:
                 raise ValueError(
                     f"position_options[{reprlib.repr(key)}] = {reprlib.repr(value)}: the scheme {cls.name!r} has no "
-                    f"such option; known: {', '.join(cls.options)}"
+                    f"such option{nearest(key, cls.options)}; known: {', '.join(cls.options)}"
                 )
             if not cls.options[key].accepts(value):
                 limit = f" (up to {MAX_COUNT:,})" if isinstance(value, int) and value > MAX_COUNT else ""

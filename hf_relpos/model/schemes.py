@@ -3,14 +3,13 @@
 import reprlib
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
-from difflib import get_close_matches
 from typing import Any
 
 from torch import nn
 
 from .context import AttentionContext
 from .formula import Terms
-from .scheme import SCHEMES, Scheme, SharedScheme
+from .scheme import SCHEMES, Scheme, SharedScheme, nearest
 from .scheme_absolute import Absolute
 from .scheme_alibi import ALiBi
 from .scheme_cape import Cape
@@ -74,9 +73,8 @@ def find_scheme(name: Any) -> type[Scheme]:
         ValueError: for an unknown name; says which it is most like, and lists the known ones.
     """
     if not isinstance(name, str) or name not in SCHEMES:
-        near = "".join(f"; {most_like!r} is most like it" for most_like in get_close_matches(str(name), SCHEMES, n=1))
         raise ValueError(
-            f"position_embedding_type = {reprlib.repr(name)} is unknown{near}; known schemes: "
+            f"position_embedding_type = {reprlib.repr(name)} is unknown{nearest(name, SCHEMES)}; known schemes: "
             f"{', '.join(sorted(SCHEMES))}"
         )
     return SCHEMES[name]

@@ -100,7 +100,7 @@ def quality_table(rows: Rows, lengths: Sequence[int]) -> Iterator[Table]:
         times = [f"{times['student'] / times['teacher']:.2f}" for times in row["times"].values()]
         spent = row["details"]["cpu_seconds"]
         cells.append(
-            [f"`{name}`", *closeness, gaps or "–", *times, *(f"{seconds:,.0f}" for seconds in spent.values())]
+            [label(name), *closeness, gaps or "–", *times, *(f"{seconds:,.0f}" for seconds in spent.values())]
         )
     if cells:
         first = next(iter(qualities.values()))

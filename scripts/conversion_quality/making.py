@@ -89,7 +89,7 @@ class StudentMaker:
         if student.method in BASELINES or student.long:
             recipe["length"] = self.args.long_length
         del recipe["long"]
-        if student.long:
+        if student.long == "window":
             recipe["window"] = self.args.window
         return recipe
 
@@ -128,7 +128,14 @@ class StudentMaker:
         """Convert; returns the cost of the fits and steps, where there were any, and the details of the report."""
         if student.quality is not None:
             source = self.source(demonstration)
-            details = convert(source, target, quality=student.quality, texts=texts, seed=self.args.seed).details
+            details = convert(
+                source,
+                target,
+                quality=student.quality,
+                method_options=self._long_options(student),
+                texts=texts,
+                seed=self.args.seed,
+            ).details
             details = json.loads(json.dumps(details))
             spent, parts = details["cpu_seconds"], [details["calibration"], details.get("distillation", {"tokens": 0})]
             cost = {
@@ -141,11 +148,7 @@ class StudentMaker:
             raise NotMeasurable(f"method = {method!r} is not there yet")
         if texts is None and METHODS[method].text == "required":
             raise NotMeasurable(f"method = {method!r} needs text")
-        options: dict[str, Any] = {}
-        if method in BASELINES or student.long:
-            options["length"] = self.args.long_length
-        if student.long:
-            options["window"] = self.args.window
+        options = self._long_options(student)
         if texts is not None and "tokens" in METHODS[method].options:
             options["tokens"] = self.args.tokens
         report = convert(
@@ -161,6 +164,15 @@ class StudentMaker:
         details = json.loads(json.dumps(report.details))
         cost = {name: details["calibration"][name] for name in COST if "calibration" in details}
         return {**cost, "details": details}  # without the converter's own checks
+
+    def _long_options(self, student: Student) -> dict[str, Any]:
+        """Options of its method that depend on the length."""
+        options = {}
+        if student.method in BASELINES or student.long:
+            options["length"] = self.args.long_length
+        if student.long == "window":
+            options["window"] = self.args.window
+        return options
 
     def _change(
         self, student: Student, folder: Path, demonstration: bool, texts: Sequence[str] | None

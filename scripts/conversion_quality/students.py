@@ -20,7 +20,8 @@ class Student:
             `distil`.
         needs_text: whether it is fitted or trained on text.
         quality: of the converter, which chooses all the rest; None for one that is described by the other fields.
-        long: whether it is also fitted to rows of `--long-length` tokens, with the attention window `--window`.
+        long: that it is also fitted to rows of `--long-length` tokens: in the attention window `--window` ("window")
+            or with all keys ("all").
     """
 
     label: str
@@ -31,7 +32,7 @@ class Student:
     then: str | None = None
     needs_text: bool = False
     quality: str | None = None
-    long: bool = False
+    long: str | None = None
 
 
 STUDENTS = {
@@ -49,7 +50,10 @@ STUDENTS = {
     "transformer_xl": Student("`transformer_xl`, calibrated", "calibrate", "transformer_xl", needs_text=True),
     "scalar": Student("c per head (T5-like), calibrated", "calibrate", "tables", {"terms": "c"}, needs_text=True),
     "fold-distilled": Student("control: folded, distilled", None, start="fold", then="distil", needs_text=True),
-    "long": Student("calibrated on long rows too, window", "calibrate", needs_text=True, long=True),
+    "long": Student("calibrated on long rows too, window", "calibrate", needs_text=True, long="window"),
+    "long-all": Student(
+        "quality `default` on long rows too", None, None, needs_text=True, quality="default", long="all"
+    ),
     "interpolate": Student("table interpolated", "interpolate", None),
     "hierarchical": Student("hierarchical decomposition", "hierarchical", None),
     **{name: Student(f"quality `{name}`", None, None, needs_text=True, quality=name) for name in QUALITIES},
@@ -64,11 +68,12 @@ LONG = [
     *("interpolate", "interpolate+log", "hierarchical", "hierarchical+log", "hierarchical+window"),
     *("zero", "zero+window", "fold", "fold+window"),
     *("calibrated", "calibrated+log", "calibrated+window", "distilled", "distilled+log", "distilled+window", "long"),
+    *("long-all", "long-all+window"),
 ]
 RETRIEVAL = [
     *(*BASELINES, "hierarchical+window", "calibrated+window", "distilled+window", "long", "calibrated", "distilled"),
 ]
-QUALITY = list(QUALITIES)
+QUALITY = [*QUALITIES, "long-all"]
 DEMO = ["teacher", "zero", "fold", "no-data", "calibrated", "distilled", "key", "key-distilled"]
 ROWS = [
     "fidelity/teacher",

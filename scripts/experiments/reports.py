@@ -43,13 +43,33 @@ def met(reached: bool) -> str:
     return "met" if reached else "NOT met"
 
 
+NOTES = "<!-- notes -->"
+
+
+def notes_of(path: Path) -> str | None:
+    """The notes of a card: text below the line `<!-- notes -->`, written by hand; None without that line."""
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    return text.partition(f"{NOTES}\n")[2] if f"{NOTES}\n" in text else None
+
+
+def with_notes(card: str, path: Path) -> str:
+    """A card with the notes of the file that it replaces, and room for them."""
+    return f"{card}\n{NOTES}\n{notes_of(path) or ''}"
+
+
+def keep_notes(card: str, path: Path) -> str:
+    """A card with the notes of the file that it replaces, if it has any."""
+    return card if notes_of(path) is None else with_notes(card, path)
+
+
 def write_report(path: Path, content: dict[str, Any], card: str) -> None:
-    """Write `path`.json and `path`.md, each atomically."""
+    """Write `path`.json and `path`.md, each atomically; notes in the latter are kept."""
     from hf_relpos.files import write_json, write_text
 
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path.with_name(f"{path.name}.json"), content)
-    write_text(path.with_name(f"{path.name}.md"), card)
+    card_path = path.with_name(f"{path.name}.md")
+    write_text(card_path, keep_notes(card, card_path))
 
 
 def print_tables(tables: Sequence[Table]) -> None:

@@ -9,15 +9,7 @@ from hf_relpos import __version__
 from hf_relpos.files import write_json, write_text
 
 from .measuring import environment, utc_now
-
-
-NOTES = "<!-- notes -->"
-
-
-def with_notes(card: str, path: Path) -> str:
-    """A card with the notes of the file that it replaces: text below the line `<!-- notes -->`, written by hand."""
-    notes = path.read_text(encoding="utf-8").partition(f"{NOTES}\n")[2] if path.is_file() else ""
-    return f"{card}\n{NOTES}\n{notes}"
+from .reports import with_notes
 
 
 class Results:

@@ -1,0 +1,193 @@
+"""What `hf-relpos push` uploads: the files of a checkpoint, looked through before anything leaves the machine."""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+import yaml
+from huggingface_hub import CommitOperationAdd, HfApi, ModelCard
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
+from .errors import ConversionError
+from .folder import KNOWN, other_files
+from .modules import MODULES
+from .source import CARD, PICKLED_FILES, has_safetensors
+
+
+# What names a machine or lets others in: folders of a home, and tokens of the Hub.
+PRIVATE = re.compile(
+    rb"(?:/home/|/Users/|/root/|[A-Za-z]:\\{1,2}Users\\{1,2})[A-Za-z0-9._-]+[/\\]?|\bhf_[A-Za-z0-9]{30,}"
+)
+# Parameters are numbers; of their file only the header, names and metadata, is looked through.
+HEADER_LENGTH_BYTES = 8
+PICKLES = (*PICKLED_FILES, "*.pt", "*.pth", "*.bin", "*.pkl", "*.ckpt")
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What a push would do.
+
+    Attributes:
+        folder: of the checkpoint.
+        repository: `user/name`.
+        files: path, relative, to size in bytes.
+        left_out: paths, relative, of what does not belong to a checkpoint and stays.
+        card: metadata of README.md; {} for none.
+        problems: why it is refused.
+        remarks: what a reader of the repository would miss.
+    """
+
+    folder: Path
+    repository: str
+    files: dict[str, int]
+    left_out: tuple[str, ...]
+    card: dict[str, Any]
+    problems: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return {
+            "folder": str(self.folder),
+            "repository": self.repository,
+            "files": self.files,
+            "left_out": list(self.left_out),
+            "card": self.card,
+            "problems": list(self.problems),
+            "remarks": list(self.remarks),
+        }
+
+
+def plan_upload(folder: str | Path, repository: str) -> Upload:
+    """Look through a checkpoint; nothing is sent.
+
+    Args:
+        folder: with config.json and safetensors, as `save_pretrained`, `convert` or the Trainer write it.
+        repository: `user/name`.
+
+    Raises:
+        ConversionError: for a folder without a checkpoint, and a name that the Hub does not take.
+    """
+    top = Path(folder).expanduser().resolve()
+    if not ((top / "config.json").is_file() and has_safetensors(top)) and not (top / MODULES).is_file():
+        raise ConversionError(
+            f"folder = '{folder}' holds no checkpoint: config.json or safetensors are missing; give the folder that "
+            "save_pretrained or hf-relpos convert wrote"
+        )
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        raise ConversionError(f"repository = {repository!r}: {error}; give user/name") from error
+    if "/" not in repository:
+        raise ConversionError(f"repository = {repository!r} has no owner; give user/name")
+
+    foreign = other_files(top, tuple(name for name in KNOWN if name != ".gitattributes"))
+    left = tuple(foreign)
+    paths = [
+        path
+        for path in sorted(top.rglob("*"))
+        if path.is_file() and not any(_within(path.relative_to(top).as_posix(), name) for name in left)
+    ]
+    files = {path.relative_to(top).as_posix(): path.stat().st_size for path in paths}
+    card, problems = _read_card(top / CARD)
+    for name, path in zip(files, paths, strict=True):
+        if any(path.match(pattern) for pattern in PICKLES):
+            problems.append(f"{name} is a pickle, which runs code where it is read; save safetensors")
+        elif found := private_words(path, top):
+            problems.append(f"{name} holds {', '.join(found)}, of this machine; take it out")
+    remarks = [
+        f"the card names no {field}: {why}"
+        for field, why in (
+            ("license", "nobody may use it"),
+            ("base_model", "its page will not say what it was made from"),
+        )
+        if not card.get(field)
+    ]
+    return Upload(top, repository, files, left, card, tuple(problems), tuple(remarks))
+
+
+def _within(path: str, name: str) -> bool:
+    """Whether a path is the one of that name, or in the folder of that name, which ends in a slash."""
+    return path == name or (name.endswith("/") and path.startswith(name))
+
+
+def _read_card(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """The metadata of a card, {} for none, and what is wrong with it."""
+    if not path.is_file():
+        return {}, []
+    try:
+        # by JSON: a date in YAML is none of its types
+        return json.loads(json.dumps(ModelCard(path.read_text("utf-8")).data.to_dict(), default=str)), []
+    except (ValueError, TypeError, KeyError, yaml.YAMLError) as error:
+        return {}, [f"{CARD}: its metadata cannot be read ({shorten(str(error), 160, placeholder=' …')}); correct it"]
+
+
+def private_words(path: Path, folder: Path) -> list[str]:
+    """What in a file names this machine or lets others in; a token is not repeated.
+
+    Args:
+        folder: whose own path is looked for, too.
+    """
+    with path.open("rb") as file:
+        if path.suffix == ".safetensors":
+            length = int.from_bytes(file.read(HEADER_LENGTH_BYTES), "little")
+            content = file.read(min(length, path.stat().st_size))
+        else:
+            content = file.read()
+    found = {match.decode("utf-8", "replace") for match in PRIVATE.findall(content)}
+    found |= {str(each) for each in (Path.home(), folder) if len(each.parts) > 2 and str(each).encode() in content}
+    return sorted({"an access token" if word.startswith("hf_") else word for word in found})
+
+
+def push(
+    upload: Upload,
+    private: bool = False,
+    message: str = "Upload model with hf_relpos",
+    revision: str | None = None,
+    create_pr: bool = False,
+) -> str:
+    """Upload what `plan_upload` found, in one commit; the repository is made where there is none.
+
+    Args:
+        private: of the repository; one that exists must be private already.
+        message: of the commit.
+        revision: branch; "main" by default.
+        create_pr: as a pull request.
+
+    Returns:
+        The address of the commit, or of the pull request.
+
+    Raises:
+        ConversionError: for an upload with problems, a public repository where a private one is asked for, and what
+            the Hub refuses.
+    """
+    if upload.problems:
+        raise ConversionError(f"{upload.folder}: not uploaded: {'; '.join(upload.problems)}")
+    api = HfApi(library_name="hf_relpos")
+    try:
+        api.create_repo(upload.repository, private=private, exist_ok=True)
+        if private and not api.model_info(upload.repository).private:
+            raise ConversionError(
+                f"repository = {upload.repository!r} is public, and private was asked for; nothing was uploaded. "
+                "Change it in its settings, or choose another name"
+            )
+        commit = api.create_commit(
+            upload.repository,
+            [CommitOperationAdd(name, upload.folder / name) for name in upload.files],
+            commit_message=message,
+            revision=revision,
+            create_pr=create_pr,
+        )
+    except ConversionError:
+        raise
+    except (OSError, ValueError) as error:  # no token, no connection, no right to write, a card that it refuses
+        reason = shorten(str(error), 240, placeholder=" …")
+        raise ConversionError(
+            f"repository = {upload.repository!r}: could not be uploaded ({type(error).__name__}: {reason}). Check the "
+            "connection, and `hf auth whoami`"
+        ) from error
+    return commit.pr_url or commit.commit_url
