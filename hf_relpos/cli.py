@@ -535,6 +535,28 @@ def plot(
         _write_json(json_file, {"written": str(written)})
 
 
+@app.command("app")
+def page(
+    left: Annotated[
+        str | None, typer.Option(help="Model on the left, folder or Hub repository; by default a packaged BERT.")
+    ] = None,
+    right: Annotated[
+        str | None, typer.Option(help="Model on the right; by default the packaged BERT made relative.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen at; by default this machine's own.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 for the first that is free.", min=0, max=65535)] = 7860,
+) -> None:
+    """Serve a page that shows two models side by side: positions, attention, masked tokens, cosines by length."""
+    with plain_errors(), plain_warnings():
+        from transformers.utils import logging
+
+        from .app.models import CONVERTED, PACKAGED
+        from .app.page import serve
+
+        logging.disable_progress_bar()
+        serve(left or PACKAGED, right or CONVERTED, host, port)
+
+
 COLUMNS = "Columns of the --sts files: score, first sentence, second sentence, separated by commas."
 LENGTHS = "Lengths in tokens, separated by commas, such as 64,256,1024."
 

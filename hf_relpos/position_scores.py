@@ -1,6 +1,7 @@
 """What a scheme adds to the attention scores of a layer, as numbers: over all pairs (i, j) or by offset r = j − i."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import nn
 
 from .model.configuration_relpos_bert import RelPosBertConfig
 from .model.context import AttentionContext
-from .model.formula import Terms, allowed, content_scale, content_vectors, featurewise_scores, position_scores
+from .model.formula import Terms, allowed, attend, content_scale, content_vectors, featurewise_scores, position_scores
 from .model.modeling_relpos_bert import RelPosBertModel, RelPosBertPreTrainedModel
 
 
@@ -127,6 +128,50 @@ def record_layer(
         for hook in hooks:
             hook.remove()
     return LayerCall(query, key, terms, context, recorded.get("input"))
+
+
+@torch.no_grad()
+def attention_maps(
+    model: RelPosBertPreTrainedModel, layer: int, inputs: dict[str, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention weights of one layer, and what they are without positions there.
+
+    Without positions the weights are the softmax of the content product of the same queries and keys, so the layers
+    below keep theirs. A scheme that acts on the input is in queries and keys: its vectors are replaced by their mean
+    over the positions, which takes them from the layers below, too.
+
+    Args:
+        model: an encoder whose attention has no window.
+        layer: number of the layer.
+        inputs: arguments of `forward`: one row, without padding.
+
+    Returns:
+        Both (H, L, L), float32 on the CPU; rows are queries and sum to 1.
+
+    Raises:
+        ValueError: for a layer that the model does not have, and for attention that does not reach all pairs.
+    """
+    for field in ("attention_window", "is_decoder"):
+        if value := getattr(model.config, field, None):
+            raise ValueError(f"{field} = {value!r}: only attention from every token to every token is shown")
+    call = bare = record_layer(model, layer, inputs)
+    if call.added_to_input is not None:
+        with _mean_input_vectors(model.base_model.embeddings.position_embeddings):
+            bare = record_layer(model, layer, inputs)
+    value = torch.zeros_like(call.key)
+    _, weights = attend(call.query, call.key, value, call.terms, call.context)
+    _, content = attend(bare.query, bare.key, value, Terms(scale=call.terms.scale), call.context)
+    return weights[0].float().cpu(), content[0].float().cpu()
+
+
+@contextmanager
+def _mean_input_vectors(module: nn.Module) -> Iterator[None]:
+    """Within this context a module (1 or B, L, D) says the same at each position: its mean over them."""
+    handle = module.register_forward_hook(lambda module, args, out: out.mean(1, keepdim=True).expand_as(out))
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 @torch.no_grad()

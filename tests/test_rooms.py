@@ -22,6 +22,7 @@ ROOMS = [
     {"conversion"},
     {"cost"},
     {"demo"},
+    {"app"},
     {"cli"},
     {"__main__"},
 ]

@@ -1,0 +1,207 @@
+"""The page itself, and its server. Needs gradio (extra `app`)."""
+
+import html
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from ..plot import figure_class
+from .models import CONVERTED, PACKAGED, load
+from .views import MASK, attention_figure, cosine_figure, position_figures, prediction_rows
+
+
+TITLE = "hf_relpos: two models side by side"
+TEXT = f"The captain went down to the {MASK} and looked for a long time at the ship."
+ABOUT = f"""# Two models side by side
+
+Give folders or Hub repositories, or `{PACKAGED}`, a small BERT with absolute positions that the package brings, and
+`{CONVERTED}`, the same made relative. Type a text; `{MASK}` stands for a word to guess.
+"""
+POSITIONS = "What the position scheme adds to the attention scores, or, where it acts on the input, to that."
+ATTENTION = (
+    "Attention weights of one head, and what they are without positions: without the terms of this layer, or, where "
+    "positions are added to the input, with the same vector added everywhere."
+)
+PREDICTIONS = f"The most likely tokens for each `{MASK}`, and their probabilities."
+COSINES = (
+    "Cosine of the last hidden states of both models on windows of the packaged novel, *Treasure Island*, by their "
+    "length. Past the left model's limit it reads windows that overlap."
+)
+COLUMNS = [MASK, "rank", "left", "right"]
+FONTS = ("system-ui", "sans-serif")  # of the reader: nothing is loaded from elsewhere
+
+
+def gradio() -> Any:
+    """The module, imported on first use.
+
+    Raises:
+        ModuleNotFoundError: without gradio; names the extra.
+    """
+    try:
+        import gradio
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("the page needs gradio: pip install 'hf-relpos[app]'", name=error.name) from error
+    return gradio
+
+
+def _readable(function: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+    """The same function for a view: before its results what the reader can correct, in place of them, or nothing.
+
+    What is not there takes no room on the page.
+    """
+    gr = gradio()
+
+    @wraps(function)
+    def shown(*arguments: Any) -> tuple[Any, ...]:
+        try:
+            message, results = "", function(*arguments)
+        except ValueError as error:
+            text = html.escape(" ".join(str(error).split()))
+            message, results = f'<p role="alert" style="color: var(--error-text-color)">{text}</p>', ()
+        return tuple(
+            gr.update(value=each or None, visible=bool(each))
+            for each in (message, *(results or [None] * SHOWN[function]))
+        )
+
+    return shown
+
+
+def show_positions(left: str, right: str, text: str, layer: int, head: int) -> tuple[Any, ...]:
+    """Two figures of each model."""
+    return tuple(figure for name in (left, right) for figure in position_figures(load(name), text, layer, head))
+
+
+def show_attention(left: str, right: str, text: str, layer: int, head: int) -> tuple[Any, ...]:
+    """One figure of each model."""
+    return tuple(attention_figure(load(name), text, layer, head) for name in (left, right))
+
+
+def show_predictions(left: str, right: str, text: str) -> tuple[Any, ...]:
+    """The rows of a table."""
+    return (prediction_rows(load(left), load(right), text),)
+
+
+def show_cosines(left: str, right: str) -> tuple[Any, ...]:
+    """One figure of both models."""
+    return (cosine_figure(load(left), load(right)),)
+
+
+# Results of each view.
+SHOWN: dict[Callable[..., tuple[Any, ...]], int] = {
+    show_positions: 4,
+    show_attention: 2,
+    show_predictions: 1,
+    show_cosines: 1,
+}
+
+
+def build_page(left: str = PACKAGED, right: str = CONVERTED) -> Any:
+    """The page, as `gradio.Blocks`; nothing is loaded before it is opened.
+
+    Args:
+        left, right: models, as `models.load` takes them.
+
+    Raises:
+        ModuleNotFoundError: without gradio or matplotlib; names the extra.
+    """
+    gr = gradio()
+    figure_class()
+    with gr.Blocks(title=TITLE, analytics_enabled=False) as page:
+        gr.Markdown(ABOUT)
+        with gr.Row():
+            models = [gr.Textbox(left, label="Left model"), gr.Textbox(right, label="Right model")]
+        text = gr.Textbox(TEXT, label="Text", lines=2)
+        with gr.Row():
+            layer = gr.Number(0, label="Layer", precision=0, minimum=0)
+            head = gr.Number(0, label="Head", precision=0, minimum=0)
+            show = gr.Button("Show", variant="primary")
+
+        def picture() -> Any:
+            return gr.Plot(show_label=False, format="png", visible=False, min_width=320)
+
+        def message() -> Any:
+            return gr.HTML(visible=False)
+
+        with gr.Tab("Positions"):
+            gr.Markdown(POSITIONS)
+            positions = [message()]
+            with gr.Row():
+                for name in ("Left", "Right"):
+                    with gr.Column(min_width=320):
+                        gr.Markdown(f"**{name}**")
+                        positions += [picture(), picture()]
+        with gr.Tab("Attention"):
+            gr.Markdown(ATTENTION)
+            attention = [message()]
+            with gr.Row():
+                for name in ("Left", "Right"):
+                    with gr.Column(min_width=320):
+                        gr.Markdown(f"**{name}**")
+                        attention.append(picture())
+        with gr.Tab("Masked"):
+            gr.Markdown(PREDICTIONS)
+            masked = [message(), gr.Dataframe(headers=COLUMNS, show_label=False, interactive=False, visible=False)]
+        with gr.Tab("Cosine"):
+            gr.Markdown(COSINES)
+            measure = gr.Button("Measure")
+            cosines = [message(), picture()]
+        asked = [page.load, show.click, text.submit, layer.change, head.change]
+        for function, triggers, inputs, outputs in (
+            (show_positions, asked, [*models, text, layer, head], positions),
+            (show_attention, asked, [*models, text, layer, head], attention),
+            (show_predictions, asked[:3], [*models, text], masked),
+            (show_cosines, [measure.click], models, cosines),
+        ):
+            gr.on(
+                triggers,
+                _readable(function),
+                inputs,
+                outputs,
+                api_name=function.__name__,
+                concurrency_id="models",  # a model is asked by one view at a time
+                concurrency_limit=1,
+            )
+    return page
+
+
+def serve(
+    left: str = PACKAGED, right: str = CONVERTED, host: str = "127.0.0.1", port: int = 7860, block: bool = True
+) -> Any:
+    """Serve the page, by default for this machine alone.
+
+    Args:
+        left, right: models, as `models.load` takes them; loaded first, so that a wrong one ends this.
+        host: address to listen at. Whoever reaches it can have any checkpoint read that this process can read.
+        port: 0 for the first from 7860 that is free.
+        block: return when the server is stopped (Ctrl-C); otherwise at once.
+
+    Returns:
+        The page; `close` stops the server, `local_url` is its address.
+
+    Raises:
+        ModuleNotFoundError: without gradio or matplotlib; names the extra.
+        ValueError: for models that cannot be loaded, and a port that is taken.
+    """
+    gr = gradio()
+    page = build_page(left, right)
+    for name in (left, right):
+        load(name)
+    try:
+        page.launch(
+            server_name=host,
+            server_port=port or None,
+            share=False,
+            quiet=True,
+            prevent_thread_lock=True,
+            ssr_mode=False,
+            footer_links=[],
+            theme=gr.themes.Default(primary_hue="indigo", font=FONTS, font_mono=("ui-monospace", "monospace")),
+        )
+    except OSError as error:
+        raise ValueError(
+            f"--port {port}: is taken, or --host {host} is no address here ({error}); give another"
+        ) from error
+    print(f"{TITLE}: {page.local_url}  (Ctrl-C ends it)", flush=True)
+    if block:
+        page.block_thread()
+    return page

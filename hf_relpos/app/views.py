@@ -1,0 +1,154 @@
+"""What the page shows of models and a text, without the page: figures and rows of tables."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..data import cut_windows
+from ..demo import read_text
+from ..evaluation import Encoder, FidelitySettings, default_lengths, fidelity, masked_predictions, model_max_length
+from ..evaluation.encoder import ProgressCallback
+from ..evaluation.inspection import has_mlm_head
+from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
+from ..plot import fidelity_figure, figure_class, plot_model, plot_scheme
+from ..position_scores import attention_maps, record_layer
+
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+# Maps over all pairs of more tokens are dots.
+MAX_TOKENS = 256
+# Names of tokens beside a map are legible up to so many.
+MAX_NAMES = 40
+MASK = "[MASK]"
+# Text of each length that the cosines are measured on.
+TOKENS = 1024
+
+
+def tokenize(encoder: Encoder, text: str) -> list[int]:
+    """Token ids of a text, special ones included; `[MASK]` stands for the mask token of any tokenizer.
+
+    Raises:
+        ValueError: for no text, or one of more tokens than the model reads or the page draws.
+    """
+    if not text.strip():
+        raise ValueError("there is no text; type some words")
+    mask = encoder.tokenizer.mask_token
+    ids: list[int] = encoder.tokenizer(text.replace(MASK, mask) if mask else text, verbose=False).input_ids
+    limit = encoder.limit()
+    if limit is not None and len(ids) > limit:
+        raise ValueError(f"the text has {len(ids)} tokens, and the model reads {limit}; shorten it")
+    if len(ids) > MAX_TOKENS:
+        raise ValueError(f"the text has {len(ids)} tokens, and {MAX_TOKENS} at most are drawn; shorten it")
+    return ids
+
+
+def _ours(encoder: Encoder) -> RelPosBertPreTrainedModel:
+    """The model, which must be one of this package.
+
+    Raises:
+        ValueError: for another.
+    """
+    if not isinstance(encoder.model, RelPosBertPreTrainedModel):
+        raise ValueError(
+            f"model_type = {encoder.model.config.model_type!r}: positions and attention are shown of BERTs and of "
+            "models of this package; convert it first (`hf-relpos convert`)"
+        )
+    return encoder.model
+
+
+def position_figures(encoder: Encoder, text: str, layer: int, head: int) -> "tuple[Figure, Figure | None]":
+    """What position adds: one head of one layer over all pairs, beside the other heads; every head of every layer.
+
+    The second is None for a scheme that adds to the input only.
+
+    Raises:
+        ValueError: for a text that `tokenize` refuses, a model of another kind, a layer or head that it lacks.
+    """
+    model = _ours(encoder)
+    inputs = {"input_ids": torch.tensor([tokenize(encoder, text)])}
+    detail = plot_scheme(model, layer, head, inputs)
+    only_input = record_layer(model, layer, inputs).letters == ["input"]
+    return detail, None if only_input else plot_model(model, inputs)
+
+
+def attention_figure(encoder: Encoder, text: str, layer: int, head: int) -> "Figure":
+    """Attention weights of one head, and what they are without positions (`attention_maps`).
+
+    Raises:
+        ValueError: as `position_figures`.
+    """
+    model = _ours(encoder)
+    ids = tokenize(encoder, text)
+    maps = attention_maps(model, layer, {"input_ids": torch.tensor([ids])})
+    count = len(maps[0])
+    if not 0 <= head < count:
+        raise ValueError(f"head = {head}: the model has heads 0 to {count - 1}")
+    figure = figure_class()(figsize=(6.5, 3.9), layout="constrained")
+    names = encoder.tokenizer.convert_ids_to_tokens(ids)
+    highest = max(float(each[head].max()) for each in maps)
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, weights, title in zip(panels, maps, ("with positions", "without"), strict=True):
+        image = axes.imshow(weights[head].numpy(), cmap="Blues", vmin=0, vmax=highest, interpolation="nearest")
+        axes.set_title(title, fontsize=10)
+        axes.set_xlabel("key j", fontsize=9)
+        axes.tick_params(labelsize=7)
+        if len(names) <= MAX_NAMES:
+            axes.set_xticks(range(len(names)), names, rotation=90)
+            axes.set_yticks(range(len(names)), names)
+    panels[0].set_ylabel("query i", fontsize=9)
+    figure.colorbar(image, ax=panels, shrink=0.8).ax.tick_params(labelsize=8)
+    figure.suptitle(f"{model.config.position_scheme_name}, layer {layer}, head {head}", fontsize=11)
+    return figure
+
+
+def predictions(encoder: Encoder, text: str, count: int = 5) -> list[list[tuple[str, float]]]:
+    """For each `[MASK]` of a text the likeliest tokens, with their probabilities.
+
+    Raises:
+        ValueError: for a text that `tokenize` refuses, one without [MASK], and a model that predicts none.
+    """
+    tokenizer = encoder.tokenizer
+    if not has_mlm_head(encoder.model) or tokenizer.mask_token_id is None:
+        raise ValueError(f"{type(encoder.model).__name__} predicts no masked tokens; give a …ForMaskedLM")
+    ids = tokenize(encoder, text)
+    masked = torch.tensor(ids) == tokenizer.mask_token_id
+    if not masked.any():
+        raise ValueError(f"the text has no {MASK}; put it in the place of a word")
+    with torch.inference_mode():
+        best = masked_predictions(encoder.model, [ids], [masked]).softmax(-1).topk(count)
+    return [
+        list(zip(tokenizer.convert_ids_to_tokens(tokens), values, strict=True))
+        for tokens, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
+
+
+def prediction_rows(left: Encoder, right: Encoder, text: str) -> list[list[Any]]:
+    """Predictions of both models side by side: number of the [MASK], rank, and of each the token with its probability.
+
+    Raises:
+        ValueError: as `predictions`.
+    """
+    both = (predictions(left, text), predictions(right, text))
+    return [
+        [number, rank, f"{one} ({p:.1%})", f"{other} ({q:.1%})"]
+        for number, sides in enumerate(zip(*both, strict=True), 1)
+        for rank, ((one, p), (other, q)) in enumerate(zip(*sides, strict=True), 1)
+    ]
+
+
+def cosine_figure(left: Encoder, right: Encoder, progress: ProgressCallback | None = None) -> "Figure":
+    """Cosine of the hidden states of two models by length, on the packaged novel, past the limit of the left one, too.
+
+    Raises:
+        ValueError: for models that cannot be compared, such as of different widths.
+    """
+    novel = read_text("eval")
+    windows = {
+        length: cut_windows(left.tokenizer, novel, max(TOKENS, 2 * length), (length,), 0.0).ids
+        for length in default_lengths(model_max_length(left.model))
+    }
+    settings = FidelitySettings(left.pooling, divergence=False, ceiling=False)
+    return fidelity_figure(fidelity(left.model, right.model, windows, settings, progress).to_dict())
