@@ -15,6 +15,7 @@ from .version import __version__
 if TYPE_CHECKING:
     from .conversion import convert as convert
     from .conversion import export_checkpoint as export_checkpoint
+    from .conversion import merge_card as merge_card
     from .explain import explain_backend as explain_backend
     from .live import accelerate_attention as accelerate_attention
     from .live import restore_attention as restore_attention
@@ -97,6 +98,7 @@ _MODULES = {
     "drop_absolute_positions": ".training.anneal",
     "explain_backend": ".explain",
     "export_checkpoint": ".conversion",
+    "merge_card": ".conversion",
     "patch_transformers": ".patch",
     "restore_attention": ".live",
 }

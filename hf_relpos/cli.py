@@ -257,7 +257,7 @@ def push(
     ] = False,
     private: Annotated[bool, typer.Option("--private", help="Make the repository private.")] = False,
     message: Annotated[str, typer.Option(help="Title of the commit.")] = "Upload model with hf_relpos",
-    revision: Annotated[str | None, typer.Option(help="Branch to write to, if not main.")] = None,
+    revision: Annotated[str | None, typer.Option(help="An existing branch to write to, if not main.")] = None,
     create_pr: Annotated[bool, typer.Option("--create-pr", help="Open a pull request instead.")] = False,
     json_file: Annotated[Path | None, JSON] = None,
 ) -> None:

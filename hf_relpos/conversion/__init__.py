@@ -9,6 +9,7 @@ from .layers import attention_config, attention_weights
 from .methods import METHODS
 from .quality import QUALITIES, Quality
 from .report import ConversionReport, Step
+from .trained_card import merge_card
 
 
 __all__ = [
@@ -27,5 +28,6 @@ __all__ = [
     "convert",
     "export_checkpoint",
     "export_tables",
+    "merge_card",
     "resize_tables",
 ]

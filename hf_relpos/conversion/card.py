@@ -120,7 +120,7 @@ def model_card(
     parts = [
         f"---\n{data.to_yaml()}\n---",
         *_what(report),
-        *_use(report, config, sentence_transformers),
+        *usage(_auto_class(report), _has_tokenizer(report), config.save_code, sentence_transformers),
         "## Weights",
         markdown_table(
             ("", "tensors", "parameters"),
@@ -272,13 +272,25 @@ def _what(report: ConversionReport) -> list[str]:
     ]
 
 
-def _use(report: ConversionReport, config: RelPosBertConfig, sentence_transformers: bool) -> list[str]:
-    auto = _auto_class(report)
+def _has_tokenizer(report: ConversionReport) -> bool:
+    """Whether a tokenizer lies beside the weights."""
+    return any(fnmatch(name, kind) for name in report.files for kind in TOKENIZER_FILES)
+
+
+def usage(auto: str, tokenizer: bool, saves_code: bool, sentence_transformers: bool) -> list[str]:
+    """The section that says how a model is loaded.
+
+    Args:
+        auto: Auto class of the model.
+        tokenizer: whether one lies beside the weights.
+        saves_code: whether the code does.
+        sentence_transformers: whether the folder loads as a SentenceTransformer.
+    """
     load, imported = f"{auto}.from_pretrained", f"from transformers import {auto}"
     if sentence_transformers:
         load, imported = "SentenceTransformer", "from sentence_transformers import SentenceTransformer"
     loads = {"model": load}
-    if not sentence_transformers and any(fnmatch(name, kind) for name in report.files for kind in TOKENIZER_FILES):
+    if not sentence_transformers and tokenizer:
         imported += ", AutoTokenizer"
         loads["tokenizer"] = "AutoTokenizer.from_pretrained"
 
@@ -287,7 +299,7 @@ def _use(report: ConversionReport, config: RelPosBertConfig, sentence_transforme
         return [imported, "", f"{first}  # {note}", *rest]
 
     here = _python(["import hf_relpos", *lines("", "this folder, or its name on the Hub")])
-    if not config.save_code:
+    if not saves_code:
         return ["## Use", here, "It needs hf_relpos to be installed."]
     # the tokenizer runs no such code, but reads the model's configuration, and would ask before that
     elsewhere = lines(", trust_remote_code=True", "runs the code that lies beside the weights")
