@@ -257,7 +257,7 @@ def push(
     ] = False,
     private: Annotated[bool, typer.Option("--private", help="Make the repository private.")] = False,
     message: Annotated[str, typer.Option(help="Title of the commit.")] = "Upload model with hf_relpos",
-    revision: Annotated[str | None, typer.Option(help="Branch to write to, if not main.")] = None,
+    revision: Annotated[str | None, typer.Option(help="An existing branch to write to, if not main.")] = None,
     create_pr: Annotated[bool, typer.Option("--create-pr", help="Open a pull request instead.")] = False,
     json_file: Annotated[Path | None, JSON] = None,
 ) -> None:
@@ -390,6 +390,14 @@ def doctor(
     scheme: Annotated[
         list[str] | None, typer.Option(help="With --model: another scheme at the same sizes; may be repeated.")
     ] = None,
+    backend: Annotated[
+        list[str] | None,
+        typer.Option(help="With --model: measure this value of attn_implementation alone; may be repeated."),
+    ] = None,
+    window: Annotated[
+        int | None,
+        typer.Option(help="Under this attention_window instead of the model's own; 0 for none.", min=0),
+    ] = None,
     json_file: Annotated[Path | None, JSON] = None,
 ) -> None:
     """Print versions and devices, and which backend attention takes with each scheme; check the GPU kernels."""
@@ -403,11 +411,15 @@ def doctor(
         _check_json(json_file)
         if scheme and model is None:
             raise ValueError(f"--scheme {scheme[0]} compares schemes at the sizes of a model; add --model FOLDER")
+        if backend and model is None:
+            raise ValueError(f"--backend {backend[0]} measures a model with that backend; add --model FOLDER")
         found: dict[str, Any] = {"versions": _print_versions(console, devices)}
         if model is not None:
-            found["costs"] = _print_costs(console, model, length, batch or 1, scheme or [], devices[-1])
+            found["costs"] = _print_costs(
+                console, model, length, batch or 1, scheme or [], backend, window, devices[-1]
+            )
         else:
-            found["backends"] = _print_backends(console, batch or 4, length, devices)
+            found["backends"] = _print_backends(console, batch or 4, length, window, devices)
         _write_json(json_file, found)
 
 
@@ -431,13 +443,15 @@ def _print_versions(console: Console, devices: list[str]) -> dict[str, str]:
     return versions
 
 
-def _print_backends(console: Console, batch: int, length: int, devices: list[str]) -> list[dict[str, Any]]:
+def _print_backends(
+    console: Console, batch: int, length: int, window: int | None, devices: list[str]
+) -> list[dict[str, Any]]:
     from . import SCHEMES, RelPosBertConfig, explain_backend
 
     names: dict[tuple[str, str], list[str]] = {}  # by device and explanation
     for device in devices:
         for name in SCHEMES:
-            config = RelPosBertConfig(position_embedding_type=name)
+            config = RelPosBertConfig(position_embedding_type=name, attention_window=window or None)
             explanation = explain_backend(config, batch, length, device, check_kernels=True)
             names.setdefault((device, explanation), []).append(name)
     table = Table(f"BERT-base, {batch} × {length} tokens", "device", "attention", box=box.SIMPLE_HEAD, show_lines=True)
@@ -451,25 +465,38 @@ def _print_backends(console: Console, batch: int, length: int, devices: list[str
 
 
 def _print_costs(
-    console: Console, model: str, length: int, batch: int, schemes: Sequence[str], device: str
+    console: Console,
+    model: str,
+    length: int,
+    batch: int,
+    schemes: Sequence[str],
+    backends: Sequence[str] | None,
+    window: int | None,
+    device: str,
 ) -> list[dict[str, Any]]:
     from dataclasses import asdict
 
-    from .cost import model_costs, read_configuration
+    from .cost import model_costs, read_configuration, with_window
 
     config = read_configuration(model)
+    if window is not None:
+        config = with_window(config, window)
+    has_window = config.attention_window is not None
     with progress_bar(console) as update:
-        costs = model_costs(config, length, batch, schemes, device=device, progress=update)
+        costs = model_costs(config, length, batch, schemes, backends, device, progress=update)
     floor = costs[0]
     print_table(
         console,
-        f"{model}, {batch} × {length} tokens, one forward pass on {device}: measured (predicted) ms"
+        f"{model}, {batch} × {length} tokens"
+        + (f", attention_window = {config.attention_window}" if has_window else "")
+        + f", one forward pass on {device}: measured (predicted) ms"
         + (" of the processor" if device == "cpu" else ""),
-        ("scheme", "backend", "attention", "model", "× absolute"),
+        ("scheme", "backend", *["keys"] * has_window, "attention", "model", "× absolute"),
         (
             (
                 each.scheme,
                 each.backend if each.taken == each.backend else f"{each.backend}: {each.taken}",
+                *["window" if each.in_window else "all"] * has_window,
                 f"{each.attention * 1e3:,.0f} ({each.predicted_attention * 1e3:,.0f})",
                 f"{each.model * 1e3:,.0f} ({each.predicted_model * 1e3:,.0f})",
                 f"{each.model / floor.model:.2f} ({each.predicted_model / floor.predicted_model:.2f})",

@@ -25,7 +25,10 @@ from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 from .conversion.configs import source_config
 from .conversion.recognition import recognise
 from .conversion.source import download, local_folder, read_config
+from .explain import named
+from .model.attention import reads_band
 from .model.backends import AUTO, choose
+from .model.band_blocks import QUERIES
 from .model.capabilities import probe_call, supported_implementations
 from .model.configuration_relpos_bert import RelPosBertConfig
 from .model.modeling_relpos_bert import RelPosBertModel, RelPosBertSelfAttention
@@ -49,6 +52,7 @@ class Cost:
         scheme: value of `position_embedding_type`.
         backend: value of `attn_implementation`.
         taken: the backend that computes it; another one than `backend` for "relpos".
+        in_window: whether it reads only the keys in the attention window.
         attention: seconds in self-attention, measured: of the processor, all threads together, on the CPU.
         model: the same of all of it.
         predicted_attention: the same of self-attention, predicted.
@@ -58,6 +62,7 @@ class Cost:
     scheme: str
     backend: str
     taken: str
+    in_window: bool
     attention: float
     model: float
     predicted_attention: float
@@ -132,6 +137,19 @@ def with_scheme(config: RelPosBertConfig, scheme: str, length: int) -> RelPosBer
     return RelPosBertConfig.from_dict(fields)
 
 
+def with_window(config: RelPosBertConfig, window: int) -> RelPosBertConfig:
+    """The same with another `attention_window`; without one for 0.
+
+    Raises:
+        ValueError: for a negative number, and a window that the configuration does not allow.
+    """
+    fields = config.to_dict()
+    fields["attention_window"] = window or None
+    if not window:
+        fields["global_tokens"] = None
+    return RelPosBertConfig.from_dict(fields)
+
+
 def measure_rates(
     config: RelPosBertConfig, batch: int, length: int, device: torch.device, dtype: torch.dtype
 ) -> dict[str, float]:
@@ -140,15 +158,18 @@ def measure_rates(
     size = width // heads
     make = partial(torch.randn, device=device, dtype=dtype)
     states, weight = make(batch * length, width), make(width, width)
-    vectors = make(batch * heads, length, size)
-    split = make(batch, heads, length, size)
-    scores, small = make(heads, length, length), make(CACHED // 8)
-    index = torch.randint(length, scores.shape, device=device)
+    # the keys of a block: under a window there are never the scores of all pairs
+    keys = length if config.attention_window is None else min(length, QUERIES + 2 * config.attention_window)
+    vectors = make(batch * heads, keys, size)
+    split = make(batch, heads, keys, size)
+    scores, small = make(heads, length, keys), make(CACHED // 8)
+    pairs = batch * heads * keys**2
+    index = torch.randint(keys, scores.shape, device=device)
     tiny = make(1)
     probes: dict[str, tuple[float, Callable[[], object]]] = {
         "linear": (states.numel() * width, lambda: states @ weight),
-        "products": (batch * scores.numel() * size, lambda: vectors @ vectors.transpose(1, 2)),
-        "fused": (2 * batch * scores.numel() * size, lambda: scaled_dot_product_attention(split, split, split)),
+        "products": (pairs * size, lambda: vectors @ vectors.transpose(1, 2)),
+        "fused": (2 * pairs * size, lambda: scaled_dot_product_attention(split, split, split)),
         "cached": (3 * small.nbytes, lambda: small.add_(1e-3 * small)),
         "memory": (3 * scores.nbytes, lambda: scores + scores),
         "indexed": (scores.numel(), lambda: scores.gather(-1, index)),
@@ -176,7 +197,7 @@ def model_costs(
 ) -> list[Cost]:
     """Predicted and measured time of a forward pass, without padding, next to the same model with absolute positions.
 
-    Weights are random: the time does not depend on them.
+    All have the `attention_window` of the configuration. Weights are random: the time does not depend on them.
 
     Args:
         config: of the model.
@@ -213,9 +234,11 @@ def model_costs(
         with torch.device(device):
             model = RelPosBertModel._from_config(each, attn_implementation=name, dtype=dtype).eval()
         inputs = {key: value.to(device) for key, value in inputs_of_length(each, length, batch).items()}
-        taken = choose(probe_call(each, batch, length, dtype, device))[0].name if name == AUTO else name
+        call = probe_call(each, batch, length, dtype, device)
+        backend, call = (choose(call)[0], call) if name == AUTO else named(name, call)
         counts = [predicted(work, rates) for work in _count(model, inputs)]
-        costs.append(Cost(each.position_scheme_name, name, taken, *_measure(model, inputs, device, rounds), *counts))
+        seconds = _measure(model, inputs, device, rounds)
+        costs.append(Cost(each.position_scheme_name, name, backend.name, reads_band(backend, call), *seconds, *counts))
     progress("measured", len(jobs), len(jobs))
     return costs
 

@@ -1,10 +1,15 @@
 """Which attention backend a call takes, and why: `explain_backend`, and the command `hf-relpos doctor`."""
 
+from dataclasses import replace
+
 import torch
 from transformers import PreTrainedModel
 
 from .kernels.backend import Triton
-from .model.backends import AUTO, choose
+from .model.attention import AttentionCall, Backend, reads_band
+from .model.backend_eager import Eager
+from .model.backends import AUTO, BY_NAME, choose
+from .model.band_blocks import most_keys_whole
 from .model.capabilities import check_attention, probe_call
 from .model.configuration_relpos_bert import RelPosBertConfig
 
@@ -20,7 +25,9 @@ def explain_backend(
     gradients: bool = False,
     check_kernels: bool = False,
 ) -> str:
-    """The attention backend of a forward pass of that size without a mask, and why no earlier one takes it.
+    """The attention backend of a forward pass of that size without padding, and why no earlier one takes it.
+
+    With an `attention_window` also whether that backend reads only the keys in it. Graphs do not, whichever it is.
 
     Args:
         target: a model, or a configuration, whose backend is then the default if it names none.
@@ -34,7 +41,8 @@ def explain_backend(
         check_kernels: compare GPU kernels that would be taken with eager now, as the first such call does.
 
     Returns:
-        The backend on the first line, then a line for each one that was passed over, with what it does not support.
+        The backend on the first line, then a line for each one that was passed over, with what it does not support,
+        and under an attention window one about the keys that are read.
 
     Raises:
         ValueError: for a configuration that names a backend which cannot compute its terms.
@@ -53,8 +61,6 @@ def explain_backend(
         device = target.device if device is None else device
         dtype = target.dtype if dtype is None else dtype
     implementation = check_attention(config, config._attn_implementation)
-    if implementation != AUTO:
-        return f"attn_implementation={implementation!r} takes {implementation}: it was requested by name"
     call = probe_call(
         config,
         batch,
@@ -65,6 +71,9 @@ def explain_backend(
         output_attentions,
         gradients,
     )
+    if implementation != AUTO:
+        lines = [f"attn_implementation={implementation!r} takes {implementation}: it was requested by name"]
+        return "\n".join(lines + _about_window(config, *named(implementation, call)))
     backend, passed_over = choose(call)
     if check_kernels and isinstance(backend, Triton):
         backend.check(call)
@@ -72,4 +81,24 @@ def explain_backend(
     state = f" ({backend.state(call)})" if isinstance(backend, Triton) else ""
     lines = [f"attn_implementation={AUTO!r} takes {backend.name}{state}"]
     lines += [f"- not {name}: {'; '.join(reasons)}" for name, reasons in passed_over.items()]
-    return "\n".join(lines)
+    return "\n".join(lines + _about_window(config, backend, call))
+
+
+def named(implementation: str, call: AttentionCall) -> tuple[Backend, AttentionCall]:
+    """The backend that a value of `attn_implementation` other than `AUTO` names, and the call that it gets."""
+    # it returns the weights, under a window too
+    return BY_NAME[implementation], replace(call, by_name=True, output_weights=implementation == Eager.name)
+
+
+def _about_window(config: RelPosBertConfig, backend: Backend, call: AttentionCall) -> list[str]:
+    """A line about the keys that a call reads under an attention window; none without one."""
+    window = config.attention_window
+    if window is None:
+        return []
+    if reads_band(backend, call):
+        keys = f"{backend.name} reads the keys in it and the global tokens only: time and memory grow with L·window"
+    else:
+        keys = f"{backend.name} has the mask of all pairs: time and memory grow with L², as without a window"
+        if hasattr(backend, "reads_band") and not call.output_weights:
+            keys += f"; with more than {most_keys_whole(window):,} tokens it would read those in the window only"
+    return [f"- attention_window = {window}: {keys}"]

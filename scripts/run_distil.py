@@ -25,6 +25,7 @@ from hf_relpos.conversion.modules import locate
 from hf_relpos.data import cut_windows, read_texts
 from hf_relpos.evaluation import FidelitySettings, fidelity, load_model, load_tokenizer, pooling_of
 from hf_relpos.training import DistillationSettings, distil
+from hf_relpos.training.distillation_checkpoints import SETTINGS_FILE
 from hf_relpos.training.distillation_settings import OWN_ARGUMENTS
 
 
@@ -106,12 +107,26 @@ def measure(args: DistillationArguments, teacher: Any, student: Any, tokenizer: 
     }
 
 
+def check_output(folder: Path, models: Sequence[str]) -> None:
+    """
+    Raises:
+        ValueError: for a folder of one of the models, one inside it, and one that holds something else than a
+            distillation.
+    """
+    for name in models:
+        if Path(name).exists() and Path(name).resolve() in (folder.resolve(), *folder.resolve().parents):
+            raise ValueError(f"--output_dir {folder} is {name}, or inside it; give a folder of its own")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / SETTINGS_FILE).is_file():
+        raise ValueError(f"--output_dir {folder} holds something else than a distillation; give a folder of its own")
+
+
 def run_distillation(args: DistillationArguments, training: TrainingArguments) -> dict[str, Any]:
     """Distil, measure, and return the figures.
 
     Raises:
         ValueError: for flags, texts and models that cannot be used, before anything is written.
     """
+    check_output(Path(training.output_dir), (args.teacher_name_or_path, args.model_name_or_path))
     start(training, own_checkpoints=True)
     settings = settings_of(args, training)
     for flag, needed in (("train_file", training.do_train), ("validation_file", training.do_eval)):

@@ -13,6 +13,7 @@ a relative model may read all of it at once. All flags of `TrainingArguments` ap
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,12 +55,14 @@ def read_questions(path: str, columns: Sequence[str]) -> Dataset:
         ValueError: for a file of another kind, or that cannot be read.
     """
     check_suffix(path, (".json", ".jsonl"))
-    first = next(iterate_lines(path), "") if text_suffix(path) == ".json" else ""
-    if not first.lstrip().startswith("{") or '"question"' in first[:200] or text_suffix(path) == ".jsonl":
+    content = None
+    if text_suffix(path) == ".json":
+        with suppress(ValueError):  # of several records
+            content = json.loads("\n".join(iterate_lines(path)))
+    if not isinstance(content, dict) or "question" in content:
         return read_file(path, columns)
     try:
-        articles = json.loads("\n".join(iterate_lines(path)))["data"]
-        return Dataset.from_list(list(_questions(articles)))
+        return Dataset.from_list(list(_questions(content["data"])))
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path}: not SQuAD's JSON ({type(error).__name__}: {error}); give that or JSON lines"
@@ -235,8 +238,9 @@ def finetune(model_args: ModelArguments, args: AnsweringArguments, training: Tra
     model = load_model(AutoModelForQuestionAnswering, model_args, tokenizer)
     check_checkpoint(checkpoint, model)
     length = sequence_length(args.max_seq_length, model, 384)
-    longest = max(len(ids) for data in sets.values() for ids in tokenizer(list(data["question"]))["input_ids"])
-    if longest + 1 + args.doc_stride >= length:
+    questions = [question for data in sets.values() for question in data["question"]]
+    longest = max(map(len, tokenizer(questions, add_special_tokens=False)["input_ids"]))
+    if longest + tokenizer.num_special_tokens_to_add(pair=True) + args.doc_stride >= length:
         raise ValueError(
             f"--max_seq_length {length}: a question has {longest} tokens, and pieces have {args.doc_stride} in common "
             "(--doc_stride); give more, or a smaller stride"

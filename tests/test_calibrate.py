@@ -451,6 +451,21 @@ def test_distilled_for_long_texts(small, tmp_path):
     assert fidelity.lengths[-1].length == 256
 
 
+def test_waves_for_a_relative_source_are_as_long(small, tmp_path):
+    relative = tmp_path / "relative"
+    convert(small / "bert", relative, position_embedding_type="relative_key", method="drop")
+    options = {"tokens": 2000, "length": 256}
+    report = convert(
+        relative,
+        tmp_path / "out",
+        position_embedding_type="harmonic",
+        method="calibrate",
+        texts=small / "text.txt",
+        method_options=options,
+    )
+    assert report.position_options["period"] == 512
+
+
 def test_a_period_that_is_given_stays(small, tmp_path):
     report = convert(
         small / "bert",

@@ -861,6 +861,22 @@ def test_explanations_of_models():
     assert "float16" in explain_backend(tiny_model(RelPosBertModel, "shaw").half(), 2, 300)
 
 
+def test_explanations_under_a_window():
+    """Which backend a call takes, and whether it reads the window alone: as the model does."""
+    alone, whole = "time and memory grow with L·window", "has the mask of all pairs"
+    text = explain_backend(tiny_config("absolute", attention_window=4), 2, 700)
+    assert "takes chunked" in text and "attention_window = 4: chunked reads the keys in it and the global" in text
+    shaw = tiny_config("shaw", attention_window=4)
+    assert alone in explain_backend(shaw, 2, 700) and whole in explain_backend(shaw, 2, 700, output_attentions=True)
+    assert whole in explain_backend(tiny_config("t5", attention_window=4), 2, 700, "mps")
+    short = explain_backend(tiny_config("huang_m1", attention_window=4), 2, 544)
+    assert whole in short and "with more than 544 tokens it would read those in the window" in short
+    assert alone in explain_backend(tiny_config("huang_m1", attention_window=4), 2, 545)
+    for name, said in {"eager": whole, "sdpa": alone, "flex_attention": whole}.items():
+        model = tiny_model(RelPosBertModel, "t5", attention_window=4, attn_implementation=name)
+        assert said in explain_backend(model, 2, 700)
+
+
 def test_doctor(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     result = CliRunner().invoke(app, ["doctor", "--batch", "4", "--length", "512"])

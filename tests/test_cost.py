@@ -9,7 +9,15 @@ from typer.testing import CliRunner
 import hf_relpos
 from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertModel
 from hf_relpos.cli import app
-from hf_relpos.cost import CountWork, measure_rates, model_costs, predicted, read_configuration, with_scheme
+from hf_relpos.cost import (
+    CountWork,
+    measure_rates,
+    model_costs,
+    predicted,
+    read_configuration,
+    with_scheme,
+    with_window,
+)
 
 
 def counted(run):
@@ -66,6 +74,45 @@ def test_one_backend_on_request():
         model_costs(tiny_config("shaw"), 8, backends=["flash_attention_2"])
 
 
+def work_of(length, window):
+    config = tiny_config("shaw", attention_window=window, num_hidden_layers=1, max_position_embeddings=length)
+    model = RelPosBertModel(config).eval()
+    ids = torch.zeros(2, length, dtype=torch.long)
+    with torch.no_grad():
+        return counted(lambda: model(ids))
+
+
+def test_work_under_a_window_grows_with_the_length():
+    """Twice the tokens are twice the products under a window, and four times without one."""
+    short, long = (work_of(length, 16)["products"] for length in (1024, 2048))
+    assert 1.8 * short < long < 2.2 * short
+    assert work_of(2048, None)["products"] > 4 * long
+
+
+def test_costs_under_a_window():
+    config = tiny_config("shaw", attention_window=4, num_hidden_layers=1)
+    costs = model_costs(config, 700, backends=["relpos", "sdpa", "eager"], rounds=1)
+    assert [(cost.taken, cost.in_window) for cost in costs] == [
+        ("sdpa", True),
+        ("chunked", True),
+        ("sdpa", True),
+        ("eager", False),
+    ]
+    all_keys = model_costs(with_window(config, 0), 700, backends=["relpos"], rounds=1)
+    assert not any(cost.in_window for cost in all_keys)
+
+
+def test_a_window_on_request():
+    config = tiny_config("shaw", attention_window=4, global_tokens=[0, 2])
+    wider = with_window(config, 8)
+    assert (wider.attention_window, wider.global_tokens) == (8, [0, 2])
+    assert with_window(config, 0).attention_window is None
+    with pytest.raises(ValueError, match=r"attention_window = -1: give an integer from 1 to 16,777,216, or None"):
+        with_window(config, -1)
+    with pytest.raises(ValueError, match=r"memory_length = 8 with attention_window = 4 .* set global_tokens=\[\]"):
+        with_window(tiny_config("transformer_xl", memory_length=8), 4)
+
+
 def test_configurations_are_read_without_weights(tmp_path):
     RelPosBertConfig(hidden_size=24, position_embedding_type="shaw").save_pretrained(tmp_path)
     assert read_configuration(tmp_path).hidden_size == 24
@@ -86,10 +133,23 @@ def test_doctor_compares_with_absolute_positions(tmp_path, monkeypatch):
     assert ["absolute", "sdpa"] in rows and ["shaw", "eager"] in rows and ["t5", "relpos:"] in rows
 
 
+def test_doctor_has_the_window(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    RelPosBertModel(tiny_config("shaw", attention_window=4)).save_pretrained(tmp_path)
+    arguments = ["doctor", "--model", str(tmp_path), "--length", "16", "--backend", "relpos"]
+    for more, said in ([], "attention_window = 4"), (["--window", "6"], "attention_window = 6"):
+        result = CliRunner().invoke(app, [*arguments, *more])
+        assert result.exit_code == 0, result.output
+        assert said in " ".join(result.output.split()) and "keys" in result.output
+    result = CliRunner().invoke(app, [*arguments, "--window", "0"])
+    assert result.exit_code == 0 and "attention_window" not in result.output
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
         (["--scheme", "shaw"], "--scheme shaw compares schemes at the sizes of a model; add --model"),
+        (["--backend", "sdpa"], "--backend sdpa measures a model with that backend; add --model"),
         (["--model", "FOLDER", "--scheme", "shav"], "'shav' is unknown"),
         (["--model", "FOLDER/none"], "there is no such folder"),
     ],

@@ -256,10 +256,20 @@ def test_a_function_in_place_of_the_teacher():
         run(short, row_targets(read), windows)
 
 
+def test_another_student_does_not_go_on_from_the_first(tmp_path):
+    teacher, student = pair()
+    other = copy.deepcopy(student)
+    with torch.no_grad():
+        other.embeddings.word_embeddings.weight[3, 0] += 1e-6
+    run(student, teacher, steps=2, output_dir=tmp_path)
+    with pytest.raises(ValueError, match=r"student = 'RelPosBertModel, CRC .*choose another folder"):
+        run(other, teacher, steps=2, output_dir=tmp_path, resume=True)
+
+
 def test_windows_past_the_teachers_limit_have_the_targets_of_overlapping_windows():
     teacher, student = pair(heads=True)
     teacher.eval()
-    rows = [texts()[0] + texts()[1] + texts()[2] * 3, [texts()[0][0]] * (LIMIT - 1)]
+    rows = [texts()[0] + texts()[1] + texts()[2] * 3, [texts()[0][0]] * (LIMIT - 1), [texts()[0][0]] * 2]
     assert len(rows[0]) > 2 * LIMIT
     batch = collate([rows], pad_token_id=0)
     with torch.no_grad():

@@ -72,6 +72,9 @@ def test_what_a_reader_would_miss_is_said(folder):
         ("config.json", '{"data": "/home/jo/data"}', "config.json holds /home/jo/, of this machine"),
         ("tokenizer_config.json", '{"x": "C:\\\\Users\\\\jo"}', "tokenizer_config.json holds C:"),
         ("README.md", CARD + "hf_" + "a1" * 17, "README.md holds an access token"),
+        ("README.md", CARD + "hf_oauth_" + "a1" * 17, "README.md holds an access token"),
+        ("README.md", CARD + "api_org_" + "a1" * 17, "README.md holds an access token"),
+        ("tokenizer.json", '{"x": "hf_jwt_' + "a1.a" * 12 + '"}', "tokenizer.json holds an access token"),
         ("README.md", CARD + "{folder}", "README.md holds {folder}"),
         ("README.md", "---\nlicense: [\n---\n", "README.md: its metadata cannot be read"),
         ("README.md", "---\nmodel-index:\n- name: x\n---\n", "README.md: its metadata cannot be read"),
@@ -85,6 +88,21 @@ def test_what_must_not_leave_this_machine_is_refused(folder, monkeypatch, name, 
     assert "a1a1" not in json.dumps(found["problems"])
     refused = run(folder, "user/name", "--yes")
     assert refused.exit_code == 2 and "not uploaded" in refused.stderr
+
+
+def test_addresses_and_words_are_no_paths(folder):
+    (folder / "README.md").write_text(CARD + "https://host.org/Users/guide https://example.com/home/user/x")
+    (folder / "tokenizer.json").write_text('{"model": {"vocab": {"/home/user": 3}}}')
+    assert plan(folder)[1]["problems"] == []
+
+
+def test_a_sentence_encoder_without_weights_is_no_checkpoint(folder):
+    modules = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    assert plan(folder)[0] == 0
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    result = run(folder, "user/name")
+    assert result.exit_code == 2 and "holds no checkpoint" in result.stderr
 
 
 def test_a_path_in_the_header_of_the_weights_is_seen(folder):

@@ -285,6 +285,23 @@ def test_answers_are_learnt(data, relative, tmp_path):
     assert found["eval_f1"] > 30 and found["eval_exact_match"] <= found["eval_f1"]
 
 
+def test_files_of_squad(tmp_path):
+    """Version 1.1 has the context first, 2.0 the questions, which may have no answer."""
+    read = import_script("run_qa").read_questions
+    answered = {"id": "a", "question": "Who?", "answers": [{"text": "Ann", "answer_start": 0}]}
+    unanswered = {"question": "Why?", "id": "b", "is_impossible": True, "answers": []}
+    first = {"data": [{"title": "t", "paragraphs": [{"context": "Ann sat.", "qas": [answered]}]}], "version": "1.1"}
+    second = {
+        "version": "v2.0",
+        "data": [{"title": "t", "paragraphs": [{"qas": [unanswered], "context": "Ann sat."}]}],
+    }
+    for number, (content, answers) in enumerate(((first, ["Ann"]), (second, []))):
+        path = tmp_path / f"{number}.json"
+        path.write_text(json.dumps(content))
+        (row,) = read(str(path), ["id", "question", "context", "answers"])
+        assert row["context"] == "Ann sat." and row["answers"]["text"] == answers
+
+
 def test_pieces_of_a_context_point_at_the_answer(data):
     script, tokenizer = import_script("run_qa"), AutoTokenizer.from_pretrained(CHECKPOINT)
     examples = script.read_questions(str(data / "dev.jsonl"), script.COLUMNS)
@@ -457,6 +474,19 @@ def test_a_folder_with_something_else_is_refused(data, tmp_path):
     with pytest.raises(SystemExit, match=r"is not empty, and has no checkpoint to go on from; give another folder"):
         classify(data, tmp_path, "--do_train")
     assert [path.name for path in tmp_path.iterdir()] == ["notes"]
+
+
+def test_a_distillation_writes_over_no_model(data, relative, tmp_path):
+    models = ("--teacher_name_or_path", CHECKPOINT, "--model_name_or_path", relative)
+    run = ("--train_file", data / "train.txt", "--do_train", "--max_steps", 1)
+    weights = (relative / "model.safetensors").read_bytes()
+    for folder in (relative, relative / "inside"):
+        with pytest.raises(SystemExit, match="or inside it; give a folder of its own"):
+            recipe("run_distil", *models, *run, "--output_dir", folder)
+    shutil.copytree(relative, tmp_path / "other")
+    with pytest.raises(SystemExit, match="holds something else than a distillation"):
+        recipe("run_distil", *models, *run, "--output_dir", tmp_path / "other")
+    assert (relative / "model.safetensors").read_bytes() == weights and not (relative / "inside").exists()
 
 
 def test_flags_from_a_file(data, tmp_path):

@@ -350,7 +350,7 @@ def _windows_to_distil(tokenizer: Any, context: ConversionContext) -> Windows:
     if length <= limit:
         return cut(tokens=tokens, lengths=lengths, seed=context.seed + 1)
     short = cut(tokens=tokens // 2, lengths=lengths, seed=context.seed + 1)
-    rows = -(-short.tokens // batch)
+    rows = -(-short.tokens // batch) * max(1, batch // length)  # as many steps as the short ones
     return short.joined(cut(tokens=rows * length, lengths=(length,), seed=context.seed + 4, short=0.0))
 
 

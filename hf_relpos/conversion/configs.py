@@ -108,9 +108,7 @@ def target_config(
     scheme = None if name == kept else _find_scheme(name)
     if scheme is not None:
         check_scheme(scheme, method)
-        length = method_options.get("length")
-        if method.text != "unused" and length is not None and length > source.max_position_embeddings:
-            options = scheme.reaching(options, length)
+        options = _reaching(scheme, options, source, method, method_options)
     types: str | list[str] = name
     if name == kept:
         if options and {**spec.options, **options} != spec.options:
@@ -153,7 +151,9 @@ def _relative_config(
     Raises:
         ConversionError: for a scheme, option or size that is not accepted.
     """
-    name = position_embedding_type or method.default_scheme or spec.scheme
+    name: Any = position_embedding_type or method.default_scheme or spec.scheme
+    if name != spec.scheme:
+        position_options = _reaching(_find_scheme(name), position_options, source, method, method_options)
     config = _from_dict(
         RelPosBertConfig,
         "",
@@ -172,6 +172,20 @@ def _relative_config(
         )
     check_scheme(_find_scheme(name), method)
     return config
+
+
+def _reaching(
+    scheme: type[Scheme],
+    options: Mapping[str, Any],
+    source: RelPosBertConfig,
+    method: Method,
+    method_options: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Options of the scheme, for the rows that a method fits where they are longer than the source reads."""
+    length = method_options.get("length")
+    if method.text == "unused" or length is None or length <= source.max_position_embeddings:
+        return dict(options)
+    return scheme.reaching(options, length)
 
 
 def _with_token_types(fields: Mapping[str, Any], method: Method) -> dict[str, Any]:

@@ -14,14 +14,15 @@ from huggingface_hub.utils import validate_repo_id
 
 from .errors import ConversionError
 from .folder import KNOWN, other_files
-from .modules import MODULES
+from .modules import read_layout
 from .source import CARD, PICKLED_FILES, has_safetensors
 
 
-# What names a machine or lets others in: folders of a home, and tokens of the Hub.
-PRIVATE = re.compile(
-    rb"(?:/home/|/Users/|/root/|[A-Za-z]:\\{1,2}Users\\{1,2})[A-Za-z0-9._-]+[/\\]?|\bhf_[A-Za-z0-9]{30,}"
-)
+# What lets others in: tokens of the Hub.
+TOKEN = re.compile(rb"\b(?:hf_jwt_[A-Za-z0-9._-]{30,}|(?:hf_(?:oauth_)?|api_org_)[A-Za-z0-9]{30,})")
+# What names a machine: folders of a home, not parts of an address. A vocabulary may hold any word.
+HOME = re.compile(rb"(?<![\w.-])(?:/home/|/Users/|/root/|[A-Za-z]:\\{1,2}Users\\{1,2})[A-Za-z0-9._-]+[/\\]?")
+VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt")
 # Parameters are numbers; of their file only the header, names and metadata, is looked through.
 HEADER_LENGTH_BYTES = 8
 PICKLES = (*PICKLED_FILES, "*.pt", "*.pth", "*.bin", "*.pkl", "*.ckpt")
@@ -73,7 +74,8 @@ def plan_upload(folder: str | Path, repository: str) -> Upload:
         ConversionError: for a folder without a checkpoint, and a name that the Hub does not take.
     """
     top = Path(folder).expanduser().resolve()
-    if not ((top / "config.json").is_file() and has_safetensors(top)) and not (top / MODULES).is_file():
+    encoder = top / read_layout(top).encoder
+    if not ((encoder / "config.json").is_file() and has_safetensors(encoder)):
         raise ConversionError(
             f"folder = '{folder}' holds no checkpoint: config.json or safetensors are missing; give the folder that "
             "save_pretrained or hf-relpos convert wrote"
@@ -138,9 +140,11 @@ def private_words(path: Path, folder: Path) -> list[str]:
             content = file.read(min(length, path.stat().st_size))
         else:
             content = file.read()
-    found = {match.decode("utf-8", "replace") for match in PRIVATE.findall(content)}
-    found |= {str(each) for each in (Path.home(), folder) if len(each.parts) > 2 and str(each).encode() in content}
-    return sorted({"an access token" if word.startswith("hf_") else word for word in found})
+    found = {"an access token"} if TOKEN.search(content) else set()
+    if path.name not in VOCABULARIES:
+        found |= {match.decode("utf-8", "replace") for match in HOME.findall(content)}
+        found |= {str(each) for each in (Path.home(), folder) if len(each.parts) > 2 and str(each).encode() in content}
+    return sorted(found)
 
 
 def push(
@@ -155,7 +159,7 @@ def push(
     Args:
         private: of the repository; one that exists must be private already.
         message: of the commit.
-        revision: branch; "main" by default.
+        revision: a branch of a repository that exists; None for "main", of one that is made if it does not.
         create_pr: as a pull request.
 
     Returns:
@@ -169,7 +173,8 @@ def push(
         raise ConversionError(f"{upload.folder}: not uploaded: {'; '.join(upload.problems)}")
     api = HfApi(library_name="hf_relpos")
     try:
-        api.create_repo(upload.repository, private=private, exist_ok=True)
+        if revision is None:  # a branch that exists is one of a repository that does
+            api.create_repo(upload.repository, private=private, exist_ok=True)
         if private and not api.model_info(upload.repository).private:
             raise ConversionError(
                 f"repository = {upload.repository!r} is public, and private was asked for; nothing was uploaded. "

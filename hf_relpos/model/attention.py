@@ -108,7 +108,10 @@ class AttentionCall:
 
 
 class Backend(Protocol):
-    """One way to compute the formula. A new one is a file with such a class, and a line in `backends.BACKENDS`."""
+    """One way to compute the formula. A new one is a file with such a class, and a line in `backends.BACKENDS`.
+
+    One that does not need a BandMask whole says so by a method `reads_band` (see `reads_band` here).
+    """
 
     name: str
 
@@ -131,6 +134,12 @@ class Backend(Protocol):
             The output (B, L, H, d), and the attention weights (B, H, L, K) or None where they are not kept.
         """
         ...
+
+
+def reads_band(backend: Backend, call: AttentionCall) -> bool:
+    """Whether a backend reads only the keys in the window of a call; the others make the mask of all pairs."""
+    method = getattr(backend, "reads_band", None)  # not every backend has one
+    return isinstance(call.mask, BandMask) and method is not None and bool(method(call))
 
 
 def unsupported_by_offset(

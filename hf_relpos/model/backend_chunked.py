@@ -49,6 +49,10 @@ class Chunked:
             reasons.append(f"there are fewer than {FEWEST_SCORES:,} scores, B·H·L·K, too few for chunks to pay")
         return reasons
 
+    def reads_band(self, call: AttentionCall) -> bool:
+        """Every chunk does."""
+        return True
+
     def run(self, call: AttentionCall) -> tuple[torch.Tensor, None]:
         """The output (B, L, H, d), and None."""
         content, query, key = content_vectors(call.query, call.key, call.terms, call.context)

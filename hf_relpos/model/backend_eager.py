@@ -17,6 +17,10 @@ class Eager:
         """Only masks that are no tensors."""
         return ["the mask is a BlockMask"] if isinstance(call.mask, BlockMask) else []
 
+    def reads_band(self, call: AttentionCall) -> bool:
+        """Blocks of long calls do."""
+        return is_for_blocks(call)
+
     def run(self, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The output (B, L, H, d) and the attention weights (B, H, L, K); None under a window, if not wanted."""
         if is_for_blocks(call):

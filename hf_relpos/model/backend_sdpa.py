@@ -29,6 +29,10 @@ class Sdpa:
             reasons.append("the value-side term V needs the attention weights, and eager has them")
         return reasons
 
+    def reads_band(self, call: AttentionCall) -> bool:
+        """Blocks of long calls do."""
+        return is_for_blocks(call)
+
     def run(self, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The output (B, L, H, d), and None."""
         if is_for_blocks(call):

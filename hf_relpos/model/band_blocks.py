@@ -41,7 +41,12 @@ def is_for_blocks(call: AttentionCall) -> bool:
     mask = call.mask
     if not isinstance(mask, BandMask) or call.output_weights or call.is_traced:
         return False
-    return mask.key_length > FEWEST * (QUERIES + 2 * mask.window)
+    return mask.key_length > most_keys_whole(mask.window)
+
+
+def most_keys_whole(window: int) -> int:
+    """Up to so many keys a call is computed whole."""
+    return FEWEST * (QUERIES + 2 * window)
 
 
 def run_by_blocks(call: AttentionCall, run: Run) -> torch.Tensor:

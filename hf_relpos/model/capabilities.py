@@ -16,6 +16,7 @@ from .context import AttentionContext
 from .formula import Terms
 from .schemes import build_scheme, build_shared
 from .temperature import trained_length
+from .tokens import TokenLayout
 
 
 class _Projection:
@@ -67,7 +68,7 @@ def probe_call(
     output_weights: bool = False,
     needs_gradients: bool = False,
 ) -> AttentionCall:
-    """A call of a model with this configuration, without a mask, whose tensors hold no data.
+    """A call of a model with this configuration, whose tensors hold no data, with no mask but that of its window.
 
     Args:
         config: a RelPosBertConfig.
@@ -86,6 +87,7 @@ def probe_call(
         vectors,
         terms,
         replace(context, query_length=length, key_length=length),
+        TokenLayout(length, length).band_mask(config, vectors),
         dropout=dropout,
         output_weights=output_weights,
         needs_gradients=needs_gradients,

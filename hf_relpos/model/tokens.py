@@ -114,7 +114,7 @@ class TokenLayout:
         Returns:
             `tensor_mask`; or, with an attention window, a BandMask, but for flex_attention and in graphs.
         """
-        band = self._band(config, hidden_states, attention_mask)
+        band = self.band_mask(config, hidden_states, attention_mask)
         return self.tensor_mask(config, hidden_states, attention_mask, past_key_values) if band is None else band
 
     def tensor_mask(
@@ -139,10 +139,13 @@ class TokenLayout:
             return create_causal_mask(**arguments, past_key_values=past_key_values, and_mask_function=and_mask)
         return create_bidirectional_mask(**arguments, and_mask_function=and_mask)
 
-    def _band(
-        self, config: PreTrainedConfig, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None
+    def band_mask(
+        self, config: PreTrainedConfig, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None
     ) -> BandMask | None:
-        """The mask of an attention window; None without one, and where a mask must be a tensor or shows more."""
+        """The mask of an attention window; None without one, and where a mask must be a tensor or shows more.
+
+        Arguments as those of `mask`.
+        """
         if (
             config.attention_window is None
             or config._attn_implementation == "flex_attention"

@@ -31,7 +31,7 @@ from ..evaluation.inspection import has_mlm_head, model_max_length
 from ..model.backends import AUTO
 from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
 from .checkpoints import last_checkpoint
-from .distillation_checkpoints import checkpoint_folder, prepare_folder
+from .distillation_checkpoints import checkpoint_folder, model_fingerprint, prepare_folder
 from .distillation_data import WindowBatches, collate
 from .distillation_losses import DEFAULT_LOSSES, TargetFunction, model_targets
 from .distillation_settings import DistillationReport, DistillationSettings
@@ -94,6 +94,8 @@ def distil(
         **asdict(settings),
         "losses": losses,
         "windows": batches.fingerprint(),
+        "student": model_fingerprint(student),
+        "teacher": None if model is None else model_fingerprint(model),
         "trainer_arguments": dict(settings.trainer_arguments),
     }
     started = time.perf_counter()

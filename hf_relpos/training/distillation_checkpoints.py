@@ -3,10 +3,14 @@
 import json
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import torch
+from transformers import PreTrainedModel
 
 from ..files import write_json
 from ..model.checkpoint_files import read_json
@@ -24,6 +28,15 @@ def checkpoint_folder(output_dir: str | Path | None) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="hf-relpos-distil-") as folder:
         yield Path(folder)
+
+
+def model_fingerprint(model: PreTrainedModel) -> str:
+    """Its class, and a checksum of its weights: of a student those before the first step, also where it is resumed."""
+    checksum = 0
+    for name, tensor in sorted(model.state_dict().items()):
+        checksum = zlib.crc32(name.encode(), checksum)
+        checksum = zlib.crc32(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data, checksum)
+    return f"{type(model).__name__}, CRC {checksum:08x}"
 
 
 def prepare_folder(folder: Path, settings: Mapping[str, Any], resume: bool) -> None:

@@ -205,7 +205,7 @@ def _pad(rows: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def _read_in_windows(model: nn.Module, limit: int, ids: torch.Tensor, names: Iterable[str]) -> Targets:
     """`compute_outputs` of one row (L,), each tensor (L, …)."""
-    reading = OverlappingWindows.of(len(ids), min(limit, len(ids))).to(ids.device)
+    reading = OverlappingWindows.of(len(ids), limit).to(ids.device)
     windows = ids[reading.columns]
     outputs = compute_outputs(model, {"input_ids": windows, "attention_mask": torch.ones_like(windows)}, names)
     logits = None if outputs.logits is None else reading.merge(outputs.logits)

@@ -72,6 +72,7 @@ LONG = [
 ]
 RETRIEVAL = [
     *(*BASELINES, "hierarchical+window", "calibrated+window", "distilled+window", "long", "calibrated", "distilled"),
+    *("long-all", "long-all+window"),
 ]
 QUALITY = [*QUALITIES, "long-all"]
 DEMO = ["teacher", "zero", "fold", "no-data", "calibrated", "distilled", "key", "key-distilled"]

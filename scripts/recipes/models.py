@@ -6,7 +6,14 @@ from typing import Any
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_relpos.evaluation import model_max_length
-from hf_relpos.evaluation.loading import check_folder, find_tokenizer, load_quietly, no_such_model, refuse_missing
+from hf_relpos.evaluation.loading import (
+    check_folder,
+    find_tokenizer,
+    load_quietly,
+    no_such_model,
+    refuse_missing,
+    refusing_code,
+)
 
 from .arguments import ModelArguments
 
@@ -61,7 +68,8 @@ def load_config(args: ModelArguments) -> Any:
     """
     check_folder(args.model_name_or_path)
     try:
-        return AutoConfig.from_pretrained(args.model_name_or_path, **args.hub)
+        with refusing_code(args.model_name_or_path):
+            return AutoConfig.from_pretrained(args.model_name_or_path, **args.hub)
     except OSError as error:
         raise ValueError(no_such_model(args.model_name_or_path, error)) from error
 

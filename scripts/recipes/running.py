@@ -63,7 +63,7 @@ def check_checkpoint(checkpoint: str | None, model: PreTrainedModel) -> None:
     """
     if checkpoint is None or not Path(checkpoint, "config.json").is_file():
         return
-    stored, now = AutoConfig.from_pretrained(checkpoint).to_dict(), model.config.to_dict()
+    stored, now = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False).to_dict(), model.config.to_dict()
     for name in SHAPE:
         if stored.get(name) != now.get(name):
             raise ValueError(
