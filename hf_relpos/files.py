@@ -8,7 +8,7 @@ import json
 import shutil
 import uuid
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -131,12 +131,18 @@ def _renamed(partial: Path, target: Path) -> bool:
 
 
 @contextmanager
-def atomic_folder(target: Path, overwrite: bool = False) -> Iterator[Path]:
+def atomic_folder(
+    target: Path, overwrite: bool = False, check: Callable[[Path], object] | None = None
+) -> Iterator[Path]:
     """A temporary folder that is renamed to `target` when the block ends, and removed when it raises.
 
     An existing `target` is renamed first and removed last. Parents that were missing are created, and removed again
     when the block raises. Of two processes that write the same target each has a folder of its own, and the later one
     replaces it, or raises.
+
+    Args:
+        check: is called with a folder that is about to be replaced, already renamed, so that no other process changes
+            it; one that it refuses, by raising, gets its name back.
 
     Raises:
         FileExistsError: when `target` exists at the end and may not be overwritten.
@@ -153,18 +159,22 @@ def atomic_folder(target: Path, overwrite: bool = False) -> Iterator[Path]:
                 shutil.rmtree(replaced, ignore_errors=True)  # of another process, which was faster
                 with suppress(FileNotFoundError):  # another process has just renamed it
                     target.rename(replaced)
-        finally:
+                if check is not None and replaced.exists():
+                    check(replaced)
+        except BaseException:
             if replaced.exists() and not target.exists():
                 replaced.rename(target)
-            shutil.rmtree(replaced, ignore_errors=True)
+            raise
+        shutil.rmtree(replaced, ignore_errors=True)
     except BaseException:  # KeyboardInterrupt too
         shutil.rmtree(partial, ignore_errors=True)
         for parent in missing:
             with suppress(OSError):
                 parent.rmdir()
         raise
-    if replaced.exists():
-        warnings.warn(f"the replaced folder could not be removed and lies in {replaced}", stacklevel=3)
+    finally:
+        if replaced.exists():  # it cannot be removed; or has lost its name to another process, and was not to be
+            warnings.warn(f"what lay at {target} before lies in {replaced}", stacklevel=3)
 
 
 def describe_write_error(error: Exception, target: Path, left: str = "nothing was left behind") -> str:

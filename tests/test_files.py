@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import warnings
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,30 @@ def test_a_folder_that_vanishes_while_it_is_replaced(tmp_path, monkeypatch):
         (partial / "a").write_text("ours")
     assert names(tmp_path) == ["out", "taken by another process"]
     assert (tmp_path / "out" / "a").read_text() == "ours"
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_folder_that_is_refused_when_it_is_replaced(tmp_path, taken):
+    """It gets its name back; or is kept, and its place told, where another process has taken the name."""
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "thesis").write_text("years")
+
+    def check(folder):
+        assert folder != out and not out.exists() and names(folder) == ["thesis"]
+        if taken:
+            out.mkdir()
+        raise ValueError("no checkpoint")
+
+    with (
+        warnings.catch_warnings(record=True) as told,
+        pytest.raises(ValueError, match="no checkpoint"),
+        atomic_folder(out, True, check) as partial,
+    ):
+        (partial / "a").write_text("ours")
+    kept = [path for path in tmp_path.iterdir() if names(path) == ["thesis"]]
+    assert len(kept) == 1 and len(names(tmp_path)) == 1 + taken and (kept == [out]) is not taken
+    assert [str(kept[0]) in str(warning.message) for warning in told] == [True] * taken
 
 
 @pytest.mark.parametrize(

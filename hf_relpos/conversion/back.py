@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from .configs import NOT_KEPT, source_config
 from .errors import ConversionError, abbreviate
 from .families import FAMILIES
 from .family import Family
-from .folder import check_target, copy_companions
+from .folder import check_replaceable, check_target, copy_companions
 from .recognition import Head, SourceSpec, recognise
 from .verify import under_own_names
 
@@ -68,7 +69,7 @@ def export_checkpoint(
     spec, name = _spec(model)
     stock = None if spec.family.stock is None else _stock_model(model, spec, name)
     try:
-        with atomic_folder(target, overwrite) as unfinished:
+        with atomic_folder(target, overwrite, partial(check_replaceable, out)) as unfinished:
             if stock is None:
                 _write_for_own_code(unfinished, model, spec)
             else:

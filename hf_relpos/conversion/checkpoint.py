@@ -12,6 +12,7 @@ import transformers
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
+from ..console import spinner
 from ..data.seed import check_seed
 from ..files import atomic_folder, describe_write_error, write_json
 from ..model.configuration_relpos_bert import RelPosBertConfig
@@ -26,7 +27,7 @@ from .configs import resolved_options, source_config, stock_config, target_confi
 from .context import ConversionContext
 from .errors import ConversionError, PoorConversionWarning
 from .families import OWN
-from .folder import check_apart, check_target, copy_companions, left_out
+from .folder import check_apart, check_replaceable, check_target, copy_companions, left_out
 from .methods import METHODS, check_device, check_plots, check_text, choose_method, resolve_options, text_names
 from .modules import Layout, locate
 from .names import is_buffer, is_table
@@ -178,8 +179,9 @@ def convert(
     own_config = source_config(folder, spec)
     config = target_config(folder, spec, own_config, position_embedding_type, position_options, METHODS[name], options)
     conversion = _Conversion(top, layout, saved, spec, head, name, options, own_config, config)
-    raw = read_tensors(folder, allow_pickle)
-    conversion, checkpoint = _read(conversion, raw, str(source), commit, any_head=architecture is None)
+    with spinner("reading the source", progress):
+        raw = read_tensors(folder, allow_pickle)
+        conversion, checkpoint = _read(conversion, raw, str(source), commit, any_head=architecture is None)
     reference: Callable[[PreTrainedModel, Source], PreTrainedModel] | None = None
     if spec.family is OWN:
         reference = partial(own_model, ARCHITECTURES[conversion.head.stock], folder)
@@ -201,7 +203,8 @@ def convert(
         progress=progress,
     )
     renamed = rename_relative(checkpoint, own_config, config)
-    model, changed = build(config, renamed, METHODS[name], context)
+    with spinner("converting", progress and not learns):  # what learns has bars of its own
+        model, changed = build(config, renamed, METHODS[name], context)
     report = ConversionReport(
         source=checkpoint.name,
         revision=commit,
@@ -239,14 +242,14 @@ def convert(
     )
     if process.is_main_process:
         try:
-            with atomic_folder(target, overwrite) as unfinished:
+            # a user may have put something there in the meantime
+            unchanged = partial(check_replaceable, out)
+            with spinner("writing and checking", progress), atomic_folder(target, overwrite, unchanged) as unfinished:
                 report, reloaded = _write(unfinished, conversion, model, renamed, report)
                 if METHODS[name].exact and reference is not None:
                     difference = compare_outputs(reloaded, checkpoint, spec, reference, rounded=bool(changed))
                     report = replace(report, difference=difference)
                 _describe(unfinished, conversion, reloaded, report, plots)
-                if overwrite:
-                    check_target(out, overwrite)  # a user may have put something there in the meantime
         except (OSError, SafetensorError) as error:
             raise ConversionError(describe_write_error(error, target)) from error
     process.wait_for_everyone()

@@ -60,15 +60,28 @@ def check_target(out: str | Path, overwrite: bool, source: str | Path | None = N
             raise ConversionError(
                 f"out = '{out}' exists; choose another folder, or replace it with overwrite=True (--overwrite)"
             )
-        refuse_foreign_files(out, other_files(target))
-        encoder = target / _layout(target).encoder
-        if any(target.iterdir()) and not ((encoder / "config.json").is_file() and has_safetensors(encoder)):
-            raise ConversionError(
-                f"out = '{out}' is overwritten only if it holds a checkpoint, and its files "
-                f"({abbreviate(sorted(path.name for path in target.iterdir()), 10)}) are none: config.json or "
-                "safetensors are missing. Move them, or choose another folder"
-            )
+        check_replaceable(out, target)
     return target
+
+
+def check_replaceable(out: str | Path, folder: Path) -> None:
+    """Refuse to replace a folder that holds anything but a checkpoint.
+
+    Args:
+        out: its name, for messages.
+        folder: where it lies now.
+
+    Raises:
+        ConversionError: for files that do not belong to a checkpoint, or are none.
+    """
+    refuse_foreign_files(out, other_files(folder))
+    encoder = folder / _layout(folder).encoder
+    files = sorted(path.name for path in folder.iterdir())
+    if files and not ((encoder / "config.json").is_file() and has_safetensors(encoder)):
+        raise ConversionError(
+            f"out = '{out}' is overwritten only if it holds a checkpoint, and its files ({abbreviate(files, 10)}) are "
+            "none: config.json or safetensors are missing. Move them, or choose another folder"
+        )
 
 
 def refuse_foreign_files(out: str | Path, foreign: Iterable[str]) -> None:

@@ -89,5 +89,5 @@ def _command(spec: SourceSpec, name: str) -> str:
     """What makes a relative model of ours of it."""
     if spec.family is OWN and not spec.absolute:
         return ""
-    method = " --method calibrate --text FILE" if spec.absolute and spec.scheme is None else ""
-    return f"hf-relpos convert {name} OUT{method}"
+    text = " --text FILE" if spec.absolute and spec.scheme is None else ""
+    return f"hf-relpos convert {name} OUT{text}"

@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from textwrap import shorten
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from ..console import print_table
+from ..console import new_table, print_table
 from ..evaluation.printing import print_fidelity
 from ..training import DistillationReport
 from .push import Upload
@@ -66,10 +64,9 @@ def _print_tensors(report: ConversionReport, console: Console) -> None:
     notes = Counter(note for _, _, _, note in rows if note)
     shared = {note: MARKS[n % len(MARKS)] for n, note in enumerate(note for note in notes if notes[note] > 1)}
 
-    table = Table("", "", "tensor", "shape", "parameters", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = new_table("", "", "tensor", "shape", "parameters", padding=(0, 1, 0, 0))
     for column in (1, 4):
         table.columns[column].justify = "right"
-    table.columns[2].overflow = "fold"
     for (kind, name, shape, note), (tensors, parameters) in rows.items():
         times = f"{tensors} ×" if tensors > 1 else ""
         below = f" {shared[note]}" if note in shared else f"\n{note}" if note else ""

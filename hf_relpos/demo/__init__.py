@@ -168,7 +168,7 @@ def run_demo(
         rows[name] = row
         console.print(f"  {name}: {row['in order']:.1f} % of the masked tokens right, loss {row['loss']:.3f}")
 
-    with atomic_folder(out, overwrite) as work:
+    with atomic_folder(out, overwrite, lambda folder: refuse_foreign_files(out, _other_files(folder))) as work:
         with timed_step(console, "1. A BERT with absolute positions"):
             console.print(f"{source}: {absolute.num_parameters():,} parameters, at most {limit} tokens")
             measure("source", absolute)
