@@ -40,6 +40,8 @@ class AttentionCall:
         options: further keyword arguments for these functions.
         runs_on: the device of the call, where the tensors are only a description of it (on the meta device).
         by_name: whether the caller named the backend, so that a faster one is no reason against it.
+        value_size: how many features the values have where the others are zeros, for heads of one width; a backend
+            may return no more of them. None for all.
     """
 
     query: torch.Tensor
@@ -57,6 +59,7 @@ class AttentionCall:
     options: Mapping[str, Any] = field(default_factory=dict)
     runs_on: torch.device | None = None
     by_name: bool = False
+    value_size: int | None = None
 
     @property
     def device(self) -> torch.device:

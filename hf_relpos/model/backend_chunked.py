@@ -61,7 +61,7 @@ class Chunked:
             content,
             query,
             key,
-            call.value,
+            call.value[..., : call.value_size],
             call.toeplitz(by_run=not isinstance(call.mask, BandMask)),
             int(call.context.start),
             call.mask if isinstance(call.mask, BandMask) else call.tensor_mask,
@@ -162,7 +162,7 @@ class _Chunked(torch.autograd.Function):
             row_groups, head_groups = groups(call, batch, heads, length, keys, content.device)
             fused = kept is None and is_bias(call, inputs)
             for rows in row_groups:
-                chunks = schedule(call, rows, length, keys, content.device, by_offset=not fused)
+                chunks = schedule(call, rows, length, keys, content.device)
                 for group_heads in head_groups:
                     group, fused_group = None, FusedGroup(call, rows, group_heads, inputs) if fused else None
                     for chunk in chunks:

@@ -4,8 +4,9 @@ The scores are one dense buffer: products by offset (`diagonals.py`) are written
 content product is added in place. Each range of keys has columns up to a multiple of ALIGNED; those of no pair are
 −inf, so that one softmax over the whole buffer is the softmax of every row, with zeros there.
 
-Under a window the keys within it lie by offset (`QueryChunk.window`): what the window hides is then some columns of
-every row, and products by offset are those of matrices, of no more offsets than the window has.
+Under a window products by offset are of no more offsets than it has: a matrix for all queries of a chunk, in columns
+between others of −inf (`QueryChunk.window`). Copied to the scores pair by pair it is the window's mask as well. The
+content is added to the copy: libraries write products to memory that is read askew at half their speed.
 
 The backward computes the chunk's probabilities again, unless they were kept, and writes the gradients of
 the scores through the same views.
@@ -42,8 +43,9 @@ class Range(NamedTuple):
     Attributes:
         pairs: (g, m, n).
         columns: all columns of the range, (g, m, c).
-        factors: the pairs, and as many columns beside them as there are `keys`; what is multiplied with vectors.
-        keys: of the factors.
+        factors: the pairs, and as many columns beside them as there are `keys`; what is multiplied with vectors. Of
+            the first range of a packed chunk all columns, and those of other ranges are to be zeros then (`alone`).
+        keys: of the factors; there may be fewer, `vectors_at`.
     """
 
     pairs: torch.Tensor
@@ -109,11 +111,25 @@ class HeadGroup:
         return vectors.permute(2, 0, 1, 3).reshape(self.count, vectors.shape[1], vectors.shape[3])
 
     def padded(self, keys: torch.Tensor) -> torch.Tensor:
-        """Keys or values (h, r, K, d) as (g, N, d), with zeros as far as the columns of any chunk go."""
-        in_order = self.call.mask is None and self.call.band is None
-        missing = rounded_up(self.keys) - self.keys if in_order else ALIGNED - 1
-        keys = pad(keys, (0, 0, 0, missing)) if missing else keys
-        return keys.reshape(self.count, self.keys + missing, -1)
+        """Keys or values (h, r, K, d) as (g, N, d), with zeros as far as the columns of any chunk go.
+
+        Under a window, where that would be to copy all of them for a few chunks, without these.
+        """
+        missing = rounded_up(self.keys) - self.keys if self.call.mask is None else ALIGNED - 1
+        keys = pad(keys, (0, 0, 0, missing)) if missing and self.call.band is None else keys
+        return keys.reshape(self.count, keys.shape[2], -1)
+
+    def vectors_at(self, vectors: torch.Tensor, keys: slice) -> torch.Tensor:
+        """Some of the keys or values, (g, n, d), with zeros for those that there are not."""
+        own = vectors[:, keys]
+        missing = keys.stop - keys.start - own.shape[1]
+        return pad(own, (0, 0, 0, missing)) if missing else own
+
+    @staticmethod
+    def alone(buffer: torch.Tensor, chunk: QueryChunk, index: int) -> None:
+        """Make the factors of a range those of its pairs: called for one after the other, the first range last."""
+        if chunk.is_packed and index == 0:
+            buffer[:, :, chunk.key_ranges[0][1] :] = 0.0
 
     def first_row(self, chunk: QueryChunk, index: int) -> int:
         """The row of the tables that belongs to the last query, i' = 0, and the first key of a range."""
@@ -140,10 +156,11 @@ class HeadGroup:
     def range_of(buffer: torch.Tensor, chunk: QueryChunk, index: int) -> Range:
         """A range of keys in a buffer, (g, m, N)."""
         (begin, count), at = chunk.key_ranges[index], chunk.begins[index]
-        if chunk.is_by_offset(index):
-            (groups, rows, width), start = buffer.shape, buffer.storage_offset()
-            pairs = buffer.as_strided((groups, rows, count), (rows * width, width + 1, 1), start)
-            return Range(pairs, buffer[:, :, : chunk.offset_columns], pairs, slice(begin, begin + count))
+        if chunk.is_packed:  # the product with the first range fills the buffer, and then those beside it are written
+            own = buffer[:, :, at : at + count]
+            ends = [*chunk.begins[1:], chunk.width]
+            factors, width = (own, count) if index else (buffer, chunk.width)
+            return Range(own, buffer[:, :, at : ends[index]], factors, slice(begin, begin + width))
         width = rounded_up(count)
         columns = buffer[:, :, at : at + width]
         return Range(buffer[:, :, at : at + count], columns, columns, slice(begin, begin + width))
@@ -153,6 +170,12 @@ class HeadGroup:
     def hide_masked(self, part: Range, chunk: QueryChunk, index: int, value: float) -> None:
         """Set the scores of pairs that the mask hides."""
         if not chunk.is_masked:
+            return
+        if chunk.is_by_offset(index):
+            by_offset, by_pair = self.window_buffer(chunk)
+            by_pair.copy_(part.pairs)
+            self.hide_in_window(by_offset.unflatten(0, self.grid), chunk, value)
+            part.pairs.copy_(by_pair)
             return
         if chunk.hidden is not None:
             by_head = part.columns.unflatten(0, self.grid)
@@ -185,32 +208,72 @@ class HeadGroup:
     def hide(self, part: Range, chunk: QueryChunk, index: int, value: float) -> None:
         """Set the scores of pairs that the mask, causality or the scheme hide."""
         self.hide_masked(part, chunk, index, value)
+        self.hide_by_offset(part, chunk, index, value)
+
+    def hide_by_offset(self, part: Range, chunk: QueryChunk, index: int, value: float) -> None:
+        """Set the scores of pairs that causality or the scheme hide."""
         future = self.future(part.pairs, chunk, index)
         if future is not None:
             future[0].masked_fill_(future[1], value)
         if self.allow is not None:
             part.pairs.unflatten(0, self.grid).masked_fill_(~self.by_pair(self.allow, chunk, index), value)
 
-    # A range by offset -----------------------------------------------------------------------------------------------
+    # A range with a window -------------------------------------------------------------------------------------------
 
-    def start_window(self, buffer: torch.Tensor, chunk: QueryChunk, query: torch.Tensor) -> None:
-        """Set the columns of a range by offset: q · A + c in the window, −inf elsewhere.
+    def window_buffer(self, chunk: QueryChunk) -> tuple[torch.Tensor, torch.Tensor]:
+        """A buffer by offset, (g, m, W), and the same by pair, (g, m, n)."""
+        by_offset = self.workspace("window", (self.count, chunk.rows, chunk.offset_columns))
+        return by_offset, self.pairs_of(by_offset, chunk)
+
+    @staticmethod
+    def pairs_of(by_offset: torch.Tensor, chunk: QueryChunk) -> torch.Tensor:
+        """A contiguous buffer by offset, (g, m, W), by pair, (g, m, n): rows of W + 1 numbers."""
+        groups, rows, width = by_offset.shape
+        shape = (groups, rows, chunk.key_ranges[0][1])
+        return by_offset.as_strided(shape, (rows * width, width + 1, 1), by_offset.storage_offset())
+
+    def window_of(self, scores: torch.Tensor, chunk: QueryChunk) -> torch.Tensor:
+        """Scores by pair, (g, m, n), by offset, (g, m, W): zeros where the window has no pair."""
+        by_offset, by_pair = self.window_buffer(chunk)
+        assert chunk.window is not None
+        if chunk.window.start < chunk.rows - 1 or chunk.window.stop > scores.shape[2]:  # an end of the text
+            by_offset.zero_()
+        by_pair.copy_(scores)
+        return by_offset
+
+    @staticmethod
+    def hide_in_window(by_offset: torch.Tensor, chunk: QueryChunk, value: float) -> None:
+        """Set pairs within the window, (h, r, m, W), that are hidden otherwise."""
+        assert chunk.hidden is not None
+        for columns, hidden in chunk.hidden[0]:
+            by_offset[..., columns].masked_fill_(hidden.transpose(0, 1), value)
+
+    def start_window(self, scores: torch.Tensor, chunk: QueryChunk, query: torch.Tensor) -> None:
+        """Set scores (g, m, n) to q · A + c in the window, and to −inf elsewhere.
 
         Args:
             query: q̂, matrices of the chunk's queries, (g, m, d).
         """
         window, first = chunk.window, self.first_row(chunk, 0)
-        assert window is not None
+        assert window is not None and chunk.hidden is not None
+        (heads, rows), width = self.grid, chunk.offset_columns
+        if self.A is None:  # as many matrices as differ
+            heads = 1 if self.c is None else self.c.shape[0]
+            rows = max([len(hidden) for _, hidden in chunk.hidden[0]], default=1)
+        by_offset = self.workspace("window", (heads * rows, chunk.rows, width))
         if self.A is not None:
-            self.A.write_columns(buffer, window, query, first)
+            self.A.write_columns(by_offset, window, query, first)
+        by_head = by_offset.unflatten(0, (heads, rows))
         if self.c is not None:
             by_column = self.c[:, None, None, first + window.start : first + window.stop]
-            into = buffer[:, :, window].unflatten(0, self.grid)
+            into = by_head[..., window]
             into.copy_(by_column) if self.A is None else into.add_(by_column)
         elif self.A is None:
-            buffer[:, :, window] = 0.0
-        buffer[:, :, : window.start] = -torch.inf
-        buffer[:, :, window.stop : chunk.offset_columns] = -torch.inf
+            by_offset[:, :, window] = 0.0
+        by_offset[:, :, : window.start] = -torch.inf
+        by_offset[:, :, window.stop :] = -torch.inf
+        self.hide_in_window(by_head, chunk, torch.finfo(scores.dtype).min)
+        scores.unflatten(0, self.grid).copy_(self.pairs_of(by_offset, chunk).unflatten(0, (heads, rows)))
 
     # A chunk ---------------------------------------------------------------------------------------------------------
 
@@ -228,7 +291,7 @@ class HeadGroup:
             scores, keys = part.pairs, part.keys
             by_head, beta = scores.unflatten(0, self.grid), 1.0
             if chunk.is_by_offset(index):
-                self.start_window(buffer, chunk, content if self.query is None else self.matrices(query))
+                self.start_window(scores, chunk, content if self.query is None else self.matrices(query))
             else:
                 if self.A is not None:
                     self.A.add_to(scores, query, self.first_row(chunk, index), fresh=True)
@@ -236,12 +299,16 @@ class HeadGroup:
                     by_pair = self.by_pair(self.c, chunk, index)
                     by_head.copy_(by_pair) if self.A is None else by_head.add_(by_pair)
                 beta = float(self.A is not None or self.c is not None)
-            part.factors.baddbmm_(content, self.key[:, keys].transpose(1, 2), beta=beta, alpha=self.call.terms.scale)
+            own = self.vectors_at(self.key, keys)
+            part.factors.baddbmm_(content, own.transpose(1, 2), beta=beta, alpha=self.call.terms.scale)
             self.add_key_side(scores, chunk, index)
             if self.dense is not None:
                 by_head += self.rows_of(self.dense, chunk)[..., keys.start : keys.start + scores.shape[2]]
-            self.hide(part, chunk, index, torch.finfo(buffer.dtype).min)
-            if not chunk.is_by_offset(index):
+            lowest = torch.finfo(buffer.dtype).min
+            if not chunk.is_by_offset(index):  # else what the window hides is in the scores
+                self.hide_masked(part, chunk, index, lowest)
+            self.hide_by_offset(part, chunk, index, lowest)
+            if part.columns.shape[2] > scores.shape[2]:
                 part.columns[:, :, scores.shape[2] :] = -torch.inf
         torch.softmax(buffer, dim=-1, out=buffer)
         if self.allow is not None:  # a query that may attend to nothing gets zeros
@@ -304,7 +371,8 @@ class HeadGroup:
             kept: where to put the probabilities, if the backward is not to compute them again.
         """
         content, query = self.queries(chunk)
-        no_copy = kept is not None and generator is None
+        # packed, what the keys beside the window had is cleared below, and the backward needs it
+        no_copy = kept is not None and generator is None and not chunk.is_packed
         buffer = self.key.new_empty((self.count, chunk.rows, chunk.width)) if no_copy else self.buffer("scores", chunk)
         self.probabilities(chunk, self.matrices(content), query, buffer)
         if kept is not None:
@@ -312,13 +380,14 @@ class HeadGroup:
         for index, factors in enumerate(self.dropout_factors(chunk, generator)):
             self.range_of(buffer, chunk, index).columns.mul_(factors)
         out = None
-        for index in range(len(chunk.key_ranges)):
+        for index in reversed(range(len(chunk.key_ranges))):
+            self.alone(buffer, chunk, index)
             part, first = self.range_of(buffer, chunk, index), self.first_row(chunk, index)
-            found = self.by_row(torch.bmm(part.factors, self.value[:, part.keys])).transpose(1, 2)
+            found = self.by_row(torch.bmm(part.factors, self.vectors_at(self.value, part.keys))).transpose(1, 2)
             out = found if out is None else out.add_(found)
             if self.V is not None:
                 if chunk.window is not None and index == 0:
-                    found = self.V.weigh_columns(buffer, chunk.window, first)
+                    found = self.V.weigh_columns(self.window_of(part.pairs, chunk), chunk.window, first)
                 else:
                     found = self.V.weighed(part.pairs, first)
                 out = out.add_(found)
@@ -353,30 +422,31 @@ class HeadGroup:
         content, d_out = self.matrices(content_by_position), self.matrices(d_out_by_position)
         if probabilities is None:
             buffer = self.probabilities(chunk, content, query, self.buffer("scores", chunk))
-        else:  # dropout is multiplied with a copy
-            buffer = probabilities if generator is None else self.buffer("scores", chunk).copy_(probabilities)
+        else:  # what is written to is a copy
+            is_read = generator is None and not chunk.is_packed
+            buffer = probabilities if is_read else self.buffer("scores", chunk).copy_(probabilities)
         gradients = self.buffer("gradients", chunk)
         kept = self.dropout_factors(chunk, generator)
         mean = 0.0  # Σ_j α_ij ∂α_ij
         for index in range(len(chunk.key_ranges)):
             part, first = self.range_of(gradients, chunk, index), self.first_row(chunk, index)
             columns, beta = part.columns, float(self.V is not None)
-            if chunk.window is not None and index == 0:
-                columns.zero_()
-                beta = 1.0
-                if self.V is not None:
-                    self.V.write_columns(gradients, chunk.window, d_out, first)
-            elif self.V is not None:
+            if self.V is not None:
                 columns[:, :, part.pairs.shape[2] :] = 0.0
-                self.V.add_to(part.pairs, d_out_by_position, first, fresh=True)
-            part.factors.baddbmm_(d_out, self.value[:, part.keys].transpose(1, 2), beta=beta)
+                if chunk.window is not None and index == 0:
+                    by_offset, by_pair = self.window_buffer(chunk)
+                    self.V.write_columns(by_offset.zero_(), chunk.window, d_out, first)
+                    part.pairs.copy_(by_pair)
+                else:
+                    self.V.add_to(part.pairs, d_out_by_position, first, fresh=True)
+            part.factors.baddbmm_(d_out, self.vectors_at(self.value, part.keys).transpose(1, 2), beta=beta)
             if kept:
                 columns.mul_(kept[index])
             weights = self.range_of(buffer, chunk, index).columns
             products = torch.mul(columns, weights, out=self.workspace("products", columns.shape))
             mean = mean + products.sum(-1, keepdim=True)
         d_content, d_query = 0.0, 0.0
-        for index, (begin, count) in enumerate(chunk.key_ranges):
+        for index, (begin, count) in reversed(list(enumerate(chunk.key_ranges))):
             part, weights = self.range_of(gradients, chunk, index), self.range_of(buffer, chunk, index)
             scores, keys, first = part.pairs, part.keys, self.first_row(chunk, index)
             # in this order: where a weight is near 1 the difference is near 0
@@ -387,12 +457,14 @@ class HeadGroup:
                 chunk.has_empty_rows and self.allow is None
             ):  # their weights are not zero, and no score of theirs matters
                 self.hide_masked(part, chunk, index, 0.0)
+            self.alone(gradients, chunk, index)
+            self.alone(buffer, chunk, index)
             add_product(total.value[:, keys], weights.factors.transpose(1, 2), d_out)
             add_product(total.key[:, keys], part.factors.transpose(1, 2), content, terms.scale)
-            d_content = d_content + torch.bmm(part.factors, self.key[:, keys])
+            d_content = d_content + torch.bmm(part.factors, self.vectors_at(self.key, keys))
             self.key_side_gradients(scores, chunk, index, total.key, self.of_heads(total.B))
             if chunk.is_by_offset(index):
-                d_query = d_query + self.window_gradients(gradients, buffer, chunk, query, d_out, total)
+                d_query = d_query + self.window_gradients(scores, weights.pairs, chunk, query, d_out, total)
             else:
                 if self.V is not None:
                     self.V.table_gradient(weights.pairs, d_out_by_position, first, self.of_heads(total.V))
@@ -424,22 +496,25 @@ class HeadGroup:
         """Add to the gradients of the tables what a range by offset gives; returns that of the queries, (r, m, h, d).
 
         Args:
-            gradients: of the scores, a buffer.
-            weights: a buffer, after dropout.
+            gradients: of the scores, (g, m, n).
+            weights: after dropout, (g, m, n).
             query: (r, m, h, d).
             d_out: matrices, (g, m, d).
         """
         window, first = chunk.window, self.first_row(chunk, 0)
         assert window is not None
         if self.V is not None:
-            self.V.column_gradient(weights, window, d_out, first, self.of_heads(total.V))
+            self.V.column_gradient(self.window_of(weights, chunk), window, d_out, first, self.of_heads(total.V))
+        if self.A is None and self.c is None:
+            return 0.0
+        by_offset = self.window_of(gradients, chunk)
         if self.c is not None:
-            by_column = gradients[:, :, window].sum(1, dtype=total.c.dtype).unflatten(0, self.grid).sum(1)
+            by_column = by_offset[:, :, window].sum(1, dtype=total.c.dtype).unflatten(0, self.grid).sum(1)
             self.add_to_scalars(total, by_column, first + window.start)
         if self.A is None:
             return 0.0
-        self.A.column_gradient(gradients, window, self.matrices(query), first, self.of_heads(total.A))
-        return self.A.weigh_columns(gradients, window, first)
+        self.A.column_gradient(by_offset, window, self.matrices(query), first, self.of_heads(total.A))
+        return self.A.weigh_columns(by_offset, window, first)
 
     def add_to_scalars(self, total: "Gradients", by_offset: torch.Tensor, first: int) -> None:
         """Add scalars by head and offset, (h, x), to the gradient of c from row `first` on."""
@@ -459,7 +534,11 @@ class Gradients:
 
     def start_group(self, group: HeadGroup) -> None:
         """Zeros for the key and value of another group."""
-        self.key, self.value = zeros_like_sum(group.key), zeros_like_sum(group.value)
+        beyond = 0 if group.call.band is None else 2 * ALIGNED  # of columns that are no pairs
+        self.key, self.value = (
+            zeros_like_sum(vectors, (vectors.shape[0], vectors.shape[1] + beyond, vectors.shape[2]))
+            for vectors in (group.key, group.value)
+        )
 
     def of_terms(self, inputs: Inputs) -> list[torch.Tensor | None]:
         """Those of A, B, c, V and dense, in the dtypes of these."""
@@ -471,7 +550,7 @@ class Gradients:
         ]
 
 
-def zeros_like_sum(like: torch.Tensor) -> torch.Tensor:
-    """Zeros of that shape to add to, in float32 at least."""
+def zeros_like_sum(like: torch.Tensor, shape: tuple[int, ...] | None = None) -> torch.Tensor:
+    """Zeros of that shape, or another, to add to, in float32 at least."""
     precise = torch.promote_types(like.dtype, torch.float32)
-    return torch.zeros(like.shape, dtype=precise, device=like.device)
+    return torch.zeros(like.shape if shape is None else shape, dtype=precise, device=like.device)

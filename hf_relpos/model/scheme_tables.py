@@ -132,7 +132,12 @@ class Tables(Scheme, name="tables"):
         rows = getattr(self, letter)
         if rows is None:
             return ()
-        return (toeplitz_table(self.expand(rows, context.offsets(rows.device)), context),)
+        if is_traced():  # the sizes of a graph are not known
+            return (toeplitz_table(self.expand(rows, context.offsets(rows.device)), context),)
+        reach = self.max_distance + (self.settings["out_of_range"] == "zero")  # from here on all rows are one
+        first, last = (max(-reach, min(end, reach)) for end in (context.low, context.high))
+        distinct = self.expand(rows, torch.arange(first, last + 1, device=rows.device))
+        return (Table(distinct, row_of=lambda offsets: offsets.clamp(first, last) - first),)
 
     def forward(self, context: AttentionContext) -> Terms:
         tables: dict[str, Any] = {letter: self.table(letter, context) for letter in TABLE_LETTERS}

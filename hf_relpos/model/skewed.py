@@ -145,14 +145,15 @@ class QueryChunk:
         rows: m.
         key_ranges: (first key, number of keys n) of every range.
         begins: the first column of each range in the buffer.
-        width: of the buffer; each range has its n columns and those up to a multiple of ALIGNED.
+        width: of the buffer; each range has its n columns and those up to a multiple of ALIGNED, but see `is_packed`.
         is_masked: whether the mask may hide any pair of them.
         has_empty_rows: whether one of the queries may see no key at all.
         hidden: under a window, of every range, columns of it and which pairs of these are hidden, last query first,
             boolean (1 or r, 1, m, c); else None.
-        window: where the first range is by offset, the columns of the buffer that are within the window; else None.
-            Column x is then that of the offset which query 0, the last one, has from key x of the range; of query i
-            key x is in column i + x. What `hidden` says of this range is by column of the buffer.
+        window: where the terms of the first range are made by offset, in a buffer of their own, the columns of that
+            which are within the window; else None. Column x is that of the offset which query 0, the last one, has
+            from key x of the range; of query i key x is in column i + x. What `hidden` says of this range is by
+            column of that buffer.
     """
 
     first: int
@@ -166,13 +167,25 @@ class QueryChunk:
     window: slice | None = None
 
     def is_by_offset(self, index: int) -> bool:
-        """Whether the pairs of a range lie by offset."""
+        """Whether the terms of a range are made by offset."""
         return self.window is not None and index == 0
 
     @property
+    def is_packed(self) -> bool:
+        """Whether the ranges beside the window are in columns up to the next multiple of ALIGNED, or two.
+
+        One product with keys that follow each other is then that of all columns, a contiguous matrix.
+        """
+        return self.window is not None and _is_packed(self.key_ranges)
+
+    @property
     def offset_columns(self) -> int:
-        """How many columns the first range has where it is by offset, a multiple of ALIGNED."""
-        return self.begins[1] if len(self.begins) > 1 else self.width
+        """How many columns the first range has by offset, a multiple of ALIGNED."""
+        return rounded_up(self.key_ranges[0][1] + self.rows - 1)
+
+
+def _is_packed(key_ranges: Sequence[tuple[int, int]]) -> bool:
+    return sum(count for _, count in key_ranges[1:]) <= ALIGNED
 
 
 def query_chunk(
@@ -185,11 +198,12 @@ def query_chunk(
 ) -> QueryChunk:
     """A chunk of the `rows` queries from `first` on, with its layout in the buffer."""
     begins, width = [], 0
-    for index, (_, count) in enumerate(key_ranges):
-        begins.append(width)
-        width += rounded_up(count if window is None or index else count + rows - 1)
     ranges = tuple(key_ranges)
-    return QueryChunk(first, rows, ranges, tuple(begins), width, is_masked, has_empty_rows, window=window)
+    is_packed = window is not None and _is_packed(ranges)
+    for _, count in ranges:
+        begins.append(width)
+        width += count if is_packed else rounded_up(count)
+    return QueryChunk(first, rows, ranges, tuple(begins), rounded_up(width), is_masked, has_empty_rows, window=window)
 
 
 def may_read(device: torch.device) -> bool:
@@ -209,18 +223,12 @@ def runs_of(seen: torch.Tensor, gap: int) -> list[tuple[int, int]]:
     return [(begin, end - begin) for begin, end in runs]
 
 
-def schedule(
-    call: ChunkedCall, rows: slice, length: int, keys: int, device: torch.device, by_offset: bool = True
-) -> list[QueryChunk]:
-    """The chunks of some rows of the batch, without the keys that no query of a chunk sees.
-
-    Args:
-        by_offset: whether a window may lie by offset (`QueryChunk.window`).
-    """
+def schedule(call: ChunkedCall, rows: slice, length: int, keys: int, device: torch.device) -> list[QueryChunk]:
+    """The chunks of some rows of the batch, without the keys that no query of a chunk sees."""
     if call.band is not None:
         size = queries_per_chunk(call, keys, device)
         last = length if call.ends is None else call.ends[rows.start]
-        return _schedule_of_band(call.band, rows, size, last, by_offset)
+        return _schedule_of_band(call.band, rows, size, last)
     mask = call.mask
     if mask is not None:
         mask = (mask[rows] if mask.shape[0] > 1 else mask).flatten(0, 1)  # (rows · heads, L, K)
@@ -246,17 +254,17 @@ def schedule(
     return chunks
 
 
-def _schedule_of_band(band: BandMask, rows: slice, size: int, length: int, by_offset: bool) -> list[QueryChunk]:
+def _schedule_of_band(band: BandMask, rows: slice, size: int, length: int) -> list[QueryChunk]:
     """`schedule` under a window: what follows from the mask is made once for all layers."""
-    key = ("chunks", rows.start, rows.stop, size, length, by_offset)
+    key = ("chunks", rows.start, rows.stop, size, length)
     if key not in band.kept:
-        band.kept[key] = [_chunk_of_band(band, rows, block, by_offset) for block in band.blocks(rows, size, length)]
+        band.kept[key] = [_chunk_of_band(band, rows, block) for block in band.blocks(rows, size, length)]
     chunks: list[QueryChunk] = band.kept[key]
     return chunks
 
 
-def _chunk_of_band(band: BandMask, rows: slice, block: Block, by_offset: bool) -> QueryChunk:
-    chunk = _chunk_by_offset(band, rows, block) if by_offset and not block.is_far else None
+def _chunk_of_band(band: BandMask, rows: slice, block: Block) -> QueryChunk:
+    chunk = None if block.is_far else _chunk_by_offset(band, rows, block)
     if chunk is not None:
         return chunk
     queries = slice(block.first, block.first + block.queries)

@@ -238,7 +238,7 @@ class TokenLayout:
 
 
 def _global_tokens(config: PreTrainedConfig) -> tuple[int, ...]:
-    return (0,) if config.global_tokens is None else tuple(config.global_tokens)
+    return (0,) if config.global_tokens is None else tuple(dict.fromkeys(config.global_tokens))
 
 
 def is_visible(mask: torch.Tensor) -> torch.Tensor:

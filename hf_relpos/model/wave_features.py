@@ -51,7 +51,7 @@ class Widened:
         """The output (B, L, H, d), from that of `call`."""
         if self.call.query.shape[-1] == self.size:
             return out
-        content = out[..., : self.size]
+        content = out[..., : self.size]  # of more, or no more than these (`AttentionCall.value_size`)
         if not self.V:
             return content
         cosines, sines = _phases(self.V[0], self.call.context.query_positions(out.device), out)
@@ -79,7 +79,8 @@ def widened(call: AttentionCall) -> Widened:
         return Widened.same(call)
     query, key, value = _widened_vectors(call, waves)
     rest = replace(terms, **others, u=None, rotate=None, scale=content_scale(call.query, terms))
-    wide = replace(call, query=query, key=key, value=value, terms=rest, shared=None)
+    value_size = None if waves["V"] else call.value.shape[-1]
+    wide = replace(call, query=query, key=key, value=value, value_size=value_size, terms=rest, shared=None)
     return Widened(wide, call.query.shape[-1], waves["V"])
 
 
