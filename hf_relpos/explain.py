@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 from transformers import PreTrainedModel
 
+from .kernels import window as kernel_window
 from .kernels.backend import Triton
 from .model.attention import AttentionCall, Backend, reads_band
 from .model.backend_eager import Eager
@@ -100,5 +101,6 @@ def _about_window(config: RelPosBertConfig, backend: Backend, call: AttentionCal
     else:
         keys = f"{backend.name} has the mask of all pairs: time and memory grow with L², as without a window"
         if hasattr(backend, "reads_band") and not call.output_weights:
-            keys += f"; with more than {most_keys_whole(window):,} tokens it would read those in the window only"
+            most = kernel_window.most_keys_whole if isinstance(backend, Triton) else most_keys_whole
+            keys += f"; with more than {most(window):,} tokens it would read those in the window only"
     return [f"- attention_window = {window}: {keys}"]

@@ -6,9 +6,10 @@
 Sections, each with a time after which it stops: `check` compares every backend with float64, outputs and all
 gradients, twice bit by bit, and times nothing that fails; `floor` times SDPA without positions, backend by backend;
 `core` the kernels, `harmonic` on SDPA's kernels, and their peers (dense biases for SDPA, the strided view, chunks,
-FlexAttention, eager) at the same sizes; `tiles` cuts of the kernels and sizes of the workspace, from which to choose;
-`model` training steps of BERT-base, eager and compiled; `deberta` DeBERTa v3, stock, with `accelerate_attention`, and
-with the packages flashdeberta and disentangled-flash where they are installed; `padding` what padded batches cost.
+FlexAttention, eager) at the same sizes; `window` an attention window by its band and by the mask of all pairs, full
+attention, and text in pieces; `tiles` cuts of the kernels and sizes of the workspace, from which to choose; `model`
+training steps of BERT-base, eager and compiled; `deberta` DeBERTa v3, stock, with `accelerate_attention`, and with the
+packages flashdeberta and disentangled-flash where they are installed; `padding` what padded batches cost.
 Times are medians of CUDA events over at least 20 calls, after a flush of the L2
 cache; those of attention are the device's own, for a model hides what the host takes to queue it ("host_ms").
 Results go to docs/results/benchmarks/gpu-attention.json and .md after every measurement.
@@ -31,7 +32,16 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
-SECTIONS = {"check": 90, "floor": 40, "core": 160, "tiles": 80, "model": 120, "deberta": 60, "padding": 30}  # seconds
+SECTIONS = {  # seconds
+    "check": 100,
+    "floor": 40,
+    "core": 140,
+    "window": 50,
+    "tiles": 70,
+    "model": 110,
+    "deberta": 45,
+    "padding": 30,
+}
 LIMIT = 585  # seconds of all of them
 SIZES = [(32, 128), (32, 512), (64, 512), (8, 2048), (8, 4096), (4, 8192)]
 SCHEMES = ["relative_key", "relative_key_query", "shaw", "t5", "deberta"]
@@ -42,6 +52,8 @@ BACKENDS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
 CLIPPED = 64
+WINDOW, PIECE = 256, 512
+WINDOW_SIZES = [(8, 4096), (4, 8192), (1, 32768)]
 # (scheme, batch, length, pass) to the most × the fastest floor.
 GOALS = {
     ("relative_key", 32, 512, "forward"): 2.3,
@@ -83,6 +95,23 @@ def layer(name: str, backend: str, length: int, dtype: torch.dtype, device: str)
     return attention.to(device, dtype)
 
 
+def under_window(attention: nn.Module, length: int, device: str, whole: bool = False) -> Callable:
+    """The same with the first token as global token; `whole`, by the mask of all pairs."""
+    from dataclasses import replace
+
+    from hf_relpos.model.backends import run_attention
+    from hf_relpos.model.band import BandMask
+
+    band = BandMask(length, length, WINDOW, torch.device(device))
+    mask = band.dense if whole else band
+
+    def run(query, key, value, dropout: float = 0.0) -> torch.Tensor:
+        return run_attention(attention.backend, replace(attention.call(query, key, value, dropout), mask=mask))[0]
+
+    run.parameters = attention.parameters
+    return run
+
+
 def inputs(batch: int, length: int, dtype: torch.dtype, device: str, size: int = SIZE) -> list[torch.Tensor]:
     """q, k and v as the projections of a layer leave them, (B, H, L, d), that require gradients."""
     torch.manual_seed(0)
@@ -98,8 +127,11 @@ def floor(query, key, value, dropout: float = 0.0) -> torch.Tensor:
 # Correctness --------------------------------------------------------------------------------------------------------
 
 
-def check(name: str, batch: int, length: int, dtype: torch.dtype, device: str) -> float:
+def check(name: str, batch: int, length: int, dtype: torch.dtype, device: str, window: bool = False) -> float:
     """Error of ours ÷ error of eager in the same dtype, both against float64: the worst of output and gradients.
+
+    Args:
+        window: whether under a window, which eager has as the mask of all pairs.
 
     Raises:
         AssertionError: when it is above 2, or two runs differ in any bit.
@@ -107,6 +139,8 @@ def check(name: str, batch: int, length: int, dtype: torch.dtype, device: str) -
     results = []
     for backend, kind in (("relpos", dtype), ("relpos", dtype), ("eager", dtype), ("eager", torch.float64)):
         attention = layer(name, backend, length, dtype, device).to(kind)
+        if window:
+            attention = under_window(attention, length, device, whole=backend == "eager")
         tensors = [x.detach().to(kind).requires_grad_() for x in inputs(batch, length, dtype, device)]
         results.append(passes(attention, tensors)["both"]())
     output, repeated, eager, exact = results
@@ -251,6 +285,14 @@ def run_check(out: Out, seconds: float) -> None:
         check_dropout(2, 100, "cuda")
     except Exception as error:
         out.problem(f"check of dropout: {type(error).__name__}: {str(error)[:300]}")
+    for name in SCHEMES[:3]:
+        try:
+            ratio = check(name, 1, 2000, torch.bfloat16, "cuda", window=True)
+            facts = {"batch": 1, "length": 2000, "dtype": "torch.bfloat16", "size": SIZE, "ratio": round(ratio, 3)}
+            out.add("check", windowed(name), **facts)
+        except Exception as error:
+            out.problem(f"check, {windowed(name)} L2000: {type(error).__name__}: {str(error)[:300]}")
+            torch.cuda.empty_cache()
     for name, batch, length, dtype, size in until(seconds, cases):
         try:
             usual = size == SIZE
@@ -293,6 +335,11 @@ def passed(out: Out, name: str) -> bool:
     checked = any(row["section"] == "check" and row["variant"] == name for row in out.results["rows"])
     failed = (f"check, {name} L", "check of dropout")
     return checked and not any(text.startswith(failed) for text in out.results["problems"])
+
+
+def windowed(name: str) -> str:
+    """A scheme under the window, in the results."""
+    return f"{name}, window of {WINDOW}"
 
 
 def run_floor(out: Out, seconds: float) -> None:
@@ -355,6 +402,34 @@ def run_core(out: Out, seconds: float) -> None:
                 timed(out, "core", "relative_key_query, eager", call, **facts, **{"pass": kind})
             call = passes(flex(length), tensors)["forward"]
             timed(out, "core", "FlexAttention", call, **facts, **{"pass": "forward"})
+
+
+def pieces(query, key, value, dropout: float = 0.0) -> torch.Tensor:
+    """Attention without positions in pieces of the text, (B, L, H, d)."""
+    batch, heads, length, size = query.shape
+    shape = (batch, heads, length // PIECE, PIECE, size)
+    parts = (x.reshape(shape).transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+    return floor(*parts, dropout).reshape(batch, length, heads, size)
+
+
+def run_window(out: Out, seconds: float) -> None:
+    for batch, length in until(seconds, WINDOW_SIZES):
+        tensors = inputs(batch, length, torch.bfloat16, "cuda")
+        calls = {f"flash, pieces of {PIECE}": pieces}
+        if length <= SIZES[-1][1]:
+            calls["flash, full attention"] = floor
+        for name in SCHEMES[:3]:
+            if not passed(out, windowed(name)):
+                out.problem(f"window, {name}: not timed, since a check of it failed or is missing")
+                continue
+            attention = layer(name, "relpos", length, torch.bfloat16, "cuda")
+            calls[windowed(name)] = under_window(attention, length, "cuda")
+            if length <= SIZES[-1][1]:
+                calls[f"{windowed(name)}, mask of all pairs"] = under_window(attention, length, "cuda", whole=True)
+                calls[f"{name}, full attention"] = attention
+        for name, run in until(seconds, calls.items()):
+            for kind, call in passes(run, tensors).items():
+                timed(out, "window", name, call, batch=batch, length=length, **{"pass": kind})
 
 
 def run_tiles(out: Out, seconds: float) -> None:

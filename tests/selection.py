@@ -22,6 +22,7 @@ import pytest
 
 
 full = False  # set by `--full`, before test modules are imported
+browser = False  # set by `-m browser`: without it, and with `--full`, tests marked so are left out
 # A scheme for each kind of term: what tests of a feature are parametrized with, and the columns of docs/features.md.
 FEATURE_SCHEMES = (
     "relative_key",  # A

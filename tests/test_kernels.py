@@ -81,6 +81,7 @@ def interpreted(interpreter, monkeypatch):
     monkeypatch.setattr(ops, "TILES", {key: ops.Tile(64, 64) for key in ops.TILES})
     monkeypatch.setattr(ops, "scratch", lambda count, like: like.new_full((count,), torch.nan))
     monkeypatch.setattr(self_check, "LENGTHS", ((20, 24),))
+    monkeypatch.setattr(self_check, "WINDOW_LENGTHS", ((20, 24),))
     self_check.OUTCOMES.clear()
     yield
     self_check.OUTCOMES.clear()
@@ -564,6 +565,20 @@ def test_benchmark_checks_before_it_times(bench, interpreted, monkeypatch):
     monkeypatch.setattr(kernels, "attention", lambda *arguments: right(*arguments) * 1.001)
     with pytest.raises(AssertionError, match="times the error of eager"):
         bench.check("relative_key", 1, 40, torch.float32, "cpu")
+
+
+@pytest.mark.full
+def test_benchmark_of_a_window(bench, interpreted, monkeypatch):
+    """The band beside eager's mask of all pairs; and pieces of a text are attention within each."""
+    monkeypatch.setattr(backends, "BACKENDS", [Triton("cpu"), *backends.BACKENDS])
+    monkeypatch.setattr(bench, "WINDOW", 2)
+    monkeypatch.setattr("hf_relpos.kernels.window.TILE", 4)
+    assert bench.check("relative_key", 1, 40, torch.float32, "cpu", window=True) <= 2.0
+    assert {kind.mask for kind in self_check.OUTCOMES} == {"window"}
+    monkeypatch.setattr(bench, "PIECE", 20)
+    tensors = bench.inputs(2, 40, torch.float32, "cpu")
+    first = bench.floor(*(x[:, :, :20] for x in tensors))
+    assert torch.allclose(bench.pieces(*tensors)[:, :20], first, atol=1e-6)
 
 
 def test_benchmark_needs_a_device(bench, monkeypatch):

@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import os
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,10 +11,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from transformers.utils.generic import strtobool
 
 from ..model.attention import AttentionCall, unsupported_by_offset
+from ..model.band import BandMask
 from ..model.formula import content_vectors
 from ..model.toeplitz import ToeplitzTerms
 from . import ops
 from .self_check import OUTCOMES, Kind, Outcome, check, kind_of
+from .window import GlobalTokens, kernel_mask, reads_window
 
 
 CAPABILITY = (8, 0)
@@ -71,6 +74,10 @@ class Triton:
         reasons += unsupported_by_offset(call, band=True)
         return reasons or _objections(call)
 
+    def reads_band(self, call: AttentionCall) -> bool:
+        """Whether only the keys in the window are read, and not the mask of all pairs."""
+        return reads_window(call)
+
     def state(self, call: AttentionCall) -> str:
         """What is known of the kernels for a call that they take."""
         outcome = OUTCOMES.get(kind_of(call))
@@ -98,7 +105,7 @@ class Triton:
         """The output (B, L, H, d), and None. A query that sees no key gets zeros, whatever hides them."""
         content, query, key = content_vectors(call.query, call.key, call.terms, call.context)
         start, terms = int(call.context.start), call.toeplitz(by_row=True)
-        mask, causal = call.tensor_mask, call.is_causal
+        mask, causal = kernel_mask(call), call.is_causal
         return attention(content, query, key, call.value, terms, start, mask, causal, call.dropout), None
 
 
@@ -147,7 +154,7 @@ def attention(
     value: torch.Tensor,
     terms: ToeplitzTerms,
     start: int = 0,
-    mask: torch.Tensor | None = None,
+    mask: torch.Tensor | BandMask | None = None,
     causal: bool = False,
     dropout: float = 0.0,
     seed: torch.Tensor | None = None,
@@ -155,6 +162,7 @@ def attention(
     """`formula.attend` of Toeplitz terms, (B, L, H, d); arguments as `chunked_attention`'s.
 
     Args:
+        mask: boolean, or a BandMask of which `reads_window` may be said.
         seed: of the dropout, int64, one number on the device; None to draw one.
     """
     c = terms.c
@@ -164,10 +172,16 @@ def attention(
     # the compiler's own random numbers take bounds of 32 bits: a larger one becomes 0, and every seed the same
     if drop and seed is None:
         seed = torch.randint(torch.iinfo(torch.int32).max, (1,), device=content.device)
+    window = global_tokens = rest = rest_lse = None
+    if isinstance(mask, BandMask):
+        own, window = replace(terms, c=c, allow=None), mask.offsets
+        global_tokens = GlobalTokens(content, query, key, value, own, mask, drop, seed if drop else None)
+        rest, rest_lse = global_tokens.seen_from_afar()
+        mask = None if mask.is_token is None else mask.is_token[:, None, None]
     if mask is not None and ops.is_mask_of_keys(mask):
         mask = mask[:, :, :1]
     rotated = None if query is content else query
-    out, _ = ops.attention(
+    out: torch.Tensor = ops.attention(
         content,
         rotated,
         key,
@@ -185,5 +199,8 @@ def attention(
         terms.scale,
         causal,
         drop,
-    )
-    return out
+        window,
+        rest,
+        rest_lse,
+    )[0]
+    return out if global_tokens is None else global_tokens.with_rows(out)

@@ -3,12 +3,16 @@
 `hf_relpos::attention` and its backward plan the work, chunk by chunk, and launch the kernels of tiles.py. A chunk is
 some pairs (batch, head) and, for long inputs, some queries: as much as its pair matrices fit into `WORKSPACE`. Nothing
 waits for the device, and nothing of size L·K outlives a call. Triton is imported when a kernel first runs.
+
+Under a window a chunk has only the keys that its queries see, and of its pair matrices only the offsets within the
+window are stored, so that time and memory grow with the length.
 """
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -83,16 +87,29 @@ class PairMatrices:
     """Numbers by row and column, and pair (batch, head): the n-th matrix begins at n · `stride`.
 
     Rows are `ld` numbers apart, a multiple of the largest tile, so that tiles are aligned in memory and whole.
+
+    Args:
+        offsets: to how many of them the pairs are limited; None for all.
     """
 
-    def __init__(self, count: int, rows: int, columns: int, like: torch.Tensor):
-        self.ld = _up(columns, TILE)
-        self.stride = _up(rows, TILE) * self.ld
+    def __init__(self, count: int, rows: int, columns: int, like: torch.Tensor, offsets: int | None = None):
+        self.ld, whole = numbers_per_row(columns, offsets), _up(columns, TILE)
+        self.stride = _up(rows, TILE) * self.ld + (whole if self.ld < whole else 0)
         self.memory = scratch(count * self.stride + 2 * MARGIN, like)[MARGIN:]
 
 
-def _bytes_per_row(matrices: int, keys: int, itemsize: int) -> int:
-    return max(matrices, 1) * _up(keys, TILE) * itemsize
+def numbers_per_row(columns: int, offsets: int | None = None) -> int:
+    """How far apart the rows of a pair matrix are in memory; arguments as those of `PairMatrices`.
+
+    A tile that meets the pairs reaches less than two tiles past them on either side. As far as that no number of one
+    row has the address of one of another row.
+    """
+    whole = _up(columns, TILE)
+    return whole if offsets is None else min(whole, _up(offsets + 4 * TILE - 5, TILE))
+
+
+def _bytes_per_row(matrices: int, numbers: int, itemsize: int) -> int:
+    return max(matrices, 1) * numbers * itemsize
 
 
 def chunks(pairs: int, length: int, row_bytes: int, together: int = 1) -> Iterator[tuple[int, int, int, int]]:
@@ -108,6 +125,44 @@ def chunks(pairs: int, length: int, row_bytes: int, together: int = 1) -> Iterat
     for row in range(0, length, rows):
         for first in range(0, pairs, count):
             yield first, min(count, pairs - first), row, min(row + rows, length)
+
+
+class Chunk(NamedTuple):
+    """Some pairs (batch, head), some queries, and the keys that they see.
+
+    Attributes:
+        first: the first pair.
+        count: how many pairs.
+        row: the first query.
+        end: the last query + 1.
+        key: the first key.
+        key_end: the last key + 1.
+    """
+
+    first: int
+    count: int
+    row: int
+    end: int
+    key: int
+    key_end: int
+
+    @property
+    def queries(self) -> int:
+        """How many."""
+        return self.end - self.row
+
+    @property
+    def keys(self) -> int:
+        """How many."""
+        return self.key_end - self.key
+
+    def by_query(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Of a tensor (…, …, L, …), the chunk's queries."""
+        return tensor[:, :, self.row : self.end]
+
+    def by_key(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Of a tensor (…, …, K, …), the chunk's keys."""
+        return tensor[:, :, self.key : self.key_end]
 
 
 def _launch(name: str, grid: tuple[int, ...], how: Tile | None, **arguments) -> None:
@@ -194,6 +249,8 @@ class Call:
         seed: of the dropout, int64, one number, or None.
         dropout: in units of 2^−16.
         index_A: as `Rows.index`, likewise those of B and V.
+        window: the first and the last offset j − i that counts, or None.
+        rest: what attention to other keys gave, (B, L, H, d); with `rest_lse`, (B, H, L). Or None.
     """
 
     def __init__(
@@ -215,6 +272,9 @@ class Call:
         scale,
         causal,
         dropout,
+        window=None,
+        rest=None,
+        rest_lse=None,
     ):
         self.content, self.key, self.value = (_rows_contiguous(x) for x in (content, key, value))
         self.query = self.content if query is None else _rows_contiguous(query)
@@ -226,6 +286,9 @@ class Call:
         self.keys, self.pairs = key.shape[2], self.batch * self.heads
         self.start, self.scale, self.causal = start, scale, causal
         self.seed, self.dropout = (seed, dropout) if dropout else (None, 0)
+        self.window = None if window is None else tuple(window)
+        self.rest = None if rest is None else _rows_contiguous(rest).transpose(1, 2)
+        self.rest_lse = None if rest_lse is None else rest_lse.contiguous()
         self.dtype = content.dtype
         self.precision = precision(content.device)
         self.mask = self.visible_keys = None
@@ -241,54 +304,103 @@ class Call:
                 visible_keys = (mask[:, :, 0].any(1) * number).amax(-1).to(torch.int32)
                 self.visible_keys = visible_keys.expand(self.batch).contiguous()
 
-    def common(self, first: int, row: int, end: int) -> dict:
+    @property
+    def offsets(self) -> int | None:
+        """How many offsets the window has; None without one."""
+        return None if self.window is None else self.window[1] - self.window[0] + 1
+
+    def chunks(self, matrices: int, together: int = 1) -> list[Chunk]:
+        """The chunks of a pass that holds so many pair matrices; `together` as for `chunks`."""
+        row_bytes = _bytes_per_row(matrices, numbers_per_row(self.keys, self.offsets), self.dtype.itemsize)
+        plan = chunks(self.pairs, self.length, row_bytes, together)
+        return [Chunk(first, count, row, end, *self.seen(row, end)) for first, count, row, end in plan]
+
+    def seen(self, row: int, end: int) -> tuple[int, int]:
+        """The first key that those queries see and the last + 1, as far as the window says."""
+        if self.window is None:
+            return 0, self.keys
+        low, high = (self.start + offset for offset in self.window)
+        return max(row + low, 0) // TILE * TILE, min(end + high, self.keys)
+
+    def band(self, chunk: Chunk, flipped: bool = False) -> dict[str, int]:
+        """The offsets between rows and columns of a chunk that count; `flipped`, with keys as rows."""
+        if self.window is None:
+            return {"low": 0, "high": 0}
+        low, high = (self.start + chunk.row - chunk.key + offset for offset in self.window)
+        return {"low": -high, "high": -low} if flipped else {"low": low, "high": high}
+
+    def shift(self, chunk: Chunk, flipped: bool = False) -> int:
+        """What added to column − row is the row of a table; `flipped`, with keys as rows, from the last one."""
+        place = chunk.row - chunk.key
+        return self.keys - 1 + place if flipped else self.length - 1 - place
+
+    def matrices(self, chunk: Chunk, count: int | None = None, flipped: bool = False) -> PairMatrices:
+        """Pair matrices of a chunk; `flipped`, with keys as rows."""
+        rows, columns = (chunk.keys, chunk.queries) if flipped else (chunk.queries, chunk.keys)
+        return PairMatrices(chunk.count if count is None else count, rows, columns, self.content, self.offsets)
+
+    def common(self, chunk: Chunk) -> dict:
         """What `forward` and `backward` both take, but bias matrices."""
-        content = self.content[:, :, row:end]
+        content, key, value = chunk.by_query(self.content), chunk.by_key(self.key), chunk.by_key(self.value)
+        mask, visible_keys = self.mask, self.visible_keys
+        if mask is not None:
+            mask = (mask if self.by_key else chunk.by_query(mask))[..., chunk.key : chunk.key_end]
+        if visible_keys is not None and chunk.key:
+            visible_keys = visible_keys - chunk.key
         return {
             "content": content,
-            "key": self.key,
-            "value": self.value,
-            "mask": None if self.mask is None else self.mask if self.by_key else self.mask[:, :, row:end],
-            "visible_keys": self.visible_keys,
+            "key": key,
+            "value": value,
+            "mask": mask,
+            "visible_keys": visible_keys,
             "seed": self.seed,
-            "first": first,
+            "first": chunk.first,
             "batch": self.batch,
             "heads": self.heads,
-            "R": end - row,
-            "K": self.keys,
-            "start": self.start + row,
-            "row0": row,
+            "R": chunk.queries,
+            "K": chunk.keys,
+            "start": self.start + chunk.row - chunk.key,
+            "row0": chunk.row,
+            "key0": chunk.key,
+            **self.band(chunk),
             "scale": self.scale * LOG2E,
             "dropout": self.dropout,
             **_strides("content", content, "bhi"),
-            **_strides("key", self.key, "bhj"),
-            **_strides("value", self.value, "bhj"),
+            **_strides("key", key, "bhj"),
+            **_strides("value", value, "bhj"),
             **self.mask_strides,
             "D": self.size,
             "CAUSAL": self.causal,
+            "BAND": self.window is not None,
             "BY_KEY": self.by_key,
             "PRECISION": self.precision,
         }
 
-    def product(self, out, first, count, rows, table, scalars, columns, shift, factor, batch, flipped=False) -> None:
-        """`table_product` of that many pairs, rows (B, H, R, d); also where tiles go beyond them, finite numbers."""
+    def product(self, out, chunk, rows, table, scalars, factor, heads=None, flipped=False) -> None:
+        """`table_product` of rows (B, H, R, d); also where tiles go beyond them, finite numbers.
+
+        Args:
+            heads: (the first head, how many), where the product is of heads and not of pairs.
+        """
         how = tile("table_product", self.size, self.dtype)
         either = table if table is not None else scalars
-        R, columns = rows.shape[2], _up(columns, TILE)
+        R, columns = rows.shape[2], _up(chunk.queries if flipped else chunk.keys, TILE)
+        first, count = heads or (chunk.first, chunk.count)
         _launch(
             "table_product",
-            (-(-(columns + how.rows - 1) // how.columns), -(-R // how.rows), count),
+            (-(-(self.offsets or columns + how.rows - 1) // how.columns), -(-R // how.rows), count),
             how,
             rows=None if table is None else rows,
             scalars=None if scalars is None else scalars.table,
             out=out.memory,
             first=first,
-            batch=batch,
+            batch=self.batch if heads is None else 1,
             R=R,
             C=columns,
             P=either.offsets,
-            shift=shift,
+            shift=self.shift(chunk, flipped),
             factor=factor,
+            **self.band(chunk, flipped),
             **_strides("rows", rows, "bhi"),
             **(NO_TABLE if table is None else table.arguments(flipped)),
             scalars_h=0 if scalars is None else _by_head(scalars.table),
@@ -298,27 +410,29 @@ class Call:
             D=self.size,
             BM=how.rows,
             BX=how.columns,
+            BAND=self.window is not None,
             PRECISION=self.precision,
         )
 
-    def apply(self, matrix, first, count, out, columns, dense, table, initial, shift, factor=1.0, flipped=False):
+    def apply(self, matrix, chunk, out, dense, table, initial, factor=1.0, flipped=False):
         """`table_apply` into `out`, (B, H, R, d)."""
         how, R = tile("table_apply", self.size, self.dtype), out.shape[2]
         _launch(
             "table_apply",
-            (-(-R // how.rows), count),
+            (-(-R // how.rows), chunk.count),
             how,
             matrix=matrix.memory,
             dense=dense,
             initial=initial,
             out=out,
-            first=first,
+            first=chunk.first,
             batch=self.batch,
             R=R,
-            C=columns,
+            C=chunk.queries if flipped else chunk.keys,
             P=0 if table is None else table.offsets,
-            shift=shift,
+            shift=self.shift(chunk, flipped),
             factor=factor,
+            **self.band(chunk, flipped),
             **_strides("dense", self.key if dense is None else dense, "bhj"),
             **(NO_TABLE if table is None else table.arguments(flipped)),
             **_strides("initial", out if initial is None else initial, "bhi"),
@@ -328,28 +442,28 @@ class Call:
             D=self.size,
             BM=how.rows,
             BX=how.columns,
+            BAND=self.window is not None,
             PRECISION=self.precision,
         )
 
-    def biases(self, first: int, count: int, row: int, end: int) -> tuple[dict, dict]:
+    def biases(self, chunk: Chunk) -> tuple[dict, dict]:
         """Bias matrices of a chunk as arguments: those by query, and those by key."""
-        query, shift = self.query[:, :, row:end], self.length - 1 - row
+        query = chunk.by_query(self.query)
         by_query = {"bias": None, "bias_n": 0, "bias_h": 0, "ld": 0}
         if self.A is not None:
-            made = PairMatrices(count, end - row, self.keys, self.content)
-            self.product(made, first, count, query, self.A, self.c, self.keys, shift, LOG2E, self.batch)
+            made = self.matrices(chunk)
+            self.product(made, chunk, query, self.A, self.c, LOG2E)
             by_query = {"bias": made.memory, "bias_n": made.stride, "bias_h": 0, "ld": made.ld}
         elif self.c is not None:  # the same for every row of the batch
-            head, last = first // self.batch, (first + count - 1) // self.batch
+            head, last = chunk.first // self.batch, (chunk.first + chunk.count - 1) // self.batch
             number = last - head + 1 if self.c.table.shape[0] > 1 else 1
-            made = PairMatrices(number, end - row, self.keys, self.content)
-            self.product(made, head, number, query, None, self.c, self.keys, shift, LOG2E, 1)
+            made = self.matrices(chunk, number)
+            self.product(made, chunk, query, None, self.c, LOG2E, heads=(head, number))
             by_query |= {"bias": made.memory, "bias_h": made.stride if number > 1 else 0, "ld": made.ld}
         by_key = {"key_bias": None, "key_bias_n": 0, "key_ld": 0}
         if self.B is not None:
-            made = PairMatrices(count, self.keys, end - row, self.content)
-            shift = self.keys - 1 + row
-            self.product(made, first, count, self.key, self.B, None, end - row, shift, LOG2E, self.batch, flipped=True)
+            made = self.matrices(chunk, flipped=True)
+            self.product(made, chunk, chunk.by_key(self.key), self.B, None, LOG2E, flipped=True)
             by_key = {"key_bias": made.memory, "key_bias_n": made.stride, "key_ld": made.ld}
         return by_query, by_key
 
@@ -360,34 +474,36 @@ class Call:
         by_head, how = out.transpose(1, 2), tile("forward", self.size, self.dtype)
         content_only = torch.empty_like(by_head, dtype=torch.float32) if self.V is not None else by_head
         matrices = sum(table is not None for table in (self.A, self.B, self.V))
-        shared = matrices == 0
-        row_bytes = _bytes_per_row(matrices, self.keys, self.dtype.itemsize)
-        for first, count, row, end in chunks(self.pairs, self.length, row_bytes, self.batch if shared else 1):
-            R = end - row
-            by_query, by_key = self.biases(first, count, row, end)
-            weights = None if self.V is None else PairMatrices(count, R, self.keys, self.content)
-            into = content_only[:, :, row:end]
+        for chunk in self.chunks(matrices, 1 if matrices else self.batch):
+            by_query, by_key = self.biases(chunk)
+            weights = None if self.V is None else self.matrices(chunk)
+            into, rest, rest_lse = (
+                None if tensor is None else chunk.by_query(tensor)
+                for tensor in (content_only, self.rest, self.rest_lse)
+            )
             _launch(
                 "forward",
-                (-(-R // how.rows), count),
+                (-(-chunk.queries // how.rows), chunk.count),
                 how,
-                **self.common(first, row, end),
+                **self.common(chunk),
                 **by_query,
                 **by_key,
+                rest=rest,
+                rest_lse=rest_lse,
                 out=into,
-                lse=lse[:, :, row:end],
+                lse=chunk.by_query(lse),
                 weights=None if weights is None else weights.memory,
+                **_strides("rest", into if rest is None else rest, "bhi"),
                 **_strides("out", into, "bhi"),
                 **_strides("lse", lse, "bh"),
                 weights_n=0 if weights is None else weights.stride,
                 weights_ld=0 if weights is None else weights.ld,
                 BM=how.rows,
                 BN=how.columns,
-                EVEN=R % how.rows == 0 and self.keys % how.columns == 0,
+                EVEN=chunk.queries % how.rows == 0 and chunk.keys % how.columns == 0,
             )
             if weights is not None:
-                to, shift = by_head[:, :, row:end], self.length - 1 - row
-                self.apply(weights, first, count, to, self.keys, None, self.V, into, shift)
+                self.apply(weights, chunk, chunk.by_query(by_head), None, self.V, into)
         return out, lse
 
     def backward(self, d_out, out, lse, with_u: bool) -> list[torch.Tensor | None]:
@@ -409,44 +525,43 @@ class Call:
             BM=TILE,
         )
         has_B, has_V = self.B is not None, self.V is not None
-        matrices = 1 + (self.A is not None or self.c is not None) + 2 * has_B + 2 * has_V
-        plan = list(chunks(self.pairs, self.length, _bytes_per_row(matrices, self.keys, self.dtype.itemsize)))
-        several = any(row for _, _, row, _ in plan)
+        plan = self.chunks(1 + (self.A is not None or self.c is not None) + 2 * has_B + 2 * has_V)
+        several = any(chunk.row for chunk in plan)
         sums = torch.float32 if several or has_B else self.dtype
         shape = (self.batch, self.keys, self.heads, self.size)  # as the projections leave them
-        d_key = self.key.new_empty(shape, dtype=sums).transpose(1, 2)
-        d_value = self.key.new_empty(shape, dtype=sums).transpose(1, 2)
+        # a window may leave keys that no query sees, and chunks of queries have different keys
+        new = self.key.new_empty if self.window is None else self.key.new_zeros
+        d_key, d_value = (new(shape, dtype=sums).transpose(1, 2) for _ in range(2))
         shape = (self.batch, self.length, self.heads, self.size)
         d_content = self.content.new_empty(shape).transpose(1, 2)
         d_query = self.content.new_empty(shape).transpose(1, 2) if with_u and self.A is not None else None
         total = {letter: self.parts(getattr(self, letter)) for letter in ("A", "B", "c", "V")}
         many = has_B + has_V + bool(self.dropout) > 1
         how = tile("backward_many" if many else "backward", self.size, self.dtype)
-        for first, count, row, end in plan:
-            R, shift = end - row, self.length - 1 - row
-            by_query, by_key = self.biases(first, count, row, end)
-            gradient = d_out[:, :, row:end]
-            d_scores = PairMatrices(count, R, self.keys, self.content)
-            d_by_key = PairMatrices(count, self.keys, R, self.content) if has_B else None
-            weights = PairMatrices(count, R, self.keys, self.content) if has_V else None
-            by_value = PairMatrices(count, R, self.keys, self.content) if has_V else None
+        for chunk in plan:
+            by_query, by_key = self.biases(chunk)
+            gradient, into_key, into_value = chunk.by_query(d_out), chunk.by_key(d_key), chunk.by_key(d_value)
+            d_scores = self.matrices(chunk)
+            d_by_key = self.matrices(chunk, flipped=True) if has_B else None
+            weights = self.matrices(chunk) if has_V else None
+            by_value = self.matrices(chunk) if has_V else None
             if by_value is not None:
-                self.product(by_value, first, count, gradient, self.V, None, self.keys, shift, 1.0, self.batch)
+                self.product(by_value, chunk, gradient, self.V, None, 1.0)
                 by_query["ld"] = by_value.ld
             _launch(
                 "backward",
-                (-(-self.keys // how.columns), count),
+                (-(-chunk.keys // how.columns), chunk.count),
                 how,
-                **self.common(first, row, end),
+                **self.common(chunk),
                 **by_query,
                 **by_key,
                 value_bias=None if by_value is None else by_value.memory,
                 value_bias_n=0 if by_value is None else by_value.stride,
                 d_out=gradient,
-                lse=lse[:, :, row:end],
-                delta=delta[:, :, row:end],
-                d_key=d_key,
-                d_value=d_value,
+                lse=chunk.by_query(lse),
+                delta=chunk.by_query(delta),
+                d_key=into_key,
+                d_value=into_value,
                 d_scores=d_scores.memory,
                 d_scores_by_key=None if d_by_key is None else d_by_key.memory,
                 weights=None if weights is None else weights.memory,
@@ -460,22 +575,21 @@ class Call:
                 by_key_ld=0 if d_by_key is None else d_by_key.ld,
                 BM=how.rows,
                 BN=how.columns,
-                EVEN=R % how.rows == 0 and self.keys % how.columns == 0,
-                ADD=row > 0,
+                EVEN=chunk.queries % how.rows == 0 and chunk.keys % how.columns == 0,
+                ADD=chunk.row > 0,
             )
-            into, query = d_content[:, :, row:end], self.query[:, :, row:end]
+            into, query = chunk.by_query(d_content), chunk.by_query(self.query)
             table = None if with_u else self.A
-            self.apply(d_scores, first, count, into, self.keys, self.key, table, None, shift, self.scale)
+            self.apply(d_scores, chunk, into, chunk.by_key(self.key), table, None, self.scale)
             if d_query is not None:
-                self.apply(d_scores, first, count, d_query[:, :, row:end], self.keys, None, self.A, None, shift)
+                self.apply(d_scores, chunk, chunk.by_query(d_query), None, self.A, None)
             if self.A is not None or self.c is not None:
-                self.gradient(d_scores, first, count, query, total["A"], total["c"], self.keys, shift)
+                self.gradient(d_scores, chunk, query, total["A"], total["c"])
             if weights is not None:
-                self.gradient(weights, first, count, gradient, total["V"], None, self.keys, shift)
+                self.gradient(weights, chunk, gradient, total["V"], None)
             if d_by_key is not None:
-                back = self.keys - 1 + row
-                self.apply(d_by_key, first, count, d_key, R, None, self.B, d_key, back, flipped=True)
-                self.gradient(d_by_key, first, count, self.key, total["B"], None, R, back)
+                self.apply(d_by_key, chunk, into_key, None, self.B, into_key, flipped=True)
+                self.gradient(d_by_key, chunk, chunk.by_key(self.key), total["B"], None, flipped=True)
         if with_u and d_query is None:
             d_query = torch.zeros_like(d_content)
         tables = [self.summed(total[letter], getattr(self, letter), letter == "B") for letter in ("A", "B", "c", "V")]
@@ -484,7 +598,7 @@ class Call:
     @property
     def splits(self) -> int:
         """Into how many parts the rows of the batch go for a table's gradient: enough programs for a large device."""
-        blocks = -(-(self.length + self.keys) // 64) * self.heads
+        blocks = -(-(self.offsets or self.length + self.keys) // 64) * self.heads
         return max(1, min(self.batch, 4, -(-512 // blocks)))
 
     def parts(self, rows: Rows | None) -> torch.Tensor | None:
@@ -494,34 +608,39 @@ class Call:
         shape = (self.heads * self.splits, rows.offsets, *rows.table.shape[2:])
         return rows.table.new_zeros(shape, dtype=torch.float32)
 
-    def gradient(self, matrix, first, count, rows, out, out_scalars, columns, shift) -> None:
+    def gradient(self, matrix, chunk, rows, out, out_scalars, flipped=False) -> None:
         """`table_gradient` added to the parts; rows (B, H, R, d)."""
         how, R = tile("table_gradient", self.size, self.dtype), rows.shape[2]
-        begin = -_up(R, how.columns)
-        head, last = first // self.batch, (first + count - 1) // self.batch
+        columns, band = chunk.queries if flipped else chunk.keys, self.band(chunk, flipped)
+        begin, end = -_up(R, how.columns), columns
+        if self.window is not None:
+            begin, end = band["low"] // how.columns * how.columns, band["high"] + 1
+        head, last = chunk.first // self.batch, (chunk.first + chunk.count - 1) // self.batch
         _launch(
             "table_gradient",
-            (-(-(columns - begin) // how.columns), last - head + 1, self.splits),
+            (-(-(end - begin) // how.columns), last - head + 1, self.splits),
             how,
             matrix=matrix.memory,
             rows=rows,
             out=out,
             out_scalars=out_scalars,
-            first=first,
-            count=count,
+            first=chunk.first,
+            count=chunk.count,
             batch=self.batch,
             R=R,
             C=columns,
             P=(out if out is not None else out_scalars).shape[1],
-            shift=shift,
+            shift=self.shift(chunk, flipped),
             begin=begin,
             splits=self.splits,
+            **band,
             **_strides("rows", rows, "bhi"),
             ld=matrix.ld,
             matrix_n=matrix.stride,
             D=self.size,
             BI=how.rows,
             BX=how.columns,
+            BAND=self.window is not None,
             PRECISION=self.precision,
         )
 
@@ -556,6 +675,9 @@ def attention(
     scale: float,
     causal: bool,
     dropout: int,
+    window: Sequence[int] | None = None,
+    rest: torch.Tensor | None = None,
+    rest_lse: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output (B, L, H, d), and log₂ of every row's Σ 2^score, (B, H, L). Rows that see no key get zeros.
 
@@ -570,14 +692,17 @@ def attention(
         seed: int64, one number on the device; only with dropout.
         start: index of the first query among the keys.
         dropout: probability of dropping a weight, in units of 2^−16.
+        window: the first and the last offset j − i − start that counts; None for all.
+        rest: what attention to other keys gave, (B, L, H, d), finite; the result is then of these keys, too.
+        rest_lse: of the other keys, as the second result; −∞ for a query that sees none of them.
     """
     with _on(content):
         inputs = (content, query, key, value, A, B, c, V, index_A, index_B, index_V, mask, seed)
-        return Call(*inputs, start, scale, causal, dropout).forward()
+        return Call(*inputs, start, scale, causal, dropout, window, rest, rest_lse).forward()
 
 
 @attention.register_fake
-def _(content, *others):
+def _(content, *others, **defaults):
     batch, heads, length, size = content.shape
     out = content.new_empty(batch, length, heads, size)
     return out, content.new_empty(batch, heads, length, dtype=torch.float32)
@@ -605,17 +730,18 @@ def attention_backward(
     scale: float,
     causal: bool,
     dropout: int,
+    window: Sequence[int] | None = None,
 ) -> list[torch.Tensor]:
     """Gradients of those of content, query, key, value, A, B, c and V that are there."""
     with _on(content):
         inputs = (content, query, key, value, A, B, c, V, index_A, index_B, index_V, mask, seed)
-        call = Call(*inputs, start, scale, causal, dropout)
+        call = Call(*inputs, start, scale, causal, dropout, window)
         gradients = call.backward(d_out, out, lse, query is not None)
     return [gradient for gradient in gradients if gradient is not None]
 
 
 @attention_backward.register_fake
-def _(d_out, out, lse, content, query, key, value, A, B, c, V, *others):
+def _(d_out, out, lse, content, query, key, value, A, B, c, V, *others, **defaults):
     by_head = (
         (x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2))
         for x in (content, query, key, value)
@@ -625,18 +751,28 @@ def _(d_out, out, lse, content, query, key, value, A, B, c, V, *others):
 
 
 def _setup(ctx, inputs, output):
-    *tensors, ctx.start, ctx.scale, ctx.causal, ctx.dropout = inputs
-    ctx.save_for_backward(*output, *tensors)
+    *tensors, ctx.start, ctx.scale, ctx.causal, ctx.dropout, ctx.window, rest, rest_lse = inputs
+    ctx.save_for_backward(*output, rest, rest_lse, *tensors)
     ctx.set_materialize_grads(False)
 
 
 def _gradients(ctx, d_out, d_lse):
     if d_out is None:
-        return (None,) * 17
-    out, lse, *tensors = ctx.saved_tensors
-    gradients = iter(attention_backward(d_out, out, lse, *tensors, ctx.start, ctx.scale, ctx.causal, ctx.dropout))
+        return (None,) * 20
+    out, lse, rest, rest_lse, *tensors = ctx.saved_tensors
+    given = (ctx.start, ctx.scale, ctx.causal, ctx.dropout, ctx.window)
+    gradients = iter(attention_backward(d_out, out, lse, *tensors, *given))
     by_input = [None if tensor is None else next(gradients) for tensor in tensors[:8]]
-    return (*by_input, *[None] * 9)
+    return (*by_input, *[None] * 10, *_gradients_of_rest(d_out, out, lse, rest, rest_lse))
+
+
+def _gradients_of_rest(d_out, out, lse, rest, rest_lse):
+    """Gradients of what attention to other keys gave, and of their `lse`."""
+    if rest is None:
+        return None, None
+    share = torch.exp2(rest_lse - lse).transpose(1, 2)  # of all weights, (B, L, H)
+    d_lse = share * ((rest.float() - out.float()) * d_out.float()).sum(-1) / LOG2E
+    return (share[..., None] * d_out).to(rest.dtype), d_lse.transpose(1, 2)
 
 
 attention.register_autograd(_gradients, setup_context=_setup)

@@ -20,17 +20,22 @@ import torch
 from transformers.utils import logging
 
 from ..model.attention import AttentionCall
+from ..model.band import BandMask
 from ..model.context import AttentionContext
 from ..model.formula import Table, Terms, attend, content_vectors, position_values
 from ..model.toeplitz import to_toeplitz
-from . import ops
+from . import dropout, ops
+from .window import kernel_mask
 
 
 logger = logging.get_logger(__name__)
 
 # Queries and keys of the small calls: beyond one tile with keys before the first query; and whole tiles.
 LENGTHS = ((150, 170), (256, 256))
+# Under a window: so long that rows of pair matrices overlap in memory (`ops.numbers_per_row`).
+WINDOW_LENGTHS = ((900, 1030), (1024, 1024))
 BATCH, HEADS, CLIP, DROPOUT, SEED = 2, 2, 9, 0.25, 20
+WINDOW, GLOBAL_TOKENS = 7, (0, 9)
 # Kernels may be this many times as far from float64 as eager, or as the precision below.
 TIMES = 4.0
 # Of one result after rounding, relative; in float32 with room for the device's own exp2.
@@ -44,7 +49,8 @@ class Kind(NamedTuple):
         device: with its index.
         size: of heads.
         terms: letters of the formula, with "1" after a table that all heads share, and "allow" for hidden offsets.
-        mask: "none", "keys" (the same for every query) or "pairs" (windows, packed sequences).
+        mask: "none", "keys" (the same for every query), "window", "window and keys", or "pairs" (packed sequences, and
+            windows that are no narrow band).
         precision: of products of float32, "ieee" or "tf32".
     """
 
@@ -61,7 +67,7 @@ class Kind(NamedTuple):
         dtype = str(self.dtype).removeprefix("torch.")
         words = [f"{dtype} on {self.device}", f"heads of {self.size}", f"terms {' '.join(self.terms) or 'none'}"]
         if self.mask != "none":
-            words.append(f"a mask of {self.mask}")
+            words.append(f"a {self.mask}" if "window" in self.mask else f"a mask of {self.mask}")
         return ", ".join(words + ["causal"] * self.causal + ["dropout"] * self.dropout)
 
 
@@ -79,7 +85,7 @@ _lock = threading.Lock()
 
 def kind_of(call: AttentionCall) -> Kind:
     """The kind of a call that the kernels take."""
-    terms, mask, device = call.terms, call.tensor_mask, call.device
+    terms, mask, device = call.terms, kernel_mask(call), call.device
     if device.type == "cuda" and device.index is None:
         device = torch.device(device.type, torch.cuda.current_device())
     groups = {"A": terms.A, "B": terms.B, "c": (*terms.c, *terms.c_outer), "V": terms.V, "allow": terms.allow}
@@ -93,11 +99,17 @@ def kind_of(call: AttentionCall) -> Kind:
         call.dtype,
         call.query.shape[-1],
         tuple(letters),
-        "none" if mask is None else "keys" if ops.is_mask_of_keys(mask) else "pairs",
-        call.is_causal,
+        _kind_of_mask(mask),
+        mask.is_causal if isinstance(mask, BandMask) else call.is_causal,
         call.dropout > 0,
         ops.precision(device),
     )
+
+
+def _kind_of_mask(mask: torch.Tensor | BandMask | None) -> str:
+    if isinstance(mask, BandMask):
+        return "window" if mask.is_token is None else "window and keys"
+    return "none" if mask is None else "keys" if ops.is_mask_of_keys(mask) else "pairs"
 
 
 def check(kind: Kind, attention: Callable[..., torch.Tensor]) -> Outcome:
@@ -133,7 +145,8 @@ def _try(kind: Kind, attention: Callable[..., torch.Tensor]) -> Outcome | torch.
     on_device = torch.cuda.device(kind.device) if kind.device.type == "cuda" else contextlib.nullcontext()
     try:
         with on_device:
-            cases = [(by_row, *lengths) for by_row in _forms(kind) for lengths in LENGTHS]
+            sizes = WINDOW_LENGTHS if "window" in kind.mask else LENGTHS
+            cases = [(by_row, *lengths) for by_row in _forms(kind) for lengths in sizes]
             return max((_compare(kind, attention, *case) for case in cases), key=_by_ratio)[1]
     except torch.OutOfMemoryError as error:
         return error
@@ -198,11 +211,14 @@ class _Case:
                 self.leaves["c"] = self.normal(heads, 2 * CLIP + 1)
             elif letter != "allow":
                 self.leaves[letter] = 0.5 * self.normal(heads, 2 * CLIP + 1, kind.size)
-        self.allow = self.mask = None
+        self.allow = None
+        self.mask: torch.Tensor | BandMask | None = None
         if {"allow", "allow1"} & set(kind.terms):
             heads = 1 if "allow1" in kind.terms else HEADS
             self.allow = (torch.rand(heads, 2 * CLIP + 1, generator=self.random) > 0.25).to(kind.device)
-        if kind.mask != "none":
+        if "window" in kind.mask:
+            self.mask = self.band()
+        elif kind.mask != "none":
             rows = 1 if kind.mask == "keys" else length
             mask = torch.rand(BATCH, 1, rows, keys, generator=self.random) > 0.25
             mask[1, :, :, keys // 3 :] = False  # padding
@@ -211,6 +227,26 @@ class _Case:
         self.dropout = round(DROPOUT * 65536) if kind.dropout else 0
         self.seed = torch.tensor([SEED], device=kind.device) if kind.dropout else None
         self.gradient = self.normal(BATCH, length, HEADS, kind.size)
+
+    def band(self) -> BandMask:
+        """A window; with keys, the one row begins and the other ends with padding."""
+        keys, device = self.context.key_length, self.kind.device
+        is_token, index = None, None
+        if self.kind.mask == "window and keys":
+            key = torch.arange(keys, device=device)
+            begins = torch.tensor([[3], [0]], device=device)
+            is_token, index = (key >= begins) & ((key < keys // 3) | (begins > 0)), key - begins
+        return BandMask(
+            self.context.query_length,
+            keys,
+            WINDOW,
+            device,
+            self.start,
+            GLOBAL_TOKENS,
+            self.kind.causal,
+            index_in_document=index,
+            is_token=is_token,
+        )
 
     def normal(self, *shape: int) -> torch.Tensor:
         """Numbers that the dtype of the call can hold, in float64."""
@@ -240,14 +276,15 @@ class _Case:
         content, query, key = content_vectors(leaves["query"], leaves["key"], terms, self.context)
         form = to_toeplitz(terms, self.context, query, by_row=self.by_row)
         dropout = self.dropout / 65536
-        return attention(
-            content, query, key, leaves["value"], form, self.start, self.mask, self.kind.causal, dropout, self.seed
-        )
+        causal = self.kind.causal and not isinstance(self.mask, BandMask)  # a window knows it
+        return attention(content, query, key, leaves["value"], form, self.start, self.mask, causal, dropout, self.seed)
 
     def by_formula(self, leaves: dict[str, torch.Tensor]) -> torch.Tensor:
         """(B, L, H, d): with the weights that the kernels drop, and zeros where a query sees no key."""
         query, key, value = (leaves[name] for name in ("query", "key", "value"))
         terms, mask = self.terms(leaves), self.mask
+        if isinstance(mask, BandMask):
+            mask = mask.dense
         if self.kind.causal:
             causal = (self.context.matrix(query.device) <= 0)[None, None]
             mask = causal if mask is None else mask & causal
@@ -263,18 +300,8 @@ class _Case:
         return out.transpose(1, 2)
 
 
-def kept(seed: int, shape: tuple[int, ...], dropout: int) -> torch.Tensor:
-    """Which weights stay, `tiles.kept` in PyTorch: boolean of that shape, (B, H, L, K); dropout in units of 2^−16."""
+def kept(seed: int, shape: tuple[int, ...], threshold: int) -> torch.Tensor:
+    """Which weights stay: boolean of that shape, (B, H, L, K); the threshold is in units of 2^−16."""
     batch, heads, length, keys = shape
-    low, high = torch.tensor(seed & 0xFFFFFFFF), torch.tensor(seed >> 32)
-    key = _mix(_mix(_mix(low) ^ high) ^ torch.arange(batch * heads).view(batch, heads, 1))
-    row = _mix(key ^ torch.arange(length))[..., :, None]
-    column = _mix((~key & 0xFFFFFFFF) ^ torch.arange(keys))[..., None, :]
-    return (_mix(row ^ column) >> 16) >= dropout
-
-
-def _mix(x: torch.Tensor) -> torch.Tensor:
-    """`tiles.mix`, of int64 that hold 32 bits."""
-    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
-        x = ((x ^ (x >> shift)) * factor) & 0xFFFFFFFF
-    return x ^ (x >> 16)
+    pair = torch.arange(batch * heads).view(batch, heads, 1, 1)
+    return dropout.kept(torch.tensor([seed]), pair, torch.arange(length)[:, None], torch.arange(keys), threshold)

@@ -13,6 +13,9 @@ than offsets comes with an index, the row of each offset x, and is read through 
 are attention in one pass over tiles of keys, or of queries, that add a tile of a pair matrix to the scores. No sum is
 atomic, so that results are the same in every run. Scores are kept in units of log₂ e.
 
+Under a window only offsets u from `low` to `high` count: loops over tiles go no further, and rows of a pair matrix
+may be so much closer in memory (a smaller ld) that those of other offsets overlap: they are never read unmasked.
+
 Pairs (batch, head) are numbered head · B + batch; a call sees `count` of them, from `first` on. Pair matrices have
 rows and columns past those in use, and margins before and after, so that loads need no masks. Tiles at the end are
 written whole, with finite numbers or zeros; what lies past them is never used, whatever it is.
@@ -23,7 +26,7 @@ import triton.language as tl
 
 
 # One build serves all of their values: there are none for 1, or for multiples of 16, which only alignment needs.
-PLAIN = "first count batch heads R C K P shift begin splits start row0 dropout".split()
+PLAIN = "first count batch heads R C K P shift begin splits start row0 key0 dropout low high".split()
 
 
 @triton.jit
@@ -47,6 +50,13 @@ def kept(seed, pair, i, j, dropout):
     return (mix(row[:, None] ^ column[None, :]) >> 16).to(tl.int32) >= dropout
 
 
+@triton.jit
+def within(i, j, low, high):
+    """Which pairs have an offset from `low` to `high`: (BM, BN) for vectors i and j."""
+    past = j[None, :] - (i + low)[:, None]  # below 0 it is a large number without a sign
+    return past.to(tl.uint32) <= (high - low).to(tl.uint32)
+
+
 @triton.jit(do_not_specialize=PLAIN)
 def table_product(
     rows,
@@ -61,6 +71,8 @@ def table_product(
     P,
     shift,
     factor,
+    low,
+    high,
     rows_b,
     rows_h,
     rows_i,
@@ -74,6 +86,7 @@ def table_product(
     D: tl.constexpr,
     BM: tl.constexpr,
     BX: tl.constexpr,
+    BAND: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """M[i, j] = factor · (rows_i · table_x + scalars_x). The one skewed store."""
@@ -81,8 +94,8 @@ def table_product(
     head, row = (first + n) // batch, (first + n) % batch
     i0 = tl.program_id(1) * BM
     i, d = i0 + tl.arange(0, BM), tl.arange(0, D)
-    x = shift - (i0 + BM - 1) + tl.program_id(0) * BX + tl.arange(0, BX)
-    there = (x >= 0) & (x < P)
+    x = shift + (low if BAND else 1 - i0 - BM) + tl.program_id(0) * BX + tl.arange(0, BX)
+    there = (x >= 0) & (x < (tl.minimum(P, shift + high + 1) if BAND else P))
     acc = tl.zeros([BM, BX], tl.float32)
     if table is not None:
         left = tl.load(
@@ -98,11 +111,10 @@ def table_product(
     if scalars is not None:
         acc += tl.load(scalars + head * scalars_h + x * scalars_x, mask=there, other=0.0).to(tl.float32)[None, :]
     j = x[None, :] - shift + i[:, None]
-    tl.store(
-        out + n.to(tl.int64) * out_n + i[:, None] * ld + j,
-        (acc * factor).to(out.dtype.element_ty),
-        mask=(j >= 0) & (j < C),
-    )
+    used = (j >= 0) & (j < C)
+    if BAND:
+        used &= there[None, :]
+    tl.store(out + n.to(tl.int64) * out_n + i[:, None] * ld + j, (acc * factor).to(out.dtype.element_ty), mask=used)
 
 
 @triton.jit(do_not_specialize=PLAIN)
@@ -120,6 +132,8 @@ def table_apply(
     P,
     shift,
     factor,
+    low,
+    high,
     dense_b,
     dense_h,
     dense_j,
@@ -137,6 +151,7 @@ def table_apply(
     D: tl.constexpr,
     BM: tl.constexpr,
     BX: tl.constexpr,
+    BAND: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """out_i = initial_i + factor · Σ_j M[i, j] dense_j + Σ_j M[i, j] table_x."""
@@ -148,20 +163,31 @@ def table_apply(
     sum_ = tl.zeros([BM, D], tl.float32)
     if dense is not None:
         dense += row * dense_b + head * dense_h
-        for j0 in range(0, C, BX):
+        begin, end = 0, C
+        if BAND:
+            begin, end = span(i0, low, BM + high - low, C, BX)
+        for j0 in range(begin, end, BX):
             j = j0 + tl.arange(0, BX)
             weights = tl.load(matrix + i[:, None] * ld + j[None, :])
+            if BAND:
+                weights = tl.where(within(i, j, low, high), weights, 0.0)
             vectors = tl.load(dense + j[:, None] * dense_j + d[None, :], mask=(j < C)[:, None], other=0.0)
             sum_ = tl.dot(weights.to(vectors.dtype), vectors, sum_, input_precision=PRECISION)
         sum_ = sum_ * factor
     if table is not None:
         table += head * table_h
-        for u0 in range(-(i0 + BM), C - i0, BX):
+        begin, end = -(i0 + BM), C - i0
+        if BAND:
+            begin, end = tl.maximum(begin, low), tl.minimum(end, high + 1)
+        for u0 in range(begin, end, BX):
             u = u0 + tl.arange(0, BX)
             x = u + shift
             weights = tl.load(matrix + i[:, None] * (ld + 1) + u[None, :])
             j = i[:, None] + u[None, :]
-            weights = tl.where((j >= 0) & (j < C) & (i < R)[:, None], weights, 0.0)
+            used = (j >= 0) & (j < C) & (i < R)[:, None]
+            if BAND:
+                used &= (u <= high)[None, :]
+            weights = tl.where(used, weights, 0.0)
             there = (x >= 0) & (x < P)
             at = x if index is None else tl.load(index + x * index_x, mask=there, other=0)
             vectors = tl.load(table + at[:, None] * table_x + d[None, :], mask=there[:, None], other=0.0)
@@ -189,6 +215,8 @@ def table_gradient(
     shift,
     begin,
     splits,
+    low,
+    high,
     rows_b,
     rows_h,
     rows_i,
@@ -197,6 +225,7 @@ def table_gradient(
     D: tl.constexpr,
     BI: tl.constexpr,
     BX: tl.constexpr,
+    BAND: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Add Σ Σ_i M[i, i + u] rows_i to out[head · splits + split, x] (and Σ Σ_i M to out_scalars), float32.
@@ -221,7 +250,10 @@ def table_gradient(
             i = i0 + tl.arange(0, BI)
             weights = tl.load(at + i[:, None] * (ld + 1) + u[None, :])
             j = i[:, None] + u[None, :]
-            weights = tl.where((j >= 0) & (j < C) & (i < R)[:, None], weights, 0.0)
+            used = (j >= 0) & (j < C) & (i < R)[:, None]
+            if BAND:
+                used &= ((u >= low) & (u <= high))[None, :]
+            weights = tl.where(used, weights, 0.0)
             if out is not None:
                 vectors = tl.load(
                     rows + row * rows_b + head.to(tl.int64) * rows_h + i[:, None] * rows_i + d[None, :],
@@ -257,7 +289,10 @@ def scores(
     ld,
     key_ld,
     mask_i,
+    low,
+    high,
     CAUSAL: tl.constexpr,
+    BAND: tl.constexpr,
     BY_KEY: tl.constexpr,
     EVEN: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -275,6 +310,8 @@ def scores(
     if key_bias is not None:
         at = key_bias + j[:, None] * key_ld + i[None, :]
         by_key = tl.load(at) if EVEN else tl.load(at, mask=(j < K)[:, None], other=0.0)
+        if BAND:
+            by_key = tl.where(within(j, i, -high, -low), by_key, 0.0)
         if by_key.dtype == tl.float32:
             acc += tl.trans(by_key)
         else:  # a product transposes in half the instructions that it takes otherwise, and is exact
@@ -293,7 +330,16 @@ def scores(
         acc = tl.where((j < K)[None, :], acc, float("-inf"))
     if CAUSAL:
         acc = tl.where(j[None, :] <= i[:, None] + start, acc, float("-inf"))
+    if BAND:
+        acc = tl.where(within(i, j, low, high), acc, float("-inf"))
     return acc
+
+
+@triton.jit
+def span(first, low, count, end, step: tl.constexpr):
+    """Where a loop in tiles of `step` begins and ends that meets `count` places from first + low on, below `end`."""
+    begin = tl.maximum(first + low, 0)
+    return begin // step * step, tl.minimum(first + low + count, end)
 
 
 @triton.jit
@@ -315,6 +361,8 @@ def forward(
     mask,
     visible_keys,
     seed,
+    rest,
+    rest_lse,
     out,
     lse,
     weights,
@@ -325,6 +373,9 @@ def forward(
     K,
     start,
     row0,
+    key0,
+    low,
+    high,
     scale,
     dropout,
     content_b,
@@ -344,6 +395,9 @@ def forward(
     mask_b,
     mask_h,
     mask_i,
+    rest_b,
+    rest_h,
+    rest_i,
     out_b,
     out_h,
     out_i,
@@ -355,6 +409,7 @@ def forward(
     BM: tl.constexpr,
     BN: tl.constexpr,
     CAUSAL: tl.constexpr,
+    BAND: tl.constexpr,
     BY_KEY: tl.constexpr,
     EVEN: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -367,8 +422,11 @@ def forward(
         mask: bytes, or None.
         visible_keys: for each row of the batch, how many keys there are up to its last visible one; or None.
         seed: of the dropout, or None.
+        rest: what attention to other keys gave, after dropout, or None.
+        rest_lse: of these keys, as `lse`, which is then that of all keys; −∞ where none is seen. Laid out alike.
         weights: pair matrices for the weights, after dropout, or None.
-        row0: number of row 0, by which the dropout is drawn.
+        row0: number of row 0, by which the dropout is drawn; key0: that of key 0.
+        low: the first offset j − i that counts, with BAND; `high` is the last.
     """
     i0, n = tl.program_id(0) * BM, tl.program_id(1)
     pair = first + n
@@ -384,19 +442,48 @@ def forward(
         key_bias += n.to(tl.int64) * key_bias_n
     if mask is not None:
         mask += row * mask_b + head * mask_h
-    end = K
+    begin, stop = 0, K
+    if BAND:
+        begin, stop = span(i0, low, BM + high - low, K, BN)
+    end = stop
     if visible_keys is not None:
-        end = tl.load(visible_keys + row)
+        end = tl.minimum(end, tl.load(visible_keys + row))
     if CAUSAL:
         end = tl.minimum(end, i0 + BM + start)
     highest = tl.full([BM], float("-inf"), tl.float32)
     total = tl.zeros([BM], tl.float32)
     sum_ = tl.zeros([BM, D], tl.float32)
-    for j0 in range(0, end, BN):
+    if rest is not None:
+        highest = tl.load(rest_lse + row * lse_b + head * lse_h + i, mask=i < R, other=float("-inf"))
+        total = tl.where(highest == float("-inf"), 0.0, 1.0)
+        sum_ = vectors(rest + row * rest_b + head * rest_h, i, rest_i, R, D, EVEN).to(tl.float32)
+        if seed is not None:
+            sum_ = sum_ * ((65536 - dropout) / 65536.0)
+    for j0 in range(begin, end, BN):
         j = j0 + tl.arange(0, BN)
         k = vectors(key, j, key_j, K, D, EVEN)
         s = scores(
-            q, k, bias, key_bias, mask, i, j, start, R, K, scale, ld, key_ld, mask_i, CAUSAL, BY_KEY, EVEN, PRECISION
+            q,
+            k,
+            bias,
+            key_bias,
+            mask,
+            i,
+            j,
+            start,
+            R,
+            K,
+            scale,
+            ld,
+            key_ld,
+            mask_i,
+            low,
+            high,
+            CAUSAL,
+            BAND,
+            BY_KEY,
+            EVEN,
+            PRECISION,
         )
         now = tl.maximum(highest, tl.max(s, 1))
         base = tl.where(now == float("-inf"), 0.0, now)
@@ -404,7 +491,7 @@ def forward(
         shrink = tl.exp2(highest - base)
         total = total * shrink + tl.sum(p, 1)
         if seed is not None:
-            p = tl.where(kept(seed, row * heads + head, i + row0, j, dropout), p, 0.0)
+            p = tl.where(kept(seed, row * heads + head, i + row0, j + key0, dropout), p, 0.0)
         v = vectors(value, j, value_j, K, D, EVEN)
         sum_ = tl.dot(p.to(v.dtype), v, sum_ * shrink[:, None], input_precision=PRECISION)
         highest = now
@@ -418,7 +505,7 @@ def forward(
     tl.store(lse + row * lse_b + head * lse_h + i, log, mask=i < R)
     if weights is not None:
         weights += n.to(tl.int64) * weights_n
-        for j0 in range(0, K, BN):
+        for j0 in range(begin, stop, BN):
             j = j0 + tl.arange(0, BN)
             k = vectors(key, j, key_j, K, D, EVEN)
             s = scores(
@@ -436,14 +523,17 @@ def forward(
                 ld,
                 key_ld,
                 mask_i,
+                low,
+                high,
                 CAUSAL,
+                BAND,
                 BY_KEY,
                 EVEN,
                 PRECISION,
             )
             p = tl.exp2(s - log[:, None])
             if seed is not None:
-                p = tl.where(kept(seed, row * heads + head, i + row0, j, dropout), p, 0.0)
+                p = tl.where(kept(seed, row * heads + head, i + row0, j + key0, dropout), p, 0.0)
                 p = p * (65536.0 / (65536 - dropout))
             tl.store(weights + i[:, None] * weights_ld + j[None, :], p.to(weights.dtype.element_ty))
 
@@ -501,6 +591,9 @@ def backward(
     K,
     start,
     row0,
+    key0,
+    low,
+    high,
     scale,
     factor,
     dropout,
@@ -538,6 +631,7 @@ def backward(
     BM: tl.constexpr,
     BN: tl.constexpr,
     CAUSAL: tl.constexpr,
+    BAND: tl.constexpr,
     BY_KEY: tl.constexpr,
     EVEN: tl.constexpr,
     ADD: tl.constexpr,
@@ -581,14 +675,37 @@ def backward(
     left = 1.0
     if seed is not None:
         left = 65536.0 / (65536 - dropout)
-    end = R
+    begin, stop = 0, R
+    if BAND:
+        begin, stop = span(j0, -high, BN + high - low, R, BM)
+    end = stop
     if visible_keys is not None:  # what no row sees still has to be written: zeros
-        end = tl.where(j0 < tl.load(visible_keys + row), R, 0)
-    for i0 in range(0, end, BM):
+        end = tl.where(j0 < tl.load(visible_keys + row), stop, begin)
+    for i0 in range(begin, end, BM):
         i = i0 + tl.arange(0, BM)
         q = vectors(content, i, content_i, R, D, EVEN)
         s = scores(
-            q, k, bias, key_bias, mask, i, j, start, R, K, scale, ld, key_ld, mask_i, CAUSAL, BY_KEY, EVEN, PRECISION
+            q,
+            k,
+            bias,
+            key_bias,
+            mask,
+            i,
+            j,
+            start,
+            R,
+            K,
+            scale,
+            ld,
+            key_ld,
+            mask_i,
+            low,
+            high,
+            CAUSAL,
+            BAND,
+            BY_KEY,
+            EVEN,
+            PRECISION,
         )
         log = tl.load(lse + i, mask=i < R, other=float("inf"))
         p = tl.exp2(s - log[:, None])
@@ -598,12 +715,15 @@ def backward(
             by_weight += tl.load(value_bias + i[:, None] * ld + j[None, :]).to(tl.float32)
         dropped = p
         if seed is not None:
-            stays = kept(seed, row * heads + head, i + row0, j, dropout)
+            stays = kept(seed, row * heads + head, i + row0, j + key0, dropout)
             dropped = tl.where(stays, p * left, 0.0)
             by_weight = tl.where(stays, by_weight * left, 0.0)
         by_value = tl.dot(tl.trans(dropped.to(g.dtype)), g, by_value, input_precision=PRECISION)
         mean = tl.load(delta + i, mask=i < R, other=0.0)
-        by_score = (p * (by_weight - mean[:, None])).to(q.dtype)
+        by_score = p * (by_weight - mean[:, None])
+        if BAND and value_bias is not None:  # which may be anything outside of the window
+            by_score = tl.where(p > 0.0, by_score, 0.0)
+        by_score = by_score.to(q.dtype)
         by_key = tl.dot(tl.trans(by_score), q, by_key, input_precision=PRECISION)
         tl.store(d_scores + i[:, None] * d_scores_ld + j[None, :], by_score)
         if d_scores_by_key is not None:
@@ -612,7 +732,7 @@ def backward(
             tl.store(weights + i[:, None] * d_scores_ld + j[None, :], dropped.to(q.dtype))
     if visible_keys is not None:
         nothing = tl.zeros([BM, BN], content.dtype.element_ty)
-        for i0 in range(end, R, BM):
+        for i0 in range(end, stop, BM):
             i = i0 + tl.arange(0, BM)
             tl.store(d_scores + i[:, None] * d_scores_ld + j[None, :], nothing)
             if d_scores_by_key is not None:
