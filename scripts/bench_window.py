@@ -2,14 +2,19 @@
 
     python scripts/bench_window.py                    # half an hour, one thread
     python scripts/bench_window.py --quick            # two minutes: one scheme, up to 4,096 tokens, forward
+    python scripts/bench_window.py --models SOURCE STUDENT   # whole models as well: a source and what it was made into
 
-The attention core of a BERT-base layer, 12 heads of 64, on fixed q, k and v, one row of `--lengths` tokens; window 256
-and [CLS] global. Of the same scheme: full attention; the window as the mask of all pairs, whose making is not counted
-(a model makes it once for all layers); the window by its band, whose geometry is not counted either; and the same
-tokens as pieces of 512 with full attention. Longformer: stock `LongformerSelfAttention` of the same heads and window,
-which has no relative terms, its projections replaced by fixed vectors. Before any time is taken outputs and gradients
-of the band are compared with those of the mask in float64. What is quadratic is measured up to `--quadratic` tokens,
-once from 4,096 on. Memory: what forward and backward of one call add to the peak of a fresh process.
+The attention core of a BERT-base layer, 12 heads of 64, on fixed q, k and v, one row of `--lengths` tokens; window
+256 and [CLS] global. Of the same scheme: full attention; the window as the mask of all pairs, whose making is not
+counted (a model makes it once for all layers); the window by its band, whose geometry is not counted either; and the
+same tokens as pieces of 512 with full attention. Longformer: stock `LongformerSelfAttention` of the same heads and
+window, which has no relative terms, its projections replaced by fixed vectors. What PyTorch's fused attention alone
+takes, without terms, masks and the global token: for blocks of 64 queries and the keys that any of them sees, and for
+pieces; their quotient is what a window costs by itself. Before any time is taken outputs and gradients of the band
+are compared with those of the mask in float64. What is quadratic is measured up to `--quadratic` tokens, once from
+4,096 on. Memory: what forward and backward of one call add to the peak of a fresh process; of the first scheme every
+variant, of the others the window. Whole models: the forward pass of one row of random tokens, the source's as pieces
+of 512, the student's in the window, by both backends.
 
 Written to docs/results/benchmarks, after every measurement: cpu-window.json and .md, at the end .png. An interrupted
 run of the same settings is taken up where it was; one that is complete is begun anew.
@@ -18,23 +23,29 @@ run of the same settings is taken up where it was; one that is complete is begun
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from bench_attention import HEADS, SIZE, RelativeAttention, inputs, passes
 from experiments.arguments import benchmark_parser, positive_int
-from experiments.measuring import environment, peak_memory, run_worker, time_in_turns
+from experiments.measuring import environment, peak_memory, reset_peak_memory, run_worker, time_in_turns
 from experiments.reports import Table, describe, markdown_sections, met, print_tables, write_report
 from torch import nn
 
 
-WINDOW, PIECE = 256, 512
+WINDOW, PIECE, BLOCK = 256, 512, 64
 LENGTHS = [2048, 4096, 8192, 16384]
 SCHEMES = ["relative_key", "relative_key_query", "tables", "harmonic"]
 FULL, MASK, BAND, PIECES, LONGFORMER = "full attention", "window as a mask", "window", "pieces of 512", "Longformer"
+BARE_BLOCKS, BARE_PIECES = "SDPA without terms, blocks", "SDPA without terms, pieces"
 QUADRATIC = (FULL, MASK)
-VARIANTS = [FULL, MASK, BAND, PIECES, LONGFORMER]
+VARIANTS = [FULL, MASK, BAND, PIECES, LONGFORMER, BARE_BLOCKS, BARE_PIECES]
 PASSES = {"forward": "Forward", "both": "Forward and backward"}
+MODEL_LENGTHS = [2048, 8192]
+SOURCE = "source, pieces of 512"
+STUDENTS = {f"student, window, {backend}": backend for backend in ("relpos", "sdpa")}
+MODEL_GOAL = 1.5  # the most a student may take, × its source
 
 
 class Windowed(RelativeAttention):
@@ -53,6 +64,11 @@ class Windowed(RelativeAttention):
         return replace(super().call(query, key, value, dropout), mask=self.mask)
 
 
+def in_pieces(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """One row, (1, H, L, d), as a batch of pieces."""
+    return [tensor.transpose(1, 2).reshape(-1, PIECE, HEADS, SIZE).transpose(1, 2) for tensor in tensors]
+
+
 class Pieces(RelativeAttention):
     """The tokens of one row as a batch of pieces, each with full attention."""
 
@@ -60,10 +76,7 @@ class Pieces(RelativeAttention):
         super().__init__(name, "relpos", PIECE)
 
     def forward(self, query, key, value, dropout: float = 0.0) -> torch.Tensor:
-        rows = (
-            tensor.transpose(1, 2).reshape(-1, PIECE, HEADS, SIZE).transpose(1, 2) for tensor in (query, key, value)
-        )
-        return super().forward(*rows, dropout)
+        return super().forward(*in_pieces(query, key, value), dropout)
 
 
 class Longformer(nn.Module):
@@ -103,10 +116,30 @@ class Longformer(nn.Module):
         )[0]
 
 
+class Bare(nn.Module):
+    """Fused attention without any term: of pieces, or of blocks of queries with the keys in their windows."""
+
+    def __init__(self, is_in_pieces: bool) -> None:
+        super().__init__()
+        self.is_in_pieces = is_in_pieces
+
+    def forward(self, query, key, value, dropout: float = 0.0) -> torch.Tensor:
+        attend = nn.functional.scaled_dot_product_attention
+        if self.is_in_pieces:
+            return attend(*in_pieces(query, key, value)).transpose(1, 2)
+        length, blocks = query.shape[2], []
+        for first in range(0, length, BLOCK):
+            keys = slice(max(first - WINDOW, 0), first + BLOCK + WINDOW)
+            blocks.append(attend(query[:, :, first : first + BLOCK], key[:, :, keys], value[:, :, keys]))
+        return torch.cat(blocks, dim=2).transpose(1, 2)
+
+
 def variant(name: str, scheme: str, length: int) -> nn.Module:
     """One way to compute attention over rows of that length."""
     if name == LONGFORMER:
         return Longformer()
+    if name in (BARE_BLOCKS, BARE_PIECES):
+        return Bare(is_in_pieces=name == BARE_PIECES)
     return Pieces(scheme) if name == PIECES else Windowed(scheme, length, name)
 
 
@@ -134,9 +167,37 @@ def memory(name: str, scheme: str, length: int) -> float:
     small = [tensor.detach().requires_grad_() for tensor in inputs(1, PIECE)]
     passes(variant(name, scheme, PIECE), small)["both"]()  # loads what libraries load at their first call
     call = passes(variant(name, scheme, length), inputs(1, length))["both"]
+    reset_peak_memory()  # of the making of a mask of all pairs
     before = peak_memory()
     call()
     return peak_memory() - before
+
+
+def model_calls(models: list[str], length: int) -> dict[str, Callable[[], object]]:
+    """The encoder of the source over one row in pieces, and that of the student over the row in a window."""
+    from transformers import AutoModel
+
+    import hf_relpos  # noqa: F401  (registers the student's classes)
+
+    source, student = models
+    torch.manual_seed(0)
+    encoder = AutoModel.from_pretrained(source).eval()
+    ids = torch.randint(encoder.config.vocab_size, (1, length))
+
+    def running(model: nn.Module, rows: torch.Tensor) -> Callable[[], object]:
+        return torch.inference_mode()(lambda: model(rows))
+
+    calls = {SOURCE: running(encoder, ids.view(-1, PIECE))}
+    for name, backend in STUDENTS.items():
+        model = AutoModel.from_pretrained(student, attention_window=WINDOW, attn_implementation=backend).eval()
+        calls[name] = running(model, ids)
+    return calls
+
+
+def model_ratios(results: dict) -> dict[tuple[str, int], float]:
+    """The time of each student ÷ that of the source, by name and length."""
+    times = {(row["variant"], row["length"]): row["us_per_token"] for row in results["models"]}
+    return {key: time / times[SOURCE, key[1]] for key, time in times.items() if key[0] != SOURCE}
 
 
 def measured(results: dict, what: str, scheme: str, name: str, length: int, kind: str = "both") -> float | None:
@@ -167,6 +228,9 @@ def against_goals(results: dict) -> list[list[str]]:
         if None not in numbers:
             ratio = numbers[0] / numbers[1]
             rows.append([f"{scheme}, training memory, 8,192 ÷ 2,048", "≤ 4", f"{ratio:.2f}", met(ratio <= 4)])
+    for (name, length), ratio in model_ratios(results).items():
+        words = f"{name}, {length:,} tokens ÷ {SOURCE}"
+        rows.append([words, f"≤ {MODEL_GOAL}", f"{ratio:.2f}", met(ratio <= MODEL_GOAL)])
     return rows
 
 
@@ -183,6 +247,13 @@ def tables(results: dict) -> list[Table]:
                         lines.append([name, *("–" if number is None else f"{number:.0f}" for number in numbers)])
                 if lines:
                     made.append((f"{title}: {scheme}", [unit, *(f"{length:,}" for length in lengths)], lines))
+    if results["models"]:
+        lines = []
+        for name in (SOURCE, *STUDENTS):
+            numbers = [f"{row['us_per_token']:.0f}" for row in results["models"] if row["variant"] == name]
+            lines.append([name, *numbers])
+        header = ["µs for each token", *(f"{length:,}" for length in MODEL_LENGTHS)]
+        made.append((f"Forward: {' and '.join(results['model_names'])}", header, lines))
     return [*made, ("Against the goals", ["figure", "goal", "here", ""], against_goals(results))]
 
 
@@ -236,7 +307,15 @@ def picture(results: dict, path: Path) -> None:
 def begun(args: argparse.Namespace) -> dict:
     """The results of an interrupted run of these settings, or of none; outputs are compared in either case."""
     settings = {"schemes": args.schemes, "lengths": args.lengths, "rounds": args.rounds, "quadratic": args.quadratic}
-    found: dict = {"environment": environment(), **settings, "times": [], "memory": [], "complete": False}
+    settings["model_names"] = [Path(model).name for model in args.models or ()]
+    found: dict = {
+        "environment": environment(),
+        **settings,
+        "times": [],
+        "memory": [],
+        "models": [],
+        "complete": False,
+    }
     path = args.out / f"{args.name}.json"
     if path.exists():
         earlier = json.loads(path.read_text(encoding="utf-8"))
@@ -273,9 +352,17 @@ def run(args: argparse.Namespace) -> dict:
                 time([name for name in quadratic if name not in once] + linear, scheme, length, kind, args.rounds)
                 if once:
                     time(once, scheme, length, kind, 1)
+    for length in MODEL_LENGTHS if args.models else ():
+        if any(row["length"] == length for row in results["models"]):
+            continue
+        for name, seconds in time_in_turns(model_calls(args.models, length), args.rounds).items():
+            row = {"variant": name, "length": length, "us_per_token": round(seconds / length * 1e6, 2)}
+            results["models"].append(row)
+        write()
+        print(f"{' and '.join(results['model_names'])}, {length} tokens", file=sys.stderr)
     for scheme in [] if args.quick else args.schemes:
         for length in args.lengths:
-            for name in VARIANTS:
+            for name in VARIANTS if scheme == args.schemes[0] else [BAND]:
                 is_known = measured(results, "memory", scheme, name, length) is not None
                 if is_known or (name in QUADRATIC and length > args.quadratic):
                     continue
@@ -294,6 +381,7 @@ def main() -> None:
     parser.add_argument("--schemes", nargs="+", default=SCHEMES)
     parser.add_argument("--lengths", nargs="+", type=positive_int, default=LENGTHS, help=f"multiples of {PIECE}")
     parser.add_argument("--quadratic", type=positive_int, default=8192, help="the most tokens for what is quadratic")
+    parser.add_argument("--models", nargs=2, metavar=("SOURCE", "STUDENT"), help="whole models to be timed as well")
     parser.add_argument("--quick", action="store_true", help="one scheme, up to 4,096 tokens, forward")
     args = parser.parse_args()
     torch.set_num_threads(1)

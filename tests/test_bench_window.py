@@ -43,6 +43,28 @@ def test_an_interrupted_run_goes_on(bench, tmp_path, monkeypatch):
     assert "| window |" in (tmp_path / "cpu-window.md").read_text() and (tmp_path / "cpu-window.png").exists()
 
 
+def test_whole_models_are_in_the_card(bench, tmp_path, monkeypatch):
+    """A source in pieces and a student in a window, by both backends, against the goal; no path is stored."""
+    from transformers import BertConfig, BertModel
+
+    from hf_relpos import RelPosBertConfig, RelPosBertModel
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    sizes.update(vocab_size=50, max_position_embeddings=16)
+    BertModel(BertConfig(**sizes)).save_pretrained(tmp_path / "original")
+    RelPosBertModel(RelPosBertConfig(**sizes)).save_pretrained(tmp_path / "made")
+    monkeypatch.setattr(bench, "MODEL_LENGTHS", [32])
+    arguments = ["bench_window.py", "--schemes", "relative_key", "--lengths", "32", "--rounds", "1"]
+    folders = [str(tmp_path / name) for name in ("original", "made")]
+    monkeypatch.setattr("sys.argv", [*arguments, "--out", str(tmp_path), "--models", *folders])
+    bench.main()
+    found = json.loads((tmp_path / "cpu-window.json").read_text())
+    assert [row["variant"] for row in found["models"]] == [bench.SOURCE, *bench.STUDENTS]
+    assert found["model_names"] == ["original", "made"] and str(tmp_path) not in json.dumps(found)
+    text = (tmp_path / "cpu-window.md").read_text()
+    assert "Forward: original and made" in text and "student, window, sdpa, 32 tokens" in text
+
+
 def test_lengths_are_whole_pieces(bench, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["bench_window.py", "--lengths", "40", "--out", str(tmp_path)])
     with pytest.raises(SystemExit):
