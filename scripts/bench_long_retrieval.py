@@ -1,14 +1,15 @@
 """Where position matters: retrieval from documents longer than the source of a conversion was trained to read.
 
     python scripts/bench_long_retrieval.py --source all-MiniLM-L6-v2 --data DATA                      # hours
-    python scripts/bench_long_retrieval.py --source … --data … --tasks passkey --readers mean 'calibrated-long*'
+    python scripts/bench_long_retrieval.py --source … --data … --tasks passkey --readers mean 'converted-long*'
+    python scripts/bench_long_retrieval.py --source … --data … --tasks articles evidence --documents D --questions Q
     python scripts/bench_long_retrieval.py --list
 
 Readers are the source in pieces or with other positions, and students converted from it, each with all keys, in a
 window, and so on (long_retrieval/readers.py). Tasks: `passkey` and `needle`, documents that differ in one sentence;
 `articles`, the article that answers a question; `evidence`, the paragraph that does, its vector made of the states of
 its tokens in the whole article, or of the paragraph alone; `sts`, what a student lost on short sentences. Each cell of
-the tables is measured once: OUT/long_retrieval.json and .md are written after it, .png (extra `plot`) at the end;
+the tables is measured once: OUT/NAME.json and .md are written after it, .png (extra `plot`) at the end;
 students are kept in WORK. They learn from novels and abstracts, never from the articles.
 """
 
@@ -29,11 +30,11 @@ import torch
 from conversion_quality.texts import DATA, draw_pairs
 from experiments.arguments import RESULTS, check_patterns, digest, positive_int, reproducing_command
 from experiments.measuring import environment
+from experiments.process import start_quietly
 from experiments.reports import write_report
 from long_retrieval.card import card, draw
 from long_retrieval.readers import Reading, readers, students
 from long_retrieval.tasks import Articles, Documents, by_depth, needles, passkeys, read_haystack
-from transformers.utils import logging
 
 from hf_relpos import convert
 from hf_relpos.evaluation import (
@@ -76,18 +77,19 @@ class Bench:
     def __init__(self, args: argparse.Namespace):
         self.args = args
         self.source = load_encoder(args.source, masked=False)
-        self.students = students(max(args.lengths))
-        self.readers = readers(self.students)
+        self.trained = self.source.model.config.max_position_embeddings
+        self.students = students(max(args.lengths), self.trained)
+        self.readers = readers(self.students, self.trained)
 
     @cached_property
     def articles(self) -> Articles:
         """All articles."""
-        return Articles.read(self.args.data / DATA["docs"], self.args.data / DATA["queries"])
+        return Articles.read(self.args.documents, self.args.questions)
 
     @cached_property
     def haystack(self) -> str:
         """Text around needles."""
-        return read_haystack(self.args.data / HAYSTACK)
+        return read_haystack(self.args.haystack)
 
     def cells(self) -> list[str]:
         """All cells of the chosen tasks and readers."""
@@ -123,6 +125,10 @@ class Bench:
         task, _, name = cell.split("/")
         args = self.args
         settings: dict[str, Any] = {"source": Path(args.source).name, "seed": args.seed, "count": args.count}
+        if task == "needle":
+            settings["haystack"] = args.haystack.name
+        if task in ("needle", "articles", "evidence"):
+            settings["documents"] = args.documents.name
         student = None if name in ALONE else self.readers[name].student
         if student is not None:
             settings["student"] = self._made(student)
@@ -166,11 +172,12 @@ class Bench:
         """A reader with its model."""
         reader = self.readers[name]
         if reader.student is None:
-            return Reading(reader, self.source, None)
+            return Reading(reader, self.source, self.trained, None)
         student = self.students[reader.student]
         return Reading(
             reader,
             self.source,
+            self.trained,
             self.folder(student.grouped or reader.student),
             grouped=student.reach if student.grouped else None,
         )
@@ -266,6 +273,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--source", help="sentence-embedding BERT with absolute positions")
     parser.add_argument("--data", type=Path, help="folder with the files named in conversion_quality/texts.py")
+    parser.add_argument("--documents", type=Path, help="other articles: {id, text} in each line")
+    parser.add_argument("--questions", type=Path, help="about --documents: {query, doc, evidence} in each line")
+    parser.add_argument("--haystack", type=Path, help="another text around needles")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), metavar="TASK")
     parser.add_argument("--readers", nargs="+", default=["*"], help="patterns of the readers")
     parser.add_argument("--list", action="store_true", help="print the names of the readers, and do nothing else")
@@ -276,13 +286,20 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=positive_int, default=1)
     parser.add_argument("--out", type=Path, default=RESULTS / "benchmarks")
+    parser.add_argument("--name", default="long_retrieval", help="of the files in --out")
     parser.add_argument("--work", type=Path, default=Path("build") / "bench_long_retrieval", help="students")
     args = parser.parse_args(arguments)
-    names = [*readers(students(max(args.lengths))), *ALONE]
+    names = [*readers(students(1, 512), 512), *ALONE]  # the same for every source
     if args.list:
         print("\n".join(names))
     elif not (args.source and args.data):
         parser.error("--source and --data are needed")
+    elif (args.documents is None) != (args.questions is None):
+        parser.error("--documents and --questions belong together: give both or neither")
+    else:
+        args.documents = args.documents or args.data / DATA["docs"]
+        args.questions = args.questions or args.data / DATA["queries"]
+        args.haystack = args.haystack or args.data / HAYSTACK
     check_patterns(parser, "--readers", args.readers, names)
     return args
 
@@ -296,13 +313,11 @@ def main(arguments: Sequence[str] | None = None, tell: Callable[[str], None] = p
     args = parse(arguments)
     if args.list:
         return
-    torch.set_num_threads(args.threads)
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    start_quietly(args.threads)
     args.work.mkdir(parents=True, exist_ok=True)
-    omitted = ("--tasks", "--readers", "--out", "--work")
+    omitted = ("--tasks", "--readers", "--out", "--name", "--work")
     command = reproducing_command("bench_long_retrieval.py", sys.argv[1:] if arguments is None else arguments, omitted)
-    bench, path = Bench(args), args.out / "long_retrieval.json"
+    bench, path = Bench(args), args.out / f"{args.name}.json"
     results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"cells": {}}
     results["labels"] = labels(bench)
     for cell in bench.cells():

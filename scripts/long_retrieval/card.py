@@ -1,11 +1,13 @@
 """The tables and the picture of bench_long_retrieval.py."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from experiments.reports import Table, describe, markdown_sections
 
+from hf_relpos.evaluation import Retrieval, difference
 from hf_relpos.files import atomic_file
 
 
@@ -15,6 +17,7 @@ BY_LENGTH = {
     "needle": ("accuracy@1", "Needle in other text: the same"),
     "articles": ("ndcg@10", "Articles: nDCG@10"),
 }
+BASELINE = "mean"  # the reader that others are compared with
 
 
 def by_task(results: Mapping[str, Any], task: str) -> dict[str, dict[int, dict[str, Any]]]:
@@ -40,6 +43,7 @@ def tables(results: Mapping[str, Any]) -> list[Table]:
             for name, row in found.items()
         ]
         sections.append((title, ["tokens", *map(str, lengths)], lines))
+        sections += against_mean(results, found, measure, title, lengths)
         quarters = [
             [
                 results["labels"][name],
@@ -63,8 +67,12 @@ def tables(results: Mapping[str, Any]) -> list[Table]:
         for name, row in evidence.items():
             for result in row.values():
                 shown = [f"{result[key]:.3f}" for key in ("accuracy@1", "recall@5", "mrr")]
-                lines.append([results["labels"][name], *shown, f"{result['cpu_seconds']:.2f}"])
-        head = ["", "recall@1", "recall@5", "MRR", "CPU s an article"]
+                more = "–"
+                if name != BASELINE and BASELINE in evidence:
+                    base = next(iter(evidence[BASELINE].values()))
+                    more = interval(vars(difference(retrieval(base), retrieval(result))["accuracy@1"]), digits=3)
+                lines.append([results["labels"][name], *shown, more, f"{result['cpu_seconds']:.2f}"])
+        head = ["", "recall@1", "recall@5", "MRR", "recall@1 less that of the windows", "CPU s an article"]
         sections.append(("Evidence: the paragraph that answers, among those of all articles", head, lines))
     similarity = by_task(results, "sts")
     if similarity:
@@ -79,35 +87,74 @@ def tables(results: Mapping[str, Any]) -> list[Table]:
     return sections
 
 
-def interval(difference: Mapping[str, float]) -> str:
+def against_mean(
+    results: Mapping[str, Any], found: Mapping[str, Any], measure: str, title: str, lengths: Sequence[int]
+) -> list[Table]:
+    """What each reader finds more than the source's mean of windows, by length, with 95 % ranges over questions."""
+    if BASELINE not in found:
+        return []
+    base = found[BASELINE]
+    lines = []
+    for name, row in found.items():
+        if name != BASELINE:
+            cells = [
+                interval(vars(difference(retrieval(base[n]), retrieval(row[n]))[measure]), digits=3)
+                if n in row and n in base
+                else "–"
+                for n in lengths
+            ]
+            lines.append([results["labels"][name], *cells])
+    words = f"{title.partition(':')[0]}: less that of the mean of windows, with its 95 % range"
+    return [(words, ["tokens", *map(str, lengths)], lines)] if lines else []
+
+
+def retrieval(result: Mapping[str, Any]) -> Retrieval:
+    """The ranks that were measured."""
+    return Retrieval(np.array(result["ranks"].split(), dtype=int))
+
+
+def interval(difference: Mapping[str, float], digits: int = 2) -> str:
     """A difference with its range."""
-    return f"{difference['mean']:+.2f} ({difference['low']:+.2f} … {difference['high']:+.2f})"
+    mean, low, high = (f"{difference[name]:+.{digits}f}" for name in ("mean", "low", "high"))
+    return f"{mean} ({low} … {high})"
 
 
 def card(results: Mapping[str, Any]) -> str:
     """long_retrieval.md."""
     return (
         f"# Retrieval at length\n\n{describe(results['environment'])}\nWritten by scripts/bench_long_retrieval.py, "
-        f"which says what is measured.\n{markdown_sections(tables(results))}"
+        "which says what is measured, in several runs of some tasks and readers each, beside other work.\n\n"
+        f"![what is found against length](long_retrieval.png)\n{markdown_sections(tables(results))}"
     )
 
 
 def draw(results: Mapping[str, Any], path: Path) -> None:
-    """What is found, and the time that it takes, against length."""
+    """What is found, and the time that it takes, against length: of each task the readers of the most lengths."""
     from hf_relpos.plot import figure_class
 
-    figure = figure_class()(figsize=(10, 8), layout="constrained")
-    axes = figure.subplots(2, 2).flatten()
-    for place, (task, (measure, _)) in zip(axes, BY_LENGTH.items(), strict=False):
-        for name, row in by_task(results, task).items():
-            lengths = sorted(row)
-            place.plot(lengths, [row[length][measure] for length in lengths], "o-", label=results["labels"][name])
-        place.set(title=task, xscale="log", xlabel="tokens of a document", ylabel=measure)
-    for name, row in by_task(results, "passkey").items():
-        lengths = sorted(row)
-        axes[3].plot(lengths, [row[n]["cpu_seconds"] for n in lengths], "o-", label=results["labels"][name])
-    axes[3].set(title="time", xscale="log", yscale="log", xlabel="tokens of a document", ylabel="CPU seconds")
-    if axes[3].lines:
-        axes[3].legend(fontsize=6)
+    drawn = {}
+    for task in BY_LENGTH:
+        found = by_task(results, task)
+        most = max(map(len, found.values()), default=0)
+        if most > 1:
+            drawn[task] = {name: row for name, row in found.items() if len(row) == most}
+    panels = [(task, rows, BY_LENGTH[task][0]) for task, rows in drawn.items()]
+    panels += [("time", rows, "cpu_seconds") for rows in list(drawn.values())[:1]]
+    names = list(dict.fromkeys(name for rows in drawn.values() for name in rows))
+    figure = figure_class()(figsize=(5.5 * max(1, len(panels)), 4 + 0.2 * len(names)), layout="constrained")
+    axes = figure.subplots(1, max(1, len(panels)), squeeze=False)[0]
+    for place, (title, rows, measure) in zip(axes, panels, strict=False):
+        for name, row in rows.items():
+            number, lengths = names.index(name), sorted(row)
+            look = {"marker": "osD^v"[number // 10 % 5], "color": f"C{number % 10}", "label": results["labels"][name]}
+            place.plot(lengths, [row[length][measure] for length in lengths], **look)
+        place.set(title=title, xscale="log", xlabel="tokens of a document", ylabel=measure.replace("_", " "))
+        place.set_xticks(lengths, [f"{length:,}" for length in lengths], minor=False)
+        place.minorticks_off()
+        if title == "time":
+            place.set_yscale("log")
+    handles = {label: line for place in axes for line, label in zip(*place.get_legend_handles_labels(), strict=True)}
+    if handles:
+        figure.legend(handles.values(), handles, loc="outside lower center", ncols=2, fontsize=8)
     with atomic_file(path) as unfinished:
         figure.savefig(unfinished, format="png", dpi=120)

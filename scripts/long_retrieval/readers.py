@@ -16,7 +16,6 @@ from hf_relpos.evaluation.retrieval import pieces
 
 
 Row = Sequence[int]
-TRAINED = 512  # tokens that the source was trained to read
 
 
 @dataclass(frozen=True)
@@ -26,50 +25,51 @@ class Reader:
     Attributes:
         label: in the tables.
         student: its folder's name; None for the source.
-        pieces: read in pieces of `TRAINED` tokens: `mean` or `max` over them; `first` reads only that one.
-        positions: position ids for a row of so many tokens, from those that there are.
+        pieces: read in pieces as long as the source was trained on: `mean` or `max` over them; `first` reads only that
+            one.
+        positions: position ids for a row of so many tokens, from the so many that there are.
         config: fields of the configuration.
     """
 
     label: str
     student: str | None = None
     pieces: str | None = None
-    positions: Callable[[int], torch.Tensor] | None = None
+    positions: Callable[[int, int], torch.Tensor] | None = None
     config: dict[str, Any] = field(default_factory=dict)
 
 
-def grouped(length: int) -> torch.Tensor:
+def grouped(length: int, trained: int) -> torch.Tensor:
     """Position ids that several tokens in a row have in common, [CLS] its own (grouped positions of LongEmbed)."""
-    size = -(-(length - 1) // (TRAINED - 1))
+    size = -(-(length - 1) // (trained - 1))
     return torch.cat([torch.zeros(1, dtype=torch.long), 1 + torch.arange(length - 1) // size])
 
 
-def recurrent(length: int) -> torch.Tensor:
+def recurrent(length: int, trained: int) -> torch.Tensor:
     """Position ids that begin anew past the last one, at that of the first word (recurrent positions of LongEmbed)."""
-    return torch.cat([torch.zeros(1, dtype=torch.long), 1 + torch.arange(length - 1) % (TRAINED - 1)])
+    return torch.cat([torch.zeros(1, dtype=torch.long), 1 + torch.arange(length - 1) % (trained - 1)])
 
 
-WINDOW = 256
-SOURCE_READERS = {
-    "truncate": Reader("source, first 512 tokens", pieces="first"),
-    "mean": Reader("source, mean of windows of 512", pieces="mean"),
-    "max": Reader("source, best of windows of 512", pieces="max"),
-    "grouped": Reader("source, grouped positions", positions=grouped),
-    "recurrent": Reader("source, recurrent positions", positions=recurrent),
-}
-# Fields of the configuration to what they are called.
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "": ("all keys", {"attention_window": None}),  # students of long rows have one
-    "+log": (
-        "all keys, log temperature",
-        {"attention_window": None, "attention_temperature": "log", "attention_temperature_length": TRAINED},
-    ),
-    "+window": (f"window {WINDOW} and [CLS]", {"attention_window": WINDOW}),
-    "+window-global": (f"window {WINDOW} alone", {"attention_window": WINDOW, "global_tokens": []}),
-}
+def source_readers(trained: int) -> dict[str, Reader]:
+    """Of the source as it is, which was trained to read so many tokens."""
+    return {
+        "truncate": Reader(f"source, first {trained} tokens", pieces="first"),
+        "mean": Reader(f"source, mean of windows of {trained}", pieces="mean"),
+        "max": Reader(f"source, best of windows of {trained}", pieces="max"),
+        "grouped": Reader("source, grouped positions", positions=grouped),
+        "recurrent": Reader("source, recurrent positions", positions=recurrent),
+    }
 
 
-FAR = 4 * TRAINED  # tokens of the rows that students of long rows learn from
+def variants(trained: int) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Suffixes of the names of readers, to what they are called and fields of the configuration."""
+    window = trained // 2
+    log = {"attention_window": None, "attention_temperature": "log", "attention_temperature_length": trained}
+    return {
+        "": ("all keys", {"attention_window": None}),  # students of long rows have one
+        "+log": ("all keys, log temperature", log),
+        "+window": (f"window {window} and [CLS]", {"attention_window": window}),
+        "+window-global": (f"window {window} alone", {"attention_window": window, "global_tokens": []}),
+    }
 
 
 @dataclass(frozen=True)
@@ -91,27 +91,30 @@ class Student:
     reach: int | None = None
 
 
-def students(longest: int) -> dict[str, Student]:
+def students(longest: int, trained: int) -> dict[str, Student]:
     """By name.
 
     Args:
         longest: tokens of the longest row that is read.
+        trained: tokens that the source was trained to read; students of long rows learn from rows four times as long.
     """
+    far, window = 4 * trained, trained // 2
+    in_window = {"length": far, "window": window}
     return {
         "interpolated": Student("positions interpolated", {"length": longest}, "interpolate"),
         "hierarchical": Student("hierarchical positions", {"length": longest}, "hierarchical"),
         "converted": Student("converted"),
-        "extended": Student("converted, distances grouped", grouped="converted", reach=FAR),
-        "converted-long": Student("converted on long rows", {"length": FAR}, reach=FAR),
-        "converted-window": Student(f"converted on long rows in a window {WINDOW}", {"length": FAR, "window": WINDOW}),
+        "extended": Student("converted, distances grouped", grouped="converted", reach=far),
+        "converted-long": Student(f"converted on rows of {far}", {"length": far}, reach=far),
+        "converted-window": Student(f"converted on rows of {far} in a window {window}", in_window),
     }
 
 
-def group_distances(model: RelPosBertModel, reach: int) -> RelPosBertModel:
+def group_distances(model: RelPosBertModel, reach: int, trained: int) -> RelPosBertModel:
     """A copy of a relative model that meets no new distance: SelfExtend (Jin et al. 2024, arXiv 2401.01325).
 
-    Distances up to `TRAINED` // 4 stay; those beyond are in groups of one size, so that in a row of `reach` tokens the
-    farthest is that of a row of `TRAINED`. Its terms are written into `tables` with a row for each distance.
+    Distances up to `trained` // 4 stay; those beyond are in groups of one size, so that in a row of `reach` tokens the
+    farthest is that of a row of `trained`. Its terms are written into `tables` with a row for each distance.
     """
     config = copy.deepcopy(model.config)
     config.position_embedding_type = "tables"
@@ -119,52 +122,53 @@ def group_distances(model: RelPosBertModel, reach: int) -> RelPosBertModel:
     grouped = RelPosBertModel(config).eval()
     weights = {name: tensor for name, tensor in model.state_dict().items() if "distance_embedding" not in name}
     grouped.load_state_dict(weights, strict=False)
-    distance, near = torch.arange(1 - reach, reach), TRAINED // 4
-    size = -(-(reach - near) // (TRAINED - 1 - near))
+    distance, near = torch.arange(1 - reach, reach), trained // 4
+    size = -(-(reach - near) // (trained - 1 - near))
     far = near + (distance.abs() - near) // size
-    read = distance.sign() * torch.where(distance.abs() <= near, distance.abs(), far) + TRAINED - 1
+    read = distance.sign() * torch.where(distance.abs() <= near, distance.abs(), far) + trained - 1
     with torch.no_grad():
-        for layer, rows in zip(grouped.encoder.layer, table_rows(model, TRAINED - 1), strict=True):
+        for layer, rows in zip(grouped.encoder.layer, table_rows(model, trained - 1), strict=True):
             scheme = layer.attention.self.distance_embedding
             for letter in "ABcV":
                 getattr(scheme, letter).copy_(rows[letter][:, read])
     return grouped
 
 
-def readers(known: Mapping[str, Student]) -> dict[str, Reader]:
+def readers(known: Mapping[str, Student], trained: int) -> dict[str, Reader]:
     """Those of the source, and of each student with all its keys, a temperature, in a window, and in pieces."""
-    found = dict(SOURCE_READERS)
+    found, possible = source_readers(trained), variants(trained)
     for name, student in known.items():
-        variants = {"": VARIANTS[""]} if student.grouped else VARIANTS
-        for suffix, (words, config) in variants.items():
-            found[f"{name}{suffix}"] = Reader(f"{student.label}, {words}", name, config=config)
-        found[f"{name}+mean"] = Reader(f"{student.label}, mean of windows of 512", name, pieces="mean")
+        for suffix, (words, config) in possible.items():
+            if not (student.grouped and suffix):
+                found[f"{name}{suffix}"] = Reader(f"{student.label}, {words}", name, config=config)
+        found[f"{name}+mean"] = Reader(f"{student.label}, mean of windows of {trained}", name, pieces="mean")
     return found
 
 
 class Reading:
     """Vectors of rows of tokens by one reader."""
 
-    def __init__(self, reader: Reader, source: Encoder, folder: Path | None, grouped: int | None = None):
+    def __init__(self, reader: Reader, source: Encoder, trained: int, folder: Path | None, grouped: int | None = None):
         """
         Args:
             source: with absolute positions.
+            trained: tokens that it was trained to read.
             folder: of the student, where it is one.
             grouped: group its distances, for rows of so many tokens.
         """
-        self.reader = reader
+        self.reader, self.trained = reader, trained
         encoder = source if folder is None else load_encoder(folder, pooling=source.pooling)
         if grouped is not None:
-            encoder = replace(encoder, model=group_distances(encoder.model, grouped))
+            encoder = replace(encoder, model=group_distances(encoder.model, grouped, trained))
         for name, value in reader.config.items():
             setattr(encoder.model.config, name, value)
         self.encoder = encoder
 
     def document(self, row: Row) -> torch.Tensor:
         """Vectors of a document, (n, D): n is 1 unless the best of its pieces counts."""
-        if self.reader.pieces is None or len(row) <= TRAINED:
+        if self.reader.pieces is None or len(row) <= self.trained:
             return self._vectors([row])
-        cut = pieces(row, TRAINED)
+        cut = pieces(row, self.trained)
         if self.reader.pieces == "first":
             return self._vectors(cut[:1])
         vectors = self._vectors(cut)
@@ -179,6 +183,6 @@ class Reading:
         vectors = []
         for row in rows:
             ids, mask = pad_batch([row], self.encoder.model)
-            positions = None if len(row) <= TRAINED else self.reader.positions(len(row))[None]
+            positions = None if len(row) <= self.trained else self.reader.positions(len(row), self.trained)[None]
             vectors.append(pool(hidden_states(self.encoder.model, ids, mask, positions), mask, self.encoder.pooling))
         return torch.cat(vectors)
