@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from recipes.arguments import check_least, fail, option, parse
+from recipes.arguments import check_least, launch, option
 from recipes.running import finish, start
 from transformers import TrainingArguments
 
@@ -161,11 +161,8 @@ def run_distillation(args: DistillationArguments, training: TrainingArguments) -
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """The recipe with these arguments, or those of the command line."""
-    defaults = {"max_steps": 200, "learning_rate": 1e-4}
-    try:
-        return run_distillation(*parse((DistillationArguments, TrainingArguments), __doc__, arguments, **defaults))
-    except ValueError as error:
-        fail(error)
+    kinds = (DistillationArguments, TrainingArguments)
+    return launch(run_distillation, kinds, __doc__, arguments, max_steps=200, learning_rate=1e-4)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@
 
 Pairs, or triples with a hard negative, are trained with MultipleNegativesRankingLoss, and with --mini_batch_size
 with its GradCache version, whose memory does not grow with the batch. Pairs with a score (--score_column_name) are
-trained with CoSENT's loss, or that of --loss. All flags of `SentenceTransformerTrainingArguments` apply.
+trained with CoSENT's loss, or that of --loss. Files are .csv or .tsv with a header, or .jsonl. All flags of
+`SentenceTransformerTrainingArguments` apply.
 
 Measured, where there are files: Spearman's and Pearson's correlation on scored pairs (--sts_file), and retrieval of
 the one document that each query is about (--documents_file with `id` and `text`, --queries_file with `query`, `doc`).
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from recipes.arguments import DataArguments, ModelArguments, check_least, fail, option, parse
+from recipes.arguments import DataArguments, ModelArguments, check_least, launch, option
 from recipes.data import check_texts, load_data, numbers
 from recipes.models import check_scheme, check_window, freeze, load_config, load_tokenizer, sequence_length
 from recipes.running import check_checkpoint, run, start
@@ -218,10 +219,7 @@ def train_encoder(
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """The recipe with these arguments, or those of the command line."""
     kinds = (ModelArguments, EmbeddingArguments, SentenceTransformerTrainingArguments)
-    try:
-        return train_encoder(*parse(kinds, __doc__, arguments))
-    except ValueError as error:
-        fail(error)
+    return launch(train_encoder, kinds, __doc__, arguments)
 
 
 if __name__ == "__main__":

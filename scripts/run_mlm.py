@@ -17,15 +17,18 @@ same tokens. scripts/pretrain.py, which made the demo's BERT, has a curriculum o
 """
 
 import itertools
+import json
 import math
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from datasets import Dataset, load_dataset
-from recipes.arguments import DataArguments, ModelArguments, fail, option, parse
-from recipes.data import SUFFIXES, check_suffix, check_texts, load_data, read_file
+from recipes.arguments import DataArguments, ModelArguments, launch, option
+from recipes.data import SUFFIXES, check_suffix, check_texts, load_data, read_file, tokenized
 from recipes.models import load_model, load_tokenizer, sequence_length
 from recipes.running import check_checkpoint, run, start
 from transformers import (
@@ -35,6 +38,8 @@ from transformers import (
     EvalPrediction,
     PreTrainedTokenizerBase,
     Trainer,
+    TrainerCallback,
+    TrainerState,
     TrainingArguments,
 )
 
@@ -61,15 +66,30 @@ class MaskedArguments(DataArguments):
             raise ValueError(f"--mlm_probability {self.mlm_probability}: give a number between 0 and 1")
 
 
-class MaskingCollator:
-    """Pads rows, and masks those that have no labels: those of the training set."""
+class MaskingCollator(TrainerCallback):
+    """Pads rows, and masks those that have no labels: those of the training set.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, probability: float):
+    What is masked depends on the seed, the epoch and the batch alone, so that a run that was stopped goes on with the
+    masks that it would have had; the Trainer draws the same batches again, but not the same random numbers.
+
+    Attributes:
+        epoch: that of the Trainer whose callback this is.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, probability: float, seed: int):
         self.mask = DataCollatorForLanguageModeling(tokenizer, mlm_probability=probability)
         self.pad = DataCollatorForTokenClassification(tokenizer)
+        self.seed, self.epoch = seed, 0
+
+    def on_epoch_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        self.epoch = int(state.epoch or 0)
 
     def __call__(self, rows: list[dict[str, Any]]) -> Any:
-        return self.pad(rows) if "labels" in rows[0] else self.mask(rows)
+        if "labels" in rows[0]:
+            return self.pad(rows)
+        batch = json.dumps([self.seed, self.epoch, *(list(row["input_ids"]) for row in rows)])
+        self.mask.generator = torch.Generator().manual_seed(zlib.crc32(batch.encode()))
+        return self.mask(rows)
 
 
 def read_text(path: str, columns: Sequence[str]) -> Dataset:
@@ -130,14 +150,19 @@ def pretrain(model_args: ModelArguments, args: MaskedArguments, training: Traini
     Raises:
         ValueError: for flags, data and models that cannot be used, before anything is written.
     """
+    if training.dataloader_persistent_workers:
+        raise ValueError(
+            "--dataloader_persistent_workers: such workers do not learn of a new epoch, and would mask it as the "
+            "first one; leave it out"
+        )
     checkpoint = start(training)
     tokenizer = load_tokenizer(model_args)
     if tokenizer.mask_token is None:
         raise ValueError(f"{model_args.tokenizer_name or model_args.model_name_or_path}: its tokenizer has no [MASK]")
     column = args.text_column_name
-    sets = load_data(args, model_args, training, [column], read_text, shuffle=False)
+    sets = load_data(args, model_args, training, [column], read=read_text, shuffle=False)
     check_texts(sets, [column])
-    model = load_model(AutoModelForMaskedLM, model_args, tokenizer)
+    model = load_model(AutoModelForMaskedLM, model_args, tokenizer, training.do_train)
     check_checkpoint(checkpoint, model)
     length = sequence_length(args.max_seq_length, model, 512)
     if length < 3:
@@ -146,30 +171,25 @@ def pretrain(model_args: ModelArguments, args: MaskedArguments, training: Traini
     def cut(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
         return cut_rows(tokenizer, batch[column], length, args.line_by_line)
 
-    with training.main_process_first(desc="tokenizing"):
+    with training.main_process_first(desc="leaving out empty rows"):
         rows = {
-            split: data.map(
-                cut,
-                batched=True,
-                remove_columns=data.column_names,
-                num_proc=args.preprocessing_num_workers,
-                load_from_cache_file=not args.overwrite_cache,
-                desc="tokenizing",
-            ).filter(lambda row: len(row["input_ids"]) > 2)
-            for split, data in sets.items()
+            split: data.filter(lambda row: len(row["input_ids"]) > 2, load_from_cache_file=not args.overwrite_cache)
+            for split, data in tokenized(sets, cut, args, training).items()
         }
     for split, data in rows.items():
         if not len(data):
             raise ValueError(f"--{split}_file: holds no text; give another file")
     if "validation" in rows:
         rows["validation"] = masked_once(rows["validation"], tokenizer, args.mlm_probability)
+    collator = MaskingCollator(tokenizer, args.mlm_probability, training.seed)
     trainer = MaskedTrainer(
         model=model,
         args=training,
         train_dataset=rows.get("train"),
         eval_dataset=rows.get("validation"),
-        data_collator=MaskingCollator(tokenizer, args.mlm_probability),
+        data_collator=collator,
         processing_class=tokenizer,
+        callbacks=[collator],
         compute_metrics=masked_accuracy,
         preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1),
     )
@@ -178,10 +198,7 @@ def pretrain(model_args: ModelArguments, args: MaskedArguments, training: Traini
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """The recipe with these arguments, or those of the command line."""
-    try:
-        return pretrain(*parse((ModelArguments, MaskedArguments, TrainingArguments), __doc__, arguments))
-    except ValueError as error:
-        fail(error)
+    return launch(pretrain, (ModelArguments, MaskedArguments, TrainingArguments), __doc__, arguments)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@
 
 Files are SQuAD's JSON, or JSON lines with `id`, `question`, `context` and `answers` ({"text": […], "answer_start":
 […]}), compressed or not. A context longer than --max_seq_length is read in pieces that overlap by --doc_stride tokens;
-a relative model may read all of it at once. All flags of `TrainingArguments` apply.
+a relative model may read all of it at once. All flags of `TrainingArguments` apply. The answers are written to
+eval_predictions.json, by the questions' ids, and with --do_predict those to --test_file, which may have none itself,
+to predict_predictions.json.
 """
 
 import json
@@ -15,26 +17,28 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from recipes.arguments import DataArguments, ModelArguments, check_least, fail, option, parse
-from recipes.data import check_suffix, check_texts, load_data, read_file
+from recipes.arguments import ModelArguments, PredictionArguments, check_least, launch, option
+from recipes.data import check_suffix, check_texts, load_data, read_file, tokenized
 from recipes.models import load_model, load_tokenizer, sequence_length
-from recipes.running import check_checkpoint, run, start
-from torch.utils.data import SequentialSampler
+from recipes.running import OrderedTrainer, check_checkpoint, run, start
 from torchmetrics.functional.text import squad
-from transformers import AutoModelForQuestionAnswering, DataCollatorWithPadding, Trainer, TrainingArguments
+from transformers import AutoModelForQuestionAnswering, DataCollatorWithPadding, TrainingArguments
 
 from hf_relpos.data.records import iterate_lines, text_suffix
+from hf_relpos.files import write_json
 
 
-COLUMNS = ("id", "question", "context", "answers")
+COLUMNS = ("id", "question", "context")
+ANSWERS = "answers"
 
 
 @dataclass
-class AnsweringArguments(DataArguments):
+class AnsweringArguments(PredictionArguments):
     """Data of question answering."""
 
     doc_stride: int = option("tokens that pieces of a long context have in common", 128)
@@ -48,8 +52,11 @@ class AnsweringArguments(DataArguments):
             check_least(name, getattr(self, name), least)
 
 
-def read_questions(path: str, columns: Sequence[str]) -> Dataset:
+def read_questions(path: str, columns: Sequence[str], optional: Sequence[str] = ()) -> Dataset:
     """Questions of SQuAD's JSON, or of JSON lines.
+
+    Args:
+        optional: columns that are read where the file has them.
 
     Raises:
         ValueError: for a file of another kind, or that cannot be read.
@@ -60,21 +67,22 @@ def read_questions(path: str, columns: Sequence[str]) -> Dataset:
         with suppress(ValueError):  # of several records
             content = json.loads("\n".join(iterate_lines(path)))
     if not isinstance(content, dict) or "question" in content:
-        return read_file(path, columns)
+        return read_file(path, columns, optional)
     try:
-        return Dataset.from_list(list(_questions(content["data"])))
+        return Dataset.from_list(list(_questions(content["data"], answered=ANSWERS in columns)))
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path}: not SQuAD's JSON ({type(error).__name__}: {error}); give that or JSON lines"
         ) from error
 
 
-def _questions(articles: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def _questions(articles: Sequence[Mapping[str, Any]], answered: bool) -> Iterator[dict[str, Any]]:
     for paragraph in (paragraph for article in articles for paragraph in article["paragraphs"]):
         for each in paragraph["qas"]:
+            found = each[ANSWERS] if answered else each.get(ANSWERS, [])
             answers = {
-                "text": [str(answer["text"]) for answer in each["answers"]],
-                "answer_start": [int(answer["answer_start"]) for answer in each["answers"]],
+                "text": [str(answer["text"]) for answer in found],
+                "answer_start": [int(answer["answer_start"]) for answer in found],
             }
             yield {
                 "id": str(each["id"]),
@@ -87,8 +95,8 @@ def _questions(articles: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]
 def check_answers(split: str, data: Dataset, negatives: bool) -> None:
     """
     Raises:
-        ValueError: for answers that are not in the context where they say, and none without
-            --version_2_with_negative; ids that are not unique.
+        ValueError: for answers that are not in the context where they say, and none unless there are `negatives`;
+            ids that are not unique.
     """
     seen = set()
     for number, row in enumerate(data, 1):
@@ -197,14 +205,26 @@ def squad_scores(answers: Mapping[str, str], examples: Dataset) -> dict[str, flo
     return {name: float(value) for name, value in squad(found, targets).items()}
 
 
-class AnsweringTrainer(Trainer):
+class AnsweringTrainer(OrderedTrainer):
     """A Trainer that measures answers rather than single tokens."""
 
     examples: Dataset
     answering: AnsweringArguments
 
-    def _get_eval_sampler(self, eval_dataset: Any) -> SequentialSampler:
-        return SequentialSampler(eval_dataset)  # pieces are matched with their questions by their order
+    def answer(
+        self, features: Dataset, examples: Dataset, prefix: str, ignore_keys: list[str] | None = None
+    ) -> dict[str, float]:
+        """Write the answers by the questions' ids, and measure them as if the right ones were known.
+
+        Args:
+            features: the pieces of the examples.
+        """
+        output = self.predict(features, ignore_keys, prefix)
+        answers = answers_of(output.predictions[:2], features, examples, self.answering)
+        if self.is_world_process_zero():
+            write_json(Path(self.args.output_dir, f"{prefix}_predictions.json"), answers)
+        scores = {f"{prefix}_{name}": value for name, value in squad_scores(answers, examples).items()}
+        return scores | output.metrics
 
     def evaluate(
         self,
@@ -213,11 +233,7 @@ class AnsweringTrainer(Trainer):
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
         features = self.eval_dataset if eval_dataset is None else eval_dataset
-        output = self.predict(features, ignore_keys, metric_key_prefix)
-        answers = answers_of(output.predictions[:2], features, self.examples, self.answering)
-        metrics = {
-            f"{metric_key_prefix}_{name}": value for name, value in squad_scores(answers, self.examples).items()
-        } | output.metrics
+        metrics = self.answer(features, self.examples, metric_key_prefix, ignore_keys)
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
@@ -229,13 +245,15 @@ def finetune(model_args: ModelArguments, args: AnsweringArguments, training: Tra
     Raises:
         ValueError: for flags, data and models that cannot be used, before anything is written.
     """
-    checkpoint = start(training)
+    checkpoint = start(training, predicts=True)
     tokenizer = load_tokenizer(model_args)
-    sets = load_data(args, model_args, training, COLUMNS, read_questions)
+    sets = load_data(args, model_args, training, COLUMNS, [ANSWERS], read_questions)
     check_texts(sets, ("question", "context"))
+    if "test" in sets and ANSWERS not in sets["test"].column_names:
+        sets["test"] = sets["test"].add_column(ANSWERS, [{"text": [], "answer_start": []}] * len(sets["test"]))
     for split, data in sets.items():
-        check_answers(split, data, args.version_2_with_negative)
-    model = load_model(AutoModelForQuestionAnswering, model_args, tokenizer)
+        check_answers(split, data, args.version_2_with_negative or split == "test")
+    model = load_model(AutoModelForQuestionAnswering, model_args, tokenizer, training.do_train)
     check_checkpoint(checkpoint, model)
     length = sequence_length(args.max_seq_length, model, 384)
     questions = [question for data in sets.values() for question in data["question"]]
@@ -245,15 +263,7 @@ def finetune(model_args: ModelArguments, args: AnsweringArguments, training: Tra
             f"--max_seq_length {length}: a question has {longest} tokens, and pieces have {args.doc_stride} in common "
             "(--doc_stride); give more, or a smaller stride"
         )
-    features = {
-        split: data.map(
-            lambda batch: tokenize(tokenizer, batch, length, args.doc_stride),
-            batched=True,
-            remove_columns=data.column_names,
-            desc="tokenizing",
-        )
-        for split, data in sets.items()
-    }
+    features = tokenized(sets, lambda batch: tokenize(tokenizer, batch, length, args.doc_stride), args, training)
     trainer = AnsweringTrainer(
         model=model,
         args=training,
@@ -263,15 +273,20 @@ def finetune(model_args: ModelArguments, args: AnsweringArguments, training: Tra
         processing_class=tokenizer,
     )
     trainer.examples, trainer.answering = sets.get("validation"), args
-    return run(trainer, checkpoint)
+
+    def predict() -> dict[str, float]:
+        metrics = trainer.answer(features["test"], sets["test"], "predict")
+        if any(answers["text"] for answers in sets["test"][ANSWERS]):
+            return metrics
+        unknown = ("loss", "f1", "exact_match")
+        return {name: value for name, value in metrics.items() if name.removeprefix("predict_") not in unknown}
+
+    return run(trainer, checkpoint, predict)
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """The recipe with these arguments, or those of the command line."""
-    try:
-        return finetune(*parse((ModelArguments, AnsweringArguments, TrainingArguments), __doc__, arguments))
-    except ValueError as error:
-        fail(error)
+    return launch(finetune, (ModelArguments, AnsweringArguments, TrainingArguments), __doc__, arguments)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,14 @@ import pytest
 import torch
 from datasets import ClassLabel, Dataset
 from launching import SCRIPTS, import_script, run_python
+from seqeval.metrics import f1_score
 from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    TrainerState,
 )
 
 import hf_relpos
@@ -151,6 +153,39 @@ def test_a_new_model_of_each_kind_by_one_flag(data, tmp_path):
     assert type(stock).__name__ == "BertModel" and stock.config.vocab_size == len(tokenizer)
 
 
+def test_classes_are_predicted_with_and_without_labels(data, relative, tmp_path):
+    """In the order of the file, also where batches have rows of about one length; measured where there are labels."""
+    lines = (data / "dev.tsv").read_text().splitlines()
+    (tmp_path / "bare.tsv").write_text("text\n" + "\n".join(line.split("\t")[1] for line in lines[1:]) + "\n")
+    flags = ("--do_predict", "--train_sampling_strategy", "group_by_length", "--max_predict_samples", 30)
+    train = ("--do_train", "--do_eval", "--max_steps", 12, "--max_eval_samples", 30, *flags)
+    found = classify(data, tmp_path / "out", *train, "--test_file", data / "dev.tsv", model=relative)
+    assert (
+        found["predict_accuracy"] == found["eval_accuracy"] == stored(tmp_path / "out", "predict")["predict_accuracy"]
+    )
+    test = ("--test_file", tmp_path / "bare.tsv", "--model_name_or_path", tmp_path / "out", "--max_seq_length", 48)
+    again = recipe("run_classification", *test, *flags, "--output_dir", tmp_path / "again")
+    assert "predict_accuracy" not in again and "predict_runtime" in again
+    one, other = ((tmp_path / name / "predict_results.txt").read_text() for name in ("out", "again"))
+    predicted = [line.split("\t") for line in one.splitlines()]
+    assert one == other and predicted[0] == ["index", "prediction"]
+    assert [line[0] for line in predicted[1:]] == [str(number) for number in range(30)]
+    right = [line.split("\t")[0] == name for line, (_, name) in zip(lines[1:31], predicted[1:], strict=True)]
+    assert np.mean(right) == pytest.approx(found["predict_accuracy"]) and len({name for _, name in predicted[1:]}) == 2
+
+
+def test_a_head_for_other_labels_starts_anew_in_training_alone(data, tmp_path):
+    model = AutoModelForSequenceClassification.from_pretrained(CHECKPOINT, num_labels=3)
+    model.save_pretrained(tmp_path / "three")
+    AutoTokenizer.from_pretrained(CHECKPOINT).save_pretrained(tmp_path / "three")
+    classify(data, tmp_path / "out", "--do_train", "--max_steps", 1, model=tmp_path / "three")
+    assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").config.num_labels == 2
+    test = ("--test_file", data / "dev.tsv", "--label_column_name", "none", "--do_predict")
+    out = ("--output_dir", tmp_path / "predicted")
+    with pytest.raises(SystemExit, match=r"has no classifier\.bias, classifier\.weight that fit; train it first"):
+        recipe("run_classification", "--model_name_or_path", CHECKPOINT, *test, *out)
+
+
 @pytest.mark.full
 def test_numbers_are_a_regression(data, tmp_path):
     columns = ("--text_column_names", "sentence1", "sentence2", "--label_column_name", "score", "--do_regression")
@@ -163,8 +198,12 @@ def test_numbers_are_a_regression(data, tmp_path):
         CHECKPOINT,
     )
     run = ("--do_train", "--do_eval", "--max_steps", 3, "--output_dir", tmp_path / "out")
-    found = recipe("run_classification", *files, *columns, *run, *SHORT)
+    test = ("--do_predict", "--test_file", data / "sts.tsv")
+    found = recipe("run_classification", *files, *columns, *run, *test, *SHORT)
     assert {"eval_pearson", "eval_spearman", "eval_mse"} <= set(found) and -1 <= found["eval_spearman"] <= 1
+    lines = (tmp_path / "out" / "predict_results.txt").read_text().splitlines()[1:]
+    assert np.ptp([float(line.split("\t")[1]) for line in lines]) > 0 and len(lines) == 40
+    assert found["predict_mse"] == found["eval_mse"]
 
 
 def test_a_data_set_of_the_hub(data, tmp_path):
@@ -217,6 +256,30 @@ def test_every_word_of_a_long_sentence_is_measured(data, tmp_path, monkeypatch):
     assert [tag for row in seen[0] for tag in row] == tags and "B-PER" in tags
 
 
+def test_tags_are_predicted_one_for_each_word(data, relative, tmp_path):
+    """Also of sentences in several pieces and words without tokens, with tags in the file and without."""
+    sentences = [
+        [line.split("\t") for line in part.splitlines()] for part in (data / "dev.conll").read_text().split("\n\n")
+    ]
+    words = [[word for word, _ in sentence] for sentence in sentences]
+    words[0].insert(2, "\u200b")
+    write_lines(tmp_path / "words.jsonl", [{"tokens": each} for each in words])
+    files = ("--train_file", data / "train.conll", "--test_file", data / "dev.conll", "--do_train", "--do_predict")
+    size = (*SHORT, "--max_seq_length", 16, "--train_sampling_strategy", "group_by_length")
+    out = ("--output_dir", tmp_path / "out", "--max_steps", 40)
+    found = recipe("run_ner", "--model_name_or_path", relative, *files, *out, *size)
+    tags = [line.split() for line in (tmp_path / "out" / "predictions.txt").read_text().splitlines()]
+    assert list(map(len, tags)) == list(map(len, sentences))
+    truth = [[tag for _, tag in sentence] for sentence in sentences]
+    assert found["predict_f1"] == pytest.approx(f1_score(truth, tags)) and found["predict_f1"] > 0.1
+    test = ("--model_name_or_path", tmp_path / "out", "--test_file", tmp_path / "words.jsonl", "--do_predict")
+    again = recipe("run_ner", *test, "--output_dir", tmp_path / "again", *size)
+    others = [line.split() for line in (tmp_path / "again" / "predictions.txt").read_text().splitlines()]
+    assert others[0][2] == "O" and "predict_f1" not in again and "predict_loss" not in again
+    others[0].pop(2)
+    assert others == tags
+
+
 # Masked language models -------------------------------------------------------------------------------------------
 
 
@@ -230,16 +293,40 @@ NEW = (*NEW, "hidden_size=32,num_hidden_layers=1,num_attention_heads=2,intermedi
 
 
 def test_masked_tokens_are_learnt_and_resumed(data, tmp_path):
-    """A run that was stopped goes on, with masks of its own; another scheme is refused."""
-    whole = recipe("run_mlm", *mlm(data, tmp_path / "whole", *NEW, "--max_steps", 6, "--save_steps", 3))
+    """A run that was stopped in its second epoch goes on as if it had not been, with dropout and its random masks."""
+    flags = (*NEW, "--max_steps", 6, "--save_steps", 4, "--max_train_samples", 16)
+    whole = recipe("run_mlm", *mlm(data, tmp_path / "whole", *flags))
     assert whole["eval_perplexity"] == pytest.approx(math.exp(whole["eval_loss"]))
-    shutil.copytree(tmp_path / "whole" / "checkpoint-3", tmp_path / "stopped" / "checkpoint-3")
-    resumed = recipe("run_mlm", *mlm(data, tmp_path / "stopped", *NEW, "--max_steps", 6, "--save_steps", 3))
-    history = json.loads((tmp_path / "stopped" / "trainer_state.json").read_text())["log_history"]
-    assert [entry["step"] for entry in history if "loss" in entry] == [1, 2, 3, 4, 5, 6]
-    assert resumed["eval_loss"] == pytest.approx(whole["eval_loss"], rel=1e-2)
+    shutil.copytree(tmp_path / "whole" / "checkpoint-4", tmp_path / "stopped" / "checkpoint-4")
+    resumed = recipe("run_mlm", *mlm(data, tmp_path / "stopped", *flags))
+    losses, epochs = [], []
+    for name in ("whole", "stopped"):
+        history = json.loads((tmp_path / name / "trainer_state.json").read_text())["log_history"]
+        losses.append([entry["loss"] for entry in history if "loss" in entry])
+        epochs.append(next(entry["epoch"] for entry in history if entry["step"] == 4))
+    assert len(losses[0]) == 6 and losses[1] == losses[0] and 1 < epochs[0] < 2
+    assert resumed["eval_loss"] == whole["eval_loss"]
+    one, other = (AutoModelForMaskedLM.from_pretrained(tmp_path / name).state_dict() for name in ("whole", "stopped"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_batch_is_masked_anew_in_every_epoch_and_with_every_seed(tmp_path):
+    """Also one of a single row, which is the same batch in every epoch."""
+    script, tokenizer = import_script("run_mlm"), AutoTokenizer.from_pretrained(CHECKPOINT)
+    row = {"input_ids": tokenizer("the door of the house was open , and no one was in it " * 3)["input_ids"]}
+
+    def masked(seed, epoch):
+        collator = script.MaskingCollator(tokenizer, 0.15, seed)
+        collator.on_epoch_begin(None, TrainerState(epoch=epoch), None)
+        return tuple((collator([row])["labels"][0] >= 0).tolist())
+
+    assert masked(0, 1.0) == masked(0, 1.5) and len({masked(0, 0.0), masked(0, 1.0), masked(1, 0.0)}) == 3
+
+
+def test_another_model_is_not_trained_on_a_checkpoint(data, tmp_path):
+    recipe("run_mlm", *mlm(data, tmp_path / "stopped", *NEW, "--max_steps", 1, "--save_steps", 1))
     other = [word if word != "t5" else "shaw" for word in mlm(data, tmp_path / "stopped", *NEW)]
-    with pytest.raises(SystemExit, match=r"checkpoint-6: its model has position_embedding_type = 't5'.*another"):
+    with pytest.raises(SystemExit, match=r"checkpoint-1: its model has position_embedding_type = 't5'.*another"):
         recipe("run_mlm", *other)
 
 
@@ -283,6 +370,29 @@ def test_answers_are_learnt(data, relative, tmp_path):
     size = ("--max_seq_length", 64, "--doc_stride", 16, "--per_device_train_batch_size", 8)
     found = recipe("run_qa", "--model_name_or_path", relative, *files, *run, *size)
     assert found["eval_f1"] > 30 and found["eval_exact_match"] <= found["eval_f1"]
+    ids = {json.loads(line)["id"] for line in (data / "dev.jsonl").read_text().splitlines()}
+    assert set(json.loads((tmp_path / "out" / "eval_predictions.json").read_text())) == ids
+
+
+def test_answers_are_written(data, relative, tmp_path):
+    """To questions with known answers, and to the same ones without, of JSON lines and of SQuAD's JSON."""
+    rows = [json.loads(line) for line in (data / "dev.jsonl").read_text().splitlines()]
+    write_lines(tmp_path / "bare.jsonl", [{key: row[key] for key in ("id", "question", "context")} for row in rows])
+    squad = [{"context": row["context"], "qas": [{"id": row["id"], "question": row["question"]}]} for row in rows]
+    (tmp_path / "bare.json").write_text(json.dumps({"data": [{"paragraphs": squad}]}))
+    size = ("--max_seq_length", 64, "--doc_stride", 16, "--per_device_train_batch_size", 8, "--do_predict")
+    train = ("--train_file", data / "train.jsonl", "--do_train", "--max_steps", 5, "--learning_rate", "2e-3")
+    test = ("--test_file", data / "dev.jsonl", "--model_name_or_path", relative, "--output_dir", tmp_path / "out")
+    found = recipe("run_qa", *train, *test, *size)
+    answers = json.loads((tmp_path / "out" / "predict_predictions.json").read_text())
+    exact = [answers[row["id"]].lower() == row["answers"]["text"][0].lower() for row in rows]
+    assert found["predict_exact_match"] == pytest.approx(100 * np.mean(exact), abs=1e-3)
+    assert all(answers[row["id"]] in row["context"] for row in rows) and len(answers) == len(rows)
+    for name in ("bare.jsonl", "bare.json"):
+        test = ("--test_file", tmp_path / name, "--model_name_or_path", tmp_path / "out")
+        again = recipe("run_qa", *test, *size, "--output_dir", tmp_path / name[4:])
+        assert not {"predict_f1", "predict_exact_match", "predict_loss"} & set(again)
+        assert json.loads((tmp_path / name[4:] / "predict_predictions.json").read_text()) == answers
 
 
 def test_files_of_squad(tmp_path):
@@ -304,7 +414,7 @@ def test_files_of_squad(tmp_path):
 
 def test_pieces_of_a_context_point_at_the_answer(data):
     script, tokenizer = import_script("run_qa"), AutoTokenizer.from_pretrained(CHECKPOINT)
-    examples = script.read_questions(str(data / "dev.jsonl"), script.COLUMNS)
+    examples = script.read_questions(str(data / "dev.jsonl"), [*script.COLUMNS, script.ANSWERS])
     pieces = script.tokenize(tokenizer, examples[:], 32, 8)
     contexts, answered = dict(zip(examples["id"], examples["context"], strict=True)), set()
     answers = dict(zip(examples["id"], examples["answers"], strict=True))
@@ -415,7 +525,16 @@ RUN = ("--model_name_or_path", CHECKPOINT, "--do_train", "--output_dir", "out")
         ("run_classification", RUN, "--do_train: has nothing to train on; give --train_file"),
         ("run_classification", (*RUN, "--train_file", "gone.tsv"), "gone.tsv: no such file"),
         ("run_classification", (*RUN, "--train_file", "a.docx"), "a.docx: ends in '.docx'; give .csv, .tsv"),
-        ("run_classification", (*RUN, "--train_file", "a.jsonl"), "a.jsonl, line 1: no field 'text' .it has label"),
+        (
+            "run_classification",
+            (*RUN, "--train_file", "a.jsonl"),
+            "a.jsonl, line 1: no field 'text' .it has label, query.; name the columns by the flags --",
+        ),
+        (
+            "run_classification",
+            (*RUN, "--train_file", "a.tsv", "--text_column_names", "sentence"),
+            "a.tsv, line 1: no column 'sentence' .it has label, text.; name the columns by the flags --",
+        ),
         (
             "run_classification",
             (*RUN, "--train_file", "a.tsv", "--validation_file", "b.tsv", "--do_eval"),
@@ -431,7 +550,12 @@ RUN = ("--model_name_or_path", CHECKPOINT, "--do_train", "--output_dir", "out")
             "has 'absolute'. Convert it first: hf-relpos convert .* --scheme shaw",
         ),
         ("run_classification", (*RUN, "--train_file", "a.tsv", "--attention_window", "8"), "a bert model has none"),
-        ("run_classification", (*RUN, "--train_file", "a.tsv", "--do_predict"), "--do_predict: these recipes"),
+        (
+            "run_classification",
+            (*RUN, "--train_file", "a.tsv", "--do_predict"),
+            "--do_predict: has nothing to predict",
+        ),
+        ("run_mlm", (*RUN, "--train_file", "a.txt", "--do_predict"), "--do_predict: this recipe trains and evaluates"),
         ("run_classification", (*RUN[2:], "--train_file", "a.tsv"), "--model_name_or_path: give a checkpoint"),
         ("run_classification", ("--model_name_or_path", "nowhere/at-all", *RUN[2:]), "nowhere/at-all: no tokenizer"),
         ("run_ner", (*RUN, "--train_file", "a.conll"), "a.conll, line 2: 'sat' has 1 columns, line 1 has 2"),
@@ -496,3 +620,7 @@ def test_flags_from_a_file(data, tmp_path):
     (tmp_path / "flags.json").write_text(json.dumps({**flags, "disable_tqdm": True, "max_seq_length": 32}))
     found = import_script("run_mlm").main([tmp_path / "flags.json"])
     assert stored(tmp_path / "out", "eval")["eval_loss"] == found["eval_loss"]
+    for content, words in (("{", 'not JSON .*; write ."output_dir'), ("[]", "a list, not an object")):
+        (tmp_path / "flags.json").write_text(content)
+        with pytest.raises(SystemExit, match=f"flags.json: {words}"):
+            import_script("run_mlm").main([tmp_path / "flags.json"])

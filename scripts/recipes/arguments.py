@@ -3,10 +3,10 @@
 import json
 import sys
 from argparse import ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from experiments.arguments import key_value
 from transformers import HfArgumentParser
@@ -81,10 +81,14 @@ class DataArguments:
 
     dataset_name: str | None = option("data set of the Hub, or folder with one")
     dataset_config_name: str | None = option("its configuration")
-    train_file: str | None = option("file for training: .csv, .tsv or .jsonl, compressed (.xz, .gz, .bz2) or not")
+    train_file: str | None = option("file for training, of a format named above, compressed (.xz, .gz, .bz2) or not")
     validation_file: str | None = option("file for evaluation")
     validation_split_percentage: int = option("of the training data, held out where there is no validation set", 5)
     max_seq_length: int | None = option("tokens read of a text")
+    shuffle_train_dataset: bool = option(
+        "training examples in random order before --max_train_samples are taken", False
+    )
+    shuffle_seed: int = option("of that order", 42)
     max_train_samples: int | None = option("examples for training at most, the first ones")
     max_eval_samples: int | None = option("examples for evaluation at most, the first ones")
     overwrite_cache: bool = option("tokenize anew what `datasets` has in its cache", False)
@@ -99,6 +103,20 @@ class DataArguments:
             )
         for name in ("max_seq_length", "max_train_samples", "max_eval_samples", "preprocessing_num_workers"):
             check_least(name, getattr(self, name), 1)
+
+
+@dataclass
+class PredictionArguments(DataArguments):
+    """Which data, also without labels, which are then predicted."""
+
+    test_file: str | None = option("file for --do_predict; what is predicted is measured where it has labels")
+    max_predict_samples: int | None = option("examples for prediction at most, the first ones")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dataset_name and self.test_file:
+            raise ValueError("--dataset_name: give a data set or files, not both")
+        check_least("max_predict_samples", self.max_predict_samples, 1)
 
 
 def check_least(name: str, value: int | None, least: int) -> None:
@@ -147,10 +165,27 @@ def parse(
             flags = json.loads(Path(words[0]).read_text("utf-8"))
         except OSError as error:
             raise ValueError(f"{words[0]}: cannot be read ({error.strerror}); check the path") from error
+        except ValueError as error:
+            raise ValueError(f'{words[0]}: not JSON ({error}); write {{"output_dir": …, …}}') from error
+        if not isinstance(flags, dict):
+            raise ValueError(f'{words[0]}: a {type(flags).__name__}, not an object; write {{"output_dir": …, …}}')
         return tuple(parser.parse_dict({**defaults, **flags}))
     return tuple(parser.parse_args_into_dataclasses(words))
 
 
-def fail(error: ValueError) -> NoReturn:
-    """End with an error, without a traceback."""
-    sys.exit(f"Error: {error}")
+def launch(
+    recipe: Callable[..., dict[str, Any]],
+    kinds: Sequence[type],
+    description: str | None,
+    arguments: Sequence[str] | None = None,
+    **defaults: Any,
+) -> dict[str, Any]:
+    """What a recipe returns for its command line, read by `parse`; errors end the program, without a traceback.
+
+    Args:
+        recipe: called with one object of each of the kinds.
+    """
+    try:
+        return recipe(*parse(kinds, description, arguments, **defaults))
+    except ValueError as error:
+        sys.exit(f"Error: {error}")

@@ -1,4 +1,4 @@
-"""Training and evaluation data of a recipe: records of files or of the Hub, with columns that are checked."""
+"""Data of a recipe: records of files or of the Hub, with columns that are checked, and their tokens."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -7,26 +7,39 @@ from typing import Any
 from datasets import ClassLabel, Dataset, DatasetDict, load_dataset
 from transformers import TrainingArguments
 
-from hf_relpos.data.records import read_records, text_problem, text_suffix
+from hf_relpos.data.records import iterate_records, read_records, text_problem, text_suffix
 
-from .arguments import DataArguments, ModelArguments
+from .arguments import DataArguments, ModelArguments, PredictionArguments
 from .models import load_config
 
 
-SPLITS = ("train", "validation")
+SPLITS = ("train", "validation", "test")
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".json")
+REMEDY = "name the columns by the flags --…_column_name"
 # Seed of the held-out part: the same examples in runs with different seeds.
 SPLIT_SEED = 0
 
 
-def read_file(path: str, columns: Sequence[str]) -> Dataset:
-    """Records of a file.
+def read_file(path: str, columns: Sequence[str], optional: Sequence[str] = ()) -> Dataset:
+    """Records of a file; one with tabs or commas has a header.
+
+    Args:
+        optional: columns that are read where the file has them.
 
     Raises:
         ValueError: for a file of another kind, and what `read_records` refuses.
     """
     check_suffix(path, SUFFIXES)
-    return Dataset.from_list(plain(read_records(path, columns), path))
+    columns = [*columns, *(column for column in optional if has_column(path, column))]
+    return Dataset.from_list(plain(read_records(path, columns, header=True, remedy=REMEDY), path))
+
+
+def has_column(path: str, column: str) -> bool:
+    """Whether a file has a column, by its header or first record."""
+    try:
+        return any(True for _ in iterate_records(path, [column], header=True))
+    except ValueError:
+        return False
 
 
 def check_suffix(path: str, suffixes: Collection[str]) -> None:
@@ -62,16 +75,18 @@ def load_data(
     model: ModelArguments,
     training: TrainingArguments,
     columns: Sequence[str],
-    read: Callable[[str, Sequence[str]], Dataset] = read_file,
+    labels: Sequence[str] = (),
+    read: Callable[..., Dataset] = read_file,
     shuffle: bool = True,
     validates: bool = True,
 ) -> dict[str, Dataset]:
-    """The sets that the run needs, "train" and "validation", with these columns alone.
+    """The sets that the run needs, "train", "validation" and "test", with these columns alone.
 
     Without a validation set, a part of the training data is held out, and not trained on.
 
     Args:
         columns: that every record must have.
+        labels: columns that those of the test set may lack.
         read: a file, as `read_file`.
         shuffle: hold out random examples rather than the last ones.
         validates: whether evaluation needs a validation set.
@@ -80,10 +95,12 @@ def load_data(
         ValueError: for data that is missing or cannot be read, or lacks a column.
     """
     if args.dataset_name:
-        sets = _load_hub(args, model, columns)
+        sets = _load_hub(args, model, columns, labels)
     else:
         files = {"train": args.train_file, "validation": args.validation_file}
-        sets = {split: read(path, columns) for split, path in files.items() if path}
+        sets = {split: read(path, [*columns, *labels]) for split, path in files.items() if path}
+        if training.do_predict and isinstance(args, PredictionArguments) and args.test_file:
+            sets["test"] = read(args.test_file, columns, labels)
     if training.do_train and "train" not in sets:
         raise ValueError("--do_train: has nothing to train on; give --train_file or --dataset_name")
     evaluates = validates and (training.do_eval or training.eval_strategy != "no")
@@ -95,10 +112,16 @@ def load_data(
             raise ValueError("--train_file: one example, none of which can be held out; give --validation_file")
         seed = SPLIT_SEED if shuffle else None
         parts = sets["train"].train_test_split(test_size=held_out, shuffle=shuffle, seed=seed)
-        sets = {"train": parts["train"], "validation": parts["test"]}
+        sets = {**sets, "train": parts["train"], "validation": parts["test"]}
+    if training.do_train and args.shuffle_train_dataset:
+        sets["train"] = sets["train"].shuffle(seed=args.shuffle_seed)
     needed = {"train": args.max_train_samples} if training.do_train else {}
     if evaluates:
         needed["validation"] = args.max_eval_samples
+    if training.do_predict and isinstance(args, PredictionArguments):
+        if "test" not in sets:
+            raise ValueError("--do_predict: has nothing to predict; give --test_file or --dataset_name")
+        needed["test"] = args.max_predict_samples
     return {split: head(sets[split], limit) for split, limit in needed.items()}
 
 
@@ -107,7 +130,9 @@ def head(data: Dataset, limit: int | None) -> Dataset:
     return data if limit is None else data.select(range(min(limit, len(data))))
 
 
-def _load_hub(args: DataArguments, model: ModelArguments, columns: Sequence[str]) -> dict[str, Dataset]:
+def _load_hub(
+    args: DataArguments, model: ModelArguments, columns: Sequence[str], labels: Sequence[str]
+) -> dict[str, Dataset]:
     try:
         loaded = load_dataset(
             args.dataset_name, args.dataset_config_name, cache_dir=model.cache_dir, token=model.token
@@ -117,14 +142,39 @@ def _load_hub(args: DataArguments, model: ModelArguments, columns: Sequence[str]
     assert isinstance(loaded, DatasetDict)
     sets = {split: loaded[split] for split in SPLITS if split in loaded}
     for split, data in sets.items():
-        missing = [column for column in columns if column not in data.column_names]
+        known = labels if split != "test" else [name for name in labels if has_labels(data, name)]
+        missing = [column for column in (*columns, *known) if column not in data.column_names]
         if missing:
             found = ", ".join(data.column_names)
-            raise ValueError(
-                f"{args.dataset_name}, {split}: no column {missing[0]!r} (it has {found}); name the columns by flags"
-            )
-        sets[split] = data.select_columns(list(columns))
+            raise ValueError(f"{args.dataset_name}, {split}: no column {missing[0]!r} (it has {found}); {REMEDY}")
+        sets[split] = data.select_columns([*columns, *known])
     return sets
+
+
+def has_labels(data: Dataset, column: str) -> bool:
+    """Whether there are labels; in the test sets of shared tasks on the Hub all of them are −1."""
+    return column in data.column_names and any(value != -1 for value in data[column])
+
+
+def tokenized(
+    sets: Mapping[str, Dataset],
+    tokenize: Callable[[Any], Any],
+    args: DataArguments,
+    training: TrainingArguments,
+) -> dict[str, Dataset]:
+    """The sets with what `tokenize` makes of batches of them in place of their columns."""
+    with training.main_process_first(desc="tokenizing"):
+        return {
+            split: data.map(
+                tokenize,
+                batched=True,
+                remove_columns=data.column_names,
+                num_proc=args.preprocessing_num_workers,
+                load_from_cache_file=not args.overwrite_cache,
+                desc="tokenizing",
+            )
+            for split, data in sets.items()
+        }
 
 
 def check_texts(sets: Mapping[str, Dataset], columns: Sequence[str]) -> None:
@@ -188,8 +238,8 @@ def label_names(model: ModelArguments, labels: Mapping[str, Iterable[str]], trai
     names = sorted(set(labels["train"])) if trains else stored
     if set(names) == set(stored):
         names = stored
-    unknown = sorted(set(labels.get("validation", ())) - set(names))
-    if unknown:
-        where = "the training data" if trains else model.model_name_or_path
-        raise ValueError(f"validation data: label {unknown[0]!r} is not in {where}, which has {', '.join(names[:8])}")
+    for split in ("validation", "test"):
+        if unknown := sorted(set(labels.get(split, ())) - set(names)):
+            where = "the training data" if trains else model.model_name_or_path
+            raise ValueError(f"{split} data: label {unknown[0]!r} is not in {where}, which has {', '.join(names[:8])}")
     return names

@@ -37,11 +37,14 @@ def load_tokenizer(args: ModelArguments) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def load_model(auto: Any, args: ModelArguments, tokenizer: PreTrainedTokenizerBase, **fields: Any) -> PreTrainedModel:
+def load_model(
+    auto: Any, args: ModelArguments, tokenizer: PreTrainedTokenizerBase, trains: bool = True, **fields: Any
+) -> PreTrainedModel:
     """The model of the flags: a checkpoint, or a new one.
 
     Args:
         auto: class, such as AutoModelForMaskedLM.
+        trains: a head that the checkpoint lacks, or has for another number of labels, may start at random.
         fields: of the configuration, such as `num_labels`.
 
     Raises:
@@ -50,7 +53,7 @@ def load_model(auto: Any, args: ModelArguments, tokenizer: PreTrainedTokenizerBa
     """
     if args.attn_implementation:
         fields["attn_implementation"] = args.attn_implementation
-    model = _load(auto, args, fields) if args.model_name_or_path else _create(auto, args, tokenizer, fields)
+    model = _load(auto, args, trains, fields) if args.model_name_or_path else _create(auto, args, tokenizer, fields)
     if len(tokenizer) > model.config.vocab_size:
         raise ValueError(
             f"--tokenizer_name {args.tokenizer_name}: has {len(tokenizer)} tokens, and the model knows "
@@ -74,19 +77,21 @@ def load_config(args: ModelArguments) -> Any:
         raise ValueError(no_such_model(args.model_name_or_path, error)) from error
 
 
-def _load(auto: Any, args: ModelArguments, fields: dict[str, Any]) -> PreTrainedModel:
+def _load(auto: Any, args: ModelArguments, trains: bool, fields: dict[str, Any]) -> PreTrainedModel:
     name = args.model_name_or_path
     check_window(args, load_config(args).model_type)
     if args.attention_window is not None:
         fields["attention_window"] = args.attention_window
     try:
-        model, missing = load_quietly(auto, name, **args.hub, **fields)
+        model, missing = load_quietly(auto, name, new_head=True, **args.hub, **fields)
     except OSError as error:
         raise ValueError(no_such_model(name, error)) from error
     prefix = f"{model.base_model_prefix}."
     refuse_missing(name, {key for key in missing if key.startswith(prefix)})
+    if missing and not trains:
+        raise ValueError(f"{name}: has no {', '.join(sorted(missing))} that fit; train it first: --do_train")
     if missing:
-        logger.warning(f"{name} has no {', '.join(sorted(missing))}: they start at random")
+        logger.warning(f"{name} has no {', '.join(sorted(missing))} that fit: they start at random")
     check_scheme(args, model.config)
     return model
 

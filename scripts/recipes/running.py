@@ -3,10 +3,11 @@
 import json
 import logging
 import sys
-from collections.abc import Mapping, Sized
+from collections.abc import Callable, Mapping, Sized
 from pathlib import Path
 from typing import Any
 
+from torch.utils.data import SequentialSampler
 from transformers import AutoConfig, PreTrainedModel, Trainer, TrainingArguments, set_seed
 
 from hf_relpos.files import write_json
@@ -26,19 +27,20 @@ SHAPE = (
 )
 
 
-def start(args: TrainingArguments, own_checkpoints: bool = False) -> str | None:
+def start(args: TrainingArguments, own_checkpoints: bool = False, predicts: bool = False) -> str | None:
     """Log to the terminal, seed the generators, and find the checkpoint to go on from, if there is one.
 
     Args:
         own_checkpoints: the recipe has rules of its own for what may be in the output folder.
+        predicts: the recipe has --do_predict.
 
     Raises:
         ValueError: for nothing to do, and an output folder that holds something else.
     """
-    if args.do_predict:
-        raise ValueError("--do_predict: these recipes train and evaluate; load the model in a `pipeline` to predict")
-    if not (args.do_train or args.do_eval):
-        raise ValueError("nothing to do: give --do_train, --do_eval or both")
+    if args.do_predict and not predicts:
+        raise ValueError("--do_predict: this recipe trains and evaluates only; leave it out")
+    if not (args.do_train or args.do_eval or args.do_predict):
+        raise ValueError(f"nothing to do: give --do_train, --do_eval{', --do_predict' if predicts else ''} or several")
     folder = Path(args.output_dir)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--output_dir {folder}: is a file; give a folder")
@@ -87,11 +89,23 @@ def save_metrics(trainer: Trainer, split: str, metrics: Mapping[str, Any], data:
     trainer.save_metrics(split, found)
 
 
-def run(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
-    """Train, evaluate and push, as the arguments say.
+class OrderedTrainer(Trainer):
+    """A Trainer that evaluates and predicts in the order of the data, with --train_sampling_strategy too."""
+
+    def _get_eval_sampler(self, eval_dataset: Any) -> SequentialSampler:
+        return SequentialSampler(eval_dataset)
+
+
+def run(
+    trainer: Trainer, checkpoint: str | None, predict: Callable[[], Mapping[str, float]] | None = None
+) -> dict[str, float]:
+    """Train, evaluate, predict and push, as the arguments say.
+
+    Args:
+        predict: writes predictions, and returns figures.
 
     Returns:
-        The figures of the evaluation; empty without one.
+        The figures of the evaluation and of the predictions; empty without them.
     """
     metrics: dict[str, float] = {}
     if trainer.args.do_train:
@@ -99,6 +113,10 @@ def run(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
     if trainer.args.do_eval:
         metrics = trainer.evaluate()
         save_metrics(trainer, "eval", metrics, trainer.eval_dataset)
+    if trainer.args.do_predict and predict is not None:
+        found = predict()
+        save_metrics(trainer, "predict", found)
+        metrics = {**metrics, **found}
     if trainer.args.push_to_hub:
         trainer.push_to_hub()
     return metrics
