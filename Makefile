@@ -6,6 +6,7 @@
 # make schemes    what the schemes say of themselves: docs/schemes.md and its pictures
 # make families   which checkpoints are read: docs/families.md and a table of README.md
 # make test-floor   the tests that meet Transformers, on the oldest one that is supported
+# make test-browser   the page of `hf-relpos app` in Chromium, which has to be there: apt-get install chromium
 # make features    docs/features.md: which feature works with which kind of scheme, from the outcomes of their tests
 # make docs    the site of docs/, into site/; warnings, such as a link to nothing, are errors
 # make release-check    source distribution and wheel, checked; the wheel in an empty environment runs the demo, and the
@@ -26,7 +27,7 @@ FLOOR_TESTS := $(addprefix tests/test_, $(addsuffix .py, anneal card chunked con
 	travels xlnet_checkpoints)) \
 	tests/schemes/test_every_scheme.py tests/schemes/test_harmonic.py
 
-.PHONY: demo docs families features fuzz release-check schemes test test-all test-floor lint clean
+.PHONY: demo docs families features fuzz release-check schemes test test-all test-browser test-floor lint clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/hf-relpos demo --out demo-out --overwrite
@@ -39,6 +40,9 @@ test-all: $(VENV)/.installed lint
 
 test-floor: $(FLOOR)/.installed
 	$(FLOOR)/bin/python -m pytest $(PYTEST_ARGS) $(FLOOR_TESTS)
+
+test-browser: $(VENV)/.installed
+	$(VENV)/bin/python -m pytest -n 0 -m browser tests/test_app_browser.py
 
 fuzz: $(VENV)/.installed
 	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(VENV)/bin/python -m pytest $(PYTEST_ARGS) --hypothesis-profile=fuzz \

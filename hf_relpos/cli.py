@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from .console import plain_errors, plain_warnings, print_table, progress_bar, timed_step
+from .console import new_table, plain_errors, plain_warnings, print_table, progress_bar, spinner, timed_step
 from .version import __version__
 
 
@@ -40,7 +38,7 @@ JSON = typer.Option(
 )
 TEXT = "Text: .txt, .jsonl, .tsv, compressed or not, a folder of these, or a Hub dataset."
 
-
+LOADING = "loading PyTorch and Transformers"
 STDOUT = Path("-")
 
 
@@ -80,6 +78,21 @@ def _write_json(json_file: Path | None, content: Any) -> None:
         from .files import write_output_json
 
         write_output_json(json_file, content)
+
+
+def _hide_loading_bars(downloads: bool = True) -> None:
+    """Turn off the bars of Transformers, which last moments.
+
+    Args:
+        downloads: those of downloads, too, which take long: where a bar of ours is shown in their place.
+    """
+    from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
+    from transformers.utils import logging
+
+    shown = not are_progress_bars_disabled()
+    logging.disable_progress_bar()
+    if shown and not downloads:
+        enable_progress_bars()
 
 
 def parse_options(pairs: list[str], flag: str = "--option") -> dict[str, Any]:
@@ -197,13 +210,12 @@ def convert(
             raise ValueError("--text '': is empty; give a file, a folder or a Hub dataset")
         if fast and faithful:
             raise ValueError("--fast and --faithful are two ends of one choice; give one of them")
-        from transformers.utils import logging
-
-        from .conversion import convert
-        from .conversion.printing import print_report
+        with spinner(LOADING):
+            from .conversion import convert
+            from .conversion.printing import print_report
 
         _check_json(json_file)
-        logging.disable_progress_bar()
+        _hide_loading_bars(downloads=False)
         report = convert(
             source,
             out,
@@ -240,10 +252,13 @@ def export(
 ) -> None:
     """Write a converted model as a checkpoint of the architecture it came from, for Transformers alone."""
     with plain_errors():
-        from .conversion import export_checkpoint
+        with spinner(LOADING):
+            from .conversion import export_checkpoint
 
         _check_json(json_file)
-        name = export_checkpoint(source, out, overwrite=overwrite)
+        _hide_loading_bars()
+        with spinner("exporting"):
+            name = export_checkpoint(source, out, overwrite=overwrite)
         _console(json_file).print(f"{out}: {name}", markup=False, highlight=False)
         _write_json(json_file, {"out": str(out), "architecture": name})
 
@@ -267,13 +282,15 @@ def push(
     machine, such as its paths, or an access token.
     """
     with plain_errors():
-        from .conversion.printing import print_upload
-        from .conversion.push import plan_upload
-        from .conversion.push import push as push_upload
+        with spinner(LOADING):
+            from .conversion.printing import print_upload
+            from .conversion.push import plan_upload
+            from .conversion.push import push as push_upload
 
         _check_json(json_file)
         console = _console(json_file)
-        upload = plan_upload(folder, repository)
+        with spinner("checking the files"):
+            upload = plan_upload(folder, repository)
         print_upload(upload, console)
         address = push_upload(upload, private, message, revision, create_pr) if yes else None
         console.print(
@@ -297,7 +314,8 @@ def inspect(
     with plain_errors():
         from dataclasses import asdict
 
-        from .conversion.inspection import inspect_checkpoint
+        with spinner(LOADING):
+            from .conversion.inspection import inspect_checkpoint
 
         _check_json(json_file)
         found = asdict(inspect_checkpoint(source, revision))
@@ -317,12 +335,13 @@ def schemes(
 ) -> None:
     """List the position schemes; with NAME, the options of one and the backends that compute it."""
     with plain_errors():
-        from .model.schemes import SCHEMES, find_scheme
+        with spinner(LOADING):
+            from .model.schemes import SCHEMES, find_scheme
 
         _check_json(json_file)
         console = _console(json_file)
         if name is None:
-            table = Table("scheme", "source", box=box.SIMPLE_HEAD)
+            table = new_table("scheme", "source")
             table.columns[0].no_wrap = True
             for each, scheme in SCHEMES.items():
                 table.add_row(each, Text(scheme.source))
@@ -342,7 +361,7 @@ def _print_scheme(name: str, console: Console) -> dict[str, Any]:
     scheme = SCHEMES[name]
     backends = supported_implementations(RelPosBertConfig(position_embedding_type=name))
     console.print(f"{name}: {scheme.source}\nbackends: {', '.join(backends)}", markup=False, highlight=False)
-    table = Table("option", "default", "meaning", box=box.SIMPLE_HEAD)
+    table = new_table("option", "default", "meaning")
     table.columns[0].no_wrap = True
     for key, option in scheme.options.items():
         table.add_row(key, Text(str(option.default)), Text(option.help))
@@ -356,22 +375,22 @@ def _print_scheme(name: str, console: Console) -> dict[str, Any]:
 def families(
     json_file: Annotated[Path | None, JSON] = None,
 ) -> None:
-    """List the checkpoints that are read: what tells them, and their positions; --json has their heads, too."""
+    """List the checkpoints that `convert` reads: what tells them, and their positions; --json has their heads, too."""
     with plain_errors():
-        from .conversion.families import FAMILIES
-        from .conversion.family_rows import COLUMNS, row
+        with spinner(LOADING):
+            from .conversion.families import FAMILIES
+            from .conversion.family_rows import COLUMNS, row
 
         _check_json(json_file)
         rows = [
             dict(zip(COLUMNS, (cell.replace("`", "") for cell in row(name, family)), strict=True))
             for name, family in FAMILIES.items()
         ]
-        shown = ("checkpoints", "told by", "positions", "by")
-        table = Table(*shown, box=box.SIMPLE_HEAD)
-        for column in table.columns:
-            column.overflow = "fold"
+        shown = ("checkpoints", "told by", "positions")
+        table = new_table(*shown, "direct", caption="direct: from_pretrained reads it, too")
+        table.columns[-1].justify = "center"
         for each in rows:
-            table.add_row(*(Text(each[column]) for column in shown))
+            table.add_row(*(Text(each[column]) for column in shown), "✓" if "from_pretrained" in each["by"] else "")
         _console(json_file).print(table)
         _write_json(json_file, dict(zip(FAMILIES, rows, strict=True)))
 
@@ -401,7 +420,9 @@ def doctor(
     json_file: Annotated[Path | None, JSON] = None,
 ) -> None:
     """Print versions and devices, and which backend attention takes with each scheme; check the GPU kernels."""
-    import torch
+    with spinner(LOADING):
+        import torch
+        import transformers  # noqa: F401  its version is printed
 
     devices = ["cpu"]
     if (accelerator := torch.accelerator.current_accelerator(check_available=True)) is not None:
@@ -449,12 +470,13 @@ def _print_backends(
     from . import SCHEMES, RelPosBertConfig, explain_backend
 
     names: dict[tuple[str, str], list[str]] = {}  # by device and explanation
-    for device in devices:
-        for name in SCHEMES:
-            config = RelPosBertConfig(position_embedding_type=name, attention_window=window or None)
-            explanation = explain_backend(config, batch, length, device, check_kernels=True)
-            names.setdefault((device, explanation), []).append(name)
-    table = Table(f"BERT-base, {batch} × {length} tokens", "device", "attention", box=box.SIMPLE_HEAD, show_lines=True)
+    with spinner("asking the backends"):  # on a GPU their kernels are compiled
+        for device in devices:
+            for name in SCHEMES:
+                config = RelPosBertConfig(position_embedding_type=name, attention_window=window or None)
+                explanation = explain_backend(config, batch, length, device, check_kernels=True)
+                names.setdefault((device, explanation), []).append(name)
+    table = new_table(f"BERT-base, {batch} × {length} tokens", "device", "attention", show_lines=True)
     for (device, explanation), alike in names.items():
         table.add_row(", ".join(alike), device, Text(explanation))
     console.print(table)
@@ -482,7 +504,7 @@ def _print_costs(
     if window is not None:
         config = with_window(config, window)
     has_window = config.attention_window is not None
-    with progress_bar(console) as update:
+    with progress_bar(Console(stderr=True)) as update:
         costs = model_costs(config, length, batch, schemes, backends, device, progress=update)
     floor = costs[0]
     print_table(
@@ -551,13 +573,13 @@ def plot(
         for name, number in (("layer", layer), ("head", head)):
             if whole and number is not None:
                 raise ValueError(f"--{name} {number} with --all, which draws every {name}: leave one of them out")
-        from transformers.utils import logging
-
-        from .plot import plot_checkpoint
+        with spinner(LOADING):
+            from .plot import plot_checkpoint
 
         _check_json(json_file)
-        logging.disable_progress_bar()
-        written = plot_checkpoint(checkpoint, out, None if whole else layer or 0, head or 0, text)
+        _hide_loading_bars()
+        with spinner("drawing"):
+            written = plot_checkpoint(checkpoint, out, None if whole else layer or 0, head or 0, text)
         _console(json_file).print(f"written to {written}", markup=False)
         _write_json(json_file, {"written": str(written)})
 
@@ -575,12 +597,11 @@ def page(
 ) -> None:
     """Serve a page that shows two models side by side: positions, attention, masked tokens, cosines by length."""
     with plain_errors(), plain_warnings():
-        from transformers.utils import logging
+        with spinner(LOADING):
+            from .app.models import CONVERTED, PACKAGED
+            from .app.page import serve
 
-        from .app.models import CONVERTED, PACKAGED
-        from .app.page import serve
-
-        logging.disable_progress_bar()
+        _hide_loading_bars()
         serve(left or PACKAGED, right or CONVERTED, host, port)
 
 
@@ -628,13 +649,12 @@ def compare(
 ) -> None:
     """Measure how faithful a converted model is to its source."""
     with plain_errors(), plain_warnings():
-        from transformers.utils import logging
+        with spinner(LOADING):
+            from .evaluation.compare import CompareSettings, compare_models
+            from .evaluation.printing import print_comparison
+            from .plot import check_picture, plot_fidelity
 
-        from .evaluation.compare import CompareSettings, compare_models
-        from .evaluation.printing import print_comparison
-        from .plot import check_picture, plot_fidelity
-
-        logging.disable_progress_bar()
+        _hide_loading_bars()
         settings = CompareSettings(
             teacher=teacher,
             student=student,
@@ -651,7 +671,7 @@ def compare(
         if plot_file is not None:
             check_picture(plot_file, "--plot")
         console = _console(json_file)
-        with progress_bar(console) as progress:
+        with progress_bar(Console(stderr=True)) as progress:
             results = compare_models(settings, progress)
         print_comparison(results, console)
         _write_json(json_file, results)
@@ -682,16 +702,23 @@ def evaluate(
     tokenizer: Annotated[
         str | None, typer.Option(help="Folder or repository of the tokenizer, if not the model's.")
     ] = None,
+    update_card: Annotated[
+        bool,
+        typer.Option(
+            "--update-card",
+            help="Put the correlations of --sts into the card of MODEL, a folder, as the Hub's evaluation results.",
+        ),
+    ] = False,
     json_file: Annotated[Path | None, JSON] = None,
 ) -> None:
     """Measure a model: similarity, long-document retrieval, masked tokens, passkeys."""
     with plain_errors(), plain_warnings():
-        from transformers.utils import logging
+        with spinner(LOADING):
+            from .evaluation import card
+            from .evaluation.evaluate import EvaluateSettings, evaluate_model
+            from .evaluation.printing import print_evaluation
 
-        from .evaluation.evaluate import EvaluateSettings, evaluate_model
-        from .evaluation.printing import print_evaluation
-
-        logging.disable_progress_bar()
+        _hide_loading_bars()
         settings = EvaluateSettings(
             model=model,
             sts=sts or [],
@@ -706,8 +733,16 @@ def evaluate(
             tokenizer=tokenizer,
         )
         _check_json(json_file)
+        if update_card:
+            if not sts:
+                raise ValueError("--update-card writes the correlations of scored sentence pairs; give --sts FILE")
+            card.check_names(sts)
+            card.read_card(model)
         console = _console(json_file)
-        with progress_bar(console) as progress:
+        with progress_bar(Console(stderr=True)) as progress:
             results = evaluate_model(settings, progress)
         print_evaluation(results, console)
         _write_json(json_file, results)
+        if update_card:
+            path = card.update_card(model, card.similarity_results(results["similarity"]))
+            console.print(f"written to {path}", markup=False, highlight=False, soft_wrap=True)

@@ -18,6 +18,18 @@ LINE_SECONDS = 30.0
 
 
 @contextmanager
+def spinner(what: str, visible: bool = True) -> Iterator[None]:
+    """A line that moves in a terminal's standard error while something takes long, removed at the end.
+
+    Args:
+        what: is done.
+        visible: whether it is shown; where there is no terminal it never is.
+    """
+    with Console(stderr=True, quiet=not visible).status(what):
+        yield
+
+
+@contextmanager
 def progress_bar(
     console: Console, visible: bool = True, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Callable[[str, int, int], None]]:
@@ -36,12 +48,9 @@ def progress_bar(
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not visible) as bar:
-        task = None
+        task = bar.add_task("starting", total=None)  # it moves before anything is counted
 
         def update(description: str, completed: int, total: int) -> None:
-            nonlocal task
-            if task is None:
-                task = bar.add_task(description, total=total)
             bar.update(task, description=description, completed=completed, total=total)
 
         yield update
@@ -54,7 +63,7 @@ def _progress_lines(console: Console, clock: Callable[[], float]) -> Callable[[s
     def update(description: str, completed: int, total: int) -> None:
         nonlocal printed
         passed = clock() - start
-        if passed - printed < LINE_SECONDS:
+        if passed - printed < LINE_SECONDS or completed >= total:  # the result will say that it is done
             return
         printed = passed
         line = f"{description}: {100 * completed // max(total, 1)} % done after {passed:.0f} s"
@@ -74,9 +83,17 @@ def timed_step(console: Console, title: str) -> Iterator[None]:
     console.print(f"  {time.monotonic() - started:.1f} s, {time.process_time() - used:.1f} s of processor time")
 
 
+def new_table(*columns: str, **settings: Any) -> Table:
+    """An empty table that cuts nothing off in a narrow terminal; `settings` are of `rich.table.Table`."""
+    table = Table(*columns, box=box.SIMPLE_HEAD, **settings)
+    for column in table.columns:
+        column.overflow = "fold"
+    return table
+
+
 def print_table(console: Console, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a table whose first column is text and whose others are numbers."""
-    table = Table(*columns, title=title, box=box.SIMPLE_HEAD)
+    table = new_table(*columns, title=title)
     for column in table.columns[1:]:
         column.justify = "right"
     for row in rows:

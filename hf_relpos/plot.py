@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig
 
 from .data.records import read_lines
 from .evaluation.loading import check_folder, load_quietly, load_tokenizer, no_such_model, refuse_missing
+from .extras import import_extra
 from .files import atomic_file, check_output_file
 from .model.configuration_relpos_bert import RelPosBertConfig
 from .model.modeling_relpos_bert import RelPosBertModel, RelPosBertPreTrainedModel
@@ -28,11 +29,8 @@ def figure_class() -> type["Figure"]:
     Raises:
         ModuleNotFoundError: without matplotlib; names the extra.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("plots need matplotlib: pip install 'hf-relpos[plot]'", name=error.name) from error
-    return Figure
+    figure: type[Figure] = import_extra("matplotlib.figure", "plot", "plots need").Figure
+    return figure
 
 
 def check_picture(path: Path, option: str) -> None:
@@ -118,6 +116,7 @@ def _draw_map(figure: "Figure", axes: Any, values: torch.Tensor, title: str) -> 
     axes.set_title(title + (" (grey: hidden)" if values.isnan().any() else ""), fontsize=9)
     axes.set_xlabel("key j", fontsize=9)
     axes.set_ylabel("query i", fontsize=9)
+    axes.locator_params(integer=True)
     axes.tick_params(labelsize=8)
 
 
@@ -134,6 +133,7 @@ def _draw_curves(axes: Any, maps: torch.Tensor, head: int, label: str) -> None:
     axes.set_title(f"query i = {i}{others}", fontsize=9)
     axes.set_xlabel("r = j − i", fontsize=9)
     axes.set_ylabel(label, fontsize=9)
+    axes.locator_params("x", integer=True)
     axes.tick_params(labelsize=8)
 
 
@@ -233,6 +233,7 @@ def plot_model(model: RelPosBertPreTrainedModel, inputs: dict[str, torch.Tensor]
         axes.axhline(layer * heads - 0.5, color="0.2", linewidth=0.6)
     axes.set_yticks([heads * (layer + 0.5) - 0.5 for layer in range(layers)], [f"layer {n}" for n in range(layers)])
     axes.set_xlabel("r = j − i", fontsize=9)
+    axes.locator_params("x", integer=True)
     axes.set_title(f"{model.config.position_scheme_name}: added to the score, each head less its mean", fontsize=10)
     axes.tick_params(labelsize=8)
     return figure

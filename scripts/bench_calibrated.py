@@ -27,8 +27,8 @@ import torch
 from conversion_quality.texts import DATA, draw_pairs
 from experiments.arguments import RESULTS, check_patterns, positive_int, reproducing_command
 from experiments.measuring import environment, forward_times
+from experiments.process import start_quietly
 from experiments.reports import Table, describe, markdown_sections, print_tables, write_report
-from transformers.utils import logging
 
 from hf_relpos import convert
 from hf_relpos.evaluation import (
@@ -223,9 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if args.list:
         print("\n".join(variants()))
         return
-    torch.set_num_threads(1)
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    start_quietly(1)
     sources = [source.partition("#") for source in DATA["train_text"]]
     texts, fields = [args.data / path for path, _, _ in sources], [column or "text" for _, _, column in sources]
     args.other, args.other_field = args.data / OTHER[0], OTHER[1]

@@ -28,7 +28,6 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-import torch
 from conversion_quality.card import current_rows, goal_table, result_tables, save
 from conversion_quality.making import NotMeasurable, forget
 from conversion_quality.measuring import Bench
@@ -36,8 +35,8 @@ from conversion_quality.students import ROWS, STUDENTS, row_label
 from conversion_quality.texts import DATA, SHARED_WORDS
 from experiments.arguments import RESULTS, check_patterns, reproducing_command
 from experiments.measuring import environment, utc_now
+from experiments.process import start_quietly
 from rich.console import Console
-from transformers.utils import logging
 
 from hf_relpos.console import print_table
 from hf_relpos.model.scheme import is_count
@@ -171,9 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     import matplotlib  # noqa: F401  fails before time is spent on what it is to draw
 
-    torch.set_num_threads(args.threads)
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    start_quietly(args.threads)
     console = Console()
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / "conversion.json"

@@ -17,6 +17,7 @@ from nbconvert import MarkdownExporter
 
 
 LINK = re.compile(r"(?<=\]\()(\.\./[^)#\s]+)")
+FLAG = re.compile(r"<code>(?=--?[\w-]+</code>)")
 NOTEBOOK = re.compile(r"(?<=\]\()([^)#:\s]+)\.ipynb(?=[)#])")
 LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json"}
 
@@ -79,3 +80,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         )
 
     return LINK.sub(on_site, NOTEBOOK.sub(r"\1.md", markdown))
+
+
+def on_page_content(html: str, **_: object) -> str:
+    """Options of the command line stay on one line: a browser would break them after a hyphen."""
+    return FLAG.sub('<code class="flag">', html)

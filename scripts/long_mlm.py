@@ -22,10 +22,11 @@ from experiments.arguments import (
     reproducing_command,
     settings_of,
 )
+from experiments.process import start_quietly
 from experiments.reports import markdown_table
 from experiments.results import Results, by_variant, conditions
 from experiments.training import QUIET
-from transformers import AutoTokenizer, PrinterCallback, Trainer, TrainingArguments, logging
+from transformers import AutoTokenizer, PrinterCallback, Trainer, TrainingArguments
 
 from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM
 from hf_relpos.data.masking import mask_tokens
@@ -170,9 +171,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Train and measure what is not stored yet, and write the card."""
     args = parse(arguments)
     arguments = sys.argv[1:] if arguments is None else arguments
-    torch.set_num_threads(args.threads)
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    start_quietly(args.threads)
     tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
     settings = settings_of(args, ["variants"], **{key: fingerprint(getattr(args, key)) for key in ("train", "test")})
     results = Results(args.out, args.name, settings, card, args.again)

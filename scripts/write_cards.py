@@ -28,6 +28,8 @@ CARDS = {
     "benchmarks/cpu-model.json": "bench_model",
     "benchmarks/cpu-model-quick.json": "bench_model",
     "benchmarks/gpu-attention.json": "bench_gpu",
+    "benchmarks/cpu-window.json": "bench_window",
+    "benchmarks/long_retrieval.json": "long_retrieval.card",
     "benchmarks/recurrence-512.json": "bench_recurrence",
     "benchmarks/recurrence.json": "bench_recurrence",
     "documents/results.json": "documents.card",
@@ -35,10 +37,12 @@ CARDS = {
     "features.json": "feature_matrix",
     "fuzz.json": "reliability",
     "lm/results.json": "language_modeling.card",
+    "long_learning/results.json": "long_learning.card",
     "long_mlm/results.json": "long_mlm",
     "mutants.json": "mutants",
     "ner/results.json": "tagging.card",
     "probes/results.json": "probe_schemes",
+    "recipes.json": "bench_recipes",
 }
 
 

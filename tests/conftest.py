@@ -34,14 +34,16 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     for line in (
+        "browser: drives a real browser; runs with `-m browser` (make test-browser), or asked for by name",
         "covering(strength, every_scheme=True): without --full, a covering array of the cases (selection.py)",
         "feature(name): a row of docs/features.md; the argument `scheme` of the test is the column",
         "full: runs with --full only",
         "heavy: takes long, so it is started early",
     ):
         config.addinivalue_line("markers", line)
-    # a test that is asked for by name runs
-    selection.full = config.getoption("--full") or any("::" in argument for argument in config.args)
+    named = any("::" in argument for argument in config.args)  # a test that is asked for by name runs
+    selection.full = config.getoption("--full") or named
+    selection.browser = named or "browser" in config.option.markexpr
 
 
 def shares_fixture(item):
@@ -56,10 +58,11 @@ def pytest_collection_modifyitems(config, items):
         if shares_fixture(item):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
     yield  # -k, -m, and the names that pytest-xdist gives to groups
-    chosen = list(items) if selection.full else selection.select(items)
+    wanted = [item for item in items if selection.browser or not item.get_closest_marker("browser")]
+    chosen = wanted if selection.full else selection.select(wanted)
     kept = set(chosen)
     left_out = [item for item in items if item not in kept]
-    config.stash[LEFT_OUT] = len(left_out)
+    config.stash[LEFT_OUT] = len(wanted) - len(chosen)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
     items[:] = sorted(chosen, key=lambda item: item.get_closest_marker("heavy") is None)

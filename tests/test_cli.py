@@ -1,6 +1,7 @@
 """The command line: what it prints, its exit codes, and that it does what the function does."""
 
 import inspect
+import io
 import json
 import re
 import shutil
@@ -12,13 +13,14 @@ import pytest
 import shellingham
 import torch
 from rich.cells import cell_len
+from rich.console import Console
 from transformers import AutoModel, BertConfig, BertModel, DebertaV2Config, DebertaV2Model
 from typer.testing import CliRunner
 
 import hf_relpos
 from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertModel
 from hf_relpos.cli import app, parse_options
-from hf_relpos.console import plain_warnings
+from hf_relpos.console import plain_warnings, progress_bar, spinner
 from hf_relpos.conversion import METHODS
 from hf_relpos.conversion.families import FAMILIES
 
@@ -130,6 +132,19 @@ def test_warnings_are_one_line_each(capfd):
     assert warnings.showwarning.__name__ != "show_plainly"
 
 
+def test_something_moves_before_anything_is_counted_in_a_terminal_alone(capfd):
+    terminal = io.StringIO()
+    with progress_bar(Console(file=terminal, force_terminal=True, width=60)) as progress:
+        pass
+    assert "starting" in terminal.getvalue()
+    with progress_bar(Console(file=terminal, force_terminal=True, width=60)) as progress:
+        progress("reading", 1, 2)
+    assert "reading" in terminal.getvalue()
+    with spinner("writing"), progress_bar(Console(stderr=True)) as progress:
+        progress("reading", 2, 2)  # over before a line is due
+    assert capfd.readouterr() == ("", "")
+
+
 def test_schemes(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     result = run("schemes")
@@ -171,7 +186,7 @@ def test_inspect(source, tmp_path):
     assert found["family"] == "bert" and found["architecture"] == "BertModel" and found["trained_length"] == 20
     assert found["positions"] == "absolute: position_embedding_type = 'absolute'"
     assert found["tables"] == ["embeddings.position_embeddings.weight"] and "as it is" in found["elsewhere"]
-    assert found["command"] == f"hf-relpos convert {source} OUT --method calibrate --text FILE"
+    assert found["command"] == f"hf-relpos convert {source} OUT --text FILE"
 
     sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 32}
     ours = RelPosBertModel(RelPosBertConfig(vocab_size=60, max_position_embeddings=20, **sizes))
@@ -231,12 +246,13 @@ def test_every_command_has_json_and_help_says_the_exit_codes():
     assert all(f" {code} " in run("--help").output for code in (0, 1, 2, 3))
 
 
+@pytest.mark.parametrize("columns", [60, 80])
 @pytest.mark.parametrize("command", [["schemes"], ["schemes", "deberta"], ["families"], ["doctor", "--length", "64"]])
-def test_tables_fit_80_columns(command, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
+def test_tables_fit_the_terminal(command, columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
     result = run(*command)
     assert result.exit_code == 0, result.output
-    assert max(map(cell_len, result.output.splitlines())) <= 80
+    assert max(map(cell_len, result.output.splitlines())) <= columns
     assert "…" not in result.output  # what was cut off
 
 

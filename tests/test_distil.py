@@ -14,6 +14,7 @@ from transformers import BertConfig, BertForMaskedLM, BertModel, RobertaConfig, 
 from hf_relpos import RelPosBertConfig, RelPosBertModel
 from hf_relpos.evaluation import windowed_hidden_states
 from hf_relpos.training import DistillationSettings, distil, row_targets
+from hf_relpos.training.distillation_checkpoints import model_fingerprint
 from hf_relpos.training.distillation_data import WindowBatches, collate
 from hf_relpos.training.distillation_losses import (
     DEFAULT_LOSSES,
@@ -264,6 +265,19 @@ def test_another_student_does_not_go_on_from_the_first(tmp_path):
     run(student, teacher, steps=2, output_dir=tmp_path)
     with pytest.raises(ValueError, match=r"student = 'RelPosBertModel, CRC .*choose another folder"):
         run(other, teacher, steps=2, output_dir=tmp_path, resume=True)
+
+
+def test_a_fingerprint_is_of_every_element_of_scalars_and_views_too():
+    model = torch.nn.Module()
+    model.register_buffer("scalar", torch.tensor(2.0, dtype=torch.bfloat16))
+    model.register_buffer("view", torch.arange(8.0)[::2])
+    before = model_fingerprint(model)
+    model.view = model.view.clone()
+    assert model_fingerprint(model) == before
+    model.scalar += 1
+    changed = model_fingerprint(model)
+    model.view[-1] += 1
+    assert len({before, changed, model_fingerprint(model)}) == 3
 
 
 def test_windows_past_the_teachers_limit_have_the_targets_of_overlapping_windows():

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import EvalResult, ModelCard, metadata_load
+from huggingface_hub.repocard_data import model_index_to_eval_results
 from launching import import_script
 from oracles import stir, tiny_model
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 from typer.testing import CliRunner
 
-from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel
+from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel, convert
 from hf_relpos.cli import app
 from hf_relpos.data.pairs import read_pairs
 from hf_relpos.evaluation import load_encoder, rank_correlation, similarities
@@ -124,6 +126,66 @@ def test_evaluate(folder, tmp_path):
     assert found["retrieval"]["full"]["difference"]["mrr"] == {"mean": 0.0, "low": 0.0, "high": 0.0}
     for words in ("Spearman × 100", "Retrieval, 3 queries", "Masked tokens", "Passkey, %"):
         assert words in result.output
+
+
+def test_what_was_measured_goes_into_the_card(folder, tmp_path):
+    """As the Hub reads it; what else the card holds stays, and a second measurement takes the place of the first."""
+    out = tmp_path / "out"
+    convert(folder / "teacher", out, method="drop")
+    card = ModelCard.load(out / "README.md")
+    other = EvalResult("fill-mask", "text", "held out", "accuracy", 0.5)
+    card.data.license, card.data.model_name, card.data.eval_results = "mit", "named", [other]
+    card.save(out / "README.md")
+    more = (folder / "sts.tsv").read_text() + "2\tred\tmat\n"
+    pairs = tmp_path / "sts.tsv"
+    for text, count in ((more, 4), ((folder / "sts.tsv").read_text(), 3)):
+        pairs.write_text(text)
+        result = run("evaluate", out, "--sts", pairs, "--update-card", "--json", tmp_path / "found.json")
+        assert result.exit_code == 0 and f"written to {out / 'README.md'}" in result.stdout
+        found = json.loads((tmp_path / "found.json").read_text())["similarity"][str(pairs)]
+        assert found["pairs"] == count
+        metadata = metadata_load(out / "README.md")
+        name, results = model_index_to_eval_results(metadata["model-index"])
+        assert name == "named" and len(results) == 2 and results[0] == other
+        assert results[1] == EvalResult(
+            "sentence-similarity",
+            "sts",
+            f"sts.tsv, {count} pairs",
+            "spearman_cosine",
+            round(found["spearman"] / 100, 4),
+            metric_name="Spearman Cosine",
+            verified=False,
+        )
+        assert metadata["license"] == "mit" and ModelCard.load(out / "README.md").text == card.text
+
+
+@pytest.mark.parametrize(
+    "card, arguments, words",
+    [
+        (
+            None,
+            ["--sts", "sts.tsv"],
+            "there is no such model card to update; `hf-relpos convert` writes one",
+        ),
+        ("---\n[\n---\n", ["--sts", "sts.tsv"], "README.md: its metadata cannot be read (while parsing"),
+        ("---\n- a\n---\n", ["--sts", "sts.tsv"], "its metadata cannot be read (repo card metadata block should be"),
+        ("---\nlicense: mit\n---\n", ["--mlm", "text.txt"], "--update-card writes the correlations of scored"),
+        (
+            "---\nlicense: mit\n---\n",
+            ["--sts", "sts.tsv", "--sts", "sts.tsv"],
+            "--sts: sts.tsv and another file are called 'sts', which is their name in the card; rename one",
+        ),
+    ],
+)
+def test_a_card_that_cannot_be_updated_is_refused_before_anything_is_measured(
+    folder, tmp_path, monkeypatch, card, arguments, words
+):
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("hf_relpos.evaluation.evaluate.load_encoder", None)
+    if card is not None:
+        (tmp_path / "README.md").write_text(card)
+    result = run("evaluate", tmp_path, *arguments, "--update-card")
+    assert result.exit_code == 2 and words in result.stderr and result.stderr.startswith("Error: ")
 
 
 def test_lengths_that_the_model_does_not_read_are_named(folder, tmp_path):

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from ..console import spinner
+from ..extras import import_extra
 from ..plot import figure_class
 from .models import CONVERTED, PACKAGED, load
 from .views import MASK, attention_figure, cosine_figure, position_figures, prediction_rows
@@ -37,11 +39,7 @@ def gradio() -> Any:
     Raises:
         ModuleNotFoundError: without gradio; names the extra.
     """
-    try:
-        import gradio
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("the page needs gradio: pip install 'hf-relpos[app]'", name=error.name) from error
-    return gradio
+    return import_extra("gradio", "app", "the page needs")
 
 
 def _readable(function: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
@@ -184,8 +182,9 @@ def serve(
     """
     gr = gradio()
     page = build_page(left, right)
-    for name in (left, right):
-        load(name)
+    with spinner("loading the models"):
+        for name in (left, right):
+            load(name)
     try:
         page.launch(
             server_name=host,

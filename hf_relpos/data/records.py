@@ -116,13 +116,15 @@ def iterate_records(
         yield from _rows(path, columns, header, remedy)
 
 
-def read_records(path: str | Path, columns: Sequence[str], header: bool | None = None) -> list[dict[str, Any]]:
+def read_records(
+    path: str | Path, columns: Sequence[str], header: bool | None = None, remedy: str = REMEDY
+) -> list[dict[str, Any]]:
     """All records of a file, from `iterate_records`.
 
     Raises:
         ValueError: for what `iterate_records` refuses, and a file without records.
     """
-    records = list(iterate_records(path, columns, header))
+    records = list(iterate_records(path, columns, header, remedy))
     if not records:
         raise ValueError(f"{path}: holds no records; give a file with the columns {', '.join(columns)}")
     return records

@@ -116,11 +116,14 @@ def no_such_model(name: str | Path, error: OSError) -> str:
     )
 
 
-def load_quietly(auto: Any, name: str | Path, **arguments: Any) -> tuple[PreTrainedModel, set[str]]:
+def load_quietly(
+    auto: Any, name: str | Path, new_head: bool = False, **arguments: Any
+) -> tuple[PreTrainedModel, set[str]]:
     """A model, and the names of missing weights but for a pooler's, whose output is not used.
 
     Args:
         auto: class with `from_pretrained`, which is given the other arguments.
+        new_head: a head of other sizes than the file's starts anew, and is among the missing weights.
     """
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # no load report: heads are left out on purpose
@@ -138,14 +141,15 @@ def load_quietly(auto: Any, name: str | Path, **arguments: Any) -> tuple[PreTrai
         ) from error
     finally:
         logging.set_verbosity(verbosity)
-    for key, found, expected in sorted(info["mismatched_keys"]):
+    anew = {key for key, *_ in info["mismatched_keys"] if new_head and not key.startswith(model.base_model_prefix)}
+    for key, found, expected in sorted(each for each in info["mismatched_keys"] if each[0] not in anew):
         raise ValueError(
             f"{name}: {key} has shape {tuple(found)}, and config.json makes it {tuple(expected)}; correct config.json "
             "or take the weights that belong to it"
         )
     if isinstance(model, BertPreTrainedModel):
         check_loaded(model, info, name, arguments)
-    return model, {key for key in info["missing_keys"] if "pooler." not in key}
+    return model, {key for key in info["missing_keys"] if "pooler." not in key} | anew
 
 
 def load_tokenizer(name: str | Path) -> Any:

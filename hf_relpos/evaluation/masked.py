@@ -73,6 +73,7 @@ def masked_accuracy(
     labels: torch.Tensor,
     position_ids: torch.Tensor | None = None,
     batch_size: int = 32,
+    progress: ProgressCallback | None = None,
 ) -> dict[str, float]:
     """Accuracy on the masked tokens, in percent, and their mean negative log-likelihood, in nats.
 
@@ -81,6 +82,7 @@ def masked_accuracy(
         inputs: token ids, (windows, length).
         labels: the same shape, −100 where nothing is to be predicted.
         position_ids: the same shape, or None for the model's own.
+        progress: called with the length, the windows done, and their total.
     """
     right, loss, count = 0, 0.0, 0
     for start in range(0, len(inputs), batch_size):
@@ -92,6 +94,8 @@ def masked_accuracy(
         right += int((logits.argmax(-1) == target).sum())
         loss += float(nn.functional.cross_entropy(logits, target, reduction="sum"))
         count += len(target)
+        if progress is not None:
+            progress(f"masked tokens, {inputs.shape[1]}", min(start + batch_size, len(inputs)), len(inputs))
     return {"accuracy": round(100 * right / count, 2), "nll": round(loss / count, 4)}
 
 
@@ -135,13 +139,11 @@ def masked_accuracy_by_length(
     if not fitting:
         raise ValueError(f"lengths = {list(lengths)}: the model reads {limit} tokens; give shorter ones")
     results = {}
-    for number, length in enumerate(fitting, 1):
+    for length in fitting:
         windows = max(1, tokens // length)
         inputs, labels = masked_windows(tokenizer, paragraphs, length, windows, np.random.default_rng(seed))
-        accuracy = masked_accuracy(model, inputs, labels, batch_size=rows_per_batch(length))
+        accuracy = masked_accuracy(model, inputs, labels, batch_size=rows_per_batch(length), progress=progress)
         results[length] = {"windows": len(inputs), "masked": int((labels != IGNORE_INDEX).sum()), **accuracy}
-        if progress is not None:
-            progress(f"masked tokens, {length}", number, len(fitting))
     return results
 
 

@@ -35,7 +35,7 @@ def model_fingerprint(model: PreTrainedModel) -> str:
     checksum = 0
     for name, tensor in sorted(model.state_dict().items()):
         checksum = zlib.crc32(name.encode(), checksum)
-        checksum = zlib.crc32(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data, checksum)
+        checksum = zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data, checksum)
     return f"{type(model).__name__}, CRC {checksum:08x}"
 
 

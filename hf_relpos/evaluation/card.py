@@ -1,0 +1,93 @@
+"""What was measured of a model, in its model card: evaluation results as the Hub reads them."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub.constants import REPOCARD_NAME
+
+from ..files import write_text
+
+
+def read_card(folder: str | Path) -> ModelCard:
+    """The model card of a folder.
+
+    Raises:
+        ValueError: for what is no folder, one without a card, and a card whose metadata cannot be read.
+    """
+    path = Path(folder, REPOCARD_NAME)
+    if not path.is_file():
+        raise ValueError(
+            f"{path}: there is no such model card to update; `hf-relpos convert` writes one, and so does "
+            "Trainer.create_model_card"
+        )
+    try:
+        return ModelCard(path.read_text("utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"{path}: its metadata cannot be read ({' '.join(str(error).split())}); mend it") from error
+
+
+def check_names(files: Sequence[str | Path]) -> None:
+    """Check that a card can tell the results of these files apart, before anything is measured.
+
+    Raises:
+        ValueError: for two files of one name.
+    """
+    stems = [Path(path).stem for path in files]
+    for path, stem in zip(files, stems, strict=True):
+        if stems.count(stem) > 1:
+            raise ValueError(
+                f"--sts: {path} and another file are called {stem!r}, which is their name in the card; rename one"
+            )
+
+
+def similarity_results(similarity: Mapping[str, Mapping[str, Any]]) -> list[EvalResult]:
+    """Spearman's correlations, as sentence-transformers names them: a share of one, not × 100.
+
+    Args:
+        similarity: `similarity` of what `evaluate_model` returns; of a file the name is told, not its folder.
+    """
+    return [
+        EvalResult(
+            task_type="sentence-similarity",
+            dataset_type=Path(path).stem,  # which tells the rows of a card apart
+            dataset_name=f"{Path(path).name}, {found['pairs']:,} pairs",
+            metric_type="spearman_cosine",
+            metric_name="Spearman Cosine",
+            metric_value=round(found["spearman"] / 100, 4),
+            verified=False,
+        )
+        for path, found in similarity.items()
+    ]
+
+
+def update_card(folder: str | Path, results: list[EvalResult]) -> Path:
+    """Put results into the metadata of a model card; those of the same data and metric are replaced, others stay.
+
+    Args:
+        folder: of the model, with its card.
+
+    Returns:
+        The card.
+
+    Raises:
+        ValueError: as `read_card`, and where it cannot be written.
+    """
+
+    def measured(result: EvalResult) -> tuple[Any, ...]:
+        return (*result.unique_identifier, result.metric_type)
+
+    card = read_card(folder)
+    new = {measured(result) for result in results}
+    data = card.data
+    assert isinstance(data, ModelCardData)
+    data.eval_results = [each for each in data.eval_results or [] if measured(each) not in new] + results
+    data.model_name = data.model_name or Path(folder).resolve().name
+    path = Path(folder, REPOCARD_NAME)
+    try:
+        write_text(path, str(card))
+    except OSError as error:
+        raise ValueError(f"{path}: could not be written ({error.strerror}); make it writable") from error
+    return path
