@@ -28,7 +28,8 @@ def explain_backend(
 ) -> str:
     """The attention backend of a forward pass of that size without padding, and why no earlier one takes it.
 
-    With an `attention_window` also whether that backend reads only the keys in it. Graphs do not, whichever it is.
+    With an `attention_window` it also says whether that backend reads only the keys in it, which none does in a graph
+    (`torch.compile`, export).
 
     Args:
         target: a model, or a configuration, whose backend is then the default if it names none.

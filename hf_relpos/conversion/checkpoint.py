@@ -106,17 +106,19 @@ def convert(
         source: local folder or Hub repository, with safetensors weights, or pickled ones if `allow_pickle` is set.
         out: folder to write; also gets `conversion.json`, the report, and `README.md`, a model card. That of a
             sentence-transformers folder has its modules, too.
-        position_embedding_type: scheme of the result, a key of `hf_relpos.SCHEMES`; None for that of the quality;
-            without one for `relative_key`, for that of a source that is relative already, `tables` for `calibrate`,
-            and `absolute` where the method makes nothing else. MPNet keeps its own beside it.
-        position_options: its options.
+        position_embedding_type: scheme of the result, a key of `hf_relpos.SCHEMES`. None for that of `quality`;
+            without a quality for the method's (`tables` for those that calibrate, `absolute` for `interpolate` and
+            `hierarchical`), else the source's own relative scheme, else `relative_key`. MPNet keeps its T5 bias
+            beside it.
+        position_options: options of that scheme.
         method: `keep` (absolute positions stay, outputs are the source's), `drop` (their mean stays), `calibrate`
             (relative terms are fitted to the source's attention on `texts`), `calibrate+distil` (and then trained to
             its outputs), `interpolate` or `hierarchical` (a longer table of absolute positions, and nothing relative)
             or, for a source that is relative already and for no other, `exact` (its tables stay, or fit into those of
             another scheme; outputs are the source's) and `refit` (the closest tables of another scheme;
-            `details["lost"]` says what they do not hold). None for `exact` where it applies, that of `quality`, and
-            `keep` elsewhere. The two that calibrate are for both.
+            `details["lost"]` says what they do not hold). `calibrate` and `calibrate+distil` take absolute and
+            relative sources. None for that of `quality`; without a quality for `exact` if the source is relative
+            already, else `keep`.
         method_options: options of the method: keys of `METHODS[method].options`.
         quality: a key of `hf_relpos.conversion.QUALITIES`, which chooses scheme, method and their options, as far as
             they are not given: `fast`, `default` or `faithful`. None for `default` where there are `texts` and no

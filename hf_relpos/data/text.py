@@ -95,8 +95,8 @@ def read_texts(
 
     A `.txt` file holds documents with blank lines between them; `.jsonl` one object per line, `.tsv` and `.csv` a
     header line and one document per row, of which `field` is read. All may be compressed (`.xz`, `.gz`, `.bz2`). A
-    folder stands for all such files in it, sorted by name. Anything that is no file is taken for a Hub
-    dataset, `user/name`, `user/name:split` or `user/name/configuration:split`, and streamed (extra `datasets`).
+    folder stands for all such files in it, sorted by name. Anything that is no file is taken for a Hub dataset,
+    `user/name`, `user/name:split` or `user/name/configuration:split`, and streamed; that needs the package `datasets`.
 
     Args:
         sources: one or several.

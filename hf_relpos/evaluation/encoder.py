@@ -68,6 +68,9 @@ def pool(hidden: torch.Tensor, mask: torch.Tensor, pooling: str = "mean") -> tor
     Args:
         mask: (B, L), true for tokens that are not padding.
         pooling: `mean` over these tokens, special ones included, or `cls`, the first one.
+
+    Raises:
+        ValueError: for an unknown pooling.
     """
     check_pooling(pooling)
     if pooling == "cls":

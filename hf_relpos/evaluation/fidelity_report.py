@@ -81,7 +81,7 @@ class LengthFidelity:
 
 @dataclass(frozen=True)
 class Fidelity:
-    """What `fidelity` fidelity.
+    """What `fidelity` measured.
 
     Attributes:
         teacher_limit: maximum length of the teacher; None for no limit.

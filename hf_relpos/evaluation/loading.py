@@ -42,7 +42,7 @@ def refusing_code(name: str | Path) -> Iterator[None]:
         raise ValueError(
             f"{name}: needs code of its own, which is not run here. If you trust it, load it in Python with "
             "trust_remote_code=True, and give the loaded model to the functions of hf_relpos that take one, such as "
-            "hf_relpos.evaluation.fidelity and hf_relpos.distil"
+            "hf_relpos.evaluation.fidelity and hf_relpos.training.distil"
         ) from error
 
 
@@ -52,9 +52,10 @@ def load_model(name: str | Path, masked: bool | None = None, device: str = "cpu"
     Args:
         name: local folder or Hub repository.
         masked: with its masked-token head; None: if config.json says that there is one.
+        device: to put it on.
 
     Raises:
-        ValueError: when there is no such model, or it has no such head.
+        ValueError: when there is no such model, it has no such head, or its weights are incomplete or not finite.
     """
     check_folder(name)
     try:
@@ -236,9 +237,11 @@ def load_encoder(
         pooling: `mean` or `cls`; None for that of the repository, else `mean`.
         max_length: tokens read of a text; None for the model's maximum length.
         masked: as in `load_model`.
+        device: of the model.
 
     Raises:
-        ValueError: when something is missing.
+        ValueError: for an unknown pooling, what `load_model` and `load_tokenizer` refuse, and a tokenizer with more
+            tokens than the model knows.
     """
     pooling = pooling or pooling_of(name) or "mean"
     check_pooling(pooling)

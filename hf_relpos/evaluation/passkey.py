@@ -1,4 +1,8 @@
-"""Passkey retrieval: a number hidden in filler text, recognised by the text's vector or predicted at masks."""
+"""Passkey retrieval: a number hidden in filler text, recognised by the text's vector or predicted at masks.
+
+The task, and the words of the needle, are those of Mohtashami and Jaggi 2023, "Landmark attention: random-access
+infinite context length for Transformers", arXiv 2305.16300.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -41,7 +41,17 @@ class Retrieval:
 
 
 def difference(one: Retrieval, other: Retrieval, draws: int = 1000, seed: int = 0) -> dict[str, Difference]:
-    """The second result minus the first, by measure, with 95 % ranges over queries."""
+    """The second result minus the first, by measure, with 95 % ranges over queries.
+
+    Args:
+        one: result of the first model or strategy.
+        other: of the second, for the same queries in the same order.
+        draws: number of resamplings.
+        seed: of the draws.
+
+    Raises:
+        ValueError: for another number of queries.
+    """
     left, right = one.by_query(), other.by_query()
     if len(one.ranks) != len(other.ranks):
         raise ValueError(f"{len(one.ranks)} queries against {len(other.ranks)}; retrieve the same ones with both")

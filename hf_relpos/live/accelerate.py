@@ -96,7 +96,8 @@ def accelerate_attention(model: Any) -> AcceleratedAttention:
     attention weights, and XLNet drops the same position features in all rows of a batch.
 
     Copies, pickles and replicas of the model are accelerated, too; to load such a pickle takes this package. Calls
-    that the stock classes know and these do not, with explicit relative positions say, go to the stock code.
+    that these classes do not compute, such as those with explicit relative positions, go to the stock code. So do
+    short inputs on the CPU and graphs, where it is as fast, except in DeBERTa (docs/live.md).
 
     Args:
         model: a PreTrainedModel, a CrossEncoder or SentenceTransformer, a GLiNER, any other module with one of these

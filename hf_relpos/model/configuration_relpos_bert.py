@@ -82,7 +82,8 @@ class RelPosBertConfig(BertConfig):
             converter with `method="keep"` starts from. Limits inputs to `max_position_embeddings` tokens.
         absolute_position_fade (`float`, defaults to 1.0):
             f: of that table P with mean row m, m + f (P − m) is added. 1: the table; 0: the same vector everywhere,
-            which `hf_relpos.drop_absolute_positions` then takes out. `hf_relpos.AnnealAbsolutePositions` moves it.
+            which `hf_relpos.drop_absolute_positions` then folds into the token types.
+            `hf_relpos.AnnealAbsolutePositions` takes f from 1 to 0.
         embedding_size (`int`, *optional*):
             Width of the embeddings, which a linear layer then takes to `hidden_size`, as in ALBERT and ELECTRA; None
             for `hidden_size` and no such layer.
@@ -96,13 +97,13 @@ class RelPosBertConfig(BertConfig):
         pooler_hidden_act (`str`, defaults to `"tanh"`):
             Activation of the pooler.
         pooler_dropout (`float`, defaults to 0.0):
-            Dropout on what the pooler is given.
+            Probability of dropout on the input of the pooler.
         conv_kernel_size (`int`, defaults to 0):
             k, odd: a convolution over k neighbouring tokens beside the first layer, as in DeBERTa v2-xlarge; 0: none.
         conv_groups (`int`, defaults to 1):
-            Of its channels, none of which meets those of another group.
+            Groups of the channels of that convolution, as in `torch.nn.Conv1d`.
         conv_act (`str`, defaults to `"tanh"`):
-            Its activation.
+            Activation after that convolution.
         type_vocab_size (`int`, defaults to 2):
             Rows of the table of token types; 0 for no such table, where only the scheme `xlnet` reads token types.
         feed_forward_type (`str`, defaults to `"mlp"`):

@@ -112,7 +112,11 @@ class Terms:
         return self == Terms(scale=self.scale, rotate=self.rotate)
 
     def __add__(self, other: "Terms") -> "Terms":
-        """The terms of both. At most one may set the scale to something of its own, one rotation, one feature_gain."""
+        """The terms of both, of which at most one may have a scale of its own, one a rotation, and one a feature_gain.
+
+        Raises:
+            ValueError: where both have.
+        """
         merged = {}
         for field in dataclasses.fields(self):
             mine, theirs = getattr(self, field.name), getattr(other, field.name)

@@ -249,7 +249,11 @@ class Scheme(nn.Module):
 
     @classmethod
     def translate(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Options as they are called now, from options of any release, for checkpoints that name them differently."""
+        """Options as they are called now, from options of any release, for checkpoints that name them differently.
+
+        Raises:
+            ValueError: for an option that is given under two names.
+        """
         renamed = {**RENAMED_OPTIONS, **cls.renamed_options}
         values = {
             renamed.get(key, key): RENAMED_VALUES.get((key, value), value) if isinstance(value, str) else value
