@@ -129,6 +129,8 @@ class Bench:
             settings["haystack"] = args.haystack.name
         if task in ("needle", "articles", "evidence"):
             settings["documents"] = args.documents.name
+        if task == "evidence":
+            settings["articles"] = 2 * args.count
         student = None if name in ALONE else self.readers[name].student
         if student is not None:
             settings["student"] = self._made(student)
@@ -212,7 +214,7 @@ class Bench:
 
     def _evidence(self, name: str, length: int) -> dict[str, Any]:
         """Ranks of the paragraph that answers, among those of all articles."""
-        articles = self.articles.draw(self.args.count // 2, self.args.seed)
+        articles = self.articles.draw(2 * self.args.count, self.args.seed)
         tokenizer, encoder = self.source.tokenizer, self.source if name in ALONE else self.reading(name).encoder
         vectors, seconds = [], 0.0
         index: dict[str, list[tuple[int, int, int]]] = {}  # of each article: start, end, number of its paragraphs

@@ -144,9 +144,9 @@ RECIPES = {
         "answers to a part of SQuAD 1.1",
         {"eval_f1": ("F1", 1), "eval_exact_match": ("exact match", 1)},
         pair(
-            f"{SQUAD} --shuffle_train_dataset --max_train_samples 1000 --max_eval_samples 300 --max_seq_length 256 "
+            f"{SQUAD} --shuffle_train_dataset --max_train_samples 4000 --max_eval_samples 500 --max_seq_length 256 "
             "--doc_stride 64 --num_train_epochs 1 --per_device_train_batch_size 16 --learning_rate 3e-4 "
-            "--train_sampling_strategy group_by_length",
+            "--warmup_steps 25 --train_sampling_strategy group_by_length",
             "source",
             "minilm-relative",
         ),

@@ -313,7 +313,7 @@ def converted(source, out, overwrite, barrier):
 
     def together(*args):
         write_card(*args)
-        barrier.wait(timeout=60)
+        barrier.wait(timeout=300)
 
     checkpoint.write_card = together
     try:
@@ -327,7 +327,7 @@ def exit_codes(*processes):
     for process in processes:
         process.start()
     for process in processes:
-        process.join(timeout=120)
+        process.join(timeout=600)
     return sorted(process.exitcode for process in processes)
 
 

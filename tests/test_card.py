@@ -170,7 +170,7 @@ assert type(model).__name__ == {report.converted_to!r} and len(tokenizer) == {le
         text=True,
         cwd=tmp_path,
         env={**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules")},
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr

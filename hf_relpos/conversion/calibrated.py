@@ -82,7 +82,7 @@ CALIBRATE = {
     "length": Option(
         None,
         "tokens of the longest rows to fit; half of the text is cut so where the source does not read as many, and it "
-        "reads them in overlapping windows; every second step of a distillation has such a row. A positive integer, "
+        "reads them in overlapping windows; every third step of a distillation has such a row. A positive integer, "
         "or None for what the source reads",
         lambda v: v is None or is_count(v),
     ),
@@ -97,6 +97,9 @@ CALIBRATE = {
         lambda v: isinstance(v, int | float) and not isinstance(v, bool) and 0 <= v <= 0.5,
     ),
 }
+# Steps of a distillation on short rows for one on rows past the source's limit. As many of either took longer, were no
+# closer on long rows, and lost more on pairs of sentences.
+SHORT_STEPS = 2
 DISTIL = {
     "steps": Option(200, "steps of the distillation; a positive integer", is_count),
     "batch_tokens": Option(1024, "tokens in a step of the distillation; a positive integer", is_count),
@@ -342,15 +345,16 @@ def fingerprint(
 
 
 def _windows_to_distil(tokenizer: Any, context: ConversionContext) -> Windows:
-    """The windows of a distillation; past the source's limit one long row for each batch of the others."""
+    """The windows of a distillation; past the source's limit one step of long rows for `SHORT_STEPS` of the others."""
     options, limit = context.options, context.source_config.max_position_embeddings
     lengths, length, batch = window_lengths(limit), options["length"] or limit, options["batch_tokens"]
     tokens = options["distil_tokens"] or options["steps"] * batch
     cut = partial(gather, tokenizer, context.texts, part="fit", field=context.field, passage=max(*lengths, length))
     if length <= limit:
         return cut(tokens=tokens, lengths=lengths, seed=context.seed + 1)
-    short = cut(tokens=tokens // 2, lengths=lengths, seed=context.seed + 1)
-    rows = -(-short.tokens // batch) * max(1, batch // length)  # as many steps as the short ones
+    short = cut(tokens=tokens * SHORT_STEPS // (SHORT_STEPS + 1), lengths=lengths, seed=context.seed + 1)
+    long_steps = -(-short.tokens // (batch * SHORT_STEPS))
+    rows = long_steps * max(1, batch // length)
     return short.joined(cut(tokens=rows * length, lengths=(length,), seed=context.seed + 4, short=0.0))
 
 

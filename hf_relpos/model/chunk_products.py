@@ -299,8 +299,15 @@ class HeadGroup:
                     by_pair = self.by_pair(self.c, chunk, index)
                     by_head.copy_(by_pair) if self.A is None else by_head.add_(by_pair)
                 beta = float(self.A is not None or self.c is not None)
-            own = self.vectors_at(self.key, keys)
-            part.factors.baddbmm_(content, own.transpose(1, 2), beta=beta, alpha=self.call.terms.scale)
+            own = self.vectors_at(self.key, keys).transpose(1, 2)
+            if chunk.is_packed and index:  # a few columns far apart, which libraries would take matrix by matrix
+                products = torch.bmm(content, own)
+                if beta:
+                    part.factors.add_(products, alpha=self.call.terms.scale)
+                else:
+                    torch.mul(products, self.call.terms.scale, out=part.factors)
+            else:
+                part.factors.baddbmm_(content, own, beta=beta, alpha=self.call.terms.scale)
             self.add_key_side(scores, chunk, index)
             if self.dense is not None:
                 by_head += self.rows_of(self.dense, chunk)[..., keys.start : keys.start + scores.shape[2]]

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-from torch.nn.functional import pad
 
 from .formula import total_of
 from .skewed import ALIGNED, blocks_at_once, rounded_up, vectors_per_block, workspace
@@ -88,7 +87,8 @@ class Blocks(NamedTuple):
 
 def padded(table: torch.Tensor) -> torch.Tensor:
     """A table, (…, P, d), with ALIGNED − 1 rows of zeros at its end, up to which products may be taken."""
-    return pad(table, (0, 0, 0, ALIGNED - 1))
+    # `pad` would fill all of it with zeros first, and under a window tables are long beside what is computed with them
+    return torch.cat([table, table.new_zeros(*table.shape[:-2], ALIGNED - 1, table.shape[-1])], dim=-2)
 
 
 def unpadded(table: torch.Tensor) -> torch.Tensor:

@@ -79,7 +79,7 @@ def widened(call: AttentionCall) -> Widened:
         return Widened.same(call)
     query, key, value = _widened_vectors(call, waves)
     rest = replace(terms, **others, u=None, rotate=None, scale=content_scale(call.query, terms))
-    value_size = None if waves["V"] else call.value.shape[-1]
+    value_size = call.value.shape[-1] + (2 * len(next(iter(frequencies))) if waves["V"] else 0)
     wide = replace(call, query=query, key=key, value=value, value_size=value_size, terms=rest, shared=None)
     return Widened(wide, call.query.shape[-1], waves["V"])
 

@@ -1,0 +1,225 @@
+"""Commands that write or upload checkpoints: `convert`, `export`, `push`, `demo`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..console import plain_errors, plain_warnings, spinner, timed_step
+from .options import FIELD, JSON, TEXT, parse_options
+from .output import LOADING, check_json, console_for, hide_loading_bars, write_json
+
+
+# Exit code of a conversion whose own check is poor.
+POOR = 3
+
+
+def convert(
+    source: Annotated[
+        str, typer.Argument(help="Folder or Hub repository of a BERT or a model like it, such as RoBERTa.")
+    ],
+    out: Annotated[Path, typer.Argument(help="Folder to write.")],
+    scheme: Annotated[
+        str | None,
+        typer.Option(
+            help="Position scheme of the result; `hf-relpos schemes` lists them. By default the source's; for "
+            "absolute ones relative_key, harmonic with --text alone or --fast, and tables with --faithful, calibrate "
+            "and calibrate+distil."
+        ),
+    ] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Option of the scheme; may be repeated.")
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="keep (default without --text): absolute positions stay, same outputs. drop: only their mean stays, "
+            "needs training. "
+            "calibrate: relative terms fitted to the source's attention on --text, close to its outputs. "
+            "calibrate+distil: then distilled for some steps, closer. "
+            "interpolate, hierarchical: a longer absolute table, no relative terms. "
+            "For a source that is relative already: exact (default): the same tables or equivalent ones, "
+            "same outputs. refit: the closest tables of another scheme. calibrate, too."
+        ),
+    ] = None,
+    method_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE", help="Option of the method, such as tokens=20000 or steps=400; may be repeated."
+        ),
+    ] = None,
+    fast: Annotated[
+        bool,
+        typer.Option("--fast", help="With --text: made quickest; a little further from the source."),
+    ] = False,
+    faithful: Annotated[
+        bool,
+        typer.Option("--faithful", help="With --text: as close to the source as it gets; slower to make and to run."),
+    ] = False,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"{TEXT} With it alone positions are learnt from it, close to the source at little more than its "
+            "time; also for calibrate and calibrate+distil. Needs no labels. May be repeated."
+        ),
+    ] = None,
+    field: Annotated[list[str] | None, typer.Option(help=FIELD)] = None,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    architecture: Annotated[
+        str | None, typer.Option(help="Class whose head to keep, if not the one in config.json: BertModel, ….")
+    ] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub repository.")] = None,
+    allow_pickle: Annotated[
+        bool,
+        typer.Option(
+            "--allow-pickle",
+            help="Where there are no safetensors, read pytorch_model.bin, if you trust it.",
+        ),
+    ] = False,
+    overwrite: Annotated[
+        bool,
+        typer.Option(
+            "--overwrite", help="Replace OUT if it exists and holds nothing but a checkpoint, after success."
+        ),
+    ] = False,
+    device: Annotated[
+        str | None,
+        typer.Option(help="Where calibrate computes: cpu, cuda, cuda:1, …; by default an accelerator, if any."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Exit with 0 although the check of the result is poor.")
+    ] = False,
+    plots: Annotated[
+        bool,
+        typer.Option("--plots", help="Draw fidelity and tables into OUT, for calibrate and calibrate+distil."),
+    ] = False,
+    json_file: Annotated[Path | None, JSON] = None,
+) -> None:
+    """Convert a BERT with absolute or relative positions to this package.
+
+    Exit codes: 2 for what can be corrected, and nothing was written; 3 for a result that was written, but is poor by
+    its own check, unless --force.
+    """
+    with plain_errors(), plain_warnings():
+        options = parse_options(option or [])
+        method_options = parse_options(method_option or [], "--method-option")
+        if text and not all(each.strip() for each in text):  # such as an unset variable; Path("") is this folder
+            raise ValueError("--text '': is empty; give a file, a folder or a Hub dataset")
+        if fast and faithful:
+            raise ValueError("--fast and --faithful are two ends of one choice; give one of them")
+        with spinner(LOADING):
+            from ..conversion import convert
+            from ..conversion.printing import print_report
+
+        check_json(json_file)
+        hide_loading_bars(downloads=False)
+        report = convert(
+            source,
+            out,
+            position_embedding_type=scheme,
+            position_options=options,
+            method=method,
+            method_options=method_options,
+            quality="fast" if fast else "faithful" if faithful else None,
+            texts=[Path(each) for each in text] if text else None,
+            field=field or "text",
+            seed=seed,
+            architecture=architecture,
+            revision=revision,
+            allow_pickle=allow_pickle,
+            overwrite=overwrite,
+            device=device,
+            progress=True,
+            plots=plots,
+        )
+        print_report(report, console_for(json_file))
+        write_json(json_file, report.to_dict())
+    if report.shortfalls and not force:
+        raise typer.Exit(POOR)
+
+
+def export(
+    source: Annotated[Path, typer.Argument(help="Folder of a model that was read from another architecture.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write.")],
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace OUT if it exists and holds nothing but a checkpoint.")
+    ] = False,
+    json_file: Annotated[Path | None, JSON] = None,
+) -> None:
+    """Write a converted model as a checkpoint of the architecture it came from, for Transformers alone."""
+    with plain_errors():
+        with spinner(LOADING):
+            from ..conversion import export_checkpoint
+
+        check_json(json_file)
+        hide_loading_bars()
+        with spinner("exporting"):
+            name = export_checkpoint(source, out, overwrite=overwrite)
+        console_for(json_file).print(f"{out}: {name}", markup=False, highlight=False)
+        write_json(json_file, {"out": str(out), "architecture": name})
+
+
+def push(
+    folder: Annotated[Path, typer.Argument(help="Folder of a converted or trained model.")],
+    repository: Annotated[str, typer.Argument(help="user/name on the Hub; made where there is none.")],
+    yes: Annotated[
+        bool, typer.Option("--yes", "--no-dry-run", help="Upload; without it nothing leaves this machine.")
+    ] = False,
+    private: Annotated[bool, typer.Option("--private", help="Make the repository private.")] = False,
+    message: Annotated[str, typer.Option(help="Title of the commit.")] = "Upload model with hf_relpos",
+    revision: Annotated[str | None, typer.Option(help="An existing branch to write to, if not main.")] = None,
+    create_pr: Annotated[bool, typer.Option("--create-pr", help="Open a pull request instead.")] = False,
+    json_file: Annotated[Path | None, JSON] = None,
+) -> None:
+    """Show what a push to the Hub would upload, and what is wrong with it; with --yes, upload it.
+
+    Files that do not belong to a checkpoint stay, and so do pickles. Exit code 2 where something would give away this
+    machine, such as its paths, or an access token.
+    """
+    with plain_errors():
+        with spinner(LOADING):
+            from ..conversion.printing import print_upload
+            from ..conversion.push import plan_upload
+            from ..conversion.push import push as push_upload
+
+        check_json(json_file)
+        console = console_for(json_file)
+        with spinner("checking the files"):
+            upload = plan_upload(folder, repository)
+        print_upload(upload, console)
+        address = push_upload(upload, private, message, revision, create_pr) if yes else None
+        console.print(
+            f"uploaded: {address}" if address else "nothing was uploaded; --yes does it",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+        write_json(json_file, {**upload.to_dict(), "uploaded": address})
+    if upload.problems:
+        raise typer.Exit(2)
+
+
+def demo(
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            help="Masked language model with absolute positions, folder or Hub repository, instead of our own."
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the models.")] = Path("demo-out"),
+    scheme: Annotated[str, typer.Option(help="Position scheme; `hf-relpos schemes` lists them.")] = "transformer_xl",
+    steps: Annotated[int, typer.Option(help="Training steps of the fine-tuning.", min=1)] = 40,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace OUT if it exists and holds nothing but a demo.")
+    ] = False,
+    json_file: Annotated[Path | None, JSON] = None,
+) -> None:
+    """Convert a BERT, show what it kept, fine-tune it, reload it."""
+    console = console_for(json_file)
+    with plain_errors(), plain_warnings():
+        check_json(json_file)
+        with timed_step(console, "0. PyTorch and Transformers imported"):
+            from ..demo import run_demo
+
+        rows = run_demo(checkpoint, out=out, scheme=scheme, steps=steps, overwrite=overwrite, console=console)
+        write_json(json_file, rows)

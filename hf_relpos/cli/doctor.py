@@ -1,0 +1,146 @@
+"""The command `doctor`: the versions, devices and backends of this machine, and what a model costs on it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from ..console import new_table, plain_errors, print_table, progress_bar, spinner
+from .options import JSON
+from .output import LOADING, check_json, console_for, write_json
+
+
+def doctor(
+    batch: Annotated[int | None, typer.Option(help="Rows of a batch; 4, with --model 1.", min=1)] = None,
+    length: Annotated[int, typer.Option(help="Tokens of a row.", min=1)] = 512,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder or Hub repository of a checkpoint, ours or one that can be converted: print what its "
+            "attention and all of it cost with each backend, predicted and measured, next to absolute positions."
+        ),
+    ] = None,
+    scheme: Annotated[
+        list[str] | None, typer.Option(help="With --model: another scheme at the same sizes; may be repeated.")
+    ] = None,
+    backend: Annotated[
+        list[str] | None,
+        typer.Option(help="With --model: measure this value of attn_implementation alone; may be repeated."),
+    ] = None,
+    window: Annotated[
+        int | None,
+        typer.Option(help="Under this attention_window instead of the model's own; 0 for none.", min=0),
+    ] = None,
+    json_file: Annotated[Path | None, JSON] = None,
+) -> None:
+    """Print versions and devices, and which backend attention takes with each scheme; check the GPU kernels."""
+    with spinner(LOADING):
+        import torch
+        import transformers  # noqa: F401  its version is printed
+
+    devices = ["cpu"]
+    if (accelerator := torch.accelerator.current_accelerator(check_available=True)) is not None:
+        devices.append(accelerator.type)
+    console = console_for(json_file)
+    with plain_errors():
+        check_json(json_file)
+        if scheme and model is None:
+            raise ValueError(f"--scheme {scheme[0]} compares schemes at the sizes of a model; add --model FOLDER")
+        if backend and model is None:
+            raise ValueError(f"--backend {backend[0]} measures a model with that backend; add --model FOLDER")
+        found: dict[str, Any] = {"versions": _print_versions(console, devices)}
+        if model is not None:
+            found["costs"] = _print_costs(
+                console, model, length, batch or 1, scheme or [], backend, window, devices[-1]
+            )
+        else:
+            found["backends"] = _print_backends(console, batch or 4, length, window, devices)
+        write_json(json_file, found)
+
+
+def _print_versions(console: Console, devices: list[str]) -> dict[str, str]:
+    import platform
+
+    import torch
+    import transformers
+
+    from .. import __version__
+
+    versions = {
+        "hf_relpos": __version__,
+        "torch": f"{torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads",
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "devices": ", ".join(devices),
+    }
+    for name, value in versions.items():
+        console.print(f"{name:13}{value}", markup=False, highlight=False)
+    return versions
+
+
+def _print_backends(
+    console: Console, batch: int, length: int, window: int | None, devices: list[str]
+) -> list[dict[str, Any]]:
+    from .. import SCHEMES, RelPosBertConfig, explain_backend
+
+    names: dict[tuple[str, str], list[str]] = {}  # by device and explanation
+    with spinner("asking the backends"):  # on a GPU their kernels are compiled
+        for device in devices:
+            for name in SCHEMES:
+                config = RelPosBertConfig(position_embedding_type=name, attention_window=window or None)
+                explanation = explain_backend(config, batch, length, device, check_kernels=True)
+                names.setdefault((device, explanation), []).append(name)
+    table = new_table(f"BERT-base, {batch} × {length} tokens", "device", "attention", show_lines=True)
+    for (device, explanation), alike in names.items():
+        table.add_row(", ".join(alike), device, Text(explanation))
+    console.print(table)
+    return [
+        {"schemes": alike, "device": device, "attention": explanation}
+        for (device, explanation), alike in names.items()
+    ]
+
+
+def _print_costs(
+    console: Console,
+    model: str,
+    length: int,
+    batch: int,
+    schemes: Sequence[str],
+    backends: Sequence[str] | None,
+    window: int | None,
+    device: str,
+) -> list[dict[str, Any]]:
+    from dataclasses import asdict
+
+    from ..cost import model_costs, read_configuration, with_window
+
+    config = read_configuration(model)
+    if window is not None:
+        config = with_window(config, window)
+    has_window = config.attention_window is not None
+    with progress_bar(Console(stderr=True)) as update:
+        costs = model_costs(config, length, batch, schemes, backends, device, progress=update)
+    floor = costs[0]
+    print_table(
+        console,
+        f"{model}, {batch} × {length} tokens"
+        + (f", attention_window = {config.attention_window}" if has_window else "")
+        + f", one forward pass on {device}: measured (predicted) ms"
+        + (" of the processor" if device == "cpu" else ""),
+        ("scheme", "backend", *["keys"] * has_window, "attention", "model", "× absolute"),
+        (
+            (
+                each.scheme,
+                each.backend if each.taken == each.backend else f"{each.backend}: {each.taken}",
+                *["window" if each.in_window else "all"] * has_window,
+                f"{each.attention * 1e3:,.0f} ({each.predicted_attention * 1e3:,.0f})",
+                f"{each.model * 1e3:,.0f} ({each.predicted_model * 1e3:,.0f})",
+                f"{each.model / floor.model:.2f} ({each.predicted_model / floor.predicted_model:.2f})",
+            )
+            for each in costs
+        ),
+    )
+    return [asdict(each) for each in costs]

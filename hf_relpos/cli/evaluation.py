@@ -1,0 +1,152 @@
+"""Commands that measure models: `compare` a conversion with its source, `evaluate` a model on tasks."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ..console import plain_errors, plain_warnings, progress_bar, spinner
+from .options import FIELD, JSON, TEXT
+from .output import LOADING, check_json, console_for, hide_loading_bars, write_json
+
+
+COLUMNS = "Columns of the --sts files: score, first sentence, second sentence, separated by commas."
+LENGTHS = "Lengths in tokens, separated by commas, such as 64,256,1024."
+
+
+def compare(
+    teacher: Annotated[str, typer.Argument(help="Folder or Hub repository of the model that was converted.")],
+    student: Annotated[str, typer.Argument(help="Folder or Hub repository of the result.")],
+    text: Annotated[list[str], typer.Option(help=f"{TEXT} Neither model may be fitted on it. May be repeated.")],
+    field: Annotated[list[str] | None, typer.Option(help=FIELD)] = None,
+    lengths: Annotated[str | None, typer.Option(help=LENGTHS)] = None,
+    sts: Annotated[
+        list[Path] | None,
+        typer.Option(exists=True, dir_okay=False, help="Scored sentence pairs, .tsv or .jsonl; may be repeated."),
+    ] = None,
+    columns: Annotated[str, typer.Option(help=COLUMNS)] = "score,sentence1,sentence2",
+    pooling: Annotated[
+        str | None, typer.Option(help="mean or cls; by default that of the teacher's repository.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Folder or repository of the tokenizer, if not the teacher's.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens of text for each length, about.", min=1)] = 4096,
+    json_file: Annotated[Path | None, JSON] = None,
+    plot_file: Annotated[
+        Path | None, typer.Option("--plot", help="Picture of the fidelity by length to write.")
+    ] = None,
+) -> None:
+    """Measure how faithful a converted model is to its source."""
+    with plain_errors(), plain_warnings():
+        with spinner(LOADING):
+            from ..evaluation.compare import CompareSettings, compare_models
+            from ..evaluation.printing import print_comparison
+            from ..plot import check_picture, plot_fidelity
+
+        hide_loading_bars()
+        settings = CompareSettings(
+            teacher=teacher,
+            student=student,
+            text=text,
+            field=field or "text",
+            lengths=parse_lengths(lengths),
+            sts=sts or [],
+            columns=columns.split(","),
+            pooling=pooling,
+            tokenizer=tokenizer,
+            tokens=tokens,
+        )
+        check_json(json_file)
+        if plot_file is not None:
+            check_picture(plot_file, "--plot")
+        console = console_for(json_file)
+        with progress_bar(Console(stderr=True)) as progress:
+            results = compare_models(settings, progress)
+        print_comparison(results, console)
+        write_json(json_file, results)
+        if plot_file is not None:
+            plot_fidelity(results, plot_file)
+
+
+def evaluate(
+    model: Annotated[str, typer.Argument(help="Folder or Hub repository of a stock or relative model.")],
+    sts: Annotated[
+        list[Path] | None,
+        typer.Option(exists=True, dir_okay=False, help="Scored sentence pairs, .tsv or .jsonl; may be repeated."),
+    ] = None,
+    columns: Annotated[str, typer.Option(help=COLUMNS)] = "score,sentence1,sentence2",
+    retrieval: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(metavar="DOCS QUERIES", help="Documents (id, text) and queries (query, doc), .tsv or .jsonl."),
+    ] = None,
+    mlm: Annotated[str | None, typer.Option(help=f"{TEXT} Its masked tokens are to be predicted.")] = None,
+    passkey: Annotated[str | None, typer.Option(help=f"{TEXT} Keys are hidden in it.")] = None,
+    field: Annotated[list[str] | None, typer.Option(help=FIELD)] = None,
+    lengths: Annotated[str | None, typer.Option(help=LENGTHS + " For --mlm and --passkey.")] = None,
+    max_length: Annotated[int, typer.Option(help="Tokens read of a document in retrieval.", min=3)] = 2048,
+    pooling: Annotated[
+        str | None, typer.Option(help="mean or cls; by default that of the model's repository.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Folder or repository of the tokenizer, if not the model's.")
+    ] = None,
+    update_card: Annotated[
+        bool,
+        typer.Option(
+            "--update-card",
+            help="Put the correlations of --sts into the card of MODEL, a folder, as the Hub's evaluation results.",
+        ),
+    ] = False,
+    json_file: Annotated[Path | None, JSON] = None,
+) -> None:
+    """Measure a model: similarity, long-document retrieval, masked tokens, passkeys."""
+    with plain_errors(), plain_warnings():
+        with spinner(LOADING):
+            from ..evaluation import card
+            from ..evaluation.evaluate import EvaluateSettings, evaluate_model
+            from ..evaluation.printing import print_evaluation
+
+        hide_loading_bars()
+        settings = EvaluateSettings(
+            model=model,
+            sts=sts or [],
+            columns=columns.split(","),
+            retrieval=retrieval,
+            mlm=mlm,
+            passkey=passkey,
+            field=field or "text",
+            lengths=parse_lengths(lengths),
+            max_length=max_length,
+            pooling=pooling,
+            tokenizer=tokenizer,
+        )
+        check_json(json_file)
+        if update_card:
+            if not sts:
+                raise ValueError("--update-card writes the correlations of scored sentence pairs; give --sts FILE")
+            card.check_names(sts)
+            card.read_card(model)
+        console = console_for(json_file)
+        with progress_bar(Console(stderr=True)) as progress:
+            results = evaluate_model(settings, progress)
+        print_evaluation(results, console)
+        write_json(json_file, results)
+        if update_card:
+            path = card.update_card(model, card.similarity_results(results["similarity"]))
+            console.print(f"written to {path}", markup=False, highlight=False, soft_wrap=True)
+
+
+def parse_lengths(text: str | None) -> list[int] | None:
+    """ "64,256" to [64, 256].
+
+    Raises:
+        ValueError: for what is not a list of positive numbers.
+    """
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise ValueError(f"--lengths {text!r} is not a list of positive numbers, such as 64,256,1024")
+    return [int(part) for part in parts]

@@ -1,0 +1,41 @@
+"""Options that several commands share, and how their values are read."""
+
+import json
+from typing import Any
+
+import typer
+
+
+# Help texts of options that name a text.
+FIELD = (
+    "Key or column of the text in .jsonl, .tsv and datasets; 'text' by default. May be repeated: one for each text, "
+    "in their order."
+)
+TEXT = "Text: .txt, .jsonl, .tsv, compressed or not, a folder of these, or a Hub dataset."
+
+JSON = typer.Option(
+    "--json",
+    metavar="FILE",
+    help="JSON file to write; with - it is printed, and all else goes to standard error.",
+)
+
+
+def parse_options(pairs: list[str], flag: str = "--option") -> dict[str, Any]:
+    """["clip=32", "mode=log"] to {"clip": 32, "mode": "log"}: values are parsed as JSON where they are JSON.
+
+    Args:
+        flag: option of the command line, for errors.
+
+    Raises:
+        ValueError: for one without a key.
+    """
+    options = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not key or not separator:
+            raise ValueError(f"{flag} {pair!r} is not of the form KEY=VALUE, such as clip=32")
+        try:
+            options[key] = json.loads(value)
+        except ValueError:
+            options[key] = value
+    return options
