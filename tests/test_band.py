@@ -65,6 +65,12 @@ KINDS = {
     "no global token": lambda n: {"global_tokens": ()},
     "padding": lambda n: {"is_token": padding([n, n // 3], n)},
     "left padding": left_padded,
+    "both rows padded": lambda n: {"is_token": padding([n // 3, n // 3], n), "global_tokens": ()},
+    "both rows padded on the left, causal": lambda n: {
+        "is_token": padding([n // 3, n // 3], n).flip(1),
+        "index_in_document": (torch.arange(n) - (n - n // 3)).expand(2, -1),
+        "is_causal": True,
+    },
     "packed": packed,
     "causal": lambda n: {"is_causal": True},
     "causal, left padding": lambda n: {"is_causal": True, **left_padded(n)},

@@ -174,6 +174,7 @@ class HeadGroup:
         if chunk.is_by_offset(index):
             by_offset, by_pair = self.window_buffer(chunk)
             by_pair.copy_(part.pairs)
+            self.hide_beyond(by_offset, chunk, value)
             self.hide_in_window(by_offset.unflatten(0, self.grid), chunk, value)
             part.pairs.copy_(by_pair)
             return
@@ -242,6 +243,13 @@ class HeadGroup:
         return by_offset
 
     @staticmethod
+    def hide_beyond(by_offset: torch.Tensor, chunk: QueryChunk, value: float) -> None:
+        """Set pairs outside of the window, (g, m, W)."""
+        assert chunk.window is not None
+        by_offset[:, :, : chunk.window.start] = value
+        by_offset[:, :, chunk.window.stop :] = value
+
+    @staticmethod
     def hide_in_window(by_offset: torch.Tensor, chunk: QueryChunk, value: float) -> None:
         """Set pairs within the window, (h, r, m, W), that are hidden otherwise."""
         assert chunk.hidden is not None
@@ -270,9 +278,10 @@ class HeadGroup:
             into.copy_(by_column) if self.A is None else into.add_(by_column)
         elif self.A is None:
             by_offset[:, :, window] = 0.0
-        by_offset[:, :, : window.start] = -torch.inf
-        by_offset[:, :, window.stop :] = -torch.inf
-        self.hide_in_window(by_head, chunk, torch.finfo(scores.dtype).min)
+        lowest = torch.finfo(scores.dtype).min
+        # a query that sees nothing, such as padding, is to average some keys: with −inf alone it would have NaN
+        self.hide_beyond(by_offset, chunk, lowest if chunk.has_empty_rows else -torch.inf)
+        self.hide_in_window(by_head, chunk, lowest)
         scores.unflatten(0, self.grid).copy_(self.pairs_of(by_offset, chunk).unflatten(0, (heads, rows)))
 
     # A chunk ---------------------------------------------------------------------------------------------------------
