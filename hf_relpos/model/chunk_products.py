@@ -5,8 +5,9 @@ content product is added in place. Each range of keys has columns up to a multip
 −inf, so that one softmax over the whole buffer is the softmax of every row, with zeros there.
 
 Under a window products by offset are of no more offsets than it has: a matrix for all queries of a chunk, in columns
-between others of −inf (`QueryChunk.window`). Copied to the scores pair by pair it is the window's mask as well. The
-content is added to the copy: libraries write products to memory that is read askew at half their speed.
+between others of −inf (`QueryChunk.window`), or of the lowest finite number where a query sees nothing. Copied to the
+scores pair by pair it is the window's mask as well. The content is added to the copy: libraries write products to
+memory that is read askew at half their speed.
 
 The backward computes the chunk's probabilities again, unless they were kept, and writes the gradients of
 the scores through the same views.
