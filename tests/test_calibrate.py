@@ -24,14 +24,16 @@ from hf_relpos.calibration.batches import make_batches
 from hf_relpos.calibration.calibrate import Calibrator
 from hf_relpos.calibration.embeddings import fold_positions
 from hf_relpos.calibration.errors import CalibrationError
+from hf_relpos.calibration.layerwise import LayerwiseModel
 from hf_relpos.calibration.saved import Saved
 from hf_relpos.calibration.settings import CalibrationSettings
-from hf_relpos.calibration.windows import check_windows, distance_histogram, shared_first_token
+from hf_relpos.calibration.windows import check_windows, distance_histogram, pair_windows, shared_first_token
 from hf_relpos.cli import app
 from hf_relpos.console import progress_bar
 from hf_relpos.conversion import METHODS, QUALITIES, ConversionError, PoorConversionWarning, convert
 from hf_relpos.conversion.card import command as repeating_command
 from hf_relpos.data import Windows, cut_windows, read_texts
+from hf_relpos.data.windows import PairLayout
 from hf_relpos.evaluation import masked_accuracy, masked_windows, windowed_hidden_states
 from hf_relpos.model.encodings import sinusoid_concat
 
@@ -315,6 +317,63 @@ def test_convert(small, tmp_path):
         # and no limit on the length
         long = AutoModel.from_pretrained(tmp_path / "out")(ids.repeat(1, 20)).last_hidden_state
         assert long.isfinite().all()
+
+
+def test_pairs_are_as_the_tokenizer_makes_them():
+    tokenizer = AutoTokenizer.from_pretrained(DEMO / "bert")
+    layout = PairLayout.of(tokenizer, 2)
+    assert PairLayout.of(tokenizer, 1) is None
+    texts = ["The wind was in the east, and nobody at the inn would say why.", "No.", "He went home. " * 30]
+    windows = Windows([tokenizer(text).input_ids for text in texts], 0.0, 0)
+    assert pair_windows(windows, layout, 0.0, 64, 0) is windows is pair_windows(windows, None, 1.0, 64, 0)
+    lengths = set()
+    for seed in range(20):
+        made = pair_windows(windows, layout, 1.0, 64, seed)
+        assert list(map(len, made.ids)) == list(map(len, made.types)) == list(map(len, windows.ids))
+        ids, types = made.ids[0], made.types[0]
+        second, (begin, end) = types.index(1), (tokenizer.cls_token_id, tokenizer.sep_token_id)
+        assert [ids[0], ids[second - 1], ids[-1]] == [begin, end, end] and sum(types[second:]) == len(types) - second
+        words = windows.ids[0][1:-1]
+        assert ids[1 : second - 1] == words[: second - 2] and ids[second:-1] == words[second - 1 :]
+        assert made.ids[1:] == windows.ids[1:] and not any(map(any, made.types[1:])), "too short; past the limit"
+        lengths.add(sum(types))
+    assert len(lengths) > 5
+    many = Windows([windows.ids[0]] * 1000, 0.0, 0)
+    assert 420 < sum(map(any, pair_windows(many, layout, 0.5, 64, 0).types)) < 580
+    joined = pair_windows(many, layout, 1.0, 64, 0).joined(windows)
+    assert [len(row) for row in joined.types] == [len(row) for row in joined.ids] and not any(joined.types[-1])
+
+
+def test_pairs_are_fitted_with_their_token_types():
+    model = relative_model("tables", {"terms": "c"})
+    rows = [[2, 7, 8, 3, 9, 3], [2, 7, 3]]
+    types = [[0, 0, 0, 0, 1, 1], [0, 0, 0]]
+    batches = make_batches(rows, 0, 512, 6, types=types)
+    read = LayerwiseModel(model)
+    for batch in batches:
+        wanted = model.embeddings(input_ids=batch.ids, token_type_ids=batch.types)
+        assert torch.equal(read.embed(batch)[1], wanted)
+    assert sorted(int(batch.types.sum()) for batch in batches) == [0, 2]
+    assert not any(batch.types.any() for batch in make_batches(rows, 0, 512, 6))
+
+
+def test_convert_keeps_pairs(small, tmp_path):
+    """A token type that nothing was fitted to is far from the source; by default half of the text is pairs."""
+    arguments = {"method": "calibrate+distil", "texts": small / "text.txt"}
+    options = {"tokens": 4000, "steps": 20, "batch_tokens": 256}
+    found = {}
+    for pairs in (None, 0):
+        report = convert(
+            small / "bert", tmp_path / str(pairs), method_options={**options, "pairs": pairs}, **arguments
+        )
+        found[pairs] = report.details["fidelity"]["pairs"]["token_cosine_by_segment"]
+        fitted = report.details["calibration"]
+        assert fitted["pairs"] > 0.3 * fitted["windows"] if pairs is None else fitted["pairs"] == 0
+        assert ("give the option pairs" in report.pairs) == (pairs == 0)
+        assert "Pairs of segments, 64 tokens: token cosine" in (tmp_path / str(pairs) / "README.md").read_text()
+    assert found[None][1] > found[0][1]
+    with pytest.raises(ConversionError, match="pairs"):
+        convert(small / "bert", tmp_path / "not", method_options={"pairs": 2}, **arguments)
 
 
 def test_convert_for_long_texts(small, tmp_path):

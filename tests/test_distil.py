@@ -15,7 +15,7 @@ from hf_relpos import RelPosBertConfig, RelPosBertModel
 from hf_relpos.evaluation import windowed_hidden_states
 from hf_relpos.training import DistillationSettings, distil, row_targets
 from hf_relpos.training.distillation_checkpoints import model_fingerprint
-from hf_relpos.training.distillation_data import WindowBatches, collate
+from hf_relpos.training.distillation_data import Window, WindowBatches, collate
 from hf_relpos.training.distillation_losses import (
     DEFAULT_LOSSES,
     LOSSES,
@@ -43,6 +43,10 @@ def run(student, teacher, windows=None, *, output_dir=None, resume=False, callba
     return distil(student, teacher, windows, settings, output_dir=output_dir, resume=resume, callbacks=callbacks)
 
 
+def windows_of(rows):
+    return [Window(row) for row in rows]
+
+
 def weights(model):
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
@@ -66,7 +70,7 @@ def test_each_part_falls_and_the_teacher_stays(part):
 def test_defaults_bring_the_hidden_states_nearer():
     """On windows that were not trained on, with a stock teacher."""
     teacher, student = pair()
-    fresh = collate([texts(seed=9)[:8]], pad_token_id=0)
+    fresh = collate([windows_of(texts(seed=9)[:8])], pad_token_id=0)
 
     def error():
         with torch.no_grad():
@@ -125,7 +129,7 @@ def test_padding_has_no_weight():
     long, short = texts()[0] * 2, texts()[1][:5]
 
     def parts(windows, pad=0):
-        batch = collate([windows], pad)
+        batch = collate([windows_of(windows)], pad)
         outputs, targets = (compute_outputs(model.eval(), batch, LOSSES) for model in (student, teacher))
         return loss_parts(outputs, targets, batch["attention_mask"], LOSSES), targets
 
@@ -151,7 +155,7 @@ def test_padding_has_no_weight():
 
 def test_equal_models_have_no_loss():
     teacher, _ = pair(heads=True)
-    batch = collate([texts()[:3]], pad_token_id=0)
+    batch = collate([windows_of(texts()[:3])], pad_token_id=0)
     with torch.no_grad():
         outputs = compute_outputs(teacher.eval(), batch, LOSSES)
     for name, value in loss_parts(outputs, outputs, batch["attention_mask"], LOSSES).items():
@@ -174,7 +178,7 @@ def test_batches_are_bounded_alike_and_reproducible():
     counts = {tuple(window): 0 for window in windows}
     for batch in batches:
         for window in batch:
-            counts[tuple(window)] += 1
+            counts[tuple(window.ids)] += 1
     assert min(counts.values()) >= 2 and max(counts.values()) - min(counts.values()) <= 2
 
 
@@ -191,6 +195,52 @@ def test_a_stream_and_loader_workers_keep_the_order():
         run(trained, teacher, Stream(), trainer_arguments=more)
         results.append(weights(trained))
     assert same(*results)
+
+
+def test_segments_reach_both_models():
+    """A second segment has token types of 1: targets are the teacher's of these, and the student learns from them."""
+    teacher, student = pair(heads=True)
+    rows = [{"input_ids": row, "token_type_ids": [0] * 3 + [1] * (len(row) - 3)} for row in texts()]
+    stream = WindowBatches([*rows, texts()[0]], 64, VOCABULARY, LIMIT, 0)
+    assert stream.fingerprint() != WindowBatches([*texts(), texts()[0]], 64, VOCABULARY, LIMIT, 0).fingerprint()
+    batch = next(batch for batch in stream if any(window.types for window in batch))
+    tensors = collate([[*batch, Window(texts()[0])]], pad_token_id=0)
+    assert tensors["token_type_ids"].shape == tensors["input_ids"].shape
+    assert tensors["token_type_ids"][:, :3].sum() == 0 == tensors["token_type_ids"][-1].sum()
+    assert (tensors["token_type_ids"] <= tensors["attention_mask"]).all()
+    with torch.no_grad():
+        targets = model_targets(teacher.eval(), LIMIT, tensors, ["layers"])
+        wanted = teacher.base_model(**tensors).last_hidden_state
+    assert torch.allclose(targets.hidden_states[-1], wanted, atol=1e-6)
+    zeros = [{**row, "token_type_ids": [0] * len(row["input_ids"])} for row in rows]
+    assert "token_type_ids" not in collate([next(iter(WindowBatches(zeros, 64, VOCABULARY, LIMIT, 0)))], 0)
+
+    with torch.no_grad():
+        student.base_model.embeddings.token_type_embeddings.weight[1] += 0.5
+    before = weights(student)
+    run(student, teacher, rows, steps=2)
+    name = next(name for name in before if "token_type" in name)
+    moved = (weights(student)[name] - before[name]).abs().amax(1)
+    assert moved.min() > 1e-4, "each type's row is trained"
+    # past the teacher's limit the windows have the types of their tokens
+    long = Window(texts()[0] * 4, ([0, 1] * len(texts()[0] * 4))[: 4 * len(texts()[0])])
+    assert len(long) > LIMIT
+    other = collate([[long]], 0)
+    with torch.no_grad():
+        targets, plain = (
+            model_targets(teacher, LIMIT, {k: v for k, v in other.items() if k in names}, ["layers"])
+            for names in (list(other), ["input_ids", "attention_mask"])
+        )
+    assert (targets.hidden_states[-1] - plain.hidden_states[-1]).abs().max() > 1e-3
+
+
+def test_segments_that_do_not_fit_are_refused():
+    teacher, student = pair()
+    with pytest.raises(ValueError, match=r"windows\[0\] has 4 input_ids and 3 token_type_ids"):
+        run(student, teacher, [{"input_ids": [2, 5, 6, 3], "token_type_ids": [0, 0, 1]}])
+    provider = row_targets(partial(windowed_hidden_states, teacher))
+    with pytest.raises(ValueError, match="row_targets gives its function token ids alone"):
+        run(student, provider, [{"input_ids": [2, 5, 6, 3], "token_type_ids": [0, 0, 1, 1]}], losses={"hidden": 1.0})
 
 
 class Stop(TrainerCallback):
@@ -285,7 +335,7 @@ def test_windows_past_the_teachers_limit_have_the_targets_of_overlapping_windows
     teacher.eval()
     rows = [texts()[0] + texts()[1] + texts()[2] * 3, [texts()[0][0]] * (LIMIT - 1), [texts()[0][0]] * 2]
     assert len(rows[0]) > 2 * LIMIT
-    batch = collate([rows], pad_token_id=0)
+    batch = collate([windows_of(rows)], pad_token_id=0)
     with torch.no_grad():
         targets = model_targets(teacher, LIMIT, batch, ["layers", "attention", "logits"])
     assert targets.attentions is None and targets.without == {"attention"}

@@ -17,6 +17,7 @@ class Batch:
         number: index among the batches of all processes.
         ids: (B, L), padded on the right.
         mask: (B, L), 1 for tokens.
+        types: token types, (B, L).
         held_out: enters no fit.
         longest: of the windows of all batches.
         reading: how the teacher reads a row that is too long for it; None for rows that it reads as they are.
@@ -27,6 +28,7 @@ class Batch:
     number: int
     ids: torch.Tensor
     mask: torch.Tensor
+    types: torch.Tensor
     held_out: bool
     longest: int
     reading: "Reading | None" = None
@@ -36,7 +38,7 @@ class Batch:
     def to(self, device: torch.device) -> "Batch":
         """The same on a device."""
         reading = None if self.reading is None else self.reading.to(device)
-        tensors = {name: getattr(self, name).to(device) for name in ("ids", "mask", "teacher", "student")}
+        tensors = {name: getattr(self, name).to(device) for name in ("ids", "mask", "types", "teacher", "student")}
         return replace(self, reading=reading, **tensors)
 
     def real(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -61,7 +63,7 @@ class Reading:
         """A row (1, L) in windows of `limit` tokens, half a window apart."""
         overlapping = OverlappingWindows.of(ids.shape[1], limit)
         rows = ids[0, overlapping.columns]
-        return cls(Batch(0, rows, torch.ones_like(rows), False, limit), overlapping)
+        return cls(Batch(0, rows, torch.ones_like(rows), torch.zeros_like(rows), False, limit), overlapping)
 
     def to(self, device: torch.device) -> "Reading":
         """The same on a device."""
@@ -93,6 +95,7 @@ def make_batches(
     rank: int = 0,
     world: int = 1,
     limit: int | None = None,
+    types: Sequence[Sequence[int]] | None = None,
 ) -> list[Batch]:
     """Windows in batches of about the same length; those of this process.
 
@@ -103,7 +106,8 @@ def make_batches(
         holdout: one of so many batches is held out.
         rank: index of this process.
         world: number of processes.
-        limit: tokens that the teacher reads; a longer row is a batch of its own. None for no limit.
+        limit: tokens that the teacher reads; a longer row is a batch of its own, of one segment. None for no limit.
+        types: token types of the windows; None for zeros.
     """
     order = sorted(range(len(windows)), key=lambda index: (len(windows[index]), index))
     groups: list[list[int]] = []
@@ -120,7 +124,8 @@ def make_batches(
         if number % world != rank:
             continue
         ids, mask = pad_rows([windows[index] for index in group], pad)
+        own_types = torch.zeros_like(ids) if types is None else pad_rows([types[index] for index in group], 0)[0]
         reading = Reading.of(ids, limit) if limit is not None and ids.shape[1] > limit else None
         held_out = number % holdout == holdout // 2
-        batches.append(Batch(number, ids, mask.long(), held_out, len(windows[order[-1]]), reading))
+        batches.append(Batch(number, ids, mask.long(), own_types, held_out, len(windows[order[-1]]), reading))
     return batches

@@ -178,7 +178,8 @@ class Calibrator:
         projections = teacher.projections(layer, hidden)
 
         def attention(numbers: torch.Tensor) -> torch.Tensor:
-            some = replace(windows, ids=windows.ids[numbers], mask=windows.mask[numbers])
+            chosen = {name: getattr(windows, name)[numbers] for name in ("ids", "mask", "types")}
+            some = replace(windows, **chosen)
             query, key, value = (tensor[numbers] for tensor in projections)
             return teacher.weights(layer, some, hidden[numbers], (query, key, value), slice(None))
 

@@ -33,7 +33,7 @@ class LayerwiseModel:
         norm = self.body.embeddings.LayerNorm
         hook = norm.register_forward_hook(lambda module, inputs, output: captured.append((inputs[0], output)))
         try:
-            hidden = self.body.embeddings(input_ids=batch.ids, attention_mask=batch.mask)
+            hidden = self.body.embeddings(input_ids=batch.ids, token_type_ids=batch.types, attention_mask=batch.mask)
         finally:
             hook.remove()
         return captured[0][0], hidden

@@ -33,6 +33,7 @@ class ConversionContext:
         device: where a method that learns from text computes.
         progress: whether to show a progress bar.
         details: filled by the method for the report; JSON values only.
+        is_sentence_encoder: whether the source is a folder of sentence-transformers, which reads one text at a time.
     """
 
     source: Source
@@ -46,6 +47,7 @@ class ConversionContext:
     device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
     progress: bool = False
     details: dict[str, Any] = dataclasses.field(default_factory=dict)
+    is_sentence_encoder: bool = False
 
     @property
     def tokenizer_folder(self) -> Path:

@@ -5,11 +5,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..calibration.windows import gather, window_lengths
+import torch
+
+from ..calibration.windows import gather, pair_windows, window_lengths
 from ..data.text import TextError, pair_fields
-from ..data.windows import special_tokens
+from ..data.windows import PairLayout, Windows, special_tokens
 from ..evaluation import FidelitySettings, fidelity, verdict
-from ..evaluation.encoder import ProgressCallback
+from ..evaluation.encoder import ProgressCallback, hidden_states
 from ..evaluation.inspection import has_mlm_head
 from ..model.backends import AUTO
 from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
@@ -19,6 +21,8 @@ from .context import ConversionContext
 # Lengths at which the report compares teacher and student, and tokens of text for each.
 EVALUATED_LENGTHS = (16, 64, 128, 256, 512)
 EVALUATED_TOKENS = 6144
+# Tokens of the windows that are compared as pairs of segments, at most, and of all of them.
+PAIR_LENGTH, PAIR_TOKENS = 128, 4096
 # Of these, tokens whose attention is compared, and on which the source is compared with itself shifted: six passes.
 SAMPLED_TOKENS = 1536
 
@@ -33,7 +37,7 @@ def held_out_fidelity(
     """Fidelity by length with its verdict, for `details["fidelity"]`; the reason where it cannot be measured.
 
     Both models are left with the attention that is chosen for each call. Lengths that the text does not fill are in
-    `skipped`, with the reason.
+    `skipped`, with the reason. `pairs` has the token cosine in either segment of pairs, for a source that reads them.
     """
     if context.texts is None:
         return {"skipped": "there was no text; `hf-relpos compare` measures it on yours"}
@@ -54,7 +58,33 @@ def held_out_fidelity(
     for length in lengths:
         if length not in rows_by_length:
             result.skipped[length] = f"no text was left to check with that fills {length:,} tokens; give more text"
-    return {**result.to_dict(), "verdict": verdict(result)}
+    found = {**result.to_dict(), "verdict": verdict(result)}
+    layout = PairLayout.of(tokenizer, context.source_config.type_vocab_size)
+    if layout is not None:
+        length = max((length for length in rows_by_length if length <= PAIR_LENGTH), default=min(rows_by_length))
+        chosen = Windows(rows_by_length[length][: max(4, PAIR_TOKENS // length)], 0.0, 0)
+        windows = pair_windows(chosen, layout, 1.0, length, context.seed)
+        if any(map(any, windows.types or ())):  # else too short to be cut
+            found["pairs"] = _pairs(student, teacher, windows)
+    return found
+
+
+@torch.no_grad()
+def _pairs(student: RelPosBertPreTrainedModel, teacher: RelPosBertPreTrainedModel, windows: Windows) -> dict[str, Any]:
+    """Of pairs of one length: the length, their tokens, and the mean token cosine in either segment."""
+    ids = torch.tensor(windows.ids, device=student.device)
+    types = torch.tensor(windows.types, device=student.device)
+    cosines = []
+    for rows, own in zip(ids.split(16), types.split(16), strict=True):
+        real = torch.ones_like(rows, dtype=torch.bool)
+        one, other = (hidden_states(model, rows, real, token_type_ids=own) for model in (teacher, student))
+        cosines.append(torch.cosine_similarity(one, other, dim=-1))
+    by_token = torch.cat(cosines)
+    return {
+        "length": ids.shape[1],
+        "tokens": ids.numel(),
+        "token_cosine_by_segment": [float(by_token[types == segment].mean()) for segment in (0, 1)],
+    }
 
 
 def _windows(tokenizer: Any, context: ConversionContext, tokens: int, lengths: tuple[int, ...]) -> list[list[int]]:

@@ -127,6 +127,20 @@ class ConversionReport:
         return self.details.get("fidelity", {}).get("verdict")
 
     @property
+    def pairs(self) -> str:
+        """What is known of pairs of segments, in words; empty where nothing is."""
+        if (measured := self.details.get("fidelity", {}).get("pairs")) is None:
+            return ""
+        first, second = measured["token_cosine_by_segment"]
+        line = (
+            f"Pairs of segments, {measured['length']} tokens: token cosine {first:.3f} in the first, {second:.3f} in "
+            "the second"
+        )
+        if self.details["calibration"]["pairs"]:
+            return line
+        return line + ". None of the text was fitted as pairs: for tasks with two texts give the option pairs = 0.5"
+
+    @property
     def shortfalls(self) -> tuple[str, ...]:
         """In what the result is poor by its own check, in words; () for a good one, and where nothing is promised.
 

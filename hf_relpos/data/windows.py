@@ -52,6 +52,41 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[
 
 
 @dataclass(frozen=True)
+class PairLayout:
+    """The special tokens of two segments in one row, the first of token type 0, the second of token type 1.
+
+    Attributes:
+        before: of type 0.
+        between: of type 0.
+        after: of type 1.
+    """
+
+    before: list[int]
+    between: list[int]
+    after: list[int]
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase, token_types: int) -> "PairLayout | None":
+        """That of a tokenizer; None for one that gives both segments the same type, or has another order.
+
+        Args:
+            token_types: how many the model has; None is returned for fewer than two.
+        """
+        if token_types < 2:
+            return None
+        one, other = (tokenizer(text, add_special_tokens=False, verbose=False).input_ids for text in ("a", "b"))
+        pair = tokenizer("a", "b", return_token_type_ids=True, verbose=False)
+        ids, types = list(pair.input_ids), list(pair.token_type_ids)
+        special = [n for n, token in enumerate(ids) if token in tokenizer.all_special_ids]
+        words = [token for token in ids if token not in tokenizer.all_special_ids]
+        if not special or words != [*one, *other] or sorted(types) != types or set(types) != {0, 1}:
+            return None
+        start, second = ids.index(words[0]), types.index(1)
+        found = cls(ids[:start], ids[start + len(one) : second], ids[second + len(other) :])
+        return found if [*found.before, *one, *found.between, *other, *found.after] == ids else None
+
+
+@dataclass(frozen=True)
 class Windows:
     """Windows of tokens, each with the model's special tokens around it.
 
@@ -59,11 +94,13 @@ class Windows:
         ids: one list of token ids per window.
         unknown_rate: share of unknown tokens.
         budget: the requested number of tokens; `tokens` may be fewer when the text is short.
+        types: token types, a list per window; None for windows of one segment each, whose types are 0.
     """
 
     ids: list[list[int]]
     unknown_rate: float
     budget: int
+    types: list[list[int]] | None = None
 
     @property
     def tokens(self) -> int:
@@ -74,7 +111,11 @@ class Windows:
         """These and others."""
         parts = (self, *others)
         unknown = sum(part.unknown_rate * part.tokens for part in parts) / sum(part.tokens for part in parts)
-        return Windows([ids for part in parts for ids in part.ids], unknown, sum(part.budget for part in parts))
+        types = None
+        if any(part.types for part in parts):
+            types = [row for part in parts for row in part.types or [[0] * len(ids) for ids in part.ids]]
+        budget = sum(part.budget for part in parts)
+        return Windows([ids for part in parts for ids in part.ids], unknown, budget, types)
 
 
 def cut_windows(

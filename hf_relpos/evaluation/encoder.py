@@ -37,7 +37,11 @@ def pad_batch(rows: Sequence[Row], model: PreTrainedModel) -> tuple[torch.Tensor
 
 @torch.inference_mode()
 def hidden_states(
-    model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor, position_ids: torch.Tensor | None = None
+    model: PreTrainedModel,
+    ids: torch.Tensor,
+    mask: torch.Tensor,
+    position_ids: torch.Tensor | None = None,
+    token_type_ids: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Last hidden states of one batch, (B, L, D) in float32 at least.
 
@@ -46,11 +50,13 @@ def hidden_states(
         ids: (B, L).
         mask: (B, L), true for tokens that are not padding.
         position_ids: (B, L), or None for the model's own.
+        token_type_ids: (B, L), or None for zeros.
 
     Raises:
         ValueError: for hidden states of real tokens that are not finite.
     """
-    extra = {} if position_ids is None else {"position_ids": position_ids}
+    extra = {"position_ids": position_ids, "token_type_ids": token_type_ids}
+    extra = {name: tensor for name, tensor in extra.items() if tensor is not None}  # not every model takes them
     hidden = model.base_model(input_ids=ids, attention_mask=mask.long(), **extra).last_hidden_state
     hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
     if not hidden[mask].isfinite().all():

@@ -61,12 +61,14 @@ def distil(
     Args:
         student: of this package.
         teacher: a model with BERT's outputs and the student's sizes, which stays as it is; or a function from a batch,
-            `input_ids` and `attention_mask` (B, L) on the training device, to Targets: see `row_targets`.
+            `input_ids`, `attention_mask` and, where some are not 0, `token_type_ids`, (B, L), on the training device,
+            to Targets: see `row_targets`.
         windows: token ids, special tokens included, of different lengths: a list or dataset of lists or of mappings
-            with `input_ids`, such as `hf_relpos.data.cut_windows(…).ids`; or an iterable that can be iterated over
-            again, such as a streamed Hub dataset, tokenized and shuffled. A length that is not trained on does not
-            improve: 512 tokens need windows of 512. Of windows that are longer than a teacher reads the targets are
-            those of overlapping windows, and the attention is not compared: see `model_targets`.
+            with `input_ids` and, for pairs of segments, `token_type_ids`, such as `hf_relpos.data.cut_windows(…).ids`;
+            or an iterable that can be iterated over again, such as a streamed Hub dataset, tokenized and shuffled. A
+            length that is not trained on does not improve: 512 tokens need windows of 512. Of windows that are longer
+            than a teacher reads the targets are those of overlapping windows, and the attention is not compared: see
+            `model_targets`.
         settings: None for the defaults.
         output_dir: for checkpoints, kept afterwards; None for none.
         resume: continue from the last checkpoint in `output_dir`, if there is one.

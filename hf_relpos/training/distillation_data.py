@@ -4,19 +4,36 @@ import itertools
 import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import numpy as np
 import torch
 
-from ..data.batching import Row, pad_rows
+from ..data.batching import pad_rows
 
 
 # Windows whose lengths fall into one of this many intervals of an octave share batches: at most 19 % is padding.
 PER_OCTAVE = 4
 
 
-class WindowBatches(torch.utils.data.IterableDataset[list[list[int]]]):
+@dataclass(frozen=True)
+class Window:
+    """A window of tokens.
+
+    Attributes:
+        ids: token ids.
+        types: token types; None for zeros.
+    """
+
+    ids: list[int]
+    types: list[int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class WindowBatches(torch.utils.data.IterableDataset[list[Window]]):
     """An endless stream of batches of windows of similar length, bounded by their number of tokens.
 
     Each epoch of a list is shuffled anew; an iterable keeps its order. A window goes into the open batch of its length
@@ -31,7 +48,7 @@ class WindowBatches(torch.utils.data.IterableDataset[list[list[int]]]):
         """
         Args:
             windows: a list or map-style dataset, or an iterable that can be iterated over again, of token ids or of
-                mappings with `input_ids`.
+                mappings with `input_ids`, and with `token_type_ids` where these are not all 0.
             batch_tokens: tokens of a batch.
             vocab_size: number of token ids.
             max_length: of a window; None for no limit.
@@ -50,7 +67,7 @@ class WindowBatches(torch.utils.data.IterableDataset[list[list[int]]]):
             Number and checksum of the windows of a list; None for other iterables.
 
         Raises:
-            ValueError: when there is none, and for one that `_token_ids` refuses.
+            ValueError: when there is none, and for one that `_window` refuses.
         """
         if isinstance(self.windows, Iterator):  # what is taken now would be missing later
             return None
@@ -58,34 +75,36 @@ class WindowBatches(torch.utils.data.IterableDataset[list[list[int]]]):
         count = checksum = 0
         for number, window in enumerate(self.windows if is_list else _first(self.windows)):
             count += 1
-            checksum = zlib.crc32(np.array(self._token_ids(number, window), dtype="<i8").tobytes(), checksum)
+            own = self._window(number, window)
+            for numbers in (own.ids, own.types or ()):
+                checksum = zlib.crc32(np.array(numbers, dtype="<i8").tobytes(), checksum)
         if not count:
             raise ValueError("windows is empty: give at least one window of token ids")
         return f"{count} windows, CRC {checksum:08x}" if is_list else None
 
-    def __iter__(self) -> Iterator[list[list[int]]]:
+    def __iter__(self) -> Iterator[list[Window]]:
         batches = self._batches()
         worker = torch.utils.data.get_worker_info()
         if worker is not None:  # a data loader takes from its workers in turn
             batches = itertools.islice(batches, worker.id, None, worker.num_workers)
         return batches
 
-    def _batches(self) -> Iterator[list[list[int]]]:
-        waiting: dict[int, list[list[int]]] = {}
+    def _batches(self) -> Iterator[list[Window]]:
+        waiting: dict[int, list[Window]] = {}
         seen = 0
         for epoch in itertools.count():
             before = seen
             complete = set()
-            for number, window in self._epoch(epoch):
-                ids = self._token_ids(number, window)
+            for number, given in self._epoch(epoch):
+                window = self._window(number, given)
                 seen += 1
-                group = math.ceil(PER_OCTAVE * math.log2(len(ids)))
+                group = math.ceil(PER_OCTAVE * math.log2(len(window)))
                 batch = waiting.setdefault(group, [])
-                if batch and max(len(ids), *map(len, batch)) * (len(batch) + 1) > self.batch_tokens:
+                if batch and max(len(window), *map(len, batch)) * (len(batch) + 1) > self.batch_tokens:
                     yield batch
                     complete.add(group)
                     batch = waiting[group] = []
-                batch.append(ids)
+                batch.append(window)
             if seen == before:
                 raise ValueError(
                     f"windows ended after {seen}, before the last step: an iterator is read once only. Give a list, a "
@@ -102,14 +121,14 @@ class WindowBatches(torch.utils.data.IterableDataset[list[list[int]]]):
         for number in np.random.default_rng((self.seed, epoch)).permutation(len(self.windows)).tolist():
             yield number, self.windows[number]
 
-    def _token_ids(self, number: int, window: Any) -> list[int]:
-        """The token ids of a window, checked.
+    def _window(self, number: int, given: Any) -> Window:
+        """A window, checked.
 
         Raises:
-            ValueError: for one that is empty, too long, or has ids outside its vocabulary.
+            ValueError: for one that is empty, too long, has ids outside its vocabulary, or another number of types.
         """
-        ids = window["input_ids"] if isinstance(window, Mapping) else window
-        ids = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+        ids = _listed(given["input_ids"] if isinstance(given, Mapping) else given)
+        types = _listed(given["token_type_ids"]) if isinstance(given, Mapping) and "token_type_ids" in given else None
         if not ids:
             raise ValueError(f"windows[{number}] is empty; leave empty windows out")
         if self.max_length is not None and len(ids) > self.max_length:
@@ -122,7 +141,16 @@ class WindowBatches(torch.utils.data.IterableDataset[list[list[int]]]):
                 f"windows[{number}] holds something else than token ids from 0 to {self.vocab_size - 1}; make the "
                 "windows with the teacher's tokenizer"
             )
-        return ids
+        if types is not None and len(types) != len(ids):
+            raise ValueError(
+                f"windows[{number}] has {len(ids)} input_ids and {len(types)} token_type_ids; give both for each token"
+            )
+        return Window(ids, types if types is not None and any(types) else None)
+
+
+def _listed(numbers: Any) -> list[int]:
+    """A tensor, an array or an iterable as a list."""
+    return numbers.tolist() if hasattr(numbers, "tolist") else list(numbers)
 
 
 def _first(windows: Iterable[Any]) -> list[Any]:
@@ -137,12 +165,15 @@ def _indexed(windows: Iterable[Any]) -> TypeGuard[Sequence[Any]]:
     return hasattr(windows, "__len__") and hasattr(windows, "__getitem__")
 
 
-def collate(batches: Sequence[Sequence[Row]], pad_token_id: int) -> dict[str, torch.Tensor]:
+def collate(batches: Sequence[Sequence[Window]], pad_token_id: int) -> dict[str, torch.Tensor]:
     """Batches of windows (one, unless the Trainer has several devices) to padded tensors (B, L).
 
     Returns:
-        `input_ids`, and `attention_mask`, 1 for real tokens.
+        `input_ids`, and `attention_mask`, 1 for real tokens; `token_type_ids` where some are not 0.
     """
     windows = [window for batch in batches for window in batch]
-    ids, mask = pad_rows(windows, pad_token_id)
-    return {"input_ids": ids, "attention_mask": mask.long()}
+    ids, mask = pad_rows([window.ids for window in windows], pad_token_id)
+    batch = {"input_ids": ids, "attention_mask": mask.long()}
+    if any(window.types is not None for window in windows):
+        batch["token_type_ids"], _ = pad_rows([window.types or [0] * len(window) for window in windows], 0)
+    return batch

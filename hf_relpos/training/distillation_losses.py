@@ -26,6 +26,9 @@ LOSSES = {
 DEFAULT_LOSSES = {"layers": 1.0, "attention": 3.0}
 
 
+ROW_INPUTS = ("input_ids", "token_type_ids")  # of a batch, (B, L)
+
+
 @dataclass(frozen=True)
 class Targets:
     """Outputs of a model for a batch, those of the teacher being targets; None for what is not compared.
@@ -43,7 +46,7 @@ class Targets:
     without: frozenset[str] = frozenset()
 
 
-# From a batch, `input_ids` and `attention_mask` (B, L), to the targets of the student.
+# From a batch, `input_ids`, `attention_mask` and, where some are not 0, `token_type_ids`, (B, L), to the targets.
 TargetFunction = Callable[[Mapping[str, torch.Tensor]], Targets]
 
 
@@ -152,13 +155,12 @@ def compute_outputs(model: nn.Module, batch: Mapping[str, torch.Tensor], names: 
 
     Args:
         model: with BERT's outputs; with a masked language model's head if `names` holds "logits".
-        batch: `input_ids` and `attention_mask`, (B, L).
+        batch: `input_ids` and `attention_mask`, (B, L), and `token_type_ids` if they are not all 0.
         names: keys of `LOSSES`.
     """
     names = set(names)
     outputs = model(
-        input_ids=batch["input_ids"],
-        attention_mask=batch["attention_mask"],
+        **{name: batch[name] for name in (*ROW_INPUTS, "attention_mask") if name in batch},
         output_hidden_states=True,
         output_attentions="attention" in names,
         return_dict=True,
@@ -187,9 +189,10 @@ def model_targets(
     if limit is None or batch["input_ids"].shape[1] <= limit:
         return compute_outputs(model, batch, names)
     names = set(names) - {"attention"}
+    inputs = {name: batch[name] for name in ROW_INPUTS if name in batch}
     rows = [
-        _read_in_windows(model, limit, ids[mask.bool()], names)
-        for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)
+        _read_in_windows(model, limit, {name: tensor[row][mask.bool()] for name, tensor in inputs.items()}, names)
+        for row, mask in enumerate(batch["attention_mask"])
     ]
     return Targets(
         tuple(map(_pad, zip(*(row.hidden_states for row in rows), strict=True))),
@@ -203,11 +206,12 @@ def _pad(rows: Sequence[torch.Tensor]) -> torch.Tensor:
     return nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
 
 
-def _read_in_windows(model: nn.Module, limit: int, ids: torch.Tensor, names: Iterable[str]) -> Targets:
-    """`compute_outputs` of one row (L,), each tensor (L, …)."""
+def _read_in_windows(model: nn.Module, limit: int, row: Mapping[str, torch.Tensor], names: Iterable[str]) -> Targets:
+    """`compute_outputs` of one row, inputs (L,), each tensor (L, …)."""
+    ids = row["input_ids"]
     reading = OverlappingWindows.of(len(ids), limit).to(ids.device)
-    windows = ids[reading.columns]
-    outputs = compute_outputs(model, {"input_ids": windows, "attention_mask": torch.ones_like(windows)}, names)
+    windows = {name: tensor[reading.columns] for name, tensor in row.items()}
+    outputs = compute_outputs(model, {**windows, "attention_mask": torch.ones_like(windows["input_ids"])}, names)
     logits = None if outputs.logits is None else reading.merge(outputs.logits)
     return Targets(tuple(map(reading.merge, outputs.hidden_states)), logits=logits)
 
@@ -221,9 +225,17 @@ def row_targets(hidden_states: Callable[[Row], torch.Tensor]) -> TargetFunction:
 
     Args:
         hidden_states: maps the token ids of one window to its last hidden states, (L, D).
+
+    Raises:
+        ValueError: (by the result) for a window with token types, which the function would not see.
     """
 
     def targets(batch: Mapping[str, torch.Tensor]) -> Targets:
+        if "token_type_ids" in batch:
+            raise ValueError(
+                "windows: some have token_type_ids, and row_targets gives its function token ids alone; leave the "
+                "types out, or write a function from a batch to Targets"
+            )
         rows = [
             ids[mask.bool()].tolist() for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)
         ]

@@ -35,7 +35,7 @@ class DistillationTrainer(Trainer):
         """
         Args:
             args: as Trainer's.
-            targets: maps a batch, `input_ids` and `attention_mask` (B, L), to Targets.
+            targets: maps a batch, as `collate` makes them, to Targets.
             losses: keys of `LOSSES` to weights.
             temperature: of the logits.
             table_learning_rate: for parameters named `distance_embedding`; None for `args.learning_rate`.
