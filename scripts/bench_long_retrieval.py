@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 from conversion_quality.texts import DATA, draw_pairs
-from experiments.arguments import RESULTS, check_patterns, digest, positive_int, reproducing_command
+from experiments.arguments import RESULTS, check_patterns, digest, fingerprint, positive_int, reproducing_command
 from experiments.measuring import environment
 from experiments.process import start_quietly
 from experiments.reports import write_report
@@ -126,9 +126,9 @@ class Bench:
         args = self.args
         settings: dict[str, Any] = {"source": Path(args.source).name, "seed": args.seed, "count": args.count}
         if task == "needle":
-            settings["haystack"] = args.haystack.name
+            settings["haystack"] = fingerprint(args.haystack)
         if task in ("needle", "articles", "evidence"):
-            settings["documents"] = args.documents.name
+            settings["documents"], settings["questions"] = map(fingerprint, (args.documents, args.questions))
         if task == "evidence":
             settings["articles"] = 2 * args.count
         student = None if name in ALONE else self.readers[name].student
@@ -136,6 +136,7 @@ class Bench:
             settings["student"] = self._made(student)
         if task == "sts":
             settings["pairs"] = args.sts_pairs
+            settings["sets"] = [fingerprint(args.data / path) for path in DATA["sts"]]
         return json.loads(json.dumps(settings))
 
     def _made(self, name: str) -> list[Any]:
@@ -148,7 +149,7 @@ class Bench:
         ]
 
     def folder(self, name: str) -> Path:
-        """The folder of a student, converted if it is missing."""
+        """The folder of a student, converted if it is missing; to read single texts."""
         student = self.students[name]
         folder = self.args.work / f"{name}.{digest(Path(self.args.source).name, student.method, student.options)}"
         if not folder.is_dir():
@@ -163,7 +164,7 @@ class Bench:
                 self.args.source,
                 partial,
                 method=student.method,
-                method_options=student.options,
+                method_options={**student.options, **({"pairs": 0} if student.method is None else {})},
                 seed=self.args.seed,
                 **(texts if student.method is None else {}),
             )
@@ -328,7 +329,7 @@ def main(arguments: Sequence[str] | None = None, tell: Callable[[str], None] = p
             continue
         results["cells"][cell] = {"settings": settings, "result": bench.measure(cell)}
         results["environment"] = {**environment(), "command": command}
-        write_report(path.with_suffix(""), results, card(results))
+        write_report(path.with_suffix(""), results, card(results, args.name))
         result = results["cells"][cell]["result"]
         tell(f"{cell}: {result.get('accuracy@1', result.get('differences'))}")
     draw(results, path.with_suffix(".png"))

@@ -22,7 +22,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,7 @@ LEARNT = "--text {data}/text/novels.txt.xz --text {data}/text/acl_abstracts.json
 CONVERSIONS = {
     "bert-relative": "convert {bert} --method calibrate --scheme harmonic --text hf_relpos/demo/text/train.txt.xz",
     "minilm-relative": "convert {source} " + LEARNT,
+    "minilm-pairs": "convert {source} --method-option pairs=0.5 " + LEARNT,
     "minilm-fitted": "convert {source} --method calibrate --scheme harmonic " + LEARNT,
 }
 TRAIN = " --do_train --do_eval --save_strategy no --report_to none --use_cpu"
@@ -113,7 +114,21 @@ def distillations() -> dict[str, Run]:
     }
 
 
-SQUAD = "--train_file {data}/qa/squad.train.json.xz --validation_file {data}/qa/squad.dev.json.xz"
+def answers() -> dict[str, Run]:
+    """The runs of a source, of its conversion, and of one that was fitted to pairs of segments as well."""
+    flags = (
+        "--train_file {data}/qa/squad.train.json.xz --validation_file {data}/qa/squad.dev.json.xz "
+        "--shuffle_train_dataset --max_train_samples 4000 --max_eval_samples 500 --max_seq_length 256 "
+        "--doc_stride 64 --num_train_epochs 1 --per_device_train_batch_size 16 --learning_rate 3e-4 "
+        "--warmup_steps 25 --train_sampling_strategy group_by_length"
+    )
+    fitted = pair(flags, "source", "minilm-pairs")["relative"]
+    return {
+        **pair(flags, "source", "minilm-relative"),
+        "pairs": replace(fitted, label="relative, fitted to pairs"),
+    }
+
+
 RECIPES = {
     "mlm": Recipe(
         "masked words of novels, two small models from new weights",
@@ -143,13 +158,7 @@ RECIPES = {
     "qa": Recipe(
         "answers to a part of SQuAD 1.1",
         {"eval_f1": ("F1", 1), "eval_exact_match": ("exact match", 1)},
-        pair(
-            f"{SQUAD} --shuffle_train_dataset --max_train_samples 4000 --max_eval_samples 500 --max_seq_length 256 "
-            "--doc_stride 64 --num_train_epochs 1 --per_device_train_batch_size 16 --learning_rate 3e-4 "
-            "--warmup_steps 25 --train_sampling_strategy group_by_length",
-            "source",
-            "minilm-relative",
-        ),
+        answers(),
     ),
     "embedding": Recipe(
         "similarity of sentences (STS-B), an epoch",

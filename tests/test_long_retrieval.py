@@ -207,6 +207,20 @@ def test_cells_are_measured_once(source, data, tmp_path, monkeypatch):
     monkeypatch.setattr(bench.Bench, "measure", lambda self, cell: pytest.fail(f"{cell} was measured again"))
     bench.main(arguments, told.append)
 
+    # another set of questions in a file of the same name is another set
+    questions = data / "long/wikidocs.queries.jsonl"
+    lines = questions.read_text().splitlines()
+    other = tmp_path / "other" / questions.name
+    other.parent.mkdir()
+    other.write_text("\n".join(lines[:6]))
+    again = []
+    monkeypatch.setattr(
+        bench.Bench, "measure", lambda self, cell: again.append(cell) or results["cells"][cell]["result"]
+    )
+    files = ["--documents", str(data / "long/wikidocs.docs.jsonl.xz"), "--questions", str(other)]
+    bench.main([*arguments, *files], told.append)
+    assert {cell.partition("/")[0] for cell in again} == {"needle", "articles", "evidence"}
+
 
 def test_a_reader_that_is_not_there(capsys):
     bench = import_script("bench_long_retrieval")

@@ -119,13 +119,19 @@ def interval(difference: Mapping[str, float], digits: int = 2) -> str:
     return f"{mean} ({low} … {high})"
 
 
-def card(results: Mapping[str, Any]) -> str:
-    """long_retrieval.md."""
+def card(results: Mapping[str, Any], name: str) -> str:
+    """NAME.md, beside NAME.png."""
     return (
-        f"# Retrieval at length\n\n{describe(results['environment'])}\nWritten by scripts/bench_long_retrieval.py, "
+        f"# Retrieval at length, {_source(results)}\n\n{describe(results['environment'])}\nWritten by scripts/bench_long_retrieval.py, "
         "which says what is measured, in several runs of some tasks and readers each, beside other work.\n\n"
-        f"![what is found against length](long_retrieval.png)\n{markdown_sections(tables(results))}"
+        f"![what is found against length]({name}.png)\n{markdown_sections(tables(results))}"
     )
+
+
+def _source(results: Mapping[str, Any]) -> str:
+    """The name of the source."""
+    name: str = next(iter(results["cells"].values()))["settings"]["source"]
+    return name
 
 
 def draw(results: Mapping[str, Any], path: Path) -> None:
