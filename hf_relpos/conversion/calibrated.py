@@ -56,9 +56,9 @@ from .names import is_scheme
 # of 1,024 tokens .973 with (5e-5, 1e-2), .952 with (1e-4, 3e-2). Many small steps do better than few large ones.
 LEARNING_RATE, TABLE_LEARNING_RATE = 1e-4, 3e-3
 
-# Share of the text that is fitted as pairs of segments. all-MiniLM-L6-v2, default quality, its own check: token cosine
-# in the segments of pairs .960 and .936 fitted to none, .980 and .977 to a half; sentence cosine of single texts at 512
-# tokens .970 and .967.
+# Share of the text that is fitted as pairs of segments. all-MiniLM-L6-v2, default quality, by its own check: token
+# cosine in the segments of pairs .960 and .936 fitted to none, .980 and .977 to a half; sentence cosine of single
+# texts at 512 tokens .970 and .967.
 PAIRS = 0.5
 
 

@@ -63,9 +63,9 @@ def held_out_fidelity(
     if layout is not None:
         length = max((length for length in rows_by_length if length <= PAIR_LENGTH), default=min(rows_by_length))
         chosen = Windows(rows_by_length[length][: max(4, PAIR_TOKENS // length)], 0.0, 0)
-        windows = pair_windows(chosen, layout, 1.0, length, context.seed)
-        if any(map(any, windows.types or ())):  # else too short to be cut
-            found["pairs"] = _pairs(student, teacher, windows)
+        pairs = pair_windows(chosen, layout, 1.0, length, context.seed)
+        if any(map(any, pairs.types or ())):  # else too short to be cut
+            found["pairs"] = _pairs(student, teacher, pairs)
     return found
 
 
