@@ -322,14 +322,14 @@ def main(arguments: Sequence[str] | None = None, tell: Callable[[str], None] = p
     command = reproducing_command("bench_long_retrieval.py", sys.argv[1:] if arguments is None else arguments, omitted)
     bench, path = Bench(args), args.out / f"{args.name}.json"
     results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"cells": {}}
-    results["labels"] = labels(bench)
+    results |= {"name": args.name, "labels": labels(bench)}
     for cell in bench.cells():
         settings = bench.settings(cell)
         if results["cells"].get(cell, {}).get("settings") == settings:
             continue
         results["cells"][cell] = {"settings": settings, "result": bench.measure(cell)}
         results["environment"] = {**environment(), "command": command}
-        write_report(path.with_suffix(""), results, card(results, args.name))
+        write_report(path.with_suffix(""), results, card(results))
         result = results["cells"][cell]["result"]
         tell(f"{cell}: {result.get('accuracy@1', result.get('differences'))}")
     draw(results, path.with_suffix(".png"))

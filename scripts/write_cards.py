@@ -30,6 +30,7 @@ CARDS = {
     "benchmarks/gpu-attention.json": "bench_gpu",
     "benchmarks/cpu-window.json": "bench_window",
     "benchmarks/long_retrieval.json": "long_retrieval.card",
+    "benchmarks/long_retrieval-demo.json": "long_retrieval.card",
     "benchmarks/recurrence-512.json": "bench_recurrence",
     "benchmarks/recurrence.json": "bench_recurrence",
     "documents/results.json": "documents.card",

@@ -6,6 +6,7 @@ import io
 import json
 import lzma
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,19 @@ import pytest
 import torch
 from launching import run_python
 from rich.console import Console
-from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, BertConfig, BertForMaskedLM
+from safetensors.torch import load_file, save_file
+from tokenizers import Regex
+from tokenizers.normalizers import Replace
+from tokenizers.processors import TemplateProcessing
+from transformers import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    BertTokenizer,
+    RobertaTokenizer,
+)
 from typer.testing import CliRunner
 
 import hf_relpos
@@ -27,13 +40,12 @@ from hf_relpos.calibration.errors import CalibrationError
 from hf_relpos.calibration.layerwise import LayerwiseModel
 from hf_relpos.calibration.saved import Saved
 from hf_relpos.calibration.settings import CalibrationSettings
-from hf_relpos.calibration.windows import check_windows, distance_histogram, pair_windows, shared_first_token
+from hf_relpos.calibration.windows import check_windows, distance_histogram, shared_first_token
 from hf_relpos.cli import app
 from hf_relpos.console import progress_bar
 from hf_relpos.conversion import METHODS, QUALITIES, ConversionError, PoorConversionWarning, convert
 from hf_relpos.conversion.card import command as repeating_command
-from hf_relpos.data import Windows, cut_windows, read_texts
-from hf_relpos.data.windows import PairLayout
+from hf_relpos.data import PairLayout, Windows, cut_windows, pair_windows, read_texts
 from hf_relpos.evaluation import masked_accuracy, masked_windows, windowed_hidden_states
 from hf_relpos.model.encodings import sinusoid_concat
 
@@ -326,18 +338,23 @@ def test_pairs_are_as_the_tokenizer_makes_them():
     texts = ["The wind was in the east, and nobody at the inn would say why.", "No.", "He went home. " * 30]
     windows = Windows([tokenizer(text).input_ids for text in texts], 0.0, 0)
     assert pair_windows(windows, layout, 0.0, 64, 0) is windows is pair_windows(windows, None, 1.0, 64, 0)
-    lengths = set()
+    lengths, alike = set(), 0
     for seed in range(20):
         made = pair_windows(windows, layout, 1.0, 64, seed)
         assert list(map(len, made.ids)) == list(map(len, made.types)) == list(map(len, windows.ids))
         ids, types = made.ids[0], made.types[0]
         second, (begin, end) = types.index(1), (tokenizer.cls_token_id, tokenizer.sep_token_id)
         assert [ids[0], ids[second - 1], ids[-1]] == [begin, end, end] and sum(types[second:]) == len(types) - second
+        text = [tokenizer.decode(part) for part in (ids[1 : second - 1], ids[second:-1])]
+        as_pair = tokenizer(*text)
+        if as_pair.input_ids == ids:  # where no word is cut in two
+            assert as_pair.token_type_ids == types
+            alike += 1
         words = windows.ids[0][1:-1]
         assert ids[1 : second - 1] == words[: second - 2] and ids[second:-1] == words[second - 1 :]
         assert made.ids[1:] == windows.ids[1:] and not any(map(any, made.types[1:])), "too short; past the limit"
         lengths.add(sum(types))
-    assert len(lengths) > 5
+    assert len(lengths) > 5 and alike > 5
     many = Windows([windows.ids[0]] * 1000, 0.0, 0)
     assert 420 < sum(map(any, pair_windows(many, layout, 0.5, 64, 0).types)) < 580
     joined = pair_windows(many, layout, 1.0, 64, 0).joined(windows)
@@ -368,12 +385,61 @@ def test_convert_keeps_pairs(small, tmp_path):
         )
         found[pairs] = report.details["fidelity"]["pairs"]["token_cosine_by_segment"]
         fitted = report.details["calibration"]
-        assert fitted["pairs"] > 0.3 * fitted["windows"] if pairs is None else fitted["pairs"] == 0
-        assert ("give the option pairs" in report.pairs) == (pairs == 0)
+        assert fitted["pair_windows"] > 0.3 * fitted["windows"] if pairs is None else fitted["pair_windows"] == 0
+        assert ("convert with the option pairs" in report.pairs_in_words) == (pairs == 0)
         assert "Pairs of segments, 64 tokens: token cosine" in (tmp_path / str(pairs) / "README.md").read_text()
     assert found[None][1] > found[0][1]
     with pytest.raises(ConversionError, match="pairs"):
         convert(small / "bert", tmp_path / "not", method_options={"pairs": 2}, **arguments)
+
+
+def test_sources_that_read_no_pairs(small, tmp_path):
+    """A sentence encoder, unless it is asked for; a CrossEncoder is none; a source whose token types are all one."""
+    model, kinds = small / "bert", ("SentenceTransformer", "CrossEncoder", "one type")
+    for kind in kinds:
+        shutil.copytree(model, tmp_path / kind)
+    part = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}
+    pooling = {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
+    for kind, modules in (("SentenceTransformer", [part, pooling]), ("CrossEncoder", [part])):
+        (tmp_path / kind / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "SentenceTransformer" / "1_Pooling").mkdir()
+    (tmp_path / "SentenceTransformer" / "1_Pooling" / "config.json").write_text("{}")
+    tensors = load_file(model / "model.safetensors")
+    types = tensors["bert.embeddings.token_type_embeddings.weight"]
+    types[1] = types[0]
+    save_file(tensors, tmp_path / "one type" / "model.safetensors", {"format": "pt"})
+    arguments = {"method": "calibrate", "texts": small / "text.txt"}
+    found = {}
+    for kind, pairs in [*((kind, None) for kind in kinds), ("SentenceTransformer", 0.25)]:
+        out = tmp_path / f"{kind} {pairs}"
+        report = convert(tmp_path / kind, out, method_options={"tokens": 2000, "pairs": pairs}, **arguments)
+        found[kind, pairs] = report.details["calibration"]["pair_windows"]
+    assert found["SentenceTransformer", None] == 0 == found["one type", None]
+    assert 0 < found["SentenceTransformer", 0.25] < found["CrossEncoder", None]
+    with pytest.raises(ConversionError, match=r"method_options\['pairs'\] = 0.5: the source does not tell"):
+        convert(tmp_path / "one type", tmp_path / "not", method_options={"tokens": 2000, "pairs": 0.5}, **arguments)
+    assert not (tmp_path / "not").exists()
+
+
+def test_layouts_of_pairs():
+    def bert(*words):
+        vocabulary = {
+            word: number for number, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words])
+        }
+        return BertTokenizer(vocab=vocabulary, do_lower_case=False)
+
+    unknown = PairLayout.of(bert("A", "B"), 2)  # both words are [UNK]
+    assert unknown == PairLayout.of(bert("a", "b"), 2) == PairLayout([2], [3], [3])
+    words = {word: number for number, word in enumerate(["<s>", "<pad>", "</s>", "<unk>", "<mask>", "a", "b"])}
+    assert PairLayout.of(RobertaTokenizer(vocab=words, merges=[]), 2) is None, "all its types are 0"
+    other = bert("a", "b")
+    other.backend_tokenizer.post_processor = TemplateProcessing(
+        "$A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", [("[CLS]", 2), ("[SEP]", 3)]
+    )
+    assert PairLayout.of(other, 2) is None, "a text alone begins otherwise"
+    nothing = bert("a", "b")
+    nothing.backend_tokenizer.normalizer = Replace(Regex("[ab]"), "")
+    assert PairLayout.of(nothing, 2) is None
 
 
 def test_convert_for_long_texts(small, tmp_path):

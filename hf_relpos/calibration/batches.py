@@ -124,8 +124,10 @@ def make_batches(
         if number % world != rank:
             continue
         ids, mask = pad_rows([windows[index] for index in group], pad)
-        own_types = torch.zeros_like(ids) if types is None else pad_rows([types[index] for index in group], 0)[0]
         reading = Reading.of(ids, limit) if limit is not None and ids.shape[1] > limit else None
+        own_types = torch.zeros_like(ids)
+        if types is not None and reading is None:
+            own_types, _ = pad_rows([types[index] for index in group], 0)
         held_out = number % holdout == holdout // 2
         batches.append(Batch(number, ids, mask.long(), own_types, held_out, len(windows[order[-1]]), reading))
     return batches

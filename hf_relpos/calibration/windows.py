@@ -11,15 +11,13 @@ from transformers import PreTrainedModel
 
 from ..data.masking import mask_tokens
 from ..data.text import pair_fields, paths_or_documents, read_texts
-from ..data.windows import MAX_UNKNOWN_RATE, PairLayout, Windows, cut_windows, special_tokens
+from ..data.windows import MAX_UNKNOWN_RATE, Windows, cut_windows, special_tokens
 from ..evaluation.inspection import has_mlm_head
 from .errors import CalibrationError
 
 
 # Lengths of the windows that are fitted, beside single sentences, as far as the teacher reads them.
 LENGTHS = (128, 256, 512)
-# Tokens of a segment of a pair, at least.
-SHORTEST_SEGMENT = 2
 # Below this the report warns; below the second figure nothing can be fitted.
 FEW, TOO_FEW = 10_000, 500
 
@@ -108,35 +106,6 @@ def random_windows(tokenizer: Any, tokens: int, limit: int, seed: int) -> Window
         windows.append([*before, *body.tolist(), *after])
         count += length
     return Windows(windows, 0.0, tokens)
-
-
-def pair_windows(windows: Windows, layout: PairLayout | None, share: float, limit: int, seed: int) -> Windows:
-    """Windows some of which are cut in two segments, at a random place: `[CLS] … [SEP] … [SEP]`, as long as before.
-
-    Args:
-        windows: of one segment each.
-        layout: of the tokenizer; None for one without token types, whose windows stay as they are.
-        share: of the windows that are cut.
-        limit: tokens that the source reads; longer windows, which it reads piece by piece, stay as they are.
-        seed: of the choice.
-    """
-    if layout is None or not share:
-        return windows
-    rng = np.random.default_rng(seed + 5)
-    rows, types = [], []
-    for ids in windows.ids:
-        words = ids[len(layout.before) : len(ids) - len(layout.after)]
-        count = len(words) - len(layout.between)  # of those that are left
-        if len(ids) > limit or count < 2 * SHORTEST_SEGMENT or rng.random() >= share:
-            rows.append(ids)
-            types.append([0] * len(ids))
-            continue
-        cut = int(rng.integers(SHORTEST_SEGMENT, count - SHORTEST_SEGMENT + 1))
-        second = words[cut + len(layout.between) :]
-        rows.append([*layout.before, *words[:cut], *layout.between, *second, *layout.after])
-        first = len(rows[-1]) - len(second) - len(layout.after)
-        types.append([0] * first + [1] * (len(ids) - first))
-    return replace(windows, ids=rows, types=types)
 
 
 def mask_windows(windows: Windows, model: PreTrainedModel, tokenizer: Any, share: float, seed: int) -> Windows:

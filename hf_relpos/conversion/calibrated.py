@@ -30,14 +30,13 @@ from ..calibration.windows import (
     gather,
     gather_all,
     mask_windows,
-    pair_windows,
     random_windows,
     shared_first_token,
     window_lengths,
 )
 from ..console import progress_bar
 from ..data.text import TextError
-from ..data.windows import PairLayout, Windows
+from ..data.windows import PairLayout, Windows, pair_windows
 from ..evaluation.inspection import has_mlm_head
 from ..evaluation.loading import find_tokenizer
 from ..model.backends import AUTO
@@ -106,7 +105,8 @@ CALIBRATE = {
     "pairs": Option(
         None,
         "share of the text that is fitted, and trained on, as pairs of segments with their token types, for tasks "
-        "such as question answering; 0 to 1, or None for a half, and 0 for a folder of sentence-transformers",
+        "such as question answering; 0 to 1, or None for a half, and for none of a SentenceTransformer or a source "
+        "without two token types",
         lambda v: v is None or is_share(v),
     ),
     "mask": Option(
@@ -255,16 +255,26 @@ def _windows_to_fit(
             context.seed,
         )
         notes = check_windows(windows, max(limit, length))
-    windows = pair_windows(windows, *_pairs(tokenizer, context), limit, context.seed)
+    windows = pair_windows(windows, *_layout_and_share(tokenizer, context), limit, context.seed)
     return mask_windows(windows, model, tokenizer, options["mask"], context.seed), notes
 
 
-def _pairs(tokenizer: Any, context: ConversionContext) -> tuple[PairLayout | None, float]:
-    """How the source reads pairs of segments, None for one without token types; and the share of the text for them."""
+def _layout_and_share(tokenizer: Any, context: ConversionContext) -> tuple[PairLayout | None, float]:
+    """How the source reads pairs of segments, None where no text is for them; and the share of the text that is.
+
+    Raises:
+        ConversionError: for a share that was asked for, of a source that reads none.
+    """
     share = context.options["pairs"]
-    if share is None:
-        share = 0.0 if context.is_sentence_encoder else PAIRS
-    return PairLayout.of(tokenizer, context.source_config.type_vocab_size), share
+    if share == 0 or (share is None and context.is_sentence_encoder):
+        return None, 0.0
+    layout = PairLayout.of(tokenizer, context.token_types)
+    if layout is None and share is not None:
+        raise ConversionError(
+            f"method_options['pairs'] = {share}: the source does not tell the segments of a pair apart by token "
+            "types, or its tokenizer gives none, so that there is nothing to fit; leave it out"
+        )
+    return layout, PAIRS if share is None else share
 
 
 def _calibrate(
@@ -323,7 +333,7 @@ def _calibrate(
         **report.to_dict(),
         "seen": distance_histogram(windows.ids),
         "unknown_share": round(windows.unknown_rate, 5),
-        "pairs": sum(map(any, windows.types or ())),
+        "pair_windows": sum(map(any, windows.types or ())),
         "memory_bytes": memory,
         "device": context.device.type,
         "seconds": time.perf_counter() - started,
@@ -398,10 +408,10 @@ def _distil(
     from ..training.distillation_losses import DEFAULT_LOSSES
 
     options, limit, seed = context.options, context.source_config.max_position_embeddings, context.seed + 1
-    windows = pair_windows(_windows_to_distil(tokenizer, context), *_pairs(tokenizer, context), limit, seed)
+    windows = pair_windows(_windows_to_distil(tokenizer, context), *_layout_and_share(tokenizer, context), limit, seed)
     windows = mask_windows(windows, student, tokenizer, options["mask"], seed)
-    types = windows.types or [[0] * len(ids) for ids in windows.ids]
-    rows = [{"input_ids": ids, "token_type_ids": own} for ids, own in zip(windows.ids, types, strict=True)]
+    pairs = zip(windows.ids, windows.token_types, strict=True)
+    rows = [{"input_ids": ids, "token_type_ids": types} for ids, types in pairs]
     losses = dict(DEFAULT_LOSSES)
     if has_mlm_head(student):
         losses["logits"] = 1.0

@@ -348,7 +348,7 @@ def _fidelity(report: ConversionReport, pictures: Sequence[str]) -> list[str]:
             "above that nothing was fitted to. Ceiling: how far the source agrees with itself when its input moves by "
             "some positions." + (" Right of that, masked tokens and their predictions." if masked else ""),
             markdown_table(columns, rows),
-            *([f"{report.pairs}."] if report.pairs else []),
+            *([f"{report.pairs_in_words}."] if report.pairs_in_words else []),
             f"**Verdict: {report.verdict}.**",
         ]
     elif report.difference is not None:

@@ -203,7 +203,7 @@ def convert(
         resume_folder=target.with_name(f".{target.name}.{name}") if learns else None,
         device=computes_on,
         progress=progress,
-        is_sentence_encoder=layout.listed,
+        is_sentence_encoder=layout.pools,
     )
     renamed = rename_relative(checkpoint, own_config, config)
     with spinner("converting", progress and not learns):  # what learns has bars of its own

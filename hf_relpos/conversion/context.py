@@ -12,6 +12,7 @@ from ..model.configuration_relpos_bert import RelPosBertConfig
 from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..model.scheme import Option, Scheme
 from ..model.schemes import scheme_parts
+from .family import TOKEN_TYPES
 from .names import is_table
 from .source import Source
 
@@ -33,7 +34,7 @@ class ConversionContext:
         device: where a method that learns from text computes.
         progress: whether to show a progress bar.
         details: filled by the method for the report; JSON values only.
-        is_sentence_encoder: whether the source is a folder of sentence-transformers, which reads one text at a time.
+        is_sentence_encoder: whether the source is a SentenceTransformer that pools, and so reads one text at a time.
     """
 
     source: Source
@@ -53,6 +54,14 @@ class ConversionContext:
     def tokenizer_folder(self) -> Path:
         """The folder with the tokenizer of the source."""
         return self.source.folder
+
+    @property
+    def token_types(self) -> int:
+        """How many token types the source tells apart, by embeddings alone."""
+        if any(settings.get("segments") for _, settings in scheme_parts(self.source_config)):
+            return 0  # XLNet's terms of segments are not known a layer at a time
+        tables = [tensor for name, tensor in self.source.tensors.items() if name.endswith(TOKEN_TYPES)]
+        return len(tables[0].unique(dim=0)) if tables else 0
 
     @property
     def source_table(self) -> torch.Tensor:

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from ..calibration.windows import gather, pair_windows, window_lengths
+from ..calibration.windows import gather, window_lengths
 from ..data.text import TextError, pair_fields
-from ..data.windows import PairLayout, Windows, special_tokens
+from ..data.windows import PairLayout, Windows, pair_windows, special_tokens
 from ..evaluation import FidelitySettings, fidelity, verdict
 from ..evaluation.encoder import ProgressCallback, hidden_states
 from ..evaluation.inspection import has_mlm_head
@@ -21,10 +21,10 @@ from .context import ConversionContext
 # Lengths at which the report compares teacher and student, and tokens of text for each.
 EVALUATED_LENGTHS = (16, 64, 128, 256, 512)
 EVALUATED_TOKENS = 6144
-# Tokens of the windows that are compared as pairs of segments, at most, and of all of them.
-PAIR_LENGTH, PAIR_TOKENS = 128, 4096
 # Of these, tokens whose attention is compared, and on which the source is compared with itself shifted: six passes.
 SAMPLED_TOKENS = 1536
+# Tokens of each window that is compared as a pair of segments, at most, and of all of these.
+PAIR_LENGTH, PAIR_TOKENS = 128, 4096
 
 
 def held_out_fidelity(
@@ -59,18 +59,20 @@ def held_out_fidelity(
         if length not in rows_by_length:
             result.skipped[length] = f"no text was left to check with that fills {length:,} tokens; give more text"
     found = {**result.to_dict(), "verdict": verdict(result)}
-    layout = PairLayout.of(tokenizer, context.source_config.type_vocab_size)
+    layout = PairLayout.of(tokenizer, context.token_types)
     if layout is not None:
-        length = max((length for length in rows_by_length if length <= PAIR_LENGTH), default=min(rows_by_length))
+        length = max(length for length in rows_by_length if length <= max(PAIR_LENGTH, min(rows_by_length)))
         chosen = Windows(rows_by_length[length][: max(4, PAIR_TOKENS // length)], 0.0, 0)
         pairs = pair_windows(chosen, layout, 1.0, length, context.seed)
         if any(map(any, pairs.types or ())):  # else too short to be cut
-            found["pairs"] = _pairs(student, teacher, pairs)
+            found["pairs"] = _pair_fidelity(student, teacher, pairs)
     return found
 
 
 @torch.no_grad()
-def _pairs(student: RelPosBertPreTrainedModel, teacher: RelPosBertPreTrainedModel, windows: Windows) -> dict[str, Any]:
+def _pair_fidelity(
+    student: RelPosBertPreTrainedModel, teacher: RelPosBertPreTrainedModel, windows: Windows
+) -> dict[str, Any]:
     """Of pairs of one length: the length, their tokens, and the mean token cosine in either segment."""
     ids = torch.tensor(windows.ids, device=student.device)
     types = torch.tensor(windows.types, device=student.device)

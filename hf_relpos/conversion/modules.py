@@ -51,11 +51,14 @@ class Layout:
         encoder: the folder of config.json and the weights, relative; empty for the folder itself.
         modules: the folders of the modules around it, relative; none but in a folder of sentence-transformers.
         listed: whether there is a modules.json.
+        pools: whether one of the modules pools tokens: a sentence encoder, which reads one text at a time. A
+            CrossEncoder has a modules.json, too, and reads pairs.
     """
 
     encoder: str = ""
     modules: tuple[str, ...] = ()
     listed: bool = False
+    pools: bool = False
 
     def copy(self, source: Path, target: Path) -> tuple[str, ...]:
         """Copy modules.json and what it names, byte for byte; their names, relative."""
@@ -144,7 +147,12 @@ def read_layout(source: Path) -> Layout:
             "give its folder, without modules.json"
         )
     own = {"", ".", encoders[0][1]}  # a module without a folder of its own has no files of its own
-    return Layout(encoders[0][1], tuple(path for _, path in modules if path not in own), listed=True)
+    return Layout(
+        encoders[0][1],
+        tuple(path for _, path in modules if path not in own),
+        listed=True,
+        pools=any(kind.endswith("Pooling") for kind, _ in modules),
+    )
 
 
 def check_modules(source: Path) -> None:

@@ -133,7 +133,7 @@ def _lines(report: ConversionReport) -> list[str]:
         lines.append(f"distilled: {DistillationReport(**distillation).summary()}")
     if "skipped" in (measured := details.get("fidelity", {})) and "lengths" not in measured:
         lines.append(f"fidelity not measured: {measured['skipped']}")
-    lines += [report.pairs] if report.pairs else []
+    lines += [report.pairs_in_words] if report.pairs_in_words else []
     lines += report.notes
     if report.left_out:
         lines.append(f"left out, as not known to belong to a checkpoint: {', '.join(report.left_out)}")

@@ -127,7 +127,7 @@ class ConversionReport:
         return self.details.get("fidelity", {}).get("verdict")
 
     @property
-    def pairs(self) -> str:
+    def pairs_in_words(self) -> str:
         """What is known of pairs of segments, in words; empty where nothing is."""
         if (measured := self.details.get("fidelity", {}).get("pairs")) is None:
             return ""
@@ -136,9 +136,11 @@ class ConversionReport:
             f"Pairs of segments, {measured['length']} tokens: token cosine {first:.3f} in the first, {second:.3f} in "
             "the second"
         )
-        if self.details["calibration"]["pairs"]:
+        if self.details.get("calibration", {}).get("pair_windows"):
             return line
-        return line + ". None of the text was fitted as pairs: for tasks with two texts give the option pairs = 0.5"
+        return (
+            f"{line}. None were fitted: for tasks that read two texts in one row, convert with the option pairs = 0.5"
+        )
 
     @property
     def shortfalls(self) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -16,6 +16,8 @@ from .text import MAX_CHARACTERS, TextError
 SENTENCE_END = re.compile(r"(?<=[.!?。！？])[\"'”’)\]]*\s+")
 # Share of unknown tokens above which a text is taken for one in another language.
 MAX_UNKNOWN_RATE = 0.05
+# Tokens of a segment of a pair, at least.
+SHORTEST_SEGMENT = 2
 
 
 def sentences(text: str) -> list[str]:
@@ -74,16 +76,17 @@ class PairLayout:
         """
         if token_types < 2:
             return None
-        one, other = (tokenizer(text, add_special_tokens=False, verbose=False).input_ids for text in ("a", "b"))
+        before, after = special_tokens(tokenizer)
+        one, other = (list(tokenizer(text, add_special_tokens=False, verbose=False).input_ids) for text in ("a", "b"))
         pair = tokenizer("a", "b", return_token_type_ids=True, verbose=False)
-        ids, types = list(pair.input_ids), list(pair.token_type_ids)
-        special = [n for n, token in enumerate(ids) if token in tokenizer.all_special_ids]
-        words = [token for token in ids if token not in tokenizer.all_special_ids]
-        if not special or words != [*one, *other] or sorted(types) != types or set(types) != {0, 1}:
+        ids, types = list(pair.input_ids), list(pair.get("token_type_ids") or [])
+        start, second = len(before) + len(one), len(ids) - len(other) - len(after)
+        between = ids[start:second]
+        if not one or not other or not between or ids != [*before, *one, *between, *other, *after]:
             return None
-        start, second = ids.index(words[0]), types.index(1)
-        found = cls(ids[:start], ids[start + len(one) : second], ids[second + len(other) :])
-        return found if [*found.before, *one, *found.between, *other, *found.after] == ids else None
+        if types != [0] * second + [1] * (len(ids) - second):
+            return None
+        return cls(before, between, after)
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ class Windows:
         ids: one list of token ids per window.
         unknown_rate: share of unknown tokens.
         budget: the requested number of tokens; `tokens` may be fewer when the text is short.
-        types: token types, a list per window; None for windows of one segment each, whose types are 0.
+        types: token types, a list per window; None where all are 0, as in windows of one segment each.
     """
 
     ids: list[list[int]]
@@ -107,13 +110,16 @@ class Windows:
         """How many tokens there are, special ones included."""
         return sum(map(len, self.ids))
 
+    @property
+    def token_types(self) -> list[list[int]]:
+        """`types`, with zeros where there are none."""
+        return self.types or [[0] * len(ids) for ids in self.ids]
+
     def joined(self, *others: "Windows") -> "Windows":
         """These and others."""
         parts = (self, *others)
         unknown = sum(part.unknown_rate * part.tokens for part in parts) / sum(part.tokens for part in parts)
-        types = None
-        if any(part.types for part in parts):
-            types = [row for part in parts for row in part.types or [[0] * len(ids) for ids in part.ids]]
+        types = [row for part in parts for row in part.token_types] if any(part.types for part in parts) else None
         budget = sum(part.budget for part in parts)
         return Windows([ids for part in parts for ids in part.ids], unknown, budget, types)
 
@@ -220,6 +226,35 @@ def cut_windows(
     count = sum(ids.count(unknown) for ids in windows) if unknown is not None else 0
     rng.shuffle(windows)
     return Windows(windows, count / total, tokens)
+
+
+def pair_windows(windows: Windows, layout: PairLayout | None, share: float, limit: int, seed: int) -> Windows:
+    """Windows some of which are cut in two segments, at a random place: `[CLS] … [SEP] … [SEP]`, as long as before.
+
+    Args:
+        windows: of one segment each.
+        layout: of the tokenizer; None for one without token types, whose windows stay as they are.
+        share: of the windows that are cut.
+        limit: tokens that the source reads; longer windows, which it reads piece by piece, stay as they are.
+        seed: of the choice.
+    """
+    if layout is None or not share:
+        return windows
+    rng = np.random.default_rng(seed + 5)
+    rows, types = [], []
+    for ids in windows.ids:
+        words = ids[len(layout.before) : len(ids) - len(layout.after)]
+        count = len(words) - len(layout.between)  # of those that are left
+        if len(ids) > limit or count < 2 * SHORTEST_SEGMENT or rng.random() >= share:
+            rows.append(ids)
+            types.append([0] * len(ids))
+            continue
+        cut = int(rng.integers(SHORTEST_SEGMENT, count - SHORTEST_SEGMENT + 1))
+        second = words[cut + len(layout.between) :]
+        rows.append([*layout.before, *words[:cut], *layout.between, *second, *layout.after])
+        first = len(rows[-1]) - len(second) - len(layout.after)
+        types.append([0] * first + [1] * (len(ids) - first))
+    return replace(windows, ids=rows, types=types)
 
 
 def unknown_rate(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> float:

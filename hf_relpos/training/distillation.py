@@ -63,12 +63,12 @@ def distil(
         teacher: a model with BERT's outputs and the student's sizes, which stays as it is; or a function from a batch,
             `input_ids`, `attention_mask` and, where some are not 0, `token_type_ids`, (B, L), on the training device,
             to Targets: see `row_targets`.
-        windows: token ids, special tokens included, of different lengths: a list or dataset of lists or of mappings
-            with `input_ids` and, for pairs of segments, `token_type_ids`, such as `hf_relpos.data.cut_windows(…).ids`;
-            or an iterable that can be iterated over again, such as a streamed Hub dataset, tokenized and shuffled. A
-            length that is not trained on does not improve: 512 tokens need windows of 512. Of windows that are longer
-            than a teacher reads the targets are those of overlapping windows, and the attention is not compared: see
-            `model_targets`.
+        windows: token ids, special tokens included, of different lengths: a list or dataset of lists, such as
+            `hf_relpos.data.cut_windows(…).ids`, or of mappings with `input_ids` and, for pairs of segments,
+            `token_type_ids`; or an iterable that can be iterated over again, such as a streamed Hub dataset, tokenized
+            and shuffled. A length that is not trained on does not improve: 512 tokens need windows of 512. Of windows
+            that are longer than a teacher reads the targets are those of overlapping windows, and the attention is
+            not compared: see `model_targets`.
         settings: None for the defaults.
         output_dir: for checkpoints, kept afterwards; None for none.
         resume: continue from the last checkpoint in `output_dir`, if there is one.
@@ -90,7 +90,12 @@ def distil(
         )
     limit = None if model is None else model_max_length(model)
     batches = WindowBatches(
-        windows, settings.batch_tokens, student.config.vocab_size, _max_length(student, limit, losses), settings.seed
+        windows,
+        settings.batch_tokens,
+        student.config.vocab_size,
+        _max_length(student, limit, losses),
+        settings.seed,
+        _token_types(student, teacher),
     )
     run_settings = {
         **asdict(settings),
@@ -158,6 +163,14 @@ def _max_length(student: PreTrainedModel, limit: int | None, losses: Mapping[str
     """How long windows may be: what the student reads, and the teacher where nothing but the attention is compared."""
     limits = [model_max_length(student), limit if set(losses) == {"attention"} else None]
     return min((each for each in limits if each is not None), default=None)
+
+
+def _token_types(student: PreTrainedModel, teacher: PreTrainedModel | TargetFunction) -> int:
+    """How many token types both read; a function reads what the student does, unless it says otherwise."""
+    own: int = student.config.type_vocab_size
+    if isinstance(teacher, nn.Module):
+        return min(own, getattr(teacher.config, "type_vocab_size", 0))
+    return own if getattr(teacher, "reads_token_types", True) else 0
 
 
 class _Progress(TrainerCallback):

@@ -43,7 +43,13 @@ class WindowBatches(torch.utils.data.IterableDataset[list[Window]]):
     """
 
     def __init__(
-        self, windows: Iterable[Any], batch_tokens: int, vocab_size: int, max_length: int | None, seed: int
+        self,
+        windows: Iterable[Any],
+        batch_tokens: int,
+        vocab_size: int,
+        max_length: int | None,
+        seed: int,
+        token_types: int = 2,
     ) -> None:
         """
         Args:
@@ -53,7 +59,9 @@ class WindowBatches(torch.utils.data.IterableDataset[list[Window]]):
             vocab_size: number of token ids.
             max_length: of a window; None for no limit.
             seed: of the shuffling.
+            token_types: how many both models know; 0 or 1 where no window may have others than 0.
         """
+        self.token_types = token_types
         self.windows = windows
         self.batch_tokens = batch_tokens
         self.vocab_size = vocab_size
@@ -125,10 +133,10 @@ class WindowBatches(torch.utils.data.IterableDataset[list[Window]]):
         """A window, checked.
 
         Raises:
-            ValueError: for one that is empty, too long, has ids outside its vocabulary, or another number of types.
+            ValueError: for one that is empty, too long, has ids outside its vocabulary, or types that do not fit.
         """
         ids = _listed(given["input_ids"] if isinstance(given, Mapping) else given)
-        types = _listed(given["token_type_ids"]) if isinstance(given, Mapping) and "token_type_ids" in given else None
+        types = given.get("token_type_ids") if isinstance(given, Mapping) else None
         if not ids:
             raise ValueError(f"windows[{number}] is empty; leave empty windows out")
         if self.max_length is not None and len(ids) > self.max_length:
@@ -141,11 +149,20 @@ class WindowBatches(torch.utils.data.IterableDataset[list[Window]]):
                 f"windows[{number}] holds something else than token ids from 0 to {self.vocab_size - 1}; make the "
                 "windows with the teacher's tokenizer"
             )
-        if types is not None and len(types) != len(ids):
+        types = [] if types is None else _listed(types)
+        if not any(types):
+            return Window(ids)
+        if len(types) != len(ids):
             raise ValueError(
                 f"windows[{number}] has {len(ids)} input_ids and {len(types)} token_type_ids; give both for each token"
             )
-        return Window(ids, types if types is not None and any(types) else None)
+        if not (all(isinstance(number, int) for number in types) and 0 <= min(types) <= max(types) < self.token_types):
+            known = f"those from 0 to {self.token_types - 1}" if self.token_types > 1 else "none but 0"
+            raise ValueError(
+                f"windows[{number}] has other token_type_ids than both models read, {known}; leave them out, or make "
+                "them with the teacher's tokenizer"
+            )
+        return Window(ids, types)
 
 
 def _listed(numbers: Any) -> list[int]:

@@ -224,22 +224,15 @@ def row_targets(hidden_states: Callable[[Row], torch.Tensor]) -> TargetFunction:
     `distil` takes.
 
     Args:
-        hidden_states: maps the token ids of one window to its last hidden states, (L, D).
-
-    Raises:
-        ValueError: (by the result) for a window with token types, which the function would not see.
+        hidden_states: maps the token ids of one window, of one segment, to its last hidden states, (L, D).
     """
 
     def targets(batch: Mapping[str, torch.Tensor]) -> Targets:
-        if "token_type_ids" in batch:
-            raise ValueError(
-                "windows: some have token_type_ids, and row_targets gives its function token ids alone; leave the "
-                "types out, or write a function from a batch to Targets"
-            )
         rows = [
             ids[mask.bool()].tolist() for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)
         ]
         states = _pad([hidden_states(row) for row in rows])
         return Targets((states.to(batch["input_ids"].device),))
 
+    targets.reads_token_types = False  # type: ignore[attr-defined]  # `distil` refuses pairs
     return targets

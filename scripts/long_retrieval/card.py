@@ -119,13 +119,13 @@ def interval(difference: Mapping[str, float], digits: int = 2) -> str:
     return f"{mean} ({low} … {high})"
 
 
-def card(results: Mapping[str, Any], name: str) -> str:
+def card(results: Mapping[str, Any]) -> str:
     """NAME.md, beside NAME.png."""
     return (
         f"# Retrieval at length, {_source(results)}\n\n{describe(results['environment'])}\n"
         "Written by scripts/bench_long_retrieval.py, "
         "which says what is measured, in several runs of some tasks and readers each, beside other work.\n\n"
-        f"![what is found against length]({name}.png)\n{markdown_sections(tables(results))}"
+        f"![what is found against length]({results['name']}.png)\n{markdown_sections(tables(results))}"
     )
 
 
