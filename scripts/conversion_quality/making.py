@@ -166,7 +166,7 @@ class StudentMaker:
         return {**cost, "details": details}  # without the converter's own checks
 
     def _long_options(self, student: Student) -> dict[str, Any]:
-        """Options of its method that depend on the length; none is fitted to pairs, since single texts are compared."""
+        """Options of its method; none is fitted to pairs, since single texts are compared."""
         learns = student.quality is not None or "pairs" in METHODS[student.method].options
         options: dict[str, Any] = {"pairs": 0} if learns else {}
         if student.method in BASELINES or student.long:
