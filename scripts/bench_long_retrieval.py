@@ -318,10 +318,15 @@ def main(arguments: Sequence[str] | None = None, tell: Callable[[str], None] = p
         return
     start_quietly(args.threads)
     args.work.mkdir(parents=True, exist_ok=True)
-    omitted = ("--tasks", "--readers", "--out", "--name", "--work")
+    omitted = ("--tasks", "--readers", "--out", "--work")
     command = reproducing_command("bench_long_retrieval.py", sys.argv[1:] if arguments is None else arguments, omitted)
     bench, path = Bench(args), args.out / f"{args.name}.json"
     results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"cells": {}}
+    others = {cell["settings"]["source"] for cell in results["cells"].values()} - {Path(args.source).name}
+    if others:
+        sys.exit(
+            f"{path}: holds cells of {min(others)}, not of {Path(args.source).name}; give another --name or --out"
+        )
     results |= {"name": args.name, "labels": labels(bench)}
     for cell in bench.cells():
         settings = bench.settings(cell)

@@ -333,8 +333,7 @@ def test_convert(small, tmp_path):
 
 def test_pairs_are_as_the_tokenizer_makes_them():
     tokenizer = AutoTokenizer.from_pretrained(DEMO / "bert")
-    layout = PairLayout.of(tokenizer, 2)
-    assert PairLayout.of(tokenizer, 1) is None
+    layout = PairLayout.of(tokenizer)
     texts = ["The wind was in the east, and nobody at the inn would say why.", "No.", "He went home. " * 30]
     windows = Windows([tokenizer(text).input_ids for text in texts], 0.0, 0)
     assert pair_windows(windows, layout, 0.0, 64, 0) is windows is pair_windows(windows, None, 1.0, 64, 0)
@@ -386,7 +385,7 @@ def test_convert_keeps_pairs(small, tmp_path):
         found[pairs] = report.details["fidelity"]["pairs"]["token_cosine_by_segment"]
         fitted = report.details["calibration"]
         assert fitted["pair_windows"] > 0.3 * fitted["windows"] if pairs is None else fitted["pair_windows"] == 0
-        assert ("convert with the option pairs" in report.pairs_in_words) == (pairs == 0)
+        assert ("--method-option pairs=0.5" in report.pairs_in_words) == (pairs == 0)
         assert "Pairs of segments, 64 tokens: token cosine" in (tmp_path / str(pairs) / "README.md").read_text()
     assert found[None][1] > found[0][1]
     with pytest.raises(ConversionError, match="pairs"):
@@ -428,18 +427,18 @@ def test_layouts_of_pairs():
         }
         return BertTokenizer(vocab=vocabulary, do_lower_case=False)
 
-    unknown = PairLayout.of(bert("A", "B"), 2)  # both words are [UNK]
-    assert unknown == PairLayout.of(bert("a", "b"), 2) == PairLayout([2], [3], [3])
+    unknown = PairLayout.of(bert("A", "B"))  # both words are [UNK]
+    assert unknown == PairLayout.of(bert("a", "b")) == PairLayout([2], [3], [3])
     words = {word: number for number, word in enumerate(["<s>", "<pad>", "</s>", "<unk>", "<mask>", "a", "b"])}
-    assert PairLayout.of(RobertaTokenizer(vocab=words, merges=[]), 2) is None, "all its types are 0"
+    assert PairLayout.of(RobertaTokenizer(vocab=words, merges=[])) is None, "all its types are 0"
     other = bert("a", "b")
     other.backend_tokenizer.post_processor = TemplateProcessing(
         "$A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", [("[CLS]", 2), ("[SEP]", 3)]
     )
-    assert PairLayout.of(other, 2) is None, "a text alone begins otherwise"
+    assert PairLayout.of(other) is None, "a text alone begins otherwise"
     nothing = bert("a", "b")
     nothing.backend_tokenizer.normalizer = Replace(Regex("[ab]"), "")
-    assert PairLayout.of(nothing, 2) is None
+    assert PairLayout.of(nothing) is None
 
 
 def test_convert_for_long_texts(small, tmp_path):

@@ -55,9 +55,9 @@ from .names import is_scheme
 # of 1,024 tokens .973 with (5e-5, 1e-2), .952 with (1e-4, 3e-2). Many small steps do better than few large ones.
 LEARNING_RATE, TABLE_LEARNING_RATE = 1e-4, 3e-3
 
-# Share of the text that is fitted as pairs of segments. all-MiniLM-L6-v2, default quality, by its own check: token
+# Share of the windows that are fitted as pairs of segments. all-MiniLM-L6-v2, default quality, by its own check: token
 # cosine in the segments of pairs .960 and .936 fitted to none, .980 and .977 to a half; sentence cosine of single
-# texts at 512 tokens .970 and .967.
+# texts at 512 tokens .9695 and .9674.
 PAIRS = 0.5
 
 
@@ -104,9 +104,9 @@ CALIBRATE = {
     ),
     "pairs": Option(
         None,
-        "share of the text that is fitted, and trained on, as pairs of segments with their token types, for tasks "
-        "such as question answering; 0 to 1, or None for a half, and for none of a SentenceTransformer or a source "
-        "without two token types",
+        "share of the windows, of those that the source reads at once, that are fitted and trained on as pairs of "
+        "segments with their token types, for tasks such as question answering; 0 to 1; None: 0.5, and 0 for a "
+        "SentenceTransformer and for a source without two token types",
         lambda v: v is None or is_share(v),
     ),
     "mask": Option(
@@ -241,6 +241,7 @@ def _windows_to_fit(
     """The windows of tokens to fit, and notes on the text for the report."""
     options, limit = context.options, context.source_config.max_position_embeddings
     length = options["length"] or limit
+    layout, share = _layout_and_share(tokenizer, context)
     if context.texts is None:
         windows = random_windows(tokenizer, min(options["tokens"], RANDOM_TOKENS), limit, context.seed)
         notes = ["no text was given: fitted to random tokens. With some text of its kind the result would be closer"]
@@ -255,12 +256,12 @@ def _windows_to_fit(
             context.seed,
         )
         notes = check_windows(windows, max(limit, length))
-    windows = pair_windows(windows, *_layout_and_share(tokenizer, context), limit, context.seed)
+    windows = pair_windows(windows, layout, share, limit, context.seed)
     return mask_windows(windows, model, tokenizer, options["mask"], context.seed), notes
 
 
 def _layout_and_share(tokenizer: Any, context: ConversionContext) -> tuple[PairLayout | None, float]:
-    """How the source reads pairs of segments, None where no text is for them; and the share of the text that is.
+    """How the source reads pairs of segments, None where none are to be made; and the share of the windows for them.
 
     Raises:
         ConversionError: for a share that was asked for, of a source that reads none.
@@ -268,7 +269,7 @@ def _layout_and_share(tokenizer: Any, context: ConversionContext) -> tuple[PairL
     share = context.options["pairs"]
     if share == 0 or (share is None and context.is_sentence_encoder):
         return None, 0.0
-    layout = PairLayout.of(tokenizer, context.token_types)
+    layout = PairLayout.of(tokenizer) if context.tells_segments_apart else None
     if layout is None and share is not None:
         raise ConversionError(
             f"method_options['pairs'] = {share}: the source does not tell the segments of a pair apart by token "

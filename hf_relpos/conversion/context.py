@@ -56,12 +56,12 @@ class ConversionContext:
         return self.source.folder
 
     @property
-    def token_types(self) -> int:
-        """How many token types the source tells apart, by embeddings alone."""
+    def tells_segments_apart(self) -> bool:
+        """Whether the source has embeddings of the token types 0 and 1 that differ, and no other terms of segments."""
         if any(settings.get("segments") for _, settings in scheme_parts(self.source_config)):
-            return 0  # XLNet's terms of segments are not known a layer at a time
+            return False  # XLNet's, which are not known a layer at a time
         tables = [tensor for name, tensor in self.source.tensors.items() if name.endswith(TOKEN_TYPES)]
-        return len(tables[0].unique(dim=0)) if tables else 0
+        return any(len(table) > 1 and not torch.equal(table[0], table[1]) for table in tables)
 
     @property
     def source_table(self) -> torch.Tensor:

@@ -59,7 +59,7 @@ def held_out_fidelity(
         if length not in rows_by_length:
             result.skipped[length] = f"no text was left to check with that fills {length:,} tokens; give more text"
     found = {**result.to_dict(), "verdict": verdict(result)}
-    layout = PairLayout.of(tokenizer, context.token_types)
+    layout = PairLayout.of(tokenizer) if context.tells_segments_apart else None
     if layout is not None:
         length = max(length for length in rows_by_length if length <= max(PAIR_LENGTH, min(rows_by_length)))
         chosen = Windows(rows_by_length[length][: max(4, PAIR_TOKENS // length)], 0.0, 0)

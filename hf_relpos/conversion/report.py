@@ -133,13 +133,16 @@ class ConversionReport:
             return ""
         first, second = measured["token_cosine_by_segment"]
         line = (
-            f"Pairs of segments, {measured['length']} tokens: token cosine {first:.3f} in the first, {second:.3f} in "
-            "the second"
+            f"Pairs of segments, {measured['length']} tokens: token cosine {first:.3f} in the first segment, "
+            f"{second:.3f} in the second"
         )
         if self.details.get("calibration", {}).get("pair_windows"):
             return line
+        if self.method_options.get("pairs"):
+            return f"{line}. None were fitted: every window was too short, or longer than the source reads"
         return (
-            f"{line}. None were fitted: for tasks that read two texts in one row, convert with the option pairs = 0.5"
+            f"{line}. None were fitted: for tasks that read two texts in one row, convert with "
+            "--method-option pairs=0.5"
         )
 
     @property

@@ -68,14 +68,8 @@ class PairLayout:
     after: list[int]
 
     @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase, token_types: int) -> "PairLayout | None":
-        """That of a tokenizer; None for one that gives both segments the same type, or has another order.
-
-        Args:
-            token_types: how many the model has; None is returned for fewer than two.
-        """
-        if token_types < 2:
-            return None
+    def of(cls, tokenizer: PreTrainedTokenizerBase) -> "PairLayout | None":
+        """That of a tokenizer; None for one that gives both segments the same type, or has another order."""
         before, after = special_tokens(tokenizer)
         one, other = (list(tokenizer(text, add_special_tokens=False, verbose=False).input_ids) for text in ("a", "b"))
         pair = tokenizer("a", "b", return_token_type_ids=True, verbose=False)
@@ -234,7 +228,7 @@ def pair_windows(windows: Windows, layout: PairLayout | None, share: float, limi
     Args:
         windows: of one segment each.
         layout: of the tokenizer; None for one without token types, whose windows stay as they are.
-        share: of the windows that are cut.
+        share: of the windows, about, that are cut.
         limit: tokens that the source reads; longer windows, which it reads piece by piece, stay as they are.
         seed: of the choice.
     """

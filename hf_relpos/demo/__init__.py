@@ -187,7 +187,7 @@ def run_demo(
                 method="calibrate",
                 position_embedding_type=PLAIN_SCHEME,
                 texts=HERE / "text" / "train.txt.xz",
-                method_options={"tokens": CALIBRATION_TOKENS, "pairs": 0},  # what is measured below are single texts
+                method_options={"tokens": CALIBRATION_TOKENS, "pairs": 0},  # only single texts are measured below
                 progress=True,
             )
             fitted = report.details["calibration"]

@@ -61,8 +61,8 @@ def distil(
     Args:
         student: of this package.
         teacher: a model with BERT's outputs and the student's sizes, which stays as it is; or a function from a batch,
-            `input_ids`, `attention_mask` and, where some are not 0, `token_type_ids`, (B, L), on the training device,
-            to Targets: see `row_targets`.
+            `input_ids` and `attention_mask` (B, L) on the training device, to Targets: see `row_targets`. One that has
+            an attribute `reads_token_types = True` gets `token_type_ids` as well, where some are not 0.
         windows: token ids, special tokens included, of different lengths: a list or dataset of lists, such as
             `hf_relpos.data.cut_windows(…).ids`, or of mappings with `input_ids` and, for pairs of segments,
             `token_type_ids`; or an iterable that can be iterated over again, such as a streamed Hub dataset, tokenized
@@ -166,11 +166,11 @@ def _max_length(student: PreTrainedModel, limit: int | None, losses: Mapping[str
 
 
 def _token_types(student: PreTrainedModel, teacher: PreTrainedModel | TargetFunction) -> int:
-    """How many token types both read; a function reads what the student does, unless it says otherwise."""
+    """How many token types both read; a function reads none, unless it says so."""
     own: int = student.config.type_vocab_size
     if isinstance(teacher, nn.Module):
         return min(own, getattr(teacher.config, "type_vocab_size", 0))
-    return own if getattr(teacher, "reads_token_types", True) else 0
+    return own if getattr(teacher, "reads_token_types", False) else 0
 
 
 class _Progress(TrainerCallback):

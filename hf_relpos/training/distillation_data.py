@@ -157,10 +157,10 @@ class WindowBatches(torch.utils.data.IterableDataset[list[Window]]):
                 f"windows[{number}] has {len(ids)} input_ids and {len(types)} token_type_ids; give both for each token"
             )
         if not (all(isinstance(number, int) for number in types) and 0 <= min(types) <= max(types) < self.token_types):
-            known = f"those from 0 to {self.token_types - 1}" if self.token_types > 1 else "none but 0"
+            known = f"from 0 to {self.token_types - 1}" if self.token_types > 1 else "0 alone"
             raise ValueError(
-                f"windows[{number}] has other token_type_ids than both models read, {known}; leave them out, or make "
-                "them with the teacher's tokenizer"
+                f"windows[{number}] has other token_type_ids than student and teacher both read, {known}; leave them "
+                "out, or make them with the teacher's tokenizer"
             )
         return Window(ids, types)
 

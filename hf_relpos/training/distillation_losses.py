@@ -46,7 +46,7 @@ class Targets:
     without: frozenset[str] = frozenset()
 
 
-# From a batch, `input_ids`, `attention_mask` and, where some are not 0, `token_type_ids`, (B, L), to the targets.
+# From a batch, `input_ids` and `attention_mask` (B, L), and perhaps `token_type_ids` (see `distil`), to the targets.
 TargetFunction = Callable[[Mapping[str, torch.Tensor]], Targets]
 
 
@@ -234,5 +234,4 @@ def row_targets(hidden_states: Callable[[Row], torch.Tensor]) -> TargetFunction:
         states = _pad([hidden_states(row) for row in rows])
         return Targets((states.to(batch["input_ids"].device),))
 
-    targets.reads_token_types = False  # type: ignore[attr-defined]  # `distil` refuses pairs
     return targets
