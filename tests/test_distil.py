@@ -248,6 +248,11 @@ def test_segments_that_do_not_fit_are_refused():
     for types in ([0, 0, 2, 2], [0, 0, -1, 0], [0, 0, 1.5, 0]):
         with pytest.raises(ValueError, match="both read, from 0 to 1"):
             run(student, teacher, [{**segments, "token_type_ids": types}])
+    provider = partial(compute_outputs, teacher, names=["layers"])
+    with pytest.raises(ValueError, match="0 alone"):
+        run(student, provider, [segments])
+    provider.reads_token_types = True
+    run(copy.deepcopy(student), provider, [segments] * 8, steps=1)
     teacher.config.type_vocab_size = 1
     with pytest.raises(ValueError, match="0 alone"):
         run(student, teacher, [segments])
