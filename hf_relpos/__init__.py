@@ -13,52 +13,52 @@ from .version import __version__
 
 
 if TYPE_CHECKING:
+    from .attention.context import AttentionContext as AttentionContext
+    from .attention.formula import Table as Table
+    from .attention.formula import Terms as Terms
+    from .attention.formula import attend as attend
     from .conversion import convert as convert
     from .conversion import export_checkpoint as export_checkpoint
     from .conversion import merge_card as merge_card
-    from .explain import explain_backend as explain_backend
-    from .live import accelerate_attention as accelerate_attention
-    from .live import restore_attention as restore_attention
-    from .model.configuration_relpos_bert import RelPosBertConfig as RelPosBertConfig
-    from .model.context import AttentionContext as AttentionContext
-    from .model.formula import Table as Table
-    from .model.formula import Terms as Terms
-    from .model.formula import attend as attend
-    from .model.memory import SegmentMemory as SegmentMemory
-    from .model.modeling_relpos_bert import (
+    from .families.live import accelerate_attention as accelerate_attention
+    from .families.live import restore_attention as restore_attention
+    from .models.configuration_relpos_bert import RelPosBertConfig as RelPosBertConfig
+    from .models.explain import explain_backend as explain_backend
+    from .models.modeling_relpos_bert import (
         RelPosBertForMaskedLM as RelPosBertForMaskedLM,
     )
-    from .model.modeling_relpos_bert import (
+    from .models.modeling_relpos_bert import (
         RelPosBertForMultipleChoice as RelPosBertForMultipleChoice,
     )
-    from .model.modeling_relpos_bert import (
+    from .models.modeling_relpos_bert import (
         RelPosBertForNextSentencePrediction as RelPosBertForNextSentencePrediction,
     )
-    from .model.modeling_relpos_bert import (
+    from .models.modeling_relpos_bert import (
         RelPosBertForPreTraining as RelPosBertForPreTraining,
     )
-    from .model.modeling_relpos_bert import (
+    from .models.modeling_relpos_bert import (
         RelPosBertForQuestionAnswering as RelPosBertForQuestionAnswering,
     )
-    from .model.modeling_relpos_bert import (
+    from .models.modeling_relpos_bert import (
         RelPosBertForSequenceClassification as RelPosBertForSequenceClassification,
     )
-    from .model.modeling_relpos_bert import (
+    from .models.modeling_relpos_bert import (
         RelPosBertForTokenClassification as RelPosBertForTokenClassification,
     )
-    from .model.modeling_relpos_bert import (
+    from .models.modeling_relpos_bert import (
         RelPosBertLMHeadModel as RelPosBertLMHeadModel,
     )
-    from .model.modeling_relpos_bert import (
+    from .models.modeling_relpos_bert import (
         RelPosBertModel as RelPosBertModel,
     )
-    from .model.modeling_relpos_bert import (
+    from .models.modeling_relpos_bert import (
         RelPosBertPreTrainedModel as RelPosBertPreTrainedModel,
     )
-    from .model.scheme import Option as Option
-    from .model.scheme import Scheme as Scheme
-    from .model.schemes import SCHEMES as SCHEMES
-    from .patch import patch_transformers as patch_transformers
+    from .models.patch import patch_transformers as patch_transformers
+    from .models.recurrence import SegmentMemory as SegmentMemory
+    from .schemes.registry import SCHEMES as SCHEMES
+    from .schemes.scheme import Option as Option
+    from .schemes.scheme import Scheme as Scheme
     from .training.anneal import (
         AnnealAbsolutePositions as AnnealAbsolutePositions,
     )
@@ -72,35 +72,35 @@ if TYPE_CHECKING:
 # Module of each name.
 _MODULES = {
     "AnnealAbsolutePositions": ".training.anneal",
-    "AttentionContext": ".model.context",
-    "Option": ".model.scheme",
-    "RelPosBertConfig": ".model.configuration_relpos_bert",
-    "RelPosBertForMaskedLM": ".model.modeling_relpos_bert",
-    "RelPosBertForMultipleChoice": ".model.modeling_relpos_bert",
-    "RelPosBertForNextSentencePrediction": ".model.modeling_relpos_bert",
-    "RelPosBertForPreTraining": ".model.modeling_relpos_bert",
-    "RelPosBertForQuestionAnswering": ".model.modeling_relpos_bert",
-    "RelPosBertForSequenceClassification": ".model.modeling_relpos_bert",
-    "RelPosBertForTokenClassification": ".model.modeling_relpos_bert",
-    "RelPosBertLMHeadModel": ".model.modeling_relpos_bert",
-    "RelPosBertModel": ".model.modeling_relpos_bert",
-    "RelPosBertPreTrainedModel": ".model.modeling_relpos_bert",
-    "SCHEMES": ".model.schemes",
-    "Scheme": ".model.scheme",
+    "AttentionContext": ".attention.context",
+    "Option": ".schemes.scheme",
+    "RelPosBertConfig": ".models.configuration_relpos_bert",
+    "RelPosBertForMaskedLM": ".models.modeling_relpos_bert",
+    "RelPosBertForMultipleChoice": ".models.modeling_relpos_bert",
+    "RelPosBertForNextSentencePrediction": ".models.modeling_relpos_bert",
+    "RelPosBertForPreTraining": ".models.modeling_relpos_bert",
+    "RelPosBertForQuestionAnswering": ".models.modeling_relpos_bert",
+    "RelPosBertForSequenceClassification": ".models.modeling_relpos_bert",
+    "RelPosBertForTokenClassification": ".models.modeling_relpos_bert",
+    "RelPosBertLMHeadModel": ".models.modeling_relpos_bert",
+    "RelPosBertModel": ".models.modeling_relpos_bert",
+    "RelPosBertPreTrainedModel": ".models.modeling_relpos_bert",
+    "SCHEMES": ".schemes.registry",
+    "Scheme": ".schemes.scheme",
     "SegmentDataset": ".training.stream",
-    "SegmentMemory": ".model.memory",
+    "SegmentMemory": ".models.recurrence",
     "StreamTrainer": ".training.stream",
-    "Table": ".model.formula",
-    "Terms": ".model.formula",
-    "accelerate_attention": ".live",
-    "attend": ".model.formula",
+    "Table": ".attention.formula",
+    "Terms": ".attention.formula",
+    "accelerate_attention": ".families.live",
+    "attend": ".attention.formula",
     "convert": ".conversion",
     "drop_absolute_positions": ".training.anneal",
-    "explain_backend": ".explain",
+    "explain_backend": ".models.explain",
     "export_checkpoint": ".conversion",
     "merge_card": ".conversion",
-    "patch_transformers": ".patch",
-    "restore_attention": ".live",
+    "patch_transformers": ".models.patch",
+    "restore_attention": ".families.live",
 }
 __all__ = ["__version__", *_MODULES]
 

@@ -4,14 +4,14 @@ import transformers
 from transformers import AutoConfig, AutoTokenizer, BertTokenizer
 from transformers.utils import is_peft_available
 
-from .kernels import register as register_kernels
-from .model.configuration_relpos_bert import RelPosBertConfig
-from .model.foreign import register_reader
-from .model.modeling_relpos_bert import HEADS
+from .attention.backends.kernels import register as register_kernels
+from .models.configuration_relpos_bert import RelPosBertConfig
+from .models.foreign import register_reader
+from .models.modeling_relpos_bert import HEADS
 
 
 # Imported when a checkpoint of another architecture is read: it brings all of the converter.
-READER = f"{__package__}.conversion.direct"
+READER = f"{__package__}.families.direct"
 
 
 def register() -> None:

@@ -27,7 +27,7 @@ from torch import nn
 
 
 if TYPE_CHECKING:
-    from hf_relpos.model.attention import AttentionCall
+    from hf_relpos.attention.call import AttentionCall
 
 
 HEADS, SIZE = 12, 64
@@ -56,7 +56,7 @@ class RelativeAttention(nn.Module):
     def __init__(self, name: str, backend: str, length: int):
         super().__init__()
         from hf_relpos import RelPosBertConfig
-        from hf_relpos.model.schemes import build_scheme, build_shared
+        from hf_relpos.schemes.registry import build_scheme, build_shared
 
         config = RelPosBertConfig(position_embedding_type=name, max_position_embeddings=max(length, 512))
         config.hidden_dropout_prob = 0.0
@@ -69,7 +69,7 @@ class RelativeAttention(nn.Module):
     def call(self, query, key, value, dropout: float = 0.0) -> "AttentionCall":
         """What the backend computes, with the terms of the scheme."""
         from hf_relpos import AttentionContext
-        from hf_relpos.model.attention import AttentionCall
+        from hf_relpos.attention.call import AttentionCall
 
         length = query.shape[2]
         dtype = torch.promote_types(query.dtype, torch.float32)
@@ -83,7 +83,7 @@ class RelativeAttention(nn.Module):
         return AttentionCall(query, key, value, terms, context, dropout=dropout, needs_gradients=gradients, layer=self)
 
     def forward(self, query, key, value, dropout: float = 0.0) -> torch.Tensor:
-        from hf_relpos.model.backends import run_attention
+        from hf_relpos.attention.dispatch import run_attention
 
         return run_attention(self.backend, self.call(query, key, value, dropout))[0]
 
@@ -179,9 +179,9 @@ def check(name: str, dtype: torch.dtype) -> float:
     Raises:
         SystemExit: when it is above 2.
     """
-    from hf_relpos.model.backend_chunked import Chunked
-    from hf_relpos.model.backend_sdpa import Sdpa
-    from hf_relpos.model.backends import choose
+    from hf_relpos.attention.backends.chunked import Chunked
+    from hf_relpos.attention.backends.sdpa import Sdpa
+    from hf_relpos.attention.dispatch import choose
 
     batch, length = 2, 333
     results = []

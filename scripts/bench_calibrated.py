@@ -181,7 +181,7 @@ def card(results: dict[str, Any]) -> str:
 
 def draw(results: dict[str, Any], path: Path) -> None:
     """Mean sentence cosine against time at the longest length."""
-    from hf_relpos.plot import figure_class
+    from hf_relpos.evaluation.plot import figure_class
 
     figure = figure_class()(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()

@@ -39,7 +39,7 @@ from experiments.process import start_quietly
 from rich.console import Console
 
 from hf_relpos.console import print_table
-from hf_relpos.model.scheme import is_count
+from hf_relpos.schemes.scheme import is_count
 
 
 # For 200 steps of 1,024 tokens from a student that is there; the rows quality/* have the converter's own.

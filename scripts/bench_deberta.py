@@ -186,7 +186,7 @@ def product_speed(length: int) -> float:
 
 def position_flops(kind: str, length: int, layers: int, batch: int) -> int:
     """Those of q·A and k·B, and in training of their gradients and the projections of P, which inference keeps."""
-    from hf_relpos.model.scheme_deberta import log_bucket
+    from hf_relpos.schemes.deberta import log_bucket
 
     bucket = log_bucket(torch.arange(1 - length, length), 256, 512)  # of the shape here
     starts = torch.nn.functional.pad(bucket[1:] != bucket[:-1], (1, 0)).cumsum(0)

@@ -99,8 +99,8 @@ def under_window(attention: nn.Module, length: int, device: str, whole: bool = F
     """The same with the first token as global token; `whole`, by the mask of all pairs."""
     from dataclasses import replace
 
-    from hf_relpos.model.backends import run_attention
-    from hf_relpos.model.band import BandMask
+    from hf_relpos.attention.dispatch import run_attention
+    from hf_relpos.attention.sliding_window import BandMask
 
     band = BandMask(length, length, WINDOW, torch.device(device))
     mask = band.dense if whole else band
@@ -307,8 +307,8 @@ def check_wide(size: int, length: int, dtype: torch.dtype) -> float:
     """As `check`, for other head sizes: relative_key's formula written out."""
 
     from hf_relpos import AttentionContext, Table, Terms, attend
-    from hf_relpos.kernels.backend import Triton
-    from hf_relpos.model.attention import AttentionCall
+    from hf_relpos.attention.backends.kernels.backend import Triton
+    from hf_relpos.attention.call import AttentionCall
 
     torch.manual_seed(1)
     table, results = 0.3 * torch.randn(1, 33, size, device="cuda"), []
@@ -369,7 +369,7 @@ def flex(length: int) -> Callable:
 
 
 def run_core(out: Out, seconds: float) -> None:
-    from hf_relpos.model import backends
+    from hf_relpos.attention import dispatch as backends
 
     order = [(32, 512), (8, 4096), (32, 128), (8, 2048), (4, 8192), (64, 512)]
     schemes = [*SCHEMES[:2], PLAIN, f"relative_key, clipped at {CLIPPED}", *SCHEMES[2:]]
@@ -433,7 +433,7 @@ def run_window(out: Out, seconds: float) -> None:
 
 
 def run_tiles(out: Out, seconds: float) -> None:
-    from hf_relpos.kernels import ops
+    from hf_relpos.attention.backends.kernels import ops
 
     tensors = inputs(32, 512, torch.bfloat16, "cuda")
     calls = {}

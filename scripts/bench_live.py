@@ -7,7 +7,7 @@ Two layers of the size of a base model (hidden size 768, 12 heads), random weigh
 and training steps (the mean square of the output, backward) of one text, and of a padded batch, 8 texts of 16 to 128
 tokens; of texts of 1,024 tokens and more one round after the warm-up. Outputs are compared before any time is taken; a
 difference above 1e-5 ends the run. Memory is the growth of the largest resident size over a training step of the
-longest text in a process of its own. The effects in `hf_relpos/live/families.py` are said after these figures. Written
+longest text in a process of its own. The effects in `hf_relpos/families/live` are said after these figures. Written
 to docs/results/benchmarks after each measurement: cpu-live.json and .md.
 """
 

@@ -52,7 +52,7 @@ class Windowed(RelativeAttention):
     """One layer's attention with a scheme: all keys, or a window, by its band or as a mask of all pairs."""
 
     def __init__(self, name: str, length: int, kind: str):
-        from hf_relpos.model.band import BandMask
+        from hf_relpos.attention.sliding_window import BandMask
 
         super().__init__(name, "relpos", PIECE)
         band = BandMask(length, length, WINDOW, torch.device("cpu"))

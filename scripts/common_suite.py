@@ -89,7 +89,7 @@ import torch
 from transformers.models.auto import modeling_auto
 
 from hf_relpos import RelPosBertConfig
-from hf_relpos.model.modeling_relpos_bert import HEADS
+from hf_relpos.models.modeling_relpos_bert import HEADS
 
 from .generation.test_utils import GenerationTesterMixin
 from .test_configuration_common import ConfigTester

@@ -11,7 +11,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hf_relpos.model.waves import TURN, geometric, phases
+from hf_relpos.attention.fourier_tables import TURN, geometric, phases
 
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "pictures"

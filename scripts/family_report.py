@@ -16,9 +16,9 @@ from typing import Any
 import transformers
 from scheme_report import table
 
-from hf_relpos.conversion.families import FAMILIES
-from hf_relpos.conversion.family import Family
-from hf_relpos.conversion.family_rows import COLUMNS, TITLES, example, positions, row
+from hf_relpos.families.family import Family
+from hf_relpos.families.registry import FAMILIES
+from hf_relpos.families.table import COLUMNS, TITLES, example, positions, row
 
 
 ROOT = Path(__file__).resolve().parents[1]

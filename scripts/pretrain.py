@@ -54,7 +54,7 @@ from hf_relpos.conversion.folder import check_target
 from hf_relpos.data.masking import IGNORE_INDEX, mask_tokens
 from hf_relpos.data.records import iterate_lines
 from hf_relpos.files import atomic_folder
-from hf_relpos.model.saving import apply_umask
+from hf_relpos.models.remote_code import apply_umask
 
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

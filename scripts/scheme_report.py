@@ -21,11 +21,11 @@ import torch
 from transformers.utils import logging
 
 from hf_relpos import SCHEMES, RelPosBertConfig
-from hf_relpos.model.capabilities import supported_implementations
-from hf_relpos.model.scheme import OUT_OF_RANGE
-from hf_relpos.model.schemes import build_input, build_scheme, build_shared
-from hf_relpos.plot import plot_scheme
-from hf_relpos.position_scores import record_layer
+from hf_relpos.evaluation.plot import plot_scheme
+from hf_relpos.evaluation.position_scores import record_layer
+from hf_relpos.models.capabilities import supported_implementations
+from hf_relpos.schemes.registry import build_input, build_scheme, build_shared
+from hf_relpos.schemes.scheme import OUT_OF_RANGE
 
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,12 +36,12 @@ CARD_HEAD = """# Position schemes
 
 Written by `make schemes`; terms, parameters and backends are those of the default options.
 
-- **terms**: letters of the formula in `hf_relpos/model/formula.py`; *input*: vectors added to the embeddings.
+- **terms**: letters of the formula in `hf_relpos/attention/formula.py`; *input*: vectors added to the embeddings.
 - **parameters**: what the scheme adds to BERT-base (12 layers, D = 768, H = 12, P = 512), shared ones counted once.
 - **out_of_range**: the default for inputs longer than the trained range.
 - **error**: largest absolute difference from the original, on the stored outputs that the tests use, rounded up.
 
-To add a scheme, write its file `hf_relpos/model/scheme_NAME.py`, a line in `hf_relpos/model/schemes.py` that imports
+To add a scheme, write its file `hf_relpos/schemes/NAME.py`, a line in `hf_relpos/schemes/__init__.py` that imports
 it, and a test `tests/schemes/test_NAME.py`; then run `make schemes`. The tests of every scheme take it in by
 themselves.
 

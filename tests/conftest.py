@@ -101,4 +101,4 @@ def same_start():
 @pytest.fixture
 def none_too_short(monkeypatch):
     """The default backend takes its own way, in chunks, however small the model."""
-    monkeypatch.setattr("hf_relpos.model.backend_chunked.FEWEST_SCORES", 0)
+    monkeypatch.setattr("hf_relpos.attention.backends.chunked.FEWEST_SCORES", 0)

@@ -82,7 +82,7 @@ def main() -> None:
 
     import hf_relpos.cli
     import hf_relpos.conversion
-    import hf_relpos.model.modeling_relpos_bert  # noqa: F401
+    import hf_relpos.models.modeling_relpos_bert  # noqa: F401
 
     torch.set_num_threads(1)
     for line in sys.stdin:

@@ -19,10 +19,10 @@ from safetensors import safe_open
 from transformers import initialization as init
 
 from hf_relpos import SCHEMES, RelPosBertConfig
-from hf_relpos.model.context import AttentionContext
-from hf_relpos.model.modeling_relpos_bert import RelPosBertSelfAttention
-from hf_relpos.model.scheme import Scheme, SharedScheme
-from hf_relpos.model.schemes import build_shared
+from hf_relpos.attention.context import AttentionContext
+from hf_relpos.models.modeling_relpos_bert import RelPosBertSelfAttention
+from hf_relpos.schemes.registry import build_shared
+from hf_relpos.schemes.scheme import Scheme, SharedScheme
 
 
 def attention_by_loop(

@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import Trainer
 
-from hf_relpos.model.scheme import Scheme
+from hf_relpos.schemes.scheme import Scheme
 
 
 STEPS, BATCH, RATE = 6, 8, 5e-3

@@ -1,4 +1,4 @@
-"""Compile the kernels of hf_relpos.kernels for sm_90 ahead of time, without a device, and read what came out."""
+"""Compile the kernels for sm_90 ahead of time, without a device, and read what came out."""
 
 import re
 import subprocess

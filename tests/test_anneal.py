@@ -17,7 +17,7 @@ from hf_relpos import (
     convert,
     drop_absolute_positions,
 )
-from hf_relpos.model.scheme_absolute import LearnedPositions
+from hf_relpos.schemes.absolute import LearnedPositions
 
 
 TABLE = {"absolute_position_embeddings": True}

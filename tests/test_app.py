@@ -17,7 +17,7 @@ from hf_relpos.app.views import attention_figure, cosine_figure, position_figure
 from hf_relpos.cli import app
 from hf_relpos.demo import CHECKPOINT
 from hf_relpos.evaluation import load_model
-from hf_relpos.position_scores import attention_maps, example_inputs, record_layer, score_map
+from hf_relpos.evaluation.position_scores import attention_maps, example_inputs, record_layer, score_map
 
 
 TEXT = "I have been waiting [MASK] you."

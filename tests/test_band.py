@@ -11,14 +11,17 @@ from test_formula import LargestTensor as Largest
 from test_models import CAPABLE, ON_CPU, visible_in_window
 
 from hf_relpos import SCHEMES, AttentionContext, RelPosBertLMHeadModel, RelPosBertModel, Table, Terms, attend
-from hf_relpos.model import backend_chunked, backends, band_blocks, skewed
-from hf_relpos.model.attention import AttentionCall
-from hf_relpos.model.backend_chunked import chunked_attention
-from hf_relpos.model.backend_eager import Eager
-from hf_relpos.model.backends import run_attention
-from hf_relpos.model.band import BandMask
-from hf_relpos.model.formula import content_vectors
-from hf_relpos.model.toeplitz import to_toeplitz
+from hf_relpos.attention import dispatch as backends
+from hf_relpos.attention.backends import chunk_schedule as skewed
+from hf_relpos.attention.backends import chunked as backend_chunked
+from hf_relpos.attention.backends import window_blocks as band_blocks
+from hf_relpos.attention.backends.chunked import chunked_attention
+from hf_relpos.attention.backends.eager import Eager
+from hf_relpos.attention.call import AttentionCall
+from hf_relpos.attention.dispatch import run_attention
+from hf_relpos.attention.formula import content_vectors
+from hf_relpos.attention.sliding_window import BandMask
+from hf_relpos.attention.toeplitz import to_toeplitz
 
 
 BATCH, HEADS, SIZE = 2, 3, 4

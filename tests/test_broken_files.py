@@ -14,12 +14,12 @@ from transformers import BertConfig, BertForMaskedLM
 from typer.testing import CliRunner
 
 from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel
-from hf_relpos.calibration.errors import CalibrationError
-from hf_relpos.calibration.saved import Saved, one_process
 from hf_relpos.cli import app
 from hf_relpos.conversion import ConversionError, checkpoint, convert
+from hf_relpos.conversion.calibration.errors import CalibrationError
+from hf_relpos.conversion.calibration.saved import Saved, one_process
 from hf_relpos.evaluation.loading import load_model, pooling_of
-from hf_relpos.model.checkpoint_files import read_json
+from hf_relpos.models.checkpoint_files import read_json
 from hf_relpos.training.distillation_checkpoints import prepare_folder
 
 
@@ -407,8 +407,8 @@ def test_json_may_be_nested_a_little(tmp_path):
 SECOND_PROCESS = """
 import sys
 from pathlib import Path
-from hf_relpos.calibration.errors import CalibrationError
-from hf_relpos.calibration.saved import one_process
+from hf_relpos.conversion.calibration.errors import CalibrationError
+from hf_relpos.conversion.calibration.saved import one_process
 
 try:
     with one_process(Path(sys.argv[1])):

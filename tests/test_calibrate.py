@@ -33,21 +33,21 @@ from typer.testing import CliRunner
 
 import hf_relpos
 from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel, processes
-from hf_relpos.calibration.batches import make_batches
-from hf_relpos.calibration.calibrate import Calibrator
-from hf_relpos.calibration.embeddings import fold_positions
-from hf_relpos.calibration.errors import CalibrationError
-from hf_relpos.calibration.layerwise import LayerwiseModel
-from hf_relpos.calibration.saved import Saved
-from hf_relpos.calibration.settings import CalibrationSettings
-from hf_relpos.calibration.windows import check_windows, distance_histogram, shared_first_token
 from hf_relpos.cli import app
 from hf_relpos.console import progress_bar
 from hf_relpos.conversion import METHODS, QUALITIES, ConversionError, PoorConversionWarning, convert
+from hf_relpos.conversion.calibration.batches import make_batches
+from hf_relpos.conversion.calibration.calibrate import Calibrator
+from hf_relpos.conversion.calibration.embeddings import fold_positions
+from hf_relpos.conversion.calibration.errors import CalibrationError
+from hf_relpos.conversion.calibration.layerwise import LayerwiseModel
+from hf_relpos.conversion.calibration.saved import Saved
+from hf_relpos.conversion.calibration.settings import CalibrationSettings
+from hf_relpos.conversion.calibration.windows import check_windows, distance_histogram, shared_first_token
 from hf_relpos.conversion.card import command as repeating_command
 from hf_relpos.data import PairLayout, Windows, cut_windows, pair_windows, read_texts
 from hf_relpos.evaluation import masked_accuracy, masked_windows, windowed_hidden_states
-from hf_relpos.model.encodings import sinusoid_concat
+from hf_relpos.schemes.encodings import sinusoid_concat
 
 
 DEMO = Path(hf_relpos.__file__).parent / "demo"

@@ -21,7 +21,7 @@ from hf_relpos.cli import app
 from hf_relpos.conversion import METHODS, ConversionError, convert
 from hf_relpos.conversion.card import PICTURES, command, hub_dataset, model_card, source_metadata
 from hf_relpos.evaluation import Fidelity
-from hf_relpos.model.modeling_relpos_bert import HEADS
+from hf_relpos.models.modeling_relpos_bert import HEADS
 
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "."]

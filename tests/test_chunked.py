@@ -23,25 +23,23 @@ from hf_relpos import (
     attend,
     explain_backend,
 )
+from hf_relpos.attention import call as attention
+from hf_relpos.attention import dispatch as backends
+from hf_relpos.attention import toeplitz
+from hf_relpos.attention.backends import bucketed_keys as key_runs
+from hf_relpos.attention.backends import chunk_bias as skewed_bias
+from hf_relpos.attention.backends import chunk_products
+from hf_relpos.attention.backends import chunk_schedule as skewed
+from hf_relpos.attention.backends import chunked as backend_chunked
+from hf_relpos.attention.backends import relative_shift as diagonals
+from hf_relpos.attention.backends.chunked import chunked_attention
+from hf_relpos.attention.backends.strided import _skewed_bias, strided_attention
+from hf_relpos.attention.call import AttentionCall
+from hf_relpos.attention.dispatch import choose, run_attention
+from hf_relpos.attention.formula import content_vectors
+from hf_relpos.attention.toeplitz import to_toeplitz
 from hf_relpos.cli import app
-from hf_relpos.model import (
-    attention,
-    backend_chunked,
-    backends,
-    chunk_products,
-    diagonals,
-    key_runs,
-    skewed,
-    skewed_bias,
-    toeplitz,
-)
-from hf_relpos.model.attention import AttentionCall
-from hf_relpos.model.backend_chunked import chunked_attention
-from hf_relpos.model.backend_strided import _skewed_bias, strided_attention
-from hf_relpos.model.backends import choose, run_attention
-from hf_relpos.model.formula import content_vectors
-from hf_relpos.model.schemes import build_scheme
-from hf_relpos.model.toeplitz import to_toeplitz
+from hf_relpos.schemes.registry import build_scheme
 
 
 BATCH, HEADS, SIZE = 2, 3, 4

@@ -22,7 +22,7 @@ from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertModel
 from hf_relpos.cli import app, parse_options
 from hf_relpos.console import plain_warnings, progress_bar, spinner
 from hf_relpos.conversion import METHODS
-from hf_relpos.conversion.families import FAMILIES
+from hf_relpos.families.registry import FAMILIES
 
 
 @pytest.fixture(autouse=True)

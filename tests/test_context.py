@@ -6,7 +6,7 @@ import torch
 from oracles import sine_cosine
 
 from hf_relpos import AttentionContext
-from hf_relpos.model.encodings import sinusoid_concat
+from hf_relpos.schemes.encodings import sinusoid_concat
 
 
 CPU = torch.device("cpu")

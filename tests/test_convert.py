@@ -17,9 +17,9 @@ from transformers import AutoTokenizer, BertConfig, BertTokenizer
 import hf_relpos
 from hf_relpos import SCHEMES, RelPosBertForMaskedLM, RelPosBertModel
 from hf_relpos.conversion import METHODS, ConversionError, ConversionReport, convert, verify
-from hf_relpos.conversion.names import BASE_RULES, RULES, inverse, is_scheme, to_old, to_stock
-from hf_relpos.model.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
-from hf_relpos.model.scheme import Option, is_count, is_number
+from hf_relpos.families.names import BASE_RULES, RULES, inverse, is_scheme, to_old, to_stock
+from hf_relpos.models.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
+from hf_relpos.schemes.scheme import Option, is_count, is_number
 
 
 FIXTURES = Path(__file__).parent / "fixtures"

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 import hf_relpos
 from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertModel
 from hf_relpos.cli import app
-from hf_relpos.cost import (
+from hf_relpos.conversion.cost import (
     CountWork,
     measure_rates,
     model_costs,

@@ -32,10 +32,10 @@ from hf_relpos import (
 )
 from hf_relpos.cli import app
 from hf_relpos.conversion import ConversionError
-from hf_relpos.conversion.families import FAMILIES
-from hf_relpos.conversion.recognition import recognise
 from hf_relpos.conversion.verify import under_own_names
-from hf_relpos.model.scheme_deberta import log_bucket
+from hf_relpos.families.recognition import recognise
+from hf_relpos.families.registry import FAMILIES
+from hf_relpos.schemes.deberta import log_bucket
 
 
 WORDS, POSITIONS = 40, 14

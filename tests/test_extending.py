@@ -8,8 +8,8 @@ import torch
 from oracles import tiny_model
 
 from hf_relpos import RelPosBertModel, explain_backend
-from hf_relpos.model import backends
-from hf_relpos.model.scheme import SCHEMES, Scheme
+from hf_relpos.attention import dispatch as backends
+from hf_relpos.schemes.scheme import SCHEMES, Scheme
 
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")

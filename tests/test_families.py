@@ -20,11 +20,11 @@ import hf_relpos
 from hf_relpos import AttentionContext, RelPosBertConfig, RelPosBertModel
 from hf_relpos.cli import app
 from hf_relpos.conversion import ConversionError, attention_config, attention_weights, checkpoint, convert
-from hf_relpos.conversion.families import FAMILIES
-from hf_relpos.conversion.family import COUNTERPARTS
 from hf_relpos.conversion.layers import LAYER_FAMILIES
-from hf_relpos.conversion.names import inverse, is_scheme
-from hf_relpos.conversion.source import DTYPES
+from hf_relpos.families.family import COUNTERPARTS
+from hf_relpos.families.names import inverse, is_scheme
+from hf_relpos.families.registry import FAMILIES
+from hf_relpos.families.source import DTYPES
 
 
 FIXTURES = Path(__file__).parent / "fixtures"

@@ -17,9 +17,9 @@ from stock import in_float64, random_model
 from torch.export import Dim
 
 from hf_relpos import convert, export_checkpoint
-from hf_relpos.conversion.families import FAMILIES
-from hf_relpos.conversion.recognition import recognise
-from hf_relpos.model import modeling_relpos_bert
+from hf_relpos.families.recognition import recognise
+from hf_relpos.families.registry import FAMILIES
+from hf_relpos.models import modeling_relpos_bert
 
 
 BERT_SIZES = {

@@ -4,8 +4,8 @@ import pytest
 from launching import import_script
 from transformers import CONFIG_MAPPING, MODEL_MAPPING
 
-from hf_relpos.conversion.families import FAMILIES
-from hf_relpos.conversion.family_rows import heads
+from hf_relpos.families.registry import FAMILIES
+from hf_relpos.families.table import heads
 
 
 @pytest.fixture(scope="module")

@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from hf_relpos import RelPosBertConfig
-from hf_relpos.calibration.blocks import Block
-from hf_relpos.calibration.parameters import Parameters
-from hf_relpos.calibration.ridge import PART, Ridge, best_of, gram
-from hf_relpos.calibration.scores import ScoreFit
-from hf_relpos.calibration.solver import conjugate_gradients
-from hf_relpos.calibration.tables import Tables, scores, scores_gradient, tables_of, zeros_like
-from hf_relpos.calibration.values import ValueFit
-from hf_relpos.model.context import AttentionContext
-from hf_relpos.model.formula import attend
-from hf_relpos.model.schemes import build_scheme
+from hf_relpos.attention.context import AttentionContext
+from hf_relpos.attention.formula import attend
+from hf_relpos.conversion.calibration.blocks import Block
+from hf_relpos.conversion.calibration.parameters import Parameters
+from hf_relpos.conversion.calibration.ridge import PART, Ridge, best_of, gram
+from hf_relpos.conversion.calibration.scores import ScoreFit
+from hf_relpos.conversion.calibration.solver import conjugate_gradients
+from hf_relpos.conversion.calibration.tables import Tables, scores, scores_gradient, tables_of, zeros_like
+from hf_relpos.conversion.calibration.values import ValueFit
+from hf_relpos.schemes.registry import build_scheme
 
 
 HEADS, SIZE = 2, 4

@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hf_relpos import AttentionContext, Table, Terms, attend
-from hf_relpos.model.attention import AttentionCall
-from hf_relpos.model.backends import BY_NAME, run_attention
-from hf_relpos.model.toeplitz import to_toeplitz
+from hf_relpos.attention.call import AttentionCall
+from hf_relpos.attention.dispatch import BY_NAME, run_attention
+from hf_relpos.attention.toeplitz import to_toeplitz
 
 
 BATCH, HEADS, SIZE, SCALE = 2, 3, 4, 0.37

@@ -14,7 +14,7 @@ from transformers import BertConfig, BertForMaskedLM
 from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM
 from hf_relpos.conversion import ConversionError, convert
 from hf_relpos.evaluation.loading import load_model, pooling_of
-from hf_relpos.model.checkpoint_files import read_json
+from hf_relpos.models.checkpoint_files import read_json
 
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from oracles import extra_inputs, tiny_config, tiny_model
 
 from hf_relpos import SCHEMES, RelPosBertModel
-from hf_relpos.model.memory import SegmentMemory
+from hf_relpos.models.recurrence import SegmentMemory
 
 
 P = 16  # max_position_embeddings of `tiny_config`

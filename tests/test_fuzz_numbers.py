@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from oracles import ON_TOKENS, stir, tiny_config
 
 from hf_relpos import RelPosBertModel
-from hf_relpos.model import backend_chunked, backends, skewed
-from hf_relpos.model.backend_chunked import Chunked
-from hf_relpos.model.backend_strided import Strided
+from hf_relpos.attention import dispatch as backends
+from hf_relpos.attention.backends import chunk_schedule as skewed
+from hf_relpos.attention.backends import chunked as backend_chunked
+from hf_relpos.attention.backends.chunked import Chunked
+from hf_relpos.attention.backends.strided import Strided
 
 
 TRAINED = 16  # max_position_embeddings of `tiny_config`

@@ -20,8 +20,8 @@ from hf_relpos import (
     patch_transformers,
 )
 from hf_relpos.conversion import ConversionError
-from hf_relpos.conversion.families import FAMILIES
-from hf_relpos.model.modeling_relpos_bert import HEADS, RelPosBertLayer
+from hf_relpos.families.registry import FAMILIES
+from hf_relpos.models.modeling_relpos_bert import HEADS, RelPosBertLayer
 
 
 FIXTURES = Path(__file__).parent / "fixtures" / "gated"

@@ -22,12 +22,12 @@ import torch
 from hub_fixtures import running_hub
 from huggingface_hub import ModelCard
 
-import hf_relpos.model
+import hf_relpos.models
 from hf_relpos import SCHEMES
-from hf_relpos.model.modeling_relpos_bert import AUTO_MAP, HEADS
+from hf_relpos.models.modeling_relpos_bert import AUTO_MAP, HEADS
 
 
-ROOM = {file.name: file.read_bytes() for file in Path(hf_relpos.model.__file__).parent.glob("*.py")}
+ROOM = {file.name: file.read_bytes() for file in Path(hf_relpos.models.__file__).parent.glob("*.py")}
 CODE = {name: text for name, text in ROOM.items() if name != "__init__.py"}
 MODEL = {".gitattributes", "README.md", "config.json", "model.safetensors"}
 TOKENIZER = {"tokenizer.json", "tokenizer_config.json"}
@@ -122,7 +122,7 @@ AUTHOR = """
 sys.path.insert(0, os.environ["TESTS"])
 from oracles import tiny_model
 from transformers import BertConfig, BertForMaskedLM
-from hf_relpos.model.modeling_relpos_bert import HEADS
+from hf_relpos.models.modeling_relpos_bert import HEADS
 
 words = "[PAD] [UNK] [CLS] [SEP] [MASK] the a cat dog sat on mat".split()
 Path("vocab.txt").write_text("\\n".join(words))
@@ -280,7 +280,7 @@ def check_loaded(story: Story, who: str, auto: str, repo: str, revision: str = "
     outputs = story.outputs[who][key]
     expected = story.outputs["author"]["dev"] if revision == "dev" else story.pushed(repo)
     assert notes["class"] == HEADS[auto].__name__
-    own = notes["module"] == "hf_relpos.model.modeling_relpos_bert"
+    own = notes["module"] == "hf_relpos.models.modeling_relpos_bert"
     remote = notes["module"].startswith("transformers_modules.user.")
     assert (own, remote) == ((True, False) if who == "home" else (False, True))
     assert same(outputs["base"], expected["base"])

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from hf_relpos import RelPosBertConfig, RelPosBertModel
-from hf_relpos.model import kept_projections
-from hf_relpos.model.kept_projections import MOST_RESULTS, MOST_ROWS, project
+from hf_relpos.schemes import projection_cache as kept_projections
+from hf_relpos.schemes.projection_cache import MOST_RESULTS, MOST_ROWS, project
 
 
 ROWS, SIZE = 10, 6

@@ -13,16 +13,17 @@ from test_formula import clipped
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hf_relpos import AttentionContext, RelPosBertForMaskedLM, Table, Terms, attend, explain_backend
-from hf_relpos.kernels import backend as kernels
-from hf_relpos.kernels import ops, self_check
-from hf_relpos.kernels.backend import Triton
-from hf_relpos.kernels.self_check import kept
-from hf_relpos.model import backends, skewed
-from hf_relpos.model.attention import AttentionCall
-from hf_relpos.model.backend_chunked import chunked_attention
-from hf_relpos.model.backends import choose
-from hf_relpos.model.formula import content_vectors, position_values
-from hf_relpos.model.toeplitz import to_toeplitz
+from hf_relpos.attention import dispatch as backends
+from hf_relpos.attention.backends import chunk_schedule as skewed
+from hf_relpos.attention.backends.chunked import chunked_attention
+from hf_relpos.attention.backends.kernels import backend as kernels
+from hf_relpos.attention.backends.kernels import ops, self_check
+from hf_relpos.attention.backends.kernels.backend import Triton
+from hf_relpos.attention.backends.kernels.self_check import kept
+from hf_relpos.attention.call import AttentionCall
+from hf_relpos.attention.dispatch import choose
+from hf_relpos.attention.formula import content_vectors, position_values
+from hf_relpos.attention.toeplitz import to_toeplitz
 
 
 pytest.importorskip("triton", reason="Triton has wheels for Linux alone")
@@ -42,7 +43,7 @@ def interpreter():
         for name in python:
             del sys.modules[name]
         forget()
-        made = importlib.import_module("hf_relpos.kernels.tiles")
+        made = importlib.import_module("hf_relpos.attention.backends.kernels.tiles")
         of_bits(patch, importlib.import_module("triton.runtime.interpreter"))
         yield made
     for name in [name for name in sys.modules if name.split(".")[0] == "triton"]:
@@ -53,8 +54,8 @@ def interpreter():
 
 def forget():
     """Kernels as if they had never been imported."""
-    sys.modules.pop("hf_relpos.kernels.tiles", None)
-    vars(sys.modules["hf_relpos.kernels"]).pop("tiles", None)
+    sys.modules.pop("hf_relpos.attention.backends.kernels.tiles", None)
+    vars(sys.modules["hf_relpos.attention.backends.kernels"]).pop("tiles", None)
 
 
 def of_bits(patch, interpreter):
@@ -76,8 +77,8 @@ def of_bits(patch, interpreter):
 @pytest.fixture
 def interpreted(interpreter, monkeypatch):
     """Kernels that run in the interpreter, in tiles that suit it; scratch memory full of NaN."""
-    monkeypatch.setitem(sys.modules, "hf_relpos.kernels.tiles", interpreter)
-    monkeypatch.setattr("hf_relpos.kernels.tiles", interpreter, raising=False)
+    monkeypatch.setitem(sys.modules, "hf_relpos.attention.backends.kernels.tiles", interpreter)
+    monkeypatch.setattr("hf_relpos.attention.backends.kernels.tiles", interpreter, raising=False)
     monkeypatch.setattr(ops, "TILES", {key: ops.Tile(64, 64) for key in ops.TILES})
     monkeypatch.setattr(ops, "scratch", lambda count, like: like.new_full((count,), torch.nan))
     monkeypatch.setattr(self_check, "LENGTHS", ((20, 24),))
@@ -576,7 +577,7 @@ def test_benchmark_of_a_window(bench, interpreted, monkeypatch):
     """The band beside eager's mask of all pairs; and pieces of a text are attention within each."""
     monkeypatch.setattr(backends, "BACKENDS", [Triton("cpu"), *backends.BACKENDS])
     monkeypatch.setattr(bench, "WINDOW", 2)
-    monkeypatch.setattr("hf_relpos.kernels.window.TILE", 4)
+    monkeypatch.setattr("hf_relpos.attention.backends.kernels.window.TILE", 4)
     assert bench.check("relative_key", 1, 40, torch.float32, "cpu", window=True) <= 2.0
     assert {kind.mask for kind in self_check.OUTCOMES} == {"window"}
     monkeypatch.setattr(bench, "PIECE", 20)

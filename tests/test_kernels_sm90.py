@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from hf_relpos.kernels import ops
+from hf_relpos.attention.backends.kernels import ops
 
 
 pytest.importorskip("triton", reason="Triton has wheels for Linux alone")
@@ -91,7 +91,7 @@ WINDOW_LOOPS = {"A": {"forward": 560, "backward": 800}, "AB": {"forward": 840, "
 def builds(monkeypatch, letters, *given, names=("forward", "backward"), **settings):
     from sm90 import build
 
-    from hf_relpos.kernels import tiles
+    from hf_relpos.attention.backends.kernels import tiles
 
     with monkeypatch.context() as patch:
         found, _ = launches(patch, letters, *given, **settings)
@@ -153,6 +153,9 @@ def test_next_to_nothing_spills_under_a_window_on_sm90(kind, monkeypatch):
 @pytest.mark.full
 def test_kernels_are_imported_first():
     """Before any other module of the package, as this file does."""
-    code = "from hf_relpos.kernels import ops; import hf_relpos.model.backends as b; print(b.BACKENDS[0].name)"
+    code = (
+        "from hf_relpos.attention.backends.kernels import ops; from hf_relpos.attention.dispatch import BACKENDS; "
+        "print(BACKENDS[0].name)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "triton"

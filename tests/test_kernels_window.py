@@ -20,14 +20,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hf_relpos import AttentionContext, RelPosBertForMaskedLM, Table, Terms, attend, explain_backend
-from hf_relpos.kernels import backend as kernels
-from hf_relpos.kernels import ops, self_check, window
-from hf_relpos.kernels.backend import Triton
-from hf_relpos.kernels.self_check import kept
-from hf_relpos.model import backends
-from hf_relpos.model.band import BandMask
-from hf_relpos.model.formula import content_vectors, position_values
-from hf_relpos.model.toeplitz import to_toeplitz
+from hf_relpos.attention import dispatch as backends
+from hf_relpos.attention.backends.kernels import backend as kernels
+from hf_relpos.attention.backends.kernels import ops, self_check, window
+from hf_relpos.attention.backends.kernels.backend import Triton
+from hf_relpos.attention.backends.kernels.self_check import kept
+from hf_relpos.attention.formula import content_vectors, position_values
+from hf_relpos.attention.sliding_window import BandMask
+from hf_relpos.attention.toeplitz import to_toeplitz
 
 
 CPU = torch.device("cpu")

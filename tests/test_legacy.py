@@ -100,7 +100,7 @@ def noise():
 
 
 def test_every_head_is_there():
-    ours = {head.__name__.removeprefix("RelPos") for head in hf_relpos.model.modeling_relpos_bert.HEADS.values()}
+    ours = {head.__name__.removeprefix("RelPos") for head in hf_relpos.models.modeling_relpos_bert.HEADS.values()}
     for kind in KINDS:
         assert ours <= {folder.name for folder in FOLDERS if folder.parent.name == kind}
 

@@ -28,9 +28,9 @@ from hf_relpos import (
     patch_transformers,
 )
 from hf_relpos.conversion import ConversionError, convert
-from hf_relpos.conversion.families import FAMILIES
-from hf_relpos.model.loading import KNOWN_LAYOUTS, known_layout
-from hf_relpos.model.modeling_relpos_bert import HEADS
+from hf_relpos.families.registry import FAMILIES
+from hf_relpos.models.loading import KNOWN_LAYOUTS, known_layout
+from hf_relpos.models.modeling_relpos_bert import HEADS
 
 
 SIZES = {

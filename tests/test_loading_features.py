@@ -10,7 +10,7 @@ from selection import FEATURE_SCHEMES, thinned
 from transformers import AutoModel, AutoModelForMaskedLM
 
 from hf_relpos import SCHEMES, RelPosBertForMaskedLM, RelPosBertModel
-from hf_relpos.model.scheme import dtype_of
+from hf_relpos.schemes.scheme import dtype_of
 
 
 BATCH, LENGTH = 2, 14

@@ -9,8 +9,8 @@ from oracles import ON_TOKENS, golden, padding, tiny_config, tiny_model
 from transformers import DynamicCache, StaticCache
 
 from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertLMHeadModel, RelPosBertModel, SegmentMemory
-from hf_relpos.model.capabilities import supported_implementations
-from hf_relpos.model.modeling_relpos_bert import HEADS
+from hf_relpos.models.capabilities import supported_implementations
+from hf_relpos.models.modeling_relpos_bert import HEADS
 
 
 pytestmark = pytest.mark.usefixtures("none_too_short")

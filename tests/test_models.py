@@ -18,10 +18,10 @@ from hf_relpos import (
     RelPosBertLMHeadModel,
     RelPosBertModel,
 )
-from hf_relpos.model.backends import AUTO, BY_NAME
-from hf_relpos.model.capabilities import probe_call, supported_implementations
-from hf_relpos.model.modeling_relpos_bert import HEADS
-from hf_relpos.model.schemes import build_input
+from hf_relpos.attention.dispatch import AUTO, BY_NAME
+from hf_relpos.models.capabilities import probe_call, supported_implementations
+from hf_relpos.models.modeling_relpos_bert import HEADS
+from hf_relpos.schemes.registry import build_input
 
 
 pytestmark = pytest.mark.usefixtures("none_too_short")

@@ -27,7 +27,7 @@ from hf_relpos import (
     RelPosBertModel,
     Terms,
 )
-from hf_relpos.model.schemes import build_scheme, build_shared
+from hf_relpos.schemes.registry import build_scheme, build_shared
 
 
 CPU = torch.device("cpu")

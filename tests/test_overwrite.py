@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 import hf_relpos
 from hf_relpos import RelPosBertConfig, RelPosBertModel
-from hf_relpos.calibration.saved import Saved
 from hf_relpos.cli import app
 from hf_relpos.conversion import ConversionError, checkpoint, convert
+from hf_relpos.conversion.calibration.saved import Saved
 from hf_relpos.conversion.folder import other_files
 from hf_relpos.demo import MODELS, run_demo
-from hf_relpos.model.saving import code_files, shipped_files
+from hf_relpos.models.remote_code import code_files, shipped_files
 from hf_relpos.training.distillation_checkpoints import prepare_folder
 
 

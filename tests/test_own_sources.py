@@ -10,7 +10,7 @@ from transformers import AutoModel, AutoTokenizer, BertConfig, BertForMaskedLM, 
 import hf_relpos
 from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel
 from hf_relpos.conversion import ConversionError, PoorConversionWarning, convert
-from hf_relpos.conversion.names import is_scheme
+from hf_relpos.families.names import is_scheme
 
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *"abcdefghijklmnopqrstuvwxyz"]

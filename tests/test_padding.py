@@ -5,8 +5,8 @@ import torch
 from oracles import extra_inputs, padding, tiny_model
 
 from hf_relpos import SCHEMES, RelPosBertForMaskedLM, RelPosBertModel
-from hf_relpos.model.capabilities import supported_implementations
-from hf_relpos.model.padding import Padding
+from hf_relpos.attention.padding import Padding
+from hf_relpos.models.capabilities import supported_implementations
 
 
 pytestmark = pytest.mark.usefixtures("none_too_short")

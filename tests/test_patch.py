@@ -32,8 +32,8 @@ from transformers.models.bert.modeling_bert import (
 )
 
 from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertLMHeadModel, RelPosBertModel
-from hf_relpos.model.modeling_relpos_bert import HEADS, RelPosBertEncoder, RelPosBertLayer
-from hf_relpos.patch import STOCK_HEADS, STOCK_PARTS, patch_transformers
+from hf_relpos.models.modeling_relpos_bert import HEADS, RelPosBertEncoder, RelPosBertLayer
+from hf_relpos.models.patch import STOCK_HEADS, STOCK_PARTS, patch_transformers
 
 
 MASKED_LM = LEGACY / "relative_key_query" / "BertForMaskedLM"

@@ -12,14 +12,14 @@ from typer.testing import CliRunner
 
 from hf_relpos import SCHEMES, RelPosBertForMaskedLM, RelPosBertModel
 from hf_relpos.cli import app
-from hf_relpos.plot import (
+from hf_relpos.evaluation.plot import (
     fidelity_figure,
     plot_checkpoint,
     plot_fidelity,
     plot_model,
     plot_scheme,
 )
-from hf_relpos.position_scores import input_map, offset_curves, record_layer, score_map
+from hf_relpos.evaluation.position_scores import input_map, offset_curves, record_layer, score_map
 
 
 R = torch.arange(16) - torch.arange(16)[:, None]  # j − i, L = P = 16

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from hf_relpos import RelPosBertForMaskedLM
 from hf_relpos.cli import app
 from hf_relpos.conversion import convert
-from hf_relpos.conversion.local_paths import last_name, without_local_paths
 from hf_relpos.evaluation.loading import load_encoder
+from hf_relpos.families.local_paths import last_name, without_local_paths
 from hf_relpos.files import write_json, write_tensors
 
 

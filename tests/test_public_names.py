@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import hf_relpos
-from hf_relpos.model.modeling_relpos_bert import HEADS
+from hf_relpos.models.modeling_relpos_bert import HEADS
 
 
 def test_every_name_is_reachable_and_known_to_type_checkers():
@@ -46,7 +46,7 @@ before = {name.split(".")[0] for name in sys.modules}
 import hf_relpos
 after = {name.split(".")[0] for name in sys.modules}
 
-from hf_relpos.model.modeling_relpos_bert import HEADS
+from hf_relpos.models.modeling_relpos_bert import HEADS
 from hf_relpos.registration import register
 
 register()  # a second time must do no harm
@@ -85,7 +85,7 @@ if {lazy}:
 assert "hf_relpos.registration" in sys.modules
 assert not any("_Watcher" in str(finder) for finder in sys.meta_path)
 from transformers import AutoConfig, AutoModelForMaskedLM
-from hf_relpos.model.backends import BACKENDS
+from hf_relpos.attention.dispatch import BACKENDS
 
 model = AutoModelForMaskedLM.from_config(AutoConfig.for_model("relpos_bert", hidden_size=24))
 assert type(model) is hf_relpos.RelPosBertForMaskedLM and BACKENDS[0].name == "triton"
@@ -98,7 +98,7 @@ WAYS = {
     "a pipeline, after": ("", "from transformers import pipeline"),
     "another model, after": ("import transformers.utils", "from transformers import BertModel"),
     "a name of ours": ("", "hf_relpos.RelPosBertModel"),
-    "a module of ours": ("", "import hf_relpos.model.formula, hf_relpos.model.backends"),
+    "a module of ours": ("", "import hf_relpos.attention.formula, hf_relpos.attention.dispatch"),
     "a tokenizer, in a thread": (
         "",
         "import threading\n"

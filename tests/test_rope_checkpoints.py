@@ -11,9 +11,9 @@ from stock import in_float64, random_model
 
 from hf_relpos import RelPosBertModel, convert, export_checkpoint
 from hf_relpos.conversion import ConversionError
-from hf_relpos.conversion.families import FAMILIES
-from hf_relpos.conversion.families_rope import decoder_sees_the_future, position_table
-from hf_relpos.model import modeling_relpos_bert
+from hf_relpos.families.registry import FAMILIES
+from hf_relpos.families.roformer import decoder_sees_the_future, position_table
+from hf_relpos.models import modeling_relpos_bert
 
 
 FAMILY = FAMILIES["roformer"]

@@ -16,9 +16,9 @@ from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel
 from hf_relpos.cli import app
 from hf_relpos.conversion import ConversionError, convert, verify
 from hf_relpos.conversion.card import command
-from hf_relpos.conversion.families import FAMILIES
-from hf_relpos.conversion.family import COUNTERPARTS
-from hf_relpos.conversion.names import is_scheme
+from hf_relpos.families.family import COUNTERPARTS
+from hf_relpos.families.names import is_scheme
+from hf_relpos.families.registry import FAMILIES
 
 
 WORDS, POSITIONS, LENGTH = 50, 20, 9

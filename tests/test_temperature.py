@@ -10,7 +10,7 @@ from oracles import padding, tiny_config, tiny_model, uncompiled
 from transformers import DynamicCache, StaticCache
 
 from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel
-from hf_relpos.model import temperature
+from hf_relpos.models import temperature
 
 
 LENGTH, TRAINED = 12, 4

@@ -12,7 +12,7 @@ from transformers.testing_utils import CaptureLogger
 from transformers.utils import logging
 from wording import TEXTS, VOCABULARY, tokenizer
 
-from hf_relpos.model.modeling_relpos_bert import HEADS
+from hf_relpos.models.modeling_relpos_bert import HEADS
 
 
 TOLERANCE = 1e-5

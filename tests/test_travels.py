@@ -1,4 +1,4 @@
-"""The folder `hf_relpos/model` travels: saved beside the weights, it runs where hf_relpos is not installed."""
+"""The folder `hf_relpos/models` travels: saved beside the weights, it runs where hf_relpos is not installed."""
 
 import json
 import sys
@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 from selection import chosen
 from transformers.dynamic_module_utils import get_imports, get_relative_import_files, get_relative_imports
 
-import hf_relpos.model
+import hf_relpos.models
 from hf_relpos import SCHEMES, RelPosBertForMaskedLM, RelPosBertModel
-from hf_relpos.model.modeling_relpos_bert import HEADS
+from hf_relpos.models.modeling_relpos_bert import HEADS
 
 
-ROOM = Path(hf_relpos.model.__file__).parent
+ROOM = Path(hf_relpos.models.__file__).parent
 FILES = sorted(file for file in ROOM.glob("*.py") if file.name != "__init__.py")
 ENTRY = ROOM / "modeling_relpos_bert.py"
 CLASSES = {

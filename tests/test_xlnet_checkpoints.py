@@ -11,8 +11,8 @@ from stock import in_float64, random_model
 
 from hf_relpos import convert, export_checkpoint
 from hf_relpos.conversion import ConversionError
-from hf_relpos.conversion.families import FAMILIES
-from hf_relpos.model import modeling_relpos_bert
+from hf_relpos.families.registry import FAMILIES
+from hf_relpos.models import modeling_relpos_bert
 
 
 FAMILY = FAMILIES["xlnet"]

@@ -15,8 +15,8 @@ from ..demo import CHECKPOINT, read_text
 from ..evaluation import Encoder, load_encoder
 from ..evaluation.inspection import has_mlm_head
 from ..evaluation.loading import load_quietly
-from ..model.modeling_relpos_bert import RelPosBertForMaskedLM, RelPosBertModel
-from ..model.schemes import PLAIN_SCHEME
+from ..models.modeling_relpos_bert import RelPosBertForMaskedLM, RelPosBertModel
+from ..schemes.registry import PLAIN_SCHEME
 
 
 PACKAGED = "demo-bert"

@@ -6,8 +6,8 @@ from functools import wraps
 from typing import Any
 
 from ..console import spinner
+from ..evaluation.plot import figure_class
 from ..extras import import_extra
-from ..plot import figure_class
 from .models import CONVERTED, PACKAGED, load
 from .views import MASK, attention_figure, cosine_figure, position_figures, prediction_rows
 

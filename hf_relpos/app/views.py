@@ -9,9 +9,9 @@ from ..demo import read_text
 from ..evaluation import Encoder, FidelitySettings, default_lengths, fidelity, masked_predictions, model_max_length
 from ..evaluation.encoder import ProgressCallback
 from ..evaluation.inspection import has_mlm_head
-from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
-from ..plot import fidelity_figure, figure_class, plot_model, plot_scheme
-from ..position_scores import attention_maps, record_layer
+from ..evaluation.plot import fidelity_figure, figure_class, plot_model, plot_scheme
+from ..evaluation.position_scores import attention_maps, record_layer
+from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 
 
 if TYPE_CHECKING:

@@ -115,7 +115,7 @@ def _print_costs(
 ) -> list[dict[str, Any]]:
     from dataclasses import asdict
 
-    from ..cost import model_costs, read_configuration, with_window
+    from ..conversion.cost import model_costs, read_configuration, with_window
 
     config = read_configuration(model)
     if window is not None:

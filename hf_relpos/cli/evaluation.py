@@ -42,8 +42,8 @@ def compare(
     with plain_errors(), plain_warnings():
         with spinner(LOADING):
             from ..evaluation.compare import CompareSettings, compare_models
+            from ..evaluation.plot import check_picture, plot_fidelity
             from ..evaluation.printing import print_comparison
-            from ..plot import check_picture, plot_fidelity
 
         hide_loading_bars()
         settings = CompareSettings(

@@ -42,7 +42,7 @@ def schemes(
     """List the position schemes; with NAME, the options of one and the backends that compute it."""
     with plain_errors():
         with spinner(LOADING):
-            from ..model.schemes import SCHEMES, find_scheme
+            from ..schemes.registry import SCHEMES, find_scheme
 
         check_json(json_file)
         console = console_for(json_file)
@@ -60,9 +60,9 @@ def schemes(
 
 def _print_scheme(name: str, console: Console) -> dict[str, Any]:
     """Print a scheme; what was printed."""
-    from ..model.capabilities import supported_implementations
-    from ..model.configuration_relpos_bert import RelPosBertConfig
-    from ..model.schemes import SCHEMES
+    from ..models.capabilities import supported_implementations
+    from ..models.configuration_relpos_bert import RelPosBertConfig
+    from ..schemes.registry import SCHEMES
 
     scheme = SCHEMES[name]
     backends = supported_implementations(RelPosBertConfig(position_embedding_type=name))
@@ -83,8 +83,8 @@ def families(
     """List the checkpoints that `convert` reads: what tells them, and their positions; --json has their heads, too."""
     with plain_errors():
         with spinner(LOADING):
-            from ..conversion.families import FAMILIES
-            from ..conversion.family_rows import COLUMNS, row
+            from ..families.registry import FAMILIES
+            from ..families.table import COLUMNS, row
 
         check_json(json_file)
         rows = [

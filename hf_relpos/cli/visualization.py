@@ -27,7 +27,7 @@ def plot(
             if whole and number is not None:
                 raise ValueError(f"--{name} {number} with --all, which draws every {name}: leave one of them out")
         with spinner(LOADING):
-            from ..plot import plot_checkpoint
+            from ..evaluation.plot import plot_checkpoint
 
         check_json(json_file)
         hide_loading_bars()

@@ -1,9 +1,9 @@
 """Conversion of BERT checkpoints with absolute positions to relative ones, and of relative ones to ours."""
 
+from ..families.errors import ConversionError, PoorConversionWarning
 from .back import export_checkpoint
 from .checkpoint import convert
 from .context import ConversionContext, Method
-from .errors import ConversionError, PoorConversionWarning
 from .export import ExportReport, export_tables, resize_tables
 from .layers import attention_config, attention_weights
 from .methods import METHODS

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
+from ..families.errors import ConversionError
+from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from .context import ConversionContext, add_to_token_types, parameter_name
-from .errors import ConversionError
 from .stretch import ALPHA, decompose, interpolate
 
 

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import torch
 
-from ..model.configuration_relpos_bert import RelPosBertConfig
-from ..model.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
+from ..families.family import TASK_TYPES, TOKEN_TYPES
+from ..families.names import is_scheme
+from ..families.recognition import SourceSpec
+from ..families.source import Source
+from ..models.configuration_relpos_bert import RelPosBertConfig
+from ..models.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
 from .context import ConversionContext, Method, add_to_token_types, same_positions
-from .family import TASK_TYPES, TOKEN_TYPES
-from .names import is_scheme
-from .recognition import SourceSpec
-from .source import Source
 
 
 # Stock class to ours: BertForMaskedLM to RelPosBertForMaskedLM, and so on.

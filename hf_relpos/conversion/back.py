@@ -12,17 +12,17 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
+from ..families.errors import ConversionError, abbreviate
+from ..families.family import Family
+from ..families.recognition import Head, SourceSpec, recognise
+from ..families.registry import FAMILIES
 from ..files import atomic_folder, describe_write_error, write_json
-from ..model.configuration_relpos_bert import RelPosBertConfig
-from ..model.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
-from ..model.schemes import scheme_parts
+from ..models.configuration_relpos_bert import RelPosBertConfig
+from ..models.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
+from ..schemes.registry import scheme_parts
 from .assembly import ARCHITECTURES
 from .configs import NOT_KEPT, source_config
-from .errors import ConversionError, abbreviate
-from .families import FAMILIES
-from .family import Family
 from .folder import check_replaceable, check_target, copy_companions
-from .recognition import Head, SourceSpec, recognise
 from .verify import under_own_names
 
 

@@ -1,7 +1,7 @@
 """The methods that learn from text: `calibrate`, and `calibrate+distil`.
 
 Options, windows of text, several processes, resuming, and what the report says of the result; the fits themselves are
-in `hf_relpos.calibration`.
+in `hf_relpos.conversion.calibration`.
 """
 
 import hashlib
@@ -17,13 +17,24 @@ import torch
 from accelerate import PartialState
 from rich.console import Console
 
-from ..calibration.batches import make_batches
-from ..calibration.calibrate import Calibrator
-from ..calibration.embeddings import correct_first_token_bias, fold_positions
-from ..calibration.errors import CalibrationError
-from ..calibration.saved import Saved, one_process
-from ..calibration.settings import PENALTIES, CalibrationSettings, estimate_memory, is_penalty
-from ..calibration.windows import (
+from ..attention.dispatch import AUTO
+from ..console import progress_bar
+from ..data.text import TextError
+from ..data.windows import PairLayout, Windows, pair_windows
+from ..evaluation.inspection import has_mlm_head
+from ..evaluation.loading import find_tokenizer
+from ..families.errors import ConversionError
+from ..families.names import is_scheme
+from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
+from ..processes import process_state, sum_over
+from ..schemes.scheme import Option, choice, is_count
+from .calibration.batches import make_batches
+from .calibration.calibrate import Calibrator
+from .calibration.embeddings import correct_first_token_bias, fold_positions
+from .calibration.errors import CalibrationError
+from .calibration.saved import Saved, one_process
+from .calibration.settings import PENALTIES, CalibrationSettings, estimate_memory, is_penalty
+from .calibration.windows import (
     TOO_FEW,
     check_windows,
     distance_histogram,
@@ -34,19 +45,8 @@ from ..calibration.windows import (
     shared_first_token,
     window_lengths,
 )
-from ..console import progress_bar
-from ..data.text import TextError
-from ..data.windows import PairLayout, Windows, pair_windows
-from ..evaluation.inspection import has_mlm_head
-from ..evaluation.loading import find_tokenizer
-from ..model.backends import AUTO
-from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
-from ..model.scheme import Option, choice, is_count
-from ..processes import process_state, sum_over
 from .context import ConversionContext
-from .errors import ConversionError
 from .held_out import held_out_fidelity
-from .names import is_scheme
 
 
 # From a calibrated start lower rates do better than distil's own, which are for tables of zeros. all-MiniLM-L6-v2,
@@ -128,7 +128,7 @@ DISTIL = {
 
 
 def calibrate(model: RelPosBertPreTrainedModel, context: ConversionContext) -> dict[str, str]:
-    """Fit the model to its source; see `hf_relpos.calibration.calibrate`.
+    """Fit the model to its source; see `hf_relpos.conversion.calibration.calibrate`.
 
     Raises:
         ConversionError: for a decoder, options or text that leave too little to fit, and a folder that cannot be

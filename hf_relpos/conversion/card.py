@@ -12,16 +12,16 @@ from huggingface_hub import EvalResult, ModelCardData, metadata_load
 from transformers import PreTrainedModel
 
 from ..console import markdown_table
+from ..families.local_paths import last_name
+from ..families.source import CARD, TOKENIZER_FILES
 from ..files import write_text
-from ..model.configuration_relpos_bert import RelPosBertConfig
-from ..model.modeling_relpos_bert import HEADS
-from ..model.schemes import STOCK_SCHEME
-from .local_paths import last_name
+from ..models.configuration_relpos_bert import RelPosBertConfig
+from ..models.modeling_relpos_bert import HEADS
+from ..schemes.registry import STOCK_SCHEME
 from .methods import METHODS
 from .modules import MODULES
 from .quality import QUALITIES
 from .report import KINDS, ConversionReport, lost_in_words
-from .source import CARD, TOKENIZER_FILES
 
 
 # Metadata of the source's card that holds for the result, too; the last as long as its head is kept.
@@ -69,8 +69,8 @@ def draw(model: PreTrainedModel, report: ConversionReport, folder: Path) -> tupl
     Raises:
         ModuleNotFoundError: without matplotlib.
     """
-    from ..plot import plot_fidelity, plot_model, save_figure
-    from ..position_scores import example_inputs
+    from ..evaluation.plot import plot_fidelity, plot_model, save_figure
+    from ..evaluation.position_scores import example_inputs
 
     names = []
     if report.fidelity is not None:

@@ -14,27 +14,27 @@ from transformers import PreTrainedModel
 
 from ..console import spinner
 from ..data.seed import check_seed
+from ..evaluation.plot import figure_class
+from ..families.errors import ConversionError, PoorConversionWarning
+from ..families.names import is_buffer, is_table
+from ..families.recognition import Head, SourceSpec, check_tables, choose_head, recognise
+from ..families.registry import OWN
+from ..families.source import Source, normalise, read_config, read_tensors, tensor_names
 from ..files import atomic_folder, describe_write_error, write_json
-from ..model.configuration_relpos_bert import RelPosBertConfig
-from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
-from ..model.scheme import nearest
-from ..plot import figure_class
+from ..models.configuration_relpos_bert import RelPosBertConfig
+from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..processes import process_state
+from ..schemes.scheme import nearest
 from ..version import __version__
 from .assembly import ARCHITECTURES, assemble, build, expected_shapes, rename_relative
 from .card import draw, source_metadata, write_card
 from .configs import resolved_options, source_config, stock_config, target_config
 from .context import ConversionContext
-from .errors import ConversionError, PoorConversionWarning
-from .families import OWN
 from .folder import check_apart, check_replaceable, check_target, copy_companions, left_out
 from .methods import METHODS, check_device, check_plots, check_text, choose_method, resolve_options, text_names
 from .modules import Layout, locate
-from .names import is_buffer, is_table
 from .quality import QUALITIES, choose_quality
-from .recognition import Head, SourceSpec, check_tables, choose_head, recognise
 from .report import REPORT, ConversionReport, plan
-from .source import Source, normalise, read_config, read_tensors, tensor_names
 from .verify import compare_outputs, compare_tensors, own_model, source_model
 
 

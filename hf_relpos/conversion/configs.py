@@ -7,13 +7,13 @@ from typing import Any
 from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
-from ..model.configuration_relpos_bert import RelPosBertConfig
-from ..model.scheme import Scheme
-from ..model.schemes import DEFAULT_SCHEME, STOCK_SCHEME, find_scheme, scheme_parts
+from ..families.errors import ConversionError
+from ..families.recognition import SourceSpec
+from ..models.configuration_relpos_bert import RelPosBertConfig
+from ..schemes.registry import DEFAULT_SCHEME, STOCK_SCHEME, find_scheme, scheme_parts
+from ..schemes.scheme import Scheme
 from .context import Method, same_positions
-from .errors import ConversionError
 from .methods import check_scheme
-from .recognition import SourceSpec
 
 
 # Fields of the source's config.json that describe the source and not the model.

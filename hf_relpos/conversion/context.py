@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 import torch
 
-from ..model.configuration_relpos_bert import RelPosBertConfig
-from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
-from ..model.scheme import Option, Scheme
-from ..model.schemes import scheme_parts
-from .family import TOKEN_TYPES
-from .names import is_table
-from .source import Source
+from ..families.family import TOKEN_TYPES
+from ..families.names import is_table
+from ..families.source import Source
+from ..models.configuration_relpos_bert import RelPosBertConfig
+from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
+from ..schemes.registry import scheme_parts
+from ..schemes.scheme import Option, Scheme
 
 
 @dataclass(frozen=True)

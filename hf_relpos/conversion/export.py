@@ -11,13 +11,13 @@ from typing import Any, cast
 
 import torch
 
-from ..model.configuration_relpos_bert import RelPosBertConfig
-from ..model.context import AttentionContext
-from ..model.formula import Terms
-from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
-from ..model.scheme import RangeOption, Scheme
-from ..model.schemes import SCHEMES, scheme_parts
-from .errors import ConversionError
+from ..attention.context import AttentionContext
+from ..attention.formula import Terms
+from ..families.errors import ConversionError
+from ..models.configuration_relpos_bert import RelPosBertConfig
+from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
+from ..schemes.registry import SCHEMES, scheme_parts
+from ..schemes.scheme import RangeOption, Scheme
 
 
 # Of the squares of coefficients of waves, relative to their mean curvature: lost digits stay below those of float32.

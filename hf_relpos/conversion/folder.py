@@ -10,14 +10,23 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from ..families.errors import ConversionError, abbreviate
+from ..families.local_paths import without_local_paths
+from ..families.source import (
+    CARD,
+    INDEX,
+    PICKLED_FILES,
+    TOKENIZER_FILES,
+    WEIGHTS,
+    check_link,
+    has_safetensors,
+    read_json,
+)
 from ..files import write_json
-from ..model.saving import shipped_files
+from ..models.remote_code import shipped_files
 from .card import PICTURES
-from .errors import ConversionError, abbreviate
-from .local_paths import without_local_paths
 from .modules import ENCODER_FILES, MODULE_FILES, MODULES, TOP_FILES, Layout, read_layout
 from .report import REPORT
-from .source import CARD, INDEX, PICKLED_FILES, TOKENIZER_FILES, WEIGHTS, check_link, has_safetensors, read_json
 
 
 # What `save_pretrained` of a model and a tokenizer and a conversion write; and what Git keeps beside it.

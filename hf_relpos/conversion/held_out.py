@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from ..calibration.windows import gather, window_lengths
+from ..attention.dispatch import AUTO
 from ..data.text import TextError, pair_fields
 from ..data.windows import PairLayout, Windows, pair_windows, special_tokens
 from ..evaluation import FidelitySettings, fidelity, verdict
 from ..evaluation.encoder import ProgressCallback, hidden_states
 from ..evaluation.inspection import has_mlm_head
-from ..model.backends import AUTO
-from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
+from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
+from .calibration.windows import gather, window_lengths
 from .context import ConversionContext
 
 

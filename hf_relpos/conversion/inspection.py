@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..model.schemes import STOCK_SCHEME
-from .families import FAMILIES, OWN
-from .recognition import SourceSpec, check_tables, recognise
-from .source import CHECKPOINT_FILES, download, local_folder, read_config, tensor_names
+from ..families.recognition import SourceSpec, check_tables, recognise
+from ..families.registry import FAMILIES, OWN
+from ..families.source import CHECKPOINT_FILES, download, local_folder, read_config, tensor_names
+from ..schemes.registry import STOCK_SCHEME
 
 
 # Parts of the names of tensors that hold positions, in the families and here.

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 
-from ..model.configuration_relpos_bert import RelPosBertConfig
-from ..model.modeling_relpos_bert import RelPosBertSelfAttention
-from ..model.schemes import build_shared
-from .errors import ConversionError, abbreviate
+from ..families.errors import ConversionError, abbreviate
+from ..models.configuration_relpos_bert import RelPosBertConfig
+from ..models.modeling_relpos_bert import RelPosBertSelfAttention
+from ..schemes.registry import build_shared
 
 
 Tensors = dict[str, torch.Tensor]

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 
 from ..data.text import TextError, pair_fields, paths_or_documents
-from ..model.scheme import Option, Scheme, choice, is_count, nearest
-from ..model.schemes import GENERAL_SCHEME, SCHEMES, STOCK_SCHEME
+from ..families.errors import ConversionError
+from ..families.recognition import SourceSpec
 from ..processes import compute_device
+from ..schemes.registry import GENERAL_SCHEME, SCHEMES, STOCK_SCHEME
+from ..schemes.scheme import Option, Scheme, choice, is_count, nearest
 from . import absolute, relative
 from .calibrated import CALIBRATE, DISTIL, calibrate, calibrate_and_distil
 from .context import Method
-from .errors import ConversionError
-from .recognition import SourceSpec
 
 
 def starts_neutral(scheme: type[Scheme]) -> str:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from .errors import ConversionError
-from .source import (
+from ..families.errors import ConversionError
+from ..families.source import (
     CARD,
     CHECKPOINT_FILES,
     PICKLED_FILES,

@@ -12,10 +12,10 @@ from huggingface_hub import CommitOperationAdd, HfApi, ModelCard
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
-from .errors import ConversionError
+from ..families.errors import ConversionError
+from ..families.source import CARD, PICKLED_FILES, has_safetensors
 from .folder import KNOWN, other_files
 from .modules import read_layout
-from .source import CARD, PICKLED_FILES, has_safetensors
 
 
 # What lets others in: tokens of the Hub.

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..model.scheme import nearest
-from ..model.schemes import GENERAL_SCHEME, PLAIN_SCHEME
-from .errors import ConversionError
+from ..families.errors import ConversionError
+from ..families.recognition import SourceSpec
+from ..schemes.registry import GENERAL_SCHEME, PLAIN_SCHEME
+from ..schemes.scheme import nearest
 from .methods import METHODS
-from .recognition import SourceSpec
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 import torch
 
-from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
+from ..families.errors import ConversionError
+from ..families.names import is_scheme
+from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from .context import ConversionContext, same_positions
-from .errors import ConversionError
 from .export import refit_tables
-from .names import is_scheme
 from .report import lost_in_words
 from .verify import ROUNDING
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedModel
 
 from ..evaluation.fidelity_report import shortfalls
-from .errors import abbreviate
-from .family import TOKEN_TYPES
-from .local_paths import last_name
-from .names import is_buffer, is_scheme, is_table
-from .source import Source
+from ..families.errors import abbreviate
+from ..families.family import TOKEN_TYPES
+from ..families.local_paths import last_name
+from ..families.names import is_buffer, is_scheme, is_table
+from ..families.source import Source
 
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ import yaml
 from huggingface_hub import ModelCard, metadata_load
 from huggingface_hub.utils import yaml_dump
 
+from ..families.errors import ConversionError
+from ..families.source import CARD, TOKENIZER_FILES, read_json
 from ..files import write_text
-from ..model.modeling_relpos_bert import HEADS
+from ..models.modeling_relpos_bert import HEADS
 from .card import KEPT, PICTURES, TASKS, usage
-from .errors import ConversionError
 from .modules import MODULES
 from .report import REPORT
-from .source import CARD, TOKENIZER_FILES, read_json
 
 
 HEADING = "## The conversion it was trained from"

@@ -10,12 +10,12 @@ import transformers
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .errors import ConversionError
-from .family import LegacyAttention
-from .names import inverse
-from .recognition import SourceSpec
+from ..families.errors import ConversionError
+from ..families.family import LegacyAttention
+from ..families.names import inverse
+from ..families.recognition import SourceSpec
+from ..families.source import Source
 from .report import Step
-from .source import Source
 
 
 # Outputs are compared in float64, where a difference is an error and not rounding, unless a family says so.

@@ -34,7 +34,7 @@ from ..conversion.folder import KNOWN, check_apart, other_files, refuse_foreign_
 from ..evaluation import masked_accuracy, masked_windows, random_orders, token_ids
 from ..evaluation.loading import refusing_code
 from ..files import atomic_folder
-from ..model.schemes import PLAIN_SCHEME
+from ..schemes.registry import PLAIN_SCHEME
 
 
 HERE = Path(__file__).parent

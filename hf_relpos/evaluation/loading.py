@@ -17,9 +17,9 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from ..model.checkpoint_files import check_config, check_local, read_json
-from ..model.loading import check_loaded
-from ..patch import patch_transformers
+from ..models.checkpoint_files import check_config, check_local, read_json
+from ..models.loading import check_loaded
+from ..models.patch import patch_transformers
 from .encoder import Encoder, check_pooling
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, TrainerCallback
 
-from ..model.schemes import scheme_parts
+from ..schemes.registry import scheme_parts
 
 
 SCHEDULES: dict[str, Callable[[float], float]] = {

@@ -26,10 +26,10 @@ from transformers import (
     TrainingArguments,
 )
 
+from ..attention.dispatch import AUTO
 from ..console import progress_bar
 from ..evaluation.inspection import has_mlm_head, model_max_length
-from ..model.backends import AUTO
-from ..model.modeling_relpos_bert import RelPosBertPreTrainedModel
+from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from .checkpoints import last_checkpoint
 from .distillation_checkpoints import checkpoint_folder, model_fingerprint, prepare_folder
 from .distillation_data import WindowBatches, collate

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..files import write_json
-from ..model.checkpoint_files import read_json
+from ..models.checkpoint_files import read_json
 from .checkpoints import checkpoints, is_complete
 
 

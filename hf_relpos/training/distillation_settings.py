@@ -8,7 +8,7 @@ from typing import Any
 from transformers import TrainingArguments
 
 from ..data.seed import check_seed
-from ..model.scheme import is_count, is_number
+from ..schemes.scheme import is_count, is_number
 from .distillation_losses import LOSSES
 
 

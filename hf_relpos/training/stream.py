@@ -18,8 +18,8 @@ from transformers.utils import logging
 
 from ..data.masking import IGNORE_INDEX
 from ..files import write_tensors
-from ..model.checkpoint_files import open_tensors
-from ..model.memory import SegmentMemory
+from ..models.checkpoint_files import open_tensors
+from ..models.recurrence import SegmentMemory
 
 
 logger = logging.get_logger(__name__)

@@ -137,7 +137,7 @@ def _source(results: Mapping[str, Any]) -> str:
 
 def draw(results: Mapping[str, Any], path: Path) -> None:
     """What is found, and the time that it takes, against length: of each task the readers of the most lengths."""
-    from hf_relpos.plot import figure_class
+    from hf_relpos.evaluation.plot import figure_class
 
     drawn = {}
     for task in BY_LENGTH:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from oracles import golden, layer_error, padding, tiny_attention, tiny_config
 
-from hf_relpos.model.capabilities import supported_implementations
-from hf_relpos.model.context import AttentionContext
-from hf_relpos.model.scheme_alibi import alibi_slopes
+from hf_relpos.attention.context import AttentionContext
+from hf_relpos.models.capabilities import supported_implementations
+from hf_relpos.schemes.alibi import alibi_slopes
 
 
 TWELVE = [2.0**-h for h in range(1, 9)] + [2.0 ** (-h / 2) for h in (1, 3, 5, 7)]

@@ -19,8 +19,8 @@ from oracles import (
 from torch import nn
 
 from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel, Table, Terms
-from hf_relpos.model.capabilities import supported_implementations
-from hf_relpos.model.scheme import Scheme
+from hf_relpos.models.capabilities import supported_implementations
+from hf_relpos.schemes.scheme import Scheme
 
 
 REAL = padding([9, 5], 9)

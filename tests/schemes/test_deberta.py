@@ -17,7 +17,7 @@ from safetensors import safe_open
 from transformers import StaticCache
 
 from hf_relpos import AttentionContext, RelPosBertLMHeadModel, RelPosBertModel
-from hf_relpos.model.scheme_deberta import log_bucket
+from hf_relpos.schemes.deberta import log_bucket
 
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "schemes" / "deberta.safetensors"

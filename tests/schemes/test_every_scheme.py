@@ -11,14 +11,15 @@ from torch.func import functional_call
 
 import hf_relpos
 from hf_relpos import SCHEMES, RelPosBertModel
-from hf_relpos.model.scheme import Scheme, SharedScheme
-from hf_relpos.model.schemes import scheme_parts
+from hf_relpos.schemes.registry import scheme_parts
+from hf_relpos.schemes.scheme import Scheme, SharedScheme
 
 
 PACKAGE = Path(hf_relpos.__file__).parent
 # Files besides a scheme's own that may name it: the formats of other projects' checkpoints, and the demo's default.
 MAY_NAME_SCHEMES = {
-    *(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.glob("conversion/famil*.py")),
+    *(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.glob("families/*.py")),
+    "schemes/registry.py",  # the default ones
     "conversion/layers.py",
     "conversion/verify.py",
     "cli/checkpoints.py",
@@ -27,7 +28,7 @@ MAY_NAME_SCHEMES = {
 NOT_SCHEMES = {  # names of other things
     ("cli/information.py", "tables"),  # a field of what `inspect` finds
     ("training/distillation_settings.py", "tables"),  # a value of its option `train`
-    *(("model/loading.py", name) for name in ("deberta", "nezha", "xlnet")),  # values of `model_type`
+    *(("models/loading.py", name) for name in ("deberta", "nezha", "xlnet")),  # values of `model_type`
 }
 # Options on which order depends; fire knows no order as long as every position is below its threshold.
 ORDER_OPTIONS = {
@@ -125,7 +126,7 @@ def test_only_its_own_file_knows_the_name_of_a_scheme():
     named = []
     for file in sorted(PACKAGE.rglob("*.py")):
         path = file.relative_to(PACKAGE).as_posix()
-        if path in MAY_NAME_SCHEMES or path.startswith("model/scheme_"):
+        if path in MAY_NAME_SCHEMES or file.parent.name == "schemes":
             continue
         strings = {node.value for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant)}
         named += [(path, name) for name in SCHEMES if name in strings and (path, name) not in NOT_SCHEMES]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from oracles import array, golden, layer_error, padding, tiny_attention
 
-from hf_relpos.model.context import AttentionContext
+from hf_relpos.attention.context import AttentionContext
 
 
 def paper(module, threshold, normalizer=max, start=0):

@@ -17,12 +17,12 @@ from torch.autograd import gradcheck
 from torch.func import functional_call
 
 from hf_relpos import AttentionContext, RelPosBertConfig, RelPosBertModel, Terms, explain_backend
-from hf_relpos.model.attention import AttentionCall
-from hf_relpos.model.backend_chunked import Chunked
-from hf_relpos.model.backends import choose, run_attention
-from hf_relpos.model.formula import attend
-from hf_relpos.model.wave_features import widened
-from hf_relpos.model.waves import WaveTable, geometric
+from hf_relpos.attention.backends.chunked import Chunked
+from hf_relpos.attention.call import AttentionCall
+from hf_relpos.attention.dispatch import choose, run_attention
+from hf_relpos.attention.formula import attend
+from hf_relpos.attention.fourier_features import widened
+from hf_relpos.attention.fourier_tables import WaveTable, geometric
 
 
 HEADS, SIZE, WAVES, PERIOD, KEYS = 3, 8, 3, 23, 9

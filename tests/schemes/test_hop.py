@@ -11,8 +11,8 @@ import torch
 from oracles import array, golden, grid_ids, layer_error, padding, sine_cosine, tiny_attention, tiny_config
 
 from hf_relpos import AttentionContext
-from hf_relpos.model.formula import position_scores
-from hf_relpos.model.schemes import build_scheme
+from hf_relpos.attention.formula import position_scores
+from hf_relpos.schemes.registry import build_scheme
 
 
 def paper(layer, grid, radius, count=None, inner=False, bias=True, lost=True, axes=(0, 1)):

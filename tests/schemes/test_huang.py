@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hf_relpos import AttentionContext, RelPosBertModel, Table, Terms, attend
-from hf_relpos.model.formula import featurewise_scores
+from hf_relpos.attention.formula import featurewise_scores
 
 
 REAL = padding([9, 5], 9)

@@ -11,7 +11,7 @@ import torch
 from oracles import array, attention_by_loop, golden, layer_error, padding, projections, tiny_attention, tiny_config
 
 from hf_relpos import AttentionContext, attend
-from hf_relpos.model.schemes import build_scheme
+from hf_relpos.schemes.registry import build_scheme
 
 
 REAL = padding([9, 5], 9)

@@ -11,7 +11,7 @@ import torch
 from oracles import array, golden, grid_ids, layer_error, padding, tiny_attention, tiny_config, tiny_model
 
 from hf_relpos import AttentionContext, RelPosBertForMaskedLM, RelPosBertLMHeadModel, RelPosBertModel, attend
-from hf_relpos.model.schemes import build_scheme
+from hf_relpos.schemes.registry import build_scheme
 
 
 def paper(layer, grid, max_distance, out_of_range="zero", sign=1, swap=False, lost=True):

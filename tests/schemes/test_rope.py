@@ -10,7 +10,7 @@ import pytest
 import torch
 from oracles import golden, layer_error, padding, tiny_attention, tiny_config
 
-from hf_relpos.model.context import AttentionContext
+from hf_relpos.attention.context import AttentionContext
 
 
 def rotation(position, d, pairing="adjacent", base=10000.0, w=None):

@@ -10,7 +10,7 @@ import torch
 from oracles import array, golden, layer_error, padding, tiny_attention, tiny_config
 
 from hf_relpos import AttentionContext, attend
-from hf_relpos.model.schemes import build_scheme
+from hf_relpos.schemes.registry import build_scheme
 
 
 def paper(layer, clip, keys="key", values="value", sign=1):

@@ -9,8 +9,8 @@ import pytest
 import torch
 from oracles import array, golden, layer_error, padding, tiny_attention, tiny_config
 
-from hf_relpos.model.encodings import t5_bucket
-from hf_relpos.model.schemes import T5
+from hf_relpos.schemes.encodings import t5_bucket
+from hf_relpos.schemes.t5 import T5
 
 
 def bucket(r, buckets, max_distance, causal=False):

@@ -11,7 +11,7 @@ import torch
 from oracles import array, layer_error, padding, tiny_attention
 
 from hf_relpos import RelPosBertConfig
-from hf_relpos.model.scheme_tables import knots
+from hf_relpos.schemes.tables import knots
 
 
 def interpolated(rows, at, r):

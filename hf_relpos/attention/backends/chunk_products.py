@@ -1,0 +1,573 @@
+"""Forward and backward of one chunk: some rows of the batch, some heads, and some queries.
+
+The scores are one dense buffer: products by offset (`diagonals.py`) are written or added to it pair by pair, the
+content product is added in place. Each range of keys has columns up to a multiple of ALIGNED; those of no pair are
+−inf, so that one softmax over the whole buffer is the softmax of every row, with zeros there.
+
+Under a window products by offset are of no more offsets than it has: a matrix for all queries of a chunk, in columns
+between others of −inf (`QueryChunk.window`), or of the lowest finite number where a query sees nothing. Copied to the
+scores pair by pair it is the window's mask as well. The content is added to the copy: libraries write products to
+memory that is read askew at half their speed.
+
+The backward computes the chunk's probabilities again, unless they were kept, and writes the gradients of
+the scores through the same views.
+"""
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch.nn.functional import pad
+
+from .bucketed_keys import KeyRuns
+from .chunk_schedule import ALIGNED, ChunkedCall, QueryChunk, rounded_up, workspace
+from .relative_shift import Diagonals, add_product, diagonal_sums
+
+
+class Inputs(NamedTuple):
+    """The tensors of a call: content q̂ + u, query q̂ (the same object where there is no u), key, value, and terms."""
+
+    content: torch.Tensor
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    A: torch.Tensor | None
+    B: torch.Tensor | None
+    c: torch.Tensor | None
+    V: torch.Tensor | None
+    dense: torch.Tensor | None
+
+
+class Range(NamedTuple):
+    """A range of keys in a buffer of a chunk.
+
+    Attributes:
+        pairs: (g, m, n).
+        columns: all columns of the range, (g, m, c).
+        factors: the pairs, and as many columns beside them as there are `keys`; what is multiplied with vectors. Of
+            the first range of a packed chunk all columns, and those of other ranges are to be zeros then (`alone`).
+        keys: of the factors; there may be fewer, `vectors_at`.
+    """
+
+    pairs: torch.Tensor
+    columns: torch.Tensor
+    factors: torch.Tensor
+    keys: slice
+
+
+class HeadGroup:
+    """Some heads of some rows of the batch: their keys and values, and the products of one chunk at a time.
+
+    Scores have g = h · r matrices, h heads and r rows of the batch, those of one head together. Vectors are by
+    position, (r, m, h, d), as a layer's projections leave them and `diagonals.py` reads them, or the same as matrices,
+    (g, m, d), which for one row of the batch is a view.
+    """
+
+    def __init__(self, call: ChunkedCall, rows: slice, heads: slice, inputs: Inputs):
+        self.call, self.rows, self.heads = call, rows, heads
+        self.content = self.by_position(inputs.content)
+        self.query = None if inputs.query is inputs.content else self.by_position(inputs.query)
+        self.grid = self.content.shape[2], self.content.shape[0]  # (h, r)
+        self.count = self.grid[0] * self.grid[1]
+        self.keys = inputs.key.shape[2]
+        self.key, self.value = (self.padded(self.by_head(x)) for x in (inputs.key, inputs.value))
+        self.A, self.V = self.diagonals(inputs.A, call.terms.tails_A), self.diagonals(inputs.V, call.terms.tails_V)
+        self.c, self.allow = self.of_heads(inputs.c), self.of_heads(call.allow)
+        self.dense = None if inputs.dense is None else self.by_head(inputs.dense)
+        self.mask = None if call.mask is None else self.by_head(call.mask)
+        self.B = self.runs = None
+        if call.terms.run_of_B is None:
+            self.B = self.diagonals(inputs.B, (1, 1))
+            self.key_by_position = None if self.B is None else self.by_position(inputs.key).contiguous()
+        else:
+            first, keys = -call.start - call.terms.low, self.key[:, : self.keys]
+            self.runs = KeyRuns(keys, self.of_heads(inputs.B), call.terms.run_of_B, call.terms.tails_B, first)
+
+    def of_heads(self, table: torch.Tensor | None) -> torch.Tensor | None:
+        """The part of a table, (H or 1, …), that belongs to these heads."""
+        return table if table is None or table.shape[0] == 1 else table[self.heads]
+
+    def diagonals(self, table: torch.Tensor | None, tails: tuple[int, int]) -> Diagonals | None:
+        """Products with the part of a table, (H or 1, P + ALIGNED − 1, d), that belongs to these heads."""
+        return None if table is None else Diagonals(self.of_heads(table), tails, self.grid)
+
+    def by_head(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The part of a tensor, (B or 1, H or 1, …), that belongs to these heads and rows: (h or 1, r or 1, …)."""
+        if tensor.shape[0] > 1:
+            tensor = tensor[self.rows]
+        if tensor.shape[1] > 1:
+            tensor = tensor[:, self.heads]
+        return tensor.transpose(0, 1)
+
+    def by_position(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The part of vectors (B, H, L, d) that belongs to these rows and heads, (r, L, h, d)."""
+        return tensor[self.rows, self.heads].transpose(1, 2)
+
+    def by_row(self, tensor: torch.Tensor) -> torch.Tensor:
+        """(g, …) as (r, h, …), as the tensors of a call are."""
+        return tensor.unflatten(0, self.grid).transpose(0, 1)
+
+    def matrices(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Vectors by position, (r, m, h, d), as matrices, (g, m, d)."""
+        return vectors.permute(2, 0, 1, 3).reshape(self.count, vectors.shape[1], vectors.shape[3])
+
+    def padded(self, keys: torch.Tensor) -> torch.Tensor:
+        """Keys or values (h, r, K, d) as (g, N, d), with zeros as far as the columns of any chunk go.
+
+        Under a window, where that would be to copy all of them for a few chunks, without these.
+        """
+        missing = rounded_up(self.keys) - self.keys if self.call.mask is None else ALIGNED - 1
+        keys = pad(keys, (0, 0, 0, missing)) if missing and self.call.band is None else keys
+        return keys.reshape(self.count, keys.shape[2], -1)
+
+    def vectors_at(self, vectors: torch.Tensor, keys: slice) -> torch.Tensor:
+        """Some of the keys or values, (g, n, d), with zeros for those that there are not."""
+        own = vectors[:, keys]
+        missing = keys.stop - keys.start - own.shape[1]
+        return pad(own, (0, 0, 0, missing)) if missing else own
+
+    @staticmethod
+    def alone(buffer: torch.Tensor, chunk: QueryChunk, index: int) -> None:
+        """Make the factors of a range those of its pairs: called for one after the other, the first range last."""
+        if chunk.is_packed and index == 0:
+            buffer[:, :, chunk.key_ranges[0][1] :] = 0.0
+
+    def first_row(self, chunk: QueryChunk, index: int) -> int:
+        """The row of the tables that belongs to the last query, i' = 0, and the first key of a range."""
+        last = self.call.start + chunk.first + chunk.rows - 1
+        return chunk.key_ranges[index][0] - last - self.call.terms.low
+
+    def rows_of(self, tensor: torch.Tensor, chunk: QueryChunk) -> torch.Tensor:
+        """The chunk's rows, last first, of a tensor (h or 1, r or 1, L, …)."""
+        return tensor[:, :, chunk.first : chunk.first + chunk.rows].flip(2)
+
+    def vectors_of(self, vectors: torch.Tensor, chunk: QueryChunk) -> torch.Tensor:
+        """The chunk's rows, last first, contiguous, (r, m, h, d), of vectors by position (r, L, h, d)."""
+        return vectors[:, chunk.first : chunk.first + chunk.rows].flip(1)
+
+    def workspace(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A buffer of that shape, of the dtype of the keys if no other is given."""
+        return workspace(name, shape, self.key.dtype if dtype is None else dtype, self.key.device)
+
+    def buffer(self, name: str, chunk: QueryChunk) -> torch.Tensor:
+        """(g, m, N)."""
+        return self.workspace(name, (self.count, chunk.rows, chunk.width))
+
+    @staticmethod
+    def range_of(buffer: torch.Tensor, chunk: QueryChunk, index: int) -> Range:
+        """A range of keys in a buffer, (g, m, N)."""
+        (begin, count), at = chunk.key_ranges[index], chunk.begins[index]
+        if chunk.is_packed:  # the product with the first range fills the buffer, and then those beside it are written
+            own = buffer[:, :, at : at + count]
+            ends = [*chunk.begins[1:], chunk.width]
+            factors, width = (own, count) if index else (buffer, chunk.width)
+            return Range(own, buffer[:, :, at : ends[index]], factors, slice(begin, begin + width))
+        width = rounded_up(count)
+        columns = buffer[:, :, at : at + width]
+        return Range(buffer[:, :, at : at + count], columns, columns, slice(begin, begin + width))
+
+    # Masks: pairs that are hidden, and the scores that they stand beside ---------------------------------------------
+
+    def hide_masked(self, part: Range, chunk: QueryChunk, index: int, value: float) -> None:
+        """Set the scores of pairs that the mask hides."""
+        if not chunk.is_masked:
+            return
+        if chunk.is_by_offset(index):
+            by_offset, by_pair = self.window_buffer(chunk)
+            by_pair.copy_(part.pairs)
+            self.hide_beyond(by_offset, chunk, value)
+            self.hide_in_window(by_offset.unflatten(0, self.grid), chunk, value)
+            part.pairs.copy_(by_pair)
+            return
+        if chunk.hidden is not None:
+            by_head = part.columns.unflatten(0, self.grid)
+            for columns, hidden in chunk.hidden[index]:
+                by_head[..., columns].masked_fill_(hidden.transpose(0, 1), value)
+            return
+        by_head = part.pairs.unflatten(0, self.grid)
+        begin, count = chunk.key_ranges[index]
+        mask = self.mask[..., begin : begin + count]
+        constant = mask.shape[2] == 1 or mask.stride(2) == 0
+        by_head.masked_fill_(~(mask[:, :, :1] if constant else self.rows_of(mask, chunk)), value)
+
+    def future(self, scores: torch.Tensor, chunk: QueryChunk, index: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """For a causal call: the columns of `scores` where some keys are later than the query, and these pairs."""
+        begin, count = chunk.key_ranges[index]
+        own = self.call.start + chunk.first - begin  # the column of the key at the first query's position
+        if not self.call.causal or own + 1 >= count:
+            return None
+        from_column = max(own, 0)
+        column = torch.arange(from_column - own, count - own, device=scores.device)
+        pairs = column > torch.arange(chunk.rows - 1, -1, -1, device=scores.device)[:, None]
+        return scores[:, :, from_column:], pairs
+
+    def by_pair(self, scalars: torch.Tensor, chunk: QueryChunk, index: int) -> torch.Tensor:
+        """Scalars by offset, (h or 1, P), as scalars by pair, (h or 1, 1, m, n): a view in which all rows overlap."""
+        scalars, first = scalars.contiguous(), self.first_row(chunk, index)
+        shape = (scalars.shape[0], 1, chunk.rows, chunk.key_ranges[index][1])
+        return scalars.as_strided(shape, (scalars.stride(0), 0, 1, 1), scalars.storage_offset() + first)
+
+    def hide(self, part: Range, chunk: QueryChunk, index: int, value: float) -> None:
+        """Set the scores of pairs that the mask, causality or the scheme hide."""
+        self.hide_masked(part, chunk, index, value)
+        self.hide_by_offset(part, chunk, index, value)
+
+    def hide_by_offset(self, part: Range, chunk: QueryChunk, index: int, value: float) -> None:
+        """Set the scores of pairs that causality or the scheme hide."""
+        future = self.future(part.pairs, chunk, index)
+        if future is not None:
+            future[0].masked_fill_(future[1], value)
+        if self.allow is not None:
+            part.pairs.unflatten(0, self.grid).masked_fill_(~self.by_pair(self.allow, chunk, index), value)
+
+    # A range with a window -------------------------------------------------------------------------------------------
+
+    def window_buffer(self, chunk: QueryChunk) -> tuple[torch.Tensor, torch.Tensor]:
+        """A buffer by offset, (g, m, W), and the same by pair, (g, m, n)."""
+        by_offset = self.workspace("window", (self.count, chunk.rows, chunk.offset_columns))
+        return by_offset, self.pairs_of(by_offset, chunk)
+
+    @staticmethod
+    def pairs_of(by_offset: torch.Tensor, chunk: QueryChunk) -> torch.Tensor:
+        """A contiguous buffer by offset, (g, m, W), by pair, (g, m, n): rows of W + 1 numbers."""
+        groups, rows, width = by_offset.shape
+        shape = (groups, rows, chunk.key_ranges[0][1])
+        return by_offset.as_strided(shape, (rows * width, width + 1, 1), by_offset.storage_offset())
+
+    def window_of(self, scores: torch.Tensor, chunk: QueryChunk) -> torch.Tensor:
+        """Scores by pair, (g, m, n), by offset, (g, m, W): zeros where the window has no pair."""
+        by_offset, by_pair = self.window_buffer(chunk)
+        assert chunk.window is not None
+        if chunk.window.start < chunk.rows - 1 or chunk.window.stop > scores.shape[2]:  # an end of the text
+            by_offset.zero_()
+        by_pair.copy_(scores)
+        return by_offset
+
+    @staticmethod
+    def hide_beyond(by_offset: torch.Tensor, chunk: QueryChunk, value: float) -> None:
+        """Set pairs outside of the window, (g, m, W)."""
+        assert chunk.window is not None
+        by_offset[:, :, : chunk.window.start] = value
+        by_offset[:, :, chunk.window.stop :] = value
+
+    @staticmethod
+    def hide_in_window(by_offset: torch.Tensor, chunk: QueryChunk, value: float) -> None:
+        """Set pairs within the window, (h, r, m, W), that are hidden otherwise."""
+        assert chunk.hidden is not None
+        for columns, hidden in chunk.hidden[0]:
+            by_offset[..., columns].masked_fill_(hidden.transpose(0, 1), value)
+
+    def start_window(self, scores: torch.Tensor, chunk: QueryChunk, query: torch.Tensor) -> None:
+        """Set scores (g, m, n) to q · A + c in the window, and to −inf elsewhere.
+
+        Args:
+            query: q̂, matrices of the chunk's queries, (g, m, d).
+        """
+        window, first = chunk.window, self.first_row(chunk, 0)
+        assert window is not None and chunk.hidden is not None
+        (heads, rows), width = self.grid, chunk.offset_columns
+        if self.A is None:  # as many matrices as differ
+            heads = 1 if self.c is None else self.c.shape[0]
+            rows = max([len(hidden) for _, hidden in chunk.hidden[0]], default=1)
+        by_offset = self.workspace("window", (heads * rows, chunk.rows, width))
+        if self.A is not None:
+            self.A.write_columns(by_offset, window, query, first)
+        by_head = by_offset.unflatten(0, (heads, rows))
+        if self.c is not None:
+            by_column = self.c[:, None, None, first + window.start : first + window.stop]
+            into = by_head[..., window]
+            into.copy_(by_column) if self.A is None else into.add_(by_column)
+        elif self.A is None:
+            by_offset[:, :, window] = 0.0
+        lowest = torch.finfo(scores.dtype).min
+        # a query that sees nothing, such as padding, is to average some keys: with −inf alone it would have NaN
+        self.hide_beyond(by_offset, chunk, lowest if chunk.has_empty_rows else -torch.inf)
+        self.hide_in_window(by_head, chunk, lowest)
+        scores.unflatten(0, self.grid).copy_(self.pairs_of(by_offset, chunk).unflatten(0, (heads, rows)))
+
+    # A chunk ---------------------------------------------------------------------------------------------------------
+
+    def probabilities(
+        self, chunk: QueryChunk, content: torch.Tensor, query: torch.Tensor, buffer: torch.Tensor
+    ) -> torch.Tensor:
+        """softmax of the scores, with zeros in columns of no pair, written to `buffer`, (g, m, N).
+
+        Args:
+            content: q̂ + u, matrices of the chunk's queries, (g, m, d).
+            query: q̂, the same by position, (r, m, h, d).
+        """
+        for index in range(len(chunk.key_ranges)):
+            part = self.range_of(buffer, chunk, index)
+            scores, keys = part.pairs, part.keys
+            by_head, beta = scores.unflatten(0, self.grid), 1.0
+            if chunk.is_by_offset(index):
+                self.start_window(scores, chunk, content if self.query is None else self.matrices(query))
+            else:
+                if self.A is not None:
+                    self.A.add_to(scores, query, self.first_row(chunk, index), fresh=True)
+                if self.c is not None:
+                    by_pair = self.by_pair(self.c, chunk, index)
+                    by_head.copy_(by_pair) if self.A is None else by_head.add_(by_pair)
+                beta = float(self.A is not None or self.c is not None)
+            own = self.vectors_at(self.key, keys).transpose(1, 2)
+            if chunk.is_packed and index:  # a few columns far apart, which libraries would take matrix by matrix
+                products = torch.bmm(content, own)
+                if beta:
+                    part.factors.add_(products, alpha=self.call.terms.scale)
+                else:
+                    torch.mul(products, self.call.terms.scale, out=part.factors)
+            else:
+                part.factors.baddbmm_(content, own, beta=beta, alpha=self.call.terms.scale)
+            self.add_key_side(scores, chunk, index)
+            if self.dense is not None:
+                by_head += self.rows_of(self.dense, chunk)[..., keys.start : keys.start + scores.shape[2]]
+            lowest = torch.finfo(buffer.dtype).min
+            if not chunk.is_by_offset(index):  # else what the window hides is in the scores
+                self.hide_masked(part, chunk, index, lowest)
+            self.hide_by_offset(part, chunk, index, lowest)
+            if part.columns.shape[2] > scores.shape[2]:
+                part.columns[:, :, scores.shape[2] :] = -torch.inf
+        torch.softmax(buffer, dim=-1, out=buffer)
+        if self.allow is not None:  # a query that may attend to nothing gets zeros
+            for index in range(len(chunk.key_ranges)):
+                self.hide(self.range_of(buffer, chunk, index), chunk, index, 0.0)
+        return buffer
+
+    def add_key_side(self, scores: torch.Tensor, chunk: QueryChunk, index: int) -> None:
+        """scores (g, m, n) += k_j · B_p."""
+        if self.runs is not None:
+            self.runs.add_to(scores, chunk, index)
+        elif self.B is not None:
+            begin, count = chunk.key_ranges[index]
+            keys = self.key_by_position[:, begin : begin + count]
+            self.B.add_to(scores.transpose(1, 2), keys, self.first_row(chunk, index))
+
+    def key_side_gradients(self, scores: torch.Tensor, chunk: QueryChunk, index: int, d_key, d_B) -> None:
+        """From the gradient of the scores (g, m, n): add to those of the keys (g, N, d) and of B.
+
+        With runs they are only complete after `finish`.
+        """
+        if self.runs is not None:
+            self.runs.collect(scores, chunk, index)
+        elif self.B is not None:
+            begin, count = chunk.key_ranges[index]
+            keys, first = self.key_by_position[:, begin : begin + count], self.first_row(chunk, index)
+            weighed = self.B.weighed(scores.transpose(1, 2), first, d_B, keys)
+            d_key[:, begin : begin + count] += self.matrices(weighed)
+
+    def finish(self, total: "Gradients") -> None:
+        """Add what is multiplied once for all chunks to the gradients."""
+        if self.runs is not None:
+            self.runs.finish(total.key[:, : self.keys], self.of_heads(total.B))
+
+    def dropout_factors(self, chunk: QueryChunk, generator: torch.Generator | None) -> list[torch.Tensor]:
+        """1 for pairs to keep and 0 for those to drop, (g, m, c) for every range: the generator's next numbers."""
+        if generator is None:
+            return []
+        drawn_masks = []
+        for index, (begin, end) in enumerate(pairwise([*chunk.begins, chunk.width])):
+            shape = (self.count, chunk.rows, end - begin)
+            total = self.count * chunk.rows * shape[2]
+            words = self.workspace("bits", (-(-total // 8),), torch.int64)
+            words.random_(-(1 << 63), None, generator=generator)
+            drawn = words.view(torch.uint8)[:total].view(shape)
+            # a byte for each weight, and for each query which multiple of 2^−8 it is compared with: on the average
+            # the requested multiple of 2^−16
+            low, rest = divmod(self.call.dropout, 256)
+            least = torch.randint(256, (*shape[:2], 1), generator=generator, device=drawn.device) < rest
+            factors = self.workspace(f"kept{index}", shape)  # a product takes a tenth of a masked_fill
+            drawn_masks.append(torch.ge(drawn, least.to(torch.uint8) + low, out=factors))
+        return drawn_masks
+
+    def forward(
+        self, chunk: QueryChunk, generator: torch.Generator | None, kept: list[torch.Tensor] | None = None
+    ) -> torch.Tensor:
+        """What the chunk's queries get, in their order, (r, m, h, d).
+
+        Args:
+            kept: where to put the probabilities, if the backward is not to compute them again.
+        """
+        content, query = self.queries(chunk)
+        # packed, what the keys beside the window had is cleared below, and the backward needs it
+        no_copy = kept is not None and generator is None and not chunk.is_packed
+        buffer = self.key.new_empty((self.count, chunk.rows, chunk.width)) if no_copy else self.buffer("scores", chunk)
+        self.probabilities(chunk, self.matrices(content), query, buffer)
+        if kept is not None:
+            kept.append(buffer if no_copy else buffer.clone())
+        for index, factors in enumerate(self.dropout_factors(chunk, generator)):
+            self.range_of(buffer, chunk, index).columns.mul_(factors)
+        out = None
+        for index in reversed(range(len(chunk.key_ranges))):
+            self.alone(buffer, chunk, index)
+            part, first = self.range_of(buffer, chunk, index), self.first_row(chunk, index)
+            found = self.by_row(torch.bmm(part.factors, self.vectors_at(self.value, part.keys))).transpose(1, 2)
+            out = found if out is None else out.add_(found)
+            if self.V is not None:
+                if chunk.window is not None and index == 0:
+                    found = self.V.weigh_columns(self.window_of(part.pairs, chunk), chunk.window, first)
+                else:
+                    found = self.V.weighed(part.pairs, first)
+                out = out.add_(found)
+        if generator is not None:
+            out /= self.call.keep_probability
+        return out.flip(1)
+
+    def queries(self, chunk: QueryChunk) -> tuple[torch.Tensor, torch.Tensor]:
+        """q̂ + u and q̂ of a chunk, last first, (r, m, h, d)."""
+        content = self.vectors_of(self.content, chunk)
+        return content, content if self.query is None else self.vectors_of(self.query, chunk)
+
+    def backward(
+        self,
+        chunk: QueryChunk,
+        generator: torch.Generator | None,
+        d_out: torch.Tensor,
+        total: "Gradients",
+        probabilities: torch.Tensor | None = None,
+    ) -> None:
+        """Add the chunk's share to all gradients.
+
+        Args:
+            d_out: gradient of what `forward` gave, of the whole call, (B, H, L, d).
+            probabilities: what `forward` kept for the chunk, or None.
+        """
+        terms = self.call.terms
+        content_by_position, query = self.queries(chunk)
+        d_out_by_position = self.vectors_of(self.by_position(d_out), chunk)
+        if generator is not None:
+            d_out_by_position /= self.call.keep_probability
+        content, d_out = self.matrices(content_by_position), self.matrices(d_out_by_position)
+        if probabilities is None:
+            buffer = self.probabilities(chunk, content, query, self.buffer("scores", chunk))
+        else:  # what is written to is a copy
+            is_read = generator is None and not chunk.is_packed
+            buffer = probabilities if is_read else self.buffer("scores", chunk).copy_(probabilities)
+        gradients = self.buffer("gradients", chunk)
+        kept = self.dropout_factors(chunk, generator)
+        mean = 0.0  # Σ_j α_ij ∂α_ij
+        for index in range(len(chunk.key_ranges)):
+            part, first = self.range_of(gradients, chunk, index), self.first_row(chunk, index)
+            columns, beta = part.columns, float(self.V is not None)
+            if self.V is not None:
+                columns[:, :, part.pairs.shape[2] :] = 0.0
+                if chunk.window is not None and index == 0:
+                    by_offset, by_pair = self.window_buffer(chunk)
+                    self.V.write_columns(by_offset.zero_(), chunk.window, d_out, first)
+                    part.pairs.copy_(by_pair)
+                else:
+                    self.V.add_to(part.pairs, d_out_by_position, first, fresh=True)
+            part.factors.baddbmm_(d_out, self.vectors_at(self.value, part.keys).transpose(1, 2), beta=beta)
+            if kept:
+                columns.mul_(kept[index])
+            weights = self.range_of(buffer, chunk, index).columns
+            products = torch.mul(columns, weights, out=self.workspace("products", columns.shape))
+            mean = mean + products.sum(-1, keepdim=True)
+        d_content, d_query = 0.0, 0.0
+        for index, (begin, count) in reversed(list(enumerate(chunk.key_ranges))):
+            part, weights = self.range_of(gradients, chunk, index), self.range_of(buffer, chunk, index)
+            scores, keys, first = part.pairs, part.keys, self.first_row(chunk, index)
+            # in this order: where a weight is near 1 the difference is near 0
+            part.columns.sub_(mean).mul_(weights.columns)
+            if kept:
+                weights.columns.mul_(kept[index])
+            if (
+                chunk.has_empty_rows and self.allow is None
+            ):  # their weights are not zero, and no score of theirs matters
+                self.hide_masked(part, chunk, index, 0.0)
+            self.alone(gradients, chunk, index)
+            self.alone(buffer, chunk, index)
+            add_product(total.value[:, keys], weights.factors.transpose(1, 2), d_out)
+            add_product(total.key[:, keys], part.factors.transpose(1, 2), content, terms.scale)
+            d_content = d_content + torch.bmm(part.factors, self.vectors_at(self.key, keys))
+            self.key_side_gradients(scores, chunk, index, total.key, self.of_heads(total.B))
+            if chunk.is_by_offset(index):
+                d_query = d_query + self.window_gradients(scores, weights.pairs, chunk, query, d_out, total)
+            else:
+                if self.V is not None:
+                    self.V.table_gradient(weights.pairs, d_out_by_position, first, self.of_heads(total.V))
+                if self.A is not None:
+                    d_query = d_query + self.A.weighed(scores, first, self.of_heads(total.A), query)
+                if self.c is not None:
+                    diagonals = diagonal_sums(scores.unflatten(0, self.grid).sum(1), total.c.dtype)
+                    self.add_to_scalars(total, diagonals, first)
+            if total.dense is not None:
+                into = self.by_head(total.dense)[:, :, chunk.first : chunk.first + chunk.rows, begin : begin + count]
+                into += scores.flip(1).unflatten(0, self.grid).sum_to_size(into.shape)
+        rows = (self.rows, self.heads, slice(chunk.first, chunk.first + chunk.rows))
+        d_content = self.by_row(d_content * terms.scale).transpose(1, 2)
+        if self.query is None:
+            d_content = d_content + d_query
+        elif self.A is not None:
+            total.query[rows] = d_query.flip(1).transpose(1, 2)
+        total.content[rows] = d_content.flip(1).transpose(1, 2)
+
+    def window_gradients(
+        self,
+        gradients: torch.Tensor,
+        weights: torch.Tensor,
+        chunk: QueryChunk,
+        query: torch.Tensor,
+        d_out: torch.Tensor,
+        total: "Gradients",
+    ) -> torch.Tensor | float:
+        """Add to the gradients of the tables what a range by offset gives; returns that of the queries, (r, m, h, d).
+
+        Args:
+            gradients: of the scores, (g, m, n).
+            weights: after dropout, (g, m, n).
+            query: (r, m, h, d).
+            d_out: matrices, (g, m, d).
+        """
+        window, first = chunk.window, self.first_row(chunk, 0)
+        assert window is not None
+        if self.V is not None:
+            self.V.column_gradient(self.window_of(weights, chunk), window, d_out, first, self.of_heads(total.V))
+        if self.A is None and self.c is None:
+            return 0.0
+        by_offset = self.window_of(gradients, chunk)
+        if self.c is not None:
+            by_column = by_offset[:, :, window].sum(1, dtype=total.c.dtype).unflatten(0, self.grid).sum(1)
+            self.add_to_scalars(total, by_column, first + window.start)
+        if self.A is None:
+            return 0.0
+        self.A.column_gradient(by_offset, window, self.matrices(query), first, self.of_heads(total.A))
+        return self.A.weigh_columns(by_offset, window, first)
+
+    def add_to_scalars(self, total: "Gradients", by_offset: torch.Tensor, first: int) -> None:
+        """Add scalars by head and offset, (h, x), to the gradient of c from row `first` on."""
+        into = self.of_heads(total.c)[:, first : first + by_offset.shape[1]]
+        into += by_offset.sum(0, keepdim=True) if into.shape[0] == 1 else by_offset
+
+
+class Gradients:
+    """What the backward fills: gradients like the inputs, summed in float32 at least; key and value of one group."""
+
+    def __init__(self, inputs: Inputs, needs_dense: bool, gaps: bool):
+        self.content = (torch.zeros_like if gaps else torch.empty_like)(inputs.content)
+        self.query = None if inputs.query is inputs.content else torch.zeros_like(inputs.query)
+        tables = (inputs.A, inputs.B, inputs.c, inputs.V)
+        self.A, self.B, self.c, self.V = (None if table is None else zeros_like_sum(table) for table in tables)
+        self.dense = zeros_like_sum(inputs.dense) if needs_dense else None
+
+    def start_group(self, group: HeadGroup) -> None:
+        """Zeros for the key and value of another group."""
+        beyond = 0 if group.call.band is None else 2 * ALIGNED  # of columns that are no pairs
+        self.key, self.value = (
+            zeros_like_sum(vectors, (vectors.shape[0], vectors.shape[1] + beyond, vectors.shape[2]))
+            for vectors in (group.key, group.value)
+        )
+
+    def of_terms(self, inputs: Inputs) -> list[torch.Tensor | None]:
+        """Those of A, B, c, V and dense, in the dtypes of these."""
+        names = ("A", "B", "c", "V", "dense")
+        sums = (getattr(self, name) for name in names)
+        return [
+            None if total is None else total.to(getattr(inputs, name).dtype)
+            for name, total in zip(names, sums, strict=True)
+        ]
+
+
+def zeros_like_sum(like: torch.Tensor, shape: tuple[int, ...] | None = None) -> torch.Tensor:
+    """Zeros of that shape, or another, to add to, in float32 at least."""
+    precise = torch.promote_types(like.dtype, torch.float32)
+    return torch.zeros(like.shape if shape is None else shape, dtype=precise, device=like.device)

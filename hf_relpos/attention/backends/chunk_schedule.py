@@ -1,0 +1,327 @@
+"""Chunks: some rows of the batch, some heads and some queries, whose scores are computed together.
+
+What is computed is decided by sizes and by the mask: how many of each make a chunk, and which keys any of its queries
+sees. Queries of a chunk are in reverse order, so that a query i', counted so, and key j meet at row i' + j of a table
+by offset (`diagonals.py`).
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..sliding_window import BandMask, Block, merged
+from ..toeplitz import ToeplitzTerms
+
+
+# Scores of a chunk, and its queries: by measurement, on a core with 1 MB of L2.
+BUFFER = 1 << 19
+QUERIES = 256
+# Keys from which on chunks are twice as large, for the buffer of a single head is larger than the best anyway; not
+# where other queries see other keys, since a chunk computes those that any of its queries sees.
+LONG = 2048
+# Queries under a window: few, since a chunk computes the keys of its first query for its last one as well.
+WINDOWED = 64
+# Vectors of a block of products by offset, which cost (BLOCK + n − 1) / n of what is used of them.
+BLOCK = 32
+SHORT = 512  # twice as many for more on the other side
+# Sizes of products are multiples of this: the numbers of a vector register, with which libraries are fastest.
+ALIGNED = 16
+# The same on other devices, where a launch costs more than a cache: all heads of a row of BERT-base in one go.
+DEVICE_BUFFER = 1 << 24
+DEVICE_QUERIES = 1024
+
+_local = threading.local()
+
+
+def workspace(name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A buffer of this thread, with whatever was last written to it."""
+    if device.type != "cpu":  # PyTorch keeps memory of other devices itself, stream by stream
+        return torch.empty(shape, dtype=dtype, device=device)
+    buffers = _local.__dict__.setdefault("buffers", {})
+    count = 1
+    for size in shape:
+        count *= size
+    flat = buffers.get((name, dtype))
+    if flat is None or flat.numel() < count:
+        buffers.pop((name, dtype), None)
+        with torch.inference_mode(False):  # or it could not be written to outside of that mode
+            flat = buffers[name, dtype] = torch.empty(count, dtype=dtype)
+    return flat[:count].view(shape)
+
+
+def release_workspace() -> None:
+    """Free the buffers that this thread keeps between calls: a few MB, more for rows of many thousands of tokens."""
+    _local.__dict__.pop("buffers", None)
+
+
+def rounded_up(count: int) -> int:
+    """The next multiple of ALIGNED."""
+    return -(-count // ALIGNED) * ALIGNED
+
+
+def vectors_per_block(others: int, device: torch.device) -> int:
+    """How many vectors a block of products by offset has, with `others` on the other side."""
+    if device.type != "cpu":
+        return DEVICE_QUERIES
+    return BLOCK if others <= SHORT else 2 * BLOCK
+
+
+def blocks_at_once(products: int) -> int:
+    """How many blocks of that many products by offset are one batch: half of what the scores of a chunk take."""
+    return max(1, BUFFER // 2 // products)
+
+
+@dataclass(frozen=True)
+class ChunkedCall:
+    """What one call is, besides tensors with gradients.
+
+    Attributes:
+        terms: scale, first offset and tails of the terms; their tensors are left out.
+        start: index of the first query among the keys.
+        mask: boolean (1 or B, 1 or H, L, K), True: may attend; or None.
+        band: the mask of an attention window, instead of `mask`; or None.
+        causal: whether a query sees no later key; only without a mask.
+        allow: boolean (H or 1, P), which offsets the scheme lets through; or None.
+        dropout: probability of dropping an attention weight, in units of 2^−16.
+        seed: of the dropout.
+        ends: of every row, how many of its queries are computed, the first ones; None for all.
+        has_backward: whether gradients are recorded, so that a backward may follow.
+    """
+
+    terms: ToeplitzTerms
+    start: int = 0
+    mask: torch.Tensor | None = None
+    band: BandMask | None = None
+    causal: bool = False
+    allow: torch.Tensor | None = None
+    dropout: int = 0
+    seed: int = 0
+    ends: tuple[int, ...] | None = None
+    has_backward: bool = False
+
+    @property
+    def keep_probability(self) -> float:
+        """The probability of keeping a weight."""
+        return 1.0 - self.dropout / 65536
+
+
+def queries_per_chunk(call: ChunkedCall, keys: int, device: torch.device) -> int:
+    """How many queries a chunk has."""
+    if device.type != "cpu":
+        return DEVICE_QUERIES
+    if call.band is not None:
+        return WINDOWED
+    same_keys = not call.causal and (call.mask is None or call.mask.shape[2] == 1 or call.mask.stride(2) == 0)
+    return 2 * QUERIES if same_keys and keys >= LONG else QUERIES
+
+
+def groups(
+    call: ChunkedCall, batch: int, heads: int, queries: int, keys: int, device: torch.device
+) -> tuple[list[slice], list[slice]]:
+    """Rows of the batch, and heads, so many at a time that their scores stay near the best size."""
+    most = BUFFER if device.type == "cpu" else DEVICE_BUFFER
+    queries = min(queries, queries_per_chunk(call, keys, device))
+    if call.band is not None:
+        keys = min(keys, queries + 2 * call.band.window)
+    count = max(1, most // (queries * keys))
+    together = call.ends is None and call.terms.run_of_B is None
+    return _alike(batch, max(1, count // (2 * heads)) if together else 1), _alike(heads, count)
+
+
+def _alike(count: int, most: int) -> list[slice]:
+    """`count` in as few parts of at most that size as there can be, alike in size."""
+    size = -(-count // -(-count // min(count, most)))
+    return [slice(first, min(first + size, count)) for first in range(0, count, size)]
+
+
+@dataclass(frozen=True)
+class QueryChunk:
+    """m queries in reverse order, the ranges of keys that any of them sees, and where their scores lie in a buffer.
+
+    Attributes:
+        first: the first of the queries.
+        rows: m.
+        key_ranges: (first key, number of keys n) of every range.
+        begins: the first column of each range in the buffer.
+        width: of the buffer; each range has its n columns and those up to a multiple of ALIGNED, but see `is_packed`.
+        is_masked: whether the mask may hide any pair of them.
+        has_empty_rows: whether one of the queries may see no key at all.
+        hidden: under a window, of every range, columns of it and which pairs of these are hidden, last query first,
+            boolean (1 or r, 1, m, c); else None.
+        window: where the terms of the first range are made by offset, in a buffer of their own, the columns of that
+            which are within the window; else None. Column x is that of the offset which query 0, the last one, has
+            from key x of the range; of query i key x is in column i + x. What `hidden` says of this range is by
+            column of that buffer.
+    """
+
+    first: int
+    rows: int
+    key_ranges: tuple[tuple[int, int], ...]
+    begins: tuple[int, ...]
+    width: int
+    is_masked: bool
+    has_empty_rows: bool
+    hidden: tuple[tuple[tuple[slice, torch.Tensor], ...], ...] | None = None
+    window: slice | None = None
+
+    def is_by_offset(self, index: int) -> bool:
+        """Whether the terms of a range are made by offset."""
+        return self.window is not None and index == 0
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the ranges beside the window are in columns up to the next multiple of ALIGNED, or two.
+
+        One product with keys that follow each other is then that of all columns, a contiguous matrix.
+        """
+        return self.window is not None and _is_packed(self.key_ranges)
+
+    @property
+    def offset_columns(self) -> int:
+        """How many columns the first range has by offset, a multiple of ALIGNED."""
+        return rounded_up(self.key_ranges[0][1] + self.rows - 1)
+
+
+def _is_packed(key_ranges: Sequence[tuple[int, int]]) -> bool:
+    return sum(count for _, count in key_ranges[1:]) <= ALIGNED
+
+
+def query_chunk(
+    first: int,
+    rows: int,
+    key_ranges: Sequence[tuple[int, int]],
+    is_masked: bool,
+    has_empty_rows: bool,
+    window: slice | None = None,
+) -> QueryChunk:
+    """A chunk of the `rows` queries from `first` on, with its layout in the buffer."""
+    begins, width = [], 0
+    ranges = tuple(key_ranges)
+    is_packed = window is not None and _is_packed(ranges)
+    for _, count in ranges:
+        begins.append(width)
+        width += count if is_packed else rounded_up(count)
+    return QueryChunk(first, rows, ranges, tuple(begins), rounded_up(width), is_masked, has_empty_rows, window=window)
+
+
+def may_read(device: torch.device) -> bool:
+    """Whether the contents of a mask may decide what is computed: elsewhere that would be to wait for the device."""
+    return device.type == "cpu"
+
+
+def runs_of(seen: torch.Tensor, gap: int) -> list[tuple[int, int]]:
+    """First index and length of every run of True in a vector; runs less than `gap` apart are one."""
+    edges = torch.nn.functional.pad(seen.to(torch.int8), (1, 1)).diff().nonzero().flatten().tolist()
+    runs: list[list[int]] = []
+    for begin, end in zip(edges[::2], edges[1::2], strict=True):
+        if runs and begin - runs[-1][1] < gap:
+            runs[-1][1] = end
+        else:
+            runs.append([begin, end])
+    return [(begin, end - begin) for begin, end in runs]
+
+
+def schedule(call: ChunkedCall, rows: slice, length: int, keys: int, device: torch.device) -> list[QueryChunk]:
+    """The chunks of some rows of the batch, without the keys that no query of a chunk sees."""
+    if call.band is not None:
+        size = queries_per_chunk(call, keys, device)
+        last = length if call.ends is None else call.ends[rows.start]
+        return _schedule_of_band(call.band, rows, size, last)
+    mask = call.mask
+    if mask is not None:
+        mask = (mask[rows] if mask.shape[0] > 1 else mask).flatten(0, 1)  # (rows · heads, L, K)
+    constant = mask is not None and (mask.stride(1) == 0 or mask.shape[1] == 1)  # the same for every query: padding
+    chunks, size = [], queries_per_chunk(call, keys, device)
+    length = length if call.ends is None else call.ends[rows.start]
+    for first in range(0, length, size):
+        count = min(size, length - first)
+        if mask is None:
+            end = min(keys, call.start + first + count) if call.causal else keys
+            chunks.append(query_chunk(first, count, [(0, end)], False, False))
+            continue
+        if not may_read(device):
+            chunks.append(query_chunk(first, count, [(0, keys)], True, True))
+            continue
+        visible = mask[:, :1] if constant else mask[:, first : first + count]
+        has_empty_rows = not bool(visible.any(-1).all())
+        key_ranges = [(0, keys)] if has_empty_rows else runs_of(visible.flatten(0, 1).any(0), count)
+        is_masked = has_empty_rows or not all(
+            bool(visible[..., begin : begin + number].all()) for begin, number in key_ranges
+        )
+        chunks.append(query_chunk(first, count, key_ranges, is_masked, has_empty_rows))
+    return chunks
+
+
+def _schedule_of_band(band: BandMask, rows: slice, size: int, length: int) -> list[QueryChunk]:
+    """`schedule` under a window: what follows from the mask is made once for all layers."""
+    key = ("chunks", rows.start, rows.stop, size, length)
+    if key not in band.kept:
+        band.kept[key] = [_chunk_of_band(band, rows, block) for block in band.blocks(rows, size, length)]
+    chunks: list[QueryChunk] = band.kept[key]
+    return chunks
+
+
+def _chunk_of_band(band: BandMask, rows: slice, block: Block) -> QueryChunk:
+    chunk = None if block.is_far else _chunk_by_offset(band, rows, block)
+    if chunk is not None:
+        return chunk
+    queries = slice(block.first, block.first + block.queries)
+    hidden = ~band.visible(queries, band.keys_of(block), rows).flip(2)
+    parts = hidden.split([count for _, count in block.key_ranges], dim=-1)
+    chunk = query_chunk(block.first, block.queries, block.key_ranges, True, bool(hidden.all(-1).any()))
+    return replace(chunk, hidden=tuple(_pieces(part) for part in parts))
+
+
+def _chunk_by_offset(band: BandMask, rows: slice, block: Block) -> QueryChunk | None:
+    """A chunk with the window by offset and, beside it, the global tokens that a query sees outside of its window.
+
+    None where offsets are no differences of indices, and where no query sees a key in its window.
+    """
+    if band.offsets is None:
+        return None
+    low, high = band.offsets
+    first, count = band.start + block.first, block.queries
+    last, queries = first + count - 1, slice(block.first, block.first + count)
+    (left, _), (right, most) = block.key_ranges[0], block.key_ranges[-1]
+    begin, end = max(first + low, left), min(last + high + 1, right + most)
+    if begin >= end:
+        return None
+
+    # the window: a rectangle of columns, of which only what is hidden otherwise has to be known
+    keys, device = end - begin, band.device
+    window = slice(max(low - (begin - last), 0), min(high - (begin - last) + 1, keys + count - 1))
+    seen = torch.zeros(rows.stop - rows.start, 1, count, keys + count, dtype=torch.bool, device=device)
+    step = keys + count
+    pairs = seen.as_strided((seen.shape[0], 1, count, keys), (count * step, 0, step + 1, 1))
+    pairs.copy_(band.visible(queries, torch.arange(begin, end, device=device), rows).flip(2))
+    hidden = ~seen[..., window]
+    if bool((hidden == hidden[:1]).all()):
+        hidden = hidden[:1]
+    pieces = [tuple((shifted(each, window.start), pairs) for each, pairs in _pieces(hidden))]
+
+    # global tokens, but for those that all queries have in their window
+    beside = [key for key in block.global_keys if not last + low <= key <= first + high]
+    ranges, is_empty = [(begin, keys)], hidden.all(-1)
+    for key, number in merged([(key, key + 1) for key in beside]) if beside else ():
+        indices = torch.arange(key, key + number, device=device)
+        offset = indices - torch.arange(first, last + 1, device=device)[:, None]
+        far = band.visible(queries, indices, rows) & ~((offset >= low) & (offset <= high))
+        if bool(far.any()):
+            ranges.append((key, number))
+            pieces.append(_pieces(~far.flip(2)))
+            is_empty = is_empty & ~far.flip(2).any(-1)
+    chunk = query_chunk(block.first, count, ranges, any(pieces), bool(is_empty.any()), window)
+    return replace(chunk, hidden=tuple(pieces))
+
+
+def shifted(columns: slice, by: int) -> slice:
+    """The same number of columns further to the right."""
+    return slice(columns.start + by, columns.stop + by)
+
+
+def _pieces(hidden: torch.Tensor) -> tuple[tuple[slice, torch.Tensor], ...]:
+    """Columns of (r, 1, m, n) with anything hidden, and what is hidden there."""
+    columns = [slice(begin, begin + count) for begin, count in runs_of(hidden.flatten(0, 2).any(0), ALIGNED)]
+    return tuple((each, hidden[..., each].clone()) for each in columns)

@@ -1,0 +1,204 @@
+"""Attention in chunks: relative terms at nearly the price of absolute attention, in memory linear in the length.
+
+Plain PyTorch, exact gradients of all inputs and tables. Every sum has a fixed order, nothing is kept from the forward
+but its inputs (and the probabilities of a short call), and dropout is replayed from a seed. Buffers are kept between
+calls, since fresh pages cost as much as the arithmetic (`release_workspace` frees them). There is no second derivative
+(`once_differentiable`): `eager` has it.
+"""
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from ..call import AttentionCall, unsupported_by_offset
+from ..formula import content_vectors
+from ..sliding_window import BandMask
+from ..toeplitz import ToeplitzTerms
+from .chunk_bias import FusedGroup, is_bias
+from .chunk_products import Gradients, HeadGroup, Inputs
+from .chunk_schedule import ChunkedCall, groups, schedule
+from .relative_shift import padded
+
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+# Calls of fewer scores, B·H·L·K, are over before chunks have begun to pay (scripts/bench_attention.py).
+FEWEST_SCORES = 1 << 19
+# Bytes of scores up to which training keeps the probabilities of a call: 12 MB for one row of 512 tokens and 12 heads.
+KEPT = 1 << 24
+
+
+class Chunked:
+    """`formula.attend` in chunks of queries: the fastest on the CPU, and elsewhere the one that saves memory."""
+
+    name = "chunked"
+
+    def unsupported(self, call: AttentionCall) -> list[str]:
+        """Terms without a Toeplitz form, graphs, and calls that another backend computes faster."""
+        if call.is_traced:  # before sizes are read, on which the graph would then depend
+            return ["the call is being traced, and chunks depend on the data at hand"]
+        on_cpu = call.device.type == "cpu"
+        # with dropout or a window it is faster than sdpa on the CPU even without terms
+        alone = on_cpu and (call.dropout > 0 or isinstance(call.mask, BandMask))
+        reasons = unsupported_by_offset(call, content_alone=alone, start_on_device=True, band=True)
+        if on_cpu and call.dtype not in DTYPES:
+            reasons.append(f"it does not compute in {call.dtype}")
+        if call.scores < FEWEST_SCORES:
+            reasons.append(f"there are fewer than {FEWEST_SCORES:,} scores, B·H·L·K, too few for chunks to pay")
+        return reasons
+
+    def reads_band(self, call: AttentionCall) -> bool:
+        """Every chunk does."""
+        return True
+
+    def run(self, call: AttentionCall) -> tuple[torch.Tensor, None]:
+        """The output (B, L, H, d), and None."""
+        content, query, key = content_vectors(call.query, call.key, call.terms, call.context)
+        padding = call.context.padding
+        out = chunked_attention(
+            content,
+            query,
+            key,
+            call.value[..., : call.value_size],
+            call.toeplitz(by_run=not isinstance(call.mask, BandMask)),
+            int(call.context.start),
+            call.mask if isinstance(call.mask, BandMask) else call.tensor_mask,
+            call.is_causal,
+            call.dropout,
+            None if padding is None else padding.ends,
+        )
+        return out, None
+
+
+@functools.cache
+def _multiplies_bfloat16() -> bool:
+    """Whether the processor has instructions for products of bfloat16; without them those of float32 are faster."""
+    capabilities: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()  # not in older PyTorch
+    return not capabilities or any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
+def chunked_attention(
+    content: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    terms: ToeplitzTerms,
+    start: int = 0,
+    mask: torch.Tensor | BandMask | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    ends: tuple[int, ...] | None = None,
+) -> torch.Tensor:
+    """`formula.attend` of the Toeplitz form, without the weights.
+
+    Args:
+        content: q̂ + u, (B, H, L, d), one of `DTYPES`, on other devices also float16; the others likewise.
+        query: q̂, (B, H, L, d), for A; `content` itself where there is no u.
+        key: k̂, (B, H, K, d).
+        value: (B, H, K, d); of another width, if there is no V.
+        start: index of the first query among the keys.
+        mask: boolean, broadcastable to (B, H, L, K), True: may attend, or a BandMask. Queries with no
+            visible key average all keys, or those of their chunk.
+        causal: hide later keys; only without a mask.
+        dropout: probability of dropping an attention weight, rounded to a multiple of 2^−16, at most 1 − 2^−8.
+        ends: of every row, how many queries are computed, the first ones; the others get zeros. None for all.
+
+    Returns:
+        (B, L, H, d), contiguous.
+    """
+    dtype = content.dtype
+    if dtype == torch.bfloat16 and content.device.type == "cpu" and not _multiplies_bfloat16():
+        same = query is content
+        content, key, value = content.float(), key.float(), value.float()
+        query = content if same else query.float()
+        terms = terms.to(torch.float32)
+    drop = round(dropout * 65536)
+    call = ChunkedCall(
+        terms=replace(terms, A=None, B=None, c=None, V=None, allow=None, dense=None),
+        start=start,
+        mask=None if isinstance(mask, BandMask) else mask,
+        band=mask if isinstance(mask, BandMask) else None,
+        causal=causal,
+        allow=terms.allow,
+        dropout=drop,
+        seed=int(torch.randint(1 << 62, ())) if drop else 0,
+        ends=ends,
+        has_backward=torch.is_grad_enabled(),
+    )
+    A, V = (None if table is None else padded(table) for table in (terms.A, terms.V))
+    B = terms.B if terms.B is None or terms.run_of_B is not None else padded(terms.B)
+    out = _Chunked.apply(content, query, key, value, A, B, terms.c, V, terms.dense, call)
+    return out.to(dtype)
+
+
+class _Chunked(torch.autograd.Function):
+    """`chunked_attention`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        content: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        A: torch.Tensor | None,
+        B: torch.Tensor | None,
+        c: torch.Tensor | None,
+        V: torch.Tensor | None,
+        dense: torch.Tensor | None,
+        call: ChunkedCall,
+    ) -> torch.Tensor:
+        batch, heads, length, _ = content.shape
+        keys = key.shape[2]
+        inputs = Inputs(content, query, key, value, A, B, c, V, dense)
+        new = content.new_empty if call.ends is None else content.new_zeros
+        out = new(batch, length, heads, value.shape[3])
+        generator = torch.Generator(content.device).manual_seed(call.seed) if call.dropout else None
+        is_short = batch * heads * length * keys * content.element_size() <= KEPT
+        kept: list[torch.Tensor] | None = [] if is_short and call.has_backward and any(ctx.needs_input_grad) else None
+        with torch.autocast(content.device.type, enabled=False):
+            row_groups, head_groups = groups(call, batch, heads, length, keys, content.device)
+            fused = kept is None and is_bias(call, inputs)
+            for rows in row_groups:
+                chunks = schedule(call, rows, length, keys, content.device)
+                for group_heads in head_groups:
+                    group, fused_group = None, FusedGroup(call, rows, group_heads, inputs) if fused else None
+                    for chunk in chunks:
+                        into = out[rows, chunk.first : chunk.first + chunk.rows, group_heads]
+                        if fused_group is not None and fused_group.takes(chunk):
+                            into.copy_(fused_group.forward(chunk))
+                            continue
+                        group = HeadGroup(call, rows, group_heads, inputs) if group is None else group
+                        into.copy_(group.forward(chunk, generator, kept))
+        ctx.save_for_backward(*inputs, *(kept or ()))
+        ctx.same, ctx.call = query is content, call
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        saved, call = ctx.saved_tensors, ctx.call
+        inputs, kept = Inputs(*saved[: len(Inputs._fields)]), iter(saved[len(Inputs._fields) :])
+        if ctx.same:
+            inputs = inputs._replace(query=inputs.content)
+        content, key = inputs.content, inputs.key
+        batch, heads, length, _ = content.shape
+        keys = key.shape[2]
+        total = Gradients(inputs, ctx.needs_input_grad[8], call.ends is not None)
+        d_key, d_value = torch.empty_like(key), torch.empty_like(inputs.value)
+        generator = torch.Generator(content.device).manual_seed(call.seed) if call.dropout else None
+        with torch.autocast(content.device.type, enabled=False):
+            row_groups, head_groups = groups(call, batch, heads, length, keys, content.device)
+            for rows in row_groups:
+                chunks = schedule(call, rows, length, keys, content.device)
+                for group_heads in head_groups:
+                    group = HeadGroup(call, rows, group_heads, inputs)
+                    total.start_group(group)
+                    for chunk in chunks:
+                        group.backward(chunk, generator, d_out.transpose(1, 2), total, next(kept, None))
+                    group.finish(total)
+                    d_key[rows, group_heads] = group.by_row(total.key)[:, :, :keys]
+                    d_value[rows, group_heads] = group.by_row(total.value)[:, :, :keys]
+        return total.content, total.query, d_key, d_value, *total.of_terms(inputs), None

@@ -1,0 +1,206 @@
+"""The Triton kernels as an attention backend."""
+
+import functools
+import importlib.util
+import os
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from transformers.utils.generic import strtobool
+
+from ...call import AttentionCall, unsupported_by_offset
+from ...formula import content_vectors
+from ...sliding_window import BandMask
+from ...toeplitz import ToeplitzTerms
+from . import ops
+from .self_check import OUTCOMES, Kind, Outcome, check, kind_of
+from .window import GlobalTokens, kernel_mask, reads_window
+
+
+CAPABILITY = (8, 0)
+SWITCH = "HF_RELPOS_KERNELS"  # in the environment: 0 leaves the kernels out
+
+
+@functools.cache
+def missing() -> str | None:
+    """Why there are no kernels in this process, whatever the device; None where there are.
+
+    Raises:
+        ValueError: for a switch that is neither on nor off.
+    """
+    switch = os.environ.get(SWITCH, "1")
+    try:
+        wanted = bool(strtobool(switch))
+    except ValueError:
+        raise ValueError(f"{SWITCH} = {switch!r} in the environment: give 0 or 1") from None
+    if not wanted:
+        return f"{SWITCH}={switch} leaves the kernels out"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed: pip install 'hf-relpos[gpu]'"
+    return None
+
+
+class Triton:
+    """`formula.attend` by kernels, forward and backward, for terms that depend only on j − i.
+
+    A kind of call that has not run in this process is checked first (self_check.py).
+
+    Args:
+        device_type: of the devices to run on; "cpu" for Triton's interpreter.
+    """
+
+    name = "triton"
+
+    def __init__(self, device_type: str = "cuda"):
+        self.device_type = device_type
+        self.missing = missing()
+
+    def unsupported(self, call: AttentionCall) -> list[str]:
+        """Devices, dtypes and head sizes, exports, terms without a Toeplitz form, kernels that fail their check."""
+        reasons = self._unsupported_device(call.device)
+        if reasons:
+            return reasons
+        size = call.query.shape[-1]
+        if call.dtype not in ops.DTYPES:
+            reasons.append(f"the kernels are not made for {call.dtype}")
+        if size not in ops.SIZES:
+            reasons.append(f"the kernels are for heads of {', '.join(map(str, ops.SIZES))}, not of {size}")
+        if torch.compiler.is_exporting() or torch.jit.is_tracing():
+            reasons.append("the graph is exported, and may be run without this package")
+        if call.terms.dense:
+            reasons.append("there is a dense bias")
+        reasons += unsupported_by_offset(call, band=True)
+        return reasons or _objections(call)
+
+    def reads_band(self, call: AttentionCall) -> bool:
+        """Whether only the keys in the window are read, and not the mask of all pairs."""
+        return reads_window(call)
+
+    def state(self, call: AttentionCall) -> str:
+        """What is known of the kernels for a call that they take."""
+        outcome = OUTCOMES.get(kind_of(call))
+        return "not checked before the first such call" if outcome is None else f"checked: {outcome.words}"
+
+    def check(self, call: AttentionCall) -> None:
+        """Check the kernels for a call that they take now, though it may only be a description of one."""
+        check_kind(kind_of(call))
+
+    def _unsupported_device(self, device: torch.device) -> list[str]:
+        if device.type != self.device_type:
+            return [f"the kernels run on {self.device_type}, not on {device.type}"]
+        if self.missing is not None:
+            return [self.missing]
+        if device.type == "cuda":
+            if not torch.cuda.is_available():
+                return ["there is no cuda device here"]
+            if torch.version.hip:
+                return ["the kernels are for NVIDIA's devices"]
+            if torch.cuda.get_device_capability(device) < CAPABILITY:
+                return [f"the kernels need compute capability {CAPABILITY[0]}.{CAPABILITY[1]}"]
+        return []
+
+    def run(self, call: AttentionCall) -> tuple[torch.Tensor, None]:
+        """The output (B, L, H, d), and None. A query that sees no key gets zeros, whatever hides them."""
+        content, query, key = content_vectors(call.query, call.key, call.terms, call.context)
+        start, terms = int(call.context.start), call.toeplitz(by_row=True)
+        mask, causal = kernel_mask(call), call.is_causal
+        return attention(content, query, key, call.value, terms, start, mask, causal, call.dropout), None
+
+
+def _objections(call: AttentionCall) -> list[str]:
+    """Why a call that the kernels are made for does not get them: a check that they failed, or that cannot be made."""
+    kind = kind_of(call)
+    if torch.compiler.is_dynamo_compiling():
+        return list(_failure_before_tracing(*kind))
+    if kind not in OUTCOMES:
+        if call.query.is_meta:  # only a description of a call
+            return []
+        if not _can_check(call):
+            return ["they have not been checked for such calls, and cannot be now: a CUDA graph, or no data"]
+    return _failure(check_kind(kind))
+
+
+def check_kind(kind: Kind) -> Outcome:
+    """The outcome of the check of a kind, which is made if it was not."""
+    return check(kind, attention)
+
+
+def _failure(outcome: Outcome) -> list[str]:
+    return [] if outcome.passed else [f"they failed their check here: {outcome.words}"]
+
+
+@torch.compiler.assume_constant_result
+def _failure_before_tracing(*kind: Any) -> tuple[str, ...]:
+    """`_failure` for `torch.compile`, which runs this while it traces, outside the graph, and keeps the result.
+
+    Args:
+        kind: entries of a Kind, one by one, for the compiler passes constants.
+    """
+    return tuple(_failure(check_kind(Kind(*kind))))
+
+
+def _can_check(call: AttentionCall) -> bool:
+    """Whether something else may run now: not while a CUDA graph is captured, nor for tensors that hold no data."""
+    capturing = call.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return not capturing and not isinstance(call.query, FakeTensor)
+
+
+def attention(
+    content: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    terms: ToeplitzTerms,
+    start: int = 0,
+    mask: torch.Tensor | BandMask | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    seed: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`formula.attend` of Toeplitz terms, (B, L, H, d); arguments as `chunked_attention`'s.
+
+    Args:
+        mask: boolean, or a BandMask of which `reads_window` may be said.
+        seed: of the dropout, int64, one number on the device; None to draw one.
+    """
+    c = terms.c
+    if terms.allow is not None:
+        c = torch.where(terms.allow, content.new_zeros(()) if c is None else c, -torch.inf)
+    drop = round(dropout * 65536)
+    # the compiler's own random numbers take bounds of 32 bits: a larger one becomes 0, and every seed the same
+    if drop and seed is None:
+        seed = torch.randint(torch.iinfo(torch.int32).max, (1,), device=content.device)
+    window = global_tokens = rest = rest_lse = None
+    if isinstance(mask, BandMask):
+        own, window = replace(terms, c=c, allow=None), mask.offsets
+        global_tokens = GlobalTokens(content, query, key, value, own, mask, drop, seed if drop else None)
+        rest, rest_lse = global_tokens.seen_from_afar()
+        mask = None if mask.is_token is None else mask.is_token[:, None, None]
+    if mask is not None and ops.is_mask_of_keys(mask):
+        mask = mask[:, :, :1]
+    rotated = None if query is content else query
+    out: torch.Tensor = ops.attention(
+        content,
+        rotated,
+        key,
+        value,
+        terms.A,
+        terms.B,
+        c,
+        terms.V,
+        terms.row_of_A,
+        terms.row_of_B,
+        terms.row_of_V,
+        mask,
+        seed,
+        start,
+        terms.scale,
+        causal,
+        drop,
+        window,
+        rest,
+        rest_lse,
+    )[0]
+    return out if global_tokens is None else global_tokens.with_rows(out)

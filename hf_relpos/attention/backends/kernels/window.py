@@ -1,0 +1,243 @@
+"""An attention window for the kernels: which calls they compute by it, and the global tokens beside the band.
+
+Every token sees these from afar and they see every token: of the matrix of all pairs a column and a row each, lines of
+L and K scores, for which the formula is computed as it is written. Attention to the columns is what the kernels go on
+from, in one softmax with the band; the rows are computed apart and replace those of the band.
+
+Nothing is read from the device. What the backward needs of a line beside the inputs is computed again.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from ...call import AttentionCall
+from ...sliding_window import BandMask
+from ...toeplitz import ToeplitzTerms
+from .dropout import kept
+from .ops import LOG2E, TILE
+
+
+# Calls of no more keys than this many times the band, the window and a tile on either side, are computed with the mask
+# of all pairs: an estimate, for the lines of the global tokens are passes over the vectors, too.
+FEWEST = 2
+
+# And so are calls of more global tokens than this.
+MOST_GLOBAL = 16
+
+
+def reads_window(call: AttentionCall) -> bool:
+    """Whether the kernels compute a call by its window; else they read the mask of all pairs.
+
+    Not packed documents, each of which has global tokens of its own, nor positions with gaps. Nor few queries, as a
+    cache leaves: they have few pairs, while the lines of global tokens, looked for on the device, are as long as ever.
+    Nor many global tokens, each of which is a pass over the vectors.
+    """
+    mask = call.mask
+    return (
+        isinstance(mask, BandMask)
+        and mask.documents is None
+        and mask.positions is None
+        and mask.query_length > TILE
+        and mask.key_length > most_keys_whole(mask.window)
+        and len(mask.global_tokens) <= MOST_GLOBAL
+    )
+
+
+def kernel_mask(call: AttentionCall) -> torch.Tensor | BandMask | None:
+    """The mask of a call as the kernels take it: the window itself, where they compute by it."""
+    return call.mask if isinstance(call.mask, BandMask) and reads_window(call) else call.tensor_mask
+
+
+def most_keys_whole(window: int) -> int:
+    """Up to so many keys a call has the mask of all pairs."""
+    return FEWEST * 2 * (window + TILE)
+
+
+class GlobalTokens:
+    """The global tokens of one call.
+
+    Args:
+        content: q̂ + u, (B, H, L, d).
+        query: q̂, for A.
+        key: (B, H, K, d), as is `value`.
+        terms: without `allow`.
+        mask: the window, of rows that are one document each.
+        dropout: probability of dropping a weight, in units of 2^−16.
+        seed: of the dropout, int64, one number on the device, or None.
+    """
+
+    def __init__(
+        self,
+        content: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        terms: ToeplitzTerms,
+        mask: BandMask,
+        dropout: int,
+        seed: torch.Tensor | None,
+    ):
+        self.content, self.query, self.key, self.value = content, query, key, value
+        self.terms, self.mask, self.dropout, self.seed = terms, mask, dropout, seed
+        self.length, self.keys = query.shape[2], key.shape[2]
+
+    def seen_from_afar(self) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
+        """Attention to those outside of the window, (B, L, H, d), and log₂ Σ 2^score of them, (B, H, L).
+
+        Zeros and −∞ for a query that sees none; None without global tokens.
+        """
+        tokens = places(self.mask)
+        if not tokens:
+            return None, None
+        query, is_token = torch.arange(self.length, device=self.key.device), self.mask.is_token
+        scores, stays = [], []
+        for place, there in tokens:
+            distance = query + self.mask.start - place
+            seen = there & self._is_in_reach(distance) & (distance.abs() > self.mask.window)
+            if is_token is not None:
+                seen = seen & is_token.gather(1, place.expand(len(is_token), 1))
+            line = self._scores(self.content, self.query, taken(self.key, place), place - query)
+            scores.append(line.masked_fill(~seen[:, None], -torch.inf))
+            stays.append(self._stays(query, place))
+        weights, lse = _softmax(torch.stack(scores, -1), -1)
+        if self.seed is not None:
+            weights = weights * torch.stack(stays, -1)
+        weights = weights.to(self.value.dtype)
+        out = weights @ torch.cat([taken(self.value, place) for place, _ in tokens], 2)
+        if self.terms.V is not None:
+            for number, (place, _) in enumerate(tokens):
+                out = out + again(self._positional, weights[..., number : number + 1], place - query)
+        return out.transpose(1, 2), lse
+
+    def with_rows(self, out: torch.Tensor) -> torch.Tensor:
+        """The output (B, L, H, d) with what the global tokens among the queries see, which is every key."""
+        start, key = self.mask.start, torch.arange(self.keys, device=self.key.device)
+        if self.mask.index_in_document is None:
+            own = [token for token in self.mask.global_tokens if start <= token < start + self.length]
+            if not own:
+                return out
+        for place, there in places(self.mask):
+            row = place - start
+            there = there & (row >= 0) & (row < self.length)
+            row = row.clamp(0, self.length - 1)
+            seen = self._is_in_reach(place - key)
+            if self.mask.is_token is not None:
+                seen = seen & self.mask.is_token
+            scores = self._scores(taken(self.content, row), taken(self.query, row), self.key, key - row)
+            weights, _ = _softmax(scores.masked_fill(~seen[:, None], -torch.inf), -1)
+            if self.seed is not None:
+                weights = weights * self._stays(row, key)
+            weights = weights[:, :, None].to(self.value.dtype)
+            line = weights @ self.value
+            if self.terms.V is not None:
+                line = line + weights @ _at(self.terms.V, self.terms.row_of_V, key - row + self.length - 1)
+            index = row[:, :, None, None].expand(len(out), 1, *out.shape[2:])
+            line = torch.where(there[:, :, None, None], line.transpose(1, 2), out.gather(1, index))
+            out = out.scatter(1, index, line)
+        return out
+
+    def _is_in_reach(self, distance: torch.Tensor) -> torch.Tensor:
+        """Whether a key so far before the query may be seen, but for the window."""
+        most = self.keys if self.mask.reach is None else self.mask.reach - 1
+        return (distance >= (0 if self.mask.is_causal else -self.keys)) & (distance <= most)
+
+    def _scores(
+        self, content: torch.Tensor, query: torch.Tensor, key: torch.Tensor, offset: torch.Tensor
+    ) -> torch.Tensor:
+        """Scores of a line in units of log₂ e, float32 (B, H, N): one query with all keys, or all with one.
+
+        Args:
+            content: (B, H, 1 or N, d), as are the next two.
+            offset: index of the key − index of the query, (1 or B, N).
+        """
+        terms, row = self.terms, offset + self.length - 1
+
+        def line(
+            content: torch.Tensor,
+            query: torch.Tensor,
+            key: torch.Tensor,
+            A: torch.Tensor | None,
+            B: torch.Tensor | None,
+            c: torch.Tensor | None,
+        ) -> torch.Tensor:
+            scores = terms.scale * (content @ key.transpose(2, 3)).flatten(2).float()
+            if A is not None:
+                scores = scores + (query * _at(A, terms.row_of_A, row)).sum(-1, dtype=torch.float32)
+            if B is not None:
+                scores = scores + (key * _at(B, terms.row_of_B, row)).sum(-1, dtype=torch.float32)
+            if c is not None:
+                scores = scores + _at(c, None, row)
+            return LOG2E * scores
+
+        return again(line, content, query, key, terms.A, terms.B, terms.c)
+
+    def _positional(self, weights: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
+        """α V of a column, (B, H, L, d), for weights (B, H, L, 1)."""
+        assert self.terms.V is not None, "there is a value term"
+        return weights * _at(self.terms.V, self.terms.row_of_V, offset + self.length - 1)
+
+    def _stays(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        """The factors of dropout, (B, H, N), of indices as the kernels count them."""
+        if self.seed is None:
+            return query
+        batch, heads = self.query.shape[:2]
+        pair = torch.arange(batch * heads, device=query.device).view(batch, heads, 1)
+        query, key = (index if index.dim() == 1 else index[:, None] for index in (query, key))
+        return kept(self.seed, pair, query, key, self.dropout) * (65536 / (65536 - self.dropout))
+
+
+def places(mask: BandMask) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """For each global token its index among the keys, and whether it is one, (1 or B, 1); once for all layers."""
+    if "global tokens" not in mask.kept:
+        found = []
+        for token in mask.global_tokens:
+            if mask.index_in_document is None:
+                if token >= mask.key_length:
+                    continue
+                place = torch.full((1, 1), token, device=mask.device)
+                there = torch.ones_like(place, dtype=torch.bool)
+            else:
+                is_token = mask.index_in_document == token
+                place, there = is_token.int().argmax(-1, keepdim=True), is_token.any(-1, keepdim=True)
+            found.append((place, there))
+        mask.kept["global tokens"] = found
+    made: list[tuple[torch.Tensor, torch.Tensor]] = mask.kept["global tokens"]
+    return made
+
+
+def taken(vectors: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    """One row of each matrix of (B, H, N, d), (B, H, 1, d), by its index, (1 or B, 1)."""
+    batch, heads, _, size = vectors.shape
+    return vectors.gather(2, place[:, None, :, None].expand(batch, heads, 1, size))
+
+
+def again(function: Callable[..., torch.Tensor], *given: torch.Tensor | None) -> torch.Tensor:
+    """The function of these, which the backward computes again."""
+    if not torch.is_grad_enabled():
+        return function(*given)
+    result: torch.Tensor = checkpoint(function, *given, use_reentrant=False, preserve_rng_state=False)
+    return result
+
+
+def _at(table: torch.Tensor, row_of: torch.Tensor | None, offset: torch.Tensor) -> torch.Tensor:
+    """Rows of a table (H or 1, P, …) for offsets (1 or B, N), counted from the first: (1 or B, H or 1, N, …).
+
+    A table of other rows than offsets is read by offset first: then few offsets share an entry, of which the backward
+    adds the gradients up.
+    """
+    by_offset = table if row_of is None else table[:, row_of]
+    return by_offset[:, offset].transpose(0, 1)
+
+
+def _softmax(scores: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Softmax to base 2, and log₂ Σ 2^score; zeros and −∞ where all scores are −∞."""
+    highest = scores.detach().amax(dim, keepdim=True)
+    highest = highest.masked_fill(highest == -torch.inf, 0.0)
+    weights = torch.exp2(scores - highest)
+    total = weights.sum(dim, keepdim=True)
+    is_dead = total == 0
+    total = total.masked_fill(is_dead, 1.0)
+    lse = (highest + total.log2()).masked_fill(is_dead, -torch.inf)
+    return weights / total, lse.squeeze(dim)

@@ -1,0 +1,278 @@
+"""An attention window by blocks of queries, for backends that compute any term but hold whole matrices of scores.
+
+A block is a call of its own: some queries, the keys that any of them sees, and the small mask of these pairs. Its
+context says which keys they are, so that offsets, relations and dense biases are those of the pairs, and of a table
+only the rows that occur are read. Nothing but the inputs is kept from the forward: the backward computes a block again
+and leaves its gradients, so that memory holds the scores of one block. There is no second derivative.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from ..call import AttentionCall
+from ..context import AttentionContext
+from ..formula import Table, Terms
+from ..sliding_window import BandMask
+
+
+QUERIES = 128  # of a block
+# Calls of fewer keys than this many times those of a block are computed whole: blocks would overlap as much.
+FEWEST = 4
+
+TABLES = ("A", "B", "c", "c_outer", "V", "gain", "allow")  # fields of Terms that are tuples of tables
+Run = Callable[[AttentionCall], torch.Tensor]  # what computes the output (B, L, H, d) of a block
+
+
+class Part(NamedTuple):
+    """A block: its queries, the indices of its keys, (n,), and the mask of these pairs, boolean (1 or B, 1, m, n)."""
+
+    queries: slice
+    keys: torch.Tensor
+    mask: torch.Tensor
+
+
+def is_for_blocks(call: AttentionCall) -> bool:
+    """Whether a call has the mask of a window, and is long enough for blocks to be less work."""
+    mask = call.mask
+    if not isinstance(mask, BandMask) or call.output_weights or call.is_traced:
+        return False
+    return mask.key_length > most_keys_whole(mask.window)
+
+
+def most_keys_whole(window: int) -> int:
+    """Up to so many keys a call is computed whole."""
+    return FEWEST * (QUERIES + 2 * window)
+
+
+def run_by_blocks(call: AttentionCall, run: Run) -> torch.Tensor:
+    """The output (B, L, H, d) of a call that `is_for_blocks`.
+
+    Args:
+        run: computes one that has a tensor for its mask.
+    """
+    context, terms, query, key = call.context, call.terms, call.query, call.key
+    if terms.rotate is not None:
+        query = terms.rotate(query, context.query_positions(query.device))
+        key = terms.rotate(key, context.key_positions(key.device))
+        terms = replace(terms, rotate=None)
+    leaves = _leaves(terms)
+    call = replace(call, terms=terms, shared=None)
+    seed = int(torch.randint(1 << 62, ())) if call.dropout else 0
+    out: torch.Tensor = _Blocks.apply(call, run, seed, query, key, call.value, *leaves)
+    return out
+
+
+def parts(mask: BandMask) -> list[Part]:
+    """The blocks of a mask, made once for all layers."""
+    key = ("parts", QUERIES)
+    if key not in mask.kept:
+        found = []
+        for block in mask.blocks(slice(None), QUERIES):
+            queries, keys = slice(block.first, block.first + block.queries), mask.keys_of(block)
+            visible = mask.visible(queries, keys)
+            # a row of the lowest scores is a mean in one backend and NaN in another
+            found.append(Part(queries, keys, visible | ~visible.any(-1, keepdim=True)))
+        mask.kept[key] = found
+    made: list[Part] = mask.kept[key]
+    return made
+
+
+class Selection(NamedTuple):
+    """What a block reads of a tensor: some of its queries, and then some entries of a dimension; None for all.
+
+    Attributes:
+        queries: of the last dimension but one, or None.
+        dim: of the entries.
+        entries: their indices, without repetition, or None.
+    """
+
+    queries: slice | None = None
+    dim: int = 0
+    entries: torch.Tensor | None = None
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The part of a tensor that the block reads."""
+        own = tensor if self.queries is None else tensor[..., self.queries, :]
+        return own if self.entries is None else own.index_select(self.dim, self.entries)
+
+    def add(self, total: torch.Tensor, part: torch.Tensor) -> None:
+        """Add to that part of another tensor."""
+        own = total if self.queries is None else total[..., self.queries, :]
+        if self.entries is None:
+            own += part
+        else:
+            own.index_add_(self.dim, self.entries, part.to(own.dtype))
+
+
+def _tables(terms: Terms) -> list[Table]:
+    """All tables, in the order of their rows among the leaves."""
+    tables = [table for name in TABLES for table in getattr(terms, name)]
+    return tables if terms.feature_gain is None else [*tables, terms.feature_gain]
+
+
+def _leaves(terms: Terms) -> list[torch.Tensor]:
+    """Every tensor of the terms but relations: those that may have a gradient."""
+    rows = [table.rows for table in _tables(terms)]
+    return [*rows, *terms.dense, *([] if terms.u is None else [terms.u])]
+
+
+def _with_leaves(terms: Terms, tables: Sequence[Table], rest: Sequence[torch.Tensor]) -> Terms:
+    """The terms with other tables and, in the order of `_leaves`, other tensors after these."""
+    left = iter(tables)
+    changed: dict[str, Any] = {name: tuple(next(left) for _ in getattr(terms, name)) for name in TABLES}
+    if terms.feature_gain is not None:
+        changed["feature_gain"] = next(left)
+    changed["dense"] = tuple(rest[: len(terms.dense)])
+    changed["u"] = None if terms.u is None else rest[-1]
+    return replace(terms, **changed)
+
+
+def _block_context(whole: AttentionContext, part: Part) -> AttentionContext:
+    return replace(
+        whole,
+        query_length=part.queries.stop - part.queries.start,
+        key_length=part.keys.shape[0],
+        start=int(whole.start) + part.queries.start,
+        keys=part.keys,
+        temperature=None if whole.temperature is None else whole.temperature[..., part.queries],
+        padding=None,
+    )
+
+
+def _selections(call: AttentionCall, part: Part, tensors: Sequence[torch.Tensor]) -> list[Selection]:
+    """What a block reads of query, key, value and `_leaves`."""
+    keys, context = Selection(dim=2, entries=part.keys), _block_context(call.context, part)
+    selections = [Selection(part.queries), keys, keys]
+    for table, rows in zip(_tables(call.terms), tensors[3:], strict=False):
+        used = None
+        if rows.shape[1] > part.mask.shape[-1]:
+            used = Table(rows, table.row_of, _relation(table, part)).index(context).unique()
+        selections.append(Selection(dim=1, entries=used))
+    selections += [Selection(part.queries, -1, part.keys) for _ in call.terms.dense]
+    return selections + [Selection()] * (len(tensors) - len(selections))
+
+
+def _relation(table: Table, part: Part) -> torch.Tensor | None:
+    """The relation of a block's pairs."""
+    whole = table.relation
+    return None if whole is None else whole[..., part.queries, :].index_select(-1, part.keys)
+
+
+def _block_call(
+    call: AttentionCall, part: Part, selections: Sequence[Selection], own: Sequence[torch.Tensor]
+) -> AttentionCall:
+    """The call of a block, of what it reads of query, key, value and `_leaves`."""
+    query, key, value, *leaves = own
+    tables = []
+    for table, rows, selection in zip(_tables(call.terms), leaves, selections[3:], strict=False):
+        tables.append(Table(rows, _row_among(selection.entries, table.row_of), _relation(table, part)))
+    terms = _with_leaves(call.terms, tables, leaves[len(tables) :])
+    context = _block_context(call.context, part)
+    return replace(call, query=query, key=key, value=value, terms=terms, context=context, mask=part.mask)
+
+
+def _row_among(
+    used: torch.Tensor | None, row_of: Callable[[torch.Tensor], torch.Tensor]
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The map to rows of a table of which only some, in ascending order, are left."""
+    return row_of if used is None else lambda relation: torch.searchsorted(used, row_of(relation))
+
+
+class _Blocks(torch.autograd.Function):
+    """`run_by_blocks` of rotated vectors and `_leaves`."""
+
+    @staticmethod
+    def forward(ctx: Any, call: AttentionCall, run: Run, seed: int, *tensors: torch.Tensor) -> torch.Tensor:
+        query = tensors[0]
+        ctx.save_for_backward(*tensors)
+        ctx.call, ctx.run, ctx.seed = _without_tensors(call), run, seed
+        kind = query.device.type
+        ctx.autocast = (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+        mask = call.mask
+        assert isinstance(mask, BandMask), "it is_for_blocks"
+        out = None
+        for number, part in enumerate(parts(mask)):
+            selections = _selections(call, part, tensors)
+            own = [selection.of(tensor) for selection, tensor in zip(selections, tensors, strict=True)]
+            with _random(call, seed + number, query.device):
+                block = run(_block_call(call, part, selections, own))
+            if out is None:
+                out = block.new_empty(block.shape[0], query.shape[2], *block.shape[2:])
+            out[:, part.queries] = block
+        assert out is not None, "there are queries"
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        call, tensors = ctx.call, ctx.saved_tensors
+        needed = ctx.needs_input_grad[3:]
+        totals = [
+            torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32)) if needs else None
+            for tensor, needs in zip(tensors, needed, strict=True)
+        ]
+        enabled, dtype = ctx.autocast
+        with torch.enable_grad(), torch.autocast(d_out.device.type, dtype=dtype, enabled=enabled):
+            for number, part in enumerate(parts(call.mask)):
+                _add_gradients(call, ctx.run, part, ctx.seed + number, tensors, d_out[:, part.queries], totals)
+        gradients = [
+            None if total is None else total.to(tensor.dtype) for total, tensor in zip(totals, tensors, strict=True)
+        ]
+        return None, None, None, *gradients
+
+
+def _add_gradients(
+    call: AttentionCall,
+    run: Run,
+    part: Part,
+    seed: int,
+    tensors: Sequence[torch.Tensor],
+    d_out: torch.Tensor,
+    totals: Sequence[torch.Tensor | None],
+) -> None:
+    """Add those of a block to the totals."""
+    selections = _selections(call, part, tensors)
+    own = [
+        selection.of(tensor).detach().requires_grad_(total is not None)
+        for selection, tensor, total in zip(selections, tensors, totals, strict=True)
+    ]
+    with _random(call, seed, d_out.device):
+        out = run(_block_call(call, part, selections, own))
+    places = [place for place, total in enumerate(totals) if total is not None]
+    found = torch.autograd.grad(out, [own[place] for place in places], d_out, allow_unused=True)
+    for place, gradient in zip(places, found, strict=True):
+        total = totals[place]
+        if gradient is not None and total is not None:
+            selections[place].add(total, gradient)
+
+
+def _without_tensors(call: AttentionCall) -> AttentionCall:
+    """The call without what is saved beside it, which would be kept as long as the graph, and with its graph."""
+    empty = call.query.new_empty(0)
+    tables = [Table(empty, table.row_of, table.relation) for table in _tables(call.terms)]
+    terms = _with_leaves(call.terms, tables, [empty] * (len(call.terms.dense) + 1))
+    return replace(call, query=empty, key=empty, value=empty, terms=terms)
+
+
+@contextlib.contextmanager
+def _random(call: AttentionCall, seed: int, device: torch.device) -> Iterator[None]:
+    """Random numbers from a seed, for calls with dropout, and those of the caller as they were afterwards."""
+    if not call.dropout:
+        yield
+        return
+    # of this device alone: torch.manual_seed would seed those of all others as well
+    module: Any = torch if device.type == "cpu" else torch.get_device_module(device)
+    seed_generator = torch.default_generator.manual_seed if device.type == "cpu" else module.manual_seed
+    chosen = module.device(device) if device.type == "cuda" else contextlib.nullcontext()
+    with chosen:
+        state = module.get_rng_state()
+        try:
+            seed_generator(seed)
+            yield
+        finally:
+            module.set_rng_state(state)

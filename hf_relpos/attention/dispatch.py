@@ -1,0 +1,112 @@
+"""The attention backends in the order in which `attn_implementation="relpos"` tries them, and how one is chosen.
+
+`relpos` runs each call on the first backend that has nothing unsupported in it. "sdpa", "eager" and "flex_attention"
+may also be requested by name, as in any model of Transformers; what they cannot compute is then an error.
+"""
+
+from dataclasses import replace
+
+import torch
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import logging
+
+from .backends.eager import Eager
+from .backends.sdpa import Sdpa
+from .call import AttentionCall, Backend
+from .fourier_features import Widened, widened
+
+
+logger = logging.get_logger(__name__)
+
+AUTO = "relpos"  # the value of `attn_implementation` that chooses for each call
+# Those that `attn_implementation` may name; for the others Transformers would not know which mask to make.
+BY_NAME: dict[str, Backend] = {Sdpa.name: Sdpa(), Eager.name: Eager()}
+BACKENDS: list[Backend] = list(BY_NAME.values())
+
+# For Transformers' own attention beside ours (cross-attention), and for the masks, it is sdpa.
+ALL_ATTENTION_FUNCTIONS.register(AUTO, ALL_ATTENTION_FUNCTIONS["sdpa"])
+ALL_MASK_ATTENTION_FUNCTIONS.register(AUTO, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+
+
+def register_backend(backend: Backend) -> None:
+    """Let `relpos` try a backend before all others; one of the same name is replaced."""
+    BACKENDS[:] = [backend, *(other for other in BACKENDS if other.name != backend.name)]
+
+
+def choose(call: AttentionCall) -> tuple[Backend, dict[str, list[str]]]:
+    """The backend that `relpos` takes for a call, which is given tables of waves as features of wider heads.
+
+    Returns:
+        The first of `BACKENDS` with nothing unsupported, and the reasons of all those before it, by name.
+    """
+    call = widened(call).call
+    passed_over: dict[str, list[str]] = {}
+    for backend in BACKENDS:
+        reasons = backend.unsupported(call)
+        if not reasons:
+            return backend, passed_over
+        passed_over[backend.name] = reasons
+    raise RuntimeError(f"no attention backend computes this call: {passed_over}")
+
+
+def run_attention(implementation: str, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Attention with the terms of a scheme.
+
+    Backends are given tables of waves as features of wider heads, but for eager by name, the reference, which reads
+    their rows.
+
+    Args:
+        implementation: a value of `attn_implementation`: `AUTO` or a key of `BY_NAME`.
+
+    Returns:
+        The output (B, L, H, d), and the attention weights (B, H, L, K) or None where the backend does not keep them.
+
+    Raises:
+        ValueError: for a backend that cannot compute the call; names those that can.
+    """
+    if implementation == Eager.name:  # by name it returns the weights, under a window too
+        wide = Widened.same(replace(call, output_weights=True))
+    else:
+        wide = widened(call)
+    if implementation == AUTO:
+        backend, passed_over = choose(wide.call)
+        if not torch.compiler.is_compiling():
+            reasons = "; ".join(f"not {name}: {', '.join(why)}" for name, why in passed_over.items())
+            logger.info_once(f"attn_implementation='{AUTO}' takes {backend.name} ({reasons or 'the first choice'})")
+    else:
+        backend = BY_NAME[check_implementation(implementation, wide.call)]
+    out, weights = backend.run(wide.call)
+    return wide.finish(out), weights
+
+
+def check_implementation(requested: str | None, call: AttentionCall, scheme: str | None = None) -> str:
+    """`requested` if it can compute the terms of a call, `AUTO` for None.
+
+    Args:
+        requested: a value of `attn_implementation`, or None.
+        scheme: the value of `position_embedding_type`, for the message.
+
+    Raises:
+        ValueError: when it cannot; names the ones that can.
+    """
+    if requested is None or requested == AUTO:
+        return AUTO
+    call = replace(widened(call).call, output_weights=False)  # Transformers itself says which backends return none
+    if requested in BY_NAME:
+        reasons = BY_NAME[requested].unsupported(replace(call, by_name=True))
+        if not reasons:
+            return requested
+    else:
+        reasons = ["it is not known to add the relative terms to the scores, and leaving them out would be silent"]
+    what = "these terms" if scheme is None else f"position_embedding_type={scheme!r}"
+    raise ValueError(
+        f"attn_implementation={requested!r} cannot run {what}: {'; '.join(reasons)}. "
+        f"Use one of: {', '.join(repr(name) for name in capable_implementations(call))}"
+    )
+
+
+def capable_implementations(call: AttentionCall) -> list[str]:
+    """Values of `attn_implementation` that can compute a call, the default first."""
+    call = replace(widened(call).call, by_name=True)
+    return [AUTO, *(name for name, backend in BY_NAME.items() if not backend.unsupported(call))]

@@ -1,0 +1,1 @@
+"""Families of checkpoints: how each is recognised, read, exported, and accelerated in a live model."""

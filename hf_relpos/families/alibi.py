@@ -1,0 +1,212 @@
+"""BERTs with ALiBi and a gated feed-forward: JinaBERT v2, and MosaicBERT, whose code DNABERT-2 and mRNABERT run, too.
+
+Both call themselves "bert", and Transformers has no class for either. JinaBERT: the code that its repositories name in
+`auto_map` (jinaai/jina-bert-implementation). MosaicBERT: mosaicml/examples, examples/benchmarks/bert/src.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..models.configuration_fields import FEED_FORWARD_TYPES
+from .errors import ConversionError
+from .family import ALL, Family, Positions, Tensors, renamed
+from .names import Rule
+
+
+# In the feed-forward; the heads have `hidden_act`.
+JINA_ACTIVATIONS = {"geglu": "gelu", "reglu": "relu"}
+LANGUAGE_HEADS = ("ForMaskedLM", "ForPreTraining")
+GATED_RULES = (
+    Rule("*.mlp.gated_layers.weight", "*.intermediate.dense.weight"),
+    *renamed({"mlp.wo": "output.dense", "mlp.layernorm": "output.LayerNorm"}),
+)
+# A layer's own, not those of its attention.
+FEED_FORWARD = re.compile(r"(\bencoder\.layer\.\d+\.)(intermediate\.dense|output\.dense|output\.LayerNorm)(?=\.)")
+GATED_NAMES = {"intermediate.dense": "mlp.gated_layers", "output.dense": "mlp.wo", "output.LayerNorm": "mlp.layernorm"}
+GATED = r"\.mlp\.gated_layers\."
+JINA_CODE = ".mlp.up_gated_layer."
+# Set in a configuration by what its tensors say.
+ABSOLUTE_TABLE, CODE_VARIANT = "_absolute_table", "_code_variant"
+
+FUSED = ".attention.self.Wqkv."
+PROJECTIONS = tuple(f".attention.self.{name}." for name in ("query", "key", "value"))
+
+
+def _alibi(config: Mapping[str, Any]) -> Positions:
+    return Positions(absolute=False, scheme="alibi")
+
+
+def _language_head(config: Mapping[str, Any]) -> str:
+    """The class of the head, if it models language; empty if not."""
+    listed = config.get("architectures") or [""]
+    name = str(listed[0] if isinstance(listed, list) else listed)
+    return name if name.endswith(LANGUAGE_HEADS) else ""
+
+
+def _other_activation(config: Mapping[str, Any], activation: str) -> str:
+    """Why a head of language modelling whose activation is not the feed-forward's is refused; empty if it is not."""
+    head, own = _language_head(config), config.get("hidden_act", "gelu")
+    if not head or own == activation:
+        return ""
+    return (
+        f"hidden_act = {own!r} is the activation of the head of {head} alone, and its feed-forward has "
+        f"{activation!r}, where there is one field here for both; set architectures to the encoder's class in "
+        "config.json to convert the encoder without its head"
+    )
+
+
+def _jina_by_tensors(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if any(re.search(GATED, name) for name in names) and config.get("feed_forward_type", "original") == "original":
+        found["feed_forward_type"] = "geglu"
+    if any(JINA_CODE in name for name in names):
+        found[CODE_VARIANT] = True
+    return found | _absolute_table(config, names)
+
+
+def _absolute_table(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
+    table = [name for name in names if name.endswith("embeddings.position_embeddings.weight")]
+    return {ABSOLUTE_TABLE: table[0]} if table else {}
+
+
+def _mosaic_by_tensors(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
+    """Its own field, whose value decides on nothing, is what a model that is exported is known by."""
+    return {"alibi_starting_size": config.get("alibi_starting_size", 512), **_absolute_table(config, names)}
+
+
+def _two_kinds_of_positions(config: Mapping[str, Any]) -> str:
+    if ABSOLUTE_TABLE not in config:
+        return ""
+    return f"the weights hold {config[ABSOLUTE_TABLE]}, and its code adds no positions at the input"
+
+
+def _jina_unsupported_reason(config: Mapping[str, Any]) -> str:
+    kind = config.get("feed_forward_type", "original")
+    if config.get(CODE_VARIANT):
+        return (
+            "up_gated_layer: this is the variant for code, with LayerNorms on queries and keys and two more in each "
+            "layer, which there are no parameters for; its own code reads it"
+        )
+    if kind not in ("original", *JINA_ACTIVATIONS):
+        known = ", ".join(map(repr, ("original", *JINA_ACTIVATIONS)))
+        return f"feed_forward_type = {kind!r} is unknown; known: {known}"
+    if config.get("alibi_scaling") not in (None, 1):
+        return f"alibi_scaling = {config['alibi_scaling']!r}: its slopes are not ALiBi's; only 1 can be converted"
+    if kind in JINA_ACTIVATIONS and (reason := _other_activation(config, JINA_ACTIVATIONS[kind])):
+        return reason
+    return _two_kinds_of_positions(config)
+
+
+def _jina_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    kind = config.get("feed_forward_type", "original")
+    if kind not in JINA_ACTIVATIONS:
+        return {"feed_forward_type": "mlp"}
+    return {"feed_forward_type": "glu", "hidden_act": JINA_ACTIVATIONS[kind]}
+
+
+def _mosaic_unsupported_reason(config: Mapping[str, Any]) -> str:
+    if reason := _other_activation(config, "gelu"):
+        return reason
+    eps = config.get("layer_norm_eps", 1e-12)
+    if _language_head(config) and eps != 1e-12:
+        return (
+            f"layer_norm_eps = {eps!r}: the head of {_language_head(config)} has 1e-12 all the same, where there is "
+            "one field here for both; set architectures to ['BertModel'] in config.json to convert the encoder alone"
+        )
+    return _two_kinds_of_positions(config)
+
+
+def split_projections(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
+    """`Wqkv` (3·D, …) as the queries', keys' and values' projections, in this order.
+
+    Raises:
+        ConversionError: for one whose rows are not three times as many as `hidden_size`.
+    """
+    split: dict[str, torch.Tensor] = {}
+    rows = 3 * config.get("hidden_size", 768)
+    for name, tensor in tensors.items():
+        if FUSED not in name:
+            split[name] = tensor
+            continue
+        if len(tensor) != rows:
+            raise ConversionError(
+                f"{name} has {len(tensor)} rows, and hidden_size = {rows // 3} makes it {rows}; correct config.json "
+                "or take the weights that belong to it"
+            )
+        split |= {name.replace(FUSED, own): part for own, part in zip(PROJECTIONS, tensor.chunk(3), strict=True)}
+    return split
+
+
+def gated_names(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
+    """Tensors of a gated model, the feed-forward under the names of the original code."""
+    if _jina_fields(config)["feed_forward_type"] == "mlp" and "alibi_starting_size" not in config:
+        return dict(tensors)
+    return {FEED_FORWARD.sub(lambda part: part[1] + GATED_NAMES[part[2]], name): t for name, t in tensors.items()}
+
+
+def join_projections(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
+    """The inverse of `split_projections`, under the names of the original code, whose head has one bias."""
+    joined: dict[str, torch.Tensor] = {}
+    query, *others = PROJECTIONS
+    tensors = gated_names(config, tensors)
+    if "cls.predictions.decoder.bias" in tensors:
+        tensors.pop("cls.predictions.bias", None)
+    for name, tensor in tensors.items():
+        if query in name:
+            parts = [tensor, *(tensors[name.replace(query, other)] for other in others)]
+            joined[name.replace(query, FUSED)] = torch.cat(parts)
+        elif not any(other in name for other in others):
+            joined[name] = tensor
+    return joined
+
+
+ALIBI_FAMILIES: dict[str, Family] = {
+    "jinabert": Family(
+        stems=("JinaBert", "Bert"),
+        suffixes=ALL,
+        rules=GATED_RULES,
+        stock=None,
+        not_kept=(
+            "feed_forward_type",
+            "emb_pooler",
+            "attn_implementation",
+            "alibi_scaling",
+            "embedding_model",
+            "embedding_size",
+            ABSOLUTE_TABLE,
+        ),
+        legacy_types=(),
+        positions=_alibi,
+        position_types=("alibi",),
+        fields=_jina_fields,
+        pack=gated_names,
+        marker="feed_forward_type",
+        not_marking=FEED_FORWARD_TYPES,
+        marks=(rf"{GATED}|\.mlp\.up_gated_layer\.", r"\.attention\.self\.query\."),
+        told_by_tensors=_jina_by_tensors,
+        read_directly=True,
+        unsupported_reason=_jina_unsupported_reason,
+    ),
+    "mosaicbert": Family(
+        stems=("Bert",),
+        suffixes=("Model", "ForMaskedLM", "ForSequenceClassification"),
+        rules=GATED_RULES,
+        stock=None,
+        defaults={"attention_probs_dropout_prob": 0.0},
+        not_kept=("alibi_starting_size", "embedding_size", ABSOLUTE_TABLE),
+        legacy_types=(),
+        positions=_alibi,
+        position_types=("alibi",),
+        fields=lambda config: {"feed_forward_type": "glu", "hidden_act": "gelu"},
+        unpack=split_projections,
+        pack=join_projections,
+        marker="alibi_starting_size",
+        marks=(GATED, r"\.attention\.self\.Wqkv\."),
+        told_by_tensors=_mosaic_by_tensors,
+        read_directly=True,
+        unsupported_reason=_mosaic_unsupported_reason,
+    ),
+}

@@ -1,0 +1,118 @@
+"""What the accelerated attention modules have in common: a call of the formula with what a stock module is given."""
+
+import math
+
+import torch
+from torch import nn
+
+from ...attention.backends import chunked as backend_chunked
+from ...attention.call import AttentionCall
+from ...attention.context import AttentionContext
+from ...attention.dispatch import AUTO, run_attention
+from ...attention.formula import Terms
+from ...attention.tracing import is_traced
+
+
+def split_heads(vectors: torch.Tensor, heads: int) -> torch.Tensor:
+    """(B, L, H·d) to (B, H, L, d)."""
+    return vectors.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def offsets_of(states: torch.Tensor) -> AttentionContext:
+    """The context of L tokens that attend to each other.
+
+    Args:
+        states: (B, L, D).
+    """
+    length = states.shape[1]
+    precise = torch.promote_types(states.dtype, torch.float32)
+    return AttentionContext(length, length, device=states.device, dtype=precise)
+
+
+def is_worthwhile(module: nn.Module, query_length: int, key_length: int, batch: int, heads: int) -> bool:
+    """Whether our backends are faster than the stock code that MPNet, RoFormer, T5 and XLNet have.
+
+    On the CPU they are as soon as there are scores enough for chunks; in shorter calls, and in graphs, stock is as
+    fast. The facts are in docs/results/benchmarks/cpu-live.md.
+
+    Args:
+        module: for its device.
+        query_length: L.
+        key_length: K.
+        batch: B.
+        heads: H.
+    """
+    if is_traced():
+        return False
+    scores = batch * heads * query_length * key_length
+    return scores >= backend_chunked.FEWEST_SCORES or next(module.parameters()).device.type != "cpu"
+
+
+def attend_as_stock(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    terms: Terms,
+    context: AttentionContext,
+    mask: torch.Tensor | None,
+    dropout: float,
+    output_attentions: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Attention by the backend that the call suits.
+
+    Args:
+        module: the stock module, for its training mode.
+        query: (B, H, L, d).
+        key: (B, H, K, d).
+        value: likewise.
+        mask: boolean (True: may attend) or additive, broadcastable to (B, H, L, K); or None.
+        dropout: probability of dropping an attention weight in training.
+
+    Returns:
+        (B, L, H·d), and the attention weights (B, H, L, K) where they were asked for.
+    """
+    dtype = torch.promote_types(query.dtype, value.dtype)  # a bias in float32 after a projection under autocast
+    call = AttentionCall(
+        query.to(dtype),
+        key.to(dtype),
+        value.to(dtype),
+        terms,
+        context,
+        mask=mask,
+        dropout=dropout if module.training else 0.0,
+        output_weights=output_attentions,
+        needs_gradients=torch.is_grad_enabled(),
+        layer=module,
+    )
+    out, weights = run_attention(AUTO, call)
+    return out.flatten(2), weights if output_attentions else None
+
+
+def as_boolean(mask: torch.Tensor | None) -> torch.Tensor | None:
+    """An additive mask that only hides keys as a boolean one, which the fast backends take; None if it hides nothing.
+
+    The contents decide, so that a mask with other values stays additive, and one that hides the same keys from every
+    query becomes (B, 1, 1, K). Elsewhere than on the CPU, and in a graph, to read them would be to wait or to break
+    the graph: there the mask is returned as it is.
+
+    Args:
+        mask: additive or boolean, broadcastable to (B, H, L, K); or None.
+    """
+    if mask is None or is_traced() or mask.device.type != "cpu" or mask.dim() != 4:
+        return mask
+    if mask.dtype != torch.bool:
+        hidden = mask <= torch.finfo(mask.dtype).min / 2
+        if not bool((hidden | (mask == 0)).all()):
+            return mask
+        mask = ~hidden
+    if bool(mask.all()):
+        return None
+    first = mask[:, :, :1]
+    return first if bool((mask == first).all()) else mask
+
+
+def in_single_precision(number: float) -> float:
+    """The float32 nearest to a number: stock modules keep their scale in float32, whatever they compute in."""
+    mantissa, exponent = math.frexp(number)
+    return math.ldexp(round(math.ldexp(mantissa, 24)), exponent - 24)

@@ -1,0 +1,232 @@
+"""DeBERTa v1, v2 and v3: disentangled attention of the stock classes through our backends.
+
+The encoder hands its layers the row of each offset instead of the L·L row numbers, and the padding mask as it came
+instead of its L·L products. What the accelerated classes do not cover, such as queries from elsewhere
+(`query_states`), explicit `relative_pos` and attention modules that are called alone, goes to the stock code.
+"""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.models.deberta.modeling_deberta import DebertaEncoder
+from transformers.models.deberta.modeling_deberta import DisentangledSelfAttention as DebertaSelfAttention
+from transformers.models.deberta.modeling_deberta import build_relative_position as build_offsets
+from transformers.models.deberta_v2.modeling_deberta_v2 import (
+    DebertaV2Encoder,
+    DisentangledSelfAttention,
+    make_log_bucket_position,
+)
+
+from ...attention.context import AttentionContext
+from ...attention.formula import Terms
+from ...attention.tracing import is_traced
+from ...schemes.deberta import KINDS, disentangled_terms, rows_in_use
+from .attention import attend_as_stock, in_single_precision, offsets_of, split_heads
+
+
+def padding_mask(attention_mask: torch.Tensor) -> torch.Tensor | None:
+    """A mask (B, L) as the accelerated layers take it: boolean, or None if no token is padding.
+
+    The contents are read on the CPU alone, and never in a graph.
+    """
+    real = attention_mask.bool()
+    may_read = not is_traced() and real.device.type == "cpu"
+    return None if may_read and bool(real.all()) else real
+
+
+def stock_mask(mask: torch.Tensor | None, hidden_states: torch.Tensor) -> torch.Tensor:
+    """What the stock encoder makes of a mask that `padding_mask` made: (B, 1, L, L)."""
+    if mask is None:
+        batch, length = hidden_states.shape[:2]
+        return torch.ones(batch, 1, 1, length, dtype=torch.bool, device=hidden_states.device)
+    return mask[:, None, None, :] & mask[:, None, :, None] if mask.dim() == 2 else mask
+
+
+def attend_disentangled(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    terms: Terms,
+    context: AttentionContext,
+    mask: torch.Tensor | None,
+    output_attentions: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Attention under a padding mask (B, L) or any mask (B, 1, 1 or L, L).
+
+    In stock DeBERTa no query that is padding sees a key, which comes to the mean of all values. It is computed as
+    such, except that dropout leaves it alone.
+    """
+    if mask is None or mask.dim() == 4:
+        visible = mask if mask is None else mask.bool()
+    else:
+        visible = mask[:, None, None, :]
+    out, weights = attend_as_stock(
+        module, query, key, value, terms, context, visible, module.dropout.p, output_attentions
+    )
+    if mask is not None and mask.dim() == 2:
+        mean = value.mean(2).flatten(1)[:, None]  # (B, 1, H·d)
+        out = torch.where(mask[..., None], out, mean.to(out.dtype))
+        if weights is not None:
+            weights = torch.where(mask[:, None, :, None], weights, 1 / weights.shape[-1])
+    return out, weights
+
+
+def position_terms(
+    module: Any,
+    context: AttentionContext,
+    rel_embeddings: torch.Tensor,
+    row_of_offset: torch.Tensor,
+    span: int,
+    one_to_one: int,
+    key_projection: nn.Module | None,
+    query_projection: nn.Module | None,
+) -> Terms:
+    """A and B of one layer.
+
+    Args:
+        rel_embeddings: P, (2·span, D).
+        row_of_offset: of every offset of the call, its row of P.
+        span: half the rows.
+        one_to_one: distances up to this one have a row each.
+        key_projection: for A, or None without the term.
+        query_projection: for B, likewise.
+    """
+    first, last = rows_in_use(context, span, one_to_one)
+    rows = module.pos_dropout(rel_embeddings[first : last + 1])
+    heads = module.num_attention_heads
+    return disentangled_terms(rows, row_of_offset - first, context, heads, key_projection, query_projection)
+
+
+class _Shared:
+    """What both encoders make once for all layers."""
+
+    def get_attention_mask(self, attention_mask: torch.Tensor) -> torch.Tensor | None:
+        """A padding mask as it is, boolean (B, L), or None; another mask as stock has it."""
+        if attention_mask.dim() == 2:
+            return padding_mask(attention_mask)
+        return super().get_attention_mask(attention_mask)  # type: ignore[misc]
+
+    def get_rel_pos(
+        self,
+        hidden_states: torch.Tensor,
+        query_states: torch.Tensor | None = None,
+        relative_pos: torch.Tensor | None = None,
+    ) -> torch.Tensor | None:
+        """The row of every offset, (2L − 1,), in the order of `AttentionContext.offsets`; else as stock has it."""
+        if not self.relative_attention or query_states is not None or relative_pos is not None:  # type: ignore
+            return super().get_rel_pos(hidden_states, query_states, relative_pos)  # type: ignore[misc]
+        distance = -offsets_of(hidden_states).offsets(hidden_states.device)  # i − j
+        span = self.max_relative_positions  # type: ignore[attr-defined]
+        buckets = getattr(self, "position_buckets", -1)
+        if buckets > 0:
+            distance = make_log_bucket_position(distance, buckets, span).long()
+            span = buckets
+        return (distance + span).clamp(0, 2 * span - 1)
+
+
+class AcceleratedDebertaV2Encoder(_Shared, DebertaV2Encoder):
+    """`DebertaV2Encoder` without L·L matrices."""
+
+
+class AcceleratedDebertaEncoder(_Shared, DebertaEncoder):
+    """`DebertaEncoder` without L·L matrices."""
+
+
+def is_covered(module: Any, query_states: torch.Tensor | None, relative_pos: torch.Tensor | None) -> bool:
+    """Whether a call comes from an accelerated encoder about its own tokens."""
+    by_offset = relative_pos is not None and relative_pos.dim() == 1
+    return query_states is None and (by_offset or not module.relative_attention)
+
+
+class AcceleratedDisentangledSelfAttention(DisentangledSelfAttention):
+    """Self-attention of DeBERTa v2 and v3 by terms."""
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        output_attentions: bool = False,
+        query_states: torch.Tensor | None = None,
+        relative_pos: torch.Tensor | None = None,
+        rel_embeddings: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As stock; `attention_mask` and `relative_pos` are those of the accelerated encoder or stock's own."""
+        if not is_covered(self, query_states, relative_pos):
+            if relative_pos is not None and relative_pos.dim() == 1:
+                relative_pos = None  # stock makes its own
+            mask = stock_mask(attention_mask, hidden_states)
+            return super().forward(hidden_states, mask, output_attentions, query_states, relative_pos, rel_embeddings)
+        query, key, value = (
+            split_heads(projection(hidden_states), self.num_attention_heads)
+            for projection in (self.query_proj, self.key_proj, self.value_proj)
+        )
+        context = offsets_of(hidden_states)
+        kinds = [kind for kind in KINDS if kind in self.pos_att_type]
+        terms = Terms()
+        if relative_pos is not None and rel_embeddings is not None and kinds:
+            key_projection = self.key_proj if self.share_att_key else getattr(self, "pos_key_proj", None)
+            query_projection = self.query_proj if self.share_att_key else getattr(self, "pos_query_proj", None)
+            terms = position_terms(
+                self,
+                context,
+                rel_embeddings,
+                relative_pos,
+                self.pos_ebd_size,
+                self.position_buckets // 2 if self.position_buckets > 0 else self.pos_ebd_size,
+                key_projection if "c2p" in kinds else None,
+                query_projection if "p2c" in kinds else None,
+            )
+        scale = 1 / in_single_precision(math.sqrt(query.shape[-1] * (1 + len(kinds))))
+        terms = replace(terms, scale=scale)
+        return attend_disentangled(self, query, key, value, terms, context, attention_mask, output_attentions)
+
+
+class AcceleratedDebertaSelfAttention(DebertaSelfAttention):
+    """Self-attention of DeBERTa v1 by terms."""
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        output_attentions: bool = False,
+        query_states: torch.Tensor | None = None,
+        relative_pos: torch.Tensor | None = None,
+        rel_embeddings: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As stock; `attention_mask` and `relative_pos` are those of the accelerated encoder or stock's own."""
+        if not is_covered(self, query_states, relative_pos):
+            if relative_pos is not None and relative_pos.dim() == 1:
+                relative_pos = build_offsets(hidden_states, hidden_states)
+            mask = stock_mask(attention_mask, hidden_states)
+            return super().forward(hidden_states, mask, output_attentions, query_states, relative_pos, rel_embeddings)
+        heads = self.num_attention_heads
+        query, key, value = split_heads(self.in_proj(hidden_states), heads).chunk(3, dim=-1)
+        query = query + self.q_bias.view(heads, 1, -1)
+        value = value + self.v_bias.view(heads, 1, -1)
+        context = offsets_of(hidden_states)
+        terms = Terms()
+        if relative_pos is not None and rel_embeddings is not None:
+            span = self.max_relative_positions
+            terms = position_terms(
+                self,
+                context,
+                rel_embeddings,
+                relative_pos,
+                span,
+                span,
+                getattr(self, "pos_proj", None),
+                getattr(self, "pos_q_proj", None),
+            )
+        scale = 1 / in_single_precision(math.sqrt(query.shape[-1] * (1 + len(self.pos_att_type))))
+        terms = replace(terms, scale=scale)
+        return attend_disentangled(self, query, key, value, terms, context, attention_mask, output_attentions)
+
+
+def talking_heads(encoder: nn.Module) -> list[str]:
+    """Why an encoder of DeBERTa v1 stays as it is."""
+    has_them = any(getattr(module, "talking_head", False) for module in encoder.modules())
+    return ["talking heads mix the scores of all heads, which is no sum of terms"] if has_them else []

@@ -1,0 +1,279 @@
+"""Recognising a checkpoint: its family, positions and head, from config.json and the names of its tensors."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+
+from ..models.configuration_relpos_bert import RelPosBertConfig
+from ..schemes.registry import STOCK_SCHEME
+from .errors import ConversionError, abbreviate
+from .family import LEGACY_ATTENTION, LEGACY_TYPES, PRETRAINING, TASK_TYPES, Family, LegacyAttention, Positions
+from .local_paths import without_local_paths
+from .names import is_scheme, is_table, to_stock
+from .registry import FAMILIES, OWN
+from .source import resemblance, tensor_names
+
+
+@dataclass(frozen=True)
+class SourceSpec:
+    """A checkpoint of one of the families, as its configuration describes it.
+
+    Attributes:
+        family: value of `FAMILIES`, or `OWN`.
+        evidence: the field that determines its positions, and its value.
+        absolute: it adds a table of absolute positions at the input.
+        scheme: key of `hf_relpos.SCHEMES`, or several that are combined: its relative positions; None for none.
+        options: of the scheme.
+        config: config.json, completed with the family's defaults.
+    """
+
+    family: Family
+    evidence: str
+    absolute: bool
+    scheme: str | list[str] | None
+    options: dict[str, Any]
+    config: dict[str, Any]
+
+    @property
+    def legacy_attention(self) -> LegacyAttention | None:
+        """Its self-attention, where Transformers v5 does not have it."""
+        if self.family is OWN or self.absolute or not isinstance(self.scheme, str):
+            return None
+        return LEGACY_ATTENTION.get(self.scheme)
+
+    @property
+    def has_token_types(self) -> bool:
+        """Whether its embeddings depend on token types."""
+        return self.family.token_types and self.config.get("type_vocab_size", 2) != 0
+
+    @property
+    def cut(self) -> int:
+        """Rows in front of the table of absolute positions that no token with a position reads."""
+        return self.family.padding(self.config) + 1 if self.absolute and self.family.padding else 0
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What BERT's configuration takes over."""
+        family = self.family
+        fields = {
+            family.spellings.get(key, key): value for key, value in self.config.items() if key not in family.not_kept
+        }
+        fields["max_position_embeddings"] = fields.get("max_position_embeddings", 512) - self.cut
+        own = family.fields(self.config)
+        fields |= own
+        if family.read_directly:
+            others = ("model_type", "tokenizer_class", *family.not_kept, *family.spellings, *own)
+            fields["converted_from"] = {name: self.config[name] for name in others if name in self.config}
+        if family.layers:
+            fields["num_hidden_layers"] = len(family.layers(self.config))
+        if family.tokenizer and not fields.get("tokenizer_class"):
+            fields["tokenizer_class"] = family.tokenizer
+        if fields.get("embedding_size") == fields.get("hidden_size", 768):
+            fields.pop("embedding_size", None)
+        return fields
+
+    def folded_shapes(self, base: bool) -> dict[str, torch.Size]:
+        """Stock name and shape of tensors that a RelPosBert has no parameter for and that are folded into others."""
+        if not self.config.get("use_task_id"):
+            return {}
+        shape = torch.Size((self.config["task_type_vocab_size"], self.config.get("hidden_size", 768)))
+        return {TASK_TYPES if base else f"bert.{TASK_TYPES}": shape}
+
+    def with_head(self, head: "Head") -> "SourceSpec":
+        """The same for a head, on which some fields depend."""
+        return replace(self, config={**self.config, "architectures": [head.source]})
+
+    def unpack(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Tensors under their names in a file as tensors that are one to one with BERT's.
+
+        Raises:
+            ConversionError: for a shape that the configuration does not allow.
+        """
+        return dict(tensors) if self.family.unpack is None else self.family.unpack(self.config, tensors)
+
+    def pack(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The inverse of `unpack`."""
+        return dict(tensors) if self.family.pack is None else self.family.pack(self.config, tensors)
+
+    def spell(self, name: str, base: bool) -> list[str]:
+        """The names in stock BERT of a tensor in a file: one, or one for each layer that shares it.
+
+        Args:
+            base: for BertModel, which is the encoder itself.
+        """
+        names = [name]
+        if self.family.layers:
+            shared = enumerate(self.family.layers(self.config))
+            names = [name.replace(old, f"encoder.layer.{number}.") for number, old in shared if old in name] or names
+        return [to_stock(each, self.family.naming(base))[0] for each in names]
+
+
+def recognise(folder: Path, config: Mapping[str, Any], names: Iterable[str] = ()) -> SourceSpec:
+    """Determine family and positions of a checkpoint from its config.json, and from its tensors where that misleads.
+
+    Args:
+        folder: of the checkpoint, for errors.
+        config: config.json.
+        names: of the tensors in its files; () if not known.
+
+    Raises:
+        ConversionError: for an unknown architecture or kind of positions, and a configuration that the family does not
+            support.
+    """
+    model_type = config.get("model_type", "bert")  # the first BERT files have none
+    if model_type == RelPosBertConfig.model_type:
+        return _recognise_own(folder, config)
+    if model_type not in FAMILIES:
+        known = abbreviate(map(repr, (*FAMILIES, RelPosBertConfig.model_type)), 20)
+        raise ConversionError(
+            f"{folder}: model_type = {model_type!r}; only {known} checkpoints can be converted{_hint(folder, config)}"
+        )
+    names = list(names)
+    family, mark = FAMILIES[model_type], f"model_type = {model_type!r}"
+    if model_type == "bert":
+        for name, candidate in FAMILIES.items():
+            if found := candidate.marked(config, names):
+                family, mark = candidate, f"{found} marks a {name.upper()}"
+    kind = config.get("position_embedding_type") or STOCK_SCHEME
+    completed = {**family.defaults, **without_local_paths(config)}
+    completed |= family.told_by_tensors(completed, names)
+    legacy = kind in family.legacy_types
+    if reason := family.unsupported_reason(completed):
+        raise ConversionError(f"{folder}: {mark}, {reason}")
+    positions = Positions(absolute=False, scheme=kind) if legacy else family.positions(completed)
+    absolute = positions.absolute
+    evidence = f"position_embedding_type = {kind!r}" if absolute or legacy else mark
+    if kind != STOCK_SCHEME and not legacy and kind not in family.position_types:
+        if not absolute:
+            raise ConversionError(
+                f"{folder}: {mark}, and position_embedding_type = {kind!r} something else; correct config.json"
+            )
+        known = abbreviate(map(repr, [STOCK_SCHEME, *family.legacy_types]))
+        raise ConversionError(
+            f"{folder}: {evidence}; of model_type = {model_type!r}, only checkpoints with {known} positions can be "
+            f"converted{_hint(folder, config)}"
+        )
+    return SourceSpec(family, evidence, absolute, positions.scheme, positions.options, completed)
+
+
+def _recognise_own(folder: Path, config: Mapping[str, Any]) -> SourceSpec:
+    """Positions of a checkpoint of this package.
+
+    Raises:
+        ConversionError: for a configuration that is refused, positions that are no function of the order of tokens,
+            a table of absolute positions that is faded or is one of several combined schemes.
+    """
+    kept = {key: value for key, value in without_local_paths(config).items() if key != "auto_map"}
+    try:
+        own = RelPosBertConfig.from_dict(kept)
+    except (ValueError, TypeError, StrictDataclassError) as error:
+        raise ConversionError(f"{folder / 'config.json'}: {error}") from error
+    name = own.position_embedding_type
+    evidence = f"position_embedding_type = {name!r}"
+    if own.required_inputs:
+        raise ConversionError(
+            f"{folder}: {evidence} needs inputs besides the tokens ({', '.join(sorted(own.required_inputs))}), which "
+            "no method of conversion has; only one that needs none can be converted"
+        )
+    if own.absolute_position_fade != 1:
+        raise ConversionError(
+            f"{folder}: absolute_position_fade = {own.absolute_position_fade}: its table is on the way out; fade it "
+            "to the end and take it out with hf_relpos.drop_absolute_positions, or set the field to 1"
+        )
+    if isinstance(name, list) and STOCK_SCHEME in name:
+        raise ConversionError(f"{folder}: {evidence}: with {STOCK_SCHEME!r} in a combination it cannot be converted")
+    scheme = None if name == STOCK_SCHEME else name
+    return SourceSpec(OWN, evidence, own.has_absolute_table, scheme, dict(own.position_options or {}), kept)
+
+
+def _hint(folder: Path, config: Mapping[str, Any]) -> str:
+    """What the weights look like, to be put at the end of an error; empty where there is nothing to say."""
+    looks = resemblance(folder, config, tensor_names(folder))
+    return f". {looks}" if looks else ""
+
+
+def check_tables(spec: SourceSpec, folder: Path, names: Iterable[str]) -> None:
+    """Refuse weights that contradict the configuration.
+
+    Args:
+        spec: of the source.
+        folder: of the source.
+        names: names of the tensors in the files.
+
+    Raises:
+        ConversionError: for relative tables that are missing, or there although the configuration is absolute, and
+            position tables in a family whose positions are computed.
+    """
+    if spec.family is OWN:
+        return
+    names = list(names)
+    relative = [name for name in names if is_scheme(name)]
+    legacy = spec.legacy_attention
+    if legacy is None:
+        if relative:
+            raise ConversionError(
+                f"{folder}: the weights have tables of distances ({abbreviate(relative, 1)}), so the checkpoint is "
+                "relative already; set position_embedding_type in config.json to "
+                f"{' or '.join(map(repr, LEGACY_TYPES))}, whichever it was trained with"
+            )
+    elif not legacy.stored:
+        tables = [name for name in names if is_table(name) or is_scheme(name)]
+        if tables:
+            raise ConversionError(
+                f"{folder}: {spec.evidence}, whose positions are computed, but the weights hold "
+                f"{abbreviate(tables, 1)}: they belong to another model; correct config.json or restore the file"
+            )
+    elif not relative:
+        remedy = resemblance(folder, spec.config, names) or (
+            "Stock Transformers v5 drops them when it loads and saves such a checkpoint: go back to the original files"
+        )
+        raise ConversionError(f"{folder}: {spec.evidence}, but the weights have no tables of distances. {remedy}")
+
+
+@dataclass(frozen=True)
+class Head:
+    """The head of a source.
+
+    Attributes:
+        source: class of the source.
+        stock: class of stock BERT with the same outputs.
+        left_behind: a note on a pre-training head that BERT does not have; empty for none.
+    """
+
+    source: str
+    stock: str
+    left_behind: str = ""
+
+
+def choose_head(spec: SourceSpec, folder: Path, architecture: str | None = None) -> Head:
+    """The head to convert; a pre-training head that BERT does not have is left behind.
+
+    Args:
+        spec: of the source.
+        folder: of the source.
+        architecture: class of the source or of stock BERT; None for the first of `config.architectures`.
+
+    Raises:
+        ConversionError: for a class that is not the family's, one whose head computes something else than BERT's, and
+            one that BERT does not have although the caller named it.
+    """
+    family, heads = spec.family, spec.family.heads(spec.config)
+    base = f"{family.stems[0]}Model"
+    listed = spec.config.get("architectures") or [base]
+    name = architecture if architecture is not None else listed[0] if isinstance(listed, list) else listed
+    if name in heads:
+        return Head(name, heads[name])
+    if architecture is not None and architecture in heads.values():
+        return Head(next(own for own, stock in heads.items() if stock == architecture), architecture)
+    of_family = family.stems != ("Bert",) and str(name).startswith(family.stems)
+    if architecture is None and of_family and str(name).endswith(PRETRAINING):
+        return Head(base, "BertModel", f"the head of {name}, which BERT does not have")
+    where = "architecture" if architecture is not None else f"{folder}: architectures"
+    remedy = (
+        "" if architecture is not None else f"; pass architecture={base!r} to convert the encoder without its head"
+    )
+    raise ConversionError(f"{where} = {name!r} has no counterpart here; known: {', '.join(heads)}{remedy}")

@@ -1,0 +1,84 @@
+"""The families of checkpoints in words: the rows of docs/families.md and of `hf-relpos families`."""
+
+import re
+from typing import Any
+
+from transformers import CONFIG_MAPPING
+
+from .family import COUNTERPARTS, Family
+from .registry import FAMILIES
+
+
+COLUMNS = ("checkpoints", "told by", "heads", "positions", "by", "compared with", "since")
+TITLES = {
+    "bert": "BERT",
+    "nezha": "NEZHA",
+    "roberta": "RoBERTa",
+    "xlm-roberta": "XLM-RoBERTa",
+    "camembert": "CamemBERT",
+    "electra": "ELECTRA",
+    "ernie": "ERNIE",
+    "distilbert": "DistilBERT",
+    "albert": "ALBERT",
+    "mpnet": "MPNet",
+    "deberta-v2": "DeBERTa v2 and v3, mDeBERTa",
+    "deberta": "DeBERTa v1",
+    "jinabert": "JinaBERT v2: embeddings, rerankers",
+    "mosaicbert": "MosaicBERT, DNABERT-2, DNABERT-S, mRNABERT",
+    "roformer": "RoFormer",
+    "xlnet": "XLNet",
+}
+# Fields that published checkpoints have and the defaults of the class have not.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "deberta-v2": {"relative_attention": True, "position_biased_input": False, "pos_att_type": ["p2c", "c2p"]},
+    "deberta": {"relative_attention": True, "position_biased_input": False, "pos_att_type": ["c2p", "p2c"]},
+    "jinabert": {"feed_forward_type": "geglu", "position_embedding_type": "alibi"},
+    "mosaicbert": {"alibi_starting_size": 512},
+}
+
+
+def example(name: str) -> dict[str, Any]:
+    """A configuration as a family's published checkpoints have it."""
+    stock = FAMILIES[name].stock
+    known = CONFIG_MAPPING[stock if stock in CONFIG_MAPPING else "bert"]().to_dict()
+    return {**known, **FAMILIES[name].defaults, **PUBLISHED.get(name, {})}
+
+
+def told_by(name: str, family: Family) -> str:
+    """What tells a checkpoint of the family."""
+    signs = [f"`{family.marker}`"] if family.marker else []
+    if family.marks:
+        names = [re.sub(r"\\\\?\.|\\", ".", mark.split("|")[0]).strip(".") for mark in family.marks]
+        signs.append("tensors " + " and ".join(f"`{each}`" for each in names))
+    if name in CONFIG_MAPPING or not signs:
+        signs.insert(0, f"`model_type = {name!r}`")
+    return " or ".join(signs)
+
+
+def positions(name: str, family: Family) -> str:
+    """The positions of its published checkpoints, and those that Transformers ≤ 4.57 had beside them."""
+    found = family.positions(example(name))
+    kinds = ["absolute"] * found.absolute + [f"`{found.scheme}`"] * (found.scheme is not None)
+    text = " + ".join(kinds)
+    return text + "".join(f", `{kind}`" for kind in family.legacy_types)
+
+
+def heads(family: Family, config: dict[str, Any]) -> str:
+    """The heads that are kept, without the stem of their names."""
+    names = dict.fromkeys(name.removeprefix(family.stems[0]) for name in family.heads(config))
+    return ", ".join(name.removeprefix("For") for name in names if name in COUNTERPARTS)
+
+
+def row(name: str, family: Family) -> list[str]:
+    """What `COLUMNS` say of a family, in Markdown."""
+    readers = ["convert"] + ["`from_pretrained`"] * (family.read_directly or name == "bert")
+    beside = "stored outputs" if family.stock is None else f"`{family.stock}` of Transformers"
+    return [
+        TITLES[name],
+        told_by(name, family),
+        heads(family, example(name)),
+        positions(name, family),
+        ", ".join(readers),
+        beside,
+        family.since,
+    ]

@@ -1,0 +1,114 @@
+"""What follows from a configuration's terms: the attention backends that compute them, and whether layers share them.
+
+Both are derived, not declared: a scheme is built on the meta device, without data, and its terms are inspected.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+
+from ..attention.call import AttentionCall
+from ..attention.context import AttentionContext
+from ..attention.dispatch import capable_implementations, check_implementation
+from ..attention.formula import Terms
+from ..schemes.registry import build_scheme, build_shared
+from .sequence import TokenLayout
+from .temperature import trained_length
+
+
+class _Projection:
+    """Stands for the W_q or W_k of a layer, and remembers whether a scheme used it."""
+
+    used = False
+
+    def __call__(self, vectors: torch.Tensor) -> torch.Tensor:
+        self.used = True
+        return vectors
+
+
+def _probe(config: PreTrainedConfig) -> tuple[Terms, AttentionContext, bool]:
+    """Terms for two tokens, their context, and whether every layer has the same."""
+    projection = _Projection()
+    with torch.device("meta"):
+        scheme: Any = build_scheme(config)
+        shared = build_shared(config)
+        ids = torch.zeros(1, 2, 2, dtype=torch.long)
+        context = AttentionContext(
+            2,
+            2,
+            grid=ids,
+            token_type_ids=ids[..., 0],
+            relation_ids=ids,
+            query_projection=projection,
+            key_projection=projection,
+            device=torch.device("meta"),
+        )
+        try:
+            with torch.no_grad():
+                terms = scheme(context if shared is None else replace(context, shared=shared(context)))
+        except (RuntimeError, NotImplementedError) as error:
+            raise ValueError(
+                f"position_embedding_type = {config.position_scheme_name!r}: its terms cannot be made on the meta "
+                f"device ({error}); `Scheme.forward` must not read the contents of tensors there (`tensor.is_meta`)"
+            ) from error
+    own = any(True for _ in scheme.parameters()) or any(isinstance(module, nn.Dropout) for module in scheme.modules())
+    return terms, context, not own and not projection.used
+
+
+def probe_call(
+    config: PreTrainedConfig,
+    batch: int = 1,
+    length: int = 2,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | None = None,
+    dropout: float = 0.0,
+    output_weights: bool = False,
+    needs_gradients: bool = False,
+) -> AttentionCall:
+    """A call of a model with this configuration, whose tensors hold no data, with no mask but that of its window.
+
+    Args:
+        config: a RelPosBertConfig.
+        batch: B.
+        length: L, of queries and keys.
+        device: where it would run; None for the meta device.
+    """
+    terms, context, _ = _probe(config)
+    if config.attention_temperature != "none" and length > trained_length(config):
+        context = replace(context, temperature=torch.empty(1, 1, length, device="meta"))
+    heads = config.num_attention_heads
+    vectors = torch.empty(batch, heads, length, config.hidden_size // heads, dtype=dtype, device="meta")
+    return AttentionCall(
+        vectors,
+        vectors,
+        vectors,
+        terms,
+        replace(context, query_length=length, key_length=length),
+        TokenLayout(length, length).band_mask(config, vectors),
+        dropout=dropout,
+        output_weights=output_weights,
+        needs_gradients=needs_gradients,
+        runs_on=device,
+    )
+
+
+def supported_implementations(config: PreTrainedConfig) -> list[str]:
+    """Values of `attn_implementation` that can compute the terms of a RelPosBertConfig, the default first."""
+    return capable_implementations(probe_call(config))
+
+
+def check_attention(config: PreTrainedConfig, requested: str | None) -> str:
+    """The value of `attn_implementation` to use: the one requested, or the default for None.
+
+    Raises:
+        ValueError: for one that cannot compute the terms; names the ones that can.
+    """
+    return check_implementation(requested, probe_call(config), config.position_scheme_name)
+
+
+def layers_share_terms(config: PreTrainedConfig) -> bool:
+    """Whether the terms are the same in every layer: without parameters, dropout or projections of a layer's own."""
+    return _probe(config)[2]

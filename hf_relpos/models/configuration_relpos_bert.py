@@ -1,0 +1,478 @@
+"""Configuration of BERT with relative positions."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import nn
+from transformers import BertConfig
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from ..schemes.registry import (
+    DEFAULT_SCHEME,
+    SCHEMES,
+    STOCK_SCHEME,
+    build_input,
+    build_scheme,
+    build_shared,
+    parts_with_absolute_table,
+    scheme_parts,
+    translate_options,
+)
+from .configuration_fields import FIELDS, MAX_PARAMETERS, check_arguments, check_nesting, check_rules
+from .foreign import reader
+
+
+TEMPERATURES = ("none", "log")
+# Some files of stock BERTs have fields of these names, which stock BERT does not read.
+NOT_STOCK = {"embedding_size": None, "feed_forward_type": "mlp"}
+
+
+@contextmanager
+def _readable(path: str | os.PathLike[str]) -> Iterator[None]:
+    """What reading a configuration file raises on content that is not a JSON object, as errors that name the file."""
+    try:
+        yield
+    except RecursionError as error:
+        raise ValueError(f"{path}: the JSON of its configuration is nested too deep to be read") from error
+    except (TypeError, AttributeError) as error:  # of something else than a dict
+        raise ValueError(f"{path}: its configuration is not a JSON object ({error})") from error
+
+
+def _foreign_fields(source: Any, config: dict[str, Any]) -> dict[str, Any] | None:
+    """Our fields for a configuration of another architecture that the installed package reads; None for any other."""
+    foreign = reader()
+    return None if foreign is None else foreign.config_fields(source, config, None)
+
+
+def _check_object(content: Any) -> None:
+    if not isinstance(content, dict):
+        raise TypeError(f"it is a {type(content).__name__}")
+
+
+def _count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+@strict
+class RelPosBertConfig(BertConfig):
+    r"""BERT's configuration, and which position scheme its self-attention uses.
+
+    Args:
+        position_embedding_type (`str` or list of `str`, defaults to `"relative_key"`):
+            Name of the scheme: a key of `hf_relpos.SCHEMES`. A list combines schemes: their terms are added.
+        position_options (`dict`, *optional*):
+            Options of the scheme, which checks them itself; those not given take the scheme's defaults. For a
+            combination, a dict of such dicts by scheme name.
+        attention_window (`int`, *optional*):
+            w: a token attends to tokens at most w positions away, and to the global ones. None: to all.
+        global_tokens (`list[int]`, *optional*):
+            Positions that attend to all and are attended to by all, in spite of the window; None for `[0]`, the [CLS]
+            token. In packed rows they count within each document, in rows padded on the left from the first token on.
+        attention_temperature (`str`, defaults to `"none"`):
+            `"log"`: the scores of a query that may attend to n keys are multiplied by max(1, log n / log n₀), which
+            counters the flatter attention of rows longer than those trained on (Chiang and Cholak, arXiv 2202.12172).
+        attention_temperature_length (`int`, *optional*):
+            n₀, the trained length; None for `max_position_embeddings`.
+        absolute_position_embeddings (`bool`, defaults to `False`):
+            Also add a learned table of absolute positions at the input, as stock BERT does: the hybrid that a
+            converter with `method="keep"` starts from. Limits inputs to `max_position_embeddings` tokens.
+        absolute_position_fade (`float`, defaults to 1.0):
+            f: of that table P with mean row m, m + f (P − m) is added. 1: the table; 0: the same vector everywhere,
+            which `hf_relpos.drop_absolute_positions` then folds into the token types.
+            `hf_relpos.AnnealAbsolutePositions` takes f from 1 to 0.
+        embedding_size (`int`, *optional*):
+            Width of the embeddings, which a linear layer then takes to `hidden_size`, as in ALBERT and ELECTRA; None
+            for `hidden_size` and no such layer.
+        embedding_norm (`bool`, defaults to `True`):
+            Whether the embeddings are normalised; XLNet's are not.
+        embedding_projection (`str`, defaults to `"after_norm"`):
+            Where that linear layer is: `"after_norm"`, as in ALBERT and ELECTRA, or `"before_norm"` and without a
+            bias, as in DeBERTa, whose normalisation is then `hidden_size` wide.
+        attention_biases (`list[str]`, *optional*):
+            Which projections of self-attention have a bias, of `"query"`, `"key"` and `"value"`; None for all.
+        pooler_hidden_act (`str`, defaults to `"tanh"`):
+            Activation of the pooler.
+        pooler_dropout (`float`, defaults to 0.0):
+            Probability of dropout on the input of the pooler.
+        conv_kernel_size (`int`, defaults to 0):
+            k, odd: a convolution over k neighbouring tokens beside the first layer, as in DeBERTa v2-xlarge; 0: none.
+        conv_groups (`int`, defaults to 1):
+            Groups of the channels of that convolution, as in `torch.nn.Conv1d`.
+        conv_act (`str`, defaults to `"tanh"`):
+            Activation after that convolution.
+        type_vocab_size (`int`, defaults to 2):
+            Rows of the table of token types; 0 for no such table, where only the scheme `xlnet` reads token types.
+        feed_forward_type (`str`, defaults to `"mlp"`):
+            `"mlp"`: W₂ act(W₁ x + b₁) + b₂, as in BERT. `"glu"`: W₂ (act(W x) ∘ V x) + b₂, a gated linear unit
+            (Shazeer, arXiv 2002.05202) as in MosaicBERT and JinaBERT v2; `intermediate.dense` is then W above V,
+            (2·`intermediate_size`, D), without a bias, and dropout follows the product instead of W₂. The activation
+            is `hidden_act` in both.
+        unpad_inputs (`bool`, defaults to `False`):
+            Whether the layers compute on the real tokens of a padded batch only, which trains the faster the more
+            padding there is. The output is then zero at padding; everything else is the same. A batch with a cache, a
+            memory or cross-attention stays as it is.
+        memory_length (`int`, defaults to 0):
+            M: outputs carry a `memory`, the layer inputs of the last M tokens of each row, which `forward` takes with
+            the next segment of the same texts (Transformer-XL, Dai et al., arXiv 1901.02860). 0: none. It may be
+            changed at any time, and may be larger in evaluation than in training.
+        memory_same_length (`bool`, defaults to `False`):
+            Whether a token sees at most M tokens, itself and those before it, so that all tokens of a segment have
+            equally long contexts (`same_length` of the original).
+        converted_from (`dict`, *optional*):
+            Of weights that were another architecture's: its `model_type`, and those fields of its configuration that
+            this one does not have. `hf_relpos.export_checkpoint` reads it.
+        save_code (`bool`, defaults to `True`):
+            Whether `save_pretrained` and `push_to_hub` of a model put its code beside the weights, for loading with
+            `trust_remote_code=True` where hf_relpos is not installed.
+        max_position_embeddings (`int`, defaults to 512):
+            P. Size of an absolute table, and trained range of the schemes whose tables cover 2P − 1 offsets.
+
+    Raises:
+        ValueError: for an unknown scheme, an unknown option, or an option value that the scheme refuses; for a
+            `hidden_size` that `num_attention_heads` does not divide; and for any other value that no model can have,
+            such as a size that is not positive, or sizes whose parameters no machine holds.
+        StrictDataclassFieldValidationError: (of huggingface_hub) for a field of another type.
+
+    Example:
+
+    ```python
+    >>> from hf_relpos import RelPosBertConfig, RelPosBertModel
+
+    >>> config = RelPosBertConfig(position_embedding_type="shaw", position_options={"clip": 32})
+    >>> model = RelPosBertModel(config)
+    ```
+    """
+
+    model_type = "relpos_bert"
+    keys_to_ignore_at_inference = ["memory"]
+
+    position_embedding_type: str | list[str] = DEFAULT_SCHEME
+    position_options: dict[str, Any] | None = None
+    attention_window: int | None = None
+    global_tokens: list[int] | None = None
+    attention_temperature: str = "none"
+    attention_temperature_length: int | None = None
+    absolute_position_embeddings: bool = False
+    absolute_position_fade: float | int = 1.0
+    embedding_size: int | None = None
+    embedding_norm: bool = True
+    embedding_projection: str = "after_norm"
+    attention_biases: list[str] | None = None
+    pooler_hidden_act: str = "tanh"
+    pooler_dropout: float | int = 0.0
+    conv_kernel_size: int = 0
+    conv_groups: int = 1
+    conv_act: str = "tanh"
+    converted_from: dict[str, Any] | None = None
+    feed_forward_type: str = "mlp"
+    unpad_inputs: bool = False
+    memory_length: int = 0
+    memory_same_length: bool = False
+    save_code: bool = True
+
+    # BERT has no plans of its own, and the defaults of Transformers look for `layers.*`
+    base_model_tp_plan = {
+        "encoder.layer.*.attention.self.query": "colwise",
+        "encoder.layer.*.attention.self.key": "colwise",
+        "encoder.layer.*.attention.self.value": "colwise",
+        "encoder.layer.*.attention.output.dense": "rowwise",
+        "encoder.layer.*.intermediate.dense": "colwise",
+        "encoder.layer.*.output.dense": "rowwise",
+    }
+    base_model_fsdp_plan = {"encoder.layer.*": "free_full_weight"}
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> "RelPosBertConfig":
+        check_nesting(kwargs)  # first of all: an error about any field prints its value
+        return super().__new__(cls)
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        check_arguments(type(self), kwargs)
+        self.validate_fields()
+        self.position_options = translate_options(self.position_embedding_type, self.position_options or {})
+        if self.is_gated:  # each process needs rows of W and the same rows of V
+            self.base_model_tp_plan = {
+                **self.base_model_tp_plan,
+                "encoder.layer.*.intermediate.dense": "packed_colwise",
+            }
+        super().__post_init__(**kwargs)
+        # here as plain ValueErrors; Transformers runs them again before it writes a configuration
+        self.validate_heads()
+        self.validate_position_scheme()
+        self.validate_attention_window()
+        self.validate_attention_temperature()
+        self.validate_absolute_position_fade()
+        self.validate_memory()
+        self.validate_convolution()
+        self.validate_parameter_count()
+
+    @classmethod
+    def get_config_dict(
+        cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """As in Transformers; the configuration of a stock BERT becomes one of ours, and so do those of the
+        relative architectures that the installed package reads.
+
+        One without `position_embedding_type` (Transformers v5 no longer writes it) is absolute.
+
+        Raises:
+            ValueError: for another architecture, for the original layout of NEZHA, which calls itself BERT, and for a
+                file that holds no JSON object, or one that is nested too deep.
+        """
+        with _readable(pretrained_model_name_or_path):
+            config, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+            _check_object(config)
+        model_type = config.get("model_type", cls.model_type)
+        if model_type == "bert":
+            if fields := _foreign_fields(pretrained_model_name_or_path, config):
+                return fields, kwargs
+            if config.get("use_relative_position"):
+                raise ValueError(
+                    f"{pretrained_model_name_or_path}: use_relative_position = True marks a NEZHA checkpoint, not a "
+                    f"BERT; convert it with `hf-relpos convert {pretrained_model_name_or_path} OUT` and load OUT"
+                )
+            config = {
+                **config,
+                "model_type": cls.model_type,
+                "position_embedding_type": config.get("position_embedding_type", STOCK_SCHEME),
+                **NOT_STOCK,
+            }
+        elif model_type != cls.model_type and not any(
+            isinstance(part, dict) and part.get("model_type") == cls.model_type for part in config.values()
+        ):
+            if fields := _foreign_fields(pretrained_model_name_or_path, config):
+                return fields, kwargs
+            raise ValueError(
+                f"{pretrained_model_name_or_path}: model_type = {model_type!r}; only 'bert' and {cls.model_type!r} "
+                "checkpoints can be read"
+            )
+        return config, kwargs
+
+    @classmethod
+    def from_json_file(cls, json_file: str | os.PathLike[str]) -> "RelPosBertConfig":
+        """As in Transformers.
+
+        Raises:
+            ValueError: for a file that holds no JSON object, or one that is nested too deep, and as the class.
+        """
+        with _readable(json_file):
+            config = cls._dict_from_json_file(json_file)
+            _check_object(config)
+        return cls(**config)
+
+    @classmethod
+    def from_bert(cls, config: BertConfig, **changes: Any) -> "RelPosBertConfig":
+        """A stock BERT's configuration as one of ours, with its origin and its attention backend; ours as it is.
+
+        Args:
+            config: a BertConfig or a RelPosBertConfig.
+            changes: fields to set, in a copy.
+
+        Raises:
+            ValueError: for a scheme or options that RelPosBertConfig refuses.
+        """
+        if isinstance(config, cls) and not changes:
+            return config
+        values = {"position_embedding_type": STOCK_SCHEME, **config.to_dict()}
+        backend = config._attn_implementation
+        if not isinstance(config, cls):
+            foreign = _foreign_fields(config.name_or_path, values)
+            values = foreign or {**values, **NOT_STOCK}
+            known = ("eager", *ALL_ATTENTION_FUNCTIONS.valid_keys())
+            if foreign and backend not in known:  # of its own code: JinaBERT's files say "torch"
+                backend = None
+        values |= {**changes, "model_type": cls.model_type}
+        converted = cls(**values, attn_implementation=backend)
+        converted.name_or_path = config.name_or_path
+        return converted
+
+    def validate_fields(self) -> None:
+        """Every field must hold what a model can have, and a token for padding be one of the vocabulary."""
+        check_rules(FIELDS, ((name, getattr(self, name)) for name in FIELDS))
+        # BERT's embeddings count a negative one from the end, and some configurations have −1
+        if self.pad_token_id is not None and not -self.vocab_size <= self.pad_token_id < self.vocab_size:
+            raise ValueError(
+                f"pad_token_id = {self.pad_token_id} with vocab_size = {self.vocab_size}: give a token of the "
+                "vocabulary, or None"
+            )
+        if self.add_cross_attention and not self.is_decoder:
+            raise ValueError(
+                "add_cross_attention = True with is_decoder = False: only a decoder attends to an encoder; set "
+                "is_decoder=True, or leave cross-attention out"
+            )
+
+    def validate_heads(self) -> None:
+        """Heads must divide the hidden size."""
+        if self.num_attention_heads < 1 or self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size = {self.hidden_size} is not a multiple of num_attention_heads = "
+                f"{self.num_attention_heads}; choose a number of heads that divides it"
+            )
+
+    def validate_position_scheme(self) -> None:
+        """The schemes must be known, accept their options, and fit together."""
+        parts = scheme_parts(self)
+        scales: dict[float | None, str] = {}
+        for scheme, settings in parts:
+            scales.setdefault(scheme.scale_of(settings, self), scheme.name)
+        scales.pop(None, None)
+        if len(scales) > 1:
+            listed = ", ".join(f"{name} {value:.4g}" for value, name in scales.items())
+            raise ValueError(f"position_embedding_type = {self.position_embedding_type}: the scales differ ({listed})")
+        if sum(scheme.rotates() for scheme, _ in parts) > 1:
+            raise ValueError(f"position_embedding_type = {self.position_embedding_type}: two rotations do not combine")
+        with torch.device("meta"):
+            build_input(self)  # raises for two schemes that act on the input
+
+    def validate_attention_window(self) -> None:
+        """The window must be a positive number of positions, and global tokens make sense with a window only."""
+        if self.attention_window is not None and self.attention_window < 1:
+            raise ValueError(
+                f"attention_window = {self.attention_window}: give a positive number of positions, or None"
+            )
+        if self.global_tokens is not None and (
+            self.attention_window is None or min(self.global_tokens, default=0) < 0
+        ):
+            raise ValueError(
+                f"global_tokens = {self.global_tokens} with attention_window = {self.attention_window}: give "
+                "positions from 0 on, and a window"
+            )
+
+    def validate_attention_temperature(self) -> None:
+        """The temperature must be known, and the trained length one whose logarithm can be divided by."""
+        if self.attention_temperature not in TEMPERATURES:
+            raise ValueError(
+                f"attention_temperature = {self.attention_temperature!r} is unknown; known: "
+                f"{', '.join(map(repr, TEMPERATURES))}"
+            )
+        if self.attention_temperature_length is not None and self.attention_temperature == "none":
+            raise ValueError(
+                f"attention_temperature_length = {self.attention_temperature_length} with attention_temperature = "
+                "'none' has no effect; set attention_temperature='log', or leave the length out"
+            )
+        trained = self.attention_temperature_length
+        field = "attention_temperature_length"
+        if trained is None:
+            trained, field = self.max_position_embeddings, "max_position_embeddings"
+        if self.attention_temperature != "none" and trained < 2:
+            raise ValueError(
+                f"{field} = {trained} with attention_temperature = {self.attention_temperature!r}: give a trained "
+                "length of at least 2"
+            )
+
+    def validate_absolute_position_fade(self) -> None:
+        """What fades must be there, by a share of it."""
+        if not 0 <= self.absolute_position_fade <= 1:
+            raise ValueError(f"absolute_position_fade = {self.absolute_position_fade}: give a number from 0 to 1")
+        if self.absolute_position_fade != 1 and not self.absolute_position_embeddings:
+            raise ValueError(
+                f"absolute_position_fade = {self.absolute_position_fade} with absolute_position_embeddings = False: "
+                "there is no table to fade; leave the fade at 1, or convert with method='keep'"
+            )
+
+    def validate_memory(self) -> None:
+        """A memory needs schemes whose distances extend to the left of a segment."""
+        if self.memory_length < 0:
+            raise ValueError(f"memory_length = {self.memory_length}: give a number of tokens, or 0 for no memory")
+        if self.memory_same_length and not self.memory_length:
+            raise ValueError(
+                "memory_same_length = True with memory_length = 0: give the number of tokens that each may see"
+            )
+        if not self.memory_length:
+            return
+        for scheme, settings in parts_with_absolute_table(self):
+            reason = scheme.memory_unsupported_reason(settings)
+            if reason is not None:
+                capable = [s.name for s in SCHEMES.values() if s.memory_unsupported_reason(s.defaults()) is None]
+                raise ValueError(
+                    f"memory_length = {self.memory_length} with the position scheme {scheme.name!r}: {reason}. These "
+                    f"take a memory: {', '.join(capable)}"
+                )
+        if self.attention_window is not None and self.global_tokens != []:
+            raise ValueError(
+                f"memory_length = {self.memory_length} with attention_window = {self.attention_window} and "
+                f"global_tokens = {self.global_tokens}: global tokens of earlier segments are not kept; set "
+                "global_tokens=[], or leave the window out"
+            )
+
+    def validate_convolution(self) -> None:
+        """It keeps the length of a row, and has all tokens of it at once, whoever may attend to them."""
+        if not self.conv_kernel_size:
+            return
+        if self.conv_kernel_size % 2 == 0:
+            raise ValueError(
+                f"conv_kernel_size = {self.conv_kernel_size}: give an odd number of tokens, or 0 for none"
+            )
+        if self.hidden_size % self.conv_groups:
+            raise ValueError(
+                f"conv_groups = {self.conv_groups} does not divide hidden_size = {self.hidden_size}; give a divisor"
+            )
+        if self.is_decoder or self.memory_length:
+            raise ValueError(
+                f"conv_kernel_size = {self.conv_kernel_size} with is_decoder = {self.is_decoder} and memory_length = "
+                f"{self.memory_length}: the convolution sees tokens to the right, and none of earlier segments; it is "
+                "for encoders without a memory"
+            )
+
+    def validate_parameter_count(self) -> None:
+        """The weights must fit into some machine; a layer of the scheme is built without data to count its own."""
+        with torch.device("meta"):
+            scheme, beside = build_scheme(self), (build_shared(self), build_input(self))
+        size, width = self.hidden_size, self.input_size
+        layer = 4 * size**2 + (3 if self.is_gated else 2) * size * self.intermediate_size + _count(scheme)
+        total = (
+            (self.vocab_size + self.type_vocab_size) * width
+            + (size * width if width != size else 0)
+            + self.num_hidden_layers * layer
+            + sum(map(_count, filter(None, beside)))
+            + size**2 // self.conv_groups * self.conv_kernel_size
+        )
+        if total > MAX_PARAMETERS:
+            sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "max_position_embeddings")
+            listed = ", ".join(f"{name} = {getattr(self, name)}" for name in (*sizes, "position_options"))
+            raise ValueError(
+                f"{listed} make some {total:,} parameters, more than {MAX_PARAMETERS:,}, which no machine holds; "
+                "choose smaller sizes"
+            )
+
+    @property
+    def input_size(self) -> int:
+        """Width of the embeddings, and of what schemes add to them."""
+        return self.hidden_size if self.embedding_size is None else self.embedding_size
+
+    @property
+    def norm_size(self) -> int:
+        """Width of the embeddings where they are normalised."""
+        return self.hidden_size if self.embedding_projection == "before_norm" else self.input_size
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the feed-forward part of a layer is a gated linear unit."""
+        return self.feed_forward_type == "glu"
+
+    @property
+    def position_scheme_name(self) -> str:
+        """The scheme's name, or those of a combination joined by `+`."""
+        name = self.position_embedding_type
+        return name if isinstance(name, str) else "+".join(name)
+
+    @property
+    def required_inputs(self) -> frozenset[str]:
+        """Inputs that `forward` must be given for the schemes: `grid`, `relation_ids`."""
+        return frozenset().union(*(scheme.required_inputs for scheme, _ in scheme_parts(self)))
+
+    @property
+    def uses_absolute_positions(self) -> bool:
+        """Whether the terms of a scheme depend on positions themselves, not on their differences only."""
+        return any(scheme.uses_absolute_positions for scheme, _ in scheme_parts(self))
+
+    @property
+    def has_absolute_table(self) -> bool:
+        """Whether the embeddings hold a learned table of absolute positions."""
+        return any(scheme.learned_input_table for scheme, _ in parts_with_absolute_table(self))
+
+
+__all__ = ["RelPosBertConfig"]

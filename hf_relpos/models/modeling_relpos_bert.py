@@ -1,0 +1,811 @@
+"""BERT whose self-attention knows relative positions.
+
+Everything but embeddings, self-attention and masks is Transformers' own BERT, by inheritance: the heads keep their
+`forward`, the modules keep their names, so that weights of stock BERT fit as they are.
+"""
+
+import os
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import BertConfig
+from transformers.activations import ACT2FN
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
+from transformers.masking_utils import create_bidirectional_mask
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPastAndCrossAttentions,
+    BaseModelOutputWithPoolingAndCrossAttentions,
+)
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
+from transformers.models.bert.modeling_bert import (
+    BertEncoder,
+    BertForMaskedLM,
+    BertForMultipleChoice,
+    BertForNextSentencePrediction,
+    BertForPreTraining,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertLayer,
+    BertLMHeadModel,
+    BertModel,
+    BertOnlyMLMHead,
+    BertOnlyNSPHead,
+    BertPooler,
+    BertPreTrainedModel,
+    BertPreTrainingHeads,
+    BertSelfAttention,
+)
+from transformers.utils import logging
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from ..attention.call import AttentionCall
+from ..attention.context import AttentionContext
+from ..attention.dispatch import run_attention
+from ..attention.padding import removable_padding
+from ..attention.toeplitz import SharedTerms
+from ..schemes.absolute import LearnedPositions
+from ..schemes.look_up import look_up
+from ..schemes.registry import build_input, build_scheme, build_shared
+from ..schemes.scheme import InputScheme, Scheme, SharedScheme
+from .capabilities import check_attention, layers_share_terms, supported_implementations
+from .checkpoint_files import check_local
+from .configuration_fields import ARGUMENTS, PROJECTIONS, check_rules
+from .configuration_relpos_bert import RelPosBertConfig
+from .convolution import FirstLayerConvolution, tokens_to_convolve
+from .inputs import check_inputs
+from .loading import check_loaded, read_foreign
+from .packing import packed_position_ids
+from .recurrence import WITH_MEMORY, SegmentMemory, carries_memory, check_memory, remember
+from .remote_code import apply_umask, code_files, copy_code
+from .sequence import PositionInputs, row_layout, token_layout, tokens_to_remember
+from .temperature import temperature
+
+
+logger = logging.get_logger(__name__)
+
+# Tensor parallelism keeps the decoder whole, since it is tied to the word embeddings; 5.14 has no word for that
+DECODER_PLAN = {"cls.predictions.decoder": "replicate"} if "replicate" in ALL_PARALLEL_STYLES.valid_keys() else {}
+
+
+class RelPosBertEmbeddings(nn.Module):
+    """Word and token type embeddings, and whatever the scheme adds to the input."""
+
+    def __init__(self, config: RelPosBertConfig):
+        super().__init__()
+        size = config.input_size
+        self.config = config
+        self.word_embeddings = nn.Embedding(config.vocab_size, size, padding_idx=config.pad_token_id)
+        self.position_embeddings = build_input(config)
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size) if config.type_vocab_size else None
+        normed = config.embedding_norm
+        self.LayerNorm = nn.LayerNorm(config.norm_size, eps=config.layer_norm_eps) if normed else nn.Identity()
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.projects_first = config.embedding_projection == "before_norm"
+        self.embeddings_project = None
+        if size != config.hidden_size:
+            self.embeddings_project = nn.Linear(size, config.hidden_size, bias=not self.projects_first)
+
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        past_length: int | torch.Tensor = 0,
+        attention_mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """input_ids, token_type_ids, position_ids (B, L) or inputs_embeds (B, L, E) to embeddings (B, L, D).
+
+        E is D, or `config.embedding_size`.
+
+        Args:
+            position_ids: on a grid (B, L, 2); a module that does not take these counts the tokens of a row instead.
+
+        Raises:
+            ValueError: for an input longer than a table of absolute positions, if there is one.
+            IndexError: for numbers that a table has no row for.
+        """
+        if inputs_embeds is None:
+            inputs_embeds = look_up(self.word_embeddings, input_ids, "input_ids", "vocab_size", self.config.vocab_size)
+        length = inputs_embeds.shape[1]
+        embeddings = inputs_embeds
+        if self.token_type_embeddings is not None:
+            if token_type_ids is None:
+                token_type_ids = torch.zeros(inputs_embeds.shape[:2], dtype=torch.long, device=inputs_embeds.device)
+            embeddings = embeddings + look_up(
+                self.token_type_embeddings,
+                token_type_ids,
+                "token_type_ids",
+                "type_vocab_size",
+                self.config.type_vocab_size,
+            )
+        if self.position_embeddings is not None:
+            computed = isinstance(self.position_embeddings, InputScheme)
+            if position_ids is not None and position_ids.dim() == 3:
+                if not computed or not self.position_embeddings.takes_grid:
+                    position_ids = None
+            if position_ids is None:
+                if isinstance(self.position_embeddings, LearnedPositions):
+                    self.position_embeddings.check_length(
+                        length if isinstance(past_length, torch.Tensor) else past_length + length
+                    )
+                position_ids = (torch.arange(length, device=inputs_embeds.device) + past_length)[None]
+            if self.config.absolute_position_fade != 1:
+                vectors = self.position_embeddings(position_ids, fade=self.config.absolute_position_fade)
+            else:
+                vectors = self.position_embeddings(position_ids, *((embeddings, attention_mask) if computed else ()))
+            embeddings = embeddings + vectors.to(embeddings.dtype)
+        if self.embeddings_project is None:
+            return self.dropout(self.LayerNorm(embeddings))
+        if self.projects_first:
+            return self.dropout(self.LayerNorm(self.embeddings_project(embeddings)))
+        return self.embeddings_project(self.dropout(self.LayerNorm(embeddings)))
+
+    @torch.no_grad()
+    def add_everywhere(self, vector: torch.Tensor) -> None:
+        """Add a vector (D,) to the embedding of every token, whatever its word and position, for good.
+
+        It goes into the token types, of which each token has one and to which no output layer is tied.
+
+        Raises:
+            ValueError: for a model without token types.
+        """
+        if self.token_type_embeddings is None:
+            raise ValueError("type_vocab_size = 0: no table holds a vector of every token; set it to 1, with zeros")
+        types = self.token_type_embeddings.weight
+        types.copy_(types.to(vector.dtype) + vector)
+
+
+class RelPosBertSelfAttention(BertSelfAttention):
+    """BERT's self-attention with the terms of a position scheme, which is its module `distance_embedding`."""
+
+    def __init__(self, config: RelPosBertConfig, is_causal: bool = False, layer_idx: int | None = None):
+        super().__init__(config, is_causal=is_causal, layer_idx=layer_idx)
+        if config.attention_biases is not None:
+            for name in set(PROJECTIONS) - set(config.attention_biases):
+                setattr(self, name, nn.Linear(config.hidden_size, self.all_head_size, bias=False))
+        self.distance_embedding = build_scheme(config)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        context: AttentionContext | None = None,
+        memory: SegmentMemory | None = None,
+        shared_terms: SharedTerms | None = None,
+        **kwargs,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """hidden_states (B, L, D) to (B, L, D) and the attention weights (B, H, L, K) where the backend holds them.
+
+        Args:
+            context: what the model knows about the pairs of this call; None for consecutive tokens without a cache.
+                If it has `padding`, the hidden states, here and returned, are (1, T, D), the real tokens.
+            memory: what earlier segments left behind. Its keys come first, before those of a cache.
+            shared_terms: the terms of the scheme, where they are the same in every layer; None for the layer's own.
+        """
+        padding = None if context is None else context.padding
+        hidden_keys, remembered = hidden_states, 0
+        if memory is not None:
+            remembered = memory.length
+            states = memory.states[self.layer_idx].detach().to(hidden_states.device, hidden_states.dtype)
+            hidden_keys = torch.cat([states, hidden_states], dim=1)
+        query, key, value = (
+            (vectors if padding is None else padding.restore(vectors))
+            .unflatten(-1, (-1, self.attention_head_size))
+            .transpose(1, 2)
+            for vectors in (self.query(hidden_states), self.key(hidden_keys), self.value(hidden_keys))
+        )
+        if past_key_values is not None:
+            (old_key, key), (old_value, value) = (states.tensor_split([remembered], dim=2) for states in (key, value))
+            cache = past_key_values
+            if isinstance(cache, EncoderDecoderCache):
+                cache = cache.self_attention_cache
+            key, value = cache.update(key, value, self.layer_idx)
+            if remembered:
+                key, value = torch.cat([old_key, key], dim=2), torch.cat([old_value, value], dim=2)
+        if context is None:
+            context = AttentionContext(query.shape[2], key.shape[2])
+            context = replace(context, temperature=temperature(self.config, attention_mask, context, query.device))
+        context = self.layer_context(context, query, key.shape[2])
+        if shared_terms is not None and (
+            shared_terms.device != query.device or shared_terms.signature != self.distance_embedding.signature
+        ):
+            shared_terms = None
+        call = AttentionCall(
+            query,
+            key,
+            value,
+            self.distance_embedding(context) if shared_terms is None else shared_terms.terms,
+            context,
+            mask=attention_mask,
+            is_causal=attention_mask is None and self.is_causal and query.shape[2] > 1,
+            dropout=self.dropout.p if self.training else 0.0,
+            output_weights=bool(kwargs.get("output_attentions", self.config.output_attentions)),
+            needs_gradients=torch.is_grad_enabled(),
+            shared=shared_terms,
+            layer=self,
+            options=kwargs,
+        )
+        out, weights = run_attention(self.config._attn_implementation, call)
+        out = out.flatten(2)
+        return (out if padding is None else padding.remove(out)).contiguous(), weights
+
+    def layer_context(self, context: AttentionContext, query: torch.Tensor, key_length: int) -> AttentionContext:
+        """The context of a call with what this layer knows: device, dtype and projections.
+
+        Args:
+            query: only its device and dtype are read.
+            key_length: K.
+        """
+        return replace(
+            context,
+            key_length=key_length,
+            device=query.device,
+            dtype=torch.promote_types(query.dtype, torch.float32),
+            query_projection=self.query,
+            key_projection=self.key,
+            shared=context.shared() if callable(context.shared) else context.shared,
+        )
+
+    def make_shared_terms(self, context: AttentionContext, hidden_states: torch.Tensor) -> SharedTerms:
+        """The terms of this layer's scheme, for all layers.
+
+        Args:
+            hidden_states: (B, L, D); only device and dtype are read.
+        """
+        device, dtype = hidden_states.device, hidden_states.dtype
+        if device.type != "meta" and torch.is_autocast_enabled(device.type):  # which knows no meta device
+            dtype = torch.get_autocast_dtype(device.type)
+        like = torch.empty(0, self.attention_head_size, device=device, dtype=dtype)
+        context = replace(context, device=device, dtype=torch.promote_types(dtype, torch.float32))
+        terms = self.distance_embedding(context)
+        return SharedTerms(terms, self.distance_embedding.signature, context, like)
+
+
+class RelPosBertGatedIntermediate(nn.Module):
+    """act(W x) ∘ V x; `dense` is W above V."""
+
+    def __init__(self, config: RelPosBertConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
+        self.intermediate_act_fn = ACT2FN[config.hidden_act]
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """hidden_states (B, L, D) to (B, L, I)."""
+        gate, value = self.dense(hidden_states).chunk(2, dim=-1)
+        return self.dropout(self.intermediate_act_fn(gate) * value)
+
+
+class RelPosBertLayer(BertLayer):
+    """BERT's layer; cross-attention, if any, stays absolute, since its queries and keys share no sequence."""
+
+    def __init__(self, config: RelPosBertConfig, layer_idx: int | None = None):
+        super().__init__(config, layer_idx=layer_idx)
+        self.attention.self = RelPosBertSelfAttention(config, is_causal=config.is_decoder, layer_idx=layer_idx)
+        if config.is_gated:
+            self.intermediate = RelPosBertGatedIntermediate(config)
+            self.output.dropout = nn.Identity()  # it is on the product
+
+
+class RelPosBertEncoder(BertEncoder):
+    """BERT's stack of layers."""
+
+    def __init__(self, config: RelPosBertConfig):
+        nn.Module.__init__(self)
+        self.config = config
+        self.layer = nn.ModuleList([RelPosBertLayer(config, layer_idx=i) for i in range(config.num_hidden_layers)])
+        self.distance_embedding = build_shared(config)
+        self.conv = FirstLayerConvolution(config) if config.conv_kernel_size else None
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
+        layer_inputs: list[torch.Tensor] | None = None,
+        real_tokens: torch.Tensor | None = None,
+        **kwargs,
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """As BertEncoder's.
+
+        Args:
+            layer_inputs: a list to put the input of every layer in, (B, L, D) each, or None.
+            real_tokens: (B, L), false at padding, for a convolution; None where there is none of either.
+        """
+        embeddings = hidden_states
+        for number, layer in enumerate(self.layer):
+            if layer_inputs is not None:
+                layer_inputs.append(hidden_states)
+            hidden_states = layer(
+                hidden_states,
+                attention_mask,
+                encoder_hidden_states,  # positional, or gradient checkpointing would lose its gradient
+                encoder_attention_mask=encoder_attention_mask,
+                past_key_values=past_key_values,
+                **kwargs,
+            )
+            if number == 0 and self.conv is not None:
+                hidden_states = self.conv(embeddings, hidden_states, real_tokens)
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=hidden_states, past_key_values=past_key_values if use_cache else None
+        )
+
+
+class RelPosBertPooler(BertPooler):
+    """BERT's pooler, with the activation and the dropout of the configuration."""
+
+    def __init__(self, config: RelPosBertConfig):
+        super().__init__(config)
+        self.dropout = nn.Dropout(config.pooler_dropout)
+        self.activation = ACT2FN[config.pooler_hidden_act]
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """hidden_states (B, L, D) to (B, D), from the first token of each row."""
+        return self.activation(self.dense(self.dropout(hidden_states[:, 0])))
+
+
+class RelPosBertPreTrainedModel(BertPreTrainedModel):
+    """Loading, saving and initialisation, common to all heads."""
+
+    config: RelPosBertConfig
+    config_class = RelPosBertConfig
+    base_model_prefix = "bert"
+    supports_gradient_checkpointing = True
+    _supports_flex_attn = True
+    _supports_flash_attn = False
+    _supports_attention_backend = True
+    _no_split_modules = ["RelPosBertEmbeddings", "RelPosBertLayer"]
+    # BERT's losses are means over what they are given; the Trainer must divide when it accumulates gradients
+    accepts_loss_kwargs = False
+    # Transformers ≤ 4.57 saved an unused absolute table, and buffers, with every relative BERT
+    _keys_to_ignore_on_load_unexpected = [r"embeddings\.position_embeddings\.weight", r"embeddings\.position_ids"]
+
+    @property
+    def _supports_sdpa(self) -> bool:
+        return "sdpa" in supported_implementations(self.config)
+
+    def __init__(self, config: RelPosBertConfig):
+        if not isinstance(config, PreTrainedConfig) or config.model_type != RelPosBertConfig.model_type:
+            raise TypeError(
+                f"{type(self).__name__} takes a RelPosBertConfig, not a {type(config).__name__}; "
+                "RelPosBertConfig.from_bert(config) makes one of a BertConfig"
+            )
+        check_rules(ARGUMENTS, [("attn_implementation", config._attn_implementation)])  # may have been set since
+        PreTrainedModel.__init__(self, config)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, Scheme | SharedScheme):
+            module.init_weights(self.config.initializer_range)
+
+    def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
+        """As for Transformers' own models. For custom code it passes by modules without parameters of their own.
+
+        A scheme whose parameters are all in layers inside of it would then never get its `init_weights`.
+        """
+        super()._initialize_weights(module)
+
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+        """The backend to use: the one requested if it can compute the scheme's terms, a capable one for None.
+
+        Raises:
+            ValueError: when the one requested cannot; names the ones that can.
+        """
+        if requested_attention is not None and requested_attention not in [
+            "eager",
+            *ALL_ATTENTION_FUNCTIONS.valid_keys(),
+        ]:
+            return super().get_correct_attn_implementation(requested_attention, is_init_check)  # no such name: raises
+        checked = check_attention(self.config, requested_attention)
+        return super().get_correct_attn_implementation(checked, is_init_check)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
+        """As in Transformers; also reads BERT checkpoints of Transformers ≤ 4.57 with relative positions.
+
+        Where hf_relpos is installed, also those of other architectures with relative positions, as
+        `hf_relpos.convert` does: the families that are `read_directly`.
+
+        Raises:
+            ValueError: for a local folder with an index or safetensors that are broken, or without a config.json.
+            ValueError: for a checkpoint that lacks weights of the encoder, which would be random: one of another
+                architecture, say, or one that lost its tables when stock Transformers v5 loaded and saved it. A new
+                head is only reported, and so are tables of a `position_embedding_type` that is not the saved one.
+                With `output_loading_info=True` the names of missing weights are returned, and nothing is raised.
+        """
+        output_loading_info = kwargs.pop("output_loading_info", False)
+        if isinstance(kwargs.get("config"), BertConfig):
+            kwargs["config"] = RelPosBertConfig.from_bert(kwargs["config"])
+        check_local(pretrained_model_name_or_path, kwargs)
+        loading = read_foreign(cls, pretrained_model_name_or_path, kwargs)
+        model, info = cls._load(pretrained_model_name_or_path, args, kwargs, loading)
+        if output_loading_info:
+            return model, info
+        try:
+            check_loaded(model, model._loading_info(info), pretrained_model_name_or_path, kwargs)
+        except ValueError:
+            loading = read_foreign(cls, pretrained_model_name_or_path, kwargs, by_tensors=True)
+            if loading is None:
+                raise
+            model, info = cls._load(pretrained_model_name_or_path, args, kwargs, loading)
+            check_loaded(model, info, pretrained_model_name_or_path, kwargs)
+        return model
+
+    @classmethod
+    def _load(cls, source, args, kwargs, foreign):
+        """Model and loading info, by Transformers: of a checkpoint, or of what `read_foreign` made of it."""
+        if foreign is None:
+            return super().from_pretrained(source, *args, output_loading_info=True, **kwargs)
+        model, info = super().from_pretrained(None, *args, output_loading_info=True, **foreign)
+        model.config.name_or_path = str(source)
+        return model, info
+
+    def _loading_info(self, info):
+        """What was loaded and what was not, of the model itself where the info is that of adapters."""
+        if not self._hf_peft_config_loaded:
+            return info
+        return {"missing_keys": self._missing_from_base, "unexpected_keys": (), "mismatched_keys": ()}
+
+    def tie_weights(self, missing_keys=None, **kwargs):
+        """As in Transformers, whose `from_pretrained` calls it with the names that the file lacks."""
+        super().tie_weights(missing_keys=missing_keys, **kwargs)
+        if missing_keys is not None:
+            self._missing_from_base = frozenset(missing_keys)
+
+    def save_pretrained(self, save_directory, is_main_process: bool = True, **kwargs) -> None:
+        """As in Transformers, and the code with it, so that `trust_remote_code=True` loads the result anywhere.
+
+        The files of this folder are copied beside the weights, and `config.auto_map` names every head. Set
+        `model.config.save_code = False` to leave the code out. A folder that holds a file of another origin with the
+        name of one of them gets no code and no `auto_map`, with a warning.
+        """
+        saves_code = self.config.save_code
+        if saves_code and is_main_process and not os.path.isfile(save_directory):
+            saves_code = copy_code(save_directory)
+        if saves_code:
+            self.config.auto_map = dict(AUTO_MAP)
+        elif getattr(self.config, "auto_map", None) is not None:
+            del self.config.auto_map
+        # classes that were loaded with `trust_remote_code` would copy their code themselves
+        self.config._auto_class = None
+        auto_class, type(self)._auto_class = type(self)._auto_class, None
+        try:
+            super().save_pretrained(save_directory, is_main_process=is_main_process, **kwargs)
+        finally:
+            type(self)._auto_class = auto_class
+        if is_main_process:
+            apply_umask(Path(save_directory).glob("model*.safetensors"))
+
+    def _get_files_timestamps(self, working_dir) -> dict[str, float]:
+        """What `save_pretrained(push_to_hub=True)` takes for old and does not push; the code just copied is new."""
+        code = {os.path.basename(file) for file in code_files()}
+        return {name: time for name, time in super()._get_files_timestamps(working_dir).items() if name not in code}
+
+
+class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
+    """BERT's encoder (or decoder) with relative positions."""
+
+    def __init__(self, config: RelPosBertConfig, add_pooling_layer: bool = True):
+        RelPosBertPreTrainedModel.__init__(self, config)
+        self.config = config
+        self.gradient_checkpointing = False
+        self.embeddings = RelPosBertEmbeddings(config)
+        self.encoder = RelPosBertEncoder(config)
+        self.pooler = RelPosBertPooler(config) if add_pooling_layer else None
+        self.position_inputs = PositionInputs.of(config)
+        self.shares_terms = layers_share_terms(config)
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
+        relation_ids: torch.Tensor | None = None,
+        memory: SegmentMemory | None = None,
+        memory_sink: list[SegmentMemory] | None = None,
+        **kwargs,
+    ) -> tuple[torch.Tensor] | BaseModelOutputWithPoolingAndCrossAttentions:
+        """As BertModel's, with these differences.
+
+        Args:
+            position_ids: (B, L). Distances follow them. Where they stop increasing a new document begins, and no
+                token attends to another document (packed sequences). For schemes on a grid (B, L, 2), row and column
+                of each token, negative for tokens outside the grid. Without them `cu_seq_lens_q`, as Transformers'
+                DataCollatorWithFlattening gives it, says where the documents of a single packed row begin.
+            attention_mask: (B, L), or prepared (B, 1, L, K), boolean (True: may attend) or additive.
+            relation_ids: (B, L, L), labels of the edges from i to j, for the schemes that need them.
+            memory: of the outputs for the segment before, where `config.memory_length` is not 0. The first document
+                of a row goes on with it, whatever its first position id; `memory.reset` empties rows. It is not
+                changed, and attention_mask does not cover its tokens. With a cache, which then holds this segment
+                only, it must be given in every call, and no new memory is returned.
+            memory_sink: a list that takes the new memory as well, for heads, whose outputs are not this model's.
+
+        Raises:
+            TypeError: for something else than tensors.
+            ValueError: for inputs that the scheme requires and does not get, for dtypes and shapes that do not fit, an
+                empty batch or row among them, and for a memory that is not of this model and batch.
+            IndexError: for tokens, token types and absolute positions that the embeddings do not have.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give exactly one of input_ids and inputs_embeds")
+        check_inputs(
+            self.config,
+            self.dtype,
+            self.position_inputs.required,
+            input_ids,
+            inputs_embeds,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            relation_ids,
+            has_cache=past_key_values is not None,
+        )
+        use_cache = bool(use_cache if use_cache is not None else self.config.use_cache) and self.config.is_decoder
+        caller_has_cache = past_key_values is not None
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+            if encoder_hidden_states is not None:
+                past_key_values = EncoderDecoderCache(past_key_values, DynamicCache(config=self.config))
+        past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
+        if isinstance(past_length, torch.Tensor):
+            past_length = past_length.clone()  # a static cache counts in place
+        tokens = input_ids if inputs_embeds is None else inputs_embeds
+        if position_ids is None and kwargs.get("cu_seq_lens_q") is not None:
+            position_ids = packed_position_ids(tokens, kwargs["cu_seq_lens_q"])
+
+        if memory is not None:
+            check_memory(self.config, memory, tokens.shape[0])
+            memory = memory if memory.length else None
+        layout = token_layout(
+            self.config,
+            self.position_inputs,
+            tokens,
+            attention_mask,
+            position_ids,
+            relation_ids,
+            past_key_values,
+            past_length,
+            memory,
+            caller_has_cache,
+        )
+        context = replace(layout.context(token_type_ids, relation_ids), device=tokens.device)
+        # a checkpointed layer computes again in its backward, and must not use a graph outside of it
+        checkpointed = self.training and any(layer.gradient_checkpointing for layer in self.encoder.layer)
+        if self.encoder.distance_embedding is not None:
+            shared = partial(self.encoder.distance_embedding, context)
+            context = replace(context, shared=shared if checkpointed else shared())
+        hidden_states = self.embeddings(
+            input_ids=input_ids,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            past_length=past_length,
+            attention_mask=attention_mask,
+        )
+        mask = layout.mask(self.config, hidden_states, attention_mask, past_key_values)
+        shared_terms = None
+        if self.shares_terms and self.encoder.layer and not checkpointed:
+            shared_terms = self.encoder.layer[0].attention.self.make_shared_terms(context, hidden_states)
+        context = replace(context, temperature=temperature(self.config, mask, context, hidden_states.device))
+        layer_inputs = [] if self.config.memory_length and not caller_has_cache else None
+        padding = None
+        if past_key_values is None and encoder_hidden_states is None and memory is None and layer_inputs is None:
+            padding = removable_padding(self.config, attention_mask, kwargs)
+        if padding is not None:
+            context = replace(context, padding=padding)
+            hidden_states = padding.remove(hidden_states)
+        outputs = self.encoder(
+            hidden_states,
+            attention_mask=mask,
+            encoder_hidden_states=encoder_hidden_states,
+            encoder_attention_mask=None
+            if encoder_attention_mask is None
+            else create_bidirectional_mask(
+                config=self.config,
+                inputs_embeds=hidden_states,
+                attention_mask=encoder_attention_mask,
+                encoder_hidden_states=encoder_hidden_states,
+            ),
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            context=context,
+            memory=memory,
+            shared_terms=shared_terms,
+            layer_inputs=layer_inputs,
+            real_tokens=None if self.encoder.conv is None else tokens_to_convolve(attention_mask, layout.documents),
+            **kwargs,
+        )
+        sequence = outputs.last_hidden_state
+        if padding is not None:
+            sequence = padding.to(sequence.device).restore(sequence)
+        outputs = BaseModelOutputWithPoolingAndCrossAttentions(
+            last_hidden_state=sequence,
+            pooler_output=self.pooler(sequence) if self.pooler is not None else None,
+            past_key_values=outputs.past_key_values,
+        )
+        if layer_inputs is None:
+            return outputs
+        keep, in_order = tokens_to_remember(layer_inputs[0], memory, attention_mask, position_ids)
+        new_memory = remember(memory, tuple(layer_inputs), keep, in_order, self.config.memory_length)
+        if memory_sink is not None:
+            memory_sink.append(new_memory)
+        return WITH_MEMORY[type(outputs)](**outputs, memory=new_memory)
+
+
+def _fit_decoder(head: BertOnlyMLMHead | BertPreTrainingHeads, config: RelPosBertConfig) -> None:
+    """The decoder, which is tied to the word embeddings, takes vectors of their width, as in ALBERT and ELECTRA."""
+    size, predictions = config.input_size, head.predictions
+    if size != config.hidden_size:
+        predictions.transform.dense = nn.Linear(config.hidden_size, size)
+        predictions.transform.LayerNorm = nn.LayerNorm(size, eps=config.layer_norm_eps)
+        predictions.decoder = nn.Linear(size, config.vocab_size)
+
+
+@carries_memory
+class RelPosBertForPreTraining(RelPosBertPreTrainedModel, BertForPreTraining):
+    """Masked language modelling and next sentence heads on a relative BERT; `forward` as BertForPreTraining's."""
+
+    _tp_plan = DECODER_PLAN
+
+    def __init__(self, config: RelPosBertConfig):
+        RelPosBertPreTrainedModel.__init__(self, config)
+        self.bert = RelPosBertModel(config)
+        self.cls = BertPreTrainingHeads(config)
+        _fit_decoder(self.cls, config)
+        self.post_init()
+
+
+@carries_memory
+class RelPosBertForMaskedLM(RelPosBertPreTrainedModel, BertForMaskedLM):
+    """Masked language modelling head on a relative BERT; `forward` as BertForMaskedLM's."""
+
+    _tp_plan = DECODER_PLAN
+
+    def __init__(self, config: RelPosBertConfig):
+        RelPosBertPreTrainedModel.__init__(self, config)
+        if config.is_decoder:
+            logger.warning("RelPosBertForMaskedLM with config.is_decoder = True masks the future; set it to False.")
+        self.bert = RelPosBertModel(config, add_pooling_layer=False)
+        self.cls = BertOnlyMLMHead(config)
+        _fit_decoder(self.cls, config)
+        self.post_init()
+
+
+@carries_memory
+class RelPosBertLMHeadModel(RelPosBertPreTrainedModel, BertLMHeadModel):
+    """Causal language modelling head on a relative BERT; `forward` and `generate` as BertLMHeadModel's."""
+
+    accepts_loss_kwargs = True  # its loss takes `num_items_in_batch`
+    _tp_plan = DECODER_PLAN
+
+    def __init__(self, config: RelPosBertConfig):
+        RelPosBertPreTrainedModel.__init__(self, config)
+        if not config.is_decoder:
+            logger.warning("RelPosBertLMHeadModel with config.is_decoder = False sees the future; set it to True.")
+        self.loss_type = "ForCausalLM"  # Transformers reads it off the class name, which BERT's does not have
+        self.bert = RelPosBertModel(config, add_pooling_layer=False)
+        self.cls = BertOnlyMLMHead(config)
+        _fit_decoder(self.cls, config)
+        self.post_init()
+
+    def _expand_inputs_for_generation(self, expand_size: int = 1, memory: SegmentMemory | None = None, **kwargs):
+        """As in Transformers, for which a memory is no tensor: every beam has that of its row."""
+        input_ids, kwargs = super()._expand_inputs_for_generation(expand_size=expand_size, **kwargs)
+        if memory is not None:
+            rows = torch.arange(memory.mask.shape[0], device=memory.mask.device)
+            kwargs["memory"] = memory.select(rows.repeat_interleave(expand_size))
+        return input_ids, kwargs
+
+    @staticmethod
+    def create_masks_for_generate(config, inputs_embeds, attention_mask, past_key_values, **kwargs):
+        """The mask that `generate` prepares for a static cache; Transformers' own has no attention window."""
+        layout = row_layout(config, inputs_embeds, attention_mask, past_key_values)
+        return layout.tensor_mask(config, inputs_embeds, attention_mask, past_key_values)
+
+
+@carries_memory
+class RelPosBertForNextSentencePrediction(RelPosBertPreTrainedModel, BertForNextSentencePrediction):
+    """Next sentence head on a relative BERT; `forward` as BertForNextSentencePrediction's."""
+
+    def __init__(self, config: RelPosBertConfig):
+        RelPosBertPreTrainedModel.__init__(self, config)
+        self.bert = RelPosBertModel(config)
+        self.cls = BertOnlyNSPHead(config)
+        self.post_init()
+
+
+def _classifier_dropout(config: RelPosBertConfig) -> nn.Dropout:
+    return nn.Dropout(config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout)
+
+
+@carries_memory
+class RelPosBertForSequenceClassification(RelPosBertPreTrainedModel, BertForSequenceClassification):
+    """Sequence classification or regression on a relative BERT; `forward` as BertForSequenceClassification's."""
+
+    def __init__(self, config: RelPosBertConfig):
+        RelPosBertPreTrainedModel.__init__(self, config)
+        self.num_labels = config.num_labels
+        self.config = config
+        self.bert = RelPosBertModel(config)
+        self.dropout = _classifier_dropout(config)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+
+@carries_memory
+class RelPosBertForMultipleChoice(RelPosBertPreTrainedModel, BertForMultipleChoice):
+    """Multiple choice on a relative BERT; `forward` as BertForMultipleChoice's."""
+
+    def __init__(self, config: RelPosBertConfig):
+        RelPosBertPreTrainedModel.__init__(self, config)
+        self.bert = RelPosBertModel(config)
+        self.dropout = _classifier_dropout(config)
+        self.classifier = nn.Linear(config.hidden_size, 1)
+        self.post_init()
+
+
+@carries_memory
+class RelPosBertForTokenClassification(RelPosBertPreTrainedModel, BertForTokenClassification):
+    """Token classification on a relative BERT; `forward` as BertForTokenClassification's."""
+
+    def __init__(self, config: RelPosBertConfig):
+        RelPosBertPreTrainedModel.__init__(self, config)
+        self.num_labels = config.num_labels
+        self.bert = RelPosBertModel(config, add_pooling_layer=False)
+        self.dropout = _classifier_dropout(config)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+
+@carries_memory
+class RelPosBertForQuestionAnswering(RelPosBertPreTrainedModel, BertForQuestionAnswering):
+    """Extractive question answering on a relative BERT; `forward` as BertForQuestionAnswering's."""
+
+    def __init__(self, config: RelPosBertConfig):
+        RelPosBertPreTrainedModel.__init__(self, config)
+        self.num_labels = config.num_labels
+        self.bert = RelPosBertModel(config, add_pooling_layer=False)
+        self.qa_outputs = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+
+# The Auto class of each head: registration and `auto_map` read it from here.
+HEADS: dict[str, type[RelPosBertPreTrainedModel]] = {
+    "AutoModel": RelPosBertModel,
+    "AutoModelForPreTraining": RelPosBertForPreTraining,
+    "AutoModelForMaskedLM": RelPosBertForMaskedLM,
+    "AutoModelForCausalLM": RelPosBertLMHeadModel,
+    "AutoModelForNextSentencePrediction": RelPosBertForNextSentencePrediction,
+    "AutoModelForSequenceClassification": RelPosBertForSequenceClassification,
+    "AutoModelForMultipleChoice": RelPosBertForMultipleChoice,
+    "AutoModelForTokenClassification": RelPosBertForTokenClassification,
+    "AutoModelForQuestionAnswering": RelPosBertForQuestionAnswering,
+}
+AUTO_MAP: dict[str, str] = {
+    "AutoConfig": "configuration_relpos_bert.RelPosBertConfig",
+    **{auto: f"modeling_relpos_bert.{head.__name__}" for auto, head in HEADS.items()},
+}
+
+__all__ = ["AUTO_MAP", "HEADS", "RelPosBertPreTrainedModel", *sorted(head.__name__ for head in HEADS.values())]

@@ -1,0 +1,306 @@
+"""Opt-in: stock BERT classes and Auto classes that honour `position_embedding_type`, and how to undo it.
+
+Transformers v5 ignores the field: it loads such a checkpoint as an absolute BERT, silently wrong. Inside
+`patch_transformers()` the same code gets our classes, which subclass the stock ones:
+
+    with patch_transformers():
+        model = AutoModelForMaskedLM.from_pretrained("old/relative-bert")  # a RelPosBertForMaskedLM
+
+Two attributes of the nine stock heads are replaced, `__init__` and `from_pretrained`. The Auto classes stay as they
+are: they call one or the other. The `__init__` of the stock modules inside them is replaced by one that refuses such
+configurations.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import fields
+from threading import RLock
+from types import TracebackType
+from typing import Any
+
+import transformers
+from transformers import BertConfig, BertModel, BertPreTrainedModel, PreTrainedConfig
+from transformers.models.bert.modeling_bert import (
+    BertAttention,
+    BertEmbeddings,
+    BertEncoder,
+    BertLayer,
+    BertSelfAttention,
+)
+from transformers.utils import logging
+
+from ..schemes.registry import SCHEMES
+from .configuration_relpos_bert import RelPosBertConfig
+from .foreign import reader
+from .loading import HUB_ARGUMENTS, check_loaded, read_foreign
+from .modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
+
+
+logger = logging.get_logger(__name__)
+
+# Each stock head and ours, which inherits from it: BertModel → RelPosBertModel.
+STOCK_HEADS: dict[type[BertPreTrainedModel], type[RelPosBertPreTrainedModel]] = {
+    getattr(transformers, ours.__name__.removeprefix("RelPos")): ours for ours in HEADS.values()
+}
+# Fields of our configuration alone; the Auto classes, which read a BertConfig, pass them on to the model.
+OWN_FIELDS = {field.name for field in fields(RelPosBertConfig)} - {field.name for field in fields(BertConfig)}
+# Modules of the stock heads, and the configurations that they must not be built with if these are relative. Ours build
+# some of them with a RelPosBertConfig, and put their self-attention into them.
+STOCK_PARTS: dict[type, tuple[type[BertConfig], ...]] = {
+    BertEmbeddings: (BertConfig, RelPosBertConfig),
+    BertEncoder: (BertConfig, RelPosBertConfig),
+    BertLayer: (BertConfig, RelPosBertConfig),
+    BertAttention: (BertConfig,),
+    BertSelfAttention: (BertConfig,),
+}
+# What tensors say, whatever a configuration says.
+LAYOUT_FIELDS = (
+    "position_embedding_type",
+    "position_options",
+    "absolute_position_embeddings",
+    "feed_forward_type",
+    "hidden_act",
+)
+MISSING = object()  # for an attribute that the class inherits
+
+
+class Patch:
+    """The handle that `patch_transformers` returns: call `undo()`, or use it as a context manager."""
+
+    def undo(self) -> None:
+        """End this patch; the last one restores the stock classes. A second call does nothing."""
+        with _lock:
+            if self in _active:
+                _active.remove(self)
+                if not _active:
+                    _restore()
+
+    def __enter__(self) -> "Patch":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.undo()
+
+
+_lock = RLock()
+# A subclass of a stock head is being built: it gets the stock parts.
+_in_subclass: ContextVar[bool] = ContextVar("_in_subclass", default=False)
+_active: list[Patch] = []
+# (class, attribute, original, replacement)
+_replaced: list[tuple[type, str, Any, Any]] = []
+
+
+def patch_transformers() -> Patch:
+    """Make the stock BERT classes build our models for configurations with relative positions.
+
+    Affected, in the whole process, are the nine stock heads and the Auto classes that lead to them, and only where
+    `position_embedding_type` names a scheme of `SCHEMES` other than `"absolute"`, or another field, or tensors, tell a
+    relative architecture that calls itself BERT (JinaBERT v2, MosaicBERT, DNABERT-2):
+
+    - `BertForX.from_pretrained`, `AutoModelForX.from_pretrained`, `pipeline`, and whatever calls them;
+    - `AutoModelForX.from_config(config)` and `BertForX(config)`.
+
+    The results are `RelPosBertForX`, with a copy of the configuration as `RelPosBertConfig`; they outlive the patch.
+    Absolute configurations, subclasses of `BertConfig` and subclasses of the stock heads are not affected (of a
+    relative subclass of `BertModel` a warning says so); but where other code builds an exact stock class inside its
+    own, such as `self.bert = BertModel(config)`, that one is ours. A `BertEncoder`, `BertLayer` or another part of a
+    model cannot be, since the model prepares positions and masks for it: `BertEncoder(config)` raises a `ValueError`.
+    The stock heads themselves then refuse what ours refuse: to load an encoder with weights that would be random.
+
+    Patches may be nested and undone in any order: when the last one is undone, the classes have their original
+    attributes again.
+
+    Returns:
+        The handle: call `undo()`, or use it in a `with` statement, which undoes it on errors too.
+
+    Example:
+
+    ```python
+    >>> from hf_relpos import patch_transformers
+
+    >>> patch = patch_transformers()
+    >>> model = AutoModelForMaskedLM.from_pretrained("old/relative-bert")
+    >>> patch.undo()
+    ```
+    """
+    with _lock:
+        patch = Patch()
+        if not _active:
+            _install()
+        _active.append(patch)
+        return patch
+
+
+def is_relative(scheme: Any) -> bool:
+    """Whether a value of `position_embedding_type` needs our models instead of stock BERT."""
+    return isinstance(scheme, str) and scheme in SCHEMES and not SCHEMES[scheme].learned_input_table
+
+
+def is_ours(config: Any, changes: Mapping[str, Any] | None = None) -> bool:
+    """Whether a model of this configuration, exactly a BertConfig or a RelPosBertConfig, needs our classes.
+
+    Args:
+        config: any object.
+        changes: keywords that override its fields.
+    """
+    if type(config) not in (BertConfig, RelPosBertConfig):
+        return False
+    scheme = getattr(config, "position_embedding_type", None)
+    if is_relative((changes or {}).get("position_embedding_type", scheme)):
+        return True
+    return type(config) is BertConfig and _tells_another_architecture(config.name_or_path, config.to_dict())
+
+
+def _tells_another_architecture(source: Any, config: dict[str, Any]) -> bool:
+    """Whether a configuration that calls itself a BERT's is one of a relative architecture that we read."""
+    foreign = reader()
+    return foreign is not None and foreign.config_fields(source, config, None) is not None
+
+
+def _is_saved_as_ours(path: Any, config: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether `from_pretrained(path, config=config, **kwargs)` would read a configuration that needs our classes."""
+    source = path if config is None else config
+    if source is None or kwargs.get("gguf_file") is not None:
+        return False
+    hub = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
+    try:
+        saved, _ = BertConfig.get_config_dict(source, **hub)
+    except OSError:  # no such file or repository: the stock class raises a better error
+        return False
+    if saved.get("model_type", "bert") == "bert" and _tells_another_architecture(source, saved):
+        return True
+    return is_relative(kwargs.get("position_embedding_type", saved.get("position_embedding_type")))
+
+
+def _read_by_tensors(ours: Any, path: Any, config: Any, kwargs: dict[str, Any]) -> Any:
+    """A checkpoint that only its tensors tell to be no BERT, read by our class; None if it is one.
+
+    Args:
+        ours: the class.
+        path: of the checkpoint.
+        config: a BertConfig, which the stock class was given; None for that of the checkpoint.
+        kwargs: other arguments of `from_pretrained`.
+    """
+    found = read_foreign(ours, path, kwargs, by_tensors=True)
+    if found is None:
+        return None
+    if config is not None:
+        layout = {name: getattr(found["config"], name) for name in LAYOUT_FIELDS}
+        found = {**found, "config": RelPosBertConfig.from_bert(config, **layout)}
+    model, info = ours._load(path, (), kwargs, found)
+    check_loaded(model, info, path, kwargs)
+    return model
+
+
+def _routed_init(stock: Any, ours: Any) -> Callable[..., None]:
+    """`__init__` for a stock head: an exact instance of it becomes one of ours if its configuration is relative."""
+    before = stock.__init__
+
+    @functools.wraps(before)
+    def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        if _active and type(self) is stock and is_ours(config):
+            self.__class__ = ours
+            ours.__init__(self, RelPosBertConfig.from_bert(config), *args, **kwargs)
+            return
+        if _active and stock is BertModel and is_ours(config):
+            logger.warning_once(
+                f"{type(self).__name__}, a subclass of BertModel, ignores position_embedding_type = "
+                f"{config.position_embedding_type!r} and adds absolute positions; derive it from RelPosBertModel."
+            )
+        outside = _in_subclass.set(True)
+        try:
+            before(self, config, *args, **kwargs)
+        finally:
+            _in_subclass.reset(outside)
+
+    return __init__
+
+
+def _refusing_init(part: Any, configs: tuple[type[BertConfig], ...]) -> Callable[..., None]:
+    """`__init__` for a module of the stock heads: an exact instance of it is refused a relative configuration.
+
+    Args:
+        part: class of the module.
+        configs: classes of configuration that it refuses.
+    """
+    before = part.__init__
+
+    @functools.wraps(before)
+    def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        if _active and not _in_subclass.get() and type(self) is part and type(config) in configs and is_ours(config):
+            raise ValueError(
+                f"{part.__name__} with position_embedding_type = {config.position_embedding_type!r}: alone it has no "
+                "relative positions, since these and the masks are prepared by the model around it. Build "
+                "BertModel(config, add_pooling_layer=False), a RelPosBertModel under patch_transformers(), which "
+                "takes input_ids or inputs_embeds; or set position_embedding_type = 'absolute' in a copy of the "
+                "configuration to have the stock module"
+            )
+        before(self, config, *args, **kwargs)
+
+    return __init__
+
+
+def _routed_from_pretrained(stock: Any, ours: Any) -> "classmethod[Any, ..., Any]":
+    """`from_pretrained` for a stock head; subclasses, ours among them, use the original method."""
+    before = vars(stock).get("from_pretrained")
+
+    @functools.wraps(stock.from_pretrained.__func__)
+    def from_pretrained(
+        cls: Any, pretrained_model_name_or_path: Any, *args: Any, config: Any = None, **kwargs: Any
+    ) -> Any:
+        if _active and cls is stock:
+            if isinstance(config, PreTrainedConfig):
+                own = {name: value for name, value in kwargs.items() if name in OWN_FIELDS}
+                if is_ours(config, own):
+                    kwargs = {name: value for name, value in kwargs.items() if name not in own}
+                    config = RelPosBertConfig.from_bert(config, **own)
+                    return ours.from_pretrained(pretrained_model_name_or_path, *args, config=config, **kwargs)
+            elif _is_saved_as_ours(pretrained_model_name_or_path, config, kwargs):
+                return ours.from_pretrained(pretrained_model_name_or_path, *args, config=config, **kwargs)
+        inherited = super(stock, cls).from_pretrained if before is None else before.__get__(None, cls)
+        if not (_active and cls is stock):
+            return inherited(pretrained_model_name_or_path, *args, config=config, **kwargs)
+        output_loading_info = kwargs.pop("output_loading_info", False)
+        model, info = inherited(
+            pretrained_model_name_or_path, *args, config=config, output_loading_info=True, **kwargs
+        )
+        if output_loading_info:
+            return model, info
+        if type(model.config) is BertConfig and not model._hf_peft_config_loaded:  # then `info` is the adapter's
+            try:
+                check_loaded(model, info, pretrained_model_name_or_path, kwargs)
+            except ValueError:
+                given = config if isinstance(config, PreTrainedConfig) else None
+                model = _read_by_tensors(ours, pretrained_model_name_or_path, given, kwargs)
+                if model is None:
+                    raise
+        return model
+
+    return classmethod(from_pretrained)
+
+
+def _install() -> None:
+    for stock, ours in STOCK_HEADS.items():
+        _replace(stock, "__init__", _routed_init(stock, ours))
+        _replace(stock, "from_pretrained", _routed_from_pretrained(stock, ours))
+    for part, configs in STOCK_PARTS.items():
+        _replace(part, "__init__", _refusing_init(part, configs))
+
+
+def _replace(owner: type, name: str, routed: Any) -> None:
+    _replaced.append((owner, name, vars(owner).get(name, MISSING), routed))
+    setattr(owner, name, routed)
+
+
+def _restore() -> None:
+    while _replaced:
+        stock, name, before, routed = _replaced.pop()
+        if vars(stock).get(name) is not routed:
+            continue  # other code has wrapped ours since; inside its wrapper ours does nothing any more
+        if before is MISSING:
+            delattr(stock, name)
+        else:
+            setattr(stock, name, before)

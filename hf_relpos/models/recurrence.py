@@ -1,0 +1,272 @@
+"""Segment recurrence (Dai et al., Transformer-XL, arXiv 1901.02860, §3.2): what earlier segments leave behind.
+
+Every layer attends to its own inputs of the segments before as well, to the left of the segment at hand. They are
+constants: gradients reach the key and value projections through them, and never the layers that made them. A memory
+holds real tokens only: no padding, no placeholder for segments that were not there, and no tokens of a document that
+has ended.
+"""
+
+import functools
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPoolingAndCrossAttentions,
+    CausalLMOutputWithCrossAttentions,
+    MaskedLMOutput,
+    MultipleChoiceModelOutput,
+    NextSentencePredictorOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
+from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
+from transformers.utils import ModelOutput
+
+from ..attention.tracing import is_traced
+
+
+@dataclass
+class SegmentMemory(ModelOutput):
+    """The layer inputs of the last M tokens of every row.
+
+    Attributes:
+        states: one tensor (B, M, D) per layer, without a gradient.
+        mask: boolean (B, M), True for a token. The tokens of a row are its last ones, without gaps, so that the next
+            segment follows on the right.
+    """
+
+    # always there; ModelOutput wants defaults
+    states: tuple[torch.Tensor, ...] = None  # type: ignore[assignment]
+    mask: torch.Tensor = None  # type: ignore[assignment]
+
+    @property
+    def length(self) -> int:
+        """M, tokens of the longest row."""
+        return self.mask.shape[1]
+
+    def reset(self, rows: torch.Tensor) -> "SegmentMemory":
+        """A memory in which some rows are empty.
+
+        Args:
+            rows: boolean (B,), True for a row to empty: one in which a new document begins.
+        """
+        return SegmentMemory(self.states, self.mask & ~rows.to(self.mask.device)[:, None])
+
+    def select(self, rows: torch.Tensor) -> "SegmentMemory":
+        """The memory of other rows: of the beams that were kept, of a batch in another order.
+
+        Args:
+            rows: numbers of rows, (N,), which may repeat.
+        """
+        rows = rows.to(self.mask.device)
+        return SegmentMemory(tuple(state.index_select(0, rows) for state in self.states), self.mask[rows])
+
+    def to_tensors(self) -> dict[str, torch.Tensor]:
+        """Tensors by name, as a safetensors file takes them."""
+        tensors = {f"states.{layer}": state.contiguous() for layer, state in enumerate(self.states)}
+        return {**tensors, "mask": self.mask.contiguous()}
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, torch.Tensor]) -> "SegmentMemory":
+        """The memory of which these are `to_tensors()`.
+
+        Raises:
+            ValueError: for tensors of something else.
+        """
+        names = [f"states.{layer}" for layer in range(len(tensors) - 1)]
+        if set(tensors) != {*names, "mask"}:
+            raise ValueError(
+                f"these tensors are no memory of segments: {', '.join(sorted(tensors))}; it has mask, states.0, …"
+            )
+        return cls(tuple(tensors[name] for name in names), tensors["mask"])
+
+
+def check_memory(config: PreTrainedConfig, memory: SegmentMemory, batch: int) -> None:
+    """Refuse a memory that this model cannot have made of this batch.
+
+    Args:
+        config: a RelPosBertConfig.
+        batch: B, rows of the segment.
+
+    Raises:
+        TypeError: for something else than a SegmentMemory.
+        ValueError: for a model without memory, another number of layers, rows or features, or more tokens than
+            `memory_length`.
+    """
+    if not isinstance(memory, SegmentMemory):
+        raise TypeError(f"memory is a {type(memory).__name__}; give the `memory` of the outputs of the last segment")
+    if not config.memory_length:
+        raise ValueError("memory was given, and config.memory_length = 0; set it to the tokens to remember")
+    if not is_traced():
+        config.validate_memory()  # memory_length may have been set since
+    tensors = [*(memory.states or ()), memory.mask]
+    if not all(isinstance(each, torch.Tensor) for each in tensors) or memory.mask.dim() != 2:
+        raise ValueError(
+            "memory has no states (B, M, D), one for each layer, and mask (B, M); give it as it was returned"
+        )
+    if memory.mask.dtype != torch.bool:
+        raise ValueError(f"memory has a mask of dtype {memory.mask.dtype}; give boolean, True for a token")
+    rows, length = memory.mask.shape
+    if len(memory.states) != config.num_hidden_layers:
+        raise ValueError(
+            f"memory holds the inputs of {len(memory.states)} layers, and this model has "
+            f"{config.num_hidden_layers}; it comes from another model"
+        )
+    shapes = {tuple(state.shape) for state in memory.states}
+    if shapes != {(rows, length, config.hidden_size)}:
+        raise ValueError(
+            f"memory has states of shape {', '.join(map(str, shapes))}; with a mask of shape {(rows, length)} and "
+            f"hidden_size = {config.hidden_size} they have {(rows, length, config.hidden_size)}; does it come from "
+            "another model?"
+        )
+    if rows != batch:
+        raise ValueError(
+            f"memory has {rows} rows, and the segment has {batch}; memory.select(rows) takes those that go on"
+        )
+    if length > config.memory_length:
+        raise ValueError(
+            f"memory holds {length} tokens, and config.memory_length = {config.memory_length}; raise that, or begin "
+            "again without memory"
+        )
+
+
+@torch.no_grad()
+def remember(
+    memory: SegmentMemory | None,
+    inputs: tuple[torch.Tensor, ...],
+    keep: torch.Tensor,
+    in_order: bool,
+    length: int,
+) -> SegmentMemory:
+    """The last tokens of the memory and of the segment after it.
+
+    Args:
+        inputs: the input of each layer, (B, L, D).
+        keep: boolean (B, M + L), which tokens to keep.
+        in_order: whether these are a run of tokens up to the end of each row.
+        length: how many to keep at most.
+    """
+    joined = [
+        state.detach() if memory is None else torch.cat([old.to(state.device, state.dtype), state.detach()], dim=1)
+        for old, state in zip(inputs if memory is None else memory.states, inputs, strict=True)
+    ]
+    if in_order:
+        return SegmentMemory(tuple(state[:, -length:].clone() for state in joined), keep[:, -length:].clone())
+    # tokens to the right, in their order
+    order = keep.to(torch.uint8).argsort(dim=-1, stable=True)[:, -length:]
+    states = tuple(
+        state.gather(1, order.to(state.device)[..., None].expand(-1, -1, state.shape[-1])) for state in joined
+    )
+    return SegmentMemory(states, keep.gather(1, order))
+
+
+# Outputs -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class BaseModelOutputWithPoolingAndCrossAttentionsWithMemory(BaseModelOutputWithPoolingAndCrossAttentions):
+    """BaseModelOutputWithPoolingAndCrossAttentions, and the memory for the next segment."""
+
+    memory: SegmentMemory | None = None
+
+
+@dataclass
+class BertForPreTrainingOutputWithMemory(BertForPreTrainingOutput):
+    """BertForPreTrainingOutput, and the memory for the next segment."""
+
+    memory: SegmentMemory | None = None
+
+
+@dataclass
+class CausalLMOutputWithCrossAttentionsWithMemory(CausalLMOutputWithCrossAttentions):
+    """CausalLMOutputWithCrossAttentions, and the memory for the next segment."""
+
+    memory: SegmentMemory | None = None
+
+
+@dataclass
+class MaskedLMOutputWithMemory(MaskedLMOutput):
+    """MaskedLMOutput, and the memory for the next segment."""
+
+    memory: SegmentMemory | None = None
+
+
+@dataclass
+class MultipleChoiceModelOutputWithMemory(MultipleChoiceModelOutput):
+    """MultipleChoiceModelOutput, and the memory for the next segment."""
+
+    memory: SegmentMemory | None = None
+
+
+@dataclass
+class NextSentencePredictorOutputWithMemory(NextSentencePredictorOutput):
+    """NextSentencePredictorOutput, and the memory for the next segment."""
+
+    memory: SegmentMemory | None = None
+
+
+@dataclass
+class QuestionAnsweringModelOutputWithMemory(QuestionAnsweringModelOutput):
+    """QuestionAnsweringModelOutput, and the memory for the next segment."""
+
+    memory: SegmentMemory | None = None
+
+
+@dataclass
+class SequenceClassifierOutputWithMemory(SequenceClassifierOutput):
+    """SequenceClassifierOutput, and the memory for the next segment."""
+
+    memory: SegmentMemory | None = None
+
+
+@dataclass
+class TokenClassifierOutputWithMemory(TokenClassifierOutput):
+    """TokenClassifierOutput, and the memory for the next segment."""
+
+    memory: SegmentMemory | None = None
+
+
+WITH_MEMORY: dict[type[ModelOutput], type[ModelOutput]] = {
+    BaseModelOutputWithPoolingAndCrossAttentions: BaseModelOutputWithPoolingAndCrossAttentionsWithMemory,
+    BertForPreTrainingOutput: BertForPreTrainingOutputWithMemory,
+    CausalLMOutputWithCrossAttentions: CausalLMOutputWithCrossAttentionsWithMemory,
+    MaskedLMOutput: MaskedLMOutputWithMemory,
+    MultipleChoiceModelOutput: MultipleChoiceModelOutputWithMemory,
+    NextSentencePredictorOutput: NextSentencePredictorOutputWithMemory,
+    QuestionAnsweringModelOutput: QuestionAnsweringModelOutputWithMemory,
+    SequenceClassifierOutput: SequenceClassifierOutputWithMemory,
+    TokenClassifierOutput: TokenClassifierOutputWithMemory,
+}
+
+
+def carries_memory(head: Any) -> Any:
+    """Class decorator: the `forward` that the head inherits, with `memory` as an argument and in what it returns."""
+    stock = head.forward
+    signature = inspect.signature(stock)
+    own = inspect.Parameter("memory", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=SegmentMemory | None)
+    parameters = list(signature.parameters.values())
+    index = len(parameters) - (parameters[-1].kind is inspect.Parameter.VAR_KEYWORD)
+
+    @functools.wraps(stock)
+    def forward(self: Any, *args: Any, memory: SegmentMemory | None = None, **kwargs: Any) -> Any:
+        if memory is None and not self.config.memory_length:
+            return stock(self, *args, **kwargs)
+        left: list[SegmentMemory] = []  # the base model puts it here, since stock heads build their own outputs
+        outputs = stock(self, *args, memory=memory, memory_sink=left, **kwargs)
+        if not left:
+            return outputs
+        if isinstance(outputs, tuple):
+            return (*outputs, left[0])
+        return WITH_MEMORY[type(outputs)](**outputs, memory=left[0])
+
+    replaced = signature.replace(parameters=[*parameters[:index], own, *parameters[index:]])
+    forward.__signature__ = replaced  # type: ignore[attr-defined]
+    head.forward = forward
+    return head
+
+
+__all__ = ["SegmentMemory"]

@@ -1,0 +1,533 @@
+"""What one forward call knows about its tokens: keys, documents and positions; and the masks that follow from them.
+
+Keys are, in this order: the memory of earlier segments, what a cache holds, and the tokens of the call. A document
+ends where position ids stop increasing. Everything that decides which key a query attends to is here: padding,
+causality, borders of packed documents, windows and memory.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+from torch.nn.attention.flex_attention import BlockMask
+from transformers import PreTrainedConfig
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.masking_utils import and_masks, create_bidirectional_mask, create_causal_mask
+
+from ..attention.context import AttentionContext
+from ..attention.sliding_window import BandMask, distances, in_window
+from ..attention.tracing import is_traced
+from ..schemes.scheme import MAX_COUNT
+from .packing import document_numbers, position_steps
+from .recurrence import SegmentMemory
+
+
+# Whether a query attends to a key, from index tensors (batch, head, query, key), as Transformers' masks are made of.
+MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class PositionInputs:
+    """What the position scheme of a model reads of its input; resolved once per model.
+
+    Attributes:
+        required: inputs that `forward` must be given: `grid`, `relation_ids`.
+        absolute: whether terms depend on the positions themselves and not on offsets alone.
+        scheme: its name, for messages.
+    """
+
+    required: frozenset[str]
+    absolute: bool
+    scheme: str
+
+    @classmethod
+    def of(cls, config: PreTrainedConfig) -> "PositionInputs":
+        """Those of a RelPosBertConfig."""
+        return cls(config.required_inputs, config.uses_absolute_positions, config.position_scheme_name)
+
+
+@dataclass(frozen=True)
+class TokenLayout:
+    """The tokens of one call, B rows of L queries and K keys.
+
+    Attributes:
+        query_length: L.
+        key_length: K, memory and cache included.
+        start: index of the first query among the keys; a tensor of one element where a static cache keeps it.
+        positions: (B, K), the position of each key where that is not its index; None for consecutive tokens.
+        max_distance: the largest |r| that `positions` can make; read only with `positions`.
+        documents: (B, K), the number of the document of each key; None where no row has more than one.
+        index_in_document: (B, K), the index (packed: position id) of each key within its document or row, by which
+            global tokens are counted; None where that is its index among the keys.
+        grid: (B, L, 2), row and column of each token; or None.
+        memory: what earlier segments left behind; or None.
+        is_token: boolean (B, K), False for padding; only with a memory.
+        prepared_mask: boolean (1 or B, 1, L, K − M), a mask that the caller prepared; only with a memory.
+    """
+
+    query_length: int
+    key_length: int
+    start: int | torch.Tensor = 0
+    positions: torch.Tensor | None = None
+    max_distance: int = 0
+    documents: torch.Tensor | None = None
+    index_in_document: torch.Tensor | None = None
+    grid: torch.Tensor | None = None
+    memory: SegmentMemory | None = None
+    is_token: torch.Tensor | None = None
+    prepared_mask: torch.Tensor | None = None
+
+    def context(self, token_type_ids: torch.Tensor | None, relation_ids: torch.Tensor | None) -> AttentionContext:
+        """What attention gets to know.
+
+        Args:
+            token_type_ids: (B, L), or None.
+            relation_ids: (B, L, L), or None.
+        """
+        return AttentionContext(
+            self.query_length,
+            self.key_length,
+            self.start,
+            positions=self.positions,
+            max_distance=self.max_distance,
+            grid=self.grid,
+            token_type_ids=token_type_ids,
+            relation_ids=relation_ids,
+        )
+
+    def mask(
+        self,
+        config: PreTrainedConfig,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        past_key_values: Cache | None = None,
+    ) -> torch.Tensor | BandMask | BlockMask | None:
+        """The attention mask of the call, for the backend that the configuration names.
+
+        Args:
+            config: a RelPosBertConfig.
+            hidden_states: (B, L, D); only shape, dtype and device are read.
+            attention_mask: (B, K), or prepared (B, 1, L, K), without the memory; or None.
+            past_key_values: the cache, or None.
+
+        Returns:
+            `tensor_mask`; or, with an attention window, a BandMask, but for flex_attention and in graphs.
+        """
+        band = self.band_mask(config, hidden_states, attention_mask)
+        return self.tensor_mask(config, hidden_states, attention_mask, past_key_values) if band is None else band
+
+    def tensor_mask(
+        self,
+        config: PreTrainedConfig,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        past_key_values: Cache | None = None,
+    ) -> torch.Tensor | BlockMask | None:
+        """The mask of all pairs, whatever hides them; arguments as those of `mask`.
+
+        Returns:
+            What Transformers makes for that backend; with a memory boolean (1 or B, 1, L, K). None where every query
+            attends to every key, or, in a decoder, to all keys before it.
+        """
+        if self.memory is not None:
+            return self._mask_beside_memory(config, self.memory, hidden_states.shape[0], hidden_states.device)
+        functions = self._mask_functions(config)
+        arguments = {"config": config, "inputs_embeds": hidden_states, "attention_mask": attention_mask}
+        and_mask = and_masks(*functions) if functions else None
+        if config.is_decoder:
+            return create_causal_mask(**arguments, past_key_values=past_key_values, and_mask_function=and_mask)
+        return create_bidirectional_mask(**arguments, and_mask_function=and_mask)
+
+    def band_mask(
+        self, config: PreTrainedConfig, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None
+    ) -> BandMask | None:
+        """The mask of an attention window; None without one, and where a mask must be a tensor or shows more.
+
+        Arguments as those of `mask`.
+        """
+        if (
+            config.attention_window is None
+            or config._attn_implementation == "flex_attention"
+            or isinstance(self.start, torch.Tensor)
+            or self.prepared_mask is not None
+            or (
+                attention_mask is not None
+                and (not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2)
+            )
+            or is_traced()
+        ):
+            return None
+        is_token = self.is_token
+        if self.memory is None and attention_mask is not None:
+            is_token = _is_token(attention_mask, hidden_states.shape[0], self.key_length, hidden_states.device)
+        return BandMask(
+            self.query_length,
+            self.key_length,
+            config.attention_window,
+            hidden_states.device,
+            start=self.start,
+            global_tokens=_global_tokens(config),
+            is_causal=config.is_decoder,
+            reach=config.memory_length if config.memory_same_length else None,
+            positions=self.positions if self.memory is not None else None,
+            documents=self.documents,
+            index_in_document=self.index_in_document,
+            is_token=is_token,
+        )
+
+    def _mask_functions(self, config: PreTrainedConfig) -> list[MaskFunction]:
+        """What hides keys beside padding and causality: borders of documents, the window, the length of the memory."""
+        functions: list[MaskFunction] = []
+        documents, index_in_document, window = self.documents, self.index_in_document, config.attention_window
+        # beside a memory the padding between it and the segment must not count
+        positions = self.positions if self.memory is not None else None
+
+        if documents is not None:
+
+            def in_same_document(
+                batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
+            ) -> torch.Tensor:
+                return documents[batch, query] == documents[batch, key]
+
+            functions.append(in_same_document)
+        if window is not None:
+            global_tokens = _global_tokens(config)
+
+            def is_near(
+                batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
+            ) -> torch.Tensor:
+                return in_window(window, global_tokens, positions, index_in_document, batch, query, key)
+
+            functions.append(is_near)
+        if config.memory_same_length:
+            length = config.memory_length
+
+            def in_memory_length(
+                batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
+            ) -> torch.Tensor:
+                return distances(positions, batch, query, key) < length
+
+            functions.append(in_memory_length)
+        return functions
+
+    def _mask_beside_memory(
+        self, config: PreTrainedConfig, memory: SegmentMemory, batch: int, device: torch.device
+    ) -> torch.Tensor | None:
+        functions = self._mask_functions(config)
+        is_token = self.is_token
+        assert is_token is not None, "a layout beside a memory says which keys are tokens"
+        # a single query that comes last sees all, as in an encoder
+        causal = config.is_decoder and (self.query_length > 1 or isinstance(self.start, torch.Tensor))
+        if not (causal or functions or self.prepared_mask is not None or is_traced()) and bool(is_token.all()):
+            return None
+        rows = torch.arange(batch, device=device)[:, None, None, None]
+        heads = torch.zeros(1, dtype=torch.long, device=device)
+        keys = torch.arange(self.key_length, device=device)
+        queries = (torch.arange(self.query_length, device=device) + self.start)[:, None]
+        visible = is_token[:, None, None, :]
+        if self.prepared_mask is not None:
+            prepared = self.prepared_mask.expand(batch, -1, self.query_length, -1)
+            remembered = memory.mask.to(device)[:, None, None, :].expand(*prepared.shape[:-1], -1)
+            visible = torch.cat([remembered, prepared], dim=-1)
+        elif config.is_decoder:
+            visible = visible & (keys <= queries)
+        for function in functions:
+            visible = visible & function(rows, heads, queries, keys)
+        return visible.expand(-1, -1, self.query_length, -1)
+
+
+def _global_tokens(config: PreTrainedConfig) -> tuple[int, ...]:
+    return (0,) if config.global_tokens is None else tuple(dict.fromkeys(config.global_tokens))
+
+
+def is_visible(mask: torch.Tensor) -> torch.Tensor:
+    """A mask, boolean, integer or additive, as a boolean one."""
+    return mask > torch.finfo(mask.dtype).min / 2 if mask.is_floating_point() else mask != 0
+
+
+def row_layout(
+    config: PreTrainedConfig,
+    tokens: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    past_key_values: Cache | None = None,
+    past_length: int | torch.Tensor = 0,
+) -> TokenLayout:
+    """The layout of rows that are one document each, by index.
+
+    Args:
+        config: a RelPosBertConfig.
+        tokens: (B, L) or (B, L, D); only its shape and device are read.
+        attention_mask: (B, K), or prepared (B, 1, L, K); or None.
+        past_length: tokens in the cache.
+    """
+    length = tokens.shape[1]
+    # a static cache has all of its keys from the beginning, whatever it holds
+    keys = length if past_key_values is None else past_key_values.get_mask_sizes(length, 0)[0]
+    index_in_document = None
+    if config.attention_window is not None and attention_mask is not None and attention_mask.dim() == 2:
+        # rows padded on the left begin where their mask does
+        begins = attention_mask.long().argmax(-1, keepdim=True)
+        index_in_document = torch.arange(keys, device=tokens.device) - begins
+    return TokenLayout(length, keys, past_length, index_in_document=index_in_document)
+
+
+def token_layout(
+    config: PreTrainedConfig,
+    inputs: PositionInputs,
+    tokens: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    position_ids: torch.Tensor | None,
+    relation_ids: torch.Tensor | None,
+    past_key_values: Cache | None,
+    past_length: int | torch.Tensor,
+    memory: SegmentMemory | None,
+    caller_has_cache: bool = False,
+) -> TokenLayout:
+    """The layout of a call.
+
+    Args:
+        config: a RelPosBertConfig.
+        inputs: what its scheme reads.
+        tokens: (B, L) or (B, L, D); only its shape and device are read.
+        attention_mask: (B, K), or prepared (B, 1, L, K), K the keys without the memory; or None.
+        position_ids: (B, L) or (1, L), or (B, L, 2) for a grid; or None.
+        relation_ids: (B, L, L), or None; only its presence is checked.
+        past_length: tokens in the cache.
+        memory: of earlier segments, or None.
+        caller_has_cache: whether the cache was given by the caller. The ids are then those of the new tokens only,
+            whose distances to the keys in the cache follow from `past_length`.
+
+    Raises:
+        ValueError: for inputs that the scheme requires and does not get, ids of another shape, and a prepared mask
+            beside a memory, which does not show where rows begin.
+    """
+    layout = row_layout(config, tokens, attention_mask, past_key_values, past_length)
+    if caller_has_cache and position_ids is not None and position_ids.dim() != 3:
+        is_empty = isinstance(past_key_values, DynamicCache) and isinstance(past_length, int) and past_length == 0
+        position_ids = position_ids if is_empty and memory is None else None
+    grid, position_ids = _check_inputs(inputs, tokens, position_ids, relation_ids)
+    layout = replace(layout, grid=grid)
+    if memory is not None:
+        return _beside_memory(config, layout, memory, tokens, attention_mask, position_ids)
+    if position_ids is not None and (layout.query_length > 1 or inputs.absolute):
+        return _with_position_ids(layout, inputs, tokens, position_ids)
+    if inputs.absolute and config.is_decoder and isinstance(attention_mask, torch.Tensor):
+        return _with_positions_of_mask(layout, tokens.shape[0], attention_mask)
+    return layout
+
+
+def _check_inputs(
+    inputs: PositionInputs,
+    tokens: torch.Tensor,
+    position_ids: torch.Tensor | None,
+    relation_ids: torch.Tensor | None,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The grid, (B, L, 2), and the position ids, (B or 1, L); each may be None."""
+    batch, length = tokens.shape[:2]
+    if position_ids is not None and (
+        position_ids.dim() not in (2, 3) or position_ids.shape[1] != length or position_ids.shape[0] not in (1, batch)
+    ):
+        raise ValueError(
+            f"position_ids has shape {tuple(position_ids.shape)}; {batch} rows of {length} tokens need "
+            f"({batch}, {length}) or (1, {length})"
+        )
+    if "relation_ids" in inputs.required and relation_ids is None:
+        raise ValueError(
+            f"position_embedding_type = {inputs.scheme!r} needs relation_ids of shape (batch, length, length): the "
+            "label of the edge from each token to each other"
+        )
+    if "grid" in inputs.required:
+        if position_ids is None or position_ids.dim() != 3 or position_ids.shape[2] != 2:
+            shape = "" if position_ids is None else f", not {tuple(position_ids.shape)}"
+            raise ValueError(
+                f"position_embedding_type = {inputs.scheme!r} needs position_ids of shape (batch, length, 2){shape}: "
+                "the row and column of each token"
+            )
+        return position_ids.expand(batch, -1, -1), None
+    if position_ids is not None and position_ids.dim() == 3:
+        raise ValueError(
+            f"position_ids has shape {tuple(position_ids.shape)}; position_embedding_type = {inputs.scheme!r} takes "
+            "(batch, length)"
+        )
+    return None, position_ids
+
+
+def _with_position_ids(
+    layout: TokenLayout, inputs: PositionInputs, tokens: torch.Tensor, position_ids: torch.Tensor
+) -> TokenLayout:
+    """Documents, and positions where the ids have gaps."""
+    batch, length = tokens.shape[:2]
+    steps, follows = position_steps(position_ids)
+    documents: torch.Tensor | None = document_numbers(steps, follows).expand(batch, -1)
+    positions, max_distance = None, 0
+    # a graph cannot look at the data: it takes documents to be numbered 0, 1, 2, … and rows as packed
+    if is_traced():
+        if inputs.absolute:
+            positions, max_distance = position_ids.expand(batch, -1), length - 1
+    else:
+        if inputs.absolute:
+            explicit = bool((position_ids != torch.arange(length, device=position_ids.device)).any())
+        else:
+            explicit = bool((steps > 1).any())
+        if explicit:
+            positions = position_ids.expand(batch, -1)
+            max_distance = _largest_distance(position_ids)
+        if not bool((follows & (steps <= 0)).any()):
+            documents = None
+    index_in_document = layout.index_in_document if documents is None else position_ids.expand(batch, -1)
+    return replace(
+        layout,
+        positions=positions,
+        max_distance=max_distance,
+        documents=documents,
+        index_in_document=index_in_document,
+    )
+
+
+def _with_positions_of_mask(layout: TokenLayout, batch: int, attention_mask: torch.Tensor) -> TokenLayout:
+    """Positions of rows padded on the left, which begin where their mask does.
+
+    In a prepared mask that is the first key that a query sees. (One query with a window does not see its beginning:
+    the mask of a static cache then counts from the window.)
+    """
+    seen = is_visible(attention_mask)
+    seen = seen if seen.dim() == 2 else seen[:, 0].any(-2)
+    keys = layout.key_length
+    positions = (seen.long().cumsum(-1) - 1).clamp(min=0)[:, :keys].expand(batch, -1)
+    positions = nn.functional.pad(positions, (0, keys - positions.shape[1]))
+    return replace(layout, positions=positions, max_distance=keys - 1)
+
+
+def _largest_distance(positions: torch.Tensor) -> int:
+    """
+    Raises:
+        ValueError: for positions that are further apart than schemes count.
+    """
+    largest = (positions.amax(-1) - positions.amin(-1)).aminmax()
+    smallest, distance = int(largest.min), int(largest.max)
+    if smallest < 0 or distance > MAX_COUNT:  # below zero: int64 overflows
+        raise ValueError(
+            f"position_ids has positions in a row that are more than {MAX_COUNT:,} apart; a scheme knows no such "
+            "distance. Let positions of one row be near each other"
+        )
+    return distance
+
+
+def _beside_memory(
+    config: PreTrainedConfig,
+    layout: TokenLayout,
+    memory: SegmentMemory,
+    tokens: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    position_ids: torch.Tensor | None,
+) -> TokenLayout:
+    """The layout with the memory's keys first; `layout` is that of the segment and the cache alone."""
+    batch, device = tokens.shape[0], tokens.device
+    keys, before = layout.key_length, memory.length
+    remembered = memory.mask.to(device)
+    if (
+        attention_mask is not None
+        and attention_mask.dim() == 4
+        and (config.attention_window or config.memory_same_length)
+    ):
+        raise ValueError(
+            f"attention_mask has shape {tuple(attention_mask.shape)}, as `generate` prepares it for a static "
+            "cache; beside a memory, with attention_window or memory_same_length, it does not show where a row "
+            "begins: use a dynamic cache, or give (batch, length)"
+        )
+    is_token = _is_token(attention_mask, batch, keys, device)
+    with_memory = torch.cat([remembered, is_token], dim=-1)
+    documents, positions, max_distance = None, None, 0
+    ids, has_gaps = None, False
+    if position_ids is not None:
+        ids = position_ids.expand(batch, -1).to(device)
+        steps, follows = position_steps(ids, is_token)
+        documents = nn.functional.pad(document_numbers(steps, follows), (before, 0))
+        if not is_traced():
+            if not bool(documents[:, -1].any()):
+                documents = None
+            has_gaps = bool((follows & (steps > 1)).any())
+    # padding between the memory and the segment
+    has_holes = attention_mask is not None and (is_traced() or bool(_count_runs(with_memory).gt(1).any()))
+    if has_holes or has_gaps:
+        if ids is None or is_traced():  # a graph cannot look at the ids: it takes the tokens to be consecutive
+            ids = (is_token.long().cumsum(-1) - 1).clamp(min=0)
+        positions, max_distance = _positions_beside_memory(remembered, is_token, ids)
+    return replace(
+        layout,
+        key_length=before + keys,
+        start=layout.start + before,
+        positions=positions,
+        max_distance=max_distance,
+        documents=documents,
+        index_in_document=None,
+        memory=memory,
+        is_token=with_memory,
+        prepared_mask=None if attention_mask is None or attention_mask.dim() == 2 else is_visible(attention_mask),
+    )
+
+
+def _is_token(attention_mask: torch.Tensor | None, batch: int, keys: int, device: torch.device) -> torch.Tensor:
+    """Which keys are no padding, boolean (B, K); of a prepared mask, keys that no query may attend to are."""
+    if attention_mask is None:
+        return torch.ones(batch, keys, dtype=torch.bool, device=device)
+    if attention_mask.dim() == 2:
+        is_token = (attention_mask != 0)[:, :keys].expand(batch, -1)
+        return nn.functional.pad(is_token, (0, keys - is_token.shape[1]))
+    return is_visible(attention_mask).any(-2).any(1).expand(batch, -1)
+
+
+def _positions_beside_memory(
+    remembered: torch.Tensor, is_token: torch.Tensor, ids: torch.Tensor
+) -> tuple[torch.Tensor, int]:
+    """Positions of all keys, (B, M + K), and their largest distance; the memory ends where the first token begins.
+
+    Args:
+        remembered: the mask of the memory, (B, M).
+        is_token: which of the other keys are no padding, (B, K).
+        ids: positions of these, (B, K).
+    """
+    first = ids.gather(1, is_token.long().argmax(-1, keepdim=True))
+    left = first - remembered.long().flip(-1).cumsum(-1).flip(-1)
+    positions, real = torch.cat([left, ids], dim=-1), torch.cat([remembered, is_token], dim=-1)
+    # padding gets the position of a token, so that it makes no larger distance
+    positions = torch.where(real, positions, positions.gather(1, real.long().argmax(-1, keepdim=True)))
+    if is_traced():
+        return positions, positions.shape[1] - 1
+    return positions, _largest_distance(positions)
+
+
+def _count_runs(is_token: torch.Tensor) -> torch.Tensor:
+    """How many runs of tokens without padding each row has, (B,)."""
+    return (is_token & ~nn.functional.pad(is_token, (1, 0))[:, :-1]).sum(-1)
+
+
+def tokens_to_remember(
+    tokens: torch.Tensor,
+    memory: SegmentMemory | None,
+    attention_mask: torch.Tensor | None,
+    position_ids: torch.Tensor | None,
+) -> tuple[torch.Tensor, bool]:
+    """Which tokens of the memory and of the segment after it the next segment may attend to.
+
+    Args:
+        tokens: (B, L) or (B, L, D), the segment; only its shape and device are read.
+        attention_mask: (B, L), or prepared (B, 1, L, L): a token that none may attend to is padding; or None.
+        position_ids: (B, L) or (1, L), or None. Of a row with several documents only the last is kept.
+
+    Returns:
+        Boolean (B, M + L); and whether every row keeps a run of tokens up to its end.
+    """
+    batch, length = tokens.shape[:2]
+    device = tokens.device
+    is_token = _is_token(attention_mask, batch, length, device)
+    keep = is_token
+    before = 0 if memory is None else memory.length
+    if memory is not None:
+        keep = torch.cat([memory.mask.to(device), is_token], dim=-1)
+    if position_ids is not None:
+        ids = position_ids.expand(batch, -1).to(device)
+        documents = nn.functional.pad(document_numbers(*position_steps(ids, is_token)), (before, 0))
+        keep = keep & (documents == documents[:, -1:])
+    return keep, attention_mask is None and position_ids is None

@@ -1,0 +1,32 @@
+"""Position schemes, one file each. A new one is a file with a subclass of `Scheme`, and an import here."""
+
+from .absolute import Absolute as Absolute
+from .alibi import ALiBi as ALiBi
+from .cape import Cape as Cape
+from .deberta import Deberta as Deberta
+from .disan import DiSAN as DiSAN
+from .fire import Fire as Fire
+from .harmonic import Harmonic as Harmonic
+from .hop import Hop as Hop
+from .huang import HuangM1 as HuangM1
+from .huang import HuangM2 as HuangM2
+from .huang import HuangM3 as HuangM3
+from .kerple import Kerple as Kerple
+from .log_cpb import LogCPB as LogCPB
+from .music import Music as Music
+from .nezha import Nezha as Nezha
+from .relation import Relation as Relation
+from .relative_2d import Relative2d as Relative2d
+from .relative_key import RelativeKey as RelativeKey
+from .relative_key import RelativeKeyQuery as RelativeKeyQuery
+from .rope import RoPE as RoPE
+from .sandwich import Sandwich as Sandwich
+from .shaw import Shaw as Shaw
+from .sinusoidal import Sinusoidal as Sinusoidal
+from .sinusoidal_2d import Sinusoidal2d as Sinusoidal2d
+from .t5 import T5 as T5
+from .tables import Tables as Tables
+from .tener import Tener as Tener
+from .transformer_xl import TransformerXL as TransformerXL
+from .tupe import Tupe as Tupe
+from .xlnet import XLNet as XLNet

@@ -1,0 +1,72 @@
+"""Learned absolute positions, as in BERT (Devlin et al., arXiv 1810.04805): nothing inside attention."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..attention.context import AttentionContext
+from ..attention.formula import Terms
+from .look_up import look_up
+from .scheme import Scheme
+
+
+class LearnedPositions(nn.Embedding):
+    """BERT's table of absolute positions, (P, D).
+
+    Args:
+        out_of_range: "error" or "clip": what happens to positions from P on.
+    """
+
+    def __init__(self, num_positions: int, dim: int, out_of_range: str) -> None:
+        super().__init__(num_positions, dim)
+        self.out_of_range = out_of_range
+
+    def check_length(self, total: int) -> None:
+        """Refuse a row of `total` tokens that the table does not cover.
+
+        Raises:
+            ValueError: for total > P, unless `out_of_range` is "clip".
+        """
+        if self.out_of_range == "error" and total > self.num_embeddings:
+            raise ValueError(
+                f"the input has {total} tokens, and absolute positions end at max_position_embeddings = "
+                f"{self.num_embeddings}; truncate it, or convert the model to a purely relative scheme"
+            )
+
+    def forward(self, position_ids: torch.Tensor, fade: float = 1.0) -> torch.Tensor:
+        """(…, L) to (…, L, D).
+
+        Args:
+            fade: what is left of the rows, the others drawn towards their mean m: m + fade · (P − m).
+        """
+        if self.out_of_range == "clip":
+            position_ids = position_ids.clamp(max=self.num_embeddings - 1)
+        table = super().forward
+        rows = look_up(table, position_ids, "position_ids", "max_position_embeddings", self.num_embeddings)
+        if fade == 1:
+            return rows
+        mean = self.mean()
+        return mean + fade * (rows - mean)
+
+    def mean(self) -> torch.Tensor:
+        """m, the mean row, (D,); in float32 at least."""
+        return self.weight.mean(0, dtype=torch.promote_types(self.weight.dtype, torch.float32))
+
+
+class Absolute(Scheme, name="absolute"):
+    """Stock BERT, the baseline: x_i = LayerNorm(word + type + p_i), one table (P, D) at the input."""
+
+    source = "Devlin et al. 2018, arXiv 1810.04805"
+    out_of_range = ("error", "clip")
+    extrapolation_claim = "ends at P; `clip` only makes it run"
+    original = "BertModel of the installed transformers"
+    learned_input_table = True
+
+    @classmethod
+    def input_module(cls, config: Any, settings: Mapping[str, Any]) -> nn.Module | None:
+        return LearnedPositions(config.max_position_embeddings, config.input_size, settings["out_of_range"])
+
+    def forward(self, context: AttentionContext) -> Terms:
+        return Terms()

@@ -1,0 +1,74 @@
+"""ALiBi (Press, Smith and Lewis, arXiv 2108.12409, §3), with the variants for encoders."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..attention.context import AttentionContext
+from ..attention.formula import Terms, toeplitz_table
+from .scheme import Scheme, choice
+
+
+def alibi_slopes(heads: int, device: torch.device | None = None, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """m_1 … m_H, (H,): 2^(−8h/H) where H is a power of two.
+
+    Otherwise those of the next lower power of two n, and after them every second one of those of 2n.
+    """
+    n = 1 << (heads.bit_length() - 1)
+    h = torch.arange(1, heads + 1, device=device, dtype=dtype)
+    return 2.0 ** torch.where(h <= n, -8 * h / n, -4 * (2 * (h - n) - 1) / n)
+
+
+class ALiBi(Scheme, name="alibi"):
+    """score = s · q_i·k_j − m_h · distance(r). No parameters.
+
+    The paper is about causal models, where the distance is i − j. For encoders its authors suggest variants (issue 5
+    of their repository, ofirpress/attention_with_linear_biases); under a causal mask the first and the third are the
+    paper's again.
+
+    symmetric: |r|, in all heads. Left and right are the same to it; MosaicBERT and Jina-BERT use it.
+    asymmetric: |r|; the first half of the heads sees only what is left of the token, the second half only what is
+        right of it, all see the token itself. Each half has the slopes of H/2 heads.
+    offset: |r| to the left, r − 1/2 to the right, so that no two keys are equally far. Proposed in the same thread
+        and used to train masked language models (Chou, ICLR 2024 blog post "Masked Language Model with ALiBi and CLAP
+        head", which finds it weaker at 2048 tokens in larger models); the paper does not have it.
+    """
+
+    source = "Press et al. 2021, arXiv 2108.12409, §3"
+    out_of_range = ("extrapolate",)
+    extrapolation_claim = "causal language models keep their perplexity on longer texts"
+    zero_is_neutral = False
+    options = {
+        "variant": choice("symmetric", "asymmetric", "offset", help="how far a key to the right is"),
+    }
+
+    @classmethod
+    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
+        resolved = super().resolve(options, config)
+        if resolved["variant"] == "asymmetric" and config.num_attention_heads % 2:
+            raise ValueError(
+                f"position_options['variant'] = 'asymmetric' gives half of the heads to each side, and "
+                f"num_attention_heads = {config.num_attention_heads} is odd; choose another variant"
+            )
+        return resolved
+
+    @classmethod
+    def is_order_blind(cls, settings: Mapping[str, Any]) -> bool:
+        return settings["variant"] == "symmetric"
+
+    def forward(self, context: AttentionContext) -> Terms:
+        variant = self.settings["variant"]
+        r = context.offsets(context.device)
+        distance = r.abs().to(context.dtype)
+        if variant == "asymmetric":
+            half = self.num_heads // 2
+            slopes = alibi_slopes(half, r.device, context.dtype).repeat(2)
+            sees = torch.stack([r <= 0, r >= 0]).repeat_interleave(half, dim=0)
+            return Terms(
+                c_outer=(toeplitz_table(-slopes[:, None] * distance, context),), allow=(toeplitz_table(sees, context),)
+            )
+        if variant == "offset":
+            distance = distance - 0.5 * (r > 0)
+        slopes = alibi_slopes(self.num_heads, r.device, context.dtype)
+        return Terms(c_outer=(toeplitz_table(-slopes[:, None] * distance, context),))

@@ -1,0 +1,113 @@
+"""CAPE, sinusoids of augmented positions (Likhomanenko et al., arXiv 2106.03143, §3)."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..attention.context import AttentionContext
+from ..attention.formula import Terms
+from .encodings import sinusoid_interleaved
+from .scheme import InputScheme, Option, Scheme, choice, is_number, refuse_odd_width
+from .sinusoidal import AMPLITUDE
+
+
+def is_shift(value: Any) -> bool:
+    """A number from 0 on."""
+    return is_number(value) or (type(value) in (int, float) and value == 0)
+
+
+class AugmentedSinusoid(InputScheme):
+    """The sinusoids of positions, which in training mode are moved and stretched at random. No parameters."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.settings = dict(settings)
+
+    def forward(
+        self, position_ids: torch.Tensor, content: torch.Tensor, attention_mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """
+        Raises:
+            ValueError: when positions are to be centred and the mask does not tell which tokens are real.
+        """
+        positions = position_ids.to(torch.promote_types(content.dtype, torch.float32))
+        if self.settings["normalize"]:
+            positions = self.centred(positions, attention_mask)
+        if self.training:
+            positions = self.augmented(positions.expand(content.shape[:2]))
+        vectors = sinusoid_interleaved(positions * self.settings["freq_scale"], content.shape[-1], positions.dtype)
+        return self.settings["amplitude"] * vectors
+
+    def centred(self, positions: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        """Positions less their mean over the real tokens of the row, (1 or B, L)."""
+        if attention_mask is None:
+            return positions - positions.mean(-1, keepdim=True)
+        if attention_mask.dim() != 2:
+            raise ValueError(
+                f"attention_mask has shape {tuple(attention_mask.shape)}; position_options['normalize'] = True needs "
+                "(batch, length), which tells the real tokens"
+            )
+        real = attention_mask.to(positions.dtype)
+        return positions - (positions * real).sum(-1, keepdim=True) / real.sum(-1, keepdim=True).clamp(min=1)
+
+    def augmented(self, positions: torch.Tensor) -> torch.Tensor:
+        """λ (p_j + Δ + ε_j), (B, L): Δ and λ drawn for every row, ε for every token."""
+        whole, single = self.settings["max_global_shift"], self.settings["max_local_shift"]
+        stretch = math.log(self.settings["max_global_scaling"])
+        per_row = positions.new_empty(positions.shape[0], 1)
+        if whole:
+            positions = positions + torch.empty_like(per_row).uniform_(-whole, whole)
+        if single:
+            positions = positions + positions.new_empty(positions.shape).uniform_(-single, single)
+        if stretch:
+            positions = positions * torch.empty_like(per_row).uniform_(-stretch, stretch).exp()
+        return positions
+
+
+class Cape(Scheme, name="cape"):
+    """x_j = LayerNorm(word + type + PE(p'_j)), nothing inside attention; PE the interleaved sinusoid.
+
+    In training p'_j = λ (p_j + Δ + ε_j), with Δ ~ U(±max_global_shift) and ln λ ~ U(±ln max_global_scaling) for every
+    row of the batch, ε_j ~ U(±max_local_shift) for every token. In evaluation p' = p. No parameters.
+
+    The paper multiplies the word embeddings by √D; they are left alone here, and `amplitude` sets the balance. A
+    packed row is augmented, and centred with `normalize`, as a whole. Steps other than 1 and positions on a grid are
+    left out.
+    """
+
+    source = "Likhomanenko et al. 2021, arXiv 2106.03143, §3"
+    out_of_range = ("extrapolate",)
+    extrapolation_claim = "generalises to longer inputs better than absolute positions do"
+    zero_is_neutral = False  # the input has positions from the start
+    options = {
+        "max_global_shift": Option(5.0, help="largest |Δ|, in tokens; a number from 0 on", accepts=is_shift),
+        "max_local_shift": Option(0.5, help="largest |ε|, in tokens; a number from 0 on", accepts=is_shift),
+        "max_global_scaling": Option(
+            1.03,
+            help="largest λ, whose inverse is the smallest; a number from 1 on",
+            accepts=lambda value: is_number(value) and value >= 1,
+        ),
+        "normalize": choice(False, True, help="take the mean position of the real tokens for 0; not in decoders"),
+        "freq_scale": Option(1.0, help="factor of all frequencies; a positive number", accepts=is_number),
+        "amplitude": AMPLITUDE,
+    }
+
+    @classmethod
+    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
+        refuse_odd_width(config, cls.name)
+        resolved = super().resolve(options, config)
+        if resolved["normalize"] and config.is_decoder:
+            raise ValueError(
+                "position_options['normalize'] = True with is_decoder = True: the mean position of a text tells its "
+                "length, which a decoder does not know; leave it at False"
+            )
+        return resolved
+
+    @classmethod
+    def input_module(cls, config: Any, settings: Mapping[str, Any]) -> InputScheme:
+        return AugmentedSinusoid(settings)
+
+    def forward(self, context: AttentionContext) -> Terms:
+        return Terms()

@@ -1,0 +1,236 @@
+"""DeBERTa's disentangled attention (He et al., arXiv 2006.03654, §3.1; v2 and v3: arXiv 2111.09543)."""
+
+import math
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import initialization as init
+
+from ..attention.context import AttentionContext
+from ..attention.formula import Table, Terms
+from ..attention.tracing import is_traced
+from .projection_cache import project
+from .scheme import Option, RangeOption, Scheme, SharedScheme, choice, is_count
+
+
+KINDS = ("c2p", "p2c")
+
+
+def kinds_of(value: Any) -> tuple[str, ...]:
+    """The terms that `pos_att_type` names, a list or a string with bars; empty where it is neither."""
+    names = value.split("|") if isinstance(value, str) else value if isinstance(value, list | tuple) else ()
+    return tuple(names) if all(name in KINDS for name in names) and len(set(names)) == len(names) else ()
+
+
+def _float32(number: float) -> float:
+    return float(struct.unpack("f", struct.pack("f", number))[0])
+
+
+def log_bucket(distance: torch.Tensor, buckets: int, max_distance: int) -> torch.Tensor:
+    """Signed distances, exact up to buckets/2 and from there on a logarithmic scale.
+
+    Args:
+        distance: any shape, integers.
+        max_distance: the distance before it gets the last number, buckets − 1.
+
+    Returns:
+        Numbers of the sign of `distance` and of its shape; past `max_distance` they go on.
+    """
+    middle = buckets // 2
+    size = distance.abs()
+    # in float32, as in Transformers, whose rounding decides on some distances
+    last = _float32(math.log(_float32((max_distance - 1) / middle)))
+    far = (torch.log(size.clamp(min=middle).float() / middle) / last * (middle - 1)).ceil().to(distance.dtype)
+    # the last distance falls on a whole number, which the rounding of another device must not lift
+    far = middle + torch.where(size < max_distance, far.clamp(max=max(middle - 1, 0)), far)
+    return torch.where(size <= middle, distance, far * distance.sign())
+
+
+class Deberta(Scheme, name="deberta"):
+    """score = s · [q_i·k_j + q_i·K_δ + k_j·Q_δ], δ = clip(i − j + span, 0, 2·span − 1), s = 1/√(d·(1 + terms)).
+
+    "c2p" is the term with K = W_K P, "p2c" the one with Q = W_Q P, P the 2·span relative embeddings of all layers
+    (`RelativeEmbeddings`). δ is δ(i, j) in both, as released; the paper writes δ(j, i) in the third term. The table is
+    lopsided: i − j = −span has its own row, while span shares that of span − 1.
+
+    DeBERTa v1: span is `max_distance`; v1 cuts off rows for short inputs, none of which they use.
+    v2 and v3: `buckets`=256, `share_att_key`=True, `norm_rel_ebd`="layer_norm"; span is `buckets`, and i − j goes
+    through `log_bucket` first.
+
+    Parameters: pos_key_proj.weight (D, D), pos_query_proj.{weight, bias} (D, D) and (D,), per layer; none with
+    `share_att_key`, where the W_K and W_Q of the layer itself project P. A bias of pos_key_proj adds the same to all
+    scores of a query, and so has no effect; with `pos_key_bias` it is there all the same, for v2's checkpoints.
+    """
+
+    source = "He et al. 2021, arXiv 2006.03654, eq. 4 as released in microsoft/DeBERTa; v3: arXiv 2111.09543"
+    out_of_range = ("clip",)
+    extrapolation_claim = "distances are clipped, so longer inputs run"
+    range_option = RangeOption("max_distance")
+    zero_is_neutral = False  # for the scale
+    options = {
+        "pos_att_type": Option(
+            default="c2p|p2c",
+            help="which terms there are, 'c2p', 'p2c' or both: a string with a bar, or a list; [] for none",
+            accepts=lambda value: len(kinds_of(value)) > 0 or value == [],
+        ),
+        "max_distance": Option(
+            default=None,
+            help="largest distance with an embedding of its own; a positive integer, or None for "
+            "max_position_embeddings",
+            accepts=lambda value: value is None or is_count(value),
+        ),
+        "buckets": Option(
+            default=None,
+            help="half the number of logarithmic buckets, at least 2 (256 in v2 and v3); None for one row for each "
+            "distance (v1)",
+            accepts=lambda value: value is None or (is_count(value) and value >= 2),
+        ),
+        "share_att_key": choice(False, True, help="project P with the layer's own W_K and W_Q"),
+        "norm_rel_ebd": choice("none", "layer_norm", help="normalise P first"),
+        "pos_key_bias": choice(
+            False, True, help="give pos_key_proj a bias, as v2 has, though it moves all scores of a query alike"
+        ),
+        "relative_attention": choice(
+            True, False, help="whether there are P and its terms; without them, the scale alone counts pos_att_type"
+        ),
+    }
+
+    def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(config, options)
+        self.kinds = kinds_of(self.settings["pos_att_type"]) if self.settings["relative_attention"] else ()
+        size = config.hidden_size
+        own = not self.settings["share_att_key"]
+        bias = self.settings["pos_key_bias"]
+        self.pos_key_proj = nn.Linear(size, size, bias=bias) if own and "c2p" in self.kinds else None
+        self.pos_query_proj = nn.Linear(size, size) if own and "p2c" in self.kinds else None
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    @classmethod
+    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
+        resolved = super().resolve(options, config)
+        if resolved["max_distance"] is None:
+            resolved["max_distance"] = config.max_position_embeddings
+        buckets, max_distance = resolved["buckets"], resolved["max_distance"]
+        if buckets is not None and max_distance - 1 <= buckets // 2:
+            raise ValueError(
+                f"position_options['buckets'] = {buckets} gives each distance up to {buckets // 2} a row of its own, "
+                f"which leaves nothing for the logarithmic scale up to max_distance = {max_distance}; choose fewer "
+                "buckets, or None"
+            )
+        return resolved
+
+    @classmethod
+    def scale_of(cls, settings: Mapping[str, Any], config: Any) -> float | None:
+        head_size = config.hidden_size // config.num_attention_heads
+        return (head_size * (1 + len(kinds_of(settings["pos_att_type"])))) ** -0.5
+
+    @classmethod
+    def shared_module(cls, config: Any, settings: Mapping[str, Any]) -> SharedScheme | None:
+        if not settings["relative_attention"] and settings["norm_rel_ebd"] == "none":
+            return None
+        return RelativeEmbeddings(config, settings)
+
+    def init_weights(self, std: float) -> None:
+        for linear in (self.pos_key_proj, self.pos_query_proj):
+            if linear is not None:
+                init.normal_(linear.weight, mean=0.0, std=std)
+                if linear.bias is not None:
+                    init.zeros_(linear.bias)
+
+    def forward(self, context: AttentionContext) -> Terms:
+        if not self.settings["relative_attention"]:
+            return Terms(scale=self.scale)
+        embeddings, row_of_offset = context.shared
+        key_projection = self.pos_key_proj or context.key_projection if "c2p" in self.kinds else None
+        query_projection = self.pos_query_proj or context.query_projection if "p2c" in self.kinds else None
+        if len(self.kinds) > (key_projection is not None) + (query_projection is not None):
+            raise ValueError("share_att_key = True: the context needs the query and key projections of the layer")
+        tables = disentangled_terms(
+            self.dropout(embeddings), row_of_offset, context, self.num_heads, key_projection, query_projection
+        )
+        return replace(tables, scale=self.scale)
+
+
+def disentangled_terms(
+    embeddings: torch.Tensor,
+    row_of_offset: torch.Tensor,
+    context: AttentionContext,
+    num_heads: int,
+    key_projection: Callable[[torch.Tensor], torch.Tensor] | None,
+    query_projection: Callable[[torch.Tensor], torch.Tensor] | None,
+) -> Terms:
+    """The tables A = W_K P ("c2p") and B = W_Q P ("p2c") of one layer, without the scale.
+
+    Args:
+        embeddings: the rows of P that this call uses, (N, D).
+        row_of_offset: the row of each offset, in the order of `context.offsets`.
+        num_heads: H.
+        key_projection: W_K, D to H·d; None for a layer without the first term.
+        query_projection: W_Q, likewise for the second.
+    """
+
+    def table(projection: Callable[[torch.Tensor], torch.Tensor] | None) -> tuple[Table, ...]:
+        if projection is None:
+            return ()
+        rows = project(projection, embeddings).unflatten(-1, (num_heads, -1)).transpose(0, 1)  # (H, N, d)
+        return (Table(rows, row_of=lambda r: row_of_offset[r - context.low]),)
+
+    return Terms(A=table(key_projection), B=table(query_projection))
+
+
+def rows_in_use(context: AttentionContext, span: int, one_to_one: int) -> tuple[int, int]:
+    """First and last of the 2·span rows that the offsets of a call can have; all in a graph, which is for any length.
+
+    Without gradients they are those up to the next power of two, so that inputs of similar lengths have the same rows,
+    whose projections are kept (`kept_projections`).
+
+    Args:
+        one_to_one: distances up to this one have a row each, before logarithmic buckets begin.
+    """
+
+    def within(distance: int) -> int:
+        if is_traced() or distance > one_to_one:
+            return span
+        return distance if torch.is_grad_enabled() or distance == 0 else min(1 << (distance - 1).bit_length(), span)
+
+    return span - within(context.high), min(span + within(-context.low), 2 * span - 1)
+
+
+class RelativeEmbeddings(SharedScheme):
+    """P, and the map from offsets to its rows.
+
+    Parameters: rel_embeddings.weight (2·span, D), unless `relative_attention` is False; LayerNorm where P is
+    normalised, or would be.
+    """
+
+    def __init__(self, config: Any, settings: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.buckets, self.max_distance = settings["buckets"], settings["max_distance"]
+        self.span = self.max_distance if self.buckets is None else self.buckets
+        relative = settings["relative_attention"]
+        self.rel_embeddings = nn.Embedding(2 * self.span, config.hidden_size) if relative else None
+        normed = settings["norm_rel_ebd"] == "layer_norm"
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if normed else None
+
+    def init_weights(self, std: float) -> None:
+        if self.rel_embeddings is not None:
+            init.normal_(self.rel_embeddings.weight, mean=0.0, std=std)
+        if self.LayerNorm is not None:
+            init.ones_(self.LayerNorm.weight)
+            init.zeros_(self.LayerNorm.bias)
+
+    def forward(self, context: AttentionContext) -> tuple[torch.Tensor, ...]:
+        """The rows that this call uses, (N, D), and the row of each offset, in the order of `context.offsets`."""
+        if self.rel_embeddings is None:
+            return ()
+        first, last = rows_in_use(context, self.span, self.span if self.buckets is None else self.buckets // 2)
+        rows = self.rel_embeddings(torch.arange(first, last + 1, device=context.device))
+        distance = -context.offsets(rows.device)  # i − j
+        if self.buckets is not None:
+            distance = log_bucket(distance, self.buckets, self.max_distance)
+        row_of_offset = (distance + self.span).clamp(0, 2 * self.span - 1) - first
+        return (rows if self.LayerNorm is None else self.LayerNorm(rows)), row_of_offset

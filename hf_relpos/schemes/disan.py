@@ -1,0 +1,50 @@
+"""The directional masks of DiSAN (Shen et al., arXiv 1709.04696); they have no other notion of position."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..attention.context import AttentionContext
+from ..attention.formula import Table, Terms
+from .scheme import Scheme, choice
+
+
+class DiSAN(Scheme, name="disan"):
+    """score = s · q_i·k_j + M_ij with M of zeros and −∞: which keys a token may attend to. No parameters.
+
+    forward: only to its left, j < i. backward: only to its right, j > i. diag: to all but itself, j ≠ i. split: the
+    first half of the heads forward (the larger half where H is odd), the others backward, as DiSAN puts a forward and
+    a backward block side by side. A token with no key to attend to, such as the first one going forward, gets zeros.
+    In a decoder nothing is to the right, so that backward heads give zeros only.
+
+    Meant to be combined with a scheme that knows distances: `position_embedding_type=["disan", "shaw"]`. Left out:
+    DiSAN's additive attention with a weight per feature, which is no position scheme.
+    """
+
+    source = "Shen et al. 2018, arXiv 1709.04696, directional self-attention"
+    out_of_range = ("extrapolate",)
+    extrapolation_claim = "direction only; nothing about distances or longer inputs"
+    zero_is_neutral = False
+    options = {"direction": choice("split", "forward", "backward", "diag", help="which keys a token attends to")}
+
+    @classmethod
+    def is_order_blind(cls, settings: Mapping[str, Any]) -> bool:
+        return settings["direction"] == "diag"
+
+    @classmethod
+    def memory_unsupported_reason(cls, settings: Mapping[str, Any]) -> str | None:
+        if settings["direction"] == "backward":
+            return "going backward a token attends only to its right, and a memory lies to the left"
+        return super().memory_unsupported_reason(settings)
+
+    def forward(self, context: AttentionContext) -> Terms:
+        sees = {"forward": (True, False, False), "backward": (False, False, True), "diag": (True, False, True)}
+        direction = self.settings["direction"]
+        if direction == "split":
+            backward = self.num_heads // 2
+            by_head = [sees["forward"]] * (self.num_heads - backward) + [sees["backward"]] * backward
+        else:
+            by_head = [sees[direction]]
+        rows = torch.tensor(by_head, device=context.device)  # left, the token itself, right
+        return Terms(allow=(Table(rows, row_of=lambda r: r.sign() + 1),))

@@ -1,0 +1,87 @@
+"""Tables that are sums of cosines and sines of the offset: the whole formula as plain attention.
+
+Attention with such terms is attention without any, with wider queries, keys and values (`wave_features.py`): fused
+kernels, graphs and devices of any kind compute it, at a price that depends on the number of waves alone. Related: low
+rank factors of a bias (FlashBias, arXiv 2505.12044), random Fourier features of relative positions (Liutkus et al.,
+arXiv 2105.08399), and RoPE, which turns queries and keys by such phases where this adds to their product.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import initialization as init
+
+from ..attention.context import AttentionContext
+from ..attention.formula import Terms
+from ..attention.fourier_tables import WaveTable, geometric
+from .scheme import TABLE_LETTERS, WHICH_TABLES, LinearParameter, Option, Scheme, choice, is_count
+
+
+class Harmonic(Scheme, name="harmonic"):
+    """The formula of `tables`, every table a sum of waves: A_r = Σ_w a_w cos ω_w r + b_w sin ω_w r, likewise B, c, V.
+
+    Frequencies are fixed and geometric, from 2π / `period` to 0.85 π. Parameters: A, B and V (H or 1, 2W, d), c (H or
+    1, 2W); per layer. Those of the cosines come first, then those of the sines.
+    """
+
+    source = "hf_relpos; features of a product as in Liutkus et al. 2021, arXiv 2105.08399"
+    out_of_range = ("extrapolate",)
+    extrapolation_claim = "ours: terms are as large at any distance, and those `period` apart are nearly the same"
+    linear_parameters = {
+        "A": LinearParameter("A", distance_axis=None),
+        "B": LinearParameter("B", distance_axis=None),
+        "c": LinearParameter("c", distance_axis=None),
+        "V": LinearParameter("V", distance_axis=None),
+    }
+    options = {
+        "terms": WHICH_TABLES,
+        "per_head": choice(True, False, help="coefficients of their own for each head"),
+        "waves": Option(
+            default=8,
+            help="W, how many frequencies: heads are 2 W wider for A, B or c, and 2 W more for B beside them; a "
+            "positive integer",
+            accepts=is_count,
+        ),
+        "period": Option(
+            default=None,
+            help="after how many tokens the slowest wave repeats; an integer from 4, or None for 2 "
+            "max_position_embeddings",
+            accepts=lambda value: value is None or (is_count(value) and value >= 4),
+        ),
+    }
+
+    def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(config, options)
+        self.frequencies = geometric(self.settings["waves"], self.settings["period"])
+        heads = self.num_heads if self.settings["per_head"] else 1
+        for letter in TABLE_LETTERS:
+            width = () if letter == "c" else (self.head_size,)
+            has_table = letter in self.settings["terms"]
+            table = nn.Parameter(torch.empty(heads, 2 * len(self.frequencies), *width)) if has_table else None
+            self.register_parameter(letter, table)
+
+    @classmethod
+    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
+        resolved = super().resolve(options, config)
+        if resolved["period"] is None:
+            resolved["period"] = max(2 * config.max_position_embeddings, 4)
+        return resolved
+
+    @classmethod
+    def reaching(cls, options: Mapping[str, Any], length: int) -> dict[str, Any]:
+        return {"period": max(2 * length, 4), **options}
+
+    def init_weights(self, std: float) -> None:
+        for parameter in self.parameters():  # so that each row of the table has this deviation
+            init.normal_(parameter, mean=0.0, std=std * len(self.frequencies) ** -0.5)
+
+    def table(self, letter: str, context: AttentionContext) -> tuple[WaveTable, ...]:
+        """The table of that letter for this call, or none."""
+        coefficients = getattr(self, letter)
+        return () if coefficients is None else (WaveTable(coefficients.clone(), self.frequencies, context),)
+
+    def forward(self, context: AttentionContext) -> Terms:
+        tables: dict[str, Any] = {letter: self.table(letter, context) for letter in TABLE_LETTERS}
+        return Terms(**tables)

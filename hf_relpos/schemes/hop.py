@@ -1,0 +1,66 @@
+"""Positions of hierarchical opacity propagation (Li et al., arXiv 2004.03249), its global block."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import initialization as init
+
+from ..attention.context import AttentionContext
+from ..attention.formula import Table, Terms
+from .encodings import sinusoid_concat
+from .scheme import Option, RangeOption, Scheme, dtype_of, is_count, refuse_odd_heads
+
+
+class Hop(Scheme, name="hop"):
+    """score = s · q_i·k_j + q_i·(P_|Δy| + P_|Δx|), Δy and Δx the rows and columns from i to j.
+
+    P_δ = W · sinusoid(max(R − δ, 0)) + b: the code counts distances backwards, R for the token itself and 0 for all
+    from R on. One table for both axes and all heads, blind to directions; the scale leaves it alone. Pairs with a
+    token outside the grid, like [CLS], are scored by content alone.
+
+    Parameters: pos_embed_linear (d, d) and (d,); per layer. The original has one head, and besides hides tokens from
+    themselves, normalises content and embeds its trimap, which belong to matting and are left out.
+    """
+
+    source = "Li et al. 2020, arXiv 2004.03249; Yaoyi-Li/HOP-Matting networks/ops.py"
+    out_of_range = ("clip",)
+    extrapolation_claim = "nothing about larger images"
+    range_option = RangeOption("radius")
+    order_blind = True
+    required_inputs = frozenset({"grid"})
+    options = {
+        "radius": Option(
+            default=7,
+            help="R, numbers of rows and of columns from it on share an embedding; a positive integer",
+            accepts=is_count,
+        )
+    }
+
+    def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(config, options)
+        self.radius = self.settings["radius"]
+        self.pos_embed_linear = nn.Linear(self.head_size, self.head_size)
+
+    @classmethod
+    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
+        refuse_odd_heads(config, cls.name)
+        return super().resolve(options, config)
+
+    def init_weights(self, std: float) -> None:
+        init.xavier_uniform_(self.pos_embed_linear.weight)
+        init.zeros_(self.pos_embed_linear.bias)
+
+    def forward(self, context: AttentionContext) -> Terms:
+        reversed_distances = torch.arange(self.radius + 1, device=context.device)
+        sinusoid = sinusoid_concat(reversed_distances, self.head_size, dtype_of(self.pos_embed_linear))
+        # (1, R + 2, d), the last one zero: no term
+        rows = nn.functional.pad(self.pos_embed_linear(sinusoid)[None] / self.scale, (0, 0, 0, 1))
+        down, right, inside = context.grid_offsets()
+
+        def table(steps: torch.Tensor) -> Table:
+            row = torch.where(inside, (self.radius - steps.abs()).clamp(min=0), self.radius + 1)
+            return Table(rows, row_of=lambda row: row, relation=row)
+
+        return Terms(A=(table(down), table(right)))

@@ -1,0 +1,75 @@
+"""KERPLE (Chi, Fan, Ramadge and Rudnicky, arXiv 2205.09921), one kernel for all layers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import initialization as init
+
+from ..attention.context import AttentionContext
+from ..attention.formula import Terms, toeplitz_table
+from .scheme import Scheme, SharedScheme, choice
+
+
+def bounded(parameter: torch.Tensor, low: float, high: float | None = None) -> torch.Tensor:
+    """`parameter` clamped, in float32 at least; the gradient passes, or what is out of bounds could not come back."""
+    values = parameter.to(torch.promote_types(parameter.dtype, torch.float32))
+    return values + (values.clamp(low, high) - values).detach()
+
+
+class Kernel(SharedScheme):
+    """The bias of every offset of the call.
+
+    Parameters: bias_p and bias_a, each (H, 1, 1), as in the authors' code.
+    """
+
+    def __init__(self, config: Any, settings: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.kind = settings["kind"]
+        self.bias_p = nn.Parameter(torch.empty(config.num_attention_heads, 1, 1))
+        self.bias_a = nn.Parameter(torch.empty(config.num_attention_heads, 1, 1))
+
+    def init_weights(self, std: float) -> None:
+        init.uniform_(self.bias_p, 0.0, 2.0)
+        init.uniform_(self.bias_a, 0.0, 1.0)
+
+    def forward(self, context: AttentionContext) -> torch.Tensor:
+        """(H, N), in the order of `context.offsets`."""
+        a = bounded(self.bias_a, 0.01)[..., 0]
+        distance = context.offsets(a.device).abs().to(a.dtype)
+        if self.kind == "log":
+            return -bounded(self.bias_p, 0.01)[..., 0] * torch.log1p(a * distance)
+        # float16 ends at 65504; a weight is zero long before
+        return (-a * distance ** bounded(self.bias_p, 0.01, 2.0)[..., 0]).clamp(min=-3e4)
+
+
+class Kerple(Scheme, name="kerple"):
+    """score = s · q_i·k_j − p_h·log(1 + a_h·|r|), or − a_h·|r|^p_h with p_h ≤ 2.
+
+    What is used of p and a is at least 0.01, as in the authors' code, which clamps the parameters themselves. Their
+    r_1 and r_2 are p and a in the logarithmic kernel, a and p in the power one. In an encoder left and right are the
+    same to it. Left out: the kernels that multiply the content score, which the code also has.
+
+    The parameters are `encoder.distance_embedding.bias_p` and `.bias_a`, shared by all layers.
+    """
+
+    source = "Chi et al. 2022, arXiv 2205.09921; github.com/chijames/KERPLE"
+    out_of_range = ("extrapolate",)
+    extrapolation_claim = "causal language models keep their perplexity on longer texts"
+    order_blind = True
+    zero_is_neutral = False
+    options = {
+        "kind": choice("log", "power", help="the kernel"),
+        "scaled": choice(
+            False, True, help="whether 1/√d also divides the bias, as the paper writes it; the released code does not"
+        ),
+    }
+
+    @classmethod
+    def shared_module(cls, config: Any, settings: Mapping[str, Any]) -> SharedScheme:
+        return Kernel(config, settings)
+
+    def forward(self, context: AttentionContext) -> Terms:
+        bias = (toeplitz_table(context.shared, context),)
+        return Terms(c=bias) if self.settings["scaled"] else Terms(c_outer=bias)

@@ -1,0 +1,71 @@
+"""Log-spaced continuous position bias (Swin Transformer V2: Liu et al., arXiv 2111.09883, §3.3), along one axis."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import initialization as init
+
+from ..attention.context import AttentionContext
+from ..attention.formula import Terms, toeplitz_table
+from .scalar_linear import ScalarLinear
+from .scheme import Option, Scheme, dtype_of, is_count
+
+
+class LogCPB(Scheme, name="log_cpb"):
+    """score = s · q_i·k_j + 16 σ(G_h(x̂)), x̂ = sign(x) · log₈(1 + 8|x| / (window − 1)), x = i − j.
+
+    G is an MLP with one hidden layer of ReLUs. It computes a bias for any distance; those of the trained length,
+    `window`, have |x̂| ≤ log₈ 9. The factors 8 and 16 and the sigmoid are in the authors' code, not in the paper. The
+    bias here is 8 tanh(G/2) = 16 σ(G) − 8, the same after the softmax. Left out: the second axis, since a text has one
+    where an image has two, and cosine attention, which is no position scheme.
+
+    Parameters: cpb_mlp.0 (W, 1) and (W,), cpb_mlp.2 (H, W) without a bias; per layer. Names are those of the authors'
+    code, where the first weight has a column for each axis.
+    """
+
+    source = (
+        "Liu et al. 2022, arXiv 2111.09883, §3.3, eq. 3-4; microsoft/Swin-Transformer models/swin_transformer_v2.py"
+    )
+    out_of_range = ("extrapolate",)
+    extrapolation_claim = "transfers to larger windows of images better than a table or linear coordinates"
+    zero_is_neutral = False  # with all of the MLP at zero no gradient gets in
+    options = {
+        "window": Option(
+            default=None,
+            help="the trained length, by which distances are divided; an integer from 2 on, or None for "
+            "max_position_embeddings",
+            accepts=lambda value: value is None or (is_count(value) and value > 1),
+        ),
+        "mlp_width": Option(default=512, help="W, hidden units of the MLP; a positive integer", accepts=is_count),
+    }
+
+    def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(config, options)
+        width = self.settings["mlp_width"]
+        self.cpb_mlp = nn.Sequential(ScalarLinear(width), nn.ReLU(), nn.Linear(width, self.num_heads, bias=False))
+
+    @classmethod
+    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
+        resolved = super().resolve(options, config)
+        if resolved["window"] is None:
+            resolved["window"] = max(config.max_position_embeddings, 2)
+        return resolved
+
+    def init_weights(self, std: float) -> None:
+        for layer in self.cpb_mlp:
+            if isinstance(layer, nn.Linear | ScalarLinear):
+                init.normal_(layer.weight, mean=0.0, std=std)
+                if layer.bias is not None:
+                    init.zeros_(layer.bias)
+
+    def coordinates(self, context: AttentionContext) -> torch.Tensor:
+        """x̂ of every offset of the call, (N,), in float32 at least."""
+        x = -context.offsets(context.device).to(torch.promote_types(dtype_of(self.cpb_mlp), torch.float32))
+        return x.sign() * torch.log2(1 + 8 * x.abs() / (self.settings["window"] - 1)) / math.log2(8)
+
+    def forward(self, context: AttentionContext) -> Terms:
+        bias = self.cpb_mlp(self.coordinates(context)[:, None].to(dtype_of(self.cpb_mlp))).T  # (H, N)
+        return Terms(c_outer=(toeplitz_table(8 * torch.tanh(bias / 2), context),))

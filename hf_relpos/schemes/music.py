@@ -1,0 +1,82 @@
+"""Music Transformer (Huang et al., arXiv 1809.04281, §3.4), as tensor2tensor has it, causal and two-sided."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import initialization as init
+
+from ..attention.context import AttentionContext
+from ..attention.formula import Table, Terms
+from .scheme import LinearParameter, Option, RangeOption, Scheme, choice, is_count
+
+
+class Music(Scheme, name="music"):
+    """score = s · q_i·(k_j + E_r) for |r| < m; further keys have no term, which is not the clipping of Shaw.
+
+    The paper and its table are causal: m rows, the last of them for the token itself, and no term for keys to the
+    right. tensor2tensor also has a two-sided table, 2m − 1 rows in ascending order of r, for models that see both
+    sides. With `values` a second table is added to the values, as Shaw does.
+
+    Parameters: key_relative_embeddings and value_relative_embeddings, each (H, m or 2m − 1, d), or without `per_head`
+    (m or 2m − 1, d); per layer. Names, shapes and initialisation are tensor2tensor's.
+    """
+
+    source = (
+        "Huang et al. 2018, arXiv 1809.04281, §3.4; tensor2tensor dot_product_self_attention_relative_v2 and "
+        "dot_product_unmasked_self_attention_relative_v2"
+    )
+    out_of_range = ("zero", "clip")
+    extrapolation_claim = "generates pieces longer than those it was trained on (causal)"
+    range_option = RangeOption("max_relative_position", exclusive=True)
+    linear_parameters = {
+        "key_relative_embeddings": LinearParameter("A"),
+        "value_relative_embeddings": LinearParameter("V"),
+    }
+    options = {
+        "max_relative_position": Option(
+            default=None,
+            help="m, distances below it have a term; a positive integer, or None for max_position_embeddings",
+            accepts=lambda value: value is None or is_count(value),
+        ),
+        "per_head": choice(True, False, help="a table for each head (False is heads_share_relative_embedding)"),
+        "values": choice(False, True, help="a table for the values too (add_relative_to_values)"),
+        "causal": choice(None, True, False, help="the table that looks left only; None: in decoders"),
+    }
+
+    def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(config, options)
+        self.max_distance = (self.settings["max_relative_position"] or config.max_position_embeddings) - 1
+        causal = self.settings["causal"]
+        self.causal = config.is_decoder if causal is None else causal
+        shape: tuple[int, ...] = (self.max_distance + 1 if self.causal else 2 * self.max_distance + 1, self.head_size)
+        if self.settings["per_head"]:
+            shape = (self.num_heads, *shape)
+        self.key_relative_embeddings = nn.Parameter(torch.empty(shape))
+        if self.settings["values"]:
+            self.value_relative_embeddings = nn.Parameter(torch.empty(shape))
+
+    def init_weights(self, std: float) -> None:
+        for table in self.parameters():
+            init.normal_(table, mean=0.0, std=self.head_size**-0.5)
+
+    def table(self, rows: torch.Tensor) -> Table:
+        """All rows, and after them a row of zeros for keys without a term."""
+        rows = rows if rows.dim() == 3 else rows[None]
+        low, high = -self.max_distance, 0 if self.causal else self.max_distance
+        nothing = rows.shape[1]
+
+        def row_of(r: torch.Tensor) -> torch.Tensor:
+            row = r.clamp(low, high) - low
+            if self.settings["out_of_range"] == "zero":
+                row = torch.where(r.abs() > self.max_distance, nothing, row)
+            return torch.where(r > 0, nothing, row) if self.causal else row
+
+        return Table(nn.functional.pad(rows, (0, 0, 0, 1)), row_of)
+
+    def forward(self, context: AttentionContext) -> Terms:
+        key = self.table(self.key_relative_embeddings)
+        if not self.settings["values"]:
+            return Terms(A=(key,))
+        return Terms(A=(key,), V=(self.table(self.value_relative_embeddings),))

@@ -1,0 +1,49 @@
+"""NEZHA's functional relative positions (Wei et al., arXiv 1909.00204): Shaw's scheme with a fixed table."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..attention.context import AttentionContext
+from ..attention.formula import Table, Terms
+from .encodings import sinusoid_interleaved
+from .scheme import Option, RangeOption, Scheme, is_count, refuse_odd_heads
+
+
+MAX_ROWS = 2**16  # the table is made anew in every call
+
+
+class Nezha(Scheme, name="nezha"):
+    """score = s · q_i·(k_j + T_r), out_i = Σ_j α_ij (v_j + T_r), r clipped to ±K. No parameters.
+
+    T_r is the interleaved sinusoid of r + K, not of r: the code counts the rows of its table from 0, and released
+    weights were trained with that.
+    """
+
+    source = "Wei et al. 2019, arXiv 1909.00204; transformers 4.57.6 models/deprecated/nezha"
+    out_of_range = ("clip",)
+    extrapolation_claim = "fixed sinusoids are chosen because they may extrapolate"
+    range_option = RangeOption("max_relative_position")
+    zero_is_neutral = False
+    options = {
+        "max_relative_position": Option(
+            default=64,
+            help=f"K, the largest distance with an embedding of its own; a positive integer up to {MAX_ROWS:,}",
+            accepts=lambda value: is_count(value) and value <= MAX_ROWS,
+        ),
+    }
+
+    @classmethod
+    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
+        refuse_odd_heads(config, cls.name)
+        return super().resolve(options, config)
+
+    def forward(self, context: AttentionContext) -> Terms:
+        max_distance = self.settings["max_relative_position"]
+        rows = torch.arange(2 * max_distance + 1, device=context.device)
+        table = Table(
+            sinusoid_interleaved(rows, self.head_size, context.dtype)[None],
+            row_of=lambda r: r.clamp(-max_distance, max_distance) + max_distance,
+        )
+        return Terms(A=(table,), V=(table,))

@@ -1,0 +1,156 @@
+"""From a configuration to its scheme, or combination of schemes."""
+
+import reprlib
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from ..attention.context import AttentionContext
+from ..attention.formula import Terms
+from .scheme import SCHEMES, Scheme, SharedScheme, nearest
+
+
+# The scheme of a stock BERT configuration, which need not name one: Transformers v5 no longer writes the field.
+STOCK_SCHEME = "absolute"
+# That of a RelPosBertConfig.
+DEFAULT_SCHEME = "relative_key"
+# All tables of the formula, each free: what converters fit.
+GENERAL_SCHEME = "tables"
+# All of them as plain attention, which every kernel computes: what converters fit unless told otherwise.
+PLAIN_SCHEME = "harmonic"
+
+
+def find_scheme(name: Any) -> type[Scheme]:
+    """The scheme of that name.
+
+    Raises:
+        ValueError: for an unknown name; says which it is most like, and lists the known ones.
+    """
+    if not isinstance(name, str) or name not in SCHEMES:
+        raise ValueError(
+            f"position_embedding_type = {reprlib.repr(name)} is unknown{nearest(name, SCHEMES)}; known schemes: "
+            f"{', '.join(sorted(SCHEMES))}"
+        )
+    return SCHEMES[name]
+
+
+def translate_options(name: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """`position_options` under today's names, from those of an earlier release; what is not known stays as it is.
+
+    Args:
+        name: a value of `position_embedding_type`.
+        options: of the scheme, or of a combination by scheme name.
+
+    Raises:
+        ValueError: for an option given under its old and its new name.
+    """
+    if isinstance(name, str) and name in SCHEMES:
+        return SCHEMES[name].translate(options)
+    return {
+        key: SCHEMES[key].translate(value) if key in SCHEMES and isinstance(value, Mapping) else value
+        for key, value in options.items()
+    }
+
+
+def scheme_parts(config: Any) -> list[tuple[type[Scheme], dict[str, Any]]]:
+    """The schemes of a configuration, each with its resolved options: one, or several for a combination.
+
+    `position_options` of a combination is a dict of dicts, by scheme name.
+
+    Raises:
+        ValueError: for what `find_scheme` and `Scheme.resolve` refuse, an empty or repeated combination, or options
+            for a scheme that is not in it.
+    """
+    name = config.position_embedding_type
+    options = config.position_options or {}
+    if isinstance(name, str):
+        scheme = find_scheme(name)
+        return [(scheme, scheme.resolve(options, config))]
+    if not isinstance(name, list | tuple) or not name or len(set(map(str, name))) < len(name):
+        raise ValueError(
+            f"position_embedding_type = {reprlib.repr(name)}: give one scheme's name, or a list of different names"
+        )
+    for each in name:
+        find_scheme(each)
+    for key, value in options.items():
+        if key not in name or not isinstance(value, Mapping):
+            raise ValueError(
+                f"position_options[{reprlib.repr(key)}] = {reprlib.repr(value)}: the options of a combination are a "
+                f"dict for each of its schemes, here {', '.join(name)}"
+            )
+    return [(scheme, scheme.resolve(options.get(scheme.name), config)) for scheme in map(find_scheme, name)]
+
+
+def parts_with_absolute_table(config: Any) -> list[tuple[type[Scheme], dict[str, Any]]]:
+    """`scheme_parts`, and the stock scheme where the field `absolute_position_embeddings` adds its table to them."""
+    parts = scheme_parts(config)
+    if config.absolute_position_embeddings and not any(scheme.learned_input_table for scheme, _ in parts):
+        stock = find_scheme(STOCK_SCHEME)
+        parts.append((stock, stock.resolve({}, config)))
+    return parts
+
+
+class Combination(nn.Module):
+    """Several schemes at once: the sum of their terms, in the order of `position_embedding_type`."""
+
+    def __init__(self, schemes: list[Scheme]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(schemes)
+        self.signature: Hashable = tuple(scheme.signature for scheme in schemes)  # as of one scheme
+
+    def forward(self, context: AttentionContext) -> Terms:
+        """The terms of all parts, added."""
+        shared = context.shared or (None,) * len(self.parts)
+        total = Terms()
+        for part, of_part in zip(self.parts, shared, strict=True):
+            total = total + part(replace(context, shared=of_part))
+        return total
+
+
+class SharedParts(nn.Module):
+    """What the parts of a combination share among layers, in their order."""
+
+    def __init__(self, modules: list[nn.Module | None]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Identity() if module is None else module for module in modules)
+
+    def forward(self, context: AttentionContext) -> tuple[Any, ...]:
+        """One entry per part; None for those that share nothing."""
+        return tuple(part(context) if isinstance(part, SharedScheme) else None for part in self.parts)
+
+
+def build_scheme(config: Any) -> nn.Module:
+    """The module `attention.self.distance_embedding` of one layer."""
+    parts = scheme_parts(config)
+    if isinstance(config.position_embedding_type, str):
+        return parts[0][0](config)
+    return Combination([scheme(config, settings) for scheme, settings in parts])
+
+
+def build_shared(config: Any) -> nn.Module | None:
+    """The module `encoder.distance_embedding`, or None when nothing is shared by the layers."""
+    modules = [scheme.shared_module(config, settings) for scheme, settings in scheme_parts(config)]
+    if all(module is None for module in modules):
+        return None
+    return modules[0] if isinstance(config.position_embedding_type, str) else SharedParts(modules)
+
+
+def build_input(config: Any) -> nn.Module | None:
+    """The module `embeddings.position_embeddings`, or None.
+
+    Raises:
+        ValueError: when more than one scheme acts on the input.
+    """
+    modules = {}
+    for scheme, settings in parts_with_absolute_table(config):
+        module = scheme.input_module(config, settings)
+        if module is not None:
+            modules[scheme.name] = module
+    if len(modules) > 1:
+        raise ValueError(
+            f"position_embedding_type = {config.position_embedding_type!r} with absolute_position_embeddings = "
+            f"{config.absolute_position_embeddings}: {' and '.join(modules)} both act on the input; choose one of them"
+        )
+    return next(iter(modules.values()), None)

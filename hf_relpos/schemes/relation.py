@@ -1,0 +1,118 @@
+"""Edges with labels (Shaw, Uszkoreit and Vaswani, arXiv 1803.02155, §3.1), as RAT-SQL (arXiv 1911.04942) uses them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import initialization as init
+
+from ..attention.context import AttentionContext
+from ..attention.formula import Table, Terms
+from ..attention.tracing import is_traced
+from .scheme import Option, Scheme, SharedScheme, choice, is_count
+
+
+class LabelCheck(SharedScheme):
+    """Looks at the labels once per forward; it has no parameters and shares nothing."""
+
+    def __init__(self, config: Any, settings: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.count = settings["num_relations"]
+
+    def forward(self, context: AttentionContext) -> None:
+        """
+        Raises:
+            ValueError: for labels without a row. Compiled or traced code leaves it to the index error.
+        """
+        labels = context.relation_ids
+        if labels is None or is_traced() or labels.is_meta or labels.numel() == 0:
+            return
+        smallest, largest = (int(label) for label in labels.aminmax())
+        if smallest < 0 or largest >= self.count:
+            raise ValueError(
+                f"relation_ids has labels from {smallest} to {largest}; with position_options['num_relations'] = "
+                f"{self.count} they go from 0 to {self.count - 1}"
+            )
+
+
+class Relation(Scheme, name="relation"):
+    """score = s · q_i·(k_j + a^K_e), out_i = Σ_j α_ij (v_j + a^V_e), e = e(i, j) the label of the edge from i to j.
+
+    The labels are an input of `forward`, `relation_ids` (B, L, L) of any integer type: syntax, coreference, links of a
+    schema. With e = clip(j − i, ±k) + k they are Shaw's scheme. Distances play no part unless labels tell them. Labels
+    belong to the tokens of one call, so there is no decoding with a cache.
+
+    Parameters: key and value, each (num_relations, d), or (H, num_relations, d) with `per_head`; per layer. The row of
+    `none_label` plays no part.
+    """
+
+    source = "Shaw et al. 2018, arXiv 1803.02155, §3.1, eq. 3-4 with the edges of a graph"
+    out_of_range = ("extrapolate",)
+    extrapolation_claim = "nothing about longer inputs"
+    required_inputs = frozenset({"relation_ids"})
+    options = {
+        "num_relations": Option(
+            default=2,
+            help="how many labels there are, 0 … num_relations − 1; a positive integer",
+            accepts=is_count,
+        ),
+        "none_label": Option(
+            default=0,
+            help="the label of pairs without an edge, whose vectors are zero; a label, or None if all have vectors",
+            accepts=lambda value: value is None or (type(value) is int and value >= 0),
+        ),
+        "per_head": choice(False, True, help="tables of their own for each head"),
+        "values": choice(True, False, help="a table for the values too"),
+    }
+
+    def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(config, options)
+        shape: tuple[int, ...] = (self.settings["num_relations"], self.head_size)
+        if self.settings["per_head"]:
+            shape = (self.num_heads, *shape)
+        self.key = nn.Parameter(torch.empty(shape))
+        if self.settings["values"]:
+            self.value = nn.Parameter(torch.empty(shape))
+
+    @classmethod
+    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
+        resolved = super().resolve(options, config)
+        count, none = resolved["num_relations"], resolved["none_label"]
+        if none is not None and count <= max(none, 1):
+            raise ValueError(
+                f"position_options['num_relations'] = {count} with none_label = {none}: labels go from 0 to "
+                "num_relations − 1, and one besides none_label must be left"
+            )
+        return resolved
+
+    @classmethod
+    def shared_module(cls, config: Any, settings: Mapping[str, Any]) -> SharedScheme:
+        return LabelCheck(config, settings)
+
+    def init_weights(self, std: float) -> None:
+        for table in self.parameters():
+            init.normal_(table, mean=0.0, std=std)
+
+    def table(self, rows: torch.Tensor, labels: torch.Tensor) -> Table:
+        """One row per label, that of `none_label` zero."""
+        none = self.settings["none_label"]
+        if none is None:
+            rows = rows.clone()
+        else:
+            rows = rows.masked_fill((torch.arange(rows.shape[-2], device=rows.device) == none)[:, None], 0.0)
+        return Table(rows if rows.dim() == 3 else rows[None], row_of=lambda label: label.long(), relation=labels)
+
+    def forward(self, context: AttentionContext) -> Terms:
+        labels = context.relation_ids
+        length, key_length = context.query_length, context.key_length
+        if labels is None or labels.dim() != 3 or tuple(labels.shape[1:]) != (length, key_length):
+            shape = None if labels is None else tuple(labels.shape)
+            raise ValueError(
+                f"relation_ids has shape {shape}; {length} tokens that attend to {key_length} need "
+                f"(batch, {length}, {key_length}), and with a cache there is no way to give them: use_cache=False"
+            )
+        key = self.table(self.key, labels)
+        if not self.settings["values"]:
+            return Terms(A=(key,))
+        return Terms(A=(key,), V=(self.table(self.value, labels),))

@@ -1,0 +1,72 @@
+"""Rows and columns apart, as in attention augmented convolutions (Bello et al., arXiv 1904.09925, §3.2)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import initialization as init
+
+from ..attention.context import AttentionContext
+from ..attention.formula import Table, Terms
+from .scheme import Option, RangeOption, Scheme, choice, is_count
+
+
+class Relative2d(Scheme, name="relative_2d"):
+    """score = s · q_i·(k_j + H_Δy + W_Δx), Δy and Δx the rows and columns from i to j; H_Δ = W_Δ = 0 for |Δ| ≥ m.
+
+    Grids may have any shape. Pairs with a token outside the grid, like [CLS], are scored by content alone.
+
+    Parameters: height_key_relative_embeddings and width_key_relative_embeddings, each (2m − 1, d), row Δ + m − 1, or
+    (H, 2m − 1, d) with `per_head`; per layer. The paper's tables are shared by the heads, tensor2tensor's are not
+    by default.
+    """
+
+    source = "Bello et al. 2019, arXiv 1904.09925, §3.2, eq. 4; tensor2tensor relative_2d"
+    out_of_range = ("zero", "clip")
+    extrapolation_claim = "nothing about larger images"
+    range_option = RangeOption("max_relative_position", exclusive=True)
+    required_inputs = frozenset({"grid"})
+    options = {
+        "max_relative_position": Option(
+            default=32,
+            help="m, numbers of rows and of columns below it have a term; a positive integer",
+            accepts=is_count,
+        ),
+        "per_head": choice(False, True, help="tables of their own for each head"),
+    }
+
+    def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(config, options)
+        self.max_distance = self.settings["max_relative_position"] - 1
+        shape: tuple[int, ...] = (2 * self.max_distance + 1, self.head_size)
+        if self.settings["per_head"]:
+            shape = (self.num_heads, *shape)
+        self.height_key_relative_embeddings = nn.Parameter(torch.empty(shape))
+        self.width_key_relative_embeddings = nn.Parameter(torch.empty(shape))
+
+    def init_weights(self, std: float) -> None:
+        init.normal_(self.height_key_relative_embeddings, mean=0.0, std=self.head_size**-0.5)
+        init.normal_(self.width_key_relative_embeddings, mean=0.0, std=self.head_size**-0.5)
+
+    def table(self, rows: torch.Tensor, steps: torch.Tensor, inside: torch.Tensor) -> Table:
+        """Rows in ascending order of Δ, and a zero row after them for pairs without a term.
+
+        Args:
+            steps: Δ, (B, L, L).
+            inside: (B, L, L), whether both tokens are on the grid.
+        """
+        if self.settings["out_of_range"] == "clip":
+            steps = steps.clamp(-self.max_distance, self.max_distance)
+        near = inside & (steps.abs() <= self.max_distance)
+        return Table(
+            nn.functional.pad(rows if rows.dim() == 3 else rows[None], (0, 0, 0, 1)),
+            row_of=lambda row: row,
+            relation=torch.where(near, steps + self.max_distance, 2 * self.max_distance + 1),
+        )
+
+    def forward(self, context: AttentionContext) -> Terms:
+        down, right, inside = context.grid_offsets()
+        height = self.table(self.height_key_relative_embeddings, down, inside)
+        width = self.table(self.width_key_relative_embeddings, right, inside)
+        return Terms(A=(height, width))

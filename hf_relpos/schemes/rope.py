@@ -1,0 +1,90 @@
+"""Rotary positions (Su et al., RoFormer, arXiv 2104.09864, eq. 15 and 34)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..attention.context import AttentionContext
+from ..attention.formula import Terms
+from .scheme import Option, Scheme, choice, is_number
+
+
+class RoPE(Scheme, name="rope"):
+    """score = s · (R_i q_i)·(R_j k_j) = s · q_i·R_{j−i} k_j. No parameters.
+
+    R_p turns the plane n of a head by the angle p·θ_n, θ_n = base^(−2n/w), w being the components that are rotated.
+    Which two components make a plane is a convention that the weights must share: `adjacent` takes 2n and 2n + 1
+    (RoFormer, GPT-J), `half` takes n and n + w/2 (GPT-NeoX, LLaMA, ModernBERT). Permuting the rows of the query and
+    key projections in the same way turns one into the other exactly.
+
+    Longer inputs: `linear` divides positions by `factor` (position interpolation, arXiv 2306.15595), `ntk` multiplies
+    the base by factor^(w/(w−2)), which leaves the fastest plane alone and slows the slowest by `factor`. Left out:
+    rotated values, which RoFormer's code has as an option and which make the output depend on absolute positions.
+    """
+
+    source = "Su et al. 2021, arXiv 2104.09864, eq. 15 and 34"
+    out_of_range = ("extrapolate",)
+    extrapolation_claim = "any length can be computed; later papers find that it does not extrapolate unscaled"
+    zero_is_neutral = False
+    options = {
+        "pairing": choice("adjacent", "half", help="which components make a plane: (2n, 2n + 1) or (n, n + w/2)"),
+        "base": Option(default=10000.0, help="of the angles; a positive number", accepts=is_number),
+        "rotary_fraction": Option(
+            default=1.0,
+            help="share of each head that is rotated, its first components; above 0, at most 1",
+            accepts=lambda value: is_number(value) and value <= 1,
+        ),
+        "scaling": choice(None, "linear", "ntk", help="how to reach positions past the trained range"),
+        "factor": Option(default=1.0, help="how many times longer, a positive number", accepts=is_number),
+    }
+
+    @classmethod
+    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
+        resolved = super().resolve(options, config)
+        head_size = config.hidden_size // config.num_attention_heads
+        width = int(head_size * resolved["rotary_fraction"])
+        if width == 0 or width % 2:
+            raise ValueError(
+                f"position_options['rotary_fraction'] = {resolved['rotary_fraction']} rotates {width} of the "
+                f"{head_size} components of a head; planes have two each, so choose a fraction that makes it even"
+            )
+        if (resolved["scaling"] is None) != (resolved["factor"] == 1):
+            raise ValueError(
+                f"position_options['scaling'] = {resolved['scaling']!r} with factor = {resolved['factor']}: give "
+                "both, the factor other than 1, or neither"
+            )
+        return resolved
+
+    def rotate(self, vectors: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """R_p of every vector.
+
+        Args:
+            vectors: (B, H, N, d).
+            positions: (N,) or (B, N).
+
+        Returns:
+            (B, H, N, d).
+        """
+        options = self.settings
+        width = int(self.head_size * options["rotary_fraction"])
+        base = options["base"]
+        # the angles of far positions need float32 whatever the vectors are
+        positions = positions.to(torch.promote_types(vectors.dtype, torch.float32))
+        if options["scaling"] == "linear":
+            positions = positions / options["factor"]
+        elif options["scaling"] == "ntk":
+            base = base * options["factor"] ** (width / max(width - 2, 1))
+        steps = torch.arange(0, width, 2, device=positions.device, dtype=positions.dtype) / width
+        angles = positions[..., None] * base**-steps  # (N, w/2) or (B, N, w/2)
+        angles = angles if angles.dim() == 2 else angles[:, None]
+        cosine, sine = angles.cos().to(vectors.dtype), angles.sin().to(vectors.dtype)
+        turned, rest = vectors[..., :width], vectors[..., width:]
+        adjacent = options["pairing"] == "adjacent"
+        x, y = turned.unflatten(-1, (-1, 2)).unbind(-1) if adjacent else turned.chunk(2, dim=-1)
+        planes = (x * cosine - y * sine, y * cosine + x * sine)
+        turned = torch.stack(planes, dim=-1).flatten(-2) if adjacent else torch.cat(planes, dim=-1)
+        return turned if width == self.head_size else torch.cat([turned, rest], dim=-1)
+
+    def forward(self, context: AttentionContext) -> Terms:
+        return Terms(rotate=self.rotate)

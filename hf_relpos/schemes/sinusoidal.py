@@ -1,0 +1,66 @@
+"""Sinusoids at the input (Vaswani et al., arXiv 1706.03762, §3.5)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..attention.context import AttentionContext
+from ..attention.formula import Terms
+from .encodings import sinusoid_concat, sinusoid_interleaved, sinusoid_t2t
+from .scheme import InputScheme, Option, Scheme, choice, is_number, refuse_odd_width
+
+
+LAYOUTS = {"interleaved": sinusoid_interleaved, "concat": sinusoid_concat, "t2t": sinusoid_t2t}
+
+AMPLITUDE = Option(
+    default=1.0,
+    help="factor of the sinusoid; a positive number. A LayerNorm follows, so that hidden_size**-0.5 does what the "
+    "paper's factor √D on the word embeddings does",
+    accepts=is_number,
+)
+
+
+class Sinusoid(InputScheme):
+    """The sinusoids of positions, without parameters."""
+
+    def __init__(self, layout: str, amplitude: float) -> None:
+        super().__init__()
+        self.layout = layout
+        self.amplitude = amplitude
+
+    def forward(
+        self, position_ids: torch.Tensor, content: torch.Tensor, attention_mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        precise = torch.promote_types(content.dtype, torch.float32)
+        return self.amplitude * LAYOUTS[self.layout](position_ids, content.shape[-1], precise)
+
+
+class Sinusoidal(Scheme, name="sinusoidal"):
+    """x_i = LayerNorm(word + type + PE_i), PE_i the sinusoid of i; nothing inside attention. No parameters.
+
+    Three layouts share the name: `interleaved` is the paper's formula (and DistilBERT's), `concat` has the same
+    columns in another order (Transformer-XL), `t2t` other frequencies as well (tensor2tensor, fairseq). The paper
+    multiplies the word embeddings by √D; they are left alone here, and `amplitude` sets the balance.
+    """
+
+    source = "Vaswani et al. 2017, arXiv 1706.03762, §3.5"
+    out_of_range = ("extrapolate",)
+    extrapolation_claim = "may extrapolate; Press et al. find that it does not"
+    zero_is_neutral = False  # the input has positions from the start
+    options = {
+        "layout": choice("interleaved", "concat", "t2t", help="order and frequencies of sines and cosines"),
+        "amplitude": AMPLITUDE,
+    }
+
+    @classmethod
+    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
+        refuse_odd_width(config, cls.name)
+        return super().resolve(options, config)
+
+    @classmethod
+    def input_module(cls, config: Any, settings: Mapping[str, Any]) -> InputScheme:
+        return Sinusoid(settings["layout"], settings["amplitude"])
+
+    def forward(self, context: AttentionContext) -> Terms:
+        return Terms()

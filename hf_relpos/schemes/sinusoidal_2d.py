@@ -1,0 +1,55 @@
+"""Sinusoids of rows and columns at the input, as in the Image Transformer (Parmar et al., arXiv 1802.05751)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..attention.context import AttentionContext
+from ..attention.formula import Terms
+from .encodings import sinusoid_t2t
+from .scheme import InputScheme, Scheme
+from .sinusoidal import AMPLITUDE
+
+
+class GridSinusoid(InputScheme):
+    """[PE(row) | PE(column) | 0], PE in tensor2tensor's layout with 2·⌊D/4⌋ features; without parameters."""
+
+    takes_grid = True
+
+    def __init__(self, amplitude: float) -> None:
+        super().__init__()
+        self.amplitude = amplitude
+
+    def forward(
+        self, position_ids: torch.Tensor, content: torch.Tensor, attention_mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        precise = torch.promote_types(content.dtype, torch.float32)
+        width = content.shape[-1]
+        vectors = sinusoid_t2t(position_ids, width // 4 * 2, precise).flatten(-2)
+        inside = (position_ids >= 0).all(-1, keepdim=True)
+        return nn.functional.pad(self.amplitude * vectors * inside, (0, width % 4))
+
+
+class Sinusoidal2d(Scheme, name="sinusoidal_2d"):
+    """x_i = LayerNorm(word + type + [PE(y_i) | PE(x_i)]), (y, x) the row and column of token i; nothing in attention.
+
+    Each axis has ⌊D/4⌋ frequencies; the D mod 4 features after them have no position. Tokens outside the grid, with a
+    negative coordinate, get a zero vector. Where tensor2tensor divides by zero, D < 8, the one frequency is 1. No
+    parameters. Its learned variant, a table for each axis, is left out.
+    """
+
+    source = "Parmar et al. 2018, arXiv 1802.05751, §3.1; tensor2tensor add_timing_signal_nd"
+    out_of_range = ("extrapolate",)
+    extrapolation_claim = "nothing about larger images"
+    zero_is_neutral = False  # the input has positions from the start
+    required_inputs = frozenset({"grid"})
+    options = {"amplitude": AMPLITUDE}
+
+    @classmethod
+    def input_module(cls, config: Any, settings: Mapping[str, Any]) -> InputScheme:
+        return GridSinusoid(settings["amplitude"])
+
+    def forward(self, context: AttentionContext) -> Terms:
+        return Terms()

@@ -1,0 +1,96 @@
+"""T5's bucketed bias (Raffel et al., arXiv 1910.10683, §2.1), one table for all layers; MPNet has it too."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import initialization as init
+
+from ..attention.context import AttentionContext
+from ..attention.formula import Terms, toeplitz_table
+from .encodings import t5_bucket
+from .scheme import Option, RangeOption, Scheme, SharedScheme, choice, is_count
+
+
+class BucketedBias(SharedScheme):
+    """The bias of every offset of the call.
+
+    Parameters: relative_attention_bias.weight (buckets, H), as in the T5 and MPNet checkpoints.
+    """
+
+    def __init__(self, config: Any, settings: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.buckets = settings["buckets"]
+        self.max_distance = settings["max_distance"]
+        self.bidirectional = not config.is_decoder
+        self.relative_attention_bias = nn.Embedding(self.buckets, config.num_attention_heads)
+
+    def init_weights(self, std: float) -> None:
+        init.normal_(self.relative_attention_bias.weight, mean=0.0, std=std)
+
+    def forward(self, context: AttentionContext) -> torch.Tensor:
+        """(H, N), in the order of `context.offsets`."""
+        r = context.offsets(context.device)
+        bucket = t5_bucket(r, self.buckets, self.max_distance, self.bidirectional)
+        return self.relative_attention_bias(bucket).transpose(0, 1)
+
+
+class T5(Scheme, name="t5"):
+    """score = s · q_i·k_j + b^h_{bucket(r)}: the bias stands outside the scale.
+
+    s is BERT's 1/√d by default, as in MPNet and TUPE, the BERT-like models with this bias: with b = 0 the
+    layer is then a plain one, and pretrained BERT weights stay right. T5 itself has s = 1 and makes up for it when it
+    initialises its queries: take scaling="t5" for weights that come from a T5.
+
+    Buckets tell left from right, so B/2 of them serve each side; in a decoder all of them serve the left. The table is
+    `encoder.distance_embedding.relative_attention_bias.weight`, shared by all layers.
+    """
+
+    source = "Raffel et al. 2019, arXiv 1910.10683, §2.1; MPNet: Song et al. 2020, arXiv 2004.09297"
+    out_of_range = ("clip",)
+    extrapolation_claim = "nothing itself; Press et al. find that perplexity holds a little beyond the trained length"
+    range_option = RangeOption("max_distance")
+    options = {
+        "buckets": Option(
+            default=32,
+            help="size of the table; a multiple of 4 (of 2 in a decoder)",
+            accepts=is_count,
+        ),
+        "max_distance": Option(
+            default=128,
+            help="all distances from it on share the last bucket; a positive integer, larger than the distances that "
+            "have buckets of their own, buckets/4 (buckets/2 in a decoder)",
+            accepts=is_count,
+        ),
+        "scaling": choice("bert", "t5", help="s: 1/√d (bert, MPNet) or 1 (t5)"),
+    }
+
+    @classmethod
+    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
+        resolved = super().resolve(options, config)
+        sides = 1 if config.is_decoder else 2
+        if resolved["buckets"] % (2 * sides):
+            raise ValueError(
+                f"position_options['buckets'] = {resolved['buckets']} is not a multiple of {2 * sides}; half of the "
+                f"buckets {'' if sides == 1 else 'of each side '}are for single distances, half for ranges"
+            )
+        exact = resolved["buckets"] // (2 * sides)
+        if resolved["max_distance"] <= exact:
+            raise ValueError(
+                f"position_options['max_distance'] = {resolved['max_distance']} leaves nothing for the ranges: with "
+                f"{resolved['buckets']} buckets the distances below {exact} have one each; choose a larger one"
+            )
+        return resolved
+
+    @classmethod
+    def scale_of(cls, settings: Mapping[str, Any], config: Any) -> float | None:
+        return 1.0 if settings["scaling"] == "t5" else None
+
+    @classmethod
+    def shared_module(cls, config: Any, settings: Mapping[str, Any]) -> SharedScheme:
+        return BucketedBias(config, settings)
+
+    def forward(self, context: AttentionContext) -> Terms:
+        scale = self.scale if self.settings["scaling"] == "t5" else None
+        return Terms(scale=scale, c_outer=(toeplitz_table(context.shared, context),))

@@ -1,0 +1,144 @@
+"""The general scheme: any of the formula's tables, each free. What converters aim at.
+
+Every additive scheme of the field is this one with its tables tied, clipped or fixed. Tables may be stored on knots:
+one row for each near distance and ever fewer for far ones, with linear interpolation between (hat functions), so that
+distances which are rarely seen are neighbours of those that are.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import initialization as init
+
+from ..attention.context import AttentionContext
+from ..attention.formula import Table, Terms, toeplitz_table
+from ..attention.tracing import is_traced
+from .scheme import TABLE_LETTERS, WHICH_TABLES, LinearParameter, Option, RangeOption, Scheme, choice, is_count
+
+
+def knots(max_distance: int, dense: int, per_octave: int) -> list[int]:
+    """Offsets of the hat functions, ascending and symmetric: every |r| ≤ dense, then `per_octave` for each doubling.
+
+    Args:
+        max_distance: the largest distance; always a knot.
+        dense: up to here every distance is a knot.
+        per_octave: knots for each doubling of the distance from there on.
+    """
+    right = list(range(1, min(dense, max_distance) + 1))
+    step = 0
+    while right[-1] < max_distance:
+        step += 1
+        right.append(max(right[-1] + 1, min(max_distance, round(dense * 2 ** (step / per_octave)))))
+    return [-knot for knot in reversed(right)] + [0, *right]
+
+
+class Tables(Scheme, name="tables"):
+    """score = s · (q_i·k_j + q_i·A_r + k_j·B_r + c_r), out_i = Σ_j α_ij (v_j + V_r), with those that `terms` names.
+
+    Parameters: A, B and V (H or 1, N, d), c (H or 1, N); per layer. N is the number of knots, or 2·max_distance + 1
+    with `storage`="rows", in ascending order of r.
+    """
+
+    source = "hf_relpos; hat functions on knots as in shape-constrained regression"
+    out_of_range = ("clip", "zero")
+    extrapolation_claim = "ours: distances past the range share the last row"
+    range_option = RangeOption("max_distance")
+    linear_parameters = {
+        "A": LinearParameter("A"),
+        "B": LinearParameter("B"),
+        "c": LinearParameter("c", distance_axis=-1),
+        "V": LinearParameter("V"),
+    }
+    renamed_options = {"reach": "max_distance"}
+    options = {
+        "terms": WHICH_TABLES,
+        "per_head": choice(True, False, help="tables of their own for each head"),
+        "max_distance": Option(
+            default=None,
+            help="largest distance with an embedding of its own; a positive integer, or None for "
+            "max_position_embeddings − 1",
+            accepts=lambda value: value is None or is_count(value),
+        ),
+        "storage": choice("knots", "rows", help="one row for each knot, or for each distance"),
+        "dense": Option(
+            default=16, help="every distance up to this one has a knot; a positive integer", accepts=is_count
+        ),
+        "per_octave": Option(
+            default=4, help="knots for each doubling of the distance; a positive integer", accepts=is_count
+        ),
+    }
+
+    def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(config, options)
+        self.max_distance = self.settings["max_distance"]
+        if self.settings["storage"] == "knots":
+            self.knots = knots(self.max_distance, self.settings["dense"], self.settings["per_octave"])
+        else:
+            self.knots = list(range(-self.max_distance, self.max_distance + 1))
+        heads = self.num_heads if self.settings["per_head"] else 1
+        for letter in TABLE_LETTERS:
+            width = () if letter == "c" else (self.head_size,)
+            has_table = letter in self.settings["terms"]
+            table = nn.Parameter(torch.empty(heads, len(self.knots), *width)) if has_table else None
+            self.register_parameter(letter, table)
+
+    @classmethod
+    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
+        resolved = super().resolve(options, config)
+        if resolved["max_distance"] is None:
+            resolved["max_distance"] = max(config.max_position_embeddings - 1, 1)
+        return resolved
+
+    def init_weights(self, std: float) -> None:
+        for parameter in self.parameters():
+            init.normal_(parameter, mean=0.0, std=std)
+
+    def expand(self, rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        """Rows at knots to rows at offsets, by linear interpolation; exact at the knots.
+
+        Args:
+            rows: (H or 1, N, …).
+            offsets: r, (M,).
+
+        Returns:
+            (H or 1, M, …).
+        """
+        knots = torch.tensor(self.knots, device=rows.device)
+        clipped = offsets.clamp(-self.max_distance, self.max_distance)
+        right = self.next_knot(knots, clipped)
+        left = (right - 1).clamp(min=0)
+        gap = (knots[right] - knots[left]).clamp(min=1)
+        left_weight = (knots[right] - clipped).to(rows.dtype) / gap
+        if self.settings["out_of_range"] == "zero":
+            in_range = (offsets.abs() <= self.max_distance).to(rows.dtype)
+        else:
+            in_range = torch.ones_like(left_weight)
+        column = (-1,) + (1,) * (rows.dim() - 2)
+        of_left, of_right = left_weight * in_range, (1 - left_weight) * in_range
+        return rows[:, left] * of_left.view(column) + rows[:, right] * of_right.view(column)
+
+    def next_knot(self, knots: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        """Number of the first knot that is not to the left of each offset, (M,)."""
+        if len(self.knots) == 2 * self.max_distance + 1:  # every offset is a knot
+            return offsets + self.max_distance
+        if is_traced():  # ONNX has no search
+            return (knots < offsets[:, None]).sum(-1)
+        return torch.searchsorted(knots, offsets)
+
+    def table(self, letter: str, context: AttentionContext) -> tuple[Table, ...]:
+        """The table of that letter for this call, or none."""
+        rows = getattr(self, letter)
+        if rows is None:
+            return ()
+        if is_traced():  # the sizes of a graph are not known
+            return (toeplitz_table(self.expand(rows, context.offsets(rows.device)), context),)
+        reach = self.max_distance + (self.settings["out_of_range"] == "zero")  # from here on all rows are one
+        first, last = (max(-reach, min(end, reach)) for end in (context.low, context.high))
+        distinct = self.expand(rows, torch.arange(first, last + 1, device=rows.device))
+        return (Table(distinct, row_of=lambda offsets: offsets.clamp(first, last) - first),)
+
+    def forward(self, context: AttentionContext) -> Terms:
+        tables: dict[str, Any] = {letter: self.table(letter, context) for letter in TABLE_LETTERS}
+        return Terms(**tables)

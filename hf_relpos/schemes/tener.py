@@ -1,0 +1,73 @@
+"""TENER (Yan et al., arXiv 1911.04474, §3.2): relative attention for tagging, aware of direction, without 1/√d."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import initialization as init
+
+from ..attention.context import AttentionContext
+from ..attention.formula import Terms, toeplitz_table
+from .encodings import sinusoid_t2t
+from .scheme import Scheme, choice, refuse_odd_heads
+
+
+class Tener(Scheme, name="tener"):
+    """score = s · [(q_i + u)·k_j + (q_i + v)·R_r + k_j·R_{−r}], s = 1, R the sinusoid of size d, r = j − i.
+
+    This is the released code. R has tensor2tensor's layout and no projection. The key-side term is in the code only:
+    `terms="paper"` leaves it out, and keeps the code's R, although the paper writes R_{i−j} in the layout of Vaswani
+    et al.
+
+    u is `r_r_bias` and v is `r_w_bias`, the other way round than in Transformer-XL. The released layer has no output
+    projection after its heads; BERT's stays.
+
+    Parameters: r_r_bias and r_w_bias (H, d); per layer.
+    """
+
+    source = "fastnlp/TENER modules/relative_transformer.py; Yan et al. 2019, arXiv 1911.04474, §3.2"
+    out_of_range = ("extrapolate", "clip")
+    extrapolation_claim = "tells direction and distance; nothing about longer inputs"
+    zero_is_neutral = False  # R has no parameters, and s = 1
+    options = {
+        "terms": choice("code", "paper", help="five terms as released, or four without k_j·R_{−r}"),
+        "scale": choice(False, True, help="divide the scores by √d"),
+    }
+
+    def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(config, options)
+        self.max_distance = config.max_position_embeddings - 1 if self.settings["out_of_range"] == "clip" else None
+        self.r_r_bias = nn.Parameter(torch.empty(self.num_heads, self.head_size))
+        self.r_w_bias = nn.Parameter(torch.empty(self.num_heads, self.head_size))
+
+    @classmethod
+    def scale_of(cls, settings: Mapping[str, Any], config: Any) -> float | None:
+        return None if settings["scale"] else 1.0
+
+    @classmethod
+    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
+        refuse_odd_heads(config, cls.name)
+        return super().resolve(options, config)
+
+    def init_weights(self, std: float) -> None:
+        init.xavier_normal_(self.r_r_bias)
+        init.xavier_normal_(self.r_w_bias)
+
+    def sinusoid(self, distances: torch.Tensor) -> torch.Tensor:
+        """R of every distance, (1, N, d)."""
+        if self.max_distance is not None:
+            distances = distances.clamp(-self.max_distance, self.max_distance)
+        return sinusoid_t2t(distances, self.head_size, self.r_w_bias.dtype)[None]
+
+    def forward(self, context: AttentionContext) -> Terms:
+        offsets = context.offsets(self.r_w_bias.device)
+        rows = self.sinusoid(offsets)
+        B = () if self.settings["terms"] == "paper" else (toeplitz_table(self.sinusoid(-offsets), context),)
+        return Terms(
+            scale=None if self.settings["scale"] else self.scale,
+            A=(toeplitz_table(rows, context),),
+            B=B,
+            u=self.r_r_bias.clone(),
+            c=(toeplitz_table(torch.matmul(self.r_w_bias, rows[0].T), context),),
+        )

@@ -1,0 +1,118 @@
+"""TUPE (Ke, He and Liu, arXiv 2006.15595, §3): untied absolute positions, and [CLS] untied from them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import initialization as init
+
+from ..attention.context import AttentionContext
+from ..attention.formula import Terms
+from ..attention.tracing import is_traced
+from .encodings import t5_bucket
+from .scheme import Scheme, SharedScheme, choice
+
+
+BUCKETS, MAX_DISTANCE = 32, 128
+# rows of the relative table that no bucket uses: bidirectional bucketing never gives BUCKETS // 2
+FROM_CLS, TO_CLS = BUCKETS // 2, BUCKETS
+
+
+class Tupe(Scheme, name="tupe"):
+    """score = s · q_i·k_j + θ_ij [+ b_bucket(r)], s = 1/√(2d), θ_ij = s · (p_i U_Q)·(p_j U_K).
+
+    Scores of [CLS], the token at position 0, have two values of their own: θ_i0 = s · (p' U_Q)(p' U_K) for all i, and
+    θ_0j = s · (p'' U_Q)(p'' U_K) for all j, which goes first at (0, 0). p'' is row 0 of the table `pos`, p_i is row
+    i + 1, and p' is row 1 as well, as in the released code. Variant "R" adds the buckets of T5, unscaled, with two
+    rows of its own for [CLS] likewise.
+
+    θ and b belong to the encoder (`TupePositions`) and are computed once for all layers. In packed rows every document
+    has its [CLS].
+    """
+
+    source = "Ke et al. 2021, arXiv 2006.15595, §3; guolinke/TUPE transformer_sentence_encoder.py"
+    out_of_range = ("clip", "zero")
+    extrapolation_claim = "nothing about longer inputs"
+    zero_is_neutral = False  # for the scale
+    uses_absolute_positions = True
+    options = {"variant": choice("A", "R", help="absolute positions alone, or with T5's relative bias")}
+
+    @classmethod
+    def scale_of(cls, settings: Mapping[str, Any], config: Any) -> float:
+        return (2 * config.hidden_size // config.num_attention_heads) ** -0.5
+
+    @classmethod
+    def shared_module(cls, config: Any, settings: Mapping[str, Any]) -> SharedScheme:
+        return TupePositions(config, settings)
+
+    def forward(self, context: AttentionContext) -> Terms:
+        return Terms(scale=self.scale, dense=(context.shared,))
+
+
+class TupePositions(SharedScheme):
+    """θ, and b for variant "R", of all heads.
+
+    Parameters: pos.weight (P + 1, D); pos_ln; pos_q_linear and pos_k_linear, D to D with bias; variant "R"
+    relative_attention_bias.weight (33, H). Names and shapes are those of the released code.
+    """
+
+    def __init__(self, config: Any, settings: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.positions = config.max_position_embeddings
+        self.out_of_range = settings["out_of_range"]
+        self.num_heads = config.num_attention_heads
+        self.scale = Tupe.scale_of(settings, config)
+        size = config.hidden_size
+        self.pos = nn.Embedding(self.positions + 1, size)
+        self.pos_ln = nn.LayerNorm(size)
+        self.pos_q_linear = nn.Linear(size, size)
+        self.pos_k_linear = nn.Linear(size, size)
+        relative = settings["variant"] == "R"
+        self.relative_attention_bias = nn.Embedding(BUCKETS + 1, self.num_heads) if relative else None
+
+    def init_weights(self, std: float) -> None:
+        init.normal_(self.pos.weight, mean=0.0, std=std)
+        init.ones_(self.pos_ln.weight)
+        init.zeros_(self.pos_ln.bias)
+        for linear in (self.pos_q_linear, self.pos_k_linear):
+            init.normal_(linear.weight, mean=0.0, std=std)
+            init.zeros_(linear.bias)
+        if self.relative_attention_bias is not None:
+            init.normal_(self.relative_attention_bias.weight, mean=0.0, std=std)
+
+    def project(self, linear: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
+        """Row numbers (…, N) to vectors (…, H, N, d)."""
+        vectors = linear(self.pos_ln(self.pos(rows)))
+        return vectors.unflatten(-1, (self.num_heads, -1)).transpose(-2, -3)
+
+    def forward(self, context: AttentionContext) -> torch.Tensor:
+        """θ + b, (1 or B, H, L, K).
+
+        Raises:
+            ValueError: for negative positions, which have no row. Compiled or traced code does not see them.
+        """
+        device = context.device
+        if context.positions is not None and not is_traced() and not context.positions.is_meta:
+            lowest = int(context.positions.min())
+            if lowest < 0:
+                raise ValueError(
+                    f"position_ids has numbers from {lowest} on; the scheme 'tupe' has rows for positions from 0 on: "
+                    "give no negative ones"
+                )
+        i, j = context.query_positions(device), context.key_positions(device)  # (L,) and (K,), or both (B, L)
+        query = self.project(self.pos_q_linear, i.clamp(max=self.positions - 1) + 1)
+        key = self.project(self.pos_k_linear, j.clamp(max=self.positions - 1) + 1)
+        theta = self.scale * torch.matmul(query, key.transpose(-1, -2))  # (…, H, L, K)
+        i, j = i[..., None, :, None], j[..., None, None, :]
+        if self.out_of_range == "zero":
+            theta = theta * ((i < self.positions) & (j < self.positions))
+        rows = torch.arange(2, device=device)
+        own = self.project(self.pos_q_linear, rows) * self.project(self.pos_k_linear, rows)
+        from_cls, to_cls = (self.scale * own.sum(-1)).T[..., None, None]  # (H, 1, 1) each
+        theta = torch.where(i == 0, from_cls, torch.where(j == 0, to_cls, theta))
+        if self.relative_attention_bias is not None:
+            bucket = t5_bucket(j - i, BUCKETS, MAX_DISTANCE)
+            bucket = torch.where(i == 0, FROM_CLS, torch.where(j == 0, TO_CLS, bucket))  # (…, 1, L, K)
+            theta = theta + self.relative_attention_bias(bucket).squeeze(-4).movedim(-1, -3)
+        return theta if theta.dim() == 4 else theta[None]

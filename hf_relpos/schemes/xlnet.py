@@ -1,0 +1,91 @@
+"""XLNet (Yang et al., arXiv 1906.08237, §2.4-2.5): Transformer-XL's form with relative segments."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import initialization as init
+
+from ..attention.context import AttentionContext
+from ..attention.formula import Table, Terms, toeplitz_table
+from .encodings import sinusoid_concat
+from .scheme import RangeOption, Scheme, choice, refuse_odd_width
+from .transformer_xl import TransformerXL
+
+
+class XLNet(Scheme, name="xlnet"):
+    """score = s · [(q_i + u)·k_j + (q_i + v)·W R_{i−j} + (q_i + w)·g_same or different].
+
+    R is the sinusoid of dimension D in concatenated layout; g tells whether i and j have the same token type. In the
+    letters of the formula A_r = W R_{−r} and c_r = v·A_r, and the same again with g and w for the second relation. The
+    paper's u, v and w are `r_w_bias`, `r_r_bias` and `r_s_bias`, its W_{k,R} `r`.
+
+    Without token types all tokens are in one segment, and the term cancels in the softmax. Token types of cached keys
+    are not known: a query takes all of them for its own segment.
+
+    Parameters: r (D, H, d); r_w_bias, r_r_bias (H, d); with `segments` r_s_bias (H, d) and seg_embed (2, H, d), row 0
+    for the same segment; per layer, names and shapes of the published checkpoints.
+    """
+
+    source = "Yang et al. 2019, arXiv 1906.08237, §2.4-2.5; zihangdai/xlnet modeling.py"
+    out_of_range = ("extrapolate", "clip")
+    extrapolation_claim = "as `transformer_xl`"
+    range_option = RangeOption("clamp_len")
+    options = {
+        "clamp_len": TransformerXL.options["clamp_len"],
+        "segments": choice(True, False, help="the term for the same and for different token types"),
+    }
+
+    def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(config, options)
+        self.clamp_len = self.settings["clamp_len"]
+        if self.clamp_len is None and self.settings["out_of_range"] == "clip":
+            self.clamp_len = config.max_position_embeddings - 1
+        heads = (self.num_heads, self.head_size)
+        self.r = nn.Parameter(torch.empty(config.hidden_size, *heads))
+        self.r_w_bias = nn.Parameter(torch.empty(heads))
+        self.r_r_bias = nn.Parameter(torch.empty(heads))
+        if self.settings["segments"]:
+            self.r_s_bias = nn.Parameter(torch.empty(heads))
+            self.seg_embed = nn.Parameter(torch.empty(2, *heads))
+
+    @classmethod
+    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
+        refuse_odd_width(config, cls.name)
+        return super().resolve(options, config)
+
+    def init_weights(self, std: float) -> None:
+        for parameter in self.parameters():
+            init.normal_(parameter, mean=0.0, std=std)
+
+    def position_rows(self, context: AttentionContext) -> torch.Tensor:
+        """W R_{−r} for every offset of the call, (H, N, d)."""
+        distances = -context.offsets(self.r.device)
+        if self.clamp_len is not None:
+            distances = distances.clamp(-self.clamp_len, self.clamp_len)
+        sinusoid = sinusoid_concat(distances, self.r.shape[0], self.r.dtype)
+        return torch.einsum("nD,Dhd->hnd", sinusoid, self.r)
+
+    def different(self, context: AttentionContext) -> torch.Tensor:
+        """1 where the token types of i and j are known to differ, 0 elsewhere: (B, L, K), or (L, K) without any."""
+        device = self.r.device
+        types = context.token_type_ids
+        if types is None:
+            return torch.zeros(context.query_length, context.key_length, dtype=torch.long, device=device)
+        index = torch.arange(context.key_length, device=device) - context.start  # among the tokens of this call
+        is_known = (index >= 0) & (index < context.query_length)
+        of_keys = types[:, index.clamp(0, context.query_length - 1)]
+        return ((types[:, :, None] != of_keys[:, None, :]) & is_known).long()
+
+    def forward(self, context: AttentionContext) -> Terms:
+        rows = self.position_rows(context)
+        A = [toeplitz_table(rows, context)]
+        c = [toeplitz_table(torch.einsum("hd,hnd->hn", self.r_r_bias.to(rows.dtype), rows), context)]
+        if self.settings["segments"]:
+            relation = self.different(context)
+            segments = self.seg_embed.transpose(0, 1).clone()  # (H, 2, d)
+            A.append(Table(segments, row_of=lambda r: r, relation=relation))
+            scalars = torch.einsum("hd,hnd->hn", self.r_s_bias, segments)
+            c.append(Table(scalars, row_of=lambda r: r, relation=relation))
+        return Terms(A=tuple(A), u=self.r_w_bias.clone(), c=tuple(c))
