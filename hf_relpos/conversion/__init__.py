@@ -5,7 +5,6 @@ from .back import export_checkpoint
 from .checkpoint import convert
 from .context import ConversionContext, Method
 from .export import ExportReport, export_tables, resize_tables
-from .layers import attention_config, attention_weights
 from .methods import METHODS
 from .quality import QUALITIES, Quality
 from .report import ConversionReport, Step
@@ -23,8 +22,6 @@ __all__ = [
     "PoorConversionWarning",
     "Quality",
     "Step",
-    "attention_config",
-    "attention_weights",
     "convert",
     "export_checkpoint",
     "export_tables",
