@@ -6,10 +6,9 @@ models can be accelerated, `hf-relpos families` and docs/families.md.
 
 from collections.abc import Iterable
 
-from . import albert, alibi, bert, deberta, distilbert, electra, mpnet, nezha, roberta, roformer, t5, xlnet
+from . import albert, alibi, bert, deberta, distilbert, electra, ernie, mpnet, nezha, roberta, roformer, t5, xlnet
 from .bert import OWN as OWN
-from .family import ALL, Family, Layout, LiveFamily
-from .names import Rule
+from .family import Family, Layout, LiveFamily
 
 
 # By `model_type`, or for those that call themselves BERTs by a name of their own.
@@ -18,16 +17,7 @@ FAMILIES: dict[str, Family] = {
     **nezha.FAMILIES,
     **roberta.FAMILIES,
     **electra.FAMILIES,
-    "ernie": Family(
-        stems=("Ernie",),
-        suffixes=(*ALL, "ForCausalLM"),
-        rules=(Rule("ernie.*", "bert.*"),),
-        stock="ernie",
-        defaults={"task_type_vocab_size": 3},
-        not_kept=("use_task_id", "task_type_vocab_size", "embedding_size"),
-        title="ERNIE",
-        layout=Layout("ERNIE", (r"(^|\.)(ernie\.|embeddings\.task_type_embeddings\.)",)),
-    ),
+    **ernie.FAMILIES,
     **distilbert.FAMILIES,
     **albert.FAMILIES,
     **mpnet.FAMILIES,
