@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from hf_relpos.conversion.calibration.errors import CalibrationError
 from launching import run_python
 from rich.console import Console
 from safetensors.torch import load_file, save_file
@@ -39,7 +40,6 @@ from hf_relpos.conversion import METHODS, QUALITIES, ConversionError, PoorConver
 from hf_relpos.conversion.calibration.batches import make_batches
 from hf_relpos.conversion.calibration.calibrate import Calibrator
 from hf_relpos.conversion.calibration.embeddings import fold_positions
-from hf_relpos.conversion.calibration.errors import CalibrationError
 from hf_relpos.conversion.calibration.layerwise import LayerwiseModel
 from hf_relpos.conversion.calibration.saved import Saved
 from hf_relpos.conversion.calibration.settings import CalibrationSettings
@@ -484,7 +484,7 @@ def shortened(monkeypatch):
         name: replace(each, method_options={key: few.get(key, value) for key, value in each.method_options.items()})
         for name, each in QUALITIES.items()
     }
-    monkeypatch.setattr("hf_relpos.conversion.checkpoint.QUALITIES", short)
+    monkeypatch.setattr("hf_relpos.conversion.plan.QUALITIES", short)
 
 
 @pytest.mark.parametrize("quality", QUALITIES)
@@ -765,7 +765,7 @@ def test_an_option_out_of_range(small, tmp_path, key, value, words):
     ],
 )
 def test_an_option_without_sense_is_refused_before_any_work(small, tmp_path, monkeypatch, options, words):
-    monkeypatch.setattr("hf_relpos.conversion.calibrated.load_tokenizer", None)
+    monkeypatch.setattr("hf_relpos.conversion.learn.load_tokenizer", None)
     method = "calibrate+distil" if "distil_tokens" in options else "calibrate"
     refuse(small, tmp_path, words, texts=small / "text.txt", method=method, method_options=options)
 

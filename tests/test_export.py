@@ -7,7 +7,7 @@ from oracles import tiny_config, tiny_model
 
 from hf_relpos import RelPosBertForMaskedLM
 from hf_relpos.conversion import ConversionError, export_tables, resize_tables
-from hf_relpos.conversion.export import table_rows
+from hf_relpos.conversion.refit import table_rows
 
 
 def source(**options):

@@ -1,23 +1,23 @@
 """Conversion of BERT checkpoints with absolute positions to relative ones, and of relative ones to ours."""
 
 from ..families.errors import ConversionError, PoorConversionWarning
-from .back import export_checkpoint
-from .checkpoint import convert
-from .context import ConversionContext, Method
-from .export import ExportReport, export_tables, resize_tables
+from .checkpoint_export import export_checkpoint
 from .layers import attention_config, attention_weights
-from .methods import METHODS
-from .quality import QUALITIES, Quality
+from .methods import METHODS, Method
+from .pipeline import convert
+from .presets import QUALITIES, Quality
+from .refit import ExportReport, export_tables, resize_tables
 from .report import ConversionReport, Step
+from .run import ConversionRun
 from .trained_card import merge_card
 
 
 __all__ = [
     "METHODS",
     "QUALITIES",
-    "ConversionContext",
     "ConversionError",
     "ConversionReport",
+    "ConversionRun",
     "ExportReport",
     "Method",
     "PoorConversionWarning",

@@ -18,9 +18,9 @@ from ..files import write_text
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.modeling_relpos_bert import HEADS
 from ..schemes.registry import STOCK_SCHEME
+from .folder_layout import MODULES
 from .methods import METHODS
-from .modules import MODULES
-from .quality import QUALITIES
+from .presets import QUALITIES
 from .report import KINDS, ConversionReport, lost_in_words
 
 

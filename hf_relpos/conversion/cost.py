@@ -33,7 +33,7 @@ from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.explain import named
 from ..models.modeling_relpos_bert import RelPosBertModel, RelPosBertSelfAttention
 from ..schemes.registry import STOCK_SCHEME, find_scheme
-from .configs import source_config
+from .configurations import source_config
 
 
 # Results of at most so many bytes stay in the cache of a core until the next operation reads them.

@@ -25,7 +25,7 @@ from ..families.source import (
 from ..files import write_json
 from ..models.remote_code import shipped_files
 from .card import PICTURES
-from .modules import ENCODER_FILES, MODULE_FILES, MODULES, TOP_FILES, Layout, read_layout
+from .folder_layout import ENCODER_FILES, MODULE_FILES, MODULES, TOP_FILES, Layout, read_layout
 from .report import REPORT
 
 

@@ -15,7 +15,7 @@ from huggingface_hub.utils import validate_repo_id
 from ..families.errors import ConversionError
 from ..families.source import CARD, PICKLED_FILES, has_safetensors
 from .folder import KNOWN, other_files
-from .modules import read_layout
+from .folder_layout import read_layout
 
 
 # What lets others in: tokens of the Hub.

@@ -206,7 +206,7 @@ def lost_in_words(lost: Mapping[str, float]) -> str:
     return ", ".join(f"{share:.1%} of {letter}" for letter, share in lost.items())
 
 
-def plan(
+def list_steps(
     model: PreTrainedModel, source: Source, changed: Mapping[str, str], left_behind: str = ""
 ) -> tuple[Step, ...]:
     """One step for each tensor of the result and each of the source that it does not have.

@@ -13,7 +13,7 @@ from ..families.source import CARD, TOKENIZER_FILES, read_json
 from ..files import write_text
 from ..models.modeling_relpos_bert import HEADS
 from .card import KEPT, PICTURES, TASKS, usage
-from .modules import MODULES
+from .folder_layout import MODULES
 from .report import REPORT
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from ..conversion.configs import NOT_KEPT
+from ..conversion.configurations import NOT_KEPT
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.loading import HUB_ARGUMENTS
 from ..schemes.registry import STOCK_SCHEME

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 
 from ...files import describe_write_error, write_json, write_tensors, write_text
 from ...models.checkpoint_files import open_tensors, read_json
-from .errors import CalibrationError
+from .settings import CalibrationError
 
 
 LOCK = "lock"

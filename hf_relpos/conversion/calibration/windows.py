@@ -13,7 +13,7 @@ from ...data.masking import mask_tokens
 from ...data.text import pair_fields, paths_or_documents, read_texts
 from ...data.windows import MAX_UNKNOWN_RATE, Windows, cut_windows, special_tokens
 from ...evaluation.inspection import has_mlm_head
-from .errors import CalibrationError
+from .settings import CalibrationError
 
 
 # Lengths of the windows that are fitted, beside single sentences, as far as the teacher reads them.

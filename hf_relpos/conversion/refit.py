@@ -14,10 +14,15 @@ import torch
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms
 from ..families.errors import ConversionError
+from ..families.names import is_scheme
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..schemes.registry import SCHEMES, scheme_parts
 from ..schemes.scheme import RangeOption, Scheme
+from .build import same_positions
+from .report import lost_in_words
+from .run import ConversionRun
+from .verify import ROUNDING
 
 
 # Of the squares of coefficients of waves, relative to their mean curvature: lost digits stay below those of float32.
@@ -39,6 +44,36 @@ class ExportReport:
 
     position_embedding_type: str
     lost: dict[str, float]
+
+
+def exact(model: RelPosBertPreTrainedModel, run: ConversionRun) -> dict[str, str]:
+    """Keep the source's tables, or fit tables that hold all of them.
+
+    Raises:
+        ConversionError: for tables that cannot hold them.
+    """
+    changed = refit(model, run)
+    rounding = (ROUNDING * torch.finfo(model.dtype).eps) ** 2
+    lost = {letter: share for letter, share in run.details.get("lost", {}).items() if share > rounding}
+    if lost:
+        raise ConversionError(
+            f"position_embedding_type = {model.config.position_embedding_type!r}, position_options = "
+            f"{model.config.position_options}: this would lose {lost_in_words(lost)} of the source's tables, and "
+            "method = 'exact' loses nothing; choose a scheme or options that hold them, or method = 'refit' for the "
+            "closest"
+        )
+    return changed
+
+
+def refit(model: RelPosBertPreTrainedModel, run: ConversionRun) -> dict[str, str]:
+    """Fit the closest tables; a model with the source's own keeps them."""
+    if same_positions(run.source_config, model.config):
+        return {}
+    try:
+        run.details["lost"] = refit_tables(run.build_teacher(), model)
+    except ConversionError as error:
+        raise ConversionError(f"{error}; method = 'calibrate' fits to its attention instead") from error
+    return {name: "fitted to the source's tables" for name, _ in model.named_parameters() if is_scheme(name)}
 
 
 @torch.no_grad()

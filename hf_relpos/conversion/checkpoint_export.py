@@ -20,8 +20,8 @@ from ..files import atomic_folder, describe_write_error, write_json
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
 from ..schemes.registry import scheme_parts
-from .assembly import ARCHITECTURES
-from .configs import NOT_KEPT, source_config
+from .build import ARCHITECTURES
+from .configurations import NOT_KEPT, source_config
 from .folder import check_replaceable, check_target, copy_companions
 from .verify import under_own_names
 

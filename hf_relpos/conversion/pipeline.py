@@ -1,8 +1,8 @@
-"""From a checkpoint to a relpos_bert folder: resolve, read, build, write, read back, compare, rename."""
+"""The conversion of a checkpoint into a relpos_bert folder: plan, read, build, learn, verify, write."""
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,28 +13,23 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
 from ..console import spinner
-from ..data.seed import check_seed
 from ..evaluation.plot import figure_class
 from ..families.errors import ConversionError, PoorConversionWarning
 from ..families.names import is_buffer, is_table
-from ..families.recognition import Head, SourceSpec, check_tables, choose_head, recognise
+from ..families.recognition import check_tables, choose_head
 from ..families.registry import OWN
-from ..families.source import Source, normalise, read_config, read_tensors, tensor_names
+from ..families.source import Source, normalise, read_tensors
 from ..files import atomic_folder, describe_write_error, write_json
-from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..processes import process_state
-from ..schemes.scheme import nearest
 from ..version import __version__
-from .assembly import ARCHITECTURES, assemble, build, expected_shapes, rename_relative
+from .build import ARCHITECTURES, assemble, build_model, expected_shapes, rename_relative
 from .card import draw, source_metadata, write_card
-from .configs import resolved_options, source_config, stock_config, target_config
-from .context import ConversionContext
-from .folder import check_apart, check_replaceable, check_target, copy_companions, left_out
-from .methods import METHODS, check_device, check_plots, check_text, choose_method, resolve_options, text_names
-from .modules import Layout, locate
-from .quality import QUALITIES, choose_quality
-from .report import REPORT, ConversionReport, plan
+from .configurations import resolved_options, stock_config
+from .folder import check_replaceable, check_target, copy_companions, left_out
+from .plan import ConversionPlan, plan_conversion
+from .report import REPORT, ConversionReport, Step, list_steps
+from .run import ConversionRun
 from .verify import compare_outputs, compare_tensors, own_model, source_model
 
 
@@ -42,38 +37,6 @@ NOT_COMPARED = (
     "Transformers has no class for the source, so that no outputs were compared: every tensor was read back from the "
     "result as it was in the source"
 )
-
-
-@dataclass(frozen=True)
-class _Conversion:
-    """What is known of a conversion before its weights are read.
-
-    Attributes:
-        top: folder of the source.
-        layout: of that folder.
-        saved: config.json of the encoder.
-        spec: the source, recognised.
-        head: its head.
-        method: key of `METHODS`.
-        options: of the method, with defaults.
-        source_config: the configuration of the source as a RelPosBertConfig.
-        config: that of the result.
-    """
-
-    top: Path
-    layout: Layout
-    saved: dict[str, Any]
-    spec: SourceSpec
-    head: Head
-    method: str
-    options: dict[str, Any]
-    source_config: RelPosBertConfig
-    config: RelPosBertConfig
-
-    @property
-    def folder(self) -> Path:
-        """The folder of config.json and the weights."""
-        return self.top / self.layout.encoder
 
 
 def convert(
@@ -148,111 +111,60 @@ def convert(
             cannot be written; names what is wrong and what to do.
         ModuleNotFoundError: with `plots`, without matplotlib.
     """
-    if method is not None and method not in METHODS:
-        raise ConversionError(
-            f"method = {method!r} is unknown{nearest(method, METHODS)}; known methods: {', '.join(METHODS)}"
-        )
     if plots:
         figure_class()  # raises without matplotlib, before any work
-    try:
-        check_seed(seed)
-    except ValueError as error:
-        raise ConversionError(str(error)) from error
     target = check_target(out, overwrite, source)
-    top, commit, layout = locate(source, revision, allow_pickle)
-    check_apart(top, target)  # the cache of the Hub
-    folder = top / layout.encoder
-    saved = read_config(folder)
-    spec = recognise(folder, saved, tensor_names(folder, allow_pickle))
-    head = choose_head(spec, folder, architecture)
-    spec = spec.with_head(head)
-    quality = choose_quality(quality, method, spec, texts is not None)
-    name = choose_method(method if quality is None else method or QUALITIES[quality].method, spec, folder)
-    texts = check_text(name, texts, field)
-    if plots:
-        check_plots(name)
-    if quality is not None:
-        position_embedding_type, position_options = QUALITIES[quality].complete_scheme(
-            position_embedding_type, position_options
-        )
-        method_options = QUALITIES[quality].complete_options(name, method_options)
-    options = resolve_options(name, method_options)
-    computes_on = check_device(name, device)
-    own_config = source_config(folder, spec)
-    config = target_config(folder, spec, own_config, position_embedding_type, position_options, METHODS[name], options)
-    conversion = _Conversion(top, layout, saved, spec, head, name, options, own_config, config)
-    with spinner("reading the source", progress):
-        raw = read_tensors(folder, allow_pickle)
-        conversion, checkpoint = _read(conversion, raw, str(source), commit, any_head=architecture is None)
-    reference: Callable[[PreTrainedModel, Source], PreTrainedModel] | None = None
-    if spec.family is OWN:
-        reference = partial(own_model, ARCHITECTURES[conversion.head.stock], folder)
-    elif spec.family.stock is not None:
-        reference = partial(source_model, spec, conversion.head.source, stock_config(folder, spec))
-
-    process = process_state()  # one of several writes; the others take part in what learns from text
-    learns = METHODS[name].text != "unused"
-    context = ConversionContext(
-        checkpoint,
-        own_config,
-        build_teacher=lambda: assemble(own_config, checkpoint)[0],
+    plan = plan_conversion(
+        source,
+        target,
+        position_embedding_type=position_embedding_type,
+        position_options=position_options,
+        method=method,
+        method_options=method_options,
+        quality=quality,
         texts=texts,
         field=field,
-        options=options,
         seed=seed,
-        resume_folder=target.with_name(f".{target.name}.{name}") if learns else None,
-        device=computes_on,
+        architecture=architecture,
+        revision=revision,
+        allow_pickle=allow_pickle,
+        device=device,
+        plots=plots,
+    )
+    with spinner("reading the source", progress):
+        plan, checkpoint = _read(plan, str(source), allow_pickle, any_head=architecture is None)
+    learns = plan.method.learns
+    run = ConversionRun(
+        checkpoint,
+        plan.source_config,
+        build_teacher=lambda: assemble(plan.source_config, checkpoint)[0],
+        texts=plan.texts,
+        field=field,
+        options=plan.options,
+        seed=seed,
+        resume_folder=target.with_name(f".{target.name}.{plan.method_name}") if learns else None,
+        device=plan.device,
         progress=progress,
-        is_sentence_encoder=layout.pools,
+        is_sentence_encoder=plan.layout.pools,
     )
-    renamed = rename_relative(checkpoint, own_config, config)
+    renamed = rename_relative(checkpoint, plan.source_config, plan.config)
     with spinner("converting", progress and not learns):  # what learns has bars of its own
-        model, changed = build(config, renamed, METHODS[name], context)
-    report = ConversionReport(
-        source=checkpoint.name,
-        revision=commit,
-        out=str(out),
-        architecture=conversion.head.source,
-        converted_to=type(model).__name__,
-        method=name,
-        quality=quality,
-        position_embedding_type=config.position_embedding_type,
-        position_options=resolved_options(config),
-        method_options=options,
-        arguments=_without_defaults(
-            position_embedding_type=position_embedding_type,
-            position_options=position_options,
-            method=name,
-            method_options=method_options,
-            texts=text_names(texts),
-            field=None if field == "text" else field if isinstance(field, str) else list(field),
-            seed=seed if learns else None,
-            architecture=architecture,
-            revision=commit,
-            allow_pickle=allow_pickle or None,
-        ),
-        dtype=str(checkpoint.dtype).removeprefix("torch."),
-        steps=plan(model, renamed, changed, conversion.head.left_behind),
-        difference=None,
-        files=(),
-        notes=(*layout.notes(top), *([NOT_COMPARED] if METHODS[name].exact and reference is None else [])),
-        details=context.details,
-        versions={
-            "hf_relpos": __version__,
-            "transformers": transformers.__version__,
-            "torch": torch.__version__,
-        },
-    )
+        model, changed = build_model(plan.config, renamed, plan.method.apply, run)
+    reference = _reference(plan) if plan.method.exact else None
+    report = _report(plan, checkpoint, str(out), model, list_steps(model, renamed, changed, plan.head.left_behind))
+    notes = (*plan.layout.notes(plan.top), *([NOT_COMPARED] if plan.method.exact and reference is None else []))
+    report = replace(report, details=run.details, notes=notes)
+    process = process_state()  # one of several writes; the others take part in what learns from text
     if process.is_main_process:
         try:
             # a user may have put something there in the meantime
             unchanged = partial(check_replaceable, out)
             with spinner("writing and checking", progress), atomic_folder(target, overwrite, unchanged) as unfinished:
-                report, reloaded = _write(unfinished, conversion, model, renamed, report)
-                if METHODS[name].exact and reference is not None:
-                    difference = compare_outputs(reloaded, checkpoint, spec, reference, rounded=bool(changed))
+                report, reloaded = _write(unfinished, plan, model, renamed, report)
+                if reference is not None:
+                    difference = compare_outputs(reloaded, checkpoint, plan.spec, reference, rounded=bool(changed))
                     report = replace(report, difference=difference)
-                _describe(unfinished, conversion, reloaded, report, plots)
+                _describe(unfinished, plan, reloaded, report, plots)
         except (OSError, SafetensorError) as error:
             raise ConversionError(describe_write_error(error, target)) from error
     process.wait_for_everyone()
@@ -261,28 +173,25 @@ def convert(
     return report
 
 
-def _read(
-    conversion: _Conversion, raw: Mapping[str, torch.Tensor], name: str, commit: str | None, any_head: bool
-) -> tuple[_Conversion, Source]:
-    """Check and rename the weights, and correct the head that the configuration names where the weights have none.
+def _read(plan: ConversionPlan, name: str, allow_pickle: bool, any_head: bool) -> tuple[ConversionPlan, Source]:
+    """Read, check and rename the weights; a plan without the head of the configuration where they have none.
 
     Args:
-        conversion: before its weights are read.
-        raw: name in the file to tensor.
+        plan: before its weights are read.
         name: of the source, as the caller gave it.
-        commit: of a Hub repository.
+        allow_pickle: as `convert` takes it.
         any_head: whether the caller left the choice of the head to the configuration.
     """
-    folder, spec, head, config = conversion.folder, conversion.spec, conversion.head, conversion.source_config
-    raw = spec.unpack(raw)
+    folder, spec, head, config = plan.folder, plan.spec, plan.head, plan.source_config
+    raw = spec.unpack(read_tensors(folder, allow_pickle))
     check_tables(spec, folder, raw)
     stock_names = {stock for stored in raw for stock in spec.spell(stored, base=False)}
-    if conversion.layout.listed and any_head and all(stock.startswith("bert.") for stock in stock_names):
+    if plan.layout.listed and any_head and all(stock.startswith("bert.") for stock in stock_names):
         # sentence-transformers saves the encoder of a model, under the name of the class that it was read with
         head = choose_head(spec, folder, f"{spec.family.stems[0]}Model")
         spec = spec.with_head(head)
     checkpoint = normalise(
-        Source(name, folder, commit, conversion.saved, head.stock),
+        Source(name, folder, plan.commit, plan.saved, head.stock),
         raw,
         expected=expected_shapes(spec, head.stock, config),
         spell=partial(spec.spell, base=head.stock == "BertModel"),
@@ -290,39 +199,70 @@ def _read(
         unused=lambda stock: is_buffer(stock) or (is_table(stock) and not spec.absolute),
         cut=spec.cut,
     )
-    return replace(conversion, head=head), checkpoint
+    return replace(plan, head=head), checkpoint
+
+
+def _reference(plan: ConversionPlan) -> Callable[[PreTrainedModel, Source], PreTrainedModel] | None:
+    """Builds the model of the source that outputs are compared with; None where no class computes them."""
+    if plan.spec.family is OWN:
+        return partial(own_model, ARCHITECTURES[plan.head.stock], plan.folder)
+    if plan.spec.family.stock is not None:
+        return partial(source_model, plan.spec, plan.head.source, stock_config(plan.folder, plan.spec))
+    return None
+
+
+def _report(
+    plan: ConversionPlan, checkpoint: Source, out: str, model: RelPosBertPreTrainedModel, steps: tuple[Step, ...]
+) -> ConversionReport:
+    """The report before anything was written or measured."""
+    return ConversionReport(
+        source=checkpoint.name,
+        revision=plan.commit,
+        out=out,
+        architecture=plan.head.source,
+        converted_to=type(model).__name__,
+        method=plan.method_name,
+        quality=plan.quality,
+        position_embedding_type=plan.config.position_embedding_type,
+        position_options=resolved_options(plan.config),
+        method_options=asdict(plan.options),
+        arguments=plan.arguments,
+        dtype=str(checkpoint.dtype).removeprefix("torch."),
+        steps=steps,
+        difference=None,
+        files=(),
+        versions={
+            "hf_relpos": __version__,
+            "transformers": transformers.__version__,
+            "torch": torch.__version__,
+        },
+    )
 
 
 def _write(
-    folder: Path, conversion: _Conversion, model: RelPosBertPreTrainedModel, source: Source, report: ConversionReport
+    folder: Path, plan: ConversionPlan, model: RelPosBertPreTrainedModel, source: Source, report: ConversionReport
 ) -> tuple[ConversionReport, RelPosBertPreTrainedModel]:
     """Write the model and copy the files beside it; the report with their names, and the model read back.
 
     Raises:
         ConversionError: for a tensor that is read back different.
     """
-    encoder = folder / conversion.layout.encoder
+    encoder = folder / plan.layout.encoder
     model.save_pretrained(encoder)
-    copied = copy_companions(conversion.folder, encoder, model)
-    files = [str(Path(conversion.layout.encoder, file)) for file in copied]
+    copied = copy_companions(plan.folder, encoder, model)
+    files = [str(Path(plan.layout.encoder, file)) for file in copied]
     reloaded = type(model).from_pretrained(encoder, dtype="auto", local_files_only=True)
     compare_tensors(model, reloaded, source, report.steps)
-    files += conversion.layout.copy(conversion.top, folder)
-    others = () if report.revision else left_out(conversion.top, conversion.layout, files)
+    files += plan.layout.copy(plan.top, folder)
+    others = () if report.revision else left_out(plan.top, plan.layout, files)
     return replace(report, files=tuple(files), left_out=others), reloaded
 
 
 def _describe(
-    folder: Path, conversion: _Conversion, model: RelPosBertPreTrainedModel, report: ConversionReport, plots: bool
+    folder: Path, plan: ConversionPlan, model: RelPosBertPreTrainedModel, report: ConversionReport, plots: bool
 ) -> None:
     """Write conversion.json, the plots and the model card."""
     write_json(folder / REPORT, report.to_dict(), indent=2)
     pictures = draw(model, report, folder) if plots else ()
-    limit = conversion.source_config.max_position_embeddings
-    write_card(folder, report, conversion.config, limit, source_metadata(conversion.top), pictures)
-
-
-def _without_defaults(**arguments: Any) -> dict[str, Any]:
-    """The arguments that are neither None nor an empty mapping."""
-    plain = {key: dict(value) if isinstance(value, Mapping) else value for key, value in arguments.items()}
-    return {key: value for key, value in plain.items() if value is not None and value != {}}
+    limit = plan.source_config.max_position_embeddings
+    write_card(folder, report, plan.config, limit, source_metadata(plan.top), pictures)
