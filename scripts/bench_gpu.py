@@ -87,7 +87,7 @@ def layer(name: str, backend: str, length: int, dtype: torch.dtype, device: str)
         def clipped(scheme, args, unclipped):
             tables = tuple(
                 replace(table, row_of=lambda r, row_of=table.row_of: row_of(r.clamp(-CLIPPED, CLIPPED)))
-                for table in unclipped.A
+                for table in unclipped.query_table
             )
             return replace(unclipped, A=tables)
 
@@ -316,7 +316,7 @@ def check_wide(size: int, length: int, dtype: torch.dtype) -> float:
         tensors = [x.detach().to(kind).requires_grad_() for x in inputs(2, length, dtype, "cuda", size)]
         rows = table.to(dtype).to(kind).requires_grad_()
         near = Table(rows, lambda r: r.clamp(-16, 16) + 16)
-        terms = Terms(A=(near,), V=(near,))
+        terms = Terms(query_table=(near,), value_table=(near,))
         context = AttentionContext(length, length)
         if by_kernel:
             output = Triton().run(AttentionCall(*tensors, terms, context))[0]

@@ -258,7 +258,10 @@ def every_term(mask):
     by_pair = torch.randint(6, (BATCH, length, keys))
     offsets = torch.randn(HEADS, 2 * keys, SIZE).double()
     more = Terms(
-        A=(Table(torch.randn(1, 6, SIZE).double(), lambda label: label, by_pair), Table(offsets, lambda r: r + keys)),
+        query_table=(
+            Table(torch.randn(1, 6, SIZE).double(), lambda label: label, by_pair),
+            Table(offsets, lambda r: r + keys),
+        ),
         dense=(torch.randn(BATCH, HEADS, length, keys).double(),),
         gain=(Table(torch.rand(1, 9).double(), lambda r: r.clamp(-4, 4) + 4),),
         feature_gain=Table(torch.rand(1, 3, SIZE).double(), lambda r: r.sign() + 1),
@@ -302,7 +305,7 @@ def test_blocks_of_any_term_are_the_whole_mask(kind, how, monkeypatch):
     mask = mask_of(kind, 120, 5)
     terms = every_term(mask)
     if how == "sdpa":
-        terms = dataclasses.replace(terms, gain=(), feature_gain=None, V=())
+        terms = dataclasses.replace(terms, gain=(), feature_gain=None, value_table=())
     tensors = [torch.randn(BATCH, HEADS, count, SIZE).double() for count in (mask.query_length, 120, 120)]
     call = random_call(mask, terms, tensors)
     assert band_blocks.is_for_blocks(call)

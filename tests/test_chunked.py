@@ -36,7 +36,7 @@ from hf_relpos.attention.backends.chunked import chunked_attention
 from hf_relpos.attention.backends.strided import _skewed_bias, strided_attention
 from hf_relpos.attention.call import AttentionCall
 from hf_relpos.attention.dispatch import choose, run_attention
-from hf_relpos.attention.formula import content_vectors
+from hf_relpos.attention.formula import TABLE_FIELDS, content_vectors
 from hf_relpos.attention.toeplitz import to_toeplitz
 from hf_relpos.cli import app
 from hf_relpos.schemes.registry import build_scheme
@@ -68,10 +68,13 @@ def small_chunks(monkeypatch):
         monkeypatch.setattr(module, "workspace", poisoned)
 
 
+TABLES = (*TABLE_FIELDS.values(), "bias")
+
+
 def leaves_of(terms):
     """Every tensor of the terms that may have a gradient."""
-    tables = [table.rows for letter in ("A", "B", "c", "c_outer", "V") for table in getattr(terms, letter)]
-    return [*tables, *terms.dense, *([] if terms.u is None else [terms.u])]
+    tables = [table.rows for field in TABLES for table in getattr(terms, field)]
+    return [*tables, *terms.dense, *([] if terms.content_bias is None else [terms.content_bias])]
 
 
 def vectors(length, keys, batch=BATCH):
@@ -81,15 +84,15 @@ def vectors(length, keys, batch=BATCH):
 def converted(terms, dtype):
     """The same terms in another dtype, as leaves, and these."""
     terms = copy.copy(terms)
-    for letter in ("A", "B", "c", "c_outer", "V"):
+    for field in TABLES:
         tables = tuple(
             type(table)(table.rows.detach().to(dtype).requires_grad_(), table.row_of)
-            for table in getattr(terms, letter)
+            for table in getattr(terms, field)
         )
-        object.__setattr__(terms, letter, tables)
+        object.__setattr__(terms, field, tables)
     object.__setattr__(terms, "dense", tuple(bias.detach().to(dtype).requires_grad_() for bias in terms.dense))
-    if terms.u is not None:
-        object.__setattr__(terms, "u", terms.u.detach().to(dtype).requires_grad_())
+    if terms.content_bias is not None:
+        object.__setattr__(terms, "content_bias", terms.content_bias.detach().to(dtype).requires_grad_())
     return terms, leaves_of(terms)
 
 
@@ -202,7 +205,7 @@ def wide_terms(chosen, dtype):
     terms = {}
     for letter in chosen:
         rows = torch.randn(1, 41) if letter == "c" else torch.randn(1, 41, 32)
-        terms[letter] = (Table((0.3 * rows).to(dtype), clipped(20)),)
+        terms[TABLE_FIELDS[letter]] = (Table((0.3 * rows).to(dtype), clipped(20)),)
     return Terms(**terms)
 
 
@@ -282,7 +285,7 @@ def test_scheme_that_hides_keys():
     """`allow`, with and without a mask: queries that may attend to nothing get zeros."""
     heads = torch.tensor([[True, False, False], [False, False, True], [True, False, True]])
     terms, _ = random_terms(frozenset("A"), shared=False)
-    allow = type(terms.A[0])(heads, lambda r: r.sign() + 1)
+    allow = type(terms.query_table[0])(heads, lambda r: r.sign() + 1)
     object.__setattr__(terms, "allow", (allow,))
     tensors, context = vectors(63, 63), AttentionContext(63, 63)
     for mask in (None, MASKS["padding"](63), left_padding(63)):
@@ -369,7 +372,11 @@ def test_clipped_rows_are_multiplied_once():
     terms, _ = random_terms(frozenset("AB"), shared=True)  # clipped to ±3, and 5 rows that repeat
     tensors, context = vectors(480, 480), AttentionContext(480, 480)
     cost = []
-    for chosen in (Terms(scale=0.3, A=terms.A), Terms(scale=0.3, A=terms.B), Terms(scale=0.3)):
+    for chosen in (
+        Terms(scale=0.3, query_table=terms.query_table),
+        Terms(scale=0.3, query_table=terms.key_table),
+        Terms(scale=0.3),
+    ):
         with Multiplications() as products:
             run("chunked", tensors, chosen, context)
         cost.append(products.count)
@@ -398,7 +405,7 @@ def terms_of_runs(row_of, rows, heads):
         return Table(torch.randn(heads, rows, SIZE, dtype=torch.float64), kind)
 
     # two tables, whose runs begin in different places
-    return Terms(scale=0.4, A=(table(row_of),), B=(table(row_of), table(lambda r: row_of(r + 3))))
+    return Terms(scale=0.4, query_table=(table(row_of),), key_table=(table(row_of), table(lambda r: row_of(r + 3))))
 
 
 @pytest.mark.parametrize("mask", ["none", "padding", "holes", "window", "documents", "any", "nothing"])
@@ -441,7 +448,7 @@ def test_products_with_runs_do_not_grow_with_the_queries(monkeypatch):
     monkeypatch.setattr(backend_chunked, "is_bias", lambda *_: False)  # fused attention counts otherwise
     terms = terms_of_runs(*RUNS["clipped"], HEADS)
     cost = []
-    for chosen in (Terms(scale=0.4, B=terms.B), Terms(scale=0.4)):
+    for chosen in (Terms(scale=0.4, key_table=terms.key_table), Terms(scale=0.4)):
         with Multiplications() as products:
             run("chunked", vectors(480, 480), chosen, AttentionContext(480, 480))
         cost.append(products.count)
@@ -518,7 +525,7 @@ def test_many_runs_are_lowered_to_offsets():
 def test_runs_whose_products_would_grow_with_the_square_of_the_length_are_lowered_to_offsets(rows, by_run):
     length = 4 * toeplitz.MOST_RUNS
     table = Table(torch.zeros(1, rows, SIZE), lambda r: (r + rows // 2).clamp(0, rows - 1))
-    form = to_toeplitz(Terms(B=(table,)), AttentionContext(length, length), torch.empty(SIZE), by_run=True)
+    form = to_toeplitz(Terms(key_table=(table,)), AttentionContext(length, length), torch.empty(SIZE), by_run=True)
     assert (form.run_of_B is not None) == by_run
     assert form.B.shape[1] == (rows if by_run else 2 * length - 1)
 
@@ -581,7 +588,9 @@ def test_dropout_is_replayed_in_the_backward(mask):
     out = dropped_out(tensors, terms, context, 0.3, 5, seen)
     _, weights = attend(*tensors, terms, context, seen)
     weights = weights * kept / (1 - round(0.3 * 65536) / 65536)
-    values = tensors[2][:, :, None] + terms.V[0].rows[:, terms.V[0].row_of(context.matrix(out.device))]
+    values = (
+        tensors[2][:, :, None] + terms.value_table[0].rows[:, terms.value_table[0].row_of(context.matrix(out.device))]
+    )
     expected = (weights[..., None] * values).sum(-2).transpose(1, 2)
     assert (out - expected).abs().max() <= 1e-12
     gradient = torch.randn_like(out)
@@ -654,7 +663,7 @@ def test_attention_weights_are_there_when_wanted(name):
 
 def described(terms=None, length=64, dtype=torch.float32, device=CPU, size=64, context=None, **changes):
     """A call of BERT-base's heads that holds no data."""
-    terms = Terms(c=random_terms(frozenset("c"), True)[0].c) if terms is None else terms
+    terms = Terms(scaled_bias=random_terms(frozenset("c"), True)[0].scaled_bias) if terms is None else terms
     vectors = torch.empty(4, 12, length, size, dtype=dtype, device="meta")
     context = AttentionContext(length, length) if context is None else context
     return AttentionCall(vectors, vectors, vectors, terms, context, runs_on=device, **changes)

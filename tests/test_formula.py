@@ -15,11 +15,17 @@ from torch.utils._pytree import tree_leaves
 from hf_relpos import AttentionContext, Table, Terms, attend
 from hf_relpos.attention.call import AttentionCall
 from hf_relpos.attention.dispatch import BY_NAME, run_attention
+from hf_relpos.attention.formula import TABLE_FIELDS
 from hf_relpos.attention.toeplitz import to_toeplitz
 
 
 BATCH, HEADS, SIZE, SCALE = 2, 3, 4, 0.37
 LETTERS = ("A", "B", "u", "c", "c_outer", "V")
+FIELDS = {
+    **TABLE_FIELDS,
+    "u": "content_bias",
+    "c_outer": "bias",
+}  # of Terms, by the letters that tests are named after
 COMBINATIONS = [
     frozenset(chosen) for count in range(len(LETTERS) + 1) for chosen in itertools.combinations(LETTERS, count)
 ]
@@ -60,15 +66,15 @@ def random_terms(chosen, shared: bool, tables: int = 1, rotate=None):
         if letter not in chosen:
             continue
         if letter == "u":
-            terms["u"] = random_tensor(HEADS, SIZE)
-            plain["u"] = array(terms["u"])
+            terms[FIELDS["u"]] = random_tensor(HEADS, SIZE)
+            plain["u"] = array(terms[FIELDS["u"]])
             continue
         made = []
         for number in range(tables):
             count, row_of, row = MAPS[(place + number) % len(MAPS)]
             rows = random_tensor(heads, count) if letter in ("c", "c_outer") else random_tensor(heads, count, SIZE)
             made.append((Table(rows, row_of), array(rows), row))
-        terms[letter] = tuple(table for table, _, _ in made)
+        terms[FIELDS[letter]] = tuple(table for table, _, _ in made)
 
         def look_up(h, r, made=made):
             return sum(rows[0 if shared else h][row(r)] for _, rows, row in made)
@@ -259,18 +265,18 @@ def test_dropout_drops_weights_on_both_sides():
 def test_gradients_by_finite_differences(shared, rotate, warm):
     """All terms at once: query, key, value, u and every table."""
     terms, _ = random_terms(ALL, shared, rotate=rotate)
-    letters = ("A", "B", "c", "c_outer", "V")
-    rows = [getattr(terms, letter)[0].rows for letter in letters]
-    maps = [getattr(terms, letter)[0].row_of for letter in letters]
-    inputs = [random_tensor(1, HEADS, length, SIZE) for length in (3, 5, 5)] + [terms.u, *rows]
+    fields = [FIELDS[letter] for letter in LETTERS if letter != "u"]
+    rows = [getattr(terms, field)[0].rows for field in fields]
+    maps = [getattr(terms, field)[0].row_of for field in fields]
+    inputs = [random_tensor(1, HEADS, length, SIZE) for length in (3, 5, 5)] + [terms.content_bias, *rows]
     mask = torch.ones(1, 1, 3, 5, dtype=torch.bool)
     mask[..., 1, 3:] = False
     temperature = 1 + torch.rand(1, 1, 3, dtype=torch.float64) if warm else None
 
     def run(query, key, value, u, *rows):
-        tables = {letter: (Table(table, row_of),) for letter, table, row_of in zip(letters, rows, maps, strict=True)}
+        tables = {field: (Table(table, row_of),) for field, table, row_of in zip(fields, rows, maps, strict=True)}
         context = AttentionContext(3, 5, start=2, temperature=temperature)
-        return attend(query, key, value, Terms(scale=SCALE, u=u, rotate=rotate, **tables), context, mask)
+        return attend(query, key, value, Terms(scale=SCALE, content_bias=u, rotate=rotate, **tables), context, mask)
 
     assert gradcheck(run, [tensor.detach().requires_grad_() for tensor in inputs])
 
@@ -299,7 +305,7 @@ def test_hidden_rows_are_finite_under_a_large_bias(backend, kind, dtype):
     """c' = −100 takes the lowest float16 to −∞ at every key of a row."""
     module = torch.nn.Module().eval()
     module.is_causal = False
-    terms = Terms(scale=SCALE, c_outer=(Table(torch.full((1, 1), -100.0), torch.zeros_like),))
+    terms = Terms(scale=SCALE, bias=(Table(torch.full((1, 1), -100.0), torch.zeros_like),))
     query, key, value = (torch.randn(BATCH, HEADS, 5, SIZE).to(dtype) for _ in range(3))
     mask = torch.zeros(BATCH, 1, 5, 5, dtype=torch.bool)
     mask[0] = True
@@ -336,14 +342,22 @@ def test_nothing_of_size_length_times_keys_times_d(shared):
 
     query, key, value = (torch.randn(batch, heads, length, size, requires_grad=True) for _ in range(3))
     u = torch.randn(heads, size, requires_grad=True)
-    terms = Terms(scale=size**-0.5, A=table(size), B=table(size), u=u, c=table(), c_outer=table(), V=table(size))
+    terms = Terms(
+        scale=size**-0.5,
+        query_table=table(size),
+        key_table=table(size),
+        content_bias=u,
+        scaled_bias=table(),
+        bias=table(),
+        value_table=table(size),
+    )
     limit = batch * heads * length * max(length, rows)
     with LargestTensor() as seen:
         out, _ = attend(query, key, value, terms, AttentionContext(length, length))
         out.square().sum().backward()
-    assert query.grad is not None and terms.V[0].rows.grad is not None
+    assert query.grad is not None and terms.value_table[0].rows.grad is not None
     assert seen.elements <= limit
 
     with LargestTensor() as seen:  # what is to be avoided is seen
-        terms.A[0].rows[0][AttentionContext(length, length).matrix(query.device) + length - 1]
+        terms.query_table[0].rows[0][AttentionContext(length, length).matrix(query.device) + length - 1]
     assert seen.elements == length * length * size > limit

@@ -38,7 +38,7 @@ def backend(name: str, queries: int, keys: int):
         patch.setattr(backend_chunked, "FEWEST_SCORES", 0)
         patch.setattr(skewed, "QUERIES", queries)
         patch.setattr(skewed, "BLOCK", keys)
-        patch.setattr(backends, "BACKENDS", [*([] if first is None else [first]), *backends.NAMED])
+        patch.setattr(backends, "BACKENDS", [*([] if first is None else [first]), *backends.BY_NAME.values()])
         choose = backends.choose
 
         def noted(call):

@@ -22,7 +22,7 @@ from hf_relpos.attention.backends.kernels.backend import Triton
 from hf_relpos.attention.backends.kernels.self_check import kept
 from hf_relpos.attention.call import AttentionCall
 from hf_relpos.attention.dispatch import choose
-from hf_relpos.attention.formula import content_vectors, position_values
+from hf_relpos.attention.formula import TABLE_FIELDS, content_vectors, position_values
 from hf_relpos.attention.toeplitz import to_toeplitz
 
 
@@ -99,10 +99,10 @@ def make(letters, batch, heads, length, keys, dtype=torch.float64, size=SIZE):
 
 
 def terms_of(leaves):
-    tables = {letter: (Table(leaves[letter], clipped(9)),) for letter in "ABcV" if letter in leaves}
-    if "c" in tables:
-        tables["c_outer"] = tables.pop("c")
-    return Terms(u=leaves.get("u"), **tables)
+    tables = {field: (Table(leaves[x], clipped(9)),) for x, field in TABLE_FIELDS.items() if x in leaves}
+    if "scaled_bias" in tables:
+        tables["bias"] = tables.pop("scaled_bias")
+    return Terms(content_bias=leaves.get("u"), **tables)
 
 
 def by_kernels(leaves, context, mask=None, causal=False, dropout=0.0, by_row=False):
@@ -227,7 +227,10 @@ def test_error_is_at_most_twice_eagers(dtype, interpreted):
 def test_fully_hidden_rows_are_zero(interpreted):
     """By the scheme or by the mask; and so are their gradients."""
     leaves, context = make("A", 2, 1, 40, 40, torch.float32), AttentionContext(40, 40)
-    terms = Terms(A=terms_of(leaves).A, allow=(Table(torch.tensor([[True, False]]), lambda r: (r >= 0).long()),))
+    terms = Terms(
+        query_table=terms_of(leaves).query_table,
+        allow=(Table(torch.tensor([[True, False]]), lambda r: (r >= 0).long()),),
+    )
     form = to_toeplitz(terms, context, leaves["query"])
     mask = padding([40, 0], 40)[:, None, None, :]
     query, key, value = (leaves[name] for name in ("query", "key", "value"))

@@ -152,7 +152,10 @@ def test_hidden_offsets_and_fully_hidden_queries(small_tiles):
     """A scheme may hide the query's own place: then some see a global token alone, and the first nothing."""
     leaves, mask = make("A", 1, 1, 200, 200, torch.float32), band(200, 200, window=1)
     context = AttentionContext(200, 200)
-    terms = Terms(A=terms_of(leaves).A, allow=(Table(torch.tensor([[True, False]]), lambda r: (r > -2).long()),))
+    terms = Terms(
+        query_table=terms_of(leaves).query_table,
+        allow=(Table(torch.tensor([[True, False]]), lambda r: (r > -2).long()),),
+    )
     query, key, value = (leaves[name] for name in ("query", "key", "value"))
     out = kernels.attention(query, query, key, value, to_toeplitz(terms, context, query), 0, mask)
     expected = attend(query, key, value, terms, context, mask.dense)[0].transpose(1, 2)

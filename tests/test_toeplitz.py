@@ -47,8 +47,12 @@ def test_scores_and_values_are_the_formulas(chosen, shared, length, keys, start)
     expected = position_scores(query, key, terms, context)
     if expected is not None:
         assert (scores_of(form, query, key, context) - expected).abs().max() <= 1e-12
-    assert (form.A is None, form.B is None, form.V is None) == (not terms.A, not terms.B, not terms.V)
-    if terms.V:
+    assert (form.A is None, form.B is None, form.V is None) == (
+        not terms.query_table,
+        not terms.key_table,
+        not terms.value_table,
+    )
+    if terms.value_table:
         weights = torch.rand(2, HEADS, length, keys, dtype=torch.float64)
         values = (weights[..., None] * by_pair(form.V, context)).sum(-2)
         assert (values - position_values(weights, terms, context)).abs().max() <= 1e-12
@@ -88,11 +92,11 @@ def test_other_relations_have_no_form(name):
 def test_unsupported():
     table = Table(torch.zeros(1, 5), clipped(2))
     gaps = AttentionContext(3, 3, positions=torch.tensor([[0, 2, 3]]), max_distance=3)
-    assert "gaps" in toeplitz_unsupported(Terms(c=(table,)), gaps)[0]
+    assert "gaps" in toeplitz_unsupported(Terms(scaled_bias=(table,)), gaps)[0]
     assert not toeplitz_unsupported(Terms(dense=(torch.zeros(1, 1, 3, 3),)), gaps)
     assert "gain" in toeplitz_unsupported(Terms(gain=(table,)), AttentionContext(3, 3))[0]
     other = Table(torch.zeros(1, 2), lambda r: r, relation=torch.zeros(3, 3).long())
-    reasons = toeplitz_unsupported(Terms(c=(table, other)), AttentionContext(3, 3))
+    reasons = toeplitz_unsupported(Terms(scaled_bias=(table, other)), AttentionContext(3, 3))
     assert reasons == ["c depends on another relation than the offset"]
 
 
@@ -109,28 +113,31 @@ def test_allowed_offsets_must_all_agree():
 def test_tails_are_those_of_the_map(max_distance, length, tails):
     rows = torch.zeros(1, 2 * max_distance + 1, SIZE)  # all equal, and yet only the clipped ones are one row
     form = to_toeplitz(
-        Terms(A=(Table(rows, clipped(max_distance)),)),
+        Terms(query_table=(Table(rows, clipped(max_distance)),)),
         AttentionContext(length, length),
         torch.zeros(1, 1, length, SIZE),
     )
     assert form.tails_A == tails
     whole = Table(rows, torch.zeros_like)
-    assert to_toeplitz(Terms(A=(whole,)), AttentionContext(3, 3), torch.zeros(1, 1, 3, SIZE)).tails_A == (5, 1)
-    both = Terms(A=(Table(rows, clipped(max_distance)), Table(rows, clipped(max_distance - 1))))
+    assert to_toeplitz(Terms(query_table=(whole,)), AttentionContext(3, 3), torch.zeros(1, 1, 3, SIZE)).tails_A == (
+        5,
+        1,
+    )
+    both = Terms(query_table=(Table(rows, clipped(max_distance)), Table(rows, clipped(max_distance - 1))))
     assert to_toeplitz(both, AttentionContext(length, length), torch.zeros(1, 1, length, SIZE)).tails_A == tails
 
 
 def test_tables_of_that_form_are_not_copied():
     context = AttentionContext(4, 4)
     rows = torch.randn(1, 7, SIZE)
-    form = to_toeplitz(Terms(V=(toeplitz_table(rows, context),)), context, torch.zeros(1, 1, 4, SIZE))
+    form = to_toeplitz(Terms(value_table=(toeplitz_table(rows, context),)), context, torch.zeros(1, 1, 4, SIZE))
     assert form.V.data_ptr() == rows.data_ptr()
 
 
 def test_gradients_reach_the_tables():
     """Through clipping, sums and the scale, those of the formula."""
     terms, _ = random_terms(ALL, shared=False, tables=2)
-    tables = [*terms.A, *terms.B, *terms.c, *terms.c_outer]
+    tables = [*terms.query_table, *terms.key_table, *terms.scaled_bias, *terms.bias]
     rows = [table.rows.requires_grad_() for table in tables]
     query, key = torch.randn(2, HEADS, 5, SIZE).double(), torch.randn(2, HEADS, 5, SIZE).double()
     context, weights = AttentionContext(5, 5), torch.randn(2, HEADS, 5, 5).double()

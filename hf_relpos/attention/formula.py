@@ -73,19 +73,23 @@ def toeplitz_table(rows: torch.Tensor, context: AttentionContext) -> Table:
     return Table(rows, row_of=lambda r: r - context.low)
 
 
+# The fields of `Terms` that hold tables of offsets, by their letters in the formula.
+TABLE_FIELDS = {"A": "query_table", "B": "key_table", "c": "scaled_bias", "V": "value_table"}
+
+
 @dataclass(frozen=True)
 class Terms:
-    """What a scheme contributes to one attention call. Several tables for one letter are summed (gains multiplied).
+    """What a scheme contributes to one attention call. Several tables of one field are summed (gains multiplied).
 
     Attributes:
         scale: s; None stands for 1/√d and leaves the choice to another scheme in a combination.
-        A: query-side tables, rows (H or 1, R, d).
-        B: key-side tables, rows (H or 1, R, d).
-        u: content bias, (H, d).
-        c: scalar tables inside the scale, rows (H or 1, R).
-        c_outer: scalar tables outside the scale (c'), rows (H or 1, R).
+        query_table: A, rows (H or 1, R, d).
+        key_table: B, rows (H or 1, R, d).
+        content_bias: u, (H, d).
+        scaled_bias: c, scalars inside the scale, rows (H or 1, R).
+        bias: c', scalars outside the scale, rows (H or 1, R).
         dense: dense biases outside the scale, more of c': tensors (1 or B, 1 or H, L, K).
-        V: value-side tables, rows (H or 1, R, d).
+        value_table: V, rows (H or 1, R, d).
         gain: factors of the content score, rows (H or 1, R).
         feature_gain: factors of each feature of the content score, Σ_c q_ic k_jc g_{r,c}, rows (H or 1, R, d).
         allow: which offsets a query may attend to, boolean rows (H or 1, R); all must agree. A query that may attend
@@ -94,13 +98,13 @@ class Terms:
     """
 
     scale: float | None = None
-    A: tuple[Table, ...] = ()
-    B: tuple[Table, ...] = ()
-    u: torch.Tensor | None = None
-    c: tuple[Table, ...] = ()
-    c_outer: tuple[Table, ...] = ()
+    query_table: tuple[Table, ...] = ()
+    key_table: tuple[Table, ...] = ()
+    content_bias: torch.Tensor | None = None
+    scaled_bias: tuple[Table, ...] = ()
+    bias: tuple[Table, ...] = ()
     dense: tuple[torch.Tensor, ...] = ()
-    V: tuple[Table, ...] = ()
+    value_table: tuple[Table, ...] = ()
     gain: tuple[Table, ...] = ()
     feature_gain: Table | None = None
     allow: tuple[Table, ...] = ()
@@ -124,8 +128,8 @@ class Terms:
                 merged[field.name] = mine + theirs
             elif mine is None or theirs is None:
                 merged[field.name] = theirs if mine is None else mine
-            elif field.name == "u":
-                merged["u"] = mine + theirs
+            elif field.name == "content_bias":
+                merged[field.name] = mine + theirs
             elif field.name == "scale" and mine == theirs:
                 merged["scale"] = mine
             else:
@@ -148,7 +152,7 @@ def content_vectors(
     if terms.rotate is not None:
         query = terms.rotate(query, context.query_positions(query.device))
         key = terms.rotate(key, context.key_positions(key.device))
-    content = query if terms.u is None else query + terms.u[:, None].to(query.dtype)
+    content = query if terms.content_bias is None else query + terms.content_bias[:, None].to(query.dtype)
     if context.temperature is not None:
         content = content * context.temperature[..., None].to(content.dtype)
     return content, query, key
@@ -175,15 +179,15 @@ def position_scores(
     key_length = key.shape[2]
     inner: list[torch.Tensor] = []
     outer: list[torch.Tensor] = []
-    for table in terms.A:
+    for table in terms.query_table:
         index = table.index(context).expand(batch, heads, length, key_length)
         inner.append(torch.matmul(query, table.rows.to(query.dtype).transpose(-1, -2)).gather(-1, index))
-    for table in terms.B:
+    for table in terms.key_table:
         index = table.index(context).transpose(-1, -2).expand(batch, heads, key_length, length)
         by_key = torch.matmul(key, table.rows.to(query.dtype).transpose(-1, -2)).gather(-1, index)
         inner.append(by_key.transpose(-1, -2))
-    inner.extend(table.scalars(context) for table in terms.c)
-    outer.extend(table.scalars(context) for table in terms.c_outer)
+    inner.extend(table.scalars(context) for table in terms.scaled_bias)
+    outer.extend(table.scalars(context) for table in terms.bias)
     outer.extend(terms.dense)
     if not inner and not outer:
         return None
@@ -266,7 +270,7 @@ def position_values(probabilities: torch.Tensor, terms: Terms, context: Attentio
         (B, H, L, d), or None without a V table.
     """
     total = None
-    for table in terms.V:
+    for table in terms.value_table:
         index, rows = table.index(context).expand(probabilities.shape), table.rows
         mass = probabilities.new_zeros(*probabilities.shape[:-1], rows.shape[1])
         mass = mass.scatter_add(-1, index, probabilities)

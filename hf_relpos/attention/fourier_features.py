@@ -20,11 +20,10 @@ from typing import Any
 import torch
 
 from .call import AttentionCall
-from .formula import content_scale, total_of
+from .formula import TABLE_FIELDS, content_scale, total_of
 from .fourier_tables import WaveTable, phases
 
 
-LETTERS = "ABcV"  # tables that features take the place of
 Phases = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, (N, 1, W) or (B, N, 1, W)
 
 
@@ -69,16 +68,16 @@ def widened(call: AttentionCall) -> Widened:
     terms = call.terms
     waves: dict[str, tuple[WaveTable, ...]] = {}
     others: dict[str, Any] = {}
-    for letter in LETTERS:
-        tables = getattr(terms, letter)
+    for letter, field in TABLE_FIELDS.items():
+        tables = getattr(terms, field)
         waves[letter] = tuple(table for table in tables if isinstance(table, WaveTable))
-        others[letter] = tuple(table for table in tables if not isinstance(table, WaveTable))
+        others[field] = tuple(table for table in tables if not isinstance(table, WaveTable))
     frequencies = {table.frequencies for tables in waves.values() for table in tables}
-    vectors = others["A"] or others["B"] or others["V"]
+    vectors = others["query_table"] or others["key_table"] or others["value_table"]
     if len(frequencies) != 1 or vectors or terms.gain or terms.feature_gain is not None:
         return Widened.same(call)
     query, key, value = _widened_vectors(call, waves)
-    rest = replace(terms, **others, u=None, rotate=None, scale=content_scale(call.query, terms))
+    rest = replace(terms, **others, content_bias=None, rotate=None, scale=content_scale(call.query, terms))
     value_size = call.value.shape[-1] + (2 * len(next(iter(frequencies))) if waves["V"] else 0)
     wide = replace(call, query=query, key=key, value=value, value_size=value_size, terms=rest, shared=None)
     return Widened(wide, call.query.shape[-1], waves["V"])
@@ -96,7 +95,7 @@ def _widened_vectors(
     if terms.rotate is not None:
         query = terms.rotate(query, context.query_positions(device))
         key = terms.rotate(key, context.key_positions(device))
-    content = query if terms.u is None else query + terms.u[:, None].to(query.dtype)
+    content = query if terms.content_bias is None else query + terms.content_bias[:, None].to(query.dtype)
     content, query, key, value = (vectors.transpose(1, 2) for vectors in (content, query, key, call.value))
     some = next(table for tables in waves.values() for table in tables)
     of_queries = _phases(some, context.query_positions(device), query)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from .context import AttentionContext
-from .formula import Table, Terms, content_scale, total_of
+from .formula import TABLE_FIELDS, Table, Terms, content_scale, total_of
 from .tracing import is_traced
 
 
@@ -82,7 +82,14 @@ class ToeplitzTerms:
 def toeplitz_unsupported(terms: Terms, context: AttentionContext) -> list[str]:
     """Why these terms have no Toeplitz form; empty where they have one."""
     reasons = []
-    tables = {"A": terms.A, "B": terms.B, "c": terms.c, "c'": terms.c_outer, "V": terms.V, "allow": terms.allow}
+    tables = {
+        "A": terms.query_table,
+        "B": terms.key_table,
+        "c": terms.scaled_bias,
+        "c'": terms.bias,
+        "V": terms.value_table,
+        "allow": terms.allow,
+    }
     for letter, group in tables.items():
         if any(table.relation is not None for table in group):
             reasons.append(f"{letter} depends on another relation than the offset")
@@ -101,7 +108,9 @@ def has_rows(terms: Terms, context: AttentionContext) -> bool:
     Not in a graph, which is for any length.
     """
     offsets = context.high - context.low + 1
-    return not is_traced() and any(_is_by_row(tables, offsets) for tables in (terms.A, terms.B, terms.V))
+    return not is_traced() and any(
+        _is_by_row(tables, offsets) for tables in (terms.query_table, terms.key_table, terms.value_table)
+    )
 
 
 def to_toeplitz(
@@ -119,15 +128,17 @@ def to_toeplitz(
     offsets = context.offsets(query.device)
     if by_row and has_rows(terms, context):
         return _by_row(terms, context, query, offsets)
-    A, tails_A = _sum_by_offset(terms.A, offsets, context.low, scale)
+    A, tails_A = _sum_by_offset(terms.query_table, offsets, context.low, scale)
     B, tails_B, run_of_B = None, (1, 1), None
-    if by_run and terms.B and _may_read(offsets):
-        B, tails_B, run_of_B = _sum_by_run(terms.B, offsets, scale, most=min(RUNS * context.query_length, MOST_RUNS))
+    if by_run and terms.key_table and _may_read(offsets):
+        B, tails_B, run_of_B = _sum_by_run(
+            terms.key_table, offsets, scale, most=min(RUNS * context.query_length, MOST_RUNS)
+        )
     if B is None:
-        B, tails_B = _sum_by_offset(terms.B, offsets, context.low, scale)
-    inner, _ = _sum_by_offset(terms.c, offsets, context.low, scale)
-    outer, _ = _sum_by_offset(terms.c_outer, offsets, context.low)
-    V, tails_V = _sum_by_offset(terms.V, offsets, context.low)
+        B, tails_B = _sum_by_offset(terms.key_table, offsets, context.low, scale)
+    inner, _ = _sum_by_offset(terms.scaled_bias, offsets, context.low, scale)
+    outer, _ = _sum_by_offset(terms.bias, offsets, context.low)
+    V, tails_V = _sum_by_offset(terms.value_table, offsets, context.low)
     scalars = [c for c in (inner, outer) if c is not None]
     c = total_of(scalars) if scalars else None
     allow = None
@@ -160,8 +171,9 @@ def _by_row(terms: Terms, context: AttentionContext, query: torch.Tensor, offset
     """`to_toeplitz` with the tables that are read by row left as they are, but for the scale."""
     scale = content_scale(query, terms)
     factors = {"A": scale, "B": scale, "V": 1.0}
-    tables = {letter: getattr(terms, letter) for letter in factors if _is_by_row(getattr(terms, letter), len(offsets))}
-    others: dict[str, Any] = dict.fromkeys(tables, ())
+    tables = {letter: getattr(terms, TABLE_FIELDS[letter]) for letter in factors}
+    tables = {letter: group for letter, group in tables.items() if _is_by_row(group, len(offsets))}
+    others: dict[str, Any] = {TABLE_FIELDS[letter]: () for letter in tables}
     changed: dict[str, Any] = {}
     for letter, (table,) in tables.items():
         changed[letter] = _precise(table.rows, factors[letter]).to(query.dtype)

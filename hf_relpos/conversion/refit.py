@@ -220,10 +220,16 @@ def table_rows(model: RelPosBertPreTrainedModel, max_distance: int) -> list[Rows
 
 def _rows(terms: Terms, max_distance: int, head_size: int, name: str) -> Rows:
     """The rows of the terms of one call, c' as c."""
-    tables = {"A": terms.A, "B": terms.B, "c": terms.c, "V": terms.V, "c'": terms.c_outer}
+    tables = {
+        "A": terms.query_table,
+        "B": terms.key_table,
+        "c": terms.scaled_bias,
+        "V": terms.value_table,
+        "c'": terms.bias,
+    }
     other_terms = {
         "a scale": terms.scale is not None,
-        "u": terms.u is not None,
+        "u": terms.content_bias is not None,
         "a dense bias": terms.dense,
         "a gain": terms.gain or terms.feature_gain is not None,
         "hidden keys": terms.allow,

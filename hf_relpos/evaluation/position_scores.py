@@ -24,13 +24,13 @@ from ..models.modeling_relpos_bert import RelPosBertModel, RelPosBertPreTrainedM
 
 # Fields of Terms, and the letters they have in the formula.
 LETTERS = {
-    "A": "A",
-    "B": "B",
-    "u": "u",
-    "c": "c",
-    "c_outer": "c'",
+    "query_table": "A",
+    "key_table": "B",
+    "content_bias": "u",
+    "scaled_bias": "c",
+    "bias": "c'",
     "dense": "dense c'",
-    "V": "V",
+    "value_table": "V",
     "gain": "gain",
     "feature_gain": "gain",
     "allow": "allow",

@@ -66,9 +66,9 @@ class ALiBi(Scheme, name="alibi"):
             slopes = alibi_slopes(half, r.device, context.dtype).repeat(2)
             sees = torch.stack([r <= 0, r >= 0]).repeat_interleave(half, dim=0)
             return Terms(
-                c_outer=(toeplitz_table(-slopes[:, None] * distance, context),), allow=(toeplitz_table(sees, context),)
+                bias=(toeplitz_table(-slopes[:, None] * distance, context),), allow=(toeplitz_table(sees, context),)
             )
         if variant == "offset":
             distance = distance - 0.5 * (r > 0)
         slopes = alibi_slopes(self.num_heads, r.device, context.dtype)
-        return Terms(c_outer=(toeplitz_table(-slopes[:, None] * distance, context),))
+        return Terms(bias=(toeplitz_table(-slopes[:, None] * distance, context),))

@@ -179,7 +179,7 @@ def disentangled_terms(
         rows = project(projection, embeddings).unflatten(-1, (num_heads, -1)).transpose(0, 1)  # (H, N, d)
         return (Table(rows, row_of=lambda r: row_of_offset[r - context.low]),)
 
-    return Terms(A=table(key_projection), B=table(query_projection))
+    return Terms(query_table=table(key_projection), key_table=table(query_projection))
 
 
 def rows_in_use(context: AttentionContext, span: int, one_to_one: int) -> tuple[int, int]:

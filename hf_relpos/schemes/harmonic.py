@@ -14,7 +14,7 @@ from torch import nn
 from transformers import initialization as init
 
 from ..attention.context import AttentionContext
-from ..attention.formula import Terms
+from ..attention.formula import TABLE_FIELDS, Terms
 from ..attention.fourier_tables import WaveTable, geometric
 from .scheme import TABLE_LETTERS, WHICH_TABLES, LinearParameter, Option, Scheme, choice, is_count
 
@@ -83,5 +83,5 @@ class Harmonic(Scheme, name="harmonic"):
         return () if coefficients is None else (WaveTable(coefficients.clone(), self.frequencies, context),)
 
     def forward(self, context: AttentionContext) -> Terms:
-        tables: dict[str, Any] = {letter: self.table(letter, context) for letter in TABLE_LETTERS}
+        tables: dict[str, Any] = {field: self.table(letter, context) for letter, field in TABLE_FIELDS.items()}
         return Terms(**tables)

@@ -63,4 +63,4 @@ class Hop(Scheme, name="hop"):
             row = torch.where(inside, (self.radius - steps.abs()).clamp(min=0), self.radius + 1)
             return Table(rows, row_of=lambda row: row, relation=row)
 
-        return Terms(A=(table(down), table(right)))
+        return Terms(query_table=(table(down), table(right)))

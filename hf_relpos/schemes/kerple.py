@@ -72,4 +72,4 @@ class Kerple(Scheme, name="kerple"):
 
     def forward(self, context: AttentionContext) -> Terms:
         bias = (toeplitz_table(context.shared, context),)
-        return Terms(c=bias) if self.settings["scaled"] else Terms(c_outer=bias)
+        return Terms(scaled_bias=bias) if self.settings["scaled"] else Terms(bias=bias)

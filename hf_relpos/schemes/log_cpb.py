@@ -68,4 +68,4 @@ class LogCPB(Scheme, name="log_cpb"):
 
     def forward(self, context: AttentionContext) -> Terms:
         bias = self.cpb_mlp(self.coordinates(context)[:, None].to(dtype_of(self.cpb_mlp))).T  # (H, N)
-        return Terms(c_outer=(toeplitz_table(8 * torch.tanh(bias / 2), context),))
+        return Terms(bias=(toeplitz_table(8 * torch.tanh(bias / 2), context),))

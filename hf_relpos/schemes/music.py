@@ -78,5 +78,5 @@ class Music(Scheme, name="music"):
     def forward(self, context: AttentionContext) -> Terms:
         key = self.table(self.key_relative_embeddings)
         if not self.settings["values"]:
-            return Terms(A=(key,))
-        return Terms(A=(key,), V=(self.table(self.value_relative_embeddings),))
+            return Terms(query_table=(key,))
+        return Terms(query_table=(key,), value_table=(self.table(self.value_relative_embeddings),))

@@ -46,4 +46,4 @@ class Nezha(Scheme, name="nezha"):
             sinusoid_interleaved(rows, self.head_size, context.dtype)[None],
             row_of=lambda r: r.clamp(-max_distance, max_distance) + max_distance,
         )
-        return Terms(A=(table,), V=(table,))
+        return Terms(query_table=(table,), value_table=(table,))

@@ -114,5 +114,5 @@ class Relation(Scheme, name="relation"):
             )
         key = self.table(self.key, labels)
         if not self.settings["values"]:
-            return Terms(A=(key,))
-        return Terms(A=(key,), V=(self.table(self.value, labels),))
+            return Terms(query_table=(key,))
+        return Terms(query_table=(key,), value_table=(self.table(self.value, labels),))

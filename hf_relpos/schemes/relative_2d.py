@@ -69,4 +69,4 @@ class Relative2d(Scheme, name="relative_2d"):
         down, right, inside = context.grid_offsets()
         height = self.table(self.height_key_relative_embeddings, down, inside)
         width = self.table(self.width_key_relative_embeddings, right, inside)
-        return Terms(A=(height, width))
+        return Terms(query_table=(height, width))

@@ -96,7 +96,7 @@ class RelativeKey(Scheme, name="relative_key"):
         return self.table(rows / self.scale if self.settings["scaling"] == "albert" else rows, context)
 
     def forward(self, context: AttentionContext) -> Terms:
-        return Terms(A=(self.query_side(self.rows(context), context),))
+        return Terms(query_table=(self.query_side(self.rows(context), context),))
 
 
 class RelativeKeyQuery(RelativeKey, name="relative_key_query"):
@@ -109,4 +109,4 @@ class RelativeKeyQuery(RelativeKey, name="relative_key_query"):
     def forward(self, context: AttentionContext) -> Terms:
         rows = self.rows(context)
         key_rows = rows if self.settings["scaling"] == "bert" else rows / self.scale
-        return Terms(A=(self.query_side(rows, context),), B=(self.table(key_rows, context),))
+        return Terms(query_table=(self.query_side(rows, context),), key_table=(self.table(key_rows, context),))

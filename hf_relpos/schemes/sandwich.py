@@ -36,4 +36,4 @@ class Sandwich(Scheme, name="sandwich"):
         angles = r[:, None] * 10000.0 ** (-2 * waves / self.settings["dim"])
         heads = torch.arange(1, self.num_heads + 1, device=r.device, dtype=r.dtype)
         bias = (angles.cos() - 1).sum(-1) / (8 * heads[:, None] / self.num_heads)
-        return Terms(c_outer=(toeplitz_table(bias, context),))
+        return Terms(bias=(toeplitz_table(bias, context),))

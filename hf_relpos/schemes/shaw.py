@@ -59,4 +59,4 @@ class Shaw(Scheme, name="shaw"):
         )
 
     def forward(self, context: AttentionContext) -> Terms:
-        return Terms(A=(self.table(self.key),), V=(self.table(self.value),))
+        return Terms(query_table=(self.table(self.key),), value_table=(self.table(self.value),))

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import initialization as init
 
 from ..attention.context import AttentionContext
-from ..attention.formula import Table, Terms, toeplitz_table
+from ..attention.formula import TABLE_FIELDS, Table, Terms, toeplitz_table
 from ..attention.tracing import is_traced
 from .scheme import TABLE_LETTERS, WHICH_TABLES, LinearParameter, Option, RangeOption, Scheme, choice, is_count
 
@@ -140,5 +140,5 @@ class Tables(Scheme, name="tables"):
         return (Table(distinct, row_of=lambda offsets: offsets.clamp(first, last) - first),)
 
     def forward(self, context: AttentionContext) -> Terms:
-        tables: dict[str, Any] = {letter: self.table(letter, context) for letter in TABLE_LETTERS}
+        tables: dict[str, Any] = {field: self.table(letter, context) for letter, field in TABLE_FIELDS.items()}
         return Terms(**tables)

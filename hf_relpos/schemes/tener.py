@@ -66,8 +66,8 @@ class Tener(Scheme, name="tener"):
         B = () if self.settings["terms"] == "paper" else (toeplitz_table(self.sinusoid(-offsets), context),)
         return Terms(
             scale=None if self.settings["scale"] else self.scale,
-            A=(toeplitz_table(rows, context),),
-            B=B,
-            u=self.r_r_bias.clone(),
-            c=(toeplitz_table(torch.matmul(self.r_w_bias, rows[0].T), context),),
+            query_table=(toeplitz_table(rows, context),),
+            key_table=B,
+            content_bias=self.r_r_bias.clone(),
+            scaled_bias=(toeplitz_table(torch.matmul(self.r_w_bias, rows[0].T), context),),
         )

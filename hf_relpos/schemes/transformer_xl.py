@@ -67,5 +67,7 @@ class TransformerXL(Scheme, name="transformer_xl"):
         rows = self.r_net(sinusoid).view(-1, self.num_heads, self.head_size).transpose(0, 1)  # (H, N, d)
         scalars = torch.einsum("hd,hrd->hr", self.r_r_bias.to(rows.dtype), rows)
         return Terms(
-            A=(toeplitz_table(rows, context),), u=self.r_w_bias.clone(), c=(toeplitz_table(scalars, context),)
+            query_table=(toeplitz_table(rows, context),),
+            content_bias=self.r_w_bias.clone(),
+            scaled_bias=(toeplitz_table(scalars, context),),
         )

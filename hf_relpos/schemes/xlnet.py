@@ -88,4 +88,4 @@ class XLNet(Scheme, name="xlnet"):
             A.append(Table(segments, row_of=lambda r: r, relation=relation))
             scalars = torch.einsum("hd,hnd->hn", self.r_s_bias, segments)
             c.append(Table(scalars, row_of=lambda r: r, relation=relation))
-        return Terms(A=tuple(A), u=self.r_w_bias.clone(), c=tuple(c))
+        return Terms(query_table=tuple(A), content_bias=self.r_w_bias.clone(), scaled_bias=tuple(c))

@@ -85,7 +85,7 @@ def test_asymmetric(hidden):
 
 def test_left_and_right_never_coincide_with_an_offset():
     terms = tiny_attention("alibi", position_options={"variant": "offset"}).distance_embedding(AttentionContext(9, 9))
-    bias = terms.c_outer[0].rows
+    bias = terms.bias[0].rows
     assert all(len(row.unique()) == bias.shape[1] for row in bias)
 
 
@@ -103,7 +103,7 @@ def biases(heads: int) -> tuple[torch.Tensor, torch.Tensor]:
     sizes, tensors = golden("alibi")
     context = AttentionContext(sizes["length"], sizes["length"])
     scheme = tiny_attention("alibi", num_attention_heads=heads).distance_embedding
-    return scheme(context).c_outer[0].scalars(context)[0], tensors[f"mask.{heads}"]
+    return scheme(context).bias[0].scalars(context)[0], tensors[f"mask.{heads}"]
 
 
 def parity(heads: int) -> float:

@@ -20,7 +20,7 @@ from hf_relpos import AttentionContext, RelPosBertConfig, RelPosBertModel, Terms
 from hf_relpos.attention.backends.chunked import Chunked
 from hf_relpos.attention.call import AttentionCall
 from hf_relpos.attention.dispatch import choose, run_attention
-from hf_relpos.attention.formula import attend
+from hf_relpos.attention.formula import TABLE_FIELDS, attend
 from hf_relpos.attention.fourier_features import widened
 from hf_relpos.attention.fourier_tables import WaveTable, geometric
 
@@ -49,7 +49,9 @@ def coefficients(letters, heads=HEADS, dtype=torch.float64):
 
 def terms_of(tensors, context, **others):
     waves = geometric(WAVES, PERIOD)
-    return Terms(**{letter: (WaveTable(each, waves, context),) for letter, each in tensors.items()}, **others)
+    return Terms(
+        **{TABLE_FIELDS[letter]: (WaveTable(each, waves, context),) for letter, each in tensors.items()}, **others
+    )
 
 
 @pytest.mark.parametrize("per_head", [True, False])
@@ -109,7 +111,7 @@ class Case:
         layer.is_causal = False
         return AttentionCall(
             *self.tensors,
-            terms_of(self.coefficients, self.context, u=self.u),
+            terms_of(self.coefficients, self.context, content_bias=self.u),
             self.context,
             mask=None if self.causal else self.visible,
             is_causal=self.causal,
@@ -270,7 +272,7 @@ def test_fresh_tables_are_as_large_as_those_of_other_schemes():
     torch.manual_seed(0)
     config = tiny_config("harmonic", initializer_range=0.1, position_options={"waves": 8}, hidden_size=384)
     scheme = RelPosBertModel(config).encoder.layer[0].attention.self.distance_embedding
-    rows = scheme(AttentionContext(64, 64)).A[0].rows
+    rows = scheme(AttentionContext(64, 64)).query_table[0].rows
     assert 0.09 <= rows.std() <= 0.11
 
 

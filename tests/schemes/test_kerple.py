@@ -105,7 +105,7 @@ def original_error(kind: str) -> torch.Tensor:
     length = tensors["scores"].shape[-1]
     context = AttentionContext(length, length)
     context = AttentionContext(length, length, shared=layer.shared_distance_embedding(context))
-    bias = layer.distance_embedding(context).c_outer[0].scalars(context)
+    bias = layer.distance_embedding(context).bias[0].scalars(context)
     expected = tensors[f"{kind}.out"]
     return (tensors["scores"] + bias - expected).abs() / expected.abs().clamp(min=1)
 

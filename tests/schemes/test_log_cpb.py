@@ -80,7 +80,7 @@ def parity(length: int) -> float:
     }
     scheme.load_state_dict(weights, strict=True)
     context = AttentionContext(length, length)
-    (table,) = scheme(context).c_outer
+    (table,) = scheme(context).bias
     return (table.scalars(context)[0] + 8 - tensors[f"{length}.scores"]).abs().max().item()
 
 

@@ -125,6 +125,6 @@ def test_reach_is_a_positive_integer(max_distance):
 def test_tables_of_a_call_are_small():
     """One row per distance, however long the input: the original keeps (512, 512, d) in every layer."""
     layer = tiny_attention("nezha", position_options={"max_relative_position": 4})
-    (table,) = layer.distance_embedding(AttentionContext(300, 300)).A
+    (table,) = layer.distance_embedding(AttentionContext(300, 300)).query_table
     assert tuple(table.rows.shape) == (1, 9, 8)
     assert np.allclose(table.rows[0, 2], interleaved(2), atol=1e-6)

@@ -39,7 +39,7 @@ def test_equals_the_paper(options, dim):
 def test_known_values():
     layer = tiny_attention("sandwich", hidden_size=96, num_attention_heads=12)
     context = AttentionContext(17, 17)
-    rows = layer.distance_embedding(context).c_outer[0].rows
+    rows = layer.distance_embedding(context).bias[0].rows
     assert rows.shape == (12, 33)
     assert rows[:, 16].abs().max() == 0  # distance 0
     assert rows[0, 0].item() == pytest.approx(-33.511, abs=1e-3)
@@ -54,7 +54,7 @@ def parity(case: tuple[int, int]) -> float:
     heads, dim = case
     layer = tiny_attention("sandwich", hidden_size=2 * heads, num_attention_heads=heads, position_options={"dim": dim})
     context = AttentionContext(24, 24)
-    ours = layer.distance_embedding(context).c_outer[0].scalars(context)
+    ours = layer.distance_embedding(context).bias[0].scalars(context)
     return (ours - golden("sandwich")[1][f"bias.{heads}.{dim}"]).abs().max().item()
 
 

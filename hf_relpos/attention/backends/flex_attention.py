@@ -16,7 +16,7 @@ class FlexAttention:
     def unsupported(self, call: AttentionCall) -> list[str]:
         """What is no bias, and keys that a scheme hides."""
         reasons = unsupported_as_bias(call)
-        if call.terms.V:
+        if call.terms.value_table:
             reasons.append("it never holds the attention weights, which the value-side term V needs")
         if call.terms.allow:
             reasons.append("it takes no mask that differs from head to head")

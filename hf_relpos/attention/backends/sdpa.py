@@ -25,7 +25,7 @@ class Sdpa:
         reasons = unsupported_as_bias(call)
         if isinstance(call.mask, BlockMask):
             reasons.append("the mask is a BlockMask")
-        if call.terms.V and not call.by_name:
+        if call.terms.value_table and not call.by_name:
             reasons.append("the value-side term V needs the attention weights, and eager has them")
         return reasons
 
@@ -52,7 +52,7 @@ class Sdpa:
                 value=biased.value[:, :, :length],
                 bias=None if bias is None else bias[..., :length],
             )
-        if call.terms.V:
+        if call.terms.value_table:
             return self._run_with_weights(call, biased), None
         return run_with_transformers(self.name, call, biased)
 

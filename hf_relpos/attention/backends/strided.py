@@ -30,7 +30,7 @@ class Strided:
             reasons.append("the call is being traced")
         if call.needs_gradients or call.dropout:
             reasons.append("it is for inference")
-        if call.terms.V or call.terms.allow:
+        if call.terms.value_table or call.terms.allow:
             reasons.append("it adds a bias to the scores, and V and allow are none")
         return reasons
 

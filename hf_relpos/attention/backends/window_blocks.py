@@ -24,7 +24,15 @@ QUERIES = 128  # of a block
 # Calls of fewer keys than this many times those of a block are computed whole: blocks would overlap as much.
 FEWEST = 4
 
-TABLES = ("A", "B", "c", "c_outer", "V", "gain", "allow")  # fields of Terms that are tuples of tables
+TABLES = (
+    "query_table",
+    "key_table",
+    "scaled_bias",
+    "bias",
+    "value_table",
+    "gain",
+    "allow",
+)  # fields of Terms that are tuples of tables
 Run = Callable[[AttentionCall], torch.Tensor]  # what computes the output (B, L, H, d) of a block
 
 
@@ -118,7 +126,7 @@ def _tables(terms: Terms) -> list[Table]:
 def _leaves(terms: Terms) -> list[torch.Tensor]:
     """Every tensor of the terms but relations: those that may have a gradient."""
     rows = [table.rows for table in _tables(terms)]
-    return [*rows, *terms.dense, *([] if terms.u is None else [terms.u])]
+    return [*rows, *terms.dense, *([] if terms.content_bias is None else [terms.content_bias])]
 
 
 def _with_leaves(terms: Terms, tables: Sequence[Table], rest: Sequence[torch.Tensor]) -> Terms:
@@ -128,7 +136,7 @@ def _with_leaves(terms: Terms, tables: Sequence[Table], rest: Sequence[torch.Ten
     if terms.feature_gain is not None:
         changed["feature_gain"] = next(left)
     changed["dense"] = tuple(rest[: len(terms.dense)])
-    changed["u"] = None if terms.u is None else rest[-1]
+    changed["content_bias"] = None if terms.content_bias is None else rest[-1]
     return replace(terms, **changed)
 
 

@@ -53,13 +53,13 @@ def tables_of(scheme: Scheme, length: int, only: str = "ABcuV") -> Tables:
         return functools.reduce(torch.add, parts) if parts else None
 
     s = scheme.scale
-    inner, outer = full(terms.c, s), full(terms.c_outer, 1.0)
+    inner, outer = full(terms.scaled_bias, s), full(terms.bias, 1.0)
     terms_by_letter = {
-        "A": full(terms.A, s),
-        "B": full(terms.B, s),
+        "A": full(terms.query_table, s),
+        "B": full(terms.key_table, s),
         "c": inner if outer is None else outer if inner is None else inner + outer,
-        "u": None if terms.u is None else terms.u * s,
-        "V": full(terms.V, 1.0),
+        "u": None if terms.content_bias is None else terms.content_bias * s,
+        "V": full(terms.value_table, 1.0),
     }
     return Tables(**{letter: tensor for letter, tensor in terms_by_letter.items() if letter in only})
 

@@ -45,7 +45,7 @@ class AcceleratedMPNetSelfAttention(MPNetSelfAttention):
             split_heads(projection(hidden_states), self.num_attention_heads) for projection in (self.q, self.k, self.v)
         )
         context = offsets_of(hidden_states)
-        terms = Terms(c_outer=(toeplitz_table(position_bias, context),))
+        terms = Terms(bias=(toeplitz_table(position_bias, context),))
         out, weights = attend_as_stock(
             self,
             query,

@@ -52,7 +52,7 @@ class _ByOffset:
         query, key, value = (
             split_heads(projection(hidden_states), module.n_heads) for projection in (module.q, module.k, module.v)
         )
-        terms = Terms(scale=1.0, c_outer=(toeplitz_table(position_bias, context),))
+        terms = Terms(scale=1.0, bias=(toeplitz_table(position_bias, context),))
         wanted = bool(kwargs.get("output_attentions"))
         wanted = wanted and (not ALWAYS_THREE or module.config._attn_implementation == "eager")  # as stock gives them
         out, weights = attend_as_stock(

@@ -73,9 +73,9 @@ class AcceleratedXLNetRelativeAttention(XLNetRelativeAttention):
         scalars = torch.einsum("hd,hnd->hn", self.r_r_bias, rows)
         terms = Terms(
             scale=self.scale,
-            A=(toeplitz_table(rows, context),),
-            u=self.r_w_bias,
-            c=(toeplitz_table(scalars, context),),
+            query_table=(toeplitz_table(rows, context),),
+            content_bias=self.r_w_bias,
+            scaled_bias=(toeplitz_table(scalars, context),),
         )
         if seg_mat is None:
             return terms

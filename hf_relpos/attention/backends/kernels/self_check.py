@@ -88,11 +88,17 @@ def kind_of(call: AttentionCall) -> Kind:
     terms, mask, device = call.terms, kernel_mask(call), call.device
     if device.type == "cuda" and device.index is None:
         device = torch.device(device.type, torch.cuda.current_device())
-    groups = {"A": terms.A, "B": terms.B, "c": (*terms.c, *terms.c_outer), "V": terms.V, "allow": terms.allow}
+    groups = {
+        "A": terms.query_table,
+        "B": terms.key_table,
+        "c": (*terms.scaled_bias, *terms.bias),
+        "V": terms.value_table,
+        "allow": terms.allow,
+    }
     letters = [
         letter + "1" * all(table.rows.shape[0] == 1 for table in tables) for letter, tables in groups.items() if tables
     ]
-    if terms.u is not None:
+    if terms.content_bias is not None:
         letters.append("u")
     return Kind(
         device,
@@ -268,7 +274,7 @@ class _Case:
 
         A, B, c, V = ((Table(leaves[letter], row_of),) if letter in leaves else () for letter in "ABcV")
         allow = () if self.allow is None else (Table(self.allow, row_of),)
-        return Terms(A=A, B=B, c_outer=c, V=V, u=leaves.get("u"), allow=allow)
+        return Terms(query_table=A, key_table=B, bias=c, value_table=V, content_bias=leaves.get("u"), allow=allow)
 
     def by_kernels(self, leaves: dict[str, torch.Tensor], attention: Callable[..., torch.Tensor]) -> torch.Tensor:
         """(B, L, H, d)."""
