@@ -29,9 +29,10 @@ def setting(default: Any, help: str, accepts: Callable[[Any], bool], optional: b
     return dataclasses.field(default=default, metadata={OPTION: Option(default, help, accepted)})
 
 
-def setting_of(choices: tuple[Any, ...], help: str) -> Any:
+def setting_of(choices: tuple[Any, ...], help: str = "") -> Any:
     """A field with a fixed set of values, the default first."""
-    return setting(choices[0], f"{help}; one of {', '.join(map(repr, choices))}", one_of(*choices))
+    listed = f"one of {', '.join(map(repr, choices))}"
+    return setting(choices[0], f"{help}; {listed}" if help else listed, one_of(*choices))
 
 
 def setting_from(kind: type[Any], name: str) -> Any:

@@ -14,7 +14,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hf_relpos.conversion.calibration.errors import CalibrationError
 from launching import run_python
 from rich.console import Console
 from safetensors.torch import load_file, save_file
@@ -42,7 +41,7 @@ from hf_relpos.conversion.calibration.calibrate import Calibrator
 from hf_relpos.conversion.calibration.embeddings import fold_positions
 from hf_relpos.conversion.calibration.layerwise import LayerwiseModel
 from hf_relpos.conversion.calibration.saved import Saved
-from hf_relpos.conversion.calibration.settings import CalibrationSettings
+from hf_relpos.conversion.calibration.settings import CalibrationError, CalibrationSettings
 from hf_relpos.conversion.calibration.windows import check_windows, distance_histogram, shared_first_token
 from hf_relpos.conversion.card import command as repeating_command
 from hf_relpos.data import PairLayout, Windows, cut_windows, pair_windows, read_texts

@@ -134,7 +134,7 @@ def convert(
         )
         print_report(report, console_for(json_file))
         write_json(json_file, report.to_dict())
-    if report.shortfalls and not force:
+    if report.failed_thresholds and not force:
         raise typer.Exit(POOR)
 
 

@@ -61,9 +61,9 @@ def convert(
 ) -> ConversionReport:
     """Write a checkpoint of one of `families.FAMILIES` or of this package as a relpos_bert folder with its tokenizer.
 
-    The result is written beside `out`, read back and compared, and only then renamed: after an error `out` is as it
-    was before. A result whose own check is poor, by the limits in `ConversionReport.shortfalls`, is written all the
-    same, and a `PoorConversionWarning` says so.
+    The result is written beside `out`, read back and compared, and then renamed. After an error `out` is as it was
+    before. A result that fails a threshold of `ConversionReport.failed_thresholds` is written all the same, and a
+    `PoorConversionWarning` says so.
 
     Args:
         source: local folder or Hub repository, with safetensors weights, or pickled ones if `allow_pickle` is set.
@@ -168,7 +168,7 @@ def convert(
         except (OSError, SafetensorError) as error:
             raise ConversionError(describe_write_error(error, target)) from error
     process.wait_for_everyone()
-    if report.shortfalls and process.is_main_process:
+    if report.failed_thresholds and process.is_main_process:
         warnings.warn(f"{out}: {report.warning}", PoorConversionWarning, stacklevel=2)
     return report
 

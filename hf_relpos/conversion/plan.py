@@ -1,5 +1,6 @@
 """The plan of a conversion: every choice that is made before the weights are read, and its checks."""
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -263,7 +264,7 @@ def text_names(texts: list[Path] | list[str] | None) -> list[str] | None:
     if texts is None:
         return None
     paths = [text for text in texts if isinstance(text, Path)]
-    return [path.name if path.expanduser().exists() else str(path) for path in paths]
+    return [path.name if os.path.exists(path.expanduser()) else str(path) for path in paths]
 
 
 def check_plots(name: str) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
-from ..evaluation.fidelity_report import shortfalls
+from ..evaluation.fidelity_report import failed_thresholds
 from ..families.errors import abbreviate
 from ..families.family import TOKEN_TYPES
 from ..families.local_paths import last_name
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ..evaluation import Fidelity
 
 REPORT = "conversion.json"
-# See `ConversionReport.shortfalls`. After the last layer of the demo's BERT .09 of the variance is missing with 10,000
-# random tokens, .16 with 2,000 and 1.74 with 500; the mean alone would leave 1.
+# Thresholds of `ConversionReport.failed_thresholds`. After the last layer of the demo's BERT .09 of the variance is
+# missing with 10,000 random tokens, .16 with 2,000 and 1.74 with 500. The mean alone would leave 1.
 MISSING, LOST = 1.0, 0.5
 KINDS = ("reused", "folded", "dropped", "created")
 
@@ -146,18 +146,19 @@ class ConversionReport:
         )
 
     @property
-    def shortfalls(self) -> tuple[str, ...]:
-        """In what the result is poor by its own check, in words; () for a good one, and where nothing is promised.
+    def failed_thresholds(self) -> tuple[str, ...]:
+        """The thresholds that the result fails by its own check, in words; () for a good one.
 
-        A length up to the source's limit with a sentence cosine below .85 or a token cosine below .80 (`USABLE`, the
-        verdict's limit of what is usable after fine-tuning); a longer one that was asked for with a token cosine below
-        .80, or that the text did not fill; text of which nothing was left to check with; without text, hidden states
-        that are further from the source's than their mean is (`MISSING`); half of the source's tables lost (`LOST`).
+        - Up to the source's limit: a sentence cosine of .85 and a token cosine of .80 (`USABLE`).
+        - Past it, for a length that was asked for: a token cosine of .80, on text that fills the length.
+        - With text of which nothing was left to check with: that counts as a failure.
+        - Without text: hidden states are closer to the source's than their mean is (`MISSING`).
+        - For relative sources: less than half of the source's tables is lost (`LOST`).
         """
         found = []
         measured, calibration = self.fidelity, self.details.get("calibration")
         if measured is not None:
-            found += shortfalls(measured)
+            found += failed_thresholds(measured)
         elif calibration is not None:
             if "texts" in self.arguments:
                 found.append(f"nothing was checked: {self.details['fidelity']['skipped']}")
@@ -170,12 +171,10 @@ class ConversionReport:
 
     @property
     def warning(self) -> str:
-        """The shortfalls in one sentence, with the remedy."""
+        """The failed thresholds in one sentence, with the remedy."""
         remedy = "more text (the option tokens)" if "calibration" in self.details else "another scheme"
-        return (
-            f"the result is not close to its source: {'; '.join(self.shortfalls)}. It was written; try {remedy}, or "
-            "train it further"
-        )
+        reasons = "; ".join(self.failed_thresholds)
+        return f"the result is not close to its source: {reasons}. It was written; try {remedy}, or train it further"
 
     def summary(self) -> str:
         """One line: tensors and parameters of each kind; the difference and the verdict, if they were measured."""

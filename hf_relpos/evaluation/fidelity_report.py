@@ -140,7 +140,7 @@ def _length_from_dict(plain: Mapping[str, Any]) -> LengthFidelity:
     return LengthFidelity(**entry)
 
 
-def shortfalls(fidelity: Fidelity) -> list[str]:
+def failed_thresholds(fidelity: Fidelity) -> list[str]:
     """The lengths at which a student is not even usable after fine-tuning (`USABLE`), in words; [] for none.
 
     Past the teacher's limit only the token cosine counts, to the teacher's windows; a length past it that was skipped
