@@ -16,12 +16,13 @@ from ..families.errors import ConversionError, abbreviate
 from ..families.family import Family
 from ..families.recognition import Head, SourceSpec, recognise
 from ..families.registry import FAMILIES
+from ..families.source import NOT_KEPT
 from ..files import atomic_folder, describe_write_error, write_json
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
 from ..schemes.registry import scheme_parts
 from .build import ARCHITECTURES
-from .configurations import NOT_KEPT, source_config
+from .configurations import source_config
 from .folder import check_replaceable, check_target, copy_companions
 from .verify import under_own_names
 

@@ -9,24 +9,12 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from ..families.errors import ConversionError
 from ..families.recognition import SourceSpec
+from ..families.source import NOT_KEPT
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..schemes.registry import DEFAULT_SCHEME, STOCK_SCHEME, find_scheme, scheme_parts
 from ..schemes.scheme import Scheme
 from .build import same_positions
 from .methods import Method, check_scheme
-
-
-# Fields of the source's config.json that describe the source and not the model.
-NOT_KEPT = (
-    "_name_or_path",
-    "architectures",
-    "auto_map",
-    "dtype",
-    "model_type",
-    "position_embedding_type",
-    "torch_dtype",
-    "transformers_version",
-)
 
 
 def _from_dict(kind: type[PreTrainedConfig], where: str, saved: Mapping[str, Any], **fields: Any) -> Any:

@@ -126,6 +126,20 @@ class ConversionReport:
         """Whether the result can replace the source, in words; None where fidelity was not measured."""
         return self.details.get("fidelity", {}).get("verdict")
 
+    def text_in_words(self, quote: str = "") -> str:
+        """What it was calibrated on.
+
+        Args:
+            quote: around the names of texts.
+        """
+        calibration = self.details["calibration"]
+        names = ", ".join(f"{quote}{name}{quote}" for name in self.arguments.get("texts", []))
+        return (
+            f"Calibrated on {calibration['tokens']:,} tokens in {calibration['windows']:,} windows of "
+            f"{names or 'documents given in Python'}; {100 * calibration['unknown_share']:.1f} % of the tokens are "
+            "unknown"
+        )
+
     @property
     def pairs_in_words(self) -> str:
         """What is known of pairs of segments, in words; empty where nothing is."""

@@ -78,6 +78,18 @@ class LengthFidelity:
     masked: MaskedAgreement | None = None
     ceiling: ShiftConsistency | None = None
 
+    @property
+    def cosines(self) -> list[float | None]:
+        """Token and sentence cosine, then the same of the teacher with itself; None where they were not measured."""
+        shifted = (None, None) if self.ceiling is None else (self.ceiling.token_cosine, self.ceiling.sentence_cosine)
+        return [self.token_cosine, self.sentence_cosine, *shifted]
+
+    @property
+    def masked_shares(self) -> list[float | None]:
+        """Agreement, accuracy of the teacher and of the student on masked tokens; None where not measured."""
+        found = self.masked
+        return [found.agreement, found.teacher_accuracy, found.student_accuracy] if found else [None] * 3
+
 
 @dataclass(frozen=True)
 class Fidelity:

@@ -10,14 +10,13 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from ..conversion.configurations import NOT_KEPT
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.loading import HUB_ARGUMENTS
 from ..schemes.registry import STOCK_SCHEME
 from .names import is_buffer
 from .recognition import Head, SourceSpec, recognise
 from .registry import FAMILIES
-from .source import CHECKPOINT_FILES, PICKLED_FILES, has_safetensors, read_tensors
+from .source import CHECKPOINT_FILES, NOT_KEPT, PICKLED_FILES, has_safetensors, read_tensors
 
 
 # Downloading takes these names, and `subfolder` is a part of the path.
