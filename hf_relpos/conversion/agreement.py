@@ -1,4 +1,4 @@
-"""Fidelity of a result on text that nothing was fitted to."""
+"""Agreement of a result with its source, on text that nothing was fitted to."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,9 +21,9 @@ from .run import ConversionRun
 # Lengths at which the report compares teacher and student, and tokens of text for each.
 EVALUATED_LENGTHS = (16, 64, 128, 256, 512)
 EVALUATED_TOKENS = 6144
-# Of these, tokens whose attention is compared, and on which the source is compared with itself shifted: six passes.
+# Comparing the attention, and the source with itself shifted, takes six passes: only so many of these tokens are read.
 SAMPLED_TOKENS = 1536
-# Tokens of each window that is compared as a pair of segments, at most, and of all of these.
+# Windows that are compared as pairs of segments: most tokens of each, and tokens of all together.
 PAIR_LENGTH, PAIR_TOKENS = 128, 4096
 
 
@@ -34,10 +34,10 @@ def held_out_fidelity(
     run: ConversionRun,
     progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
-    """Fidelity by length with its verdict, for `details["fidelity"]`; the reason where it cannot be measured.
+    """The content of `details["fidelity"]`: fidelity by length, or the reason why it cannot be measured.
 
-    Both models are left with the attention that is chosen for each call. Lengths that the text does not fill are in
-    `skipped`, with the reason. `pairs` has the token cosine in either segment of pairs, for a source that reads them.
+    Both models are left with the attention that is chosen for each call. `skipped` lists the lengths that the text
+    does not fill. `pairs` has the token cosine in either segment of pairs, for a source that reads pairs.
     """
     if run.texts is None:
         return {"skipped": "there was no text; `hf-relpos compare` measures it on yours"}
@@ -73,7 +73,7 @@ def held_out_fidelity(
 def _pair_fidelity(
     student: RelPosBertPreTrainedModel, teacher: RelPosBertPreTrainedModel, windows: Windows
 ) -> dict[str, Any]:
-    """Of pairs of one length: the length, their tokens, and the mean token cosine in either segment."""
+    """The length of the pairs, their tokens, and the mean token cosine in either segment."""
     ids = torch.tensor(windows.ids, device=student.device)
     types = torch.tensor(windows.types, device=student.device)
     cosines = []
@@ -90,7 +90,7 @@ def _pair_fidelity(
 
 
 def _windows(tokenizer: Any, run: ConversionRun, tokens: int, lengths: tuple[int, ...]) -> list[list[int]]:
-    """Windows of held-out text, without single sentences; of those texts that fill any."""
+    """Windows of held-out text, without single sentences. Texts that fill no window are passed over."""
     limit = run.source_config.max_position_embeddings
     passage = max(*window_lengths(limit), run.options.length or 0)
     texts, field = run.texts, run.field

@@ -24,7 +24,7 @@ from .presets import QUALITIES
 from .report import KINDS, ConversionReport, lost_in_words
 
 
-# Metadata of the source's card that holds for the result, too; the last as long as its head is kept.
+# Metadata of the source's card that hold for the result, too; pipeline_tag only where the head is kept.
 KEPT = ("license", "license_name", "license_link", "language", "pipeline_tag")
 # The Hub's name of the task of each head, where it has one.
 TASKS = {
@@ -36,7 +36,7 @@ TASKS = {
     "AutoModelForTokenClassification": "token-classification",
     "AutoModelForQuestionAnswering": "question-answering",
 }
-# Kinds of a report, explained.
+# The kinds of steps in a report.
 MEANING = {
     "reused": "as they were, bit for bit",
     "folded": "changed, or put into others",
@@ -50,7 +50,7 @@ PICTURES = {
 
 
 def source_metadata(folder: Path) -> dict[str, Any]:
-    """What the card of a source says that is in `KEPT`; {} without a card, or with one that cannot be read."""
+    """The metadata of a source's card that are in `KEPT`; {} without a card that can be read."""
     try:
         metadata = metadata_load(folder / CARD) or {}
     except (OSError, ValueError, yaml.YAMLError):
@@ -143,7 +143,7 @@ def model_card(
 
 
 def _metadata(report: ConversionReport, source: Mapping[str, Any], sentence_transformers: bool) -> ModelCardData:
-    """What the Hub reads: origin, licence, task, text, and what was measured.
+    """The metadata for the Hub: origin, licence, task, text and measurements.
 
     Args:
         source: from `source_metadata`.

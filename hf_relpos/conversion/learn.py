@@ -1,7 +1,7 @@
 """The methods that learn from text: `calibrate`, and `calibrate+distil`.
 
-Options, windows of text, several processes, resuming, and what the report says of the result; the fits themselves are
-in `hf_relpos.conversion.calibration`.
+This module prepares windows of text, runs the fit and the distillation, resumes, and measures the result. The fits
+themselves are in `hf_relpos.conversion.calibration`.
 """
 
 import hashlib
@@ -59,10 +59,10 @@ LEARNING_RATE, TABLE_LEARNING_RATE = 1e-4, 3e-3
 PAIRS = 0.5
 
 
-# Tokens of random windows, where there is no text; more were not better.
+# Tokens of random windows, where there is no text. More tokens did not help.
 RANDOM_TOKENS = 30_000
-# Steps of a distillation on short rows for one on rows past the source's limit, the dear ones. With 1 all-MiniLM-L6-v2
-# came no closer on long rows, and lost more on pairs of sentences.
+# Steps on short rows for each step on rows past the source's limit, which are expensive. With 1 instead of 2,
+# all-MiniLM-L6-v2 came no closer on long rows, and lost more on pairs of sentences.
 SHORT_STEPS = 2
 
 
@@ -196,7 +196,7 @@ def _windows_to_fit(model: RelPosBertPreTrainedModel, tokenizer: Any, run: Conve
 
 
 def _layout_and_share(tokenizer: Any, run: ConversionRun) -> tuple[PairLayout | None, float]:
-    """How the source reads pairs of segments, None where none are to be made; and the share of the windows for them.
+    """The layout of pairs of segments, None where none are made, and the share of the windows for them.
 
     Raises:
         ConversionError: for a share that was asked for, of a source that reads none.
@@ -306,7 +306,7 @@ def load_tokenizer(folder: Path, vocab_size: int) -> Any:
 def fingerprint(
     run: ConversionRun, windows: Windows, settings: CalibrationSettings, model: RelPosBertPreTrainedModel
 ) -> str:
-    """A digest of all that the fits depend on: weights, text, scheme, window and settings."""
+    """A digest of everything that the fits depend on: weights, text, scheme, window and settings."""
     digest = hashlib.sha256()
     for name, tensor in sorted(run.source.tensors.items()):
         digest.update(name.encode())
@@ -320,7 +320,7 @@ def fingerprint(
 
 
 def _windows_to_distil(tokenizer: Any, run: ConversionRun) -> Windows:
-    """The windows of a distillation; past the source's limit one step of long rows for `SHORT_STEPS` of the others."""
+    """The windows of a distillation. Past the source's limit, one step of long rows follows `SHORT_STEPS` others."""
     options, limit = run.options, run.source_config.max_position_embeddings
     lengths, length, batch = window_lengths(limit), options.length or limit, options.batch_tokens
     tokens = options.distil_tokens or options.steps * batch

@@ -16,7 +16,7 @@ from .push import Upload
 from .report import ConversionReport, lost_in_words
 
 
-# Of notes that several tensors have.
+# Marks of the notes that several tensors share.
 MARKS = "¹²³⁴⁵⁶⁷⁸⁹"
 
 

@@ -1,7 +1,7 @@
-"""From one scheme made of tables of distances to another, or to another range of distances, and what that loses.
+"""Refit tables of distances: to another scheme, or to another range of distances, with the loss.
 
-Every such scheme is read in the same way, as the rows of `A`, `B`, `c` and `V` of the formula at every distance, and
-written in the same way, by least squares, with the design matrix that its own terms give for unit parameters.
+Every such scheme is read in the same way: the rows of its tables at every distance. It is written in the same way, by
+least squares, with the design matrix that its own terms give for unit parameters.
 """
 
 import copy
@@ -25,7 +25,7 @@ from .run import ConversionRun
 from .verify import ROUNDING
 
 
-# Of the squares of coefficients of waves, relative to their mean curvature: lost digits stay below those of float32.
+# Penalty of the coefficients of Fourier features, relative to their mean curvature. Lost digits stay below float32's.
 RIDGE = 1e-8
 # Letter to rows, (H or 1, N, d), those of c (H or 1, N); N distances. In float64.
 Rows = dict[str, torch.Tensor]
@@ -33,7 +33,7 @@ Rows = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What an export or a change of range kept.
+    """The loss of an export or of a change of range.
 
     Attributes:
         position_embedding_type: the target.
@@ -193,7 +193,7 @@ def refit_tables(source: RelPosBertPreTrainedModel, target: RelPosBertPreTrained
 
 @torch.no_grad()
 def table_rows(model: RelPosBertPreTrainedModel, max_distance: int) -> list[Rows]:
-    """What the scheme of a model adds at every distance from −`max_distance` to `max_distance`, layer by layer.
+    """The rows of a model's tables at every distance from −`max_distance` to `max_distance`, layer by layer.
 
     Raises:
         ConversionError: for a scheme that adds something else than tables of distances, or nothing.
@@ -289,7 +289,7 @@ def _fit(target: RelPosBertPreTrainedModel, rows: list[Rows], max_distance: int,
 
 
 def _design(scheme: Scheme, name: str, letter: str, max_distance: int) -> torch.Tensor:
-    """What one row of a parameter adds at each distance, (2·`max_distance` + 1, rows), in every head and feature."""
+    """The contribution of each row of a parameter at each distance, (2·`max_distance` + 1, rows), in every head."""
     probe = copy.deepcopy(scheme).double()
     for parameter in probe.parameters():
         parameter.zero_()

@@ -26,7 +26,7 @@ KINDS = ("reused", "folded", "dropped", "created")
 
 @dataclass(frozen=True)
 class Step:
-    """What a conversion did with one tensor.
+    """The conversion of one tensor.
 
     Attributes:
         kind: `reused` (bit for bit), `folded` (its values went into another tensor, or received another's),
@@ -71,7 +71,7 @@ class ConversionReport:
         versions: of hf_relpos, transformers and torch.
         details: results of the method; {} for none.
         notes: remarks for the caller, such as limits that stay in copied files.
-        left_out: what lies in the folder of the source and was neither converted nor copied, relative.
+        left_out: relative paths in the folder of the source that were neither converted nor copied.
     """
 
     source: str
@@ -123,11 +123,11 @@ class ConversionReport:
 
     @property
     def verdict(self) -> str | None:
-        """Whether the result can replace the source, in words; None where fidelity was not measured."""
+        """A summary of the fidelity: up to which length the result can replace the source. None where not measured."""
         return self.details.get("fidelity", {}).get("verdict")
 
     def text_in_words(self, quote: str = "") -> str:
-        """What it was calibrated on.
+        """The text of the calibration, in words.
 
         Args:
             quote: around the names of texts.
@@ -142,7 +142,7 @@ class ConversionReport:
 
     @property
     def pairs_in_words(self) -> str:
-        """What is known of pairs of segments, in words; empty where nothing is."""
+        """The agreement on pairs of segments, in words; empty where it was not measured."""
         if (measured := self.details.get("fidelity", {}).get("pairs")) is None:
             return ""
         first, second = measured["token_cosine_by_segment"]
@@ -202,9 +202,9 @@ class ConversionReport:
         return ", ".join(parts) + (f". Verdict: {self.verdict}" if self.verdict else "")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as in conversion.json: nothing that is of this machine only.
+        """Plain values, as in conversion.json.
 
-        A local source is named without its folders, `out` and `left_out` are not there.
+        They name nothing of this machine: a local source has no folders, and `out` and `left_out` are missing.
         """
         content = {key: value for key, value in asdict(self).items() if key not in ("out", "left_out")}
         content["source"] = self.source if self.revision else last_name(self.source)

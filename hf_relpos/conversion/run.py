@@ -19,7 +19,7 @@ from .options import NoOptions
 
 @dataclass(frozen=True)
 class ConversionRun:
-    """What a method reads.
+    """The inputs of a method.
 
     Attributes:
         source: the checkpoint.
@@ -30,7 +30,7 @@ class ConversionRun:
         field: key or column of the text in files and datasets, one for all or one for each.
         options: of the method: an instance of its `Method.options_type`.
         seed: of random choices.
-        resume_folder: where an interrupted method finds what it had computed; None for a method that starts afresh.
+        resume_folder: holds the layers that an interrupted run has fitted; None for a method that starts afresh.
         device: where a method that learns from text computes.
         progress: whether to show a progress bar.
         details: filled by the method for the report; JSON values only.

@@ -1,4 +1,4 @@
-"""How faithful a converted model is to its source: hidden states, sentence vectors, attention, masked tokens."""
+"""Fidelity of a converted model to its source: hidden states, sentence vectors, attention, masked tokens."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -24,7 +24,7 @@ LENGTHS = (16, 64, 128, 256, 512)
 
 @dataclass(frozen=True)
 class FidelitySettings:
-    """What `fidelity` measures.
+    """Settings of `fidelity`.
 
     Attributes:
         pooling: of the sentence vectors, `mean` or `cls`.

@@ -73,7 +73,7 @@ def plot_scheme(
     head: int = 0,
     inputs: dict[str, torch.Tensor] | None = None,
 ) -> "Figure":
-    """What a scheme adds, over all pairs and for the query in the middle.
+    """The scores that a scheme adds, over all pairs and for the query in the middle.
 
     Args:
         model: a model, or a configuration, which stands for a fresh model with seed 0.

@@ -117,7 +117,7 @@ def _check_trainer_arguments(arguments: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class DistillationReport:
-    """What a distillation did.
+    """The result of a distillation.
 
     Attributes:
         steps: optimizer steps, those before a resumption included.

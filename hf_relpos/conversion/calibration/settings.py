@@ -73,7 +73,7 @@ class CalibrationSettings:
 
 @dataclass
 class LayerReport:
-    """What the calibration of one layer did.
+    """The result of calibrating one layer.
 
     Attributes:
         divergence_before: KL(teacher ‖ student) of the attention on held-out text, nats per row, tables at zero; None
@@ -98,7 +98,7 @@ class LayerReport:
 
 @dataclass
 class CalibrationReport:
-    """What a calibration did.
+    """The result of a calibration.
 
     Attributes:
         tokens: of text, special ones included; those held out, too.
@@ -123,7 +123,7 @@ class CalibrationReport:
 def estimate_memory(
     lengths: Sequence[int], settings: CalibrationSettings, config: RelPosBertConfig, limit: int, processes: int = 1
 ) -> int:
-    """About how many bytes a process holds besides the models: hidden states, and the rows of the score fits.
+    """Estimate of the bytes that a process holds besides the models: hidden states, and rows of the score fits.
 
     Args:
         lengths: of the windows of all processes.
