@@ -186,9 +186,9 @@ def test_a_clip_inside_the_table_is_the_range():
 def test_what_cannot_be_resized():
     model = source()
     for max_distance in (0, -3, 2.5, True, None):
-        with pytest.raises(ConversionError, match=r"max_distance = .*: give the largest distance"):
+        with pytest.raises(ConversionError, match=r"max_distance = .*"):
             resize_tables(model, max_distance)
-    with pytest.raises(ConversionError, match="fill = 'zero' is unknown"):
+    with pytest.raises(ConversionError, match="fill = 'zero'"):
         resize_tables(model, 8, "zero")
     for scheme in ("alibi", "t5", "nezha", "harmonic", ["relative_key", "alibi"]):
         with pytest.raises(ConversionError, match=r"only one of music, relative_key, .* to resize"):
