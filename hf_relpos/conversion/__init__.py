@@ -1,4 +1,10 @@
-"""Conversion of BERT checkpoints with absolute positions to relative ones, and of relative ones to ours."""
+"""Conversion of BERT checkpoints with absolute positions to relative ones, and of relative ones to ours.
+
+A conversion goes through these modules: `plan` (choices and checks), `build` (the model in memory), a method of
+`methods` (`absolute_tables`, `refit`, or `learn` with `calibration`), `agreement` and `verify` (checks of the result),
+and `pipeline`, which holds `convert`, writes the folder, and calls the others. `options` and `presets` declare the
+settings.
+"""
 
 from ..families.errors import ConversionError, PoorConversionWarning
 from .checkpoint_export import export_checkpoint

@@ -28,12 +28,12 @@ class Method:
 
     Attributes:
         help: one line, for the command line.
-        keeps_table: the result has a table of absolute positions, the source's.
-        exact: the result computes what the source computes, which is verified.
         apply: changes the result in place, given a model with all the tensors of the source that it has parameters
             for, and zeros in the scheme's parameters; returns the names of the tensors it changed, with a note on
             each.
         unsupported_reason: why a scheme cannot be the result's; empty for one that can.
+        keeps_table: the result has a table of absolute positions, the source's.
+        exact: the result computes what the source computes, which is verified.
         from_absolute: whether it is for sources with absolute positions.
         from_relative: whether it is for sources that are relative already.
         text: whether it learns from text.
@@ -44,10 +44,10 @@ class Method:
     """
 
     help: str
-    keeps_table: bool
-    exact: bool
     apply: Apply
     unsupported_reason: Callable[[type[Scheme]], str]
+    keeps_table: bool = False
+    exact: bool = False
     from_absolute: bool = True
     from_relative: bool = False
     text: Literal["unused", "optional", "required"] = "unused"
@@ -110,16 +110,12 @@ METHODS: dict[str, Method] = {
     ),
     "drop": Method(
         "replace absolute positions by their mean vector; relative terms start at zero. Needs training",
-        keeps_table=False,
-        exact=False,
         apply=absolute_tables.drop,
         unsupported_reason=starts_neutral_without_table,
         options_type=OwnBiasOptions,
     ),
     "calibrate": Method(
         "fit relative terms to the source's own attention on text, in closed form. Close to the source's outputs",
-        keeps_table=False,
-        exact=False,
         apply=calibrate,
         unsupported_reason=can_be_fitted,
         default_scheme=GENERAL_SCHEME,
@@ -129,8 +125,6 @@ METHODS: dict[str, Method] = {
     ),
     "calibrate+distil": Method(
         "calibrate, then train the result for some steps to compute what the source computes. Closer",
-        keeps_table=False,
-        exact=False,
         apply=calibrate_and_distil,
         unsupported_reason=can_be_fitted,
         default_scheme=GENERAL_SCHEME,
@@ -141,7 +135,6 @@ METHODS: dict[str, Method] = {
     "interpolate": Method(
         "absolute positions for longer inputs: the table stretched linearly. A baseline; changes all outputs",
         keeps_table=True,
-        exact=False,
         apply=absolute_tables.interpolate_table,
         unsupported_reason=absolute_alone,
         default_scheme=STOCK_SCHEME,
@@ -162,7 +155,6 @@ METHODS: dict[str, Method] = {
     "exact": Method(
         "for a checkpoint that is relative already (ours; NEZHA; BERT, RoBERTa, … with relative_key): rename "
         "its weights, or put its tables into a scheme that holds them. The same outputs",
-        keeps_table=False,
         exact=True,
         apply=refit.exact,
         unsupported_reason=has_tables,
@@ -172,8 +164,6 @@ METHODS: dict[str, Method] = {
     ),
     "refit": Method(
         "for a checkpoint that is relative already: the closest tables of another scheme; says what is lost",
-        keeps_table=False,
-        exact=False,
         apply=refit.refit,
         unsupported_reason=has_tables,
         from_absolute=False,
