@@ -12,11 +12,11 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
+from ..families.direct import NOT_KEPT
 from ..families.errors import ConversionError, abbreviate
 from ..families.family import Family
 from ..families.recognition import Head, SourceSpec, recognise
 from ..families.registry import FAMILIES
-from ..families.source import NOT_KEPT
 from ..files import atomic_folder, describe_write_error, write_json
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel

@@ -7,9 +7,9 @@ from typing import Any
 from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
+from ..families.direct import NOT_KEPT
 from ..families.errors import ConversionError
 from ..families.recognition import SourceSpec
-from ..families.source import NOT_KEPT
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..schemes.registry import DEFAULT_SCHEME, STOCK_SCHEME, find_scheme, scheme_parts
 from ..schemes.scheme import Scheme

@@ -41,17 +41,6 @@ TOKENIZER_FILES = (
 )
 CARD = "README.md"
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-# Fields of the source's config.json that describe the source and not the model.
-NOT_KEPT = (
-    "_name_or_path",
-    "architectures",
-    "auto_map",
-    "dtype",
-    "model_type",
-    "position_embedding_type",
-    "torch_dtype",
-    "transformers_version",
-)
 
 
 @dataclass(frozen=True)
