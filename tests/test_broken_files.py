@@ -408,6 +408,7 @@ SECOND_PROCESS = """
 import sys
 from pathlib import Path
 from hf_relpos.conversion.calibration.saved import one_process
+from hf_relpos.conversion.calibration.settings import CalibrationError
 
 try:
     with one_process(Path(sys.argv[1])):
