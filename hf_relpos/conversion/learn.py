@@ -44,6 +44,7 @@ from .calibration.windows import (
     shared_first_token,
     window_lengths,
 )
+from .options import DistilOptions
 from .run import ConversionRun
 
 
@@ -138,7 +139,7 @@ def _check_options(model: RelPosBertPreTrainedModel, run: ConversionRun) -> None
             f"method_options['tokens'] = {options.tokens}: too few to fit anything; ask for at least {TOO_FEW}, "
             "better 12,000"
         )
-    distil_tokens = getattr(options, "distil_tokens", None)
+    distil_tokens = options.distil_tokens if isinstance(options, DistilOptions) else None
     if distil_tokens is not None and distil_tokens < TOO_FEW:
         raise ConversionError(
             f"method_options['distil_tokens'] = {distil_tokens}: too few to learn anything; ask for at least "
