@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import hf_relpos
 from hf_relpos import RelPosBertConfig, RelPosBertModel
 from hf_relpos.cli import app
-from hf_relpos.conversion import ConversionError, checkpoint, convert
+from hf_relpos.conversion import ConversionError, convert, pipeline
 from hf_relpos.families.family import COUNTERPARTS
 from hf_relpos.families.names import inverse, is_scheme
 from hf_relpos.families.registry import FAMILIES
@@ -182,7 +182,7 @@ def test_every_head_of_nezha(tmp_path, suffix):
 def test_the_comparison_sees(tmp_path, monkeypatch, mistake):
     """A converter that puts tables in wrongly does not get away with it."""
     source = relative(tmp_path / "stock", "roberta", "ForMaskedLM", "relative_key_query")
-    original = checkpoint.build
+    original = pipeline.build_model
 
     def build(config, *arguments):
         if mistake == "other":
@@ -195,7 +195,7 @@ def test_the_comparison_sees(tmp_path, monkeypatch, mistake):
                     changed[name] = mistake
         return model, changed
 
-    monkeypatch.setattr(checkpoint, "build", build)
+    monkeypatch.setattr(pipeline, "build_model", build)
     with pytest.raises(ConversionError, match="outputs differ from the source's"):
         convert(source, tmp_path / "out")
     assert not (tmp_path / "out").exists()
