@@ -9,13 +9,18 @@ that take long.
 
 A test or case marked `full` runs with `--full` only, and `chosen` is for loops over schemes inside a test or fixture.
 All of it is deterministic: the processes of pytest-xdist must agree.
+
+`TIERS` says which files wait for `make test-more`: what they test changes rarely, or takes long. Everything else is the
+fast tier, which `pytest` alone runs.
 """
 
 import dataclasses
+import fnmatch
 import functools
 import heapq
 import itertools
 from collections.abc import Hashable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +28,36 @@ import pytest
 
 full = False  # set by `--full`, before test modules are imported
 browser = False  # set by `-m browser`: without it, and with `--full`, tests marked so are left out
+# Markers, and the files `test_*.py` that have them as a whole. A test of another file may be marked by itself.
+TIERS = {
+    "documents": ("demo", "doc_blocks", "docs", "notebook"),
+    "ecosystem": (
+        "compile",
+        "generation",
+        "graph_export",
+        "live_tools",
+        "loading_features",
+        "offloading",
+        "tools_*",
+        "trainer_features",
+    ),
+    "hub": ("hub*", "privacy", "push", "travels"),
+    "kernels": ("kernels*",),
+    "scripts": (
+        "bench_*",
+        "classify_documents",
+        "family_report",
+        "feature_matrix",
+        "long_*",
+        "probes",
+        "recipes",
+        "results",
+        "scheme_report",
+        "scripts",
+        "train_lm",
+        "train_ner",
+    ),
+}
 # A scheme for each kind of term: what tests of a feature are parametrized with, and the columns of docs/features.md.
 FEATURE_SCHEMES = (
     "relative_key",  # A
@@ -41,6 +76,13 @@ FEATURE_SCHEMES = (
 FEW_FEATURE_SCHEMES = tuple(
     name if name in ("tables", "t5") else pytest.param(name, marks=pytest.mark.full) for name in FEATURE_SCHEMES
 )
+
+
+def tier_of(path: Path) -> str | None:
+    """The tier of a file of tests; None for the fast one."""
+    name = path.stem.removeprefix("test_")
+    found = (tier for tier, patterns in TIERS.items() if any(fnmatch.fnmatch(name, each) for each in patterns))
+    return next(found, None)
 
 
 @functools.cache
