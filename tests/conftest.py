@@ -80,7 +80,7 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if shares_fixture(item):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
-        if tier := selection.tier_of(item.path):
+        for tier in selection.tiers_of(item):
             item.add_marker(tier)
     yield  # -k, -m, and the names that pytest-xdist gives to groups
     wanted = [item for item in items if selection.browser or not item.get_closest_marker("browser")]

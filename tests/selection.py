@@ -10,8 +10,8 @@ that take long.
 A test or case marked `full` runs with `--full` only, and `chosen` is for loops over schemes inside a test or fixture.
 All of it is deterministic: the processes of pytest-xdist must agree.
 
-`TIERS` says which files wait for `make test-more`: what they test changes rarely, or takes long. Everything else is the
-fast tier, which `pytest` alone runs.
+`TIERS` says which files wait for `make test-more`: what they test changes rarely, or takes long. So do tests of other
+files that are marked with a tier, or have the fixture `hub`. All others are the fast tier, which `pytest` alone runs.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ import pytest
 
 full = False  # set by `--full`, before test modules are imported
 browser = False  # set by `-m browser`: without it, and with `--full`, tests marked so are left out
-# Markers, and the files `test_*.py` that have them as a whole. A test of another file may be marked by itself.
+# Markers, and the files `test_*.py` that have them as a whole.
 TIERS = {
     "documents": ("demo", "doc_blocks", "docs", "notebook"),
     "ecosystem": (
@@ -83,6 +83,17 @@ def tier_of(path: Path) -> str | None:
     name = path.stem.removeprefix("test_")
     found = (tier for tier, patterns in TIERS.items() if any(fnmatch.fnmatch(name, each) for each in patterns))
     return next(found, None)
+
+
+def tiers_of(item: pytest.Item) -> list[str]:
+    """The tiers that an item has, without those it is marked with."""
+    tier = tier_of(item.path)
+    return [*([tier] if tier else []), *(["hub"] if "hub" in getattr(item, "fixturenames", ()) else [])]
+
+
+def is_slow(item: pytest.Item) -> bool:
+    """Whether an item waits for `make test-more`."""
+    return any(item.get_closest_marker(tier) for tier in TIERS)
 
 
 @functools.cache

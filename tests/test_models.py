@@ -128,7 +128,7 @@ def test_forward_loss_and_a_gradient_for_every_parameter(name, auto):
     assert not idle
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @every_model
 def test_save_and_load_is_exact(name, auto, tmp_path):
     model = head_model(name, auto)
@@ -194,7 +194,7 @@ def test_inputs_embeds(name):
             model(**arguments)
 
 
-@pytest.mark.covering(3)
+@pytest.mark.covering(2)
 @every_scheme
 @encoder_and_decoder
 def test_output_attentions(name, is_decoder):
@@ -258,7 +258,7 @@ def test_gradient_checkpointing(name, reentrant):
     assert all(difference(plain[key], again[key]) <= 3e-6 for key in plain)
 
 
-@pytest.mark.covering(3)
+@pytest.mark.covering(2)
 @every_pair
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 def test_half_precision_is_finite(name, backend, dtype):
@@ -286,7 +286,7 @@ def test_compiles_to_one_graph():
 OTHERS = [(name, backend) for name in ON_TOKENS for backend in ("sdpa", "flex_attention") if backend in CAPABLE[name]]
 
 
-@pytest.mark.covering(3)
+@pytest.mark.covering(2)
 @encoder_and_decoder
 @pytest.mark.parametrize("name, backend", OTHERS, ids=["-".join(pair) for pair in OTHERS])
 def test_backends_agree(name, backend, is_decoder):
@@ -308,7 +308,7 @@ def test_backends_agree(name, backend, is_decoder):
         assert difference(one[seen], other[seen]) <= 1e-5
 
 
-@pytest.mark.covering(3)
+@pytest.mark.covering(2)
 @encoder_and_decoder
 @pytest.mark.parametrize("kind", ["boolean", "additive"])
 @every_pair
@@ -352,7 +352,7 @@ INCAPABLE = [
 ]
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name, backend", INCAPABLE, ids=["-".join(pair) for pair in INCAPABLE])
 def test_incapable_backend_is_an_error(name, backend, tmp_path):
     model = RelPosBertForMaskedLM(tiny_config(name))
@@ -385,7 +385,7 @@ def test_unknown_backend_is_an_error():
 # Padding, batches, packing ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.covering(3)
+@pytest.mark.covering(2)
 @encoder_and_decoder
 @every_pair
 def test_batch_and_right_padding_change_nothing(name, backend, is_decoder):
@@ -402,7 +402,7 @@ def test_batch_and_right_padding_change_nothing(name, backend, is_decoder):
     assert difference(last_state(model, elsewhere, attention_mask=real.long())[real], together[real]) <= 1e-5
 
 
-@pytest.mark.covering(3)
+@pytest.mark.covering(2)
 @encoder_and_decoder
 @every_pair
 def test_left_padding_changes_nothing(name, backend, is_decoder):
@@ -417,7 +417,7 @@ def test_left_padding_changes_nothing(name, backend, is_decoder):
         assert difference(together[row : row + 1, LENGTH - length :], alone) <= 1e-5
 
 
-@pytest.mark.covering(3)
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("before", [1, 3, 20])
 @pytest.mark.parametrize("name, backend", [pair for pair in PAIRS if pair[0] in RELATIVE], ids=lambda value: value)
 def test_translation_changes_nothing(name, backend, before):
@@ -437,7 +437,7 @@ PACKS = {
 }
 
 
-@pytest.mark.covering(3)
+@pytest.mark.covering(2)
 @encoder_and_decoder
 @pytest.mark.parametrize("pack", PACKS.values(), ids=PACKS)
 @every_pair
@@ -455,6 +455,7 @@ def test_packed_documents_do_not_see_each_other(name, backend, pack, is_decoder)
                 assert difference(together[row : row + 1, end - document : end], alone) <= 1e-5
 
 
+@pytest.mark.covering(2, every_scheme=False)
 @every_pair
 def test_packed_documents_with_an_empty_cache(name, backend):
     """As `generate` begins: the caller holds a cache in which there is nothing yet."""
@@ -520,7 +521,7 @@ def decode(model, ids, chunks, cache, **arguments):
     return torch.cat(parts, dim=1)
 
 
-@pytest.mark.covering(3)
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("chunks", CHUNKS.values(), ids=CHUNKS)
 @pytest.mark.parametrize("cache", CACHES)
 @every_pair
@@ -534,7 +535,7 @@ def test_cached_decoding_equals_the_full_forward(name, backend, cache, chunks):
     assert int(made.get_seq_length()) == 12
 
 
-@pytest.mark.covering(3)
+@pytest.mark.covering(2, every_scheme=False)
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("name, backend", [pair for pair in PAIRS if pair[0] in UNBOUNDED], ids=lambda value: value)
 def test_cached_decoding_past_the_trained_range(name, backend, cache):
@@ -547,6 +548,7 @@ def test_cached_decoding_past_the_trained_range(name, backend, cache):
     assert difference(decode(model, ids, [6, 5, 1, 8], CACHES[cache](model.config, 20)), full) <= 1e-5
 
 
+@pytest.mark.covering(2, every_scheme=False)
 @every_pair
 def test_cached_decoding_with_cross_attention(name, backend):
     model = tiny_model(
@@ -572,7 +574,7 @@ GENERATION = {
 }
 
 
-@pytest.mark.covering(3)
+@pytest.mark.covering(2, every_scheme=False)
 @pytest.mark.parametrize("how", GENERATION)
 @every_pair
 def test_greedy_generation_with_left_padding(name, backend, how):
@@ -593,7 +595,7 @@ def test_greedy_generation_with_left_padding(name, backend, how):
 WINDOWED = [(*pair, how) for pair in PAIRS for how in ("dynamic", "static") if how == "dynamic" or pair[0] in RELATIVE]
 
 
-@pytest.mark.covering(3)
+@pytest.mark.covering(2, every_scheme=False)
 @pytest.mark.parametrize("everywhere", [[0], []], ids=["cls", "none"])
 @pytest.mark.parametrize("name, backend, how", WINDOWED, ids=["-".join(case) for case in WINDOWED])
 def test_generation_in_a_window(name, backend, everywhere, how):
@@ -699,6 +701,7 @@ def test_stir_leaves_nothing_at_zero():
 # Positions and windows -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.covering(2, every_scheme=False)
 @every_pair
 def test_distances_follow_position_ids(name, backend):
     """Tokens left out of a text keep the others at their distances: hiding them must give the same."""
@@ -723,7 +726,7 @@ def visible_in_window(length, window, everywhere, causal=False):
     return seen
 
 
-@pytest.mark.covering(3)
+@pytest.mark.covering(2)
 @encoder_and_decoder
 @pytest.mark.parametrize("everywhere", [None, [], [0, 4]], ids=["cls", "none", "two"])
 @every_pair
@@ -742,6 +745,7 @@ def test_attention_window(name, backend, everywhere, is_decoder):
     assert difference(got, last_state(full, ids, attention_mask=real.long())) > 1e-4
 
 
+@pytest.mark.covering(2, every_scheme=False)
 @pytest.mark.parametrize("name, backend", [pair for pair in PAIRS if pair[0] in RELATIVE], ids=lambda value: value)
 def test_attention_window_in_packed_rows(name, backend):
     """Each document has its own global token."""
