@@ -43,6 +43,7 @@ TIERS = {
     ),
     "hub": ("hub*", "privacy", "push", "travels"),
     "kernels": ("kernels*",),
+    "slow": (),  # of those marked by themselves: they take seconds beside what faster ones of their file say
     "scripts": (
         "bench_*",
         "classify_documents",
@@ -164,7 +165,8 @@ def thinned(schemes: Iterable[str]) -> list[Any]:
 def with_full(quick: Iterable[Any], others: Iterable[Any]) -> list[Any]:
     """Parameters for `pytest.mark.parametrize`: the quick ones, and `full` on the others that are not among them."""
     names = list(quick)
-    return [*names, *(pytest.param(each, marks=pytest.mark.full) for each in others if each not in names)]
+    added = [each if isinstance(each, tuple) else (each,) for each in others if each not in names]
+    return [*names, *(pytest.param(*each, marks=pytest.mark.full) for each in added)]
 
 
 def schemes_of(value: Any, known: Iterable[str]) -> list[str]:

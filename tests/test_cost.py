@@ -122,6 +122,7 @@ def test_configurations_are_read_without_weights(tmp_path):
         with_scheme(config, "shav", 8)
 
 
+@pytest.mark.slow
 def test_doctor_compares_with_absolute_positions(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     RelPosBertModel(tiny_config("shaw")).save_pretrained(tmp_path)
@@ -133,6 +134,7 @@ def test_doctor_compares_with_absolute_positions(tmp_path, monkeypatch):
     assert ["absolute", "sdpa"] in rows and ["shaw", "eager"] in rows and ["t5", "relpos:"] in rows
 
 
+@pytest.mark.slow
 def test_doctor_has_the_window(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     RelPosBertModel(tiny_config("shaw", attention_window=4)).save_pretrained(tmp_path)

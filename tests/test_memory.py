@@ -505,6 +505,7 @@ def test_memory_refused():
         absolute(ids, memory=memory)
 
 
+@pytest.mark.slow
 def test_compiled_whole():
     """No graph break; eager code of the graph, since a compiler may be missing."""
     model = tiny_model(RelPosBertLMHeadModel, "transformer_xl", is_decoder=True, memory_length=8)

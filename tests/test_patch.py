@@ -132,7 +132,7 @@ def test_scheme_by_keyword(door, tmp_path):
     assert clipped.config._attn_implementation == "eager"
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("scheme", sorted(set(SCHEMES) - {"absolute"}))
 @pytest.mark.parametrize("stock", STOCK_HEADS, ids=lambda stock: stock.__name__)
 def test_construction(stock, scheme):
