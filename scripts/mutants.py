@@ -8,8 +8,8 @@
 Each mutant is a copy of the repository in a temporary folder in which one text of one file is replaced. It is run
 against the tests that are named for it, then against all that `make test` and `make test-more` run, then, if it is
 still alive, against all that `make test-all` runs; the first failure ends it. The reduced suite is a part of the full
-one, so what the former kills the latter kills too. Results are kept mutant by mutant in docs/results/mutants.json, from which
-docs/results/mutants.md is written; a mutant whose texts have changed is run again.
+one, so what the former kills the latter kills too. Results are kept mutant by mutant in docs/results/mutants.json,
+from which docs/results/mutants.md is written; a mutant whose texts have changed is run again.
 """
 
 import argparse
