@@ -20,29 +20,17 @@ from hf_relpos.files import write_text
 
 # Results to the module whose function `card` makes their card; its `CARD_PATH`, a path below docs, where it has one.
 CARDS = {
-    "benchmarks/calibrated.json": "bench_calibrated",
     "benchmarks/conversion.json": "conversion_quality.card",
     "benchmarks/cpu-attention.json": "bench_attention",
-    "benchmarks/cpu-deberta.json": "bench_deberta",
     "benchmarks/cpu-live.json": "bench_live",
     "benchmarks/cpu-model.json": "bench_model",
     "benchmarks/cpu-model-quick.json": "bench_model",
     "benchmarks/gpu-attention.json": "bench_gpu",
     "benchmarks/cpu-window.json": "bench_window",
-    "benchmarks/long_retrieval.json": "long_retrieval.card",
-    "benchmarks/long_retrieval-demo.json": "long_retrieval.card",
-    "benchmarks/recurrence-512.json": "bench_recurrence",
-    "benchmarks/recurrence.json": "bench_recurrence",
-    "documents/results.json": "documents.card",
     "families.json": "family_parity",
     "features.json": "feature_matrix",
     "fuzz.json": "reliability",
-    "lm/results.json": "language_modeling.card",
-    "long_learning/results.json": "long_learning.card",
-    "long_mlm/results.json": "long_mlm",
     "mutants.json": "mutants",
-    "ner/results.json": "tagging.card",
-    "probes/results.json": "probe_schemes",
     "recipes.json": "bench_recipes",
 }
 
@@ -54,10 +42,8 @@ def cards(folder: Path = RESULTS) -> dict[Path, str]:
         results = folder / name
         if not results.is_file():
             continue
-        path = results.with_name("README.md") if results.name == "results.json" else results.with_suffix(".md")
         writer = importlib.import_module(module)
-        if hasattr(writer, "CARD_PATH"):
-            path = folder.parent / writer.CARD_PATH
+        path = folder.parent / writer.CARD_PATH if hasattr(writer, "CARD_PATH") else results.with_suffix(".md")
         text = writer.card(json.loads(results.read_text(encoding="utf-8")))
         texts[path] = keep_notes(text, path)
     return texts

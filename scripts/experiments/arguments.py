@@ -6,13 +6,10 @@ import hashlib
 import json
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
 
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
-# Options that no result depends on.
-NOT_SETTINGS = ("name", "out", "work", "seeds", "again", "threads")
 
 
 def positive_int(text: str) -> int:
@@ -22,29 +19,6 @@ def positive_int(text: str) -> int:
         raise ValueError
     return value
 
-
-def non_negative_int(text: str) -> int:
-    """An integer ≥ 0, for argparse."""
-    return 0 if text == "0" else positive_int(text)
-
-
-def fraction(text: str) -> float:
-    """A number in [0, 1), for argparse."""
-    value = float(text)
-    if not 0 <= value < 1:
-        raise ValueError
-    return value
-
-
-def key_value(text: str) -> tuple[str, object]:
-    """KEY=VALUE, for argparse; the value is parsed as JSON where possible, and else a string."""
-    key, equals, value = text.partition("=")
-    if not key or not equals:
-        raise argparse.ArgumentTypeError(f"{text!r}: write KEY=VALUE")
-    try:
-        return key, json.loads(value)
-    except ValueError:
-        return key, value
 
 
 def check_patterns(
@@ -56,22 +30,6 @@ def check_patterns(
             parser.error(f"{option} {pattern}: fits none; --list names them")
 
 
-def add_experiment_options(parser: argparse.ArgumentParser, script: str, folder: str, seeds: int, work: str) -> None:
-    """Add the options that all training experiments have.
-
-    Args:
-        script: its name, that of the default folder for intermediate files.
-        folder: of the results, under docs/results.
-        seeds: default number of seeds.
-        work: what the folder for intermediate files is for.
-    """
-    parser.add_argument("--name", required=True, help="of the data set, in the results")
-    parser.add_argument("--seeds", type=positive_int, default=seeds, help="number of seeds, counted from 0")
-    parser.add_argument("--threads", type=positive_int, default=1)
-    parser.add_argument("--out", type=Path, default=RESULTS / folder)
-    parser.add_argument("--work", type=Path, default=Path("build") / script, help=work)
-    parser.add_argument("--again", action="store_true", help="delete the stored runs of this data set")
-
 
 def benchmark_parser(description: str) -> argparse.ArgumentParser:
     """A parser with the options that all benchmarks of speed and memory have."""
@@ -82,10 +40,6 @@ def benchmark_parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--worker", help=argparse.SUPPRESS)  # a request to a fresh process of the same script
     return parser
 
-
-def fingerprint(path: Path) -> str:
-    """Name and content of a file, in short."""
-    return f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
 
 
 def digest(*content: object) -> str:
@@ -110,14 +64,3 @@ def reproducing_command(
         if not omit:
             words.append(Path(word).name if "/" in word else word)
     return " ".join(words)
-
-
-def settings_of(args: argparse.Namespace, not_settings: Sequence[str] = (), **replaced: Any) -> dict[str, Any]:
-    """All options that every run of a data set depends on, as JSON has them.
-
-    Args:
-        not_settings: options to leave out, besides NOT_SETTINGS: those that distinguish runs from each other.
-        replaced: other values for options, such as the `fingerprint` of a file for its path.
-    """
-    kept = {key: value for key, value in vars(args).items() if key not in (*NOT_SETTINGS, *not_settings)}
-    return json.loads(json.dumps({**kept, **replaced}))

@@ -3,7 +3,6 @@
 hf_relpos is imported where it is used: benchmarks also run with an older Transformers, as a peer that only measures.
 """
 
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,6 @@ from typing import Any
 # Title, columns, rows.
 Table = tuple[str, list[str], list[list[str]]]
 
-
-def mean_and_deviation(values: Sequence[float], decimals: int = 1) -> str:
-    """Mean ± standard deviation of a sample; the value itself where there is one."""
-    mean = f"{statistics.mean(values):.{decimals}f}"
-    return f"{mean} ± {statistics.stdev(values):.{decimals}f}" if len(values) > 1 else mean
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

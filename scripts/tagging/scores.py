@@ -5,11 +5,6 @@ from collections.abc import Sequence
 from seqeval.metrics import f1_score, precision_score, recall_score
 
 
-def count_entities(sentences: Sequence[Sequence[str]]) -> int:
-    """Number of entities in IOB2 tags."""
-    return sum(tag.startswith("B-") for tags in sentences for tag in tags)
-
-
 def entity_scores(truth: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, float]:
     """Precision, recall and F1 of entities in percent, exact in type and both ends; 0 where one is undefined.
 
