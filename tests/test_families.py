@@ -1,6 +1,6 @@
 """Relative checkpoints of other architectures: whole models become ours, and attention layers of the others too.
 
-Folders and their contents are described in scripts/golden/families.py; the layers are those of tests/schemes.
+Folders and their contents: scripts/maintenance/golden/families.py. The layers are those of tests/schemes.
 """
 
 import json

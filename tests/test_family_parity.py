@@ -1,6 +1,6 @@
 """Every head of every relative family beside its own class: outputs, gradients, the way back and ONNX.
 
-What is measured is recorded for `scripts/family_parity.py`, which writes it down.
+What is measured is recorded for `scripts/maintenance/family_parity.py`, which writes it down.
 """
 
 import contextlib

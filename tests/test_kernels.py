@@ -557,7 +557,7 @@ def test_kernels_are_left_out_on_request(checked_model, monkeypatch):
 
 @pytest.fixture
 def bench(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).resolve().parents[1] / "scripts")
+    monkeypatch.syspath_prepend(Path(__file__).resolve().parents[1] / "scripts" / "benchmarks")
     module = importlib.import_module("bench_gpu")
     monkeypatch.setattr(module, "HEADS", 2)
     return module

@@ -319,7 +319,7 @@ def test_a_user_file_above_a_checkpoint_of_the_trainer_stays(tmp_path):
 
 
 def test_scripts_that_overwrite_check_first(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(hf_relpos.__file__).parents[1] / "scripts"))
+    monkeypatch.syspath_prepend(str(Path(hf_relpos.__file__).parents[1] / "scripts" / "maintenance"))
     import pretrain
 
     (tmp_path / "thesis").write_text("mine")

@@ -24,7 +24,7 @@ from .relative_shift import padded
 
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
-# Calls of fewer scores, B·H·L·K, are over before chunks have begun to pay (scripts/bench_attention.py).
+# Calls of fewer scores, B·H·L·K, are over before chunks have begun to pay (scripts/benchmarks/bench_attention.py).
 FEWEST_SCORES = 1 << 19
 # Bytes of scores up to which training keeps the probabilities of a call: 12 MB for one row of 512 tokens and 12 heads.
 KEPT = 1 << 24

@@ -33,7 +33,7 @@ class Family:
         container: the stock module around the attention modules, which prepares what they share.
         attention: the stock attention module.
         classes: stock class to ours.
-        effect: what is gained, from the measurements of `scripts/bench_live.py`.
+        effect: what is gained, from the measurements of `scripts/benchmarks/bench_live.py`.
         unsupported: reasons to leave a container as it is, besides those common to all.
     """
 
