@@ -104,7 +104,7 @@ def originals() -> dict[str, str]:
 def error(name: str) -> float | None:
     """Largest error against the original, by the test of the scheme; None where there is nothing to compare with."""
     sys.path[:0] = [path for path in (f"{ROOT}/tests", f"{ROOT}/tests/schemes") if path not in sys.path]
-    test = importlib.import_module(SCHEMES[name].__module__.rpartition(".")[2].replace("scheme_", "test_"))
+    test = importlib.import_module(f"test_{SCHEMES[name].__module__.rpartition('.')[2]}")
     if not hasattr(test, "parity"):
         return None
     torch.manual_seed(0)
