@@ -8,6 +8,8 @@ from .attention.backends.kernels import register as register_kernels
 from .models.configuration_relpos_bert import RelPosBertConfig
 from .models.foreign import register_reader
 from .models.modeling_relpos_bert import HEADS
+from .models.remote_code import register_code_generator
+from .models.window_mask import register_window_mask
 
 
 # Imported when a checkpoint of another architecture is read: it brings all of the converter.
@@ -22,8 +24,16 @@ def register() -> None:
         getattr(transformers, auto).register(RelPosBertConfig, head, exist_ok=True)
     AutoTokenizer.register(RelPosBertConfig, BertTokenizer, exist_ok=True)
     register_reader(READER)
+    register_window_mask()
+    register_code_generator(_code)
     if is_peft_available():
         register_adapter_targets()
+
+
+def _code(config: RelPosBertConfig) -> dict[str, str]:
+    from .models.bundle import bundle
+
+    return bundle(config)
 
 
 def register_adapter_targets() -> None:
