@@ -1,5 +1,6 @@
 """One self-attention call, and what a backend is. Backends know the terms of the formula, never a scheme."""
 
+import functools
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -14,15 +15,17 @@ from .tracing import is_traced
 
 
 class LazyMask:
-    """A mask that backends may read in parts, without making it whole.
+    """A mask that backends may read in parts, without making it whole."""
 
-    Attributes:
-        dense: all pairs, boolean (1 or B, 1, L, K), True: may attend; made once.
-        visible_keys: how many keys each query attends to, (1 or B, 1, L); of padding any number.
-    """
+    @functools.cached_property
+    def dense(self) -> torch.Tensor:
+        """All pairs, boolean (1 or B, 1, L, K), True: may attend."""
+        raise NotImplementedError
 
-    dense: torch.Tensor
-    visible_keys: torch.Tensor
+    @functools.cached_property
+    def visible_keys(self) -> torch.Tensor:
+        """How many keys each query attends to, (1 or B, 1, L); of padding any number."""
+        raise NotImplementedError
 
 
 # Forms of the terms that backends want made once where all layers share them, by name: from the terms, the context and
