@@ -6,14 +6,17 @@ from transformers.utils import is_peft_available
 
 from .attention.backends.kernels import register as register_kernels
 from .models.configuration_relpos_bert import RelPosBertConfig
-from .models.foreign import register_reader
+from .models.installed import register_module
 from .models.modeling_relpos_bert import HEADS
-from .models.remote_code import register_code_generator
 from .models.window_mask import register_window_mask
 
 
-# Imported when a checkpoint of another architecture is read: it brings all of the converter.
-READER = f"{__package__}.families.direct"
+# Imported when a checkpoint is loaded, when one of another architecture is, and when a model is saved.
+MODULES = {
+    "loading": f"{__package__}.models.loading",
+    "families": f"{__package__}.families.direct",
+    "bundle": f"{__package__}.models.bundle",
+}
 
 
 def register() -> None:
@@ -23,17 +26,11 @@ def register() -> None:
     for auto, head in HEADS.items():
         getattr(transformers, auto).register(RelPosBertConfig, head, exist_ok=True)
     AutoTokenizer.register(RelPosBertConfig, BertTokenizer, exist_ok=True)
-    register_reader(READER)
     register_window_mask()
-    register_code_generator(_code)
+    for role, module in MODULES.items():
+        register_module(role, module)
     if is_peft_available():
         register_adapter_targets()
-
-
-def _code(config: RelPosBertConfig) -> dict[str, str]:
-    from .models.bundle import bundle
-
-    return bundle(config)
 
 
 def register_adapter_targets() -> None:

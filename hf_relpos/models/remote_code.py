@@ -1,7 +1,7 @@
 """The code of a model beside its weights, so that `trust_remote_code=True` loads it where hf_relpos is not installed.
 
-It is two files. The package makes them for a configuration, by a function that it registers here (`bundle.py`); code
-that was loaded from a saved model copies its own.
+It is two files. The package makes them for a configuration (`bundle.py`); code that was loaded from a saved model
+copies its own.
 """
 
 import contextlib
@@ -9,11 +9,12 @@ import os
 import re
 import uuid
 import warnings
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from transformers.dynamic_module_utils import get_relative_imports
+
+from .installed import installed
 
 
 CONFIGURATION = "configuration_relpos_bert.py"
@@ -32,17 +33,9 @@ EARLIER_MODULES = frozenset(
     "scheme_xlnet schemes skewed skewed_bias strided temperature toeplitz tokens tracing wave_features waves".split()
 )
 
-CodeGenerator = Callable[[Any], Mapping[str, str]]
-_generators: list[CodeGenerator] = []
-
 
 class NoCodeError(ValueError):
     """A configuration whose code cannot be saved."""
-
-
-def register_code_generator(generator: CodeGenerator) -> None:
-    """Let a function make the code: from a RelPosBertConfig to the text of the two files, by name."""
-    _generators[:] = [generator]
 
 
 def code_files(config: Any) -> dict[str, str]:
@@ -51,8 +44,10 @@ def code_files(config: Any) -> dict[str, str]:
     Raises:
         NoCodeError: for a position scheme that is not of the package.
     """
-    if _generators:
-        return dict(_generators[0](config))
+    bundler = installed("bundle")
+    if bundler is not None:
+        files: dict[str, str] = bundler.bundle(config)
+        return files
     own = Path(__file__)
     return {name: own.with_name(name).read_text(encoding="utf-8") for name in (CONFIGURATION, MODELING)}
 
