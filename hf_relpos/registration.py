@@ -6,17 +6,8 @@ from transformers.utils import is_peft_available
 
 from .attention.backends.kernels import register as register_kernels
 from .models.configuration_relpos_bert import RelPosBertConfig
-from .models.installed import register_module
 from .models.modeling_relpos_bert import HEADS
 from .models.window_mask import register_window_mask
-
-
-# Imported when a checkpoint is loaded, when one of another architecture is, and when a model is saved.
-MODULES = {
-    "loading": f"{__package__}.models.loading",
-    "families": f"{__package__}.families.direct",
-    "bundle": f"{__package__}.models.bundle",
-}
 
 
 def register() -> None:
@@ -27,8 +18,6 @@ def register() -> None:
         getattr(transformers, auto).register(RelPosBertConfig, head, exist_ok=True)
     AutoTokenizer.register(RelPosBertConfig, BertTokenizer, exist_ok=True)
     register_window_mask()
-    for role, module in MODULES.items():
-        register_module(role, module)
     if is_peft_available():
         register_adapter_targets()
 

@@ -17,8 +17,8 @@ from hf_relpos.conversion import ConversionError, checkpoint, convert
 from hf_relpos.conversion.calibration.saved import Saved
 from hf_relpos.conversion.folder import other_files
 from hf_relpos.demo import MODELS, run_demo
-from hf_relpos.models.bundle import bundle
-from hf_relpos.models.remote_code import CONFIGURATION, MODELING, shipped_files
+from hf_relpos.models.bundle import bundle, shipped_files
+from hf_relpos.models.remote_code import CONFIGURATION, MODELING
 from hf_relpos.training.distillation_checkpoints import prepare_folder
 from hf_relpos.version import __version__
 

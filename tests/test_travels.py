@@ -107,7 +107,7 @@ def test_the_same_text_in_every_process(tmp_path):
     assert len(printed) == 1
 
 
-MOST_LINES = 5300
+MOST_LINES = 4200
 
 
 def test_length():

@@ -12,16 +12,20 @@ the form `from .module import name`; `BundleError` says where that does not hold
 import ast
 import builtins
 import functools
+import os
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from transformers.dynamic_module_utils import get_relative_imports
+
 from ..schemes.registry import parts_with_absolute_table
 from ..schemes.scheme import Scheme
 from ..version import __version__
-from .remote_code import CONFIGURATION, MODELING, NoCodeError
+from .remote_code import CONFIGURATION, MODELING, NoCodeError, is_generated
 
 
 PACKAGE = __name__.split(".")[0]
@@ -39,6 +43,19 @@ conversions, and attention that is faster on long inputs; with it, the model loa
 
 SPDX-License-Identifier: Apache-2.0
 """'''
+
+
+# Modules that earlier versions saved beside these two, some 70 files.
+EARLIER_MODULES = frozenset(
+    "attention backend_chunked backend_eager backend_flex_attention backend_sdpa backend_strided backends band "
+    "band_blocks capabilities checkpoint_files chunk_products chunked config_fields context convolution dense_bias "
+    "diagonals documents encodings foreign formula inputs kept_projections key_runs loading lowering memory offsets "
+    "padding relations saving scalar_linear scheme scheme_absolute scheme_alibi scheme_cape scheme_deberta "
+    "scheme_disan scheme_fire scheme_harmonic scheme_hop scheme_huang scheme_kerple scheme_log_cpb scheme_music "
+    "scheme_nezha scheme_relation scheme_relative_2d scheme_relative_key scheme_rope scheme_sandwich scheme_shaw "
+    "scheme_sinusoidal scheme_sinusoidal_2d scheme_t5 scheme_tables scheme_tener scheme_transformer_xl scheme_tupe "
+    "scheme_xlnet schemes skewed skewed_bias strided temperature toeplitz tokens tracing wave_features waves".split()
+)
 
 
 class BundleError(Exception):
@@ -338,7 +355,10 @@ def _imports(bound: dict[str, tuple[str, str | None]]) -> list[str]:
 
 def _from(module: str, names: list[str]) -> str:
     line = f"from {module} import {', '.join(names)}"
-    return line if len(line) <= WIDTH else f"from {module} import (\n" + "".join(f"    {n},\n" for n in names) + ")"
+    if len(line) <= WIDTH:
+        return line
+    listed = textwrap.fill(", ".join(names) + ",", WIDTH, initial_indent="    ", subsequent_indent="    ")
+    return f"from {module} import (\n{listed}\n)"
 
 
 def _heading(module: Module) -> str:
@@ -346,3 +366,27 @@ def _heading(module: Module) -> str:
     path = module.name.removeprefix(f"{PACKAGE}.").replace(".", "/") + ".py"
     lines = [f"# {path} ".ljust(WIDTH, "-"), "#", *(f"# {line}".rstrip() for line in module.docstring.splitlines())]
     return "\n".join(lines)
+
+
+def shipped_files(folder: str | os.PathLike[str]) -> set[str]:
+    """Names of the files in a folder that are copies of this code, of this version or another one.
+
+    They are the folder's own modeling file and what it imports, directly or not, under names that copies have: a file
+    of a user may have such a name, too, but is not imported from there.
+    """
+    found: set[str] = set()
+    names = [MODELING]
+    while names:
+        path = Path(folder, names.pop())
+        stem = path.stem
+        if (
+            path.name in found
+            or not path.is_file()
+            or not (f"{stem}.py" in (CONFIGURATION, MODELING) or stem in EARLIER_MODULES)
+        ):
+            continue
+        found.add(path.name)
+        names += [f"{module}.py" for module in get_relative_imports(path)]
+    if CONFIGURATION not in found:
+        found = set()  # a modeling file of a user
+    return found | {name for name in (CONFIGURATION, MODELING) if is_generated(Path(folder, name))}

@@ -46,17 +46,16 @@ from transformers.utils.output_capturing import capture_outputs
 
 from ..attention.call import AttentionCall, SharedTerms
 from ..attention.context import AttentionContext
-from ..attention.dispatch import run_attention
+from ..attention.dispatch import AUTO, run_attention
 from ..attention.padding import removable_padding
+from ..attention.tracing import is_traced
 from ..files import apply_umask
 from ..schemes.look_up import look_up
 from ..schemes.registry import build_input, build_scheme, build_shared
 from ..schemes.scheme import InputScheme, Scheme, SharedScheme
-from .capabilities import check_attention, layers_share_terms, supported_implementations
-from .configuration_fields import ARGUMENTS, PROJECTIONS, check_rules
+from .configuration_fields import PROJECTIONS
 from .configuration_relpos_bert import RelPosBertConfig
 from .convolution import FirstLayerConvolution, tokens_to_convolve
-from .inputs import check_inputs
 from .installed import installed
 from .packing import packed_position_ids
 from .recurrence import WITH_MEMORY, SegmentMemory, carries_memory, check_memory, remember
@@ -371,7 +370,8 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
 
     @property
     def _supports_sdpa(self) -> bool:
-        return "sdpa" in supported_implementations(self.config)
+        capabilities = installed("capabilities")
+        return capabilities is None or "sdpa" in capabilities.supported_implementations(self.config)
 
     def __init__(self, config: RelPosBertConfig):
         if not isinstance(config, PreTrainedConfig) or config.model_type != RelPosBertConfig.model_type:
@@ -379,7 +379,9 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
                 f"{type(self).__name__} takes a RelPosBertConfig, not a {type(config).__name__}; "
                 "RelPosBertConfig.from_bert(config) makes one of a BertConfig"
             )
-        check_rules(ARGUMENTS, [("attn_implementation", config._attn_implementation)])  # may have been set since
+        checks = installed("checks")
+        if checks is not None:
+            checks.check_implementation_name(config)
         PreTrainedModel.__init__(self, config)
 
     @torch.no_grad()
@@ -406,8 +408,10 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
             *ALL_ATTENTION_FUNCTIONS.valid_keys(),
         ]:
             return super().get_correct_attn_implementation(requested_attention, is_init_check)  # no such name: raises
-        checked = check_attention(self.config, requested_attention)
-        return super().get_correct_attn_implementation(checked, is_init_check)
+        capabilities = installed("capabilities")
+        if capabilities is not None:
+            requested_attention = capabilities.check_attention(self.config, requested_attention)
+        return super().get_correct_attn_implementation(requested_attention or AUTO, is_init_check)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
@@ -478,7 +482,8 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         self.encoder = RelPosBertEncoder(config)
         self.pooler = RelPosBertPooler(config) if add_pooling_layer else None
         self.position_inputs = PositionInputs.of(config)
-        self.shares_terms = layers_share_terms(config)
+        capabilities = installed("capabilities")
+        self.shares_terms = capabilities is not None and capabilities.layers_share_terms(config)
         self.post_init()
 
     @merge_with_config_defaults
@@ -522,18 +527,20 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
-        check_inputs(
-            self.config,
-            self.dtype,
-            self.position_inputs.required,
-            input_ids,
-            inputs_embeds,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            relation_ids,
-            has_cache=past_key_values is not None,
-        )
+        checks = None if is_traced() else installed("inputs")
+        if checks is not None:
+            checks.check_inputs(
+                self.config,
+                self.dtype,
+                self.position_inputs.required,
+                input_ids,
+                inputs_embeds,
+                attention_mask,
+                token_type_ids,
+                position_ids,
+                relation_ids,
+                has_cache=past_key_values is not None,
+            )
         use_cache = bool(use_cache if use_cache is not None else self.config.use_cache) and self.config.is_decoder
         caller_has_cache = past_key_values is not None
         if use_cache and past_key_values is None:
