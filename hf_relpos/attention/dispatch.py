@@ -4,6 +4,7 @@
 may also be requested by name, as in any model of Transformers; what they cannot compute is then an error.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -13,8 +14,7 @@ from transformers.utils import logging
 
 from .backends.eager import Eager
 from .backends.sdpa import Sdpa
-from .call import AttentionCall, Backend
-from .fourier_features import Widened, widened
+from .call import AttentionCall, Backend, Rewritten
 
 
 logger = logging.get_logger(__name__)
@@ -23,6 +23,8 @@ AUTO = "relpos"  # the value of `attn_implementation` that chooses for each call
 # Those that `attn_implementation` may name; for the others Transformers would not know which mask to make.
 BY_NAME: dict[str, Backend] = {Sdpa.name: Sdpa(), Eager.name: Eager()}
 BACKENDS: list[Backend] = list(BY_NAME.values())
+# What may make another call of one before backends get it; None leaves it as it is. The first that does is taken.
+REWRITES: list[Callable[[AttentionCall], Rewritten | None]] = []
 
 # For Transformers' own attention beside ours (cross-attention), and for the masks, it is sdpa.
 ALL_ATTENTION_FUNCTIONS.register(AUTO, ALL_ATTENTION_FUNCTIONS["sdpa"])
@@ -34,13 +36,18 @@ def register_backend(backend: Backend) -> None:
     BACKENDS[:] = [backend, *(other for other in BACKENDS if other.name != backend.name)]
 
 
+def rewritten(call: AttentionCall) -> Rewritten:
+    """A call as backends get it."""
+    return next((made for rewrite in REWRITES if (made := rewrite(call)) is not None), Rewritten(call))
+
+
 def choose(call: AttentionCall) -> tuple[Backend, dict[str, list[str]]]:
-    """The backend that `relpos` takes for a call, which is given tables of waves as features of wider heads.
+    """The backend that `relpos` takes for a call, which is `rewritten` first.
 
     Returns:
         The first of `BACKENDS` with nothing unsupported, and the reasons of all those before it, by name.
     """
-    call = widened(call).call
+    call = rewritten(call).call
     passed_over: dict[str, list[str]] = {}
     for backend in BACKENDS:
         reasons = backend.unsupported(call)
@@ -53,8 +60,7 @@ def choose(call: AttentionCall) -> tuple[Backend, dict[str, list[str]]]:
 def run_attention(implementation: str, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Attention with the terms of a scheme.
 
-    Backends are given tables of waves as features of wider heads, but for eager by name, the reference, which reads
-    their rows.
+    Backends are given calls as `REWRITES` make them, but for eager by name, the reference.
 
     Args:
         implementation: a value of `attn_implementation`: `AUTO` or a key of `BY_NAME`.
@@ -66,18 +72,18 @@ def run_attention(implementation: str, call: AttentionCall) -> tuple[torch.Tenso
         ValueError: for a backend that cannot compute the call; names those that can.
     """
     if implementation == Eager.name:  # by name it returns the weights, under a window too
-        wide = Widened.same(replace(call, output_weights=True))
+        made = Rewritten(replace(call, output_weights=True))
     else:
-        wide = widened(call)
+        made = rewritten(call)
     if implementation == AUTO:
-        backend, passed_over = choose(wide.call)
+        backend, passed_over = choose(made.call)
         if not torch.compiler.is_compiling():
             reasons = "; ".join(f"not {name}: {', '.join(why)}" for name, why in passed_over.items())
             logger.info_once(f"attn_implementation='{AUTO}' takes {backend.name} ({reasons or 'the first choice'})")
     else:
-        backend = BY_NAME[check_implementation(implementation, wide.call)]
-    out, weights = backend.run(wide.call)
-    return wide.finish(out), weights
+        backend = BY_NAME[check_implementation(implementation, made.call)]
+    out, weights = backend.run(made.call)
+    return made.finish(out), weights
 
 
 def check_implementation(requested: str | None, call: AttentionCall, scheme: str | None = None) -> str:
@@ -92,7 +98,7 @@ def check_implementation(requested: str | None, call: AttentionCall, scheme: str
     """
     if requested is None or requested == AUTO:
         return AUTO
-    call = replace(widened(call).call, output_weights=False)  # Transformers itself says which backends return none
+    call = replace(rewritten(call).call, output_weights=False)  # Transformers itself says which backends return none
     if requested in BY_NAME:
         reasons = BY_NAME[requested].unsupported(replace(call, by_name=True))
         if not reasons:
@@ -108,5 +114,5 @@ def check_implementation(requested: str | None, call: AttentionCall, scheme: str
 
 def capable_implementations(call: AttentionCall) -> list[str]:
     """Values of `attn_implementation` that can compute a call, the default first."""
-    call = replace(widened(call).call, by_name=True)
+    call = replace(rewritten(call).call, by_name=True)
     return [AUTO, *(name for name, backend in BY_NAME.items() if not backend.unsupported(call))]

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from .call import AttentionCall
+from .call import AttentionCall, Rewritten
 from .formula import TABLE_FIELDS, content_scale, total_of
 from .fourier_tables import WaveTable, phases
 
@@ -28,7 +28,7 @@ Phases = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, (N, 1, W) or (B
 
 
 @dataclass(frozen=True)
-class Widened:
+class Widened(Rewritten):
     """A call whose tables of waves are features of wider heads, and what makes its output that of the call with them.
 
     Attributes:
@@ -37,19 +37,11 @@ class Widened:
         V: tables of waves that are added to the values.
     """
 
-    call: AttentionCall
     size: int
     V: tuple[WaveTable, ...] = ()
 
-    @classmethod
-    def same(cls, call: AttentionCall) -> "Widened":
-        """The call as it is."""
-        return cls(call, call.query.shape[-1])
-
     def finish(self, out: torch.Tensor) -> torch.Tensor:
         """The output (B, L, H, d), from that of `call`."""
-        if self.call.query.shape[-1] == self.size:
-            return out
         content = out[..., : self.size]  # of more, or no more than these (`AttentionCall.value_size`)
         if not self.V:
             return content
@@ -59,8 +51,8 @@ class Widened:
         return content + _by_head(_turned(averages, (cosines, -sines)), coefficients).to(out.dtype)
 
 
-def widened(call: AttentionCall) -> Widened:
-    """A call with its tables of waves as features; as it is where there are none, or not all terms fit beside them.
+def widened(call: AttentionCall) -> Widened | None:
+    """A call with its tables of waves as features; None where there are none, or not all terms fit beside them.
 
     Tables of vectors that are no waves do not, nor waves of other frequencies, nor gains, which would multiply the
     features.
@@ -75,7 +67,7 @@ def widened(call: AttentionCall) -> Widened:
     frequencies = {table.frequencies for tables in waves.values() for table in tables}
     vectors = others["query_table"] or others["key_table"] or others["value_table"]
     if len(frequencies) != 1 or vectors or terms.gain or terms.feature_gain is not None:
-        return Widened.same(call)
+        return None
     query, key, value = _widened_vectors(call, waves)
     rest = replace(terms, **others, content_bias=None, rotate=None, scale=content_scale(call.query, terms))
     value_size = call.value.shape[-1] + (2 * len(next(iter(frequencies))) if waves["V"] else 0)

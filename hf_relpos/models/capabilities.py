@@ -100,7 +100,7 @@ def probe_call(
         vectors,
         terms,
         replace(context, query_length=length, key_length=length),
-        TokenLayout(length, length).band_mask(config, vectors),
+        TokenLayout(length, length).lazy_mask(config, vectors),
         dropout=dropout,
         output_weights=output_weights,
         needs_gradients=needs_gradients,

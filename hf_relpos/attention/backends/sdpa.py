@@ -12,7 +12,6 @@ from torch.nn.attention.flex_attention import BlockMask
 from ..call import AttentionCall
 from ..formula import position_values
 from .dense_bias import BiasedCall, run_with_transformers, unsupported_as_bias, with_bias
-from .window_blocks import is_for_blocks, run_by_blocks
 
 
 class Sdpa:
@@ -29,14 +28,8 @@ class Sdpa:
             reasons.append("the value-side term V needs the attention weights, and eager has them")
         return reasons
 
-    def reads_band(self, call: AttentionCall) -> bool:
-        """Blocks of long calls do."""
-        return is_for_blocks(call)
-
     def run(self, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The output (B, L, H, d), and None."""
-        if is_for_blocks(call):
-            return run_by_blocks(call, lambda block: self.run(block)[0]), None
         biased = with_bias(call)
         bias, mask = biased.bias, biased.mask
         lowest = torch.finfo(call.dtype).min
