@@ -15,7 +15,7 @@ import functools
 import os
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from transformers.dynamic_module_utils import get_relative_imports
 from ..schemes.registry import parts_with_absolute_table
 from ..schemes.scheme import Scheme
 from ..version import __version__
-from .remote_code import CONFIGURATION, MODELING, NoCodeError, is_generated
+from .remote_code import CONFIGURATION, MODELING, NoCodeError, is_generated, made_without
 
 
 PACKAGE = __name__.split(".")[0]
@@ -55,6 +55,76 @@ EARLIER_MODULES = frozenset(
     "scheme_nezha scheme_relation scheme_relative_2d scheme_relative_key scheme_rope scheme_sandwich scheme_shaw "
     "scheme_sinusoidal scheme_sinusoidal_2d scheme_t5 scheme_tables scheme_tener scheme_transformer_xl scheme_tupe "
     "scheme_xlnet schemes skewed skewed_bias strided temperature toeplitz tokens tracing wave_features waves".split()
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Feature:
+    """Definitions that only some configurations need; in the code of the others a call of them is an error.
+
+    Attributes:
+        field: of the configuration, for the error.
+        is_used: whether a configuration needs them.
+        names: of the definitions.
+        instead: by name, other code than the error.
+    """
+
+    field: str
+    is_used: Callable[[Any], bool]
+    names: tuple[str, ...]
+    instead: dict[str, str] = field(default_factory=dict)
+
+    def left_out(self) -> dict[str, str]:
+        """By name, what stands for the definitions where they are left out."""
+        error = f'raise made_without("{self.field}")'
+        return {
+            name: self.instead.get(name, f"def {name}(*arguments, **keywords):\n    ERROR").replace("ERROR", error)
+            for name in self.names
+        }
+
+
+def _multiplies_features(config: Any) -> bool:
+    schemes = parts_with_absolute_table(config)
+    return any(
+        "feature_gain" in each.source for scheme, _ in schemes for each in _module(scheme.__module__).definitions
+    )
+
+
+FEATURES = (
+    Feature(
+        "memory_length",
+        lambda config: bool(config.memory_length),
+        (
+            "SegmentMemory",
+            "WITH_MEMORY",
+            "_beside_memory",
+            "carries_memory",
+            "check_memory",
+            "remember",
+            "tokens_to_remember",
+        ),
+        {
+            "SegmentMemory": "class SegmentMemory:\n    def __init__(self, *arguments):\n        ERROR",
+            "WITH_MEMORY": "WITH_MEMORY = {}",
+            "carries_memory": "def carries_memory(head):\n    return head",
+        },
+    ),
+    Feature(
+        "attention_temperature",
+        lambda config: config.attention_temperature != "none",
+        ("temperature",),
+        {
+            "temperature": (
+                'def temperature(config, *arguments):\n    if config.attention_temperature != "none":\n        ERROR'
+            )
+        },
+    ),
+    Feature(
+        "conv_kernel_size",
+        lambda config: bool(config.conv_kernel_size),
+        ("FirstLayerConvolution", "tokens_to_convolve"),
+    ),
+    Feature("position_embedding_type", _multiplies_features, ("featurewise_scores",)),
 )
 
 
@@ -104,7 +174,7 @@ class Module:
 
 
 def bundle(config: Any) -> dict[str, str]:
-    """The two files for a configuration, by name; the same text for the same schemes and release.
+    """The two files for a configuration, by name; the same text for the same schemes, features and release.
 
     Args:
         config: a RelPosBertConfig.
@@ -118,23 +188,25 @@ def bundle(config: Any) -> dict[str, str]:
             raise NoCodeError(
                 f"the position scheme {scheme.name!r} is defined in {scheme.__module__}, not in {PACKAGE}"
             )
-    return dict(_bundle(tuple(schemes)))
+    return dict(_bundle(tuple(schemes), tuple(feature for feature in FEATURES if not feature.is_used(config))))
 
 
 @functools.cache
-def _bundle(schemes: tuple[type[Scheme], ...]) -> dict[str, str]:
+def _bundle(schemes: tuple[type[Scheme], ...], without: tuple[Feature, ...]) -> dict[str, str]:
+    changed = {name: source for feature in without for name, source in feature.left_out().items()}
     classes = [_module(scheme.__module__).defining(scheme.__name__) for scheme in schemes]
-    configuration = _closure([*classes, *_public(CONFIGURATION_MODULE)])
-    modeling = _closure(_public(MODELING_MODULE)) - configuration
+    configuration = _closure([*classes, *_public(CONFIGURATION_MODULE)], changed)
+    error = _module(made_without.__module__).defining(made_without.__name__)
+    modeling = _closure([*_public(MODELING_MODULE), error], changed) - configuration
     # the code has no other scheme for a configuration without one, and says where the others are
-    changed = {
+    changed |= {
         "DEFAULT_SCHEME": f'DEFAULT_SCHEME = "{schemes[0].name}"',
         "MORE_SCHEMES": 'MORE_SCHEMES = "; this code of a saved model has no others: `pip install hf-relpos` has all"',
     }
     listed = " + ".join(f'"{scheme.name}"' for scheme in schemes)
     return {
         CONFIGURATION: _file("Configuration", listed, configuration, set(), CONFIGURATION_MODULE, changed),
-        MODELING: _file("Model", listed, modeling, configuration, MODELING_MODULE, {}),
+        MODELING: _file("Model", listed, modeling, configuration, MODELING_MODULE, changed),
     }
 
 
@@ -227,7 +299,12 @@ def _public(module: str) -> list[Definition]:
     return [definition for definition in _module(module).definitions if set(definition.names) & set(names)]
 
 
-def _closure(roots: Iterable[Definition | None]) -> set[Definition]:
+def _uses(definition: Definition, changed: Mapping[str, str]) -> frozenset[str]:
+    """Names that a definition reads; what stands for one that is left out reads none."""
+    return frozenset() if set(definition.names) & set(changed) else definition.uses
+
+
+def _closure(roots: Iterable[Definition | None], changed: Mapping[str, str]) -> set[Definition]:
     """Definitions, and all that they use, with the effects of the modules that they are in."""
     found: set[Definition] = set()
     rest = [root for root in roots if root is not None]
@@ -238,7 +315,7 @@ def _closure(roots: Iterable[Definition | None]) -> set[Definition]:
         found.add(definition)
         module = _module(definition.module)
         rest += [each for each in module.definitions if not each.names]
-        rest += [each for name in definition.uses if isinstance(each := _found(module, name), Definition)]
+        rest += [each for name in _uses(definition, changed) if isinstance(each := _found(module, name), Definition)]
     return found
 
 
@@ -264,7 +341,7 @@ def _file(
     definitions: set[Definition],
     imported: set[Definition],
     entry: str,
-    changed: dict[str, str],
+    changed: Mapping[str, str],
 ) -> str:
     """One of the two files.
 
@@ -281,7 +358,7 @@ def _file(
                 for name in definition.names:
                     _claim(names, name, definition)
     for definition in definitions:
-        for name in sorted(definition.uses):
+        for name in sorted(_uses(definition, changed)):
             meaning = _found(_module(definition.module), name)
             if meaning is not None and meaning not in definitions:
                 _claim(names, name, meaning)

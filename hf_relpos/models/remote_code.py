@@ -24,6 +24,17 @@ class NoCodeError(ValueError):
     """A configuration whose code cannot be saved."""
 
 
+def made_without(field: str) -> NotImplementedError:
+    """The error of saved code where a configuration, changed since, asks for what it was made without.
+
+    Args:
+        field: of the configuration.
+    """
+    return NotImplementedError(
+        f"{field}: this code of a saved model was made without it; `pip install hf-relpos`, and save the model again"
+    )
+
+
 def code_files(config: Any) -> dict[str, str]:
     """The text of the two files for a configuration, by name.
 
