@@ -416,7 +416,7 @@ def test_runs_are_eagers(kind, heads, mask):
     terms, context = terms_of_runs(*RUNS[kind], heads), AttentionContext(length, length)
     tensors, seen = vectors(length, length), MASKS[mask](length)
     form = to_toeplitz(terms, context, tensors[0], by_run=True)
-    assert form.B.shape[1] <= 2 * RUNS[kind][1] and form.run_of_B.shape == (2 * length - 1,)
+    assert form.B.shape[1] <= 2 * RUNS[kind][1] and form.row_of_B.shape == (2 * length - 1,)
     expected = run("eager", tensors, terms, context, seen)
     assert largest(expected, run("chunked", tensors, terms, context, seen)) <= 1e-11
 
@@ -518,7 +518,7 @@ def test_what_needs_no_gradients_keeps_no_probabilities(monkeypatch):
 def test_many_runs_are_lowered_to_offsets():
     terms, context = terms_of_runs(*RUNS["buckets"], HEADS), AttentionContext(40, 40)
     form = to_toeplitz(terms, context, torch.empty(SIZE, dtype=torch.float64), by_run=True)
-    assert form.run_of_B is None and form.B.shape[1] == 79
+    assert form.row_of_B is None and form.B.shape[1] == 79
 
 
 @pytest.mark.parametrize("rows, by_run", [(toeplitz.MOST_RUNS, True), (toeplitz.MOST_RUNS + 1, False)])
@@ -526,7 +526,7 @@ def test_runs_whose_products_would_grow_with_the_square_of_the_length_are_lowere
     length = 4 * toeplitz.MOST_RUNS
     table = Table(torch.zeros(1, rows, SIZE), lambda r: (r + rows // 2).clamp(0, rows - 1))
     form = to_toeplitz(Terms(key_table=(table,)), AttentionContext(length, length), torch.empty(SIZE), by_run=True)
-    assert (form.run_of_B is not None) == by_run
+    assert (form.row_of_B is not None) == by_run
     assert form.B.shape[1] == (rows if by_run else 2 * length - 1)
 
 
@@ -671,8 +671,8 @@ def described(terms=None, length=64, dtype=torch.float32, device=CPU, size=64, c
 
 def chosen(*arguments, **changes):
     """Name of the backend, and why chunks were passed over."""
-    backend, passed_over = choose(described(*arguments, **changes))
-    return backend.name, "; ".join(passed_over.get("chunked", []))
+    backend, rejected = choose(described(*arguments, **changes))
+    return backend.name, "; ".join(rejected.get("chunked", []))
 
 
 def test_what_is_chosen(monkeypatch):

@@ -8,4 +8,4 @@ from .dispatch import BACKENDS, BY_NAME
 
 # A model on the Hub has eager and sdpa alone; these come with the package, in the order in which they are tried.
 BY_NAME[FlexAttention.name] = FlexAttention()
-BACKENDS[:] = [Strided(), Chunked(), *BACKENDS, BY_NAME[FlexAttention.name]]
+BACKENDS[:] = [BY_NAME[FlexAttention.name], Strided(), Chunked(), *BACKENDS]

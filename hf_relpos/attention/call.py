@@ -10,7 +10,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from .context import AttentionContext
 from .formula import Terms
-from .sliding_window import BandMask
+from .sliding_window import SlidingWindowMask
 from .toeplitz import SharedTerms, ToeplitzTerms, to_toeplitz, toeplitz_unsupported
 from .tracing import is_traced
 
@@ -29,8 +29,8 @@ class AttentionCall:
         value: (B, H, K, d).
         terms: what the scheme adds to the formula.
         context: offsets of the L queries and K keys, and what else is known of them.
-        mask: boolean (True: may attend) or additive, broadcastable to (B, H, L, K); a BandMask, under an attention
-            window; a BlockMask for flex_attention; or None.
+        mask: boolean (True: may attend) or additive, broadcastable to (B, H, L, K); a SlidingWindowMask, under an
+            attention window; a BlockMask for flex_attention; or None.
         is_causal: whether a query attends to no later key; only without a mask.
         dropout: probability of dropping an attention weight; 0 outside training.
         output_weights: whether the caller wants the attention weights.
@@ -49,7 +49,7 @@ class AttentionCall:
     value: torch.Tensor
     terms: Terms
     context: AttentionContext
-    mask: torch.Tensor | BandMask | BlockMask | None = None
+    mask: torch.Tensor | SlidingWindowMask | BlockMask | None = None
     is_causal: bool = False
     dropout: float = 0.0
     output_weights: bool = False
@@ -80,7 +80,7 @@ class AttentionCall:
         """
         if isinstance(self.mask, BlockMask):
             raise TypeError("the mask is a BlockMask, made for flex_attention; this backend takes tensors")
-        return self.mask.dense if isinstance(self.mask, BandMask) else self.mask
+        return self.mask.dense if isinstance(self.mask, SlidingWindowMask) else self.mask
 
     @property
     def causal_mask(self) -> torch.Tensor:
@@ -113,7 +113,8 @@ class AttentionCall:
 class Backend(Protocol):
     """One way to compute the formula. A new one is a file with such a class, and a line in `backends.BACKENDS`.
 
-    One that does not need a BandMask whole says so by a method `reads_band` (see `reads_band` here).
+    A backend that reads only the keys in the window of a SlidingWindowMask says so by a method `reads_window_only`;
+    see the function of that name.
     """
 
     name: str
@@ -139,31 +140,27 @@ class Backend(Protocol):
         ...
 
 
-def reads_band(backend: Backend, call: AttentionCall) -> bool:
+def reads_window_only(backend: Backend, call: AttentionCall) -> bool:
     """Whether a backend reads only the keys in the window of a call; the others make the mask of all pairs."""
-    method = getattr(backend, "reads_band", None)  # not every backend has one
-    return isinstance(call.mask, BandMask) and method is not None and bool(method(call))
+    method = getattr(backend, "reads_window_only", None)  # not every backend has one
+    return isinstance(call.mask, SlidingWindowMask) and method is not None and bool(method(call))
 
 
 def unsupported_by_offset(
-    call: AttentionCall, content_alone: bool = False, start_on_device: bool = False, band: bool = False
+    call: AttentionCall, content_alone: bool = False, start_on_device: bool = False
 ) -> list[str]:
     """What backends have in common that compute the terms as arrays by offset and keep no attention weights.
 
     Args:
         content_alone: whether the backend takes calls without any term beside the content, too.
         start_on_device: whether it takes calls in which the index of the first query is known to the device alone.
-        band: whether it takes a BandMask, if only by its `tensor_mask`.
     """
     reasons = toeplitz_unsupported(call.terms, call.context)
     batch, heads, length, _ = call.query.shape
     mask = call.mask
     if call.output_weights:
         reasons.append("only eager returns attention weights")
-    if isinstance(mask, BandMask):
-        if not band:
-            reasons.append("it needs the mask of the attention window whole")
-    elif mask is not None and (
+    if not (mask is None or isinstance(mask, SlidingWindowMask)) and (
         not isinstance(mask, torch.Tensor)
         or mask.dtype != torch.bool
         or mask.dim() != 4

@@ -14,7 +14,7 @@ from transformers.utils import logging
 from .backends.eager import Eager
 from .backends.sdpa import Sdpa
 from .call import AttentionCall, Backend
-from .fourier_features import Widened, widened
+from .fourier_features import Finish, unchanged, with_fourier_features
 
 
 logger = logging.get_logger(__name__)
@@ -35,25 +35,25 @@ def register_backend(backend: Backend) -> None:
 
 
 def choose(call: AttentionCall) -> tuple[Backend, dict[str, list[str]]]:
-    """The backend that `relpos` takes for a call, which is given tables of waves as features of wider heads.
+    """The backend that `relpos` takes for a call, which is given Fourier tables as features of wider heads.
 
     Returns:
         The first of `BACKENDS` with nothing unsupported, and the reasons of all those before it, by name.
     """
-    call = widened(call).call
-    passed_over: dict[str, list[str]] = {}
+    call, _ = with_fourier_features(call)
+    rejected: dict[str, list[str]] = {}
     for backend in BACKENDS:
         reasons = backend.unsupported(call)
         if not reasons:
-            return backend, passed_over
-        passed_over[backend.name] = reasons
-    raise RuntimeError(f"no attention backend computes this call: {passed_over}")
+            return backend, rejected
+        rejected[backend.name] = reasons
+    raise RuntimeError(f"no attention backend computes this call: {rejected}")
 
 
 def run_attention(implementation: str, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Attention with the terms of a scheme.
 
-    Backends are given tables of waves as features of wider heads, but for eager by name, the reference, which reads
+    Backends are given Fourier tables as features of wider heads, but for eager by name, the reference, which reads
     their rows.
 
     Args:
@@ -65,19 +65,20 @@ def run_attention(implementation: str, call: AttentionCall) -> tuple[torch.Tenso
     Raises:
         ValueError: for a backend that cannot compute the call; names those that can.
     """
+    finish: Finish = unchanged
     if implementation == Eager.name:  # by name it returns the weights, under a window too
-        wide = Widened.same(replace(call, output_weights=True))
+        call = replace(call, output_weights=True)
     else:
-        wide = widened(call)
+        call, finish = with_fourier_features(call)
     if implementation == AUTO:
-        backend, passed_over = choose(wide.call)
+        backend, rejected = choose(call)
         if not torch.compiler.is_compiling():
-            reasons = "; ".join(f"not {name}: {', '.join(why)}" for name, why in passed_over.items())
+            reasons = "; ".join(f"not {name}: {', '.join(why)}" for name, why in rejected.items())
             logger.info_once(f"attn_implementation='{AUTO}' takes {backend.name} ({reasons or 'the first choice'})")
     else:
-        backend = BY_NAME[check_implementation(implementation, wide.call)]
-    out, weights = backend.run(wide.call)
-    return wide.finish(out), weights
+        backend = BY_NAME[check_implementation(implementation, call)]
+    out, weights = backend.run(call)
+    return finish(out), weights
 
 
 def check_implementation(requested: str | None, call: AttentionCall, scheme: str | None = None) -> str:
@@ -92,7 +93,9 @@ def check_implementation(requested: str | None, call: AttentionCall, scheme: str
     """
     if requested is None or requested == AUTO:
         return AUTO
-    call = replace(widened(call).call, output_weights=False)  # Transformers itself says which backends return none
+    call = replace(
+        with_fourier_features(call)[0], output_weights=False
+    )  # Transformers itself says which backends return none
     if requested in BY_NAME:
         reasons = BY_NAME[requested].unsupported(replace(call, by_name=True))
         if not reasons:
@@ -108,5 +111,5 @@ def check_implementation(requested: str | None, call: AttentionCall, scheme: str
 
 def capable_implementations(call: AttentionCall) -> list[str]:
     """Values of `attn_implementation` that can compute a call, the default first."""
-    call = replace(widened(call).call, by_name=True)
+    call = replace(with_fourier_features(call)[0], by_name=True)
     return [AUTO, *(name for name, backend in BY_NAME.items() if not backend.unsupported(call))]

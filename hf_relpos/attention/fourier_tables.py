@@ -3,7 +3,7 @@
     A_r = Σ_w a_w cos ω_w r + b_w sin ω_w r,     r = j − i
 
 A cosine of a difference is a sum of products of functions of i and of j, which makes such a term a product of features
-of the query and of the key (`wave_features.py`); any backend may also read the rows by offset, as of another table.
+of the query and of the key (`fourier_features.py`); any backend may also read the rows by offset, as of another table.
 
 All frequencies are multiples of 2π / 2^24. Phases are reduced by arithmetic of integers, so those of far tokens are as
 exact as those of near ones, in any dtype and on any device: far from position 0 a float32 product would be off by as
@@ -51,7 +51,7 @@ def phases(
     return angles.cos(), angles.sin()
 
 
-class WaveTable(Table):
+class FourierTable(Table):
     """A table of sums of waves, whose rows are made whenever they are read.
 
     Attributes:

@@ -19,7 +19,7 @@ import torch
 
 from .context import AttentionContext
 from .formula import TABLE_FIELDS, Table, Terms, content_scale, total_of
-from .tracing import is_traced
+from .tracing import is_traced, may_read
 
 
 # Runs of B for each query up to which products with runs are fewer than with offsets (`chunk_products`: 1.24).
@@ -46,11 +46,9 @@ class ToeplitzTerms:
         tails_A: how many rows at the beginning and at the end of A are one row of the scheme's table, so that their
             products and gradients may be taken once; (1, 1) where no two are known to be.
         tails_V: the same of V.
-        tails_B: the same of B; read only with `run_of_B`.
-        run_of_B: (P,), for a B of fewer rows than offsets, (H or 1, N, d), the row of each offset; ascending, from 0
-            to N − 1. None where B has a row for each.
-        row_of_A: (P,) int32, for an A of the rows that the scheme's table has, in their order, the row of each offset;
-            None where A has a row for each.
+        tails_B: the same of B; read only with `row_of_B`.
+        row_of_A: (P,), for an A of fewer rows than offsets, (H or 1, N, d), the row of each offset; None where A has a
+            row for each. See `to_toeplitz` for which rows these are.
         row_of_B: the same of B.
         row_of_V: the same of V.
     """
@@ -66,7 +64,6 @@ class ToeplitzTerms:
     tails_A: tuple[int, int] = (1, 1)
     tails_V: tuple[int, int] = (1, 1)
     tails_B: tuple[int, int] = (1, 1)
-    run_of_B: torch.Tensor | None = None
     row_of_A: torch.Tensor | None = None
     row_of_B: torch.Tensor | None = None
     row_of_V: torch.Tensor | None = None
@@ -121,17 +118,19 @@ def to_toeplitz(
     Args:
         query: (…, d), for its head size, device and dtype, which the result has; products with s are made before
             rounding to it.
-        by_run: whether B may have one row for each run of offsets that share it, where that is less to compute.
-        by_row: whether A, B and V may have the rows of the scheme's table, where these are fewer than offsets.
+        by_run: whether B may have one row for each run of offsets that share it, where that is less to compute; its
+            `row_of_B` then ascends.
+        by_row: whether A, B and V may have the rows of the scheme's table, in their order, where these are fewer than
+            offsets; the rows of offsets are then int32.
     """
     scale, dtype = content_scale(query, terms), query.dtype
     offsets = context.offsets(query.device)
     if by_row and has_rows(terms, context):
         return _by_row(terms, context, query, offsets)
     A, tails_A = _sum_by_offset(terms.query_table, offsets, context.low, scale)
-    B, tails_B, run_of_B = None, (1, 1), None
-    if by_run and terms.key_table and _may_read(offsets):
-        B, tails_B, run_of_B = _sum_by_run(
+    B, tails_B, row_of_B = None, (1, 1), None
+    if by_run and terms.key_table and may_read(offsets.device):
+        B, tails_B, row_of_B = _sum_by_run(
             terms.key_table, offsets, scale, most=min(RUNS * context.query_length, MOST_RUNS)
         )
     if B is None:
@@ -158,7 +157,7 @@ def to_toeplitz(
         tails_A=tails_A,
         tails_V=tails_V,
         tails_B=tails_B,
-        run_of_B=run_of_B,
+        row_of_B=row_of_B,
     )
 
 
@@ -221,11 +220,6 @@ def _sum_by_offset(
     return total, tails
 
 
-def _may_read(offsets: torch.Tensor) -> bool:
-    """Whether maps of these may decide what is computed: elsewhere to read one would be to wait for the device."""
-    return offsets.device.type == "cpu" and not is_traced()
-
-
 def _precise(rows: torch.Tensor, factor: float) -> torch.Tensor:
     """factor · rows; in float32 at least, or gradients of many offsets with one row would be added up in half."""
     if rows.is_floating_point():
@@ -275,10 +269,10 @@ def _rows_by_offset(
     gradients of their own.
     """
     index, rows = table.row_of(offsets), table.rows
-    may_read = _may_read(offsets)
-    if may_read and rows.shape[1] == offsets.shape[0] and torch.equal(index, offsets - low):
+    readable = may_read(offsets.device)
+    if readable and rows.shape[1] == offsets.shape[0] and torch.equal(index, offsets - low):
         return (rows if factor == 1.0 else factor * rows), (1, 1)  # it is in this form already
-    if not may_read:  # where the backward of `index_select` has no fixed order either
+    if not readable:  # where the backward of `index_select` has no fixed order either
         return _precise(rows, factor)[:, index], (1, 1)
     steps = _starts(index).nonzero()
     tails = (int(steps[0]), index.shape[0] - int(steps[-1])) if len(steps) else (index.shape[0], 1)

@@ -17,7 +17,7 @@ class Eager:
         """Only masks that are no tensors."""
         return ["the mask is a BlockMask"] if isinstance(call.mask, BlockMask) else []
 
-    def reads_band(self, call: AttentionCall) -> bool:
+    def reads_window_only(self, call: AttentionCall) -> bool:
         """Blocks of long calls do."""
         return is_for_blocks(call)
 

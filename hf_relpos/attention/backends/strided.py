@@ -25,7 +25,7 @@ class Strided:
         """Terms without a Toeplitz form, training, and devices on which another backend is faster."""
         if call.device.type == "cpu":
             return ["it is for devices other than the CPU"]
-        reasons = unsupported_by_offset(call, band=True)
+        reasons = unsupported_by_offset(call)
         if call.is_traced:
             reasons.append("the call is being traced")
         if call.needs_gradients or call.dropout:
