@@ -6,12 +6,12 @@ from transformers.utils import is_peft_available
 
 from .attention.backends.kernels import register as register_kernels
 from .models.configuration_relpos_bert import RelPosBertConfig
-from .models.foreign import register_reader
+from .models.installed import register_module
 from .models.modeling_relpos_bert import HEADS
 
 
-# Imported when a checkpoint of another architecture is read: it brings all of the converter.
-READER = f"{__package__}.families.direct"
+# Imported when a checkpoint is loaded, and when one of another architecture is.
+MODULES = {"loading": f"{__package__}.models.loading", "families": f"{__package__}.families.direct"}
 
 
 def register() -> None:
@@ -21,7 +21,8 @@ def register() -> None:
     for auto, head in HEADS.items():
         getattr(transformers, auto).register(RelPosBertConfig, head, exist_ok=True)
     AutoTokenizer.register(RelPosBertConfig, BertTokenizer, exist_ok=True)
-    register_reader(READER)
+    for role, module in MODULES.items():
+        register_module(role, module)
     if is_peft_available():
         register_adapter_targets()
 

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
+from ..families.direct import NOT_KEPT
 from ..families.errors import ConversionError, abbreviate
 from ..families.family import Family
 from ..families.recognition import Head, SourceSpec, recognise
@@ -21,7 +22,7 @@ from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
 from ..schemes.registry import scheme_parts
 from .assembly import ARCHITECTURES
-from .configs import NOT_KEPT, source_config
+from .configs import source_config
 from .folder import check_replaceable, check_target, copy_companions
 from .verify import under_own_names
 

@@ -7,6 +7,7 @@ from typing import Any
 from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
+from ..families.direct import NOT_KEPT
 from ..families.errors import ConversionError
 from ..families.recognition import SourceSpec
 from ..models.configuration_relpos_bert import RelPosBertConfig
@@ -14,19 +15,6 @@ from ..schemes.registry import DEFAULT_SCHEME, STOCK_SCHEME, find_scheme, scheme
 from ..schemes.scheme import Scheme
 from .context import Method, same_positions
 from .methods import check_scheme
-
-
-# Fields of the source's config.json that describe the source and not the model.
-NOT_KEPT = (
-    "_name_or_path",
-    "architectures",
-    "auto_map",
-    "dtype",
-    "model_type",
-    "position_embedding_type",
-    "torch_dtype",
-    "transformers_version",
-)
 
 
 def _from_dict(kind: type[PreTrainedConfig], where: str, saved: Mapping[str, Any], **fields: Any) -> Any:

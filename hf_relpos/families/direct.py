@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from ..conversion.configs import NOT_KEPT
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.loading import HUB_ARGUMENTS
 from ..schemes.registry import STOCK_SCHEME
@@ -20,6 +19,17 @@ from .registry import FAMILIES
 from .source import CHECKPOINT_FILES, PICKLED_FILES, has_safetensors, read_tensors
 
 
+# Fields of the source's config.json that describe the source and not the model.
+NOT_KEPT = (
+    "_name_or_path",
+    "architectures",
+    "auto_map",
+    "dtype",
+    "model_type",
+    "position_embedding_type",
+    "torch_dtype",
+    "transformers_version",
+)
 # Downloading takes these names, and `subfolder` is a part of the path.
 DOWNLOAD_ARGUMENTS = tuple(name for name in HUB_ARGUMENTS if name not in ("proxies", "subfolder"))
 DIRECT = tuple(family for family in FAMILIES.values() if family.read_directly)
@@ -34,7 +44,19 @@ def _told_by_config(config: Mapping[str, Any]) -> bool:
 
 
 def config_fields(source: Any, config: Mapping[str, Any], architecture: str | None = None) -> dict[str, Any] | None:
-    """See `hf_relpos.models.foreign.Reader`."""
+    """Fields of a RelPosBertConfig, from those of a config.json.
+
+    Args:
+        source: of the configuration, for errors.
+        config: what config.json holds.
+        architecture: class of stock BERT whose head is wanted; None for the one that the file names.
+
+    Returns:
+        None for a configuration that does not tell another architecture.
+
+    Raises:
+        ValueError: for a configuration that has no counterpart here.
+    """
     if not _told_by_config(config):
         return None
     return _fields(_with_head(recognise(Path(str(source)), config), architecture))
@@ -43,7 +65,20 @@ def config_fields(source: Any, config: Mapping[str, Any], architecture: str | No
 def state_dict(
     source: Any, architecture: str, arguments: Mapping[str, Any], by_tensors: bool
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]] | None:
-    """See `hf_relpos.models.foreign.Reader`."""
+    """Fields of a RelPosBertConfig, and tensors under our names.
+
+    Args:
+        source: folder or Hub repository.
+        architecture: class of stock BERT whose head is wanted.
+        arguments: of `from_pretrained`.
+        by_tensors: whether one that calls itself a BERT may be told by its tensors.
+
+    Returns:
+        None for a checkpoint that is not of another architecture.
+
+    Raises:
+        ValueError: for one that has no counterpart here, or is broken.
+    """
     hub = {name: arguments[name] for name in HUB_ARGUMENTS if arguments.get(name) is not None}
     config, _ = PreTrainedConfig.get_config_dict(source, **hub)
     model_type = config.get("model_type", "bert")

@@ -14,7 +14,7 @@ from ..attention.call import AttentionCall
 from ..attention.context import AttentionContext
 from ..attention.dispatch import capable_implementations, check_implementation
 from ..attention.formula import Terms
-from ..schemes.registry import build_scheme, build_shared
+from ..schemes.registry import build_scheme, build_shared, scheme_parts
 from .sequence import SequenceMetadata
 from .temperature import trained_length
 
@@ -29,8 +29,21 @@ class _Projection:
         return vectors
 
 
+_PROBED: dict[Any, tuple[Terms, AttentionContext, bool]] = {}
+MOST_PROBED = 64
+
+
 def _probe(config: PreTrainedConfig) -> tuple[Terms, AttentionContext, bool]:
-    """Terms for two tokens, their context, and whether every layer has the same."""
+    """Terms for two tokens, their context, and whether every layer has the same; made once for equal configurations."""
+    key = (*(scheme for scheme, _ in scheme_parts(config)), repr(sorted(vars(config).items())))
+    if key not in _PROBED:
+        if len(_PROBED) >= MOST_PROBED:
+            _PROBED.clear()
+        _PROBED[key] = _make_terms(config)
+    return _PROBED[key]
+
+
+def _make_terms(config: PreTrainedConfig) -> tuple[Terms, AttentionContext, bool]:
     projection = _Projection()
     with torch.device("meta"):
         scheme: Any = build_scheme(config)

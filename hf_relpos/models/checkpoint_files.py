@@ -92,13 +92,19 @@ def read_index(path: str | os.PathLike[str]) -> dict[str, str]:
     return {str(tensor): str(file) for tensor, file in where.items()}
 
 
-def check_config(folder: str | os.PathLike[str]) -> None:
+def check_config(folder: str | os.PathLike[str], only_if_there: bool = False) -> None:
     """
+    Args:
+        folder: of a checkpoint.
+        only_if_there: whether it may have no config.json.
+
     Raises:
         ValueError: for a folder without a config.json, or with a broken one.
     """
     path = os.path.join(folder, CONFIG)
     if not os.path.isfile(path):
+        if only_if_there:
+            return
         raise ValueError(
             f"{os.fspath(folder)}: has no {CONFIG}, so this is not a checkpoint folder; give the folder that "
             "`save_pretrained` wrote"
@@ -161,6 +167,6 @@ def check_local(checkpoint: Any, arguments: Mapping[str, Any]) -> None:
     subfolder = arguments.get("subfolder")
     folder = os.path.join(checkpoint, subfolder) if subfolder else checkpoint
     files = weight_files(folder, arguments.get("variant"))
-    if files and arguments.get("config") is None:
+    if files and arguments.get("config") is None and not os.path.isfile(os.path.join(folder, CONFIG)):
         check_config(folder)
     check_weights(files)

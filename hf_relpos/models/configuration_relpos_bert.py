@@ -23,7 +23,7 @@ from ..schemes.registry import (
     translate_options,
 )
 from .configuration_fields import FIELDS, MAX_PARAMETERS, check_arguments, check_nesting, check_rules
-from .foreign import reader
+from .installed import installed
 
 
 TEMPERATURES = ("none", "log")
@@ -42,10 +42,15 @@ def _readable(path: str | os.PathLike[str]) -> Iterator[None]:
         raise ValueError(f"{path}: its configuration is not a JSON object ({error})") from error
 
 
-def _foreign_fields(source: Any, config: dict[str, Any]) -> dict[str, Any] | None:
+class OtherArchitecture(dict[str, Any]):
+    """Fields of a RelPosBertConfig that were made of those of another architecture, whose weights have other names."""
+
+
+def _other_architecture(source: Any, config: dict[str, Any]) -> OtherArchitecture | None:
     """Our fields for a configuration of another architecture that the installed package reads; None for any other."""
-    foreign = reader()
-    return None if foreign is None else foreign.config_fields(source, config, None)
+    families = installed("families")
+    fields = None if families is None else families.config_fields(source, config)
+    return None if fields is None else OtherArchitecture(fields)
 
 
 def _check_object(content: Any) -> None:
@@ -227,7 +232,7 @@ class RelPosBertConfig(BertConfig):
             _check_object(config)
         model_type = config.get("model_type", cls.model_type)
         if model_type == "bert":
-            if fields := _foreign_fields(pretrained_model_name_or_path, config):
+            if fields := _other_architecture(pretrained_model_name_or_path, config):
                 return fields, kwargs
             if config.get("use_relative_position"):
                 raise ValueError(
@@ -243,7 +248,7 @@ class RelPosBertConfig(BertConfig):
         elif model_type != cls.model_type and not any(
             isinstance(part, dict) and part.get("model_type") == cls.model_type for part in config.values()
         ):
-            if fields := _foreign_fields(pretrained_model_name_or_path, config):
+            if fields := _other_architecture(pretrained_model_name_or_path, config):
                 return fields, kwargs
             raise ValueError(
                 f"{pretrained_model_name_or_path}: model_type = {model_type!r}; only 'bert' and {cls.model_type!r} "
@@ -279,10 +284,10 @@ class RelPosBertConfig(BertConfig):
         values = {"position_embedding_type": STOCK_SCHEME, **config.to_dict()}
         backend = config._attn_implementation
         if not isinstance(config, cls):
-            foreign = _foreign_fields(config.name_or_path, values)
-            values = foreign or {**values, **NOT_STOCK}
+            other = _other_architecture(config.name_or_path, values)
+            values = other or {**values, **NOT_STOCK}
             known = ("eager", *ALL_ATTENTION_FUNCTIONS.valid_keys())
-            if foreign and backend not in known:  # of its own code: JinaBERT's files say "torch"
+            if other and backend not in known:  # of its own code: JinaBERT's files say "torch"
                 backend = None
         values |= {**changes, "model_type": cls.model_type}
         converted = cls(**values, attn_implementation=backend)

@@ -7,16 +7,19 @@ which says what the file looks like and what reads it.
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .foreign import reader
+from .checkpoint_files import check_config, check_local
+from .configuration_relpos_bert import OtherArchitecture
+from .installed import installed
 
 
+TENSORS = "hf_relpos_tensors"  # among arguments: those of a checkpoint of another architecture, under our names
 HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 
 CONVERTS = "with model_type = {type} in its config.json, `hf-relpos convert {source} OUT` converts it"
@@ -93,9 +96,102 @@ FRESH_PARTS = {
 RESIZED_PARTS = ("embeddings.word_", "embeddings.position_", "embeddings.token_type_", "distance_embedding.")
 
 
-def read_foreign(
+def load(
+    kind: type[PreTrainedModel], from_pretrained: Callable[..., Any], source: Any, args: Any, arguments: dict[str, Any]
+) -> Any:
+    """`from_pretrained` of our classes: as in Transformers, with checks, and of other architectures.
+
+    config.json is read once.
+
+    Args:
+        kind: our class.
+        from_pretrained: that of Transformers, bound to it.
+        source: folder or Hub repository; None for a `state_dict`.
+        args: further positional arguments.
+        arguments: keyword arguments.
+
+    Returns:
+        The model, and with `output_loading_info=True` its loading info.
+
+    Raises:
+        ValueError: for files that are broken, and for what `check_loaded` refuses.
+    """
+    output_loading_info = arguments.pop("output_loading_info", False)
+    check_local(source, arguments)
+    model, info = load_prepared(from_pretrained, source, args, _prepared(kind, source, arguments))
+    if output_loading_info:
+        return model, info
+    if model._hf_peft_config_loaded:  # then the info is that of adapters
+        info = {"missing_keys": model._missing_from_base, "unexpected_keys": (), "mismatched_keys": ()}
+    try:
+        check_loaded(model, info, source, arguments)
+    except ValueError:
+        found = read_other_architecture(kind, source, arguments, by_tensors=True)
+        if found is None:
+            raise
+        model, info = load_prepared(from_pretrained, source, args, found)
+        check_loaded(model, info, source, arguments)
+    return model
+
+
+def load_prepared(
+    from_pretrained: Callable[..., Any], source: Any, args: Any, arguments: Mapping[str, Any]
+) -> tuple[Any, Any]:
+    """Model and loading info, by Transformers; arguments may be those that `read_other_architecture` returns."""
+    rest = dict(arguments)
+    if TENSORS not in rest:
+        model, info = from_pretrained(source, *args, output_loading_info=True, **rest)
+        return model, info
+    tensors = rest.pop(TENSORS)
+    model, info = from_pretrained(None, *args, output_loading_info=True, state_dict=tensors, **rest)
+    model.config.name_or_path = str(source)
+    return model, info
+
+
+def _prepared(kind: type[PreTrainedModel], source: Any, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments with a configuration of ours, and the tensors of another architecture, if it is one."""
+    config = arguments.get("config")
+    if _is_given(source, arguments):
+        return arguments
+    if config is not None:
+        # that of the checkpoint itself, from an Auto class: it has been read, and says that it is one of ours
+        own = isinstance(config, PreTrainedConfig) and config.name_or_path == str(source) and not config.converted_from
+        return arguments if own else read_other_architecture(kind, source, arguments) or arguments
+    try:
+        fields, _ = kind.config_class.get_config_dict(source, **_hub_arguments(arguments))
+    except (OSError, ValueError):
+        if os.path.isdir(source):
+            check_config(os.path.join(source, arguments.get("subfolder") or ""), only_if_there=True)
+        return arguments  # an adapter's folder, or no checkpoint: Transformers reads it, or says so
+    if isinstance(fields, OtherArchitecture):
+        return read_other_architecture(kind, source, arguments) or arguments
+    return _with_config(kind, fields, arguments)
+
+
+def _is_given(source: Any, arguments: Mapping[str, Any]) -> bool:
+    """Whether there are tensors, or a file in another format, instead of a checkpoint."""
+    given = any(arguments.get(name) is not None for name in ("state_dict", "gguf_file"))
+    return given or not isinstance(source, str | os.PathLike)
+
+
+def _hub_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: arguments[name] for name in HUB_ARGUMENTS if arguments.get(name) is not None}
+
+
+def _with_config(
+    kind: type[PreTrainedModel], fields: Mapping[str, Any], arguments: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments with a configuration made of the fields of a file and of those among the arguments."""
+    rest = dict(arguments)
+    # these are of the loading, and a configuration has them, too
+    own = {name: rest.pop(name) for name in ("dtype", "torch_dtype", "quantization_config") if name in rest}
+    config, rest = kind.config_class.from_dict(dict(fields), return_unused_kwargs=True, **rest)
+    return {**rest, **own, "config": config}
+
+
+def read_other_architecture(
     kind: type[PreTrainedModel], source: Any, arguments: Mapping[str, Any], by_tensors: bool = False
-) -> Mapping[str, Any] | None:
+) -> dict[str, Any] | None:
     """What `from_pretrained` of Transformers is to be given to load a checkpoint of another architecture.
 
     Args:
@@ -105,30 +201,25 @@ def read_foreign(
         by_tensors: whether one that calls itself a BERT may be told by its tensors.
 
     Returns:
-        The arguments, among them a configuration of ours and a `state_dict`; None for a checkpoint that Transformers
-        reads by itself.
+        The arguments for `load_prepared`, with a configuration of ours and the tensors under our names; None for a
+        checkpoint that Transformers reads by itself.
 
     Raises:
         ValueError: for a checkpoint that is not supported, or broken.
     """
-    foreign = reader()
-    given = any(arguments.get(name) is not None for name in ("state_dict", "gguf_file"))
-    if foreign is None or given or not isinstance(source, str | os.PathLike):
+    families = installed("families")
+    if families is None or _is_given(source, arguments):
         return None
     try:
-        found = foreign.state_dict(source, kind.__name__.removeprefix("RelPos"), arguments, by_tensors)
+        found = families.state_dict(source, kind.__name__.removeprefix("RelPos"), arguments, by_tensors)
     except OSError:  # no such checkpoint, or an adapter's folder: Transformers says so, or reads it
         return None
     if found is None:
         return None
     fields, tensors = found
-    rest = dict(arguments)
-    config = rest.pop("config", None)
-    if config is None:
-        dtypes = {name: rest.pop(name) for name in ("dtype", "torch_dtype") if name in rest}  # of the loading
-        config, rest = kind.config_class.from_dict(fields, return_unused_kwargs=True, **rest)
-        rest |= dtypes
-    return {**rest, "config": config, "state_dict": tensors}
+    if arguments.get("config") is not None:
+        return {**arguments, TENSORS: tensors}
+    return {**_with_config(kind, fields, arguments), TENSORS: tensors}
 
 
 def known_layout(names: Iterable[str]) -> KnownLayout | None:

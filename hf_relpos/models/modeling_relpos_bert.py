@@ -55,12 +55,11 @@ from ..schemes.look_up import look_up
 from ..schemes.registry import build_input, build_scheme, build_shared
 from ..schemes.scheme import InputScheme, Scheme, SharedScheme
 from .capabilities import check_attention, layers_share_terms, supported_implementations
-from .checkpoint_files import check_local
 from .configuration_fields import ARGUMENTS, PROJECTIONS, check_rules
 from .configuration_relpos_bert import RelPosBertConfig
 from .convolution import FirstLayerConvolution, tokens_to_convolve
 from .inputs import check_inputs
-from .loading import check_loaded, read_foreign
+from .installed import installed
 from .packing import packed_position_ids
 from .recurrence import WITH_MEMORY, SegmentMemory, carries_memory, check_memory, remember
 from .remote_code import apply_umask, code_files, copy_code
@@ -417,7 +416,7 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
         """As in Transformers; also reads BERT checkpoints of Transformers ≤ 4.57 with relative positions.
 
         Where hf_relpos is installed, also those of other architectures with relative positions, as
-        `hf_relpos.convert` does: the families that are `read_directly`.
+        `hf_relpos.convert` does: the families that are `read_directly`. There a checkpoint is checked, too.
 
         Raises:
             ValueError: for a local folder with an index or safetensors that are broken, or without a config.json.
@@ -426,44 +425,18 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
                 head is only reported, and so are tables of a `position_embedding_type` that is not the saved one.
                 With `output_loading_info=True` the names of missing weights are returned, and nothing is raised.
         """
-        output_loading_info = kwargs.pop("output_loading_info", False)
         if isinstance(kwargs.get("config"), BertConfig):
             kwargs["config"] = RelPosBertConfig.from_bert(kwargs["config"])
-        check_local(pretrained_model_name_or_path, kwargs)
-        loading = read_foreign(cls, pretrained_model_name_or_path, kwargs)
-        model, info = cls._load(pretrained_model_name_or_path, args, kwargs, loading)
-        if output_loading_info:
-            return model, info
-        try:
-            check_loaded(model, model._loading_info(info), pretrained_model_name_or_path, kwargs)
-        except ValueError:
-            loading = read_foreign(cls, pretrained_model_name_or_path, kwargs, by_tensors=True)
-            if loading is None:
-                raise
-            model, info = cls._load(pretrained_model_name_or_path, args, kwargs, loading)
-            check_loaded(model, info, pretrained_model_name_or_path, kwargs)
-        return model
-
-    @classmethod
-    def _load(cls, source, args, kwargs, foreign):
-        """Model and loading info, by Transformers: of a checkpoint, or of what `read_foreign` made of it."""
-        if foreign is None:
-            return super().from_pretrained(source, *args, output_loading_info=True, **kwargs)
-        model, info = super().from_pretrained(None, *args, output_loading_info=True, **foreign)
-        model.config.name_or_path = str(source)
-        return model, info
-
-    def _loading_info(self, info):
-        """What was loaded and what was not, of the model itself where the info is that of adapters."""
-        if not self._hf_peft_config_loaded:
-            return info
-        return {"missing_keys": self._missing_from_base, "unexpected_keys": (), "mismatched_keys": ()}
+        loading = installed("loading")
+        if loading is None:
+            return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        return loading.load(cls, super().from_pretrained, pretrained_model_name_or_path, args, kwargs)
 
     def tie_weights(self, missing_keys=None, **kwargs):
         """As in Transformers, whose `from_pretrained` calls it with the names that the file lacks."""
         super().tie_weights(missing_keys=missing_keys, **kwargs)
         if missing_keys is not None:
-            self._missing_from_base = frozenset(missing_keys)
+            self._missing_from_base = frozenset(missing_keys)  # read by `loading.load`, for a folder of an adapter
 
     def save_pretrained(self, save_directory, is_main_process: bool = True, **kwargs) -> None:
         """As in Transformers, and the code with it, so that `trust_remote_code=True` loads the result anywhere.

@@ -32,8 +32,8 @@ from transformers.utils import logging
 
 from ..schemes.registry import SCHEMES
 from .configuration_relpos_bert import RelPosBertConfig
-from .foreign import reader
-from .loading import HUB_ARGUMENTS, check_loaded, read_foreign
+from .installed import installed
+from .loading import HUB_ARGUMENTS, check_loaded, load_prepared, read_other_architecture
 from .modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
 
 
@@ -156,8 +156,8 @@ def is_ours(config: Any, changes: Mapping[str, Any] | None = None) -> bool:
 
 def _tells_another_architecture(source: Any, config: dict[str, Any]) -> bool:
     """Whether a configuration that calls itself a BERT's is one of a relative architecture that we read."""
-    foreign = reader()
-    return foreign is not None and foreign.config_fields(source, config, None) is not None
+    families = installed("families")
+    return families is not None and families.config_fields(source, config) is not None
 
 
 def _is_saved_as_ours(path: Any, config: Any, kwargs: dict[str, Any]) -> bool:
@@ -184,13 +184,13 @@ def _read_by_tensors(ours: Any, path: Any, config: Any, kwargs: dict[str, Any]) 
         config: a BertConfig, which the stock class was given; None for that of the checkpoint.
         kwargs: other arguments of `from_pretrained`.
     """
-    found = read_foreign(ours, path, kwargs, by_tensors=True)
+    found = read_other_architecture(ours, path, kwargs, by_tensors=True)
     if found is None:
         return None
     if config is not None:
         layout = {name: getattr(found["config"], name) for name in LAYOUT_FIELDS}
         found = {**found, "config": RelPosBertConfig.from_bert(config, **layout)}
-    model, info = ours._load(path, (), kwargs, found)
+    model, info = load_prepared(super(RelPosBertPreTrainedModel, ours).from_pretrained, path, (), found)
     check_loaded(model, info, path, kwargs)
     return model
 
