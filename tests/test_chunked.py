@@ -33,7 +33,7 @@ from hf_relpos.attention.backends import chunk_schedule as skewed
 from hf_relpos.attention.backends import chunked as backend_chunked
 from hf_relpos.attention.backends import relative_shift as diagonals
 from hf_relpos.attention.backends.chunked import chunked_attention
-from hf_relpos.attention.backends.strided import _skewed_bias, strided_attention
+from hf_relpos.attention.backends.strided import _shifted_bias, strided_attention
 from hf_relpos.attention.call import AttentionCall
 from hf_relpos.attention.dispatch import choose, run_attention
 from hf_relpos.attention.formula import TABLE_FIELDS, content_vectors
@@ -277,7 +277,7 @@ def test_strided_view(chosen, length, keys, start):
         got = strided_attention(content, query, key, tensors[2], form, seen)
         assert (got - expected).abs().max() <= 1e-12
     if form.A is not None:
-        view = _skewed_bias(query, form.A, form.c, keys)
+        view = _shifted_bias(query, form.A, form.c, keys)
         assert view.stride(3) == 1 and all(step % 8 == 0 for step in (view.stride(2), view.storage_offset()))
 
 

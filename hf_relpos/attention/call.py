@@ -21,7 +21,7 @@ MAX_DROPOUT = 1 - 2**-8
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """Everything that a backend may need to compute one layer's attention, or to say why it cannot.
+    """One layer's attention: what a backend needs to compute it, or to say why it cannot.
 
     Attributes:
         query: (B, H, L, d), before any rotation.
@@ -39,9 +39,9 @@ class AttentionCall:
         layer: the attention module, from which Transformers' attention functions read `is_causal` and `training`.
         options: further keyword arguments for these functions.
         runs_on: the device of the call, where the tensors are only a description of it (on the meta device).
-        by_name: whether the caller named the backend, so that a faster one is no reason against it.
-        value_size: how many features the values have where the others are zeros, for heads of one width; a backend
-            may return no more of them. None for all.
+        by_name: whether the caller named the backend. A faster backend is then no reason against it.
+        value_size: how many of the first features of the values are not padding. A backend may return only these.
+            None for all.
     """
 
     query: torch.Tensor
@@ -68,12 +68,12 @@ class AttentionCall:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the query, the key and the value."""
+        """The dtype of the query, the key and the value."""
         return self.query.dtype
 
     @property
     def tensor_mask(self) -> torch.Tensor | None:
-        """The mask, for backends that take tensors only; that of a window is made whole, once for all layers.
+        """The mask as a tensor. A SlidingWindowMask becomes the mask of all pairs, once for all layers.
 
         Raises:
             TypeError: for a BlockMask, which such a backend should have refused.
@@ -120,7 +120,7 @@ class Backend(Protocol):
     name: str
 
     def unsupported(self, call: AttentionCall) -> list[str]:
-        """Why this backend is not for that call: what it cannot compute.
+        """The reasons why this backend does not compute that call.
 
         It may also say that another one is faster, unless the call names it (`call.by_name`): then every reason is an
         error. Must not read the contents of any tensor, nor sizes where the call is being traced: the graph would
@@ -141,7 +141,7 @@ class Backend(Protocol):
 
 
 def reads_window_only(backend: Backend, call: AttentionCall) -> bool:
-    """Whether a backend reads only the keys in the window of a call; the others make the mask of all pairs."""
+    """Whether a backend reads only the keys in the window of a call. The others make the mask of all pairs."""
     method = getattr(backend, "reads_window_only", None)  # not every backend has one
     return isinstance(call.mask, SlidingWindowMask) and method is not None and bool(method(call))
 
@@ -149,7 +149,7 @@ def reads_window_only(backend: Backend, call: AttentionCall) -> bool:
 def unsupported_by_offset(
     call: AttentionCall, content_alone: bool = False, start_on_device: bool = False
 ) -> list[str]:
-    """What backends have in common that compute the terms as arrays by offset and keep no attention weights.
+    """Reasons against a call for backends that compute terms as arrays by offset and keep no attention weights.
 
     Args:
         content_alone: whether the backend takes calls without any term beside the content, too.

@@ -1,4 +1,4 @@
-"""The attention backends in the order in which `attn_implementation="relpos"` tries them, and how one is chosen.
+"""Dispatch: the attention backends in the order in which `attn_implementation="relpos"` tries them.
 
 `relpos` runs each call on the first backend that has nothing unsupported in it. "sdpa", "eager" and "flex_attention"
 may also be requested by name, as in any model of Transformers; what they cannot compute is then an error.
@@ -35,10 +35,10 @@ def register_backend(backend: Backend) -> None:
 
 
 def choose(call: AttentionCall) -> tuple[Backend, dict[str, list[str]]]:
-    """The backend that `relpos` takes for a call, which is given Fourier tables as features of wider heads.
+    """The backend that `relpos` takes for a call. Fourier tables count as features of wider heads.
 
     Returns:
-        The first of `BACKENDS` with nothing unsupported, and the reasons of all those before it, by name.
+        The first of `BACKENDS` without a reason against the call, and the reasons of those before it, by name.
     """
     call, _ = with_fourier_features(call)
     rejected: dict[str, list[str]] = {}
@@ -53,8 +53,7 @@ def choose(call: AttentionCall) -> tuple[Backend, dict[str, list[str]]]:
 def run_attention(implementation: str, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Attention with the terms of a scheme.
 
-    Backends are given Fourier tables as features of wider heads, but for eager by name, the reference, which reads
-    their rows.
+    Backends get Fourier tables as features of wider heads. Eager by name is the reference and reads their rows.
 
     Args:
         implementation: a value of `attn_implementation`: `AUTO` or a key of `BY_NAME`.

@@ -1,4 +1,4 @@
-"""Fourier tables as further features of queries, keys and values: the formula with nothing but content.
+"""Augmented queries, keys and values: with the features of Fourier tables the formula has only its content term.
 
 With α_w = q_i·a_w + a_w^c and β_w = q_i·b_w + b_w^c, the terms A and c of a pair are
 
@@ -29,7 +29,7 @@ Finish = Callable[[torch.Tensor], torch.Tensor]
 
 
 def with_fourier_features(call: AttentionCall) -> tuple[AttentionCall, Finish]:
-    """A call whose Fourier tables are features of wider heads, (B, H, L, d + …), and what its output becomes by.
+    """A call with its Fourier tables as features of wider heads, (B, H, L, d + …).
 
     The call stays as it is without such tables, and where not all terms fit beside them: other tables of vectors do
     not, nor Fourier tables of other frequencies, nor gains, which would multiply the features.
@@ -74,7 +74,7 @@ def unchanged(out: torch.Tensor) -> torch.Tensor:
 def _augmented_vectors(
     call: AttentionCall, fourier: dict[str, tuple[FourierTable, ...]]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """q̂ + u, k̂ and v with their features, all of one width, as fused kernels ask for.
+    """q̂ + u, k̂ and v with their features, of one width, as fused kernels need.
 
     (B, H, N, …) as any of them, but the heads of a token lie side by side in memory, as projections leave them and
     fused kernels return them.

@@ -39,7 +39,7 @@ def phases(
 
     Args:
         positions: p, integers, any shape; may be negative.
-        frequencies: of W waves, as `geometric` gives them.
+        frequencies: W of them, as `geometric` gives them.
         dtype: float32 or float64.
 
     Returns:
@@ -52,11 +52,11 @@ def phases(
 
 
 class FourierTable(Table):
-    """A table of sums of waves, whose rows are made whenever they are read.
+    """A table of W cosines and sines of the offset. Its rows are computed whenever they are read.
 
     Attributes:
         coefficients: (H or 1, 2W, d) for A, B and V; (H or 1, 2W) for c. Those of the cosines, then of the sines.
-        frequencies: of W waves, as `geometric` gives them.
+        frequencies: W of them, as `geometric` gives them.
         context: of the call; its offsets are the rows.
     """
 
@@ -79,11 +79,11 @@ class FourierTable(Table):
         """One for each offset of the call."""
         precise = torch.promote_types(self.coefficients.dtype, torch.float32)
         offsets = self.context.offsets(self.coefficients.device)
-        waves = torch.cat(phases(offsets, self.frequencies, precise), dim=-1)  # (P, 2W)
+        basis = torch.cat(phases(offsets, self.frequencies, precise), dim=-1)  # (P, 2W)
         coefficients = self.coefficients.to(precise)
         if coefficients.dim() == 2:
-            return torch.matmul(coefficients, waves.T)
-        return torch.matmul(waves, coefficients)
+            return torch.matmul(coefficients, basis.T)
+        return torch.matmul(basis, coefficients)
 
     def row_of(self, relation: torch.Tensor) -> torch.Tensor:
         """The row of each offset."""

@@ -1,9 +1,9 @@
-"""Which keys each query attends to under an attention window: a mask that is kept as vectors and made block by block.
+"""The mask of an attention window, kept as vectors and made block by block.
 
 A dense mask of L queries has L² entries, and with it both time and memory of a window grow as without one. Here
 padding, documents and positions stay vectors of the K keys; for a block of queries they say which ranges of keys any
-of its queries sees, and which pairs of these are hidden. With a window of w that is a band of 2w + m keys for m
-queries, and the global tokens beside it. Queries that are global tokens see far keys, and are blocks of their own.
+of its queries sees, and which pairs of these are hidden. With a window of w, m queries see 2w + m keys and
+the global tokens. Queries that are global tokens see far keys, and are blocks of their own.
 """
 
 import functools
@@ -37,7 +37,7 @@ class Block(NamedTuple):
 
 
 class _Extents(NamedTuple):
-    """Of every query, over some rows of the batch: keys within the window, all keys, and whether it needs the latter.
+    """The range of keys of every query, over some rows of the batch, with and without the window.
 
     Attributes:
         low: first key in the window, (L,) integers, as the others.
@@ -170,7 +170,7 @@ class SlidingWindowMask:
 
     @functools.cached_property
     def cached(self) -> dict[Any, Any]:
-        """What backends make of the mask once for all layers, under keys of their own."""
+        """A cache: backends keep here what they make of the mask once for all layers, under keys of their own."""
         return {}
 
     @functools.cached_property

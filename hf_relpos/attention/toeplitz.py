@@ -43,10 +43,10 @@ class ToeplitzTerms:
         V: (H or 1, P, d), or None.
         allow: which offsets may be attended to, boolean (H or 1, P), or None.
         dense: a dense bias outside the scale, (1 or B, 1 or H, L, K), or None.
-        tails_A: how many rows at the beginning and at the end of A are one row of the scheme's table, so that their
+        clamped_A: how many rows at the beginning and at the end of A are one row of the scheme's table, so that their
             products and gradients may be taken once; (1, 1) where no two are known to be.
-        tails_V: the same of V.
-        tails_B: the same of B; read only with `row_of_B`.
+        clamped_V: the same of V.
+        clamped_B: the same of B; read only with `row_of_B`.
         row_of_A: (P,), for an A of fewer rows than offsets, (H or 1, N, d), the row of each offset; None where A has a
             row for each. See `to_toeplitz` for which rows these are.
         row_of_B: the same of B.
@@ -61,9 +61,9 @@ class ToeplitzTerms:
     V: torch.Tensor | None = None
     allow: torch.Tensor | None = None
     dense: torch.Tensor | None = None
-    tails_A: tuple[int, int] = (1, 1)
-    tails_V: tuple[int, int] = (1, 1)
-    tails_B: tuple[int, int] = (1, 1)
+    clamped_A: tuple[int, int] = (1, 1)
+    clamped_V: tuple[int, int] = (1, 1)
+    clamped_B: tuple[int, int] = (1, 1)
     row_of_A: torch.Tensor | None = None
     row_of_B: torch.Tensor | None = None
     row_of_V: torch.Tensor | None = None
@@ -127,17 +127,17 @@ def to_toeplitz(
     offsets = context.offsets(query.device)
     if by_row and has_rows(terms, context):
         return _by_row(terms, context, query, offsets)
-    A, tails_A = _sum_by_offset(terms.query_table, offsets, context.low, scale)
-    B, tails_B, row_of_B = None, (1, 1), None
+    A, clamped_A = _sum_by_offset(terms.query_table, offsets, context.low, scale)
+    B, clamped_B, row_of_B = None, (1, 1), None
     if by_run and terms.key_table and may_read(offsets.device):
-        B, tails_B, row_of_B = _sum_by_run(
+        B, clamped_B, row_of_B = _sum_by_run(
             terms.key_table, offsets, scale, most=min(RUNS * context.query_length, MOST_RUNS)
         )
     if B is None:
-        B, tails_B = _sum_by_offset(terms.key_table, offsets, context.low, scale)
+        B, clamped_B = _sum_by_offset(terms.key_table, offsets, context.low, scale)
     inner, _ = _sum_by_offset(terms.scaled_bias, offsets, context.low, scale)
     outer, _ = _sum_by_offset(terms.bias, offsets, context.low)
-    V, tails_V = _sum_by_offset(terms.value_table, offsets, context.low)
+    V, clamped_V = _sum_by_offset(terms.value_table, offsets, context.low)
     scalars = [c for c in (inner, outer) if c is not None]
     c = total_of(scalars) if scalars else None
     allow = None
@@ -154,9 +154,9 @@ def to_toeplitz(
         V=None if V is None else V.to(dtype),
         allow=allow,
         dense=None if dense is None else dense.to(dtype),
-        tails_A=tails_A,
-        tails_V=tails_V,
-        tails_B=tails_B,
+        clamped_A=clamped_A,
+        clamped_V=clamped_V,
+        clamped_B=clamped_B,
         row_of_B=row_of_B,
     )
 
@@ -211,13 +211,13 @@ class SharedTerms:
 def _sum_by_offset(
     tables: tuple[Table, ...], offsets: torch.Tensor, low: int, factor: float = 1.0
 ) -> tuple[torch.Tensor | None, tuple[int, int]]:
-    """factor · Σ of the tables, (H or 1, P, …), or None without any; and the tails common to all of them."""
-    total, tails = None, (1, 1)
+    """factor · Σ of the tables, (H or 1, P, …), or None without any; and the clamped ends common to all of them."""
+    total, clamped = None, (1, 1)
     for table in tables:
         rows, ends = _rows_by_offset(table, offsets, low, factor)
-        tails = ends if total is None else (min(tails[0], ends[0]), min(tails[1], ends[1]))
+        clamped = ends if total is None else (min(clamped[0], ends[0]), min(clamped[1], ends[1]))
         total = rows if total is None else total + rows
-    return total, tails
+    return total, clamped
 
 
 def _precise(rows: torch.Tensor, factor: float) -> torch.Tensor:
@@ -237,7 +237,7 @@ def _sum_by_run(
 ) -> tuple[torch.Tensor | None, tuple[int, int], torch.Tensor | None]:
     """factor · Σ of the tables, one row for each run of offsets in which none of them changes its row.
 
-    As for tails, runs are read from the maps and never from the values.
+    As for clamped ends, runs are read from the maps and never from the values.
 
     Args:
         most: how many runs are worth it.
@@ -265,8 +265,8 @@ def _rows_by_offset(
 ) -> tuple[torch.Tensor, tuple[int, int]]:
     """factor · one row for each offset of `offsets`; and how many at either end are the same row of the table.
 
-    The tails are read from the map and never from the values: rows that are equal only now, such as fresh zeros, have
-    gradients of their own.
+    The clamped ends are read from the map and never from the values. Rows that are equal only now, such as fresh zeros,
+    have gradients of their own.
     """
     index, rows = table.row_of(offsets), table.rows
     readable = may_read(offsets.device)
@@ -275,5 +275,5 @@ def _rows_by_offset(
     if not readable:  # where the backward of `index_select` has no fixed order either
         return _precise(rows, factor)[:, index], (1, 1)
     steps = _starts(index).nonzero()
-    tails = (int(steps[0]), index.shape[0] - int(steps[-1])) if len(steps) else (index.shape[0], 1)
-    return _precise(rows, factor).index_select(1, index), tails
+    clamped = (int(steps[0]), index.shape[0] - int(steps[-1])) if len(steps) else (index.shape[0], 1)
+    return _precise(rows, factor).index_select(1, index), clamped

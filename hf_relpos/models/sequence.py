@@ -1,4 +1,4 @@
-"""What one forward call knows about its tokens: keys, documents and positions; and the masks that follow from them.
+"""The metadata of the tokens of one forward call: keys, documents and positions, and the masks that follow.
 
 Keys are, in this order: the memory of earlier segments, what a cache holds, and the tokens of the call. A document
 ends where position ids stop increasing. Everything that decides which key a query attends to is here: padding,
@@ -44,7 +44,7 @@ class PositionInputs:
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> "PositionInputs":
-        """Those of a RelPosBertConfig."""
+        """The inputs that the scheme of a RelPosBertConfig reads."""
         return cls(config.required_inputs, config.uses_absolute_positions, config.position_scheme_name)
 
 
@@ -80,7 +80,7 @@ class SequenceMetadata:
     prepared_mask: torch.Tensor | None = None
 
     def context(self, token_type_ids: torch.Tensor | None, relation_ids: torch.Tensor | None) -> AttentionContext:
-        """What attention gets to know.
+        """The context that attention gets.
 
         Args:
             token_type_ids: (B, L), or None.
@@ -125,7 +125,7 @@ class SequenceMetadata:
         attention_mask: torch.Tensor | None,
         past_key_values: Cache | None = None,
     ) -> torch.Tensor | BlockMask | None:
-        """The mask of all pairs, whatever hides them; arguments as those of `mask`.
+        """The mask of all pairs; arguments as those of `mask`.
 
         Returns:
             What Transformers makes for that backend; with a memory boolean (1 or B, 1, L, K). None where every query
@@ -143,7 +143,7 @@ class SequenceMetadata:
     def window_mask(
         self, config: PreTrainedConfig, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None
     ) -> SlidingWindowMask | None:
-        """The mask of an attention window; None without one, and where a mask must be a tensor or shows more.
+        """The mask of an attention window; None without one, and where the mask must be a tensor.
 
         Arguments as those of `mask`.
         """
@@ -178,7 +178,7 @@ class SequenceMetadata:
         )
 
     def _mask_functions(self, config: PreTrainedConfig) -> list[MaskFunction]:
-        """What hides keys beside padding and causality: borders of documents, the window, the length of the memory."""
+        """Mask functions besides padding and causality: borders of documents, the window, the length of the memory."""
         functions: list[MaskFunction] = []
         documents, index_in_document, window = self.documents, self.index_in_document, config.attention_window
         # beside a memory the padding between it and the segment must not count
@@ -465,7 +465,7 @@ def _beside_memory(
 
 
 def _is_token(attention_mask: torch.Tensor | None, batch: int, keys: int, device: torch.device) -> torch.Tensor:
-    """Which keys are no padding, boolean (B, K); of a prepared mask, keys that no query may attend to are."""
+    """Which keys are real tokens, boolean (B, K). A prepared mask hides padding from every query."""
     if attention_mask is None:
         return torch.ones(batch, keys, dtype=torch.bool, device=device)
     if attention_mask.dim() == 2:

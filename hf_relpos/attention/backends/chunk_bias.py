@@ -122,7 +122,7 @@ class FusedGroup:
     def fill(self, products: torch.Tensor, vectors: torch.Tensor, first: int, width: int) -> None:
         """products (r, s, g, W) = vectors (r, s, g, d) times the rows of A from `first` on, plus c; `width` matter."""
         if self.A is not None:
-            distinct = DistinctColumns.of(first, width, self.count, self.call.terms.tails_A)
+            distinct = DistinctColumns.of(first, width, self.count, self.call.terms.clamped_A)
             begin, end = distinct.aligned
             table = self.A[:, :, self.margin + first + begin : self.margin + first + end]
             into = products[..., begin:end]

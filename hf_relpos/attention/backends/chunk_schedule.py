@@ -79,7 +79,7 @@ class ChunkedCall:
     """What one call is, besides tensors with gradients.
 
     Attributes:
-        terms: scale, first offset and tails of the terms; their tensors are left out.
+        terms: scale, first offset and clamped ends of the terms; their tensors are left out.
         start: index of the first query among the keys.
         mask: boolean (1 or B, 1 or H, L, K), True: may attend; that of an attention window; or None.
         causal: whether a query sees no later key; only without a mask.

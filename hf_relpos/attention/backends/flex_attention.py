@@ -37,7 +37,7 @@ class FlexAttention:
     name = "flex_attention"
 
     def unsupported(self, call: AttentionCall) -> list[str]:
-        """Gains, value tables, dropout; and by default all but CUDA, and calls for which another backend is better."""
+        """It refuses gains, value tables and dropout; by default also other devices than CUDA and some calls there."""
         reasons = unsupported_as_bias(call)
         if call.terms.value_table:
             reasons.append("it never holds the attention weights, which the value-side term V needs")
@@ -124,7 +124,7 @@ def _split(terms: Terms) -> tuple[Terms, Terms]:
 def _modifications(
     call: AttentionCall, query: torch.Tensor, key: torch.Tensor
 ) -> tuple[ScoreMod | None, MaskMod | None]:
-    """What is added to the scores, and which keys a scheme hides; None for nothing.
+    """The `score_mod` that adds the terms, and the `mask_mod` of hidden keys; None for nothing.
 
     Args:
         query: q̂, (B, H, L, d), rotated if the scheme rotates.
@@ -170,7 +170,7 @@ def _modifications(
 
 
 def _block_mask(call: AttentionCall, allow: MaskMod | None) -> BlockMask | None:
-    """What the mask and the scheme (`allow`) let through; None for everything.
+    """The pairs that the mask and the scheme (`allow`) let through; None for all.
 
     A window's mask is made once for all layers where the scheme hides nothing.
     """

@@ -22,7 +22,7 @@ class Sdpa:
     name = "sdpa"
 
     def unsupported(self, call: AttentionCall) -> list[str]:
-        """What is no bias, masks that are no tensors, and the value-side term, with which eager is faster."""
+        """It refuses terms that cannot be a bias, a BlockMask, and value tables, with which eager is faster."""
         reasons = unsupported_as_bias(call)
         if isinstance(call.mask, BlockMask):
             reasons.append("the mask is a BlockMask")
@@ -86,7 +86,7 @@ def with_bias(call: AttentionCall) -> tuple[AttentionCall, torch.Tensor | None]:
         assert visible is not None
         bias = torch.where(visible, query.new_zeros(()) if bias is None else bias, lowest)
     if bias is not None and mask is not None and mask.dtype != torch.bool:
-        # Transformers 5.14 takes no additive mask beside a bias, and later ones let two minima add up to -inf
+        # Transformers 5.14 refuses an additive mask with a bias, and later ones let two minima add up to -inf
         bias, mask = (bias + mask).clamp(min=lowest), is_visible(mask)
     length = query.shape[2]
     if call.is_causal and mask is None and length < key.shape[2]:

@@ -260,7 +260,7 @@ def _add_gradients(
 
 
 def _without_tensors(call: AttentionCall) -> AttentionCall:
-    """The call without what is saved beside it, which would be kept as long as the graph, and with its graph."""
+    """The call without its tensors. The graph saves these itself, and would otherwise hold them twice."""
     empty = call.query.new_empty(0)
     tables = [Table(empty, table.row_of, table.relation) for table in _tables(call.terms)]
     terms = _with_leaves(call.terms, tables, [empty] * (len(call.terms.dense) + 1))
