@@ -31,12 +31,6 @@ def test_a_probe_that_is_not_refused_is_seen(report, monkeypatch):
         report.refusals("roformer")
 
 
-def test_a_family_without_a_title_is_seen(report, monkeypatch):
-    monkeypatch.setitem(report.FAMILIES, "new", report.FAMILIES["bert"])
-    with pytest.raises(KeyError, match="new"):
-        report.page()
-
-
 @pytest.mark.parametrize("kind", ["modernbert", "nomic_bert", "gte", "eurobert", "jina_embeddings_v3", "esm"])
 def test_transformers_does_these_well_itself(report, kind):
     assert kind in report.NATIVE

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import hf_relpos
 from hf_relpos import RelPosBertConfig, RelPosBertModel
 from hf_relpos.cli import app
-from hf_relpos.conversion import ConversionError, checkpoint, convert
+from hf_relpos.conversion import ConversionError, convert, pipeline
 from hf_relpos.conversion.calibration.saved import Saved
 from hf_relpos.conversion.folder import other_files
 from hf_relpos.demo import MODELS, run_demo
@@ -164,8 +164,8 @@ def test_a_file_that_comes_during_the_conversion_is_kept(source, tmp_path, monke
         (out / "notes.md").write_text("mine")
         return build(*arguments)
 
-    build = checkpoint.build
-    monkeypatch.setattr(checkpoint, "build", write_while_it_runs)
+    build = pipeline.build_model
+    monkeypatch.setattr(pipeline, "build_model", write_while_it_runs)
     with pytest.raises(ConversionError, match=r"in the way: notes\.md"):
         convert(source, out, method="drop", overwrite=True)
     assert (out / "notes.md").read_text() == "mine"

@@ -1,9 +1,9 @@
-"""What attention costs on this machine, by scheme and backend: predicted from counts, and measured.
+"""The cost of attention on this machine by scheme and backend: predicted from counts, and measured.
 
 The prediction is arithmetic. Every operation of one forward pass is counted by what bounds it (multiplications, bytes,
 entries), and each count is divided by the rate at which this machine does such work; the rates are measured on
-operations of the sizes of the model. What the prediction leaves open is how well an implementation overlaps and
-reuses. `hf-relpos doctor --model` prints prediction and measurement beside each other.
+operations of the sizes of the model. The prediction does not know how well an implementation overlaps and reuses.
+`hf-relpos doctor --model` prints prediction and measurement side by side.
 """
 
 import statistics
@@ -33,7 +33,7 @@ from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.explain import named
 from ..models.modeling_relpos_bert import RelPosBertModel, RelPosBertSelfAttention
 from ..schemes.registry import STOCK_SCHEME, find_scheme
-from .configs import source_config
+from .configurations import source_config
 
 
 # Results of at most so many bytes stay in the cache of a core until the next operation reads them.

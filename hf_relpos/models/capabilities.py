@@ -34,7 +34,7 @@ MOST_PROBED = 64
 
 
 def _probe(config: PreTrainedConfig) -> tuple[Terms, AttentionContext, bool]:
-    """Terms for two tokens, their context, and whether every layer has the same; made once for equal configurations."""
+    """Terms for two tokens, their context, and whether all layers share them; made once for equal configurations."""
     key = (*(scheme for scheme, _ in scheme_parts(config)), repr(sorted(vars(config).items())))
     if key not in _PROBED:
         if len(_PROBED) >= MOST_PROBED:

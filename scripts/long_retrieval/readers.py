@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hf_relpos import RelPosBertModel
-from hf_relpos.conversion.export import table_rows
+from hf_relpos.conversion.refit import table_rows
 from hf_relpos.evaluation import Encoder, hidden_states, load_encoder, pool
 from hf_relpos.evaluation.encoder import pad_batch
 from hf_relpos.evaluation.retrieval import pieces

@@ -40,7 +40,7 @@ class LayerwiseModel:
         return captured[0][0], hidden
 
     def visible(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
-        """Which keys each query may attend to, boolean, (B, 1, L, L)."""
+        """True where a query may attend to a key, (B, 1, L, L)."""
         length = hidden.shape[1]
         config = self.model.config
         mask = row_metadata(config, hidden, batch.mask).tensor_mask(config, hidden, batch.mask)
