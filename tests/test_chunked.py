@@ -670,7 +670,7 @@ def described(terms=None, length=64, dtype=torch.float32, device=CPU, size=64, c
 
 
 def chosen(*arguments, **changes):
-    """Name of the backend, and why chunks were passed over."""
+    """Name of the backend, and why chunks were rejected."""
     backend, rejected = choose(described(*arguments, **changes))
     return backend.name, "; ".join(rejected.get("chunked", []))
 
@@ -694,9 +694,10 @@ def test_what_is_chosen(monkeypatch):
 
 
 def test_what_is_chosen_elsewhere(monkeypatch):
-    """On a GPU without kernels: the strided view for inference, chunks for the rest."""
+    """On a GPU where neither kernels nor Flex can be had: the strided view for inference, chunks for the rest."""
     monkeypatch.undo()
-    monkeypatch.setattr(backends, "BACKENDS", [backend for backend in backends.BACKENDS if backend.name != "triton"])
+    fused = ("triton", "flex_attention")
+    monkeypatch.setattr(backends, "BACKENDS", [each for each in backends.BACKENDS if each.name not in fused])
     device = torch.device("cuda")
     value_term, _ = random_terms(frozenset("V"), True)
     assert chosen(length=512, device=device)[0] == "strided"
@@ -859,7 +860,7 @@ def test_explanations(name):
     assert "attn_implementation='relpos'" in text
     if name in ("relative_key", "shaw", "t5", "deberta"):
         assert "takes chunked" in text
-        assert "cuda" in explain_backend(config, 2, 300, "cuda")
+        assert "not triton: the kernels are used by request" in explain_backend(config, 2, 300, "cuda")
 
 
 def test_explanations_of_models():

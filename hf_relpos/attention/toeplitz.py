@@ -265,8 +265,8 @@ def _rows_by_offset(
 ) -> tuple[torch.Tensor, tuple[int, int]]:
     """factor · one row for each offset of `offsets`; and how many at either end are the same row of the table.
 
-    The clamped ends are read from the map and never from the values. Rows that are equal only now, such as fresh zeros,
-    have gradients of their own.
+    The clamped ends are read from the map and never from the values. Rows that are equal only now, such as fresh
+    zeros, have gradients of their own.
     """
     index, rows = table.row_of(offsets), table.rows
     readable = may_read(offsets.device)
