@@ -16,9 +16,8 @@ from hf_relpos.attention.backends import chunk_schedule as skewed
 from hf_relpos.attention.backends import chunked as backend_chunked
 from hf_relpos.attention.backends import window_blocks as band_blocks
 from hf_relpos.attention.backends.chunked import chunked_attention
-from hf_relpos.attention.backends.eager import Eager
 from hf_relpos.attention.call import AttentionCall
-from hf_relpos.attention.dispatch import run_attention
+from hf_relpos.attention.dispatch import BY_NAME, run_attention
 from hf_relpos.attention.formula import content_vectors
 from hf_relpos.attention.sliding_window import SlidingWindowMask
 from hf_relpos.attention.toeplitz import to_toeplitz
@@ -273,7 +272,7 @@ def every_term(mask):
 
 def computed(how, call):
     """Output and weights; by name eager would return the weights, and so have no blocks."""
-    return Eager().run(call) if how == "eager" else run_attention(how, call)
+    return BY_NAME["eager"].run(call) if how == "eager" else run_attention(how, call)
 
 
 def by_call(how, call):
@@ -422,7 +421,7 @@ def test_models_with_a_window(name, backend, everywhere, is_decoder, unpads, mon
     if backend not in CAPABLE[name]:
         backend = "relpos"
     if backend == "eager":  # by name it would have the whole mask
-        monkeypatch.setattr(backends, "BACKENDS", [Eager()])
+        monkeypatch.setattr(backends, "BACKENDS", [BY_NAME["eager"]])
         backend = "relpos"
     small_everything(monkeypatch)
     settings = {"attn_implementation": backend, "is_decoder": is_decoder, "unpad_inputs": unpads}

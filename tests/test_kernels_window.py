@@ -129,7 +129,7 @@ def test_random_windows(seed, small_tiles):
         padded=draw(None, "left", "right"),
         global_tokens=draw((), (0,), (0, 1, 2), (33, 140)),
         is_causal=draw(False, True),
-        reach=draw(None, None, 5, 100),
+        max_lookback=draw(None, None, 5, 100),
     )
     exact = make("".join(letter for letter in ALL if draw(False, True)), 2, 1, length, keys)
     expected = with_gradients(by_formula, exact, mask)

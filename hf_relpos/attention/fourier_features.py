@@ -13,29 +13,29 @@ with (k_j·a_w, k_j·b_w), turned by −ωj, beside the key. Of V, attention ave
 So heads of d become heads of d + 4W, or d + 2W without B or with B alone, and any attention whatever computes them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from .call import AttentionCall
+from .call import AttentionCall, Finish
 from .formula import TABLE_FIELDS, content_scale, total_of
 from .fourier_tables import FourierTable, phases
 
 
 Phases = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, (N, 1, W) or (B, N, 1, W)
-Finish = Callable[[torch.Tensor], torch.Tensor]
 
 
-def with_fourier_features(call: AttentionCall) -> tuple[AttentionCall, Finish]:
+def with_fourier_features(call: AttentionCall) -> tuple[AttentionCall, Finish] | None:
     """A call with its Fourier tables as features of wider heads, (B, H, L, d + …).
 
-    The call stays as it is without such tables, and where not all terms fit beside them: other tables of vectors do
-    not, nor Fourier tables of other frequencies, nor gains, which would multiply the features.
+    Not all terms fit beside them: other tables of vectors do not, nor Fourier tables of other frequencies, nor gains,
+    which would multiply the features.
 
     Returns:
-        The call, and the function that makes (B, L, H, d) of its output.
+        The call, and the function that makes (B, L, H, d) of its output. None without such tables, and where some term
+        does not fit.
     """
     terms = call.terms
     fourier: dict[str, tuple[FourierTable, ...]] = {}
@@ -47,7 +47,7 @@ def with_fourier_features(call: AttentionCall) -> tuple[AttentionCall, Finish]:
     frequencies = {table.frequencies for tables in fourier.values() for table in tables}
     vectors = others["query_table"] or others["key_table"] or others["value_table"]
     if len(frequencies) != 1 or vectors or terms.gain or terms.feature_gain is not None:
-        return call, unchanged
+        return None
     size, context, value_tables = call.value.shape[-1], call.context, fourier["V"]
     query, key, value = _augmented_vectors(call, fourier)
     rest = replace(terms, **others, content_bias=None, rotate=None, scale=content_scale(call.query, terms))
@@ -64,11 +64,6 @@ def with_fourier_features(call: AttentionCall) -> tuple[AttentionCall, Finish]:
         return content + _by_head(_turned(averages, (cosines, -sines)), coefficients).to(out.dtype)
 
     return augmented, finish
-
-
-def unchanged(out: torch.Tensor) -> torch.Tensor:
-    """The output of a call that has no further features."""
-    return out
 
 
 def _augmented_vectors(

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .call import LazyMask
+
 
 # Keys between two ranges up to which these are one: a range of its own is padded to this many columns.
 GAP = 16
@@ -98,7 +100,7 @@ def merged(spans: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class SlidingWindowMask:
+class SlidingWindowMask(LazyMask):
     """The pairs of L queries and K keys that an attention window lets through.
 
     Query and key must be at most `window` apart, or one of them be a global token. Both must be of one document; the

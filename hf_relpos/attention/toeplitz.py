@@ -11,17 +11,20 @@ A table whose relation is not the offset (a grid, labelled edges, token types), 
 and gains have no such form: `toeplitz_unsupported` names them, and backends that hold (L, K) matrices compute them.
 """
 
-from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from .call import SHARED_FORMS, AttentionCall
 from .context import AttentionContext
 from .formula import TABLE_FIELDS, Table, Terms, content_scale, total_of
+from .sliding_window import SlidingWindowMask
 from .tracing import is_traced, may_read
 
 
+# Backends that draw dropout in units of 2^−16 take no larger one.
+MAX_DROPOUT = 1 - 2**-8
 # Runs of B for each query up to which products with runs are fewer than with offsets (`chunk_products`: 1.24).
 RUNS = 1.25
 # The most runs at all. Their products are held for all keys, so that with more of them the memory of a long call would
@@ -180,32 +183,27 @@ def _by_row(terms: Terms, context: AttentionContext, query: torch.Tensor, offset
     return replace(to_toeplitz(replace(terms, **others), context, query), **changed)
 
 
-class SharedTerms:
-    """The terms of a scheme that are the same in every layer, and their Toeplitz form: both made once per forward.
+def _shared_toeplitz(terms: Terms, context: AttentionContext, like: torch.Tensor) -> ToeplitzTerms | None:
+    """The form of terms that all layers share; None where they have none."""
+    return None if toeplitz_unsupported(terms, context) else to_toeplitz(terms, context, like)
 
-    They are made before the first layer and never in one, so that a layer which is computed again in the backward
-    (activation checkpointing) finds what it found the first time.
+
+SHARED_FORMS["toeplitz"] = _shared_toeplitz
+
+
+def toeplitz_of(call: AttentionCall, by_run: bool = False, by_row: bool = False) -> ToeplitzTerms:
+    """The terms of a call as arrays by offset; those that the layers share are made once per forward.
 
     Args:
-        terms: of every layer.
-        signature: of the scheme, `Scheme.signature`; a layer whose scheme has another makes its own.
-        context: of the call.
-        like: (…, d), a tensor of the head size, device and dtype of the queries. A layer elsewhere, or in another
-            dtype, makes its own.
+        by_run: see `to_toeplitz`; for terms that layers do not share.
+        by_row: the same.
     """
-
-    def __init__(self, terms: Terms, signature: Hashable, context: AttentionContext, like: torch.Tensor):
-        self.terms = terms
-        self.signature = signature
-        self.device, self.dtype = like.device, like.dtype
-        has_form = not toeplitz_unsupported(terms, context)
-        self._toeplitz = to_toeplitz(terms, context, like) if has_form else None
-
-    def toeplitz(self, context: AttentionContext, query: torch.Tensor) -> ToeplitzTerms:
-        """As `to_toeplitz`."""
-        if self._toeplitz is None or query.dtype != self.dtype:
-            return to_toeplitz(self.terms, context, query)
-        return self._toeplitz
+    if call.shared is None:
+        return to_toeplitz(call.terms, call.context, call.query, by_run, by_row)
+    form: ToeplitzTerms | None = call.shared.forms.get("toeplitz")
+    if form is None or call.query.dtype != call.shared.dtype:
+        return to_toeplitz(call.shared.terms, call.context, call.query)
+    return form
 
 
 def _sum_by_offset(
@@ -277,3 +275,36 @@ def _rows_by_offset(
     steps = _starts(index).nonzero()
     clamped = (int(steps[0]), index.shape[0] - int(steps[-1])) if len(steps) else (index.shape[0], 1)
     return _precise(rows, factor).index_select(1, index), clamped
+
+
+def unsupported_by_offset(
+    call: AttentionCall, content_alone: bool = False, start_on_device: bool = False
+) -> list[str]:
+    """Reasons against a call for backends that compute terms as arrays by offset and keep no attention weights.
+
+    Args:
+        content_alone: whether the backend takes calls without any term beside the content, too.
+        start_on_device: whether it takes calls in which the index of the first query is known to the device alone.
+    """
+    reasons = toeplitz_unsupported(call.terms, call.context)
+    batch, heads, length, _ = call.query.shape
+    mask = call.mask
+    if call.output_weights:
+        reasons.append("only eager returns attention weights")
+    if not (mask is None or isinstance(mask, SlidingWindowMask)) and (
+        not isinstance(mask, torch.Tensor)
+        or mask.dtype != torch.bool
+        or mask.dim() != 4
+        or mask.shape[0] not in (1, batch)
+        or mask.shape[1] not in (1, heads)
+        or mask.shape[2] not in (1, length)
+        or mask.shape[3] != call.key.shape[2]
+    ):
+        reasons.append("the mask is not a boolean tensor that broadcasts to (B, H, L, K)")
+    if call.terms.only_content and not content_alone:
+        reasons.append("there are no terms beside the content, and sdpa is faster")
+    if isinstance(call.context.start, torch.Tensor) and not start_on_device:
+        reasons.append("the index of the first query among the keys is known to the device alone")
+    if call.dropout > MAX_DROPOUT:
+        reasons.append(f"dropout = {call.dropout} is too close to 1")
+    return reasons

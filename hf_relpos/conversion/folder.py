@@ -23,7 +23,7 @@ from ..families.source import (
     read_json,
 )
 from ..files import write_json
-from ..models.remote_code import shipped_files
+from ..models.bundle import shipped_files
 from .card import PICTURES
 from .folder_layout import ENCODER_FILES, MODULE_FILES, MODULES, TOP_FILES, Layout, read_layout
 from .report import REPORT

@@ -100,7 +100,7 @@ def probe_call(
         vectors,
         terms,
         replace(context, query_length=length, key_length=length),
-        SequenceMetadata(length, length).window_mask(config, vectors),
+        SequenceMetadata(length, length).lazy_mask(config, vectors),
         dropout=dropout,
         output_weights=output_weights,
         needs_gradients=needs_gradients,

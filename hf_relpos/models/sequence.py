@@ -15,9 +15,10 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.masking_utils import and_masks, create_bidirectional_mask, create_causal_mask
 
+from ..attention.call import LazyMask
 from ..attention.context import AttentionContext
 from ..attention.masks import is_visible
-from ..attention.sliding_window import SlidingWindowMask, distances, in_window
+from ..attention.sliding_window import distances, in_window
 from ..attention.tracing import is_traced
 from ..schemes.scheme import MAX_COUNT
 from .packing import document_numbers, position_steps
@@ -103,7 +104,7 @@ class SequenceMetadata:
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None,
         past_key_values: Cache | None = None,
-    ) -> torch.Tensor | SlidingWindowMask | BlockMask | None:
+    ) -> torch.Tensor | LazyMask | BlockMask | None:
         """The attention mask of the call, for the backend that the configuration names.
 
         Args:
@@ -113,10 +114,10 @@ class SequenceMetadata:
             past_key_values: the cache, or None.
 
         Returns:
-            `tensor_mask`; or, with an attention window, a SlidingWindowMask, but for flex_attention and in graphs.
+            `lazy_mask`, or else `tensor_mask`.
         """
-        window = self.window_mask(config, hidden_states, attention_mask)
-        return self.tensor_mask(config, hidden_states, attention_mask, past_key_values) if window is None else window
+        mask = self.lazy_mask(config, hidden_states, attention_mask)
+        return self.tensor_mask(config, hidden_states, attention_mask, past_key_values) if mask is None else mask
 
     def tensor_mask(
         self,
@@ -140,42 +141,12 @@ class SequenceMetadata:
             return create_causal_mask(**arguments, past_key_values=past_key_values, and_mask_function=and_mask)
         return create_bidirectional_mask(**arguments, and_mask_function=and_mask)
 
-    def window_mask(
+    def lazy_mask(
         self, config: PreTrainedConfig, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None
-    ) -> SlidingWindowMask | None:
-        """The mask of an attention window; None without one, and where the mask must be a tensor.
-
-        Arguments as those of `mask`.
-        """
-        if (
-            config.attention_window is None
-            or config._attn_implementation == "flex_attention"
-            or isinstance(self.start, torch.Tensor)
-            or self.prepared_mask is not None
-            or (
-                attention_mask is not None
-                and (not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2)
-            )
-            or is_traced()
-        ):
-            return None
-        is_token = self.is_token
-        if self.memory is None and attention_mask is not None:
-            is_token = _is_token(attention_mask, hidden_states.shape[0], self.key_length, hidden_states.device)
-        return SlidingWindowMask(
-            self.query_length,
-            self.key_length,
-            config.attention_window,
-            hidden_states.device,
-            start=self.start,
-            global_tokens=_global_tokens(config),
-            is_causal=config.is_decoder,
-            max_lookback=config.memory_length if config.memory_same_length else None,
-            positions=self.positions if self.memory is not None else None,
-            documents=self.documents,
-            index_in_document=self.index_in_document,
-            is_token=is_token,
-        )
+    ) -> LazyMask | None:
+        """A mask that is not made whole; None where there is no way to make one. Arguments as those of `mask`."""
+        made = (make(self, config, hidden_states, attention_mask) for make in LAZY_MASKS)
+        return next((mask for mask in made if mask is not None), None)
 
     def _mask_functions(self, config: PreTrainedConfig) -> list[MaskFunction]:
         """Mask functions besides padding and causality: borders of documents, the window, the length of the memory."""
@@ -193,7 +164,7 @@ class SequenceMetadata:
 
             functions.append(in_same_document)
         if window is not None:
-            global_tokens = _global_tokens(config)
+            global_tokens = global_tokens_of(config)
 
             def is_near(
                 batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
@@ -238,7 +209,15 @@ class SequenceMetadata:
         return visible.expand(-1, -1, self.query_length, -1)
 
 
-def _global_tokens(config: PreTrainedConfig) -> tuple[int, ...]:
+# Ways to make a mask that need not be whole, with the arguments of `SequenceMetadata.lazy_mask`; None for calls that they
+# are not for. The code of a saved model has none.
+LAZY_MASKS: list[
+    Callable[[SequenceMetadata, PreTrainedConfig, torch.Tensor, torch.Tensor | None], LazyMask | None]
+] = []
+
+
+def global_tokens_of(config: PreTrainedConfig) -> tuple[int, ...]:
+    """The global tokens of an attention window, by their index in a document."""
     return (0,) if config.global_tokens is None else tuple(dict.fromkeys(config.global_tokens))
 
 
@@ -432,7 +411,7 @@ def _beside_memory(
             "cache; beside a memory, with attention_window or memory_same_length, it does not show where a row "
             "begins: use a dynamic cache, or give (batch, length)"
         )
-    is_token = _is_token(attention_mask, batch, keys, device)
+    is_token = token_mask(attention_mask, batch, keys, device)
     with_memory = torch.cat([remembered, is_token], dim=-1)
     documents, positions, max_distance = None, None, 0
     ids, has_gaps = None, False
@@ -464,7 +443,7 @@ def _beside_memory(
     )
 
 
-def _is_token(attention_mask: torch.Tensor | None, batch: int, keys: int, device: torch.device) -> torch.Tensor:
+def token_mask(attention_mask: torch.Tensor | None, batch: int, keys: int, device: torch.device) -> torch.Tensor:
     """Which keys are real tokens, boolean (B, K). A prepared mask hides padding from every query."""
     if attention_mask is None:
         return torch.ones(batch, keys, dtype=torch.bool, device=device)
@@ -517,7 +496,7 @@ def tokens_to_remember(
     """
     batch, length = tokens.shape[:2]
     device = tokens.device
-    is_token = _is_token(attention_mask, batch, length, device)
+    is_token = token_mask(attention_mask, batch, length, device)
     keep = is_token
     before = 0 if memory is None else memory.length
     if memory is not None:

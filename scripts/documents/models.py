@@ -99,7 +99,7 @@ def load_for_strategy(
             )
         model.config.memory_length = strategy.memory
         try:
-            model.config.validate_memory()
+            model.config.validate_settings()
         except ValueError as error:
             raise ValueError(f"--strategies {strategy}: {option} {folder}: {error}") from None
     elif hasattr(model.config, "memory_length"):

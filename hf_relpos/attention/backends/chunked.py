@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from ..call import AttentionCall, unsupported_by_offset
+from ..call import AttentionCall
 from ..formula import content_vectors
 from ..sliding_window import SlidingWindowMask
-from ..toeplitz import ToeplitzTerms
+from ..toeplitz import ToeplitzTerms, toeplitz_of, unsupported_by_offset
 from .chunk_bias import FusedGroup, is_bias
 from .chunk_products import Gradients, HeadGroup, Inputs
 from .chunk_schedule import ChunkedCall, groups, schedule
@@ -62,7 +62,7 @@ class Chunked:
             query,
             key,
             call.value[..., : call.value_size],
-            call.toeplitz(by_run=not isinstance(call.mask, SlidingWindowMask)),
+            toeplitz_of(call, by_run=not isinstance(call.mask, SlidingWindowMask)),
             int(call.context.start),
             call.mask if isinstance(call.mask, SlidingWindowMask) else call.tensor_mask,
             call.is_causal,

@@ -174,8 +174,8 @@ def _block_mask(call: AttentionCall, allow: MaskMod | None) -> BlockMask | None:
 
     A window's mask is made once for all layers where the scheme hides nothing.
     """
-    mask, (batch, heads, length, _), keys = call.mask, call.query.shape, call.key.shape[2]
-    device = call.query.device
+    (batch, heads, length, _), keys, device = call.query.shape, call.key.shape[2], call.query.device
+    mask = call.mask if isinstance(call.mask, BlockMask | SlidingWindowMask) else call.tensor_mask
     if isinstance(mask, BlockMask) and allow is None:
         return mask
     if isinstance(mask, SlidingWindowMask) and allow is None:

@@ -13,7 +13,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from ..call import AttentionCall
 from ..formula import Terms, allowed, content_scale, content_vectors, position_scores, position_values, total_of
 from ..masks import is_visible
-from .window_blocks import is_for_blocks, run_by_blocks
 
 
 class Sdpa:
@@ -30,14 +29,8 @@ class Sdpa:
             reasons.append("the value-side term V needs the attention weights, and eager has them")
         return reasons
 
-    def reads_window_only(self, call: AttentionCall) -> bool:
-        """Blocks of long calls do."""
-        return is_for_blocks(call)
-
     def run(self, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The output (B, L, H, d), and None. A query to which the scheme leaves no key gets zeros."""
-        if is_for_blocks(call):
-            return run_by_blocks(call, lambda block: self.run(block)[0]), None
         lowered, visible = with_bias(call)
         out = self._run_with_weights(call, lowered) if call.terms.value_table else _run_with_transformers(lowered)
         if visible is not None:

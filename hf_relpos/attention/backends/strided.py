@@ -8,9 +8,9 @@ kernels of SDPA need the strides of a mask to be, by rows of zeros beside A. Tak
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from ..call import AttentionCall, unsupported_by_offset
+from ..call import AttentionCall
 from ..formula import content_vectors, total_of
-from ..toeplitz import ToeplitzTerms
+from ..toeplitz import ToeplitzTerms, toeplitz_of, unsupported_by_offset
 
 
 ALIGNED = 8  # elements
@@ -38,7 +38,7 @@ class Strided:
         """The output (B, L, H, d), and None."""
         content, query, key = content_vectors(call.query, call.key, call.terms, call.context)
         mask = call.causal_mask if call.is_causal else call.tensor_mask
-        return strided_attention(content, query, key, call.value, call.toeplitz(), mask), None
+        return strided_attention(content, query, key, call.value, toeplitz_of(call), mask), None
 
 
 def _shifted_bias(

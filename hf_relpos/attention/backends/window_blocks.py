@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.function import once_differentiable
 
-from ..call import AttentionCall
+from ..call import AttentionCall, Backend
 from ..context import AttentionContext
 from ..formula import Table, Terms
 from ..sliding_window import SlidingWindowMask
@@ -73,6 +73,28 @@ def run_by_blocks(call: AttentionCall, run: Run) -> torch.Tensor:
     seed = int(torch.randint(1 << 62, ())) if call.dropout else 0
     out: torch.Tensor = _Blocks.apply(call, run, seed, query, key, call.value, *leaves)
     return out
+
+
+class ByBlocks:
+    """A backend that computes any term, and long calls under a window by blocks."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.name = backend.name
+
+    def unsupported(self, call: AttentionCall) -> list[str]:
+        """What the backend itself cannot compute."""
+        return self.backend.unsupported(call)
+
+    def reads_window_only(self, call: AttentionCall) -> bool:
+        """Blocks of long calls do."""
+        return is_for_blocks(call)
+
+    def run(self, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The output (B, L, H, d) and the attention weights, if the backend has them; None of a call by blocks."""
+        if is_for_blocks(call):
+            return run_by_blocks(call, lambda block: self.backend.run(block)[0]), None
+        return self.backend.run(call)
 
 
 def parts(mask: SlidingWindowMask) -> list[Part]:

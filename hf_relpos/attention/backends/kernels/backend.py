@@ -10,10 +10,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers.utils.generic import strtobool
 
-from ...call import AttentionCall, unsupported_by_offset
+from ...call import AttentionCall
 from ...formula import content_vectors
 from ...sliding_window import SlidingWindowMask
-from ...toeplitz import ToeplitzTerms
+from ...toeplitz import ToeplitzTerms, toeplitz_of, unsupported_by_offset
 from . import ops
 from .self_check import OUTCOMES, Kind, Outcome, check, kind_of
 from .window import GlobalTokens, kernel_mask, reads_window
@@ -105,7 +105,7 @@ class Triton:
     def run(self, call: AttentionCall) -> tuple[torch.Tensor, None]:
         """The output (B, L, H, d), and None. A query that sees no key gets zeros, whatever hides them."""
         content, query, key = content_vectors(call.query, call.key, call.terms, call.context)
-        start, terms = int(call.context.start), call.toeplitz(by_row=True)
+        start, terms = int(call.context.start), toeplitz_of(call, by_row=True)
         mask, causal = kernel_mask(call), call.is_causal
         return attention(content, query, key, call.value, terms, start, mask, causal, call.dropout), None
 
