@@ -209,11 +209,10 @@ class SequenceMetadata:
         return visible.expand(-1, -1, self.query_length, -1)
 
 
-# Ways to make a mask that need not be whole, with the arguments of `SequenceMetadata.lazy_mask`; None for calls that they
-# are not for. The code of a saved model has none.
-LAZY_MASKS: list[
-    Callable[[SequenceMetadata, PreTrainedConfig, torch.Tensor, torch.Tensor | None], LazyMask | None]
-] = []
+# Functions that make a mask which need not be whole, with the arguments of `SequenceMetadata.lazy_mask`, or None. The
+# code of a saved model has none.
+MakeLazyMask = Callable[[SequenceMetadata, PreTrainedConfig, torch.Tensor, torch.Tensor | None], LazyMask | None]
+LAZY_MASKS: list[MakeLazyMask] = []
 
 
 def global_tokens_of(config: PreTrainedConfig) -> tuple[int, ...]:
