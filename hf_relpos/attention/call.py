@@ -56,7 +56,7 @@ class SharedTerms:
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """Everything that a backend may need to compute one layer's attention, or to say why it cannot.
+    """One layer's attention: what a backend needs to compute it, or to say why it cannot.
 
     Attributes:
         query: (B, H, L, d), before any rotation.
@@ -74,9 +74,9 @@ class AttentionCall:
         layer: the attention module, from which Transformers' attention functions read `is_causal` and `training`.
         options: further keyword arguments for these functions.
         runs_on: the device of the call, where the tensors are only a description of it (on the meta device).
-        by_name: whether the caller named the backend, so that a faster one is no reason against it.
-        value_size: how many features the values have where the others are zeros, for heads of one width; a backend
-            may return no more of them. None for all.
+        by_name: whether the caller named the backend. A faster backend is then no reason against it.
+        value_size: how many of the first features of the values are not padding. A backend may return only these.
+            None for all.
     """
 
     query: torch.Tensor
@@ -103,12 +103,12 @@ class AttentionCall:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the query, the key and the value."""
+        """The dtype of the query, the key and the value."""
         return self.query.dtype
 
     @property
     def tensor_mask(self) -> torch.Tensor | None:
-        """The mask, for backends that take tensors only; that of a window is made whole, once for all layers.
+        """The mask as a tensor. A LazyMask becomes the mask of all pairs, once for all layers.
 
         Raises:
             TypeError: for a BlockMask, which such a backend should have refused.
@@ -134,31 +134,26 @@ class AttentionCall:
         return is_traced()
 
 
-@dataclass(frozen=True)
-class Rewritten:
-    """A call as a backend gets it, and what makes its output that of the call it was made of: here the call itself.
+# Makes the output (B, L, H, d) of a call from that of the call that a backend got in its place.
+Finish = Callable[[torch.Tensor], torch.Tensor]
 
-    Attributes:
-        call: the same attention.
-    """
 
-    call: AttentionCall
-
-    def finish(self, out: torch.Tensor) -> torch.Tensor:
-        """The output (B, L, H, d), from that of `call`."""
-        return out
+def unchanged(out: torch.Tensor) -> torch.Tensor:
+    """The output of a call that a backend got as it is."""
+    return out
 
 
 class Backend(Protocol):
     """One way to compute the formula. A new one is a file with such a class, and a line in `backends.BACKENDS`.
 
-    One that does not need a LazyMask whole says so by a method `reads_band` (see `reads_band` here).
+    A backend that reads only the keys in the window of a LazyMask says so by a method `reads_window_only`; see the
+    function of that name.
     """
 
     name: str
 
     def unsupported(self, call: AttentionCall) -> list[str]:
-        """Why this backend is not for that call: what it cannot compute.
+        """The reasons why this backend does not compute that call.
 
         It may also say that another one is faster, unless the call names it (`call.by_name`): then every reason is an
         error. Must not read the contents of any tensor, nor sizes where the call is being traced: the graph would
@@ -178,7 +173,7 @@ class Backend(Protocol):
         ...
 
 
-def reads_band(backend: Backend, call: AttentionCall) -> bool:
-    """Whether a backend reads only the keys in the window of a call; the others make the mask of all pairs."""
-    method = getattr(backend, "reads_band", None)  # not every backend has one
+def reads_window_only(backend: Backend, call: AttentionCall) -> bool:
+    """Whether a backend reads only the keys in the window of a call. The others make the mask of all pairs."""
+    method = getattr(backend, "reads_window_only", None)  # not every backend has one
     return isinstance(call.mask, LazyMask) and method is not None and bool(method(call))

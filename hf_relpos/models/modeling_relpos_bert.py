@@ -60,7 +60,7 @@ from .installed import installed
 from .packing import packed_position_ids
 from .recurrence import WITH_MEMORY, SegmentMemory, carries_memory, check_memory, remember
 from .remote_code import CONFIGURATION, MODELING, save_code
-from .sequence import PositionInputs, row_layout, token_layout, tokens_to_remember
+from .sequence import PositionInputs, row_metadata, sequence_metadata, tokens_to_remember
 from .temperature import temperature
 
 
@@ -557,7 +557,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         if memory is not None:
             check_memory(self.config, memory, tokens.shape[0])
             memory = memory if memory.length else None
-        layout = token_layout(
+        metadata = sequence_metadata(
             self.config,
             self.position_inputs,
             tokens,
@@ -569,7 +569,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             memory,
             caller_has_cache,
         )
-        context = replace(layout.context(token_type_ids, relation_ids), device=tokens.device)
+        context = replace(metadata.context(token_type_ids, relation_ids), device=tokens.device)
         # a checkpointed layer computes again in its backward, and must not use a graph outside of it
         checkpointed = self.training and any(layer.gradient_checkpointing for layer in self.encoder.layer)
         if self.encoder.distance_embedding is not None:
@@ -583,7 +583,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             past_length=past_length,
             attention_mask=attention_mask,
         )
-        mask = layout.mask(self.config, hidden_states, attention_mask, past_key_values)
+        mask = metadata.mask(self.config, hidden_states, attention_mask, past_key_values)
         shared_terms = None
         if self.shares_terms and self.encoder.layer and not checkpointed:
             shared_terms = self.encoder.layer[0].attention.self.make_shared_terms(context, hidden_states)
@@ -613,7 +613,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             memory=memory,
             shared_terms=shared_terms,
             layer_inputs=layer_inputs,
-            real_tokens=None if self.encoder.conv is None else tokens_to_convolve(attention_mask, layout.documents),
+            real_tokens=None if self.encoder.conv is None else tokens_to_convolve(attention_mask, metadata.documents),
             **kwargs,
         )
         sequence = outputs.last_hidden_state
@@ -700,8 +700,8 @@ class RelPosBertLMHeadModel(RelPosBertPreTrainedModel, BertLMHeadModel):
     @staticmethod
     def create_masks_for_generate(config, inputs_embeds, attention_mask, past_key_values, **kwargs):
         """The mask that `generate` prepares for a static cache; Transformers' own has no attention window."""
-        layout = row_layout(config, inputs_embeds, attention_mask, past_key_values)
-        return layout.tensor_mask(config, inputs_embeds, attention_mask, past_key_values)
+        metadata = row_metadata(config, inputs_embeds, attention_mask, past_key_values)
+        return metadata.tensor_mask(config, inputs_embeds, attention_mask, past_key_values)
 
 
 @carries_memory

@@ -1,4 +1,4 @@
-"""Segment recurrence (Dai et al., Transformer-XL, arXiv 1901.02860, §3.2): what earlier segments leave behind.
+"""Segment recurrence (Dai et al., Transformer-XL, arXiv 1901.02860, §3.2): the memory of earlier segments.
 
 Every layer attends to its own inputs of the segments before as well, to the left of the segment at hand. They are
 constants: gradients reach the key and value projections through them, and never the layers that made them. A memory

@@ -8,8 +8,8 @@ from transformers import PreTrainedConfig
 
 from ..attention.call import LazyMask
 from ..attention.context import AttentionContext
+from ..attention.masks import is_visible
 from ..attention.tracing import is_traced
-from .sequence import is_visible
 
 
 def visible_keys(
@@ -21,7 +21,7 @@ def visible_keys(
     """How many keys each query may attend to.
 
     Args:
-        mask: as `TokenLayout.mask` returns it: boolean or additive (B, 1 or H, L, K), a LazyMask, a
+        mask: as `SequenceMetadata.mask` returns it: boolean or additive (B, 1 or H, L, K), a LazyMask, a
             BlockMask, or None.
         is_causal: that without a mask a query sees no later key.
 

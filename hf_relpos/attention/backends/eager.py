@@ -13,7 +13,7 @@ class Eager:
     name = "eager"
 
     def unsupported(self, call: AttentionCall) -> list[str]:
-        """Only masks that are no tensors."""
+        """It refuses a BlockMask alone."""
         return ["the mask is a BlockMask"] if isinstance(call.mask, BlockMask) else []
 
     def run(self, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor | None]:
