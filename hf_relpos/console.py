@@ -1,4 +1,4 @@
-"""What is printed in the terminal: progress bars, tables, errors and warnings without tracebacks."""
+"""Terminal output: progress bars, tables, and errors and warnings without tracebacks."""
 
 import time
 import warnings
@@ -19,7 +19,7 @@ LINE_SECONDS = 30.0
 
 @contextmanager
 def spinner(what: str, visible: bool = True) -> Iterator[None]:
-    """A line that moves in a terminal's standard error while something takes long, removed at the end.
+    """A spinner on standard error while something takes long, removed at the end.
 
     Args:
         what: is done.
@@ -57,7 +57,7 @@ def progress_bar(
 
 
 def _progress_lines(console: Console, clock: Callable[[], float]) -> Callable[[str, int, int], None]:
-    """A function that prints how far something has come, at first and then at most every `LINE_SECONDS`."""
+    """A function that prints progress, at most once every `LINE_SECONDS`."""
     start, printed = clock(), -LINE_SECONDS
 
     def update(description: str, completed: int, total: int) -> None:
@@ -76,7 +76,7 @@ def _progress_lines(console: Console, clock: Callable[[], float]) -> Callable[[s
 
 @contextmanager
 def timed_step(console: Console, title: str) -> Iterator[None]:
-    """A rule with the title of a step, and after it what it took: seconds, and seconds of processor time."""
+    """A rule with the title of a step; afterwards its wall time and processor time, in seconds."""
     started, used = time.monotonic(), time.process_time()
     console.rule(title)
     yield

@@ -8,7 +8,7 @@ import json
 import shutil
 import uuid
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 
 def _hidden(path: Path, suffix: str) -> Path:
-    """A name of its own beside `path`, hidden and with this ending."""
+    """A unique hidden path next to `path`, with this ending."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{suffix}")
 
 
@@ -75,8 +75,18 @@ def write_tensors(path: str | Path, tensors: Mapping[str, torch.Tensor]) -> None
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial)
 
 
+def apply_umask(files: Iterable[Path]) -> None:
+    """Give files the permissions of any other new file in their folder; safetensors 0.8 writes for the owner alone."""
+    for file in files:
+        probe = _hidden(file, "")  # os.umask would change it for all threads
+        probe.touch(exist_ok=False)
+        mode = probe.stat().st_mode
+        probe.unlink()
+        file.chmod(mode)
+
+
 def check_writable(path: str | Path) -> None:
-    """Create and remove a temporary file beside `path`, before time is spent on what it is to hold.
+    """Create and remove a temporary file next to `path`, before time is spent on its content.
 
     Permissions alone do not tell: root has them on a read-only file system.
 
@@ -89,7 +99,7 @@ def check_writable(path: str | Path) -> None:
 
 
 def check_output_file(path: Path, option: str) -> None:
-    """Check a file that an option of the command line names, before time is spent on what it is to hold.
+    """Check a file that an option of the command line names, before time is spent on its content.
 
     Args:
         option: such as `--json`.

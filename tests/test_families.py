@@ -10,17 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from oracles import golden, padding, tiny_attention
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModel, BertConfig
 from typer.testing import CliRunner
 
 import hf_relpos
-from hf_relpos import AttentionContext, RelPosBertConfig, RelPosBertModel
+from hf_relpos import RelPosBertConfig, RelPosBertModel
 from hf_relpos.cli import app
-from hf_relpos.conversion import ConversionError, attention_config, attention_weights, checkpoint, convert
-from hf_relpos.conversion.layers import LAYER_FAMILIES
+from hf_relpos.conversion import ConversionError, convert, pipeline
 from hf_relpos.families.family import COUNTERPARTS
 from hf_relpos.families.names import inverse, is_scheme
 from hf_relpos.families.registry import FAMILIES
@@ -185,7 +182,7 @@ def test_every_head_of_nezha(tmp_path, suffix):
 def test_the_comparison_sees(tmp_path, monkeypatch, mistake):
     """A converter that puts tables in wrongly does not get away with it."""
     source = relative(tmp_path / "stock", "roberta", "ForMaskedLM", "relative_key_query")
-    original = checkpoint.build
+    original = pipeline.build_model
 
     def build(config, *arguments):
         if mistake == "other":
@@ -198,7 +195,7 @@ def test_the_comparison_sees(tmp_path, monkeypatch, mistake):
                     changed[name] = mistake
         return model, changed
 
-    monkeypatch.setattr(checkpoint, "build", build)
+    monkeypatch.setattr(pipeline, "build_model", build)
     with pytest.raises(ConversionError, match="outputs differ from the source's"):
         convert(source, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -428,190 +425,3 @@ def test_the_closest_scheme(tmp_path):
     before, after = load_file(ROBERTA / "model.safetensors"), load_file(tmp_path / "own" / "model.safetensors")
     name = "encoder.layer.0.attention.self.distance_embedding.weight"
     assert torch.equal(before[f"roberta.{name}"], after[f"bert.{name}"])
-
-
-# --- attention layers of the others
-
-
-def with_weights(family, state_dict, layer, config, dtype=torch.float64):
-    """Our layer with these weights, all of them."""
-    fields = attention_config(family, config)
-    ours = tiny_attention(fields.pop("position_embedding_type"), dtype, **fields)
-    weights = attention_weights(family, state_dict, layer, config)
-    renamed = {name.replace("shared.", "shared_distance_embedding."): tensor for name, tensor in weights.items()}
-    ours.load_state_dict(renamed, strict=True)
-    return ours
-
-
-def part(tensors, prefix):
-    """The tensors of that prefix, without it."""
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-@torch.no_grad()
-def assert_attends(layer, found, out="context", weights="weights", skip=0, tolerance=1e-6, **arguments):
-    """The stored outputs and weights of the original, from its inputs."""
-    if "real" in found:
-        arguments["attention_mask"] = found["real"][:, None, None, :]
-    outputs = layer(found["hidden_states"], **arguments)
-    for value, name in zip(outputs, (out, weights), strict=True):
-        if name in found:
-            assert (value[..., skip:, :] - found[name]).abs().max() <= tolerance
-
-
-def transformer_xl():
-    """Sizes and tensors of the layer; time comes first there."""
-    with safe_open(FIXTURES / "transformer_xl" / "attention.safetensors", "pt") as file:
-        return json.loads(file.metadata()["config"]), {name: file.get_tensor(name) for name in file.keys()}
-
-
-@pytest.mark.parametrize("case", transformer_xl()[0]["cases"])
-def test_transformer_xl(case):
-    """Its queries see a memory before them, and no future."""
-    sizes, tensors = transformer_xl()
-    found, memory = part(tensors, f"{case}."), sizes["cases"][case]["mlen"]
-    layer = with_weights("transformer_xl", tensors, 0, {**sizes, **sizes["cases"][case]}, torch.float32)
-    hidden = torch.cat([found["mems"], found["hidden_states"]]) if memory else found["hidden_states"]
-    found = {
-        "hidden_states": hidden.transpose(0, 1),
-        "context": found["context"].transpose(0, 1),
-        "weights": found["attn_prob"].permute(2, 3, 0, 1),
-    }
-    causal = torch.ones(len(hidden), len(hidden), dtype=torch.bool).tril()[None, None]
-    assert_attends(layer, found, skip=memory, tolerance=1e-5, attention_mask=causal)
-
-
-@pytest.mark.parametrize("case", golden("xlnet")[0]["cases"])
-def test_xlnet(case):
-    sizes, tensors = golden("xlnet")
-    found = part(tensors, f"{case}.")
-    layer = with_weights("xlnet", tensors, 0, {**sizes, **sizes["cases"][case]})
-    length = found["hidden_states"].shape[1]
-    context = AttentionContext(length, length, token_type_ids=found["token_type_ids"])
-    assert_attends(layer, found, weights="attn_prob", skip=sizes["cases"][case]["mlen"], context=context)
-
-
-DEBERTA = golden("deberta")[0]["cases"]
-
-
-@pytest.mark.parametrize("case, length", [(case, length) for case in DEBERTA for length in DEBERTA[case]["lengths"]])
-def test_deberta(case, length):
-    sizes, tensors = golden("deberta")
-    found = part(tensors, f"{case}.")
-    family = "deberta" if DEBERTA[case]["version"] == 1 else "deberta_v2"
-    assert_attends(with_weights(family, found, 0, {**sizes, **DEBERTA[case]}), part(found, f"{length}."))
-
-
-def test_roformer():
-    sizes, tensors = golden("rope")
-    config = {"hidden_size": 32, "num_attention_heads": 4, "rotary_value": False}
-    layer = with_weights("roformer", part(tensors, "roformer."), 0, config, torch.float32)
-    hidden = tensors["hidden_states"]
-    real = padding([hidden.shape[1], sizes["length"]], hidden.shape[1])
-    assert_attends(layer, {"hidden_states": hidden, "real": real, "context": tensors["roformer.out"]})
-
-
-@pytest.mark.parametrize("case", golden("tener")[0]["cases"])
-def test_tener(case):
-    sizes, tensors = golden("tener")
-    found = part(tensors, f"{case}.")
-    assert_attends(with_weights("tener", found, 0, {**sizes, **sizes["cases"][case]}), found)
-
-
-@pytest.mark.parametrize("variant", golden("tupe")[0]["cases"])
-@pytest.mark.parametrize("number", range(golden("tupe")[0]["layers"]))
-def test_tupe(variant, number):
-    sizes, tensors = golden("tupe")
-    found = part(tensors, f"{variant}.")
-    layer = with_weights("tupe", found, number, {**sizes, "rel_pos": variant == "R"})
-    real = {"real": found["real"], **part(found, f"{number}.")}
-    assert_attends(layer, real, tolerance=1e-12)
-
-
-# family, prefix of its layers' tensors in a whole checkpoint, and the configuration of its fixture
-WHOLE = {
-    "transformer_xl": ("transformer.layers.{}.dec_attn.", transformer_xl),
-    "xlnet": ("transformer.layer.{}.rel_attn.", lambda: golden("xlnet")),
-    "tener": ("transformer.layers.{}.self_attn.", lambda: (golden("tener")[0], part(golden("tener")[1], "scaled."))),
-    "roformer": (
-        "roformer.encoder.layer.{}.attention.self.",
-        lambda: ({"hidden_size": 32, "num_attention_heads": 4}, part(golden("rope")[1], "roformer.")),
-    ),
-}
-
-
-@pytest.mark.parametrize("family", WHOLE)
-def test_a_layer_of_a_whole_checkpoint(family):
-    prefix, read = WHOLE[family]
-    config, tensors = read()
-    whole = {prefix.format(n) + name: tensor * n for n in (1, 2, 12) for name, tensor in tensors.items()}
-    alone = attention_weights(family, tensors, 0, config)
-    for number in (1, 2, 12):
-        layer = attention_weights(family, whole, number, config)
-        assert all(torch.equal(layer[name], tensor * number) for name, tensor in alone.items())
-    with pytest.raises(ConversionError, match="layer = 3: state_dict has 0 layers"):
-        attention_weights(family, whole, 3, config)
-
-
-@pytest.mark.parametrize("version", ["deberta", "deberta_v2"])
-def test_deberta_as_the_library_saves_it(version):
-    """A whole model, by its configuration object."""
-    config = CONFIG_MAPPING[version.replace("_", "-")](
-        vocab_size=50,
-        hidden_size=16,
-        num_attention_heads=2,
-        num_hidden_layers=2,
-        intermediate_size=24,
-        relative_attention=True,
-        max_relative_positions=-1,
-        max_position_embeddings=20,
-        pos_att_type="c2p|p2c",
-        **({"position_buckets": 8, "share_att_key": True, "norm_rel_ebd": "layer_norm"} if "v2" in version else {}),
-    )
-    model = AutoModel.from_config(config)
-    weights = attention_weights(version, model.state_dict(), 1, config)
-    assert torch.equal(weights["shared.rel_embeddings.weight"], model.encoder.rel_embeddings.weight)
-    ours = RelPosBertModel(RelPosBertConfig(vocab_size=50, num_hidden_layers=2, **attention_config(version, config)))
-    ours.encoder.distance_embedding.load_state_dict(part(weights, "shared."))
-    own = {name: tensor for name, tensor in weights.items() if not name.startswith("shared.")}
-    ours.encoder.layer[1].attention.self.load_state_dict(own)
-    assert ours.config.layer_norm_eps == 1e-7
-
-
-def test_biases_that_all_layers_of_transformer_xl_share():
-    sizes, tensors = transformer_xl()
-    names = ("r_w_bias", "r_r_bias")
-    whole = {f"transformer.layers.4.dec_attn.{name}": t for name, t in tensors.items() if name not in names}
-    whole |= {f"transformer.{name}": tensors[name] for name in names}
-    weights = attention_weights("transformer_xl", whole, 4, sizes)
-    assert all(torch.equal(weights[f"distance_embedding.{name}"], tensors[name]) for name in names)
-
-
-XL, ROPE = transformer_xl(), part(golden("rope")[1], "roformer.")
-LAYERS_REFUSED = {
-    "family": ("funnel", XL[1], XL[0], "family = 'funnel' is unknown; known: transformer_xl"),
-    "sizes": ("transformer_xl", XL[1], {"d_model": 24}, "none of num_attention_heads, n_head"),
-    "other sizes": (
-        "transformer_xl",
-        XL[1],
-        {"d_model": 24, "n_head": 2},
-        r"r_w_bias: the weights give \(3, 8\), .* \(2, 12\)",
-    ),
-    "narrow heads": ("transformer_xl", XL[1], {**XL[0], "d_head": 4}, "heads of 4 do not add up to 24"),
-    "other attention": ("transformer_xl", XL[1], {**XL[0], "attn_type": 1}, "attn_type = 1: only 0"),
-    "another model": ("transformer_xl", ROPE, XL[0], "0 layers of that number with qkv_net.weight"),
-    "missing": ("roformer", {"query.weight": ROPE["query.weight"]}, {"d_model": 32, "n_head": 4}, "lacks query.bias"),
-    "rotated values": ("roformer", ROPE, {"d_model": 32, "n_head": 4, "rotary_value": True}, "rotary_value = True"),
-    "heads": ("roformer", ROPE, {"d_model": 32, "n_head": 5}, "num_attention_heads = 5"),
-    "absolute": ("deberta", {}, {"d_model": 12, "n_head": 2, "relative_attention": False}, "relative_attention = F"),
-}
-
-
-@pytest.mark.parametrize("family, tensors, config, words", LAYERS_REFUSED.values(), ids=LAYERS_REFUSED)
-def test_layers_that_are_refused(family, tensors, config, words):
-    with pytest.raises(ConversionError, match=words):
-        attention_weights(family, tensors, 0, config)
-
-
-def test_every_family_of_layers_has_a_scheme():
-    assert {family.scheme for family in LAYER_FAMILIES.values()} <= hf_relpos.SCHEMES.keys()

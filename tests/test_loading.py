@@ -2,6 +2,8 @@
 
 import json
 import logging
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -28,8 +30,7 @@ from hf_relpos import (
     patch_transformers,
 )
 from hf_relpos.conversion import ConversionError, convert
-from hf_relpos.families.registry import FAMILIES
-from hf_relpos.models.loading import KNOWN_LAYOUTS, known_layout
+from hf_relpos.families.registry import FAMILIES, LAYOUTS, layout_of, model_types
 from hf_relpos.models.modeling_relpos_bert import HEADS
 
 
@@ -202,11 +203,10 @@ def test_layouts_of_other_architectures_are_recognised(tmp_path, architecture, n
     special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
     stock = model_class(model_class.config_class(**{**sizes, **own, **special, "embedding_size": 16}))
     folder = written(tmp_path / "source", stock.state_dict(), position_embedding_type="relative_key")
-    with pytest.raises(ValueError, match=f"It looks like {name}") as error:
+    with pytest.raises(ValueError, match=f"The weights look like {name}") as error:
         RelPosBertModel.from_pretrained(folder)
     assert f"'{stock.config.model_type}'" in str(error.value)
-    layout = known_layout(stock.state_dict())
-    assert layout.name == name and stock.config.model_type in layout.model_types
+    assert layout_of(stock.state_dict()).name == name
     converts = stock.config.model_type in FAMILIES
     assert ("hf-relpos convert" in str(error.value)) == converts
     with pytest.raises(ConversionError, match=f"look like {name}"):
@@ -214,15 +214,14 @@ def test_layouts_of_other_architectures_are_recognised(tmp_path, architecture, n
 
 
 def test_layouts_name_what_reads_them():
-    """Those that the converter is named for are its families, and BERT's own names are no other's layout."""
-    converted = {kind for layout in KNOWN_LAYOUTS if "convert" in layout.remedy for kind in layout.model_types}
-    assert converted == {"bert" if family.marks else name for name, family in FAMILIES.items()}
-    for kind in {kind for layout in KNOWN_LAYOUTS for kind in layout.model_types} - {"nezha"}:
-        assert kind in CONFIG_MAPPING
+    """Every family but BERT's has one, of a known `model_type`; BERT's own names are no other's layout."""
+    read = {kind for layout in LAYOUTS for kind in model_types(layout)}
+    assert read == {"bert" if family.stock is None else name for name, family in FAMILIES.items()}
+    assert read - {"nezha"} <= set(CONFIG_MAPPING)
     for head in HEADS.values():
-        assert known_layout(tensors("tables", head)) is None
+        assert layout_of(tensors("tables", head)) is None
     nezha = load_file(LEGACY.parent / "families" / "nezha" / "model.safetensors")
-    assert known_layout(nezha).model_types == ("nezha",)
+    assert model_types(layout_of(nezha)) == ["nezha"]
 
 
 @pytest.mark.parametrize("prefix", ["backbone.", "model.bert.", "_orig_mod."])
@@ -459,3 +458,51 @@ def test_evaluation_refuses_a_random_encoder(tmp_path):
     with pytest.raises(ValueError, match="JinaBERT v2 for code"):
         load_encoder(folder)
     assert hf_relpos.RelPosBertModel is RelPosBertModel
+
+
+LIGHT = """
+import builtins, json, os, sys
+
+opened = []
+before = builtins.open
+
+def counted(file, *arguments, **keywords):
+    if isinstance(file, (str, os.PathLike)) and os.path.basename(file) == "config.json":
+        opened.append(str(file))
+    return before(file, *arguments, **keywords)
+
+from transformers import AutoModel
+import hf_relpos
+from hf_relpos import RelPosBertModel
+
+builtins.open = counted
+found = {}
+for name, load in (("ours", RelPosBertModel.from_pretrained), ("auto", AutoModel.from_pretrained)):
+    opened.clear()
+    load(sys.argv[1])
+    found[name] = len(opened)
+found["own"] = sorted({name.split(".")[1] for name in sys.modules if name.startswith("hf_relpos.")})
+found["others"] = sorted({"typer", "rich", "gradio", "datasets"} & set(sys.modules))
+RelPosBertModel.from_pretrained(sys.argv[2])
+found["with a stock BERT"] = sorted({name.split(".")[1] for name in sys.modules if name.startswith("hf_relpos.")})
+print(json.dumps(found))
+"""
+
+
+def test_loading_is_light(tmp_path):
+    """Of our own folder: config.json is opened once, and neither families nor the converter are imported."""
+    torch.manual_seed(0)
+    RelPosBertModel(RelPosBertConfig(**SIZES, position_embedding_type="shaw")).save_pretrained(tmp_path / "ours")
+    transformers.BertModel(transformers.BertConfig(**SIZES)).save_pretrained(tmp_path / "stock")
+    done = subprocess.run(
+        [sys.executable, "-c", LIGHT, str(tmp_path / "ours"), str(tmp_path / "stock")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["ours"] == found["auto"] == 1
+    assert found["own"] == ["attention", "deferred", "models", "registration", "schemes", "version"]
+    assert found["others"] == []
+    assert found["with a stock BERT"] == sorted([*found["own"], "families"])

@@ -198,7 +198,7 @@ def test_a_relative_source_is_calibrated(tmp_path, source):
     assert second.config.position_embedding_type == (["alibi", "tables"] if hybrid else "tables")
     convert(tmp_path / "one", tmp_path / "three", architecture="RelPosBertModel")  # without text: as it is
     third = RelPosBertModel.from_pretrained(tmp_path / "three")
-    assert difference(first, third) <= 1e-6 and not report.shortfalls
+    assert difference(first, third) <= 1e-6 and not report.failed_thresholds
 
 
 def test_calibrate_to_the_same_scheme_is_refused(tmp_path):

@@ -190,7 +190,7 @@ def test_fidelity_by_length(tmp_path):
     figure = fidelity_figure({**report, "lengths": [*report["lengths"], past]})
     cosines, divergence = figure.axes
     drawn = {line.get_label(): line.get_xydata().tolist() for line in cosines.lines}
-    assert drawn["tokens"] == [[16, 0.9], [64, 0.9], [128, 0.9]] and drawn["tokens, ceiling"] == [[16, 0.98]]
+    assert drawn["tokens"] == [[16, 0.9], [64, 0.9], [128, 0.9]] and drawn["tokens, teacher shifted"] == [[16, 0.98]]
     assert [line.get_label() for line in divergence.lines] == ["16 tokens", "64 tokens"]
     assert plot_fidelity(report, tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert len(fidelity_figure({"lengths": [past]}).axes) == 1

@@ -109,12 +109,17 @@ def test_a_path_in_the_header_of_the_weights_is_seen(folder):
     from safetensors.torch import save_file
 
     save_file({"x": torch.zeros(1)}, folder / "model.safetensors", metadata={"from": "/home/jo/model"})
-    assert plan(folder)[1]["problems"] == ["model.safetensors holds /home/jo/, of this machine; take it out"]
+    (problem,) = plan(folder)[1]["problems"]
+    assert "model.safetensors" in problem and "/home/jo/" in problem
 
 
 @pytest.mark.parametrize(
     "where, repository, words",
-    [("nowhere", "user/name", "holds no checkpoint"), ("out", "name", "has no owner"), ("out", "a/b/c", "give user/")],
+    [
+        ("nowhere", "user/name", "folder = "),
+        ("out", "name", "repository = 'name'"),
+        ("out", "a/b/c", "repository = 'a/b/c'"),
+    ],
 )
 def test_what_is_no_upload_is_refused(folder, where, repository, words):
     result = run(folder.parent / where, repository)

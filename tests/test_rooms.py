@@ -13,7 +13,7 @@ ROOMS = [
     {"files", "console", "data"},
     {"attention"},
     {"schemes"},
-    {"models"},
+    {"models", "settings"},
     {"registration"},
     {"families"},
     {"evaluation"},

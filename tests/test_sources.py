@@ -188,7 +188,7 @@ def test_the_comparison_sees_positions_that_are_off_by_one(tmp_path, monkeypatch
             table.copy_(table.roll(1, 0))
         return stock
 
-    monkeypatch.setattr("hf_relpos.conversion.checkpoint.source_model", shifted)
+    monkeypatch.setattr("hf_relpos.conversion.pipeline.source_model", shifted)
     with pytest.raises(ConversionError, match="outputs differ from the source's"):
         convert(source, tmp_path / "out")
 

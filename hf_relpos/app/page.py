@@ -43,9 +43,9 @@ def gradio() -> Any:
 
 
 def _readable(function: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
-    """The same function for a view: before its results what the reader can correct, in place of them, or nothing.
+    """Wrap a function for a view: its first output is a message that replaces the results, empty for none.
 
-    What is not there takes no room on the page.
+    An output without content takes no room on the page.
     """
     gr = gradio()
 

@@ -1,4 +1,4 @@
-"""What the page shows of models and a text, without the page: figures and rows of tables."""
+"""Figures and rows of tables that the page shows of models and a text."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +60,7 @@ def _ours(encoder: Encoder) -> RelPosBertPreTrainedModel:
 
 
 def position_figures(encoder: Encoder, text: str, layer: int, head: int) -> "tuple[Figure, Figure | None]":
-    """What position adds: one head of one layer over all pairs, beside the other heads; every head of every layer.
+    """Scores that position adds: for one head of one layer over all pairs, and for every head of every layer.
 
     The second is None for a scheme that adds to the input only.
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ..console import plain_errors, plain_warnings, spinner, timed_step
-from .options import FIELD, JSON, TEXT, parse_options
+from .options import FIELD, TEXT, JsonFile, parse_options
 from .output import LOADING, check_json, console_for, hide_loading_bars, write_json
 
 
@@ -93,7 +93,7 @@ def convert(
         bool,
         typer.Option("--plots", help="Draw fidelity and tables into OUT, for calibrate and calibrate+distil."),
     ] = False,
-    json_file: Annotated[Path | None, JSON] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Convert a BERT with absolute or relative positions to this package.
 
@@ -134,7 +134,7 @@ def convert(
         )
         print_report(report, console_for(json_file))
         write_json(json_file, report.to_dict())
-    if report.shortfalls and not force:
+    if report.failed_thresholds and not force:
         raise typer.Exit(POOR)
 
 
@@ -144,7 +144,7 @@ def export(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace OUT if it exists and holds nothing but a checkpoint.")
     ] = False,
-    json_file: Annotated[Path | None, JSON] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Write a converted model as a checkpoint of the architecture it came from, for Transformers alone."""
     with plain_errors():
@@ -169,7 +169,7 @@ def push(
     message: Annotated[str, typer.Option(help="Title of the commit.")] = "Upload model with hf_relpos",
     revision: Annotated[str | None, typer.Option(help="An existing branch to write to, if not main.")] = None,
     create_pr: Annotated[bool, typer.Option("--create-pr", help="Open a pull request instead.")] = False,
-    json_file: Annotated[Path | None, JSON] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Show what a push to the Hub would upload, and what is wrong with it; with --yes, upload it.
 
@@ -212,7 +212,7 @@ def demo(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace OUT if it exists and holds nothing but a demo.")
     ] = False,
-    json_file: Annotated[Path | None, JSON] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Convert a BERT, show what it kept, fine-tune it, reload it."""
     console = console_for(json_file)

@@ -1,7 +1,6 @@
 """The command `doctor`: the versions, devices and backends of this machine, and what a model costs on it."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -9,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..console import new_table, plain_errors, print_table, progress_bar, spinner
-from .options import JSON
+from .options import JsonFile
 from .output import LOADING, check_json, console_for, write_json
 
 
@@ -34,7 +33,7 @@ def doctor(
         int | None,
         typer.Option(help="Under this attention_window instead of the model's own; 0 for none.", min=0),
     ] = None,
-    json_file: Annotated[Path | None, JSON] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Print versions and devices, and which backend attention takes with each scheme; check the GPU kernels."""
     with spinner(LOADING):

@@ -7,11 +7,18 @@ import typer
 from rich.console import Console
 
 from ..console import plain_errors, plain_warnings, progress_bar, spinner
-from .options import FIELD, JSON, TEXT
+from .options import FIELD, TEXT, JsonFile
 from .output import LOADING, check_json, console_for, hide_loading_bars, write_json
 
 
-COLUMNS = "Columns of the --sts files: score, first sentence, second sentence, separated by commas."
+Pairs = Annotated[
+    list[Path] | None,
+    typer.Option(exists=True, dir_okay=False, help="Scored sentence pairs, .tsv or .jsonl; may be repeated."),
+]
+Columns = Annotated[
+    str,
+    typer.Option(help="Columns of the --sts files: score, first sentence, second sentence, separated by commas."),
+]
 LENGTHS = "Lengths in tokens, separated by commas, such as 64,256,1024."
 
 
@@ -21,11 +28,8 @@ def compare(
     text: Annotated[list[str], typer.Option(help=f"{TEXT} Neither model may be fitted on it. May be repeated.")],
     field: Annotated[list[str] | None, typer.Option(help=FIELD)] = None,
     lengths: Annotated[str | None, typer.Option(help=LENGTHS)] = None,
-    sts: Annotated[
-        list[Path] | None,
-        typer.Option(exists=True, dir_okay=False, help="Scored sentence pairs, .tsv or .jsonl; may be repeated."),
-    ] = None,
-    columns: Annotated[str, typer.Option(help=COLUMNS)] = "score,sentence1,sentence2",
+    sts: Pairs = None,
+    columns: Columns = "score,sentence1,sentence2",
     pooling: Annotated[
         str | None, typer.Option(help="mean or cls; by default that of the teacher's repository.")
     ] = None,
@@ -33,7 +37,7 @@ def compare(
         str | None, typer.Option(help="Folder or repository of the tokenizer, if not the teacher's.")
     ] = None,
     tokens: Annotated[int, typer.Option(help="Tokens of text for each length, about.", min=1)] = 4096,
-    json_file: Annotated[Path | None, JSON] = None,
+    json_file: JsonFile = None,
     plot_file: Annotated[
         Path | None, typer.Option("--plot", help="Picture of the fidelity by length to write.")
     ] = None,
@@ -72,11 +76,8 @@ def compare(
 
 def evaluate(
     model: Annotated[str, typer.Argument(help="Folder or Hub repository of a stock or relative model.")],
-    sts: Annotated[
-        list[Path] | None,
-        typer.Option(exists=True, dir_okay=False, help="Scored sentence pairs, .tsv or .jsonl; may be repeated."),
-    ] = None,
-    columns: Annotated[str, typer.Option(help=COLUMNS)] = "score,sentence1,sentence2",
+    sts: Pairs = None,
+    columns: Columns = "score,sentence1,sentence2",
     retrieval: Annotated[
         tuple[Path, Path] | None,
         typer.Option(metavar="DOCS QUERIES", help="Documents (id, text) and queries (query, doc), .tsv or .jsonl."),
@@ -99,7 +100,7 @@ def evaluate(
             help="Put the correlations of --sts into the card of MODEL, a folder, as the Hub's evaluation results.",
         ),
     ] = False,
-    json_file: Annotated[Path | None, JSON] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Measure a model: similarity, long-document retrieval, masked tokens, passkeys."""
     with plain_errors(), plain_warnings():

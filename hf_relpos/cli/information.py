@@ -1,6 +1,5 @@
 """Commands that say what a checkpoint is and what there is to choose from: `inspect`, `schemes`, `families`."""
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -8,14 +7,14 @@ from rich.console import Console
 from rich.text import Text
 
 from ..console import new_table, plain_errors, spinner
-from .options import JSON
+from .options import JsonFile
 from .output import LOADING, STDOUT, check_json, console_for, write_json
 
 
 def inspect(
     source: Annotated[str, typer.Argument(help="Folder or Hub repository of a checkpoint.")],
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the Hub repository.")] = None,
-    json_file: Annotated[Path | None, JSON] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Say what a checkpoint is, what Transformers alone makes of it, and which command reads it here."""
     with plain_errors():
@@ -37,7 +36,7 @@ def inspect(
 
 def schemes(
     name: Annotated[str | None, typer.Argument(help="A scheme: print its options and backends.")] = None,
-    json_file: Annotated[Path | None, JSON] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """List the position schemes; with NAME, the options of one and the backends that compute it."""
     with plain_errors():
@@ -78,7 +77,7 @@ def _print_scheme(name: str, console: Console) -> dict[str, Any]:
 
 
 def families(
-    json_file: Annotated[Path | None, JSON] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """List the checkpoints that `convert` reads: what tells them, and their positions; --json has their heads, too."""
     with plain_errors():

@@ -1,7 +1,8 @@
 """Options that several commands share, and how their values are read."""
 
 import json
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -13,11 +14,14 @@ FIELD = (
 )
 TEXT = "Text: .txt, .jsonl, .tsv, compressed or not, a folder of these, or a Hub dataset."
 
-JSON = typer.Option(
-    "--json",
-    metavar="FILE",
-    help="JSON file to write; with - it is printed, and all else goes to standard error.",
-)
+JsonFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--json",
+        metavar="FILE",
+        help="JSON file to write; with - it is printed, and all else goes to standard error.",
+    ),
+]
 
 
 def parse_options(pairs: list[str], flag: str = "--option") -> dict[str, Any]:

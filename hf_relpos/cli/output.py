@@ -1,4 +1,4 @@
-"""Where commands write: text for people, JSON for programs, and what moves while they load."""
+"""Output of commands: text for people, JSON for programs, and the spinner while they load."""
 
 import json
 from pathlib import Path
@@ -8,19 +8,19 @@ import typer
 from rich.console import Console
 
 
-# What is shown while a command imports what it needs.
+# Shown while a command imports its modules.
 LOADING = "loading PyTorch and Transformers"
 # `--json -`.
 STDOUT = Path("-")
 
 
 def console_for(json_file: Path | None) -> Console:
-    """Where people read; standard error where JSON takes standard output."""
+    """The console for people: standard error where JSON takes standard output."""
     return Console(stderr=json_file == STDOUT)
 
 
 def check_json(json_file: Path | None) -> None:
-    """Refuse a JSON file that cannot be written, before time is spent on what it is to hold."""
+    """Refuse a JSON file that cannot be written, before time is spent on its content."""
     if json_file not in (None, STDOUT):
         from ..files import check_output_file
 
@@ -28,7 +28,7 @@ def check_json(json_file: Path | None) -> None:
 
 
 def write_json(json_file: Path | None, content: Any) -> None:
-    """Write what `--json` asks for, if anything."""
+    """Write the content to the file of `--json`, if there is one."""
     if json_file == STDOUT:
         typer.echo(json.dumps(content, indent=2, ensure_ascii=False))
     elif json_file is not None:
@@ -38,10 +38,10 @@ def write_json(json_file: Path | None, content: Any) -> None:
 
 
 def hide_loading_bars(downloads: bool = True) -> None:
-    """Turn off the bars of Transformers, which last moments.
+    """Turn off the progress bars of Transformers, which disappear within moments.
 
     Args:
-        downloads: those of downloads, too, which take long: where a bar of ours is shown in their place.
+        downloads: also those of downloads; for commands that show a bar of their own.
     """
     from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
     from transformers.utils import logging

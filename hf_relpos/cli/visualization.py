@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ..console import plain_errors, plain_warnings, spinner
-from .options import JSON
+from .options import JsonFile
 from .output import LOADING, check_json, console_for, hide_loading_bars, write_json
 
 
@@ -19,7 +19,7 @@ def plot(
     text: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="Text for the mean query and key.")
     ] = None,
-    json_file: Annotated[Path | None, JSON] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Plot what the position scheme of a model adds to its attention scores."""
     with plain_errors():

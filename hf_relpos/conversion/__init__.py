@@ -1,30 +1,33 @@
-"""Conversion of BERT checkpoints with absolute positions to relative ones, and of relative ones to ours."""
+"""Conversion of BERT checkpoints with absolute positions to relative ones, and of relative ones to ours.
+
+A conversion goes through these modules: `plan` (choices and checks), `build` (the model in memory), a method of
+`methods` (`absolute_tables`, `refit`, or `learn` with `calibration`), `agreement` and `verify` (checks of the result),
+and `pipeline`, which holds `convert`, writes the folder, and calls the others. `options` and `presets` declare the
+settings.
+"""
 
 from ..families.errors import ConversionError, PoorConversionWarning
-from .back import export_checkpoint
-from .checkpoint import convert
-from .context import ConversionContext, Method
-from .export import ExportReport, export_tables, resize_tables
-from .layers import attention_config, attention_weights
-from .methods import METHODS
-from .quality import QUALITIES, Quality
+from .checkpoint_export import export_checkpoint
+from .methods import METHODS, Method
+from .pipeline import convert
+from .presets import QUALITIES, Quality
+from .refit import ExportReport, export_tables, resize_tables
 from .report import ConversionReport, Step
+from .run import ConversionRun
 from .trained_card import merge_card
 
 
 __all__ = [
     "METHODS",
     "QUALITIES",
-    "ConversionContext",
     "ConversionError",
     "ConversionReport",
+    "ConversionRun",
     "ExportReport",
     "Method",
     "PoorConversionWarning",
     "Quality",
     "Step",
-    "attention_config",
-    "attention_weights",
     "convert",
     "export_checkpoint",
     "export_tables",

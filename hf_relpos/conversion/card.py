@@ -18,13 +18,13 @@ from ..files import write_text
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.modeling_relpos_bert import HEADS
 from ..schemes.registry import STOCK_SCHEME
+from .folder_layout import MODULES
 from .methods import METHODS
-from .modules import MODULES
-from .quality import QUALITIES
+from .presets import QUALITIES
 from .report import KINDS, ConversionReport, lost_in_words
 
 
-# Metadata of the source's card that holds for the result, too; the last as long as its head is kept.
+# Metadata of the source's card that hold for the result, too; pipeline_tag only where the head is kept.
 KEPT = ("license", "license_name", "license_link", "language", "pipeline_tag")
 # The Hub's name of the task of each head, where it has one.
 TASKS = {
@@ -36,7 +36,7 @@ TASKS = {
     "AutoModelForTokenClassification": "token-classification",
     "AutoModelForQuestionAnswering": "question-answering",
 }
-# Kinds of a report, explained.
+# The kinds of steps in a report.
 MEANING = {
     "reused": "as they were, bit for bit",
     "folded": "changed, or put into others",
@@ -50,7 +50,7 @@ PICTURES = {
 
 
 def source_metadata(folder: Path) -> dict[str, Any]:
-    """What the card of a source says that is in `KEPT`; {} without a card, or with one that cannot be read."""
+    """The metadata of a source's card that are in `KEPT`; {} without a card that can be read."""
     try:
         metadata = metadata_load(folder / CARD) or {}
     except (OSError, ValueError, yaml.YAMLError):
@@ -143,7 +143,7 @@ def model_card(
 
 
 def _metadata(report: ConversionReport, source: Mapping[str, Any], sentence_transformers: bool) -> ModelCardData:
-    """What the Hub reads: origin, licence, task, text, and what was measured.
+    """The metadata for the Hub: origin, licence, task, text and measurements.
 
     Args:
         source: from `source_metadata`.
@@ -314,11 +314,7 @@ def _text(report: ConversionReport) -> list[str]:
     calibration = report.details.get("calibration")
     if calibration is None:
         return []
-    names = ", ".join(f"`{name}`" for name in report.arguments.get("texts", [])) or "documents given in Python"
-    lines = [
-        f"Calibrated on {calibration['tokens']:,} tokens in {calibration['windows']:,} windows of {names}; "
-        f"{100 * calibration['unknown_share']:.1f} % of the tokens are unknown to the tokenizer."
-    ]
+    lines = [f"{report.text_in_words('`')} to the tokenizer."]
     if (distilled := report.details.get("distillation")) is not None:
         lines.append(f"Then distilled for {distilled['steps']:,} steps on {distilled['tokens']:,} tokens of it.")
     lines += [f"Note: {note}." for note in calibration["notes"]]
@@ -330,23 +326,19 @@ def _fidelity(report: ConversionReport, pictures: Sequence[str]) -> list[str]:
     measured = report.fidelity
     if measured is not None:
         masked = any(entry.masked for entry in measured.lengths)
-        columns = ["tokens", "token", "sentence", "ceiling: token", "ceiling: sentence"]
+        columns = ["tokens", "token", "sentence", "shifted: token", "shifted: sentence"]
         columns += ["same prediction, %", "source right, %", "right, %"] if masked else []
         rows = []
         for entry in measured.lengths:
-            cosines: list[float | None] = [entry.token_cosine, entry.sentence_cosine]
-            ceiling = entry.ceiling
-            cosines += [None, None] if ceiling is None else [ceiling.token_cosine, ceiling.sentence_cosine]
-            row = [f"{entry.length:,}", *("–" if value is None else f"{value:.3f}" for value in cosines)]
+            row = [f"{entry.length:,}", *("–" if value is None else f"{value:.3f}" for value in entry.cosines)]
             if masked:
-                scores = entry.masked
-                shares = [scores.agreement, scores.teacher_accuracy, scores.student_accuracy] if scores else [None] * 3
-                row += ["–" if share is None else f"{100 * share:.1f}" for share in shares]
+                row += ["–" if share is None else f"{100 * share:.1f}" for share in entry.masked_shares]
             rows.append(row)
         lines += [
-            "Cosine of the hidden states of tokens, and of sentence vectors, to the source's, on passages of the text "
-            "above that nothing was fitted to. Ceiling: how far the source agrees with itself when its input moves by "
-            "some positions." + (" Right of that, masked tokens and their predictions." if masked else ""),
+            "Cosine of the hidden states of tokens, and of sentence vectors, to those of the source. The passages are "
+            "from the text above, and nothing was fitted to them. The columns `shifted` compare the source with "
+            "itself when its input is shifted by some positions."
+            + (" The last columns are about the prediction of masked tokens." if masked else ""),
             markdown_table(columns, rows),
             *([f"{report.pairs_in_words}."] if report.pairs_in_words else []),
             f"**Verdict: {report.verdict}.**",

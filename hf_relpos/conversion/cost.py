@@ -1,9 +1,9 @@
-"""What attention costs on this machine, by scheme and backend: predicted from counts, and measured.
+"""The cost of attention on this machine by scheme and backend: predicted from counts, and measured.
 
 The prediction is arithmetic. Every operation of one forward pass is counted by what bounds it (multiplications, bytes,
 entries), and each count is divided by the rate at which this machine does such work; the rates are measured on
-operations of the sizes of the model. What the prediction leaves open is how well an implementation overlaps and
-reuses. `hf-relpos doctor --model` prints prediction and measurement beside each other.
+operations of the sizes of the model. The prediction does not know how well an implementation overlaps and reuses.
+`hf-relpos doctor --model` prints prediction and measurement side by side.
 """
 
 import statistics
@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 from ..attention.backends.window_blocks import QUERIES
-from ..attention.call import reads_band
+from ..attention.call import reads_window_only
 from ..attention.dispatch import AUTO, choose
 from ..evaluation.position_scores import inputs_of_length
 from ..families.recognition import recognise
@@ -33,7 +33,7 @@ from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.explain import named
 from ..models.modeling_relpos_bert import RelPosBertModel, RelPosBertSelfAttention
 from ..schemes.registry import STOCK_SCHEME, find_scheme
-from .configs import source_config
+from .configurations import source_config
 
 
 # Results of at most so many bytes stay in the cache of a core until the next operation reads them.
@@ -238,7 +238,9 @@ def model_costs(
         backend, call = (choose(call)[0], call) if name == AUTO else named(name, call)
         counts = [predicted(work, rates) for work in _count(model, inputs)]
         seconds = _measure(model, inputs, device, rounds)
-        costs.append(Cost(each.position_scheme_name, name, backend.name, reads_band(backend, call), *seconds, *counts))
+        costs.append(
+            Cost(each.position_scheme_name, name, backend.name, reads_window_only(backend, call), *seconds, *counts)
+        )
     progress("measured", len(jobs), len(jobs))
     return costs
 

@@ -1,6 +1,6 @@
 """The folder of the result: checks before anything is written, and files that are copied into it.
 
-Which files belong to a checkpoint is said here, once: only a folder that holds nothing else is overwritten.
+`KNOWN` lists the files of a checkpoint. Only a folder that holds nothing else is overwritten.
 """
 
 import shutil
@@ -23,13 +23,13 @@ from ..families.source import (
     read_json,
 )
 from ..files import write_json
-from ..models.remote_code import shipped_files
+from ..models.bundle import shipped_files
 from .card import PICTURES
-from .modules import ENCODER_FILES, MODULE_FILES, MODULES, TOP_FILES, Layout, read_layout
+from .folder_layout import ENCODER_FILES, MODULE_FILES, MODULES, TOP_FILES, Layout, read_layout
 from .report import REPORT
 
 
-# What `save_pretrained` of a model and a tokenizer and a conversion write; and what Git keeps beside it.
+# Files that a conversion and `save_pretrained` of a model and a tokenizer write, and .gitattributes.
 KNOWN = (
     "config.json",
     "generation_config.json",
@@ -132,7 +132,7 @@ def check_apart(source: str | Path, target: Path) -> None:
 
 
 def other_files(folder: Path, known: Iterable[str] = KNOWN) -> list[str]:
-    """Paths, relative and sorted, of what lies in a folder and does not belong to a checkpoint.
+    """Relative paths, sorted, of files in a folder that do not belong to a checkpoint.
 
     Args:
         known: patterns of the names of a checkpoint's files.
@@ -166,7 +166,7 @@ def _layout(folder: Path) -> Layout:
 def copy_companions(folder: Path, partial: Path, model: PreTrainedModel) -> tuple[str, ...]:
     """Copy the files of the tokenizer, and those of generation, byte for byte; their names.
 
-    Of a tokenizer_config.json, fields that name a path of the machine where it was written are left out.
+    Fields of tokenizer_config.json that name a path of the machine where it was written are left out.
     """
     patterns = (*TOKENIZER_FILES, *(["generation_config.json"] if model.can_generate() else []))
     files = sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
@@ -181,7 +181,7 @@ def copy_companions(folder: Path, partial: Path, model: PreTrainedModel) -> tupl
 
 
 def left_out(top: Path, layout: Layout, copied: Iterable[str]) -> tuple[str, ...]:
-    """Paths, relative, of what lies in the folder of a source and neither was converted nor is in the result.
+    """Relative paths in the folder of a source that were neither converted nor copied.
 
     Args:
         copied: relative paths.

@@ -1,4 +1,4 @@
-"""What a checkpoint is, and which command to run on it."""
+"""Recognise a checkpoint, and name the command to run on it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +21,11 @@ class Inspection:
         name: as the caller gave it.
         family: key of `FAMILIES`, or `relpos_bert`.
         architecture: the class in its config.json; empty for none.
-        positions: absolute or the scheme with its options, and what says so.
+        positions: absolute or the scheme with its options, and the evidence.
         trained_length: `max_position_embeddings`, in tokens; None where the configuration has none.
         tables: names of the tensors that hold positions.
-        elsewhere: what Transformers v5 does with it, without this package.
-        command: what to run; empty where there is nothing to do.
+        elsewhere: how Transformers v5 alone treats it.
+        command: the command to run; empty where there is nothing to do.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Inspection:
 
 
 def inspect_checkpoint(source: str | Path, revision: str | None = None) -> Inspection:
-    """Tell what a checkpoint is from its config.json and the names of its tensors; the tensors are not read.
+    """Recognise a checkpoint by its config.json and the names of its tensors; the tensors are not read.
 
     Args:
         source: folder, or Hub repository, whose files are downloaded as for a conversion.
@@ -75,7 +75,7 @@ def _positions(spec: SourceSpec) -> str:
 
 
 def _elsewhere(spec: SourceSpec) -> str:
-    """What Transformers v5 does with the checkpoint."""
+    """How Transformers v5 alone treats the checkpoint."""
     if spec.family is OWN:
         return "loads it with `import hf_relpos`, or with trust_remote_code=True where its code is beside it"
     if spec.legacy_attention is not None:
@@ -86,7 +86,7 @@ def _elsewhere(spec: SourceSpec) -> str:
 
 
 def _command(spec: SourceSpec, name: str) -> str:
-    """What makes a relative model of ours of it."""
+    """The command that makes a relative model of it; empty where it is one already."""
     if spec.family is OWN and not spec.absolute:
         return ""
     text = " --text FILE" if spec.absolute and spec.scheme is None else ""

@@ -1,20 +1,69 @@
-"""The methods of conversion, and checks of what the caller chose. A new one is a function and one entry."""
+"""The methods of conversion. A new one is a function, a dataclass of options and one entry of `METHODS`."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
 
-import torch
-
-from ..data.text import TextError, pair_fields, paths_or_documents
 from ..families.errors import ConversionError
-from ..families.recognition import SourceSpec
-from ..processes import compute_device
 from ..schemes.registry import GENERAL_SCHEME, SCHEMES, STOCK_SCHEME
-from ..schemes.scheme import Option, Scheme, choice, is_count, nearest
-from . import absolute, relative
-from .calibrated import CALIBRATE, DISTIL, calibrate, calibrate_and_distil
-from .context import Method
+from ..schemes.scheme import Option, Scheme
+from ..settings import options_of
+from . import absolute_tables, refit
+from .learn import calibrate, calibrate_and_distil
+from .options import (
+    CalibrateOptions,
+    DistilOptions,
+    HierarchicalOptions,
+    LengthOptions,
+    NoOptions,
+    OwnBiasOptions,
+    RelativeOptions,
+)
+from .run import Apply
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method of conversion: how the positions are treated.
+
+    Attributes:
+        help: one line, for the command line.
+        apply: changes the result in place, given a model with all the tensors of the source that it has parameters
+            for, and zeros in the scheme's parameters; returns the names of the tensors it changed, with a note on
+            each.
+        unsupported_reason: why a scheme cannot be the result's; empty for one that can.
+        keeps_table: the result has a table of absolute positions, the source's.
+        exact: the result computes what the source computes, which is verified.
+        from_absolute: whether it is for sources with absolute positions.
+        from_relative: whether it is for sources that are relative already.
+        text: whether it learns from text.
+        options_type: dataclass of its own options.
+        default_scheme: scheme of the result unless the caller names one; None for `DEFAULT_SCHEME`.
+        max_positions: the result's `max_position_embeddings`, from the source's and the resolved options; None where
+            it stays.
+    """
+
+    help: str
+    apply: Apply
+    unsupported_reason: Callable[[type[Scheme]], str]
+    keeps_table: bool = False
+    exact: bool = False
+    from_absolute: bool = True
+    from_relative: bool = False
+    text: Literal["unused", "optional", "required"] = "unused"
+    options_type: type[Any] = NoOptions
+    default_scheme: str | None = None
+    max_positions: Callable[[int, Any], int] | None = None
+
+    @property
+    def options(self) -> dict[str, Option]:
+        """Its own options by name."""
+        return options_of(self.options_type)
+
+    @property
+    def learns(self) -> bool:
+        """Whether it learns from text."""
+        return self.text != "unused"
 
 
 def starts_neutral(scheme: type[Scheme]) -> str:
@@ -51,127 +100,77 @@ def can_be_fitted(scheme: type[Scheme]) -> str:
     return f"nothing of this scheme can be fitted in closed form; the schemes that can: {supported}"
 
 
-LENGTH = Option(
-    default=None,
-    help="tokens that the result reads; an integer above the source's max_position_embeddings, or None for 4 times it",
-    accepts=lambda value: value is None or is_count(value),
-)
-OWN_BIAS = choice("keep", "drop", help="what to do with the source's own relative bias, which MPNet has")
-POSITIONS = Option(
-    None,
-    "max_position_embeddings of the result, which is the size of the tables of relative_key; a positive integer, or "
-    "None for the source's",
-    lambda value: value is None or is_count(value),
-)
-
 METHODS: dict[str, Method] = {
     "keep": Method(
         "keep absolute positions; relative terms start at zero. The same outputs, to be trained further",
         keeps_table=True,
         exact=True,
-        apply=absolute.keep,
+        apply=absolute_tables.keep,
         unsupported_reason=starts_neutral,
     ),
     "drop": Method(
         "replace absolute positions by their mean vector; relative terms start at zero. Needs training",
-        keeps_table=False,
-        exact=False,
-        apply=absolute.drop,
+        apply=absolute_tables.drop,
         unsupported_reason=starts_neutral_without_table,
-        options={"own_bias": OWN_BIAS},
+        options_type=OwnBiasOptions,
     ),
     "calibrate": Method(
         "fit relative terms to the source's own attention on text, in closed form. Close to the source's outputs",
-        keeps_table=False,
-        exact=False,
         apply=calibrate,
         unsupported_reason=can_be_fitted,
         default_scheme=GENERAL_SCHEME,
         from_relative=True,
         text="optional",
-        options={**CALIBRATE, "own_bias": OWN_BIAS},
+        options_type=CalibrateOptions,
     ),
     "calibrate+distil": Method(
         "calibrate, then train the result for some steps to compute what the source computes. Closer",
-        keeps_table=False,
-        exact=False,
         apply=calibrate_and_distil,
         unsupported_reason=can_be_fitted,
         default_scheme=GENERAL_SCHEME,
         from_relative=True,
         text="required",
-        options={**CALIBRATE, **DISTIL, "own_bias": OWN_BIAS},
+        options_type=DistilOptions,
     ),
     "interpolate": Method(
         "absolute positions for longer inputs: the table stretched linearly. A baseline; changes all outputs",
         keeps_table=True,
-        exact=False,
-        apply=absolute.interpolate_table,
+        apply=absolute_tables.interpolate_table,
         unsupported_reason=absolute_alone,
         default_scheme=STOCK_SCHEME,
-        max_positions=absolute.stretched_positions,
-        options={"length": LENGTH},
+        max_positions=absolute_tables.stretched_positions,
+        options_type=LengthOptions,
     ),
     "hierarchical": Method(
         "absolute positions for longer inputs: the table, then sums of two of its rows (Su). A baseline; the same "
         "outputs up to the source's length",
         keeps_table=True,
         exact=True,
-        apply=absolute.decompose_table,
+        apply=absolute_tables.decompose_table,
         unsupported_reason=absolute_alone,
         default_scheme=STOCK_SCHEME,
-        max_positions=absolute.stretched_positions,
-        options={
-            "length": LENGTH,
-            "cls": choice(True, False, help="keep row 0 out of the sums, since [CLS] is not a position like others"),
-        },
+        max_positions=absolute_tables.stretched_positions,
+        options_type=HierarchicalOptions,
     ),
     "exact": Method(
         "for a checkpoint that is relative already (ours; NEZHA; BERT, RoBERTa, … with relative_key): rename "
         "its weights, or put its tables into a scheme that holds them. The same outputs",
-        keeps_table=False,
         exact=True,
-        apply=relative.exact,
+        apply=refit.exact,
         unsupported_reason=has_tables,
         from_absolute=False,
         from_relative=True,
-        options={"max_position_embeddings": POSITIONS},
+        options_type=RelativeOptions,
     ),
     "refit": Method(
         "for a checkpoint that is relative already: the closest tables of another scheme; says what is lost",
-        keeps_table=False,
-        exact=False,
-        apply=relative.refit,
+        apply=refit.refit,
         unsupported_reason=has_tables,
         from_absolute=False,
         from_relative=True,
-        options={"max_position_embeddings": POSITIONS},
+        options_type=RelativeOptions,
     ),
 }
-
-
-def choose_method(requested: str | None, spec: SourceSpec, folder: Path) -> str:
-    """The requested method, or by default the one that keeps the outputs.
-
-    Raises:
-        ConversionError: for one that does not fit the positions of the source.
-    """
-    if requested is None:
-        return "keep" if spec.absolute else "exact"
-    supported = [
-        name for name, method in METHODS.items() if (method.from_absolute if spec.absolute else method.from_relative)
-    ]
-    if requested in supported:
-        return requested
-    if spec.absolute:
-        raise ConversionError(
-            f"method = {requested!r}: {folder} has absolute positions, not relative ones to take over; choose "
-            f"{' or '.join(supported)}"
-        )
-    raise ConversionError(
-        f"method = {requested!r}: {folder} is relative already ({spec.evidence}) and has no absolute positions to "
-        f"{requested}; leave the method out, or choose {' or '.join(supported)}"
-    )
 
 
 def check_scheme(scheme: type[Scheme], method: Method) -> None:
@@ -186,118 +185,3 @@ def check_scheme(scheme: type[Scheme], method: Method) -> None:
         raise ConversionError(
             f"position_embedding_type = {scheme.name!r}: {reason}; this method can start from: {', '.join(supported)}"
         )
-
-
-def check_text(
-    name: str, texts: str | Path | Iterable[str | Path] | None, field: str | Sequence[str] = "text"
-) -> list[Path] | list[str] | None:
-    """Refuse a method that requires text without any, text that would not be read, and fields that do not fit it.
-
-    Args:
-        name: key of `METHODS`.
-        texts: as `convert` takes them.
-        field: as `convert` takes it.
-
-    Returns:
-        The texts, to be iterated over several times; None for none.
-
-    Raises:
-        ConversionError: says what to give or to leave out.
-    """
-    use = METHODS[name].text
-    if use == "required" and texts is None:
-        raise ConversionError(f"texts = None: method = {name!r} learns from text; give texts, some hundred sentences")
-    if use == "unused" and texts is not None:
-        others = [repr(other) for other, method in METHODS.items() if method.text != "unused"]
-        remedy = f", or choose a method that does: {', '.join(others)}" if others else ""
-        raise ConversionError(f"texts were given, but method = {name!r} reads none; leave them out{remedy}")
-    try:
-        found = None if texts is None else paths_or_documents(texts)
-        if field != "text":
-            if found is None or not isinstance(found[0], Path):
-                raise TextError(
-                    f"field = {field!r} was given without files or datasets that have fields (--field); leave it out, "
-                    "or give texts as paths"
-                )
-            pair_fields(found, field)
-        return found
-    except TextError as error:
-        raise ConversionError(str(error)) from error
-
-
-def text_names(texts: list[Path] | list[str] | None) -> list[str] | None:
-    """Names of the texts that `check_text` returned, for the report.
-
-    Returns:
-        Names of files, without their folders, and of Hub datasets; [] for documents, None for no texts.
-    """
-    if texts is None:
-        return None
-    paths = [text for text in texts if isinstance(text, Path)]
-    return [path.name if path.expanduser().exists() else str(path) for path in paths]
-
-
-def check_plots(name: str) -> None:
-    """Refuse plots of what is not measured.
-
-    Args:
-        name: key of `METHODS`.
-
-    Raises:
-        ConversionError: says what to do instead.
-    """
-    if METHODS[name].text == "unused":
-        raise ConversionError(
-            f"plots = True: method = {name!r} measures nothing that could be drawn; leave it out, and draw the result "
-            "with `hf-relpos plot --all` or `hf-relpos compare --plot`"
-        )
-
-
-def check_device(name: str, device: str | None) -> torch.device:
-    """The device that a method computes on.
-
-    Args:
-        name: key of `METHODS`.
-        device: as `convert` takes it.
-
-    Raises:
-        ConversionError: for one that cannot be used, and one for a method that does not learn.
-    """
-    if METHODS[name].text == "unused":
-        if device is not None:
-            raise ConversionError(
-                f"device = {device!r}: method = {name!r} copies tensors and computes nothing there; leave it out"
-            )
-        return torch.device("cpu")
-    try:
-        return compute_device(device)
-    except ValueError as error:
-        raise ConversionError(str(error)) from error
-
-
-def resolve_options(name: str, options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The options of a method, completed with its defaults.
-
-    Args:
-        name: key of `METHODS`.
-        options: as the caller gave them.
-
-    Raises:
-        ConversionError: for an unknown option or a value that is not accepted; names field, value and remedy.
-    """
-    known = METHODS[name].options
-    if options is not None and not isinstance(options, Mapping):
-        raise ConversionError(f"method_options = {options!r} is not a mapping; give option names and values")
-    options = options or {}
-    for key, value in options.items():
-        if key not in known:
-            remedy = f"known: {', '.join(known)}" if known else "it has none, leave it out"
-            raise ConversionError(
-                f"method_options[{key!r}] = {value!r}: method = {name!r} has no such option{nearest(key, known)}; "
-                f"{remedy}"
-            )
-        if not known[key].accepts(value):
-            raise ConversionError(
-                f"method_options[{key!r}] = {value!r} is not accepted by method = {name!r}; {key}: {known[key].help}"
-            )
-    return {key: options.get(key, option.default) for key, option in known.items()}

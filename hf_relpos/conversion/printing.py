@@ -16,7 +16,7 @@ from .push import Upload
 from .report import ConversionReport, lost_in_words
 
 
-# Of notes that several tensors have.
+# Marks of the notes that several tensors share.
 MARKS = "¹²³⁴⁵⁶⁷⁸⁹"
 
 
@@ -118,11 +118,7 @@ def _lines(report: ConversionReport) -> list[str]:
     if lost := details.get("lost"):
         lines.append(f"not held of the source's tables: {lost_in_words(lost)}")
     if (calibration := details.get("calibration")) is not None:
-        names = ", ".join(report.arguments["texts"]) or "documents given in Python"
-        lines.append(
-            f"calibrated on {calibration['tokens']:,} tokens in {calibration['windows']:,} windows of {names}; "
-            f"{100 * calibration['unknown_share']:.1f} % of the tokens unknown"
-        )
+        lines.append(report.text_in_words())
         pairs = " · ".join(f"{distances}: {count:,}" for distances, count in calibration["seen"].items())
         lines.append(f"pairs of tokens seen, by distance: {pairs}")
         lines.append(

@@ -1,4 +1,4 @@
-"""What `hf-relpos push` uploads: the files of a checkpoint, looked through before anything leaves the machine."""
+"""Upload of a checkpoint to the Hub: its files are looked through before anything leaves the machine."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from huggingface_hub.utils import validate_repo_id
 from ..families.errors import ConversionError
 from ..families.source import CARD, PICKLED_FILES, has_safetensors
 from .folder import KNOWN, other_files
-from .modules import read_layout
+from .folder_layout import read_layout
 
 
 # What lets others in: tokens of the Hub.
@@ -30,16 +30,16 @@ PICKLES = (*PICKLED_FILES, "*.pt", "*.pth", "*.bin", "*.pkl", "*.ckpt")
 
 @dataclass(frozen=True)
 class Upload:
-    """What a push would do.
+    """The plan of a push.
 
     Attributes:
         folder: of the checkpoint.
         repository: `user/name`.
         files: path, relative, to size in bytes.
-        left_out: paths, relative, of what does not belong to a checkpoint and stays.
+        left_out: relative paths that do not belong to a checkpoint and stay.
         card: metadata of README.md; {} for none.
-        problems: why it is refused.
-        remarks: what a reader of the repository would miss.
+        problems: reasons to refuse it.
+        remarks: information that a reader of the repository would miss.
     """
 
     folder: Path
@@ -129,7 +129,7 @@ def _read_card(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def private_words(path: Path, folder: Path) -> list[str]:
-    """What in a file names this machine or lets others in; a token is not repeated.
+    """Words of a file that name this machine or give access to an account; a token is not repeated.
 
     Args:
         folder: whose own path is looked for, too.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
-from ..evaluation.fidelity_report import shortfalls
+from ..evaluation.fidelity_report import failed_thresholds
 from ..families.errors import abbreviate
 from ..families.family import TOKEN_TYPES
 from ..families.local_paths import last_name
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from ..evaluation import Fidelity
 
 REPORT = "conversion.json"
-# See `ConversionReport.shortfalls`. After the last layer of the demo's BERT .09 of the variance is missing with 10,000
-# random tokens, .16 with 2,000 and 1.74 with 500; the mean alone would leave 1.
+# Thresholds of `ConversionReport.failed_thresholds`. After the last layer of the demo's BERT .09 of the variance is
+# missing with 10,000 random tokens, .16 with 2,000 and 1.74 with 500. The mean alone would leave 1.
 MISSING, LOST = 1.0, 0.5
 KINDS = ("reused", "folded", "dropped", "created")
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a conversion did with one tensor.
+    """The conversion of one tensor.
 
     Attributes:
         kind: `reused` (bit for bit), `folded` (its values went into another tensor, or received another's),
@@ -71,7 +71,7 @@ class ConversionReport:
         versions: of hf_relpos, transformers and torch.
         details: results of the method; {} for none.
         notes: remarks for the caller, such as limits that stay in copied files.
-        left_out: what lies in the folder of the source and was neither converted nor copied, relative.
+        left_out: relative paths in the folder of the source that were neither converted nor copied.
     """
 
     source: str
@@ -123,12 +123,26 @@ class ConversionReport:
 
     @property
     def verdict(self) -> str | None:
-        """Whether the result can replace the source, in words; None where fidelity was not measured."""
+        """A summary of the fidelity: up to which length the result can replace the source. None where not measured."""
         return self.details.get("fidelity", {}).get("verdict")
+
+    def text_in_words(self, quote: str = "") -> str:
+        """The text of the calibration, in words.
+
+        Args:
+            quote: around the names of texts.
+        """
+        calibration = self.details["calibration"]
+        names = ", ".join(f"{quote}{name}{quote}" for name in self.arguments.get("texts", []))
+        return (
+            f"Calibrated on {calibration['tokens']:,} tokens in {calibration['windows']:,} windows of "
+            f"{names or 'documents given in Python'}; {100 * calibration['unknown_share']:.1f} % of the tokens are "
+            "unknown"
+        )
 
     @property
     def pairs_in_words(self) -> str:
-        """What is known of pairs of segments, in words; empty where nothing is."""
+        """The agreement on pairs of segments, in words; empty where it was not measured."""
         if (measured := self.details.get("fidelity", {}).get("pairs")) is None:
             return ""
         first, second = measured["token_cosine_by_segment"]
@@ -146,18 +160,19 @@ class ConversionReport:
         )
 
     @property
-    def shortfalls(self) -> tuple[str, ...]:
-        """In what the result is poor by its own check, in words; () for a good one, and where nothing is promised.
+    def failed_thresholds(self) -> tuple[str, ...]:
+        """The thresholds that the result fails by its own check, in words; () for a good one.
 
-        A length up to the source's limit with a sentence cosine below .85 or a token cosine below .80 (`USABLE`, the
-        verdict's limit of what is usable after fine-tuning); a longer one that was asked for with a token cosine below
-        .80, or that the text did not fill; text of which nothing was left to check with; without text, hidden states
-        that are further from the source's than their mean is (`MISSING`); half of the source's tables lost (`LOST`).
+        - Up to the source's limit: a sentence cosine of .85 and a token cosine of .80 (`USABLE`).
+        - Past it, for a length that was asked for: a token cosine of .80, on text that fills the length.
+        - With text of which nothing was left to check with: that counts as a failure.
+        - Without text: hidden states are closer to the source's than their mean is (`MISSING`).
+        - For relative sources: less than half of the source's tables is lost (`LOST`).
         """
         found = []
         measured, calibration = self.fidelity, self.details.get("calibration")
         if measured is not None:
-            found += shortfalls(measured)
+            found += failed_thresholds(measured)
         elif calibration is not None:
             if "texts" in self.arguments:
                 found.append(f"nothing was checked: {self.details['fidelity']['skipped']}")
@@ -170,12 +185,10 @@ class ConversionReport:
 
     @property
     def warning(self) -> str:
-        """The shortfalls in one sentence, with the remedy."""
+        """The failed thresholds in one sentence, with the remedy."""
         remedy = "more text (the option tokens)" if "calibration" in self.details else "another scheme"
-        return (
-            f"the result is not close to its source: {'; '.join(self.shortfalls)}. It was written; try {remedy}, or "
-            "train it further"
-        )
+        reasons = "; ".join(self.failed_thresholds)
+        return f"the result is not close to its source: {reasons}. It was written; try {remedy}, or train it further"
 
     def summary(self) -> str:
         """One line: tensors and parameters of each kind; the difference and the verdict, if they were measured."""
@@ -189,9 +202,9 @@ class ConversionReport:
         return ", ".join(parts) + (f". Verdict: {self.verdict}" if self.verdict else "")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as in conversion.json: nothing that is of this machine only.
+        """Plain values, as in conversion.json.
 
-        A local source is named without its folders, `out` and `left_out` are not there.
+        They name nothing of this machine: a local source has no folders, and `out` and `left_out` are missing.
         """
         content = {key: value for key, value in asdict(self).items() if key not in ("out", "left_out")}
         content["source"] = self.source if self.revision else last_name(self.source)
@@ -206,7 +219,7 @@ def lost_in_words(lost: Mapping[str, float]) -> str:
     return ", ".join(f"{share:.1%} of {letter}" for letter, share in lost.items())
 
 
-def plan(
+def list_steps(
     model: PreTrainedModel, source: Source, changed: Mapping[str, str], left_behind: str = ""
 ) -> tuple[Step, ...]:
     """One step for each tensor of the result and each of the source that it does not have.

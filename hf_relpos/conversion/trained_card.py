@@ -1,4 +1,4 @@
-"""The model card of a converted model that was trained on: what the Trainer writes, and what the conversion's said."""
+"""The model card of a converted and trained model: the Trainer's card with that of the conversion."""
 
 import shutil
 from pathlib import Path
@@ -13,21 +13,21 @@ from ..families.source import CARD, TOKENIZER_FILES, read_json
 from ..files import write_text
 from ..models.modeling_relpos_bert import HEADS
 from .card import KEPT, PICTURES, TASKS, usage
-from .modules import MODULES
+from .folder_layout import MODULES
 from .report import REPORT
 
 
 HEADING = "## The conversion it was trained from"
-# What the Trainer says of a model that it was not given from the Hub, and what is true.
+# The Trainer writes the first sentence for a model that does not come from the Hub; the second one is true.
 SCRATCH = "This model was trained from scratch on"
 CONVERTED = "This model is a fine-tuned version of the converted checkpoint described below on"
 BEFORE = "What follows was measured before the training."
-# Sections of a conversion's card that do not hold for what was trained from it.
+# Sections of a conversion's card that do not hold for a model that was trained from it.
 LEFT_OUT = ("## Use",)
 
 
 def merge_card(converted: str | Path, trained: str | Path) -> None:
-    """Add to the card of a trained model what the card of the conversion says; `Trainer.create_model_card` drops it.
+    """Add the text of the conversion's card to the card of a trained model; `Trainer.create_model_card` drops it.
 
     Licence, language, base model, task and datasets are added where the card of the trained model names none; lists
     are joined. The text of the conversion follows under a heading of its own, with its pictures and conversion.json,

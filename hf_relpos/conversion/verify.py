@@ -20,7 +20,7 @@ from .report import Step
 
 # Outputs are compared in float64, where a difference is an error and not rounding, unless a family says so.
 TOLERANCE = 1e-6
-# Except that a sum of tensors is rounded to the weights' dtype: this many times its precision.
+# A sum of tensors is rounded to the weights' dtype: outputs may then differ by this many times its precision.
 ROUNDING = 32
 
 

@@ -69,7 +69,7 @@ class PairLayout:
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> "PairLayout | None":
-        """That of a tokenizer; None for one that gives both segments the same type, or has another order."""
+        """The layout of a tokenizer; None for one that gives both segments the same type, or has another order."""
         before, after = special_tokens(tokenizer)
         one, other = (list(tokenizer(text, add_special_tokens=False, verbose=False).input_ids) for text in ("a", "b"))
         pair = tokenizer("a", "b", return_token_type_ids=True, verbose=False)

@@ -39,7 +39,7 @@ from ..schemes.registry import PLAIN_SCHEME
 
 HERE = Path(__file__).parent
 CHECKPOINT = HERE / "bert"
-# What the demo writes.
+# Files that the demo writes.
 MODELS = ("keep", "drop", "calibrate", "fine-tuned")
 # As few as the fits want without a warning.
 CALIBRATION_TOKENS = 12_000

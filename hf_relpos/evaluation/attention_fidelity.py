@@ -1,4 +1,4 @@
-"""How far the attention weights of a student diverge from its teacher's, layer by layer."""
+"""Divergence of the attention weights of a student from its teacher's, layer by layer."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,8 +35,8 @@ def eager_attention(*models: PreTrainedModel) -> Iterator[None]:
 def attention_weights(model: PreTrainedModel, callback: Callable[[int, torch.Tensor], None]) -> Iterator[None]:
     """Within this context the next forward calls `callback(layer, weights)` for each layer, as soon as it has them.
 
-    Nothing is kept, in contrast to `output_attentions=True`. Attention weights are what a module returns as the
-    last part of a tuple, four-dimensional and from L queries to L keys. Works for every model of Transformers whose
+    Nothing is kept, unlike with `output_attentions=True`. Attention weights are recognised as the last part of a tuple
+    that a module returns, four-dimensional and from L queries to L keys. Works for every model of Transformers whose
     eager attention returns its weights; `callback` is not called for others.
 
     Args:

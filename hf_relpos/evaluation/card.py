@@ -1,4 +1,4 @@
-"""What was measured of a model, in its model card: evaluation results as the Hub reads them."""
+"""Evaluation results in a model card, as the Hub reads them."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -23,7 +23,7 @@ from .statistics import rank_correlation
 
 @dataclass(frozen=True)
 class CompareSettings:
-    """What `compare_models` reads and measures.
+    """Settings of `compare_models`.
 
     Attributes:
         teacher: folder or Hub repository.
@@ -59,7 +59,7 @@ class CompareSettings:
 
 
 def compare_models(settings: CompareSettings, progress: ProgressCallback | None = None) -> dict[str, Any]:
-    """Measure how faithful a student is to its teacher; a text with many unknown tokens is a `UserWarning`.
+    """Measure the fidelity of a student to its teacher; a text with many unknown tokens is a `UserWarning`.
 
     Returns:
         The content of the JSON file.

@@ -1,6 +1,6 @@
 """Texts and rows of token ids to hidden states and sentence vectors.
 
-What is computed for a row does not depend on the other rows of its batch.
+The results of a row do not depend on the other rows of its batch.
 Letters: B rows of a batch, L tokens of a row, D hidden size.
 """
 

@@ -31,7 +31,7 @@ FILLER_TOKENS = 100_000
 
 @dataclass(frozen=True)
 class EvaluateSettings:
-    """What `evaluate_model` reads and measures; a task without data is left out.
+    """Settings of `evaluate_model`; a task without data is left out.
 
     Attributes:
         model: folder or Hub repository.

@@ -1,4 +1,4 @@
-"""Results of comparing a student with its teacher, as values and as JSON, and the verdict in words."""
+"""Results of comparing a student with its teacher, as values and as JSON, with a summary in words."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-# What `verdict` calls safe and usable: least mean cosine of sentence vectors and of tokens to the teacher's. A
+# Thresholds of `verdict` for safe and usable: mean cosine of sentence vectors and of tokens to the teacher's. A
 # conversion with sentence cosine .95 lost 0.1 to 0.4 points of STS-B in shared measurements on all-MiniLM-L6-v2, whose
 # own agreement under a shift of 16 positions is .96; with .85 to .90 it lost 0.7 to 1.9.
 SAFE = (0.95, 0.92)
@@ -78,10 +78,22 @@ class LengthFidelity:
     masked: MaskedAgreement | None = None
     ceiling: ShiftConsistency | None = None
 
+    @property
+    def cosines(self) -> list[float | None]:
+        """Token and sentence cosine, then the same of the teacher with itself; None where they were not measured."""
+        shifted = (None, None) if self.ceiling is None else (self.ceiling.token_cosine, self.ceiling.sentence_cosine)
+        return [self.token_cosine, self.sentence_cosine, *shifted]
+
+    @property
+    def masked_shares(self) -> list[float | None]:
+        """Agreement, accuracy of the teacher and of the student on masked tokens; None where not measured."""
+        found = self.masked
+        return [found.agreement, found.teacher_accuracy, found.student_accuracy] if found else [None] * 3
+
 
 @dataclass(frozen=True)
 class Fidelity:
-    """What `fidelity` measured.
+    """The result of `fidelity`.
 
     Attributes:
         teacher_limit: maximum length of the teacher; None for no limit.
@@ -140,8 +152,8 @@ def _length_from_dict(plain: Mapping[str, Any]) -> LengthFidelity:
     return LengthFidelity(**entry)
 
 
-def shortfalls(fidelity: Fidelity) -> list[str]:
-    """The lengths at which a student is not even usable after fine-tuning (`USABLE`), in words; [] for none.
+def failed_thresholds(fidelity: Fidelity) -> list[str]:
+    """The thresholds of `USABLE` that a student fails, with the lengths, in words; [] for none.
 
     Past the teacher's limit only the token cosine counts, to the teacher's windows; a length past it that was skipped
     is named, too.

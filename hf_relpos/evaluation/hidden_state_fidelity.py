@@ -1,7 +1,7 @@
 """Cosines of the hidden states of two models, and of a model with itself when its input is shifted.
 
-An absolute model does not agree with itself when its input is shifted by some positions, so the distance between
-teacher and student needs a scale: `shift_consistency`. It is not a bound, since [CLS] stays at its position, and the
+An absolute model does not agree with itself when its input is shifted by some positions. `shift_consistency` measures
+this, as a scale for the distance between teacher and student. It is not a bound: [CLS] stays at its position, and the
 distance to it tells a relative model, too, where a token is.
 """
 
@@ -56,7 +56,7 @@ def shift_consistency(
     pooling: str = "mean",
     batch_tokens: int = BATCH_TOKENS,
 ) -> ShiftConsistency:
-    """How far a model agrees with itself when its input is shifted; [CLS] stays at the first position.
+    """Agreement of a model with itself when its input is shifted; [CLS] stays at the first position.
 
     Args:
         teacher: a model that accepts `position_ids`.

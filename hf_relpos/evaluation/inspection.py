@@ -1,4 +1,4 @@
-"""What a BERT-like model of any class accepts and predicts, read off its modules and its configuration."""
+"""Inputs and outputs of a BERT-like model of any class, read off its modules and its configuration."""
 
 import inspect
 

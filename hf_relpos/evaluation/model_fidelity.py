@@ -1,8 +1,9 @@
-"""How faithful a converted model is to its source: hidden states, sentence vectors, attention, masked tokens."""
+"""Fidelity of a converted model to its source: hidden states, sentence vectors, attention, masked tokens."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,7 +24,7 @@ LENGTHS = (16, 64, 128, 256, 512)
 
 @dataclass(frozen=True)
 class FidelitySettings:
-    """What `fidelity` measures.
+    """Settings of `fidelity`.
 
     Attributes:
         pooling: of the sentence vectors, `mean` or `cls`.
@@ -158,19 +159,8 @@ def _within_limit(
         masked = masked_agreement(
             teacher, student, windows, settings.mask_token_id, seed=settings.seed, batch_tokens=settings.batch_tokens
         )
-    token_cosine, sentence_cosine = cosines.means()
-    return LengthFidelity(
-        length=length,
-        windows=len(windows),
-        tokens=sum(map(len, windows)),
-        reference="teacher",
-        token_cosine=token_cosine,
-        sentence_cosine=sentence_cosine,
-        token_cosine_by_quarter=cosines.quarters(),
-        divergence=None if attention is None else attention.means(),
-        masked=masked,
-        ceiling=ceiling,
-    )
+    divergence = None if attention is None else attention.means()
+    return _entry(length, windows, "teacher", cosines, divergence=divergence, masked=masked, ceiling=ceiling)
 
 
 def _sampled(windows: Sequence[Row], tokens: int | None) -> tuple[Sequence[Row], Sequence[Row]]:
@@ -230,14 +220,11 @@ def _past_limit(
             ceiling.add(reference(rows, 3 * limit // 8), target, mask)
         cosines.add(target, states, mask)
         advance(int(mask.sum()))
-    token_cosine, sentence_cosine = cosines.means()
-    return LengthFidelity(
-        length=length,
-        windows=len(windows),
-        tokens=sum(map(len, windows)),
-        reference="windowed teacher",
-        token_cosine=token_cosine,
-        sentence_cosine=sentence_cosine,
-        token_cosine_by_quarter=cosines.quarters(),
-        ceiling=ShiftConsistency(len(windows), *ceiling.means(), {}) if settings.ceiling else None,
-    )
+    consistency = ShiftConsistency(len(windows), *ceiling.means(), {}) if settings.ceiling else None
+    return _entry(length, windows, "windowed teacher", cosines, ceiling=consistency)
+
+
+def _entry(length: int, windows: Sequence[Row], reference: str, cosines: CosineMeans, **more: Any) -> LengthFidelity:
+    """The fidelity on windows of one length, from the sums over its batches."""
+    tokens = sum(map(len, windows))
+    return LengthFidelity(length, len(windows), tokens, reference, *cosines.means(), cosines.quarters(), **more)

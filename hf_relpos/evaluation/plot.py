@@ -73,7 +73,7 @@ def plot_scheme(
     head: int = 0,
     inputs: dict[str, torch.Tensor] | None = None,
 ) -> "Figure":
-    """What a scheme adds, over all pairs and for the query in the middle.
+    """The scores that a scheme adds, over all pairs and for the query in the middle.
 
     Args:
         model: a model, or a configuration, which stands for a fresh model with seed 0.
@@ -240,7 +240,7 @@ def plot_model(model: RelPosBertPreTrainedModel, inputs: dict[str, torch.Tensor]
 
 
 def fidelity_figure(report: Mapping[str, Any]) -> "Figure":
-    """Fidelity by length with its ceiling, and the attention's divergence by layer.
+    """Fidelity by length, that of the shifted teacher, and the attention's divergence by layer.
 
     Args:
         report: what `evaluation.Fidelity.to_dict` returns, or the JSON of `hf-relpos compare`.
@@ -264,7 +264,9 @@ def fidelity_figure(report: Mapping[str, Any]) -> "Figure":
         shown = [(entry["length"], entry["ceiling"][key]) for entry in entries if entry["ceiling"]]
         if shown:
             where, ceiling = zip(*shown, strict=True)
-            panels[0].plot(where, ceiling, color=color, linestyle=":", linewidth=1.2, label=f"{label}, ceiling")
+            panels[0].plot(
+                where, ceiling, color=color, linestyle=":", linewidth=1.2, label=f"{label}, teacher shifted"
+            )
     if report.get("teacher_limit"):
         panels[0].axvline(report["teacher_limit"], color="0.4", linewidth=0.8)
         panels[0].set_title("cosine to the teacher; past the line to its windows", fontsize=9)

@@ -1,4 +1,4 @@
-"""What a scheme adds to the attention scores of a layer, as numbers: over all pairs (i, j) or by offset r = j − i."""
+"""The scores that a scheme adds in a layer, over all pairs (i, j) or by offset r = j − i."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -235,7 +235,7 @@ def input_map(call: LayerCall) -> torch.Tensor | None:
 
 
 def offset_curves(model: RelPosBertPreTrainedModel, inputs: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
-    """What position adds to the score of the query in the middle, by offset, for every layer and head.
+    """The scores that position adds for the query in the middle, by offset, for every layer and head.
 
     Args:
         model: a model whose terms depend on r = j − i.

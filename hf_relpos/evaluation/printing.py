@@ -23,16 +23,15 @@ def print_fidelity(fidelity: Fidelity, console: Console) -> None:
     past = [entry for entry in fidelity.lengths if entry.reference != "teacher"]
     rows: list[tuple[str, ...]] = []
     for entry in fidelity.lengths:
-        ceiling = entry.ceiling
-        cosines: list[float | None] = [entry.token_cosine, entry.sentence_cosine]
-        cosines += [None, None] if ceiling is None else [ceiling.token_cosine, ceiling.sentence_cosine]
         name = f"{entry.length:,}" + (" *" if entry in past else "")
-        rows.append((name, str(entry.windows), *map(_cosine, cosines)))
-    columns = ["tokens", "windows", "token", "sentence", "ceiling: token", "sentence"]
+        rows.append((name, str(entry.windows), *map(_cosine, entry.cosines)))
+    columns = ["tokens", "windows", "token", "sentence", "shifted: token", "sentence"]
     print_table(console, "Cosine to the teacher", columns, rows)
-    notes = ["ceiling: how far the teacher agrees with itself when its input is shifted by some positions"]
+    notes = ["shifted: the teacher compared with itself when its input is shifted by some positions"]
     if past:
-        notes.append("* compared with the teacher's states of overlapping windows; ceiling: when these are others")
+        notes.append(
+            "* compared with the teacher's states of overlapping windows; shifted: with those of other windows"
+        )
     notes += [f"{length:,} tokens not measured: {reason}" for length, reason in fidelity.skipped.items()]
     console.print("\n".join(notes), markup=False, highlight=False)
     if past:
@@ -43,16 +42,12 @@ def print_fidelity(fidelity: Fidelity, console: Console) -> None:
         columns = ["tokens", *(f"layer {layer}" for layer in range(len(compared[0][1])))]
         rows = [(f"{length:,}", *(f"{value:.3f}" for value in divergence)) for length, divergence in compared]
         print_table(console, "Attention: KL(teacher‖student), nats", columns, rows)
-    masked = [(entry.length, entry.masked) for entry in fidelity.lengths if entry.masked]
-    if masked:
-        rows = [
-            (
-                f"{length:,}",
-                f"{result.tokens:,}",
-                *map(_percent, (result.agreement, result.teacher_accuracy, result.student_accuracy)),
-            )
-            for length, result in masked
-        ]
+    rows = [
+        (f"{entry.length:,}", f"{entry.masked.tokens:,}", *map(_percent, entry.masked_shares))
+        for entry in fidelity.lengths
+        if entry.masked
+    ]
+    if rows:
         columns = ["tokens", "masked", "same prediction", "teacher right", "student right"]
         print_table(console, "Masked tokens, %", columns, rows)
 

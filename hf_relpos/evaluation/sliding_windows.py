@@ -1,6 +1,6 @@
 """Texts past the maximum length of a model, read in overlapping windows.
 
-What a teacher says of a long text in this way is the reference for its student there.
+The teacher's states of a long text that were read in this way are the reference for its student.
 """
 
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from .inspection import model_max_length
 
 
 def _starts(length: int, window: int, stride: int) -> list[int]:
-    """Where the windows that cover `length` tokens start, `stride` apart; the last one ends with the text."""
+    """Starts of the windows that cover `length` tokens, `stride` apart; the last window ends with the text."""
     if length <= window:
         return [0]
     return [*range(0, length - window, stride), length - window]
 
 
 def _central(starts: torch.Tensor, length: int, window: int) -> torch.Tensor:
-    """For each of `length` tokens the window in which it is farthest from the nearer end; the first of equals."""
+    """The window in which each of `length` tokens is farthest from the nearer end; the first of equals."""
     index = torch.arange(length)
     last = starts[:, None] + min(window, length) - 1
     return torch.minimum(index - starts[:, None], last - index).argmax(0)
@@ -44,7 +44,7 @@ class OverlappingWindows:
 
     @classmethod
     def of(cls, length: int, size: int, stride: int | None = None) -> "OverlappingWindows":
-        """Of a row of `length` tokens, `size` at once.
+        """Windows of `size` tokens over a row of `length` tokens.
 
         Args:
             stride: tokens between the starts of two windows; None for half a window.
@@ -72,7 +72,7 @@ class OverlappingWindows:
         return OverlappingWindows(self.columns.to(device), self.window.to(device), self.position.to(device))
 
     def merge(self, states: torch.Tensor) -> torch.Tensor:
-        """(W, w, …) to (L, …): of each token what its window has; of the first, which all have, the mean."""
+        """(W, w, …) to (L, …): each token takes the values of its window, the first token the mean over windows."""
         merged = states[self.window, self.position]
         merged[0] = states[:, 0].mean(0)
         return merged

@@ -12,7 +12,7 @@ import torch
 
 from ..models.configuration_fields import FEED_FORWARD_TYPES
 from .errors import ConversionError
-from .family import ALL, Family, Positions, Tensors, renamed
+from .family import ALL, Family, Layout, Positions, Tensors, renamed
 from .names import Rule
 
 
@@ -163,7 +163,7 @@ def join_projections(config: Mapping[str, Any], tensors: Tensors) -> dict[str, t
     return joined
 
 
-ALIBI_FAMILIES: dict[str, Family] = {
+FAMILIES: dict[str, Family] = {
     "jinabert": Family(
         stems=("JinaBert", "Bert"),
         suffixes=ALL,
@@ -189,6 +189,9 @@ ALIBI_FAMILIES: dict[str, Family] = {
         told_by_tensors=_jina_by_tensors,
         read_directly=True,
         unsupported_reason=_jina_unsupported_reason,
+        title="JinaBERT v2: embeddings, rerankers",
+        published={"feed_forward_type": "geglu", "position_embedding_type": "alibi"},
+        layout=Layout("JinaBERT v2: a gated feed-forward and ALiBi", (r"\.mlp\.gated_layers\.", r"\.mlp\.wo\.")),
     ),
     "mosaicbert": Family(
         stems=("Bert",),
@@ -208,5 +211,11 @@ ALIBI_FAMILIES: dict[str, Family] = {
         told_by_tensors=_mosaic_by_tensors,
         read_directly=True,
         unsupported_reason=_mosaic_unsupported_reason,
+        title="MosaicBERT, DNABERT-2, DNABERT-S, mRNABERT",
+        published={"alibi_starting_size": 512},
+        layout=Layout(
+            "MosaicBERT or DNABERT-2: one projection of queries, keys and values, a gated feed-forward and ALiBi",
+            (r"\.attention\.self\.Wqkv\.", r"\.mlp\.gated_layers\.", r"\.mlp\.wo\."),
+        ),
     ),
 }

@@ -10,7 +10,7 @@ import torch
 
 from ..schemes.deberta import KINDS
 from .errors import ConversionError
-from .family import Family, Positions, Tensors, renamed
+from .family import LONG_INPUTS, Family, Layout, LiveFamily, Positions, Tensors, renamed
 from .names import Rule
 
 
@@ -200,7 +200,7 @@ COMMON: dict[str, Any] = {
 }
 PROJECTIONS = {f"attention.self.{name}_proj": f"attention.self.{name}" for name in ("query", "key", "value")}
 
-DEBERTA_FAMILIES: dict[str, Family] = {
+FAMILIES: dict[str, Family] = {
     "deberta-v2": Family(
         stems=("DebertaV2",),
         suffixes=(*SUFFIXES, "ForMultipleChoice"),
@@ -230,6 +230,21 @@ DEBERTA_FAMILIES: dict[str, Family] = {
         fields=_fields_v2,
         unsupported_reason=_unsupported_reason_v2,
         **COMMON,
+        title="DeBERTa v2 and v3, mDeBERTa",
+        published={"relative_attention": True, "position_biased_input": False, "pos_att_type": ["p2c", "c2p"]},
+        layout=Layout("DeBERTa v2 or v3", (r"\.attention\.self\.query_proj\.",)),
+        live=LiveFamily(
+            name="DeBERTa v2, v3",
+            stock="transformers.models.deberta_v2.modeling_deberta_v2",
+            container="DebertaV2Encoder",
+            attention="DisentangledSelfAttention",
+            code="deberta",
+            classes={
+                "DebertaV2Encoder": "AcceleratedDebertaV2Encoder",
+                "DisentangledSelfAttention": "AcceleratedDisentangledSelfAttention",
+            },
+            effect="faster, in training at about 512 tokens only as fast; attention in memory linear in the length",
+        ),
     ),
     "deberta": Family(
         stems=("Deberta",),
@@ -263,5 +278,21 @@ DEBERTA_FAMILIES: dict[str, Family] = {
         unpack=_unpack,
         pack=_pack,
         **COMMON,
+        title="DeBERTa v1",
+        published={"relative_attention": True, "position_biased_input": False, "pos_att_type": ["c2p", "p2c"]},
+        layout=Layout("DeBERTa v1", (r"\.attention\.self\.in_proj\.",)),
+        live=LiveFamily(
+            name="DeBERTa v1",
+            stock="transformers.models.deberta.modeling_deberta",
+            container="DebertaEncoder",
+            attention="DisentangledSelfAttention",
+            code="deberta",
+            classes={
+                "DebertaEncoder": "AcceleratedDebertaEncoder",
+                "DisentangledSelfAttention": "AcceleratedDebertaSelfAttention",
+            },
+            effect=LONG_INPUTS,
+            unsupported="talking_heads",
+        ),
     ),
 }

@@ -16,6 +16,7 @@ from ..schemes.registry import STOCK_SCHEME
 from .names import is_buffer
 from .recognition import Head, SourceSpec, recognise
 from .registry import FAMILIES
+from .registry import resemblance as resemblance
 from .source import CHECKPOINT_FILES, PICKLED_FILES, has_safetensors, read_tensors
 
 

@@ -1,14 +1,17 @@
 """What a family of checkpoints is: how its tensors, fields, heads and positions are spelled in BERT's words.
 
-The families themselves are in `families` and the modules beside it.
+Each family is a file beside this one, and `registry` lists them.
 """
 
+import importlib
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from .names import BASE_RULES, RULES, Rule
 
@@ -75,6 +78,91 @@ class Positions:
 
 
 @dataclass(frozen=True)
+class Layout:
+    """A layout of tensors that is not stock BERT's.
+
+    Attributes:
+        name: of the models that have it.
+        tensors: regular expressions, each of which the name of some tensor matches.
+    """
+
+    name: str
+    tensors: tuple[str, ...]
+
+    def fits(self, names: Iterable[str]) -> bool:
+        """Whether tensors of these names have the layout."""
+        return all(any(re.search(pattern, name) for name in names) for pattern in self.tensors)
+
+
+# What `LiveFamily.effect` says of several, from the measurements of the benchmark of live models.
+LONG_INPUTS = "faster from 1,024 tokens, as fast below; attention in memory linear in the length"
+ALREADY_ACCELERATED = "it is accelerated already"
+
+
+@dataclass(frozen=True)
+class LiveFamily:
+    """An architecture of Transformers whose attention can be accelerated in a live model.
+
+    Classes are given by name, so that modules are imported only for models that are there.
+
+    Attributes:
+        name: for people.
+        stock: the module of Transformers that has the stock classes.
+        container: the stock class around the attention modules, which prepares what they share.
+        attention: the stock class of the attention modules.
+        code: the module of `families.live` that has our classes.
+        classes: stock class to ours, which is a subclass of it.
+        effect: what is gained.
+        unsupported: a function in `code`, from a container to reasons to leave it as it is; None for none.
+    """
+
+    name: str
+    stock: str
+    container: str
+    attention: str
+    code: str
+    classes: dict[str, str]
+    effect: str
+    unsupported: str | None = None
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether there can be a model of it: somebody has imported its classes."""
+        return self.stock in sys.modules
+
+    def stock_class(self, name: str) -> type[nn.Module]:
+        """A class of Transformers."""
+        found: type[nn.Module] = getattr(importlib.import_module(self.stock), name)
+        return found
+
+    def replacements(self) -> dict[type[nn.Module], type[nn.Module]]:
+        """Stock class to ours."""
+        code = importlib.import_module(f".live.{self.code}", __package__)
+        return {self.stock_class(stock): getattr(code, ours) for stock, ours in self.classes.items()}
+
+    def unsupported_reason(self, container: nn.Module) -> str | None:
+        """Why a container of this family stays as it is; None for one that can be changed."""
+        ours = tuple(self.replacements().values())
+        expected, attention = self.stock_class(self.container), self.stock_class(self.attention)
+        if any(type(module) in ours for module in container.modules()):
+            return ALREADY_ACCELERATED
+        if type(container) is not expected:
+            return f"{type(container).__name__} is a subclass of {expected.__name__} with code of its own"
+        found = [module for module in container.modules() if isinstance(module, attention)]
+        if not found:
+            return f"it has no {attention.__name__}"
+        for module in found:
+            if type(module) is not attention:
+                return f"{type(module).__name__} is a subclass of {attention.__name__} with code of its own"
+        if any("forward" in vars(module) for module in (container, *found)):
+            return "other code has replaced the forward method of its modules"
+        if self.unsupported is None:
+            return None
+        reasons = getattr(importlib.import_module(f".live.{self.code}", __package__), self.unsupported)(container)
+        return "; ".join(reasons) or None
+
+
+@dataclass(frozen=True)
 class Family:
     """One kind of checkpoint.
 
@@ -84,6 +172,7 @@ class Family:
         rules: its own names, on the left, and BERT's.
         stock: `model_type` of the Transformers class that has the same body, with absolute positions where it has a
             legacy type; None where Transformers has none, and no outputs can be compared.
+        title: its name for people.
         defaults: of its configuration, where they differ from BERT's.
         not_kept: fields of its configuration that BERT does not have.
         spellings: field of its configuration to BERT's field.
@@ -115,12 +204,16 @@ class Family:
             None where it does not.
         unsupported_reason: configuration to why it cannot be converted; empty if it can.
         since: the first release that reads it.
+        published: fields that its published checkpoints have and the defaults of its class have not.
+        layout: of its tensors, for messages about checkpoints that say nothing of their family; None for BERT's.
+        live: how its live models are accelerated; None if they are not.
     """
 
     stems: tuple[str, ...]
     suffixes: tuple[str, ...]
     rules: tuple[Rule, ...]
     stock: str | None
+    title: str
     defaults: dict[str, Any] = field(default_factory=dict)
     not_kept: tuple[str, ...] = ()
     spellings: dict[str, str] = field(default_factory=dict)
@@ -144,6 +237,9 @@ class Family:
     tolerance: float | None = None
     unsupported_reason: Callable[[Mapping[str, Any]], str] = lambda config: ""
     since: str = "0.1.0"
+    published: dict[str, Any] = field(default_factory=dict)
+    layout: Layout | None = None
+    live: LiveFamily | None = None
 
     def heads(self, config: Mapping[str, Any]) -> dict[str, str]:
         """Class of the family to class of BERT, for every head that this configuration lets BERT compute."""

@@ -1,8 +1,8 @@
-"""Names of BERT's tensors in old files, in stock Transformers and here: tables that are read in both directions.
+"""Names of BERT's tensors in old files, in stock Transformers and here: tables that every conversion reads.
 
 old file  <-- RULES -->  stock BERT  <-- identity, but for SCHEME and TABLE -->  relpos_bert
 
-No conversion renames a tensor outside these tables, so that the inverse is the same tables read from right to left.
+No conversion renames a tensor outside these tables. An export looks up which name of a file leads to which of ours.
 """
 
 from collections.abc import Mapping
@@ -26,20 +26,12 @@ class Rule:
     old: str
     new: str
 
-    def forward(self, name: str) -> str | None:
+    def rename(self, name: str) -> str | None:
         """The new spelling, or None where the rule does not apply."""
-        return _respell(name, self.old, self.new)
-
-    def back(self, name: str) -> str | None:
-        """The old spelling, or None where the rule does not apply."""
-        return _respell(name, self.new, self.old)
-
-
-def _respell(name: str, pattern: str, other: str) -> str | None:
-    start, end = pattern.split("*")
-    if len(name) <= len(start) + len(end) or not (name.startswith(start) and name.endswith(end)):
-        return None
-    return other.replace("*", name[len(start) : len(name) - len(end)])
+        start, end = self.old.split("*")
+        if len(name) <= len(start) + len(end) or not (name.startswith(start) and name.endswith(end)):
+            return None
+        return self.new.replace("*", name[len(start) : len(name) - len(end)])
 
 
 # In this order, each at most once. They end in the names of a BERT with a head, whose encoder is called `bert`.
@@ -85,22 +77,10 @@ TIES = (
 )
 
 
-def to_stock(name: str, rules: tuple[Rule, ...]) -> tuple[str, tuple[Rule, ...]]:
-    """The name in stock BERT, and the rules that led there, in order."""
-    applied = []
+def to_stock(name: str, rules: tuple[Rule, ...]) -> str:
+    """The name in stock BERT."""
     for rule in rules:
-        if (renamed := rule.forward(name)) is not None:
-            name = renamed
-            applied.append(rule)
-    return name, tuple(applied)
-
-
-def to_old(name: str, applied: tuple[Rule, ...]) -> str:
-    """The inverse of `to_stock`: the name in the file."""
-    for rule in reversed(applied):
-        old = rule.back(name)
-        assert old is not None, "`applied` comes from `to_stock`"
-        name = old
+        name = rule.rename(name) or name
     return name
 
 

@@ -14,8 +14,8 @@ from .errors import ConversionError, abbreviate
 from .family import LEGACY_ATTENTION, LEGACY_TYPES, PRETRAINING, TASK_TYPES, Family, LegacyAttention, Positions
 from .local_paths import without_local_paths
 from .names import is_scheme, is_table, to_stock
-from .registry import FAMILIES, OWN
-from .source import resemblance, tensor_names
+from .registry import FAMILIES, OWN, resemblance
+from .source import tensor_names
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class SourceSpec:
         if self.family.layers:
             shared = enumerate(self.family.layers(self.config))
             names = [name.replace(old, f"encoder.layer.{number}.") for number, old in shared if old in name] or names
-        return [to_stock(each, self.family.naming(base))[0] for each in names]
+        return [to_stock(each, self.family.naming(base)) for each in names]
 
 
 def recognise(folder: Path, config: Mapping[str, Any], names: Iterable[str] = ()) -> SourceSpec:
@@ -192,7 +192,7 @@ def _recognise_own(folder: Path, config: Mapping[str, Any]) -> SourceSpec:
 
 def _hint(folder: Path, config: Mapping[str, Any]) -> str:
     """What the weights look like, to be put at the end of an error; empty where there is nothing to say."""
-    looks = resemblance(folder, config, tensor_names(folder))
+    looks = resemblance(tensor_names(folder), folder, config.get("model_type", "bert"))
     return f". {looks}" if looks else ""
 
 
@@ -228,7 +228,7 @@ def check_tables(spec: SourceSpec, folder: Path, names: Iterable[str]) -> None:
                 f"{abbreviate(tables, 1)}: they belong to another model; correct config.json or restore the file"
             )
     elif not relative:
-        remedy = resemblance(folder, spec.config, names) or (
+        remedy = resemblance(names, folder, spec.config.get("model_type", "bert")) or (
             "Stock Transformers v5 drops them when it loads and saves such a checkpoint: go back to the original files"
         )
         raise ConversionError(f"{folder}: {spec.evidence}, but the weights have no tables of distances. {remedy}")

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from .errors import ConversionError
-from .family import Family, Positions, Tensors
+from .family import LONG_INPUTS, Family, Layout, LiveFamily, Positions, Tensors
 from .names import Rule
 
 
@@ -82,7 +82,7 @@ def _unsupported_reason(config: Mapping[str, Any]) -> str:
     )
 
 
-ROPE_FAMILIES: dict[str, Family] = {
+FAMILIES: dict[str, Family] = {
     "roformer": Family(
         stems=("RoFormer",),
         suffixes=(
@@ -118,5 +118,17 @@ ROPE_FAMILIES: dict[str, Family] = {
         read_directly=True,
         tolerance=1e-5,  # Transformers rounds the sinusoids to float32
         unsupported_reason=_unsupported_reason,
+        title="RoFormer",
+        layout=Layout("RoFormer", (r"(^|\.)(roformer\.|encoder\.embed_positions\.)",)),
+        live=LiveFamily(
+            name="RoFormer",
+            stock="transformers.models.roformer.modeling_roformer",
+            container="RoFormerEncoder",
+            attention="RoFormerSelfAttention",
+            code="roformer",
+            classes={"RoFormerSelfAttention": "AcceleratedRoFormerSelfAttention"},
+            effect=LONG_INPUTS,
+            unsupported="decoder",
+        ),
     ),
 }

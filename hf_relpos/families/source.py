@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from ..models import checkpoint_files
-from ..models.loading import in_body, known_layout
+from ..models.loading import in_body
 from .errors import ConversionError, abbreviate
 from .names import TIES, Tie, is_buffer, is_table
+from .registry import resemblance
 
 
 WEIGHTS = "model.safetensors"
@@ -255,14 +256,6 @@ def tensor_names(folder: Path, allow_pickle: bool = False) -> list[str]:
     return names
 
 
-def resemblance(folder: Path, config: Mapping[str, Any], names: Iterable[str]) -> str:
-    """A sentence on the known layout that names of tensors belong to; empty if it is that of the configuration."""
-    layout = known_layout(names)
-    if layout is None or config.get("model_type", "bert") in layout.model_types:
-        return ""
-    return f"The weights look like {layout.name}; {layout.reader(folder)}"
-
-
 def _read_shards(folder: Path, index: str, read: Callable[[Path], dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """All tensors of the files that an index names.
 
@@ -373,7 +366,7 @@ def normalise(
             f"{folder}: the weights lack {len(missing)} of {len(expected)} tensors of {source.architecture}: "
             f"{abbreviate(missing)}"
         )
-        if looks := resemblance(folder, source.config, raw):
+        if looks := resemblance(raw, folder, source.config.get("model_type", "bert")):
             raise ConversionError(f"{lack}. {looks}")
         remedy = "restore the file"
         if not any(in_body(name) for name in missing):

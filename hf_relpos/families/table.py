@@ -10,38 +10,13 @@ from .registry import FAMILIES
 
 
 COLUMNS = ("checkpoints", "told by", "heads", "positions", "by", "compared with", "since")
-TITLES = {
-    "bert": "BERT",
-    "nezha": "NEZHA",
-    "roberta": "RoBERTa",
-    "xlm-roberta": "XLM-RoBERTa",
-    "camembert": "CamemBERT",
-    "electra": "ELECTRA",
-    "ernie": "ERNIE",
-    "distilbert": "DistilBERT",
-    "albert": "ALBERT",
-    "mpnet": "MPNet",
-    "deberta-v2": "DeBERTa v2 and v3, mDeBERTa",
-    "deberta": "DeBERTa v1",
-    "jinabert": "JinaBERT v2: embeddings, rerankers",
-    "mosaicbert": "MosaicBERT, DNABERT-2, DNABERT-S, mRNABERT",
-    "roformer": "RoFormer",
-    "xlnet": "XLNet",
-}
-# Fields that published checkpoints have and the defaults of the class have not.
-PUBLISHED: dict[str, dict[str, Any]] = {
-    "deberta-v2": {"relative_attention": True, "position_biased_input": False, "pos_att_type": ["p2c", "c2p"]},
-    "deberta": {"relative_attention": True, "position_biased_input": False, "pos_att_type": ["c2p", "p2c"]},
-    "jinabert": {"feed_forward_type": "geglu", "position_embedding_type": "alibi"},
-    "mosaicbert": {"alibi_starting_size": 512},
-}
 
 
 def example(name: str) -> dict[str, Any]:
     """A configuration as a family's published checkpoints have it."""
     stock = FAMILIES[name].stock
     known = CONFIG_MAPPING[stock if stock in CONFIG_MAPPING else "bert"]().to_dict()
-    return {**known, **FAMILIES[name].defaults, **PUBLISHED.get(name, {})}
+    return {**known, **FAMILIES[name].defaults, **FAMILIES[name].published}
 
 
 def told_by(name: str, family: Family) -> str:
@@ -74,7 +49,7 @@ def row(name: str, family: Family) -> list[str]:
     readers = ["convert"] + ["`from_pretrained`"] * (family.read_directly or name == "bert")
     beside = "stored outputs" if family.stock is None else f"`{family.stock}` of Transformers"
     return [
-        TITLES[name],
+        family.title,
         told_by(name, family),
         heads(family, example(name)),
         positions(name, family),

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from .errors import ConversionError
-from .family import Family, Positions, Tensors, renamed
+from .family import Family, Layout, LiveFamily, Positions, Tensors, renamed
 from .names import Rule
 
 
@@ -104,7 +104,7 @@ def _unsupported_reason(config: Mapping[str, Any]) -> str:
     return ""
 
 
-XLNET_FAMILIES: dict[str, Family] = {
+FAMILIES: dict[str, Family] = {
     "xlnet": Family(
         stems=("XLNet",),
         suffixes=("Model", "ForTokenClassification", "ForQuestionAnsweringSimple"),
@@ -173,5 +173,17 @@ XLNET_FAMILIES: dict[str, Family] = {
         read_directly=True,
         tolerance=1e-5,  # Transformers rounds the sinusoids to float32
         unsupported_reason=_unsupported_reason,
+        title="XLNet",
+        layout=Layout("XLNet", (r"\.rel_attn\.",)),
+        live=LiveFamily(
+            name="XLNet",
+            stock="transformers.models.xlnet.modeling_xlnet",
+            container="XLNetModel",
+            attention="XLNetRelativeAttention",
+            code="xlnet",
+            classes={"XLNetRelativeAttention": "AcceleratedXLNetRelativeAttention"},
+            effect="faster from 512 tokens, as fast below; memory of a few L × L matrices less",
+            unsupported="other_uses",
+        ),
     ),
 }

@@ -8,7 +8,6 @@ which says what the file looks like and what reads it.
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
@@ -21,69 +20,6 @@ from .installed import installed
 
 TENSORS = "hf_relpos_tensors"  # among arguments: those of a checkpoint of another architecture, under our names
 HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
-
-CONVERTS = "with model_type = {type} in its config.json, `hf-relpos convert {source} OUT` converts it"
-READS = (
-    "with model_type = {type} in its config.json, from_pretrained of our classes reads it where hf_relpos is "
-    "installed, and `hf-relpos convert {source} OUT` converts it"
-)
-NATIVE = "with model_type = {type} in its config.json, AutoModel of Transformers reads it, and hf_relpos does not yet"
-OWN_CODE = (
-    "hf_relpos does not read it yet; the code of its own repository does, if you trust it and let AutoModel run it"
-)
-UNMERGED = "merge the adapters (`merge_and_unload()` of PEFT) and save the model again"
-
-
-@dataclass(frozen=True)
-class KnownLayout:
-    """A layout of tensors that is not stock BERT's, though its configuration may say so.
-
-    Attributes:
-        name: of the models that have it.
-        marks: regular expressions, each of which the name of some tensor matches.
-        remedy: what reads it; `{source}` stands for the checkpoint, `{type}` for the model types.
-        model_types: its own values of `model_type`.
-    """
-
-    name: str
-    marks: tuple[str, ...]
-    remedy: str
-    model_types: tuple[str, ...] = ()
-
-    def reader(self, source: Any) -> str:
-        """What reads a checkpoint of this layout."""
-        return self.remedy.format(source=source, type=" or ".join(map(repr, self.model_types)))
-
-
-# The first that fits is taken.
-KNOWN_LAYOUTS = (
-    KnownLayout("a model with adapters of PEFT in it", (r"\.(base_layer|lora_A\..*)\.weight$",), UNMERGED),
-    KnownLayout(
-        "MosaicBERT or DNABERT-2: one projection of queries, keys and values, a gated feed-forward and ALiBi",
-        (r"\.attention\.self\.Wqkv\.", r"\.mlp\.gated_layers\."),
-        READS,
-        ("bert",),
-    ),
-    KnownLayout("the variant of JinaBERT v2 for code", (r"\.mlp\.up_gated_layer\.",), OWN_CODE),
-    KnownLayout(
-        "JinaBERT v2: a gated feed-forward and ALiBi",
-        (r"\.mlp\.gated_layers\.", r"\.mlp\.wo\."),
-        READS,
-        ("bert",),
-    ),
-    KnownLayout("DeBERTa v2 or v3", (r"\.attention\.self\.query_proj\.",), READS, ("deberta-v2",)),
-    KnownLayout("DeBERTa v1", (r"\.attention\.self\.in_proj\.",), READS, ("deberta",)),
-    KnownLayout("XLNet", (r"\.rel_attn\.",), READS, ("xlnet",)),
-    KnownLayout("RoFormer", (r"(^|\.)(roformer\.|encoder\.embed_positions\.)",), READS, ("roformer",)),
-    KnownLayout("ModernBERT", (r"\blayers\.\d+\.attn\.Wqkv\.", r"\blayers\.\d+\.mlp\.Wi\."), NATIVE, ("modernbert",)),
-    KnownLayout("DistilBERT", (r"\btransformer\.layer\.\d+\.attention\.q_lin\.",), CONVERTS, ("distilbert",)),
-    KnownLayout("ALBERT", (r"\balbert_layer_groups\.",), CONVERTS, ("albert",)),
-    KnownLayout("MPNet", (r"\.attention\.attn\.q\.",), CONVERTS, ("mpnet",)),
-    KnownLayout("RoBERTa", (r"(^|\.)roberta\.",), CONVERTS, ("roberta", "xlm-roberta", "camembert")),
-    KnownLayout("ELECTRA", (r"(^|\.)(electra|generator_\w+|discriminator_\w+)\.",), CONVERTS, ("electra",)),
-    KnownLayout("ERNIE", (r"(^|\.)(ernie\.|embeddings\.task_type_embeddings\.)",), CONVERTS, ("ernie",)),
-    KnownLayout("NEZHA", (r"(^|\.)nezha\.|\.relative_positions_encoding\.",), CONVERTS, ("nezha",)),
-)
 
 # Parts of the encoder that a caller may ask for where the file has none, and the fields that ask for them.
 POSITION_FIELDS = ("position_embedding_type", "position_options", "absolute_position_embeddings")
@@ -222,15 +158,6 @@ def read_other_architecture(
     return {**_with_config(kind, fields, arguments), TENSORS: tensors}
 
 
-def known_layout(names: Iterable[str]) -> KnownLayout | None:
-    """The layout that tensors of these names have, if it is a known one and not stock BERT's."""
-    names = list(names)
-    for layout in KNOWN_LAYOUTS:
-        if all(any(re.search(mark, name) for name in names) for mark in layout.marks):
-            return layout
-    return None
-
-
 def in_body(name: str) -> bool:
     """Whether a tensor of that name, stock BERT's or ours, is between the inputs and the last hidden state."""
     return name.removeprefix("bert.").startswith(("embeddings.", "encoder."))
@@ -342,9 +269,9 @@ def _reason(model: PreTrainedModel, missing: list[str], body: list[str], unexpec
     facts = f"the weights lack {len(missing)} of the encoder's {len(body)} tensors ({_listed(missing)})"
     if unexpected:
         facts += f" and hold others that {type(model).__name__} has no place for ({_listed(unexpected)})"
-    layout = known_layout(unexpected)
-    if layout is not None:
-        return f"{facts}. It looks like {layout.name}; {layout.reader(source)}"
+    families = installed("families")
+    if families is not None and (looks := families.resemblance(unexpected, source)):
+        return f"{facts}. {looks}"
     return (
         f"{facts}. {_correction(missing, body, unexpected, config)}. To start from random weights on purpose, make a "
         f"{type(model).__name__} of its configuration and call load_state_dict(…, strict=False)"

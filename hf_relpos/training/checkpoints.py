@@ -1,4 +1,4 @@
-"""Which checkpoints of a Trainer were written whole: what a run that was killed goes on from."""
+"""Complete checkpoints of a Trainer, from which a run that was killed resumes."""
 
 import json
 from pathlib import Path

@@ -160,7 +160,7 @@ def _as_model(teacher: PreTrainedModel | TargetFunction) -> PreTrainedModel | No
 
 
 def _max_length(student: PreTrainedModel, limit: int | None, losses: Mapping[str, float]) -> int | None:
-    """How long windows may be: what the student reads, and the teacher where nothing but the attention is compared."""
+    """The longest window: the student's limit, and the teacher's where only the attention is compared."""
     limits = [model_max_length(student), limit if set(losses) == {"attention"} else None]
     return min((each for each in limits if each is not None), default=None)
 
@@ -174,7 +174,7 @@ def _token_types(student: PreTrainedModel, teacher: PreTrainedModel | TargetFunc
 
 
 class _Progress(TrainerCallback):
-    """Tells how many steps are done."""
+    """Reports the number of steps that are done."""
 
     def __init__(self, update: Callable[[str, int, int], None]) -> None:
         self.update = update
@@ -225,7 +225,7 @@ def _returns_attention(model: PreTrainedModel) -> bool:
 
 @contextmanager
 def _prepared(student: PreTrainedModel, settings: DistillationSettings) -> Iterator[None]:
-    """Within this context only the parameters that are trained require gradients, and dropout is as set."""
+    """Context in which only the trained parameters require gradients, and dropout is as set."""
     device = student.device
     probabilities = {module: module.p for module in student.modules() if isinstance(module, nn.Dropout)}
     flags = {parameter: parameter.requires_grad for parameter in student.parameters()}
@@ -248,7 +248,7 @@ def _prepared(student: PreTrainedModel, settings: DistillationSettings) -> Itera
 
 @contextmanager
 def _evaluating(teacher: PreTrainedModel | None) -> Iterator[None]:
-    """The teacher in evaluation mode; afterwards in its mode and on its device."""
+    """Context in which the teacher is in evaluation mode; its mode and device are restored afterwards."""
     if teacher is None:
         yield
         return

@@ -31,7 +31,7 @@ def checkpoint_folder(output_dir: str | Path | None) -> Iterator[Path]:
 
 
 def model_fingerprint(model: PreTrainedModel) -> str:
-    """Its class, and a checksum of its weights: of a student those before the first step, also where it is resumed."""
+    """Class of a model and a checksum of its weights. For a student they are taken before the first step."""
     checksum = 0
     for name, tensor in sorted(model.state_dict().items()):
         checksum = zlib.crc32(name.encode(), checksum)

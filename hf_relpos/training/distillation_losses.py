@@ -174,7 +174,7 @@ def compute_outputs(model: nn.Module, batch: Mapping[str, torch.Tensor], names: 
 def model_targets(
     model: nn.Module, limit: int | None, batch: Mapping[str, torch.Tensor], names: Iterable[str]
 ) -> Targets:
-    """`compute_outputs`; of rows that are longer than the model reads from overlapping windows, without attention.
+    """`compute_outputs`. Rows that are longer than the model reads come from overlapping windows, without attention.
 
     The windows are `OverlappingWindows`, as `windowed_hidden_states` has them: what they say of a token in their
     middle is the target, for hidden states and for predictions. Their attention ends at their borders, where that of

@@ -9,6 +9,7 @@ from transformers import TrainingArguments
 
 from ..data.seed import check_seed
 from ..schemes.scheme import is_count, is_number
+from ..settings import check_settings, setting, setting_of
 from .distillation_losses import LOSSES
 
 
@@ -56,14 +57,14 @@ class DistillationSettings:
         ValueError: for a value that is not accepted; names it and what is.
     """
 
-    steps: int = 200
-    batch_tokens: int = 4096
-    learning_rate: float = 1e-4
-    table_learning_rate: float = 3e-2
-    schedule: str = "linear"
-    train: str = "all"
+    steps: int = setting(200, "a whole number from 1 on", is_count)
+    batch_tokens: int = setting(4096, "a whole number from 1 on", is_count)
+    learning_rate: float = setting(1e-4, "a positive number", is_number)
+    table_learning_rate: float = setting(3e-2, "a positive number", is_number)
+    schedule: str = setting_of(SCHEDULES)
+    train: str = setting_of(TRAIN)
     losses: Mapping[str, float] | None = None
-    temperature: float = 2.0
+    temperature: float = setting(2.0, "a positive number", is_number)
     dropout: bool = False
     seed: int = 0
     trainer_arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -74,18 +75,7 @@ class DistillationSettings:
         return self.train == "tables"
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_tokens"):
-            value = getattr(self, name)
-            if not is_count(value):
-                raise ValueError(f"{name} = {value!r}: give a whole number from 1 on")
-        for name in ("learning_rate", "table_learning_rate", "temperature"):
-            value = getattr(self, name)
-            if not is_number(value):
-                raise ValueError(f"{name} = {value!r}: give a positive number")
-        for name, known in (("train", TRAIN), ("schedule", SCHEDULES)):
-            value = getattr(self, name)
-            if value not in known:
-                raise ValueError(f"{name} = {value!r} is unknown; known: {', '.join(known)}")
+        check_settings(self)
         check_seed(self.seed)
         if self.losses is not None:
             _check_losses(self.losses)
@@ -127,7 +117,7 @@ def _check_trainer_arguments(arguments: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class DistillationReport:
-    """What a distillation did.
+    """The result of a distillation.
 
     Attributes:
         steps: optimizer steps, those before a resumption included.

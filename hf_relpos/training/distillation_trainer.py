@@ -93,6 +93,6 @@ class DistillationTrainer(Trainer):
         return self.optimizer
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """As Trainer's; afterwards every process has, and the first writes the file that a checkpoint ends with."""
+        """As Trainer's. Waits for all processes, since the first one then writes the last file of the checkpoint."""
         super()._save_rng_state(output_dir)
         self.accelerator.wait_for_everyone()

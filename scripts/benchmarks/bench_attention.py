@@ -362,7 +362,6 @@ def picture(results: dict, path) -> None:
 def main() -> None:
     parser = benchmark_parser(__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few schemes, two lengths, no memory: within a minute")
-    parser.add_argument("--flex", action="store_true", help="also FlexAttention's forward; compiles for a minute")
     args = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", message=".*mkldnn_matmul.*")
@@ -385,8 +384,6 @@ def main() -> None:
         variants |= {name: RelativeAttention(name, "relpos", length).to(dtype) for name in schemes}
         if length == 512 and dtype == torch.float32 and not args.quick:
             variants["relative_key, our eager"] = RelativeAttention("relative_key", "eager", length)
-            if args.flex:
-                variants["relative_key, FlexAttention"] = RelativeAttention("relative_key", "flex_attention", length)
         results["times"] += times(variants, batch, length, args.rounds, dtype)
         if args.peer_python and dtype == torch.float32:
             request = {"what": "times", "batch": batch, "length": length}

@@ -100,9 +100,9 @@ def under_window(attention: nn.Module, length: int, device: str, whole: bool = F
     from dataclasses import replace
 
     from hf_relpos.attention.dispatch import run_attention
-    from hf_relpos.attention.sliding_window import BandMask
+    from hf_relpos.attention.sliding_window import SlidingWindowMask
 
-    band = BandMask(length, length, WINDOW, torch.device(device))
+    band = SlidingWindowMask(length, length, WINDOW, torch.device(device))
     mask = band.dense if whole else band
 
     def run(query, key, value, dropout: float = 0.0) -> torch.Tensor:

@@ -52,10 +52,10 @@ class Windowed(RelativeAttention):
     """One layer's attention with a scheme: all keys, or a window, by its band or as a mask of all pairs."""
 
     def __init__(self, name: str, length: int, kind: str):
-        from hf_relpos.attention.sliding_window import BandMask
+        from hf_relpos.attention.sliding_window import SlidingWindowMask
 
         super().__init__(name, "relpos", PIECE)
-        band = BandMask(length, length, WINDOW, torch.device("cpu"))
+        band = SlidingWindowMask(length, length, WINDOW, torch.device("cpu"))
         self.mask = {MASK: band.dense if kind == MASK else None, BAND: band}.get(kind)
 
     def call(self, query, key, value, dropout: float = 0.0):

@@ -4,7 +4,7 @@
     python scripts/maintenance/family_report.py --check    # exit code 1 if a file is stale
 
 What is refused is what a family says of a configuration in `PROBES`; a probe that it does not refuse any more is an
-error, and so is a family without a title. Heads that are missing are those of the classes in Transformers.
+error. Heads that are missing are those of the classes in Transformers.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from scheme_report import table
 
 from hf_relpos.families.family import Family
 from hf_relpos.families.registry import FAMILIES
-from hf_relpos.families.table import COLUMNS, TITLES, example, positions, row
+from hf_relpos.families.table import COLUMNS, example, positions, row
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,7 +52,7 @@ NATIVE = {
 }
 HEAD = """# Checkpoints that are read
 
-Written by `make families`, from the families in `hf_relpos/conversion`.
+Written by `make families`, from the entries in `hf_relpos/families`.
 
 - **told by**: the field of config.json, or what else marks a checkpoint that calls itself `bert`.
 - **heads**: those whose outputs stay; with an encoder, any of ours may be new.
@@ -107,7 +107,7 @@ def page() -> str:
     """docs/families.md."""
     rows = [row(name, family) for name, family in FAMILIES.items()]
     text = HEAD + table(list(COLUMNS), rows)
-    refused = [[TITLES[name], reason] for name in FAMILIES for reason in refusals(name)]
+    refused = [[FAMILIES[name].title, reason] for name in FAMILIES for reason in refusals(name)]
     text += REFUSED_HEAD + table(["checkpoints", "why"], refused)
     native = [[title, f"`{kind}`", kinds] for kind, (title, kinds) in NATIVE.items()]
     return text + NATIVE_HEAD + table(["checkpoints", "`model_type`", "positions"], native)
@@ -117,7 +117,7 @@ def section() -> str:
     """The section of README.md: what is read as it is, by positions."""
     by_positions: dict[str, list[str]] = {}
     for name, family in FAMILIES.items():
-        by_positions.setdefault(positions(name, family).partition(",")[0], []).append(TITLES[name])
+        by_positions.setdefault(positions(name, family).partition(",")[0], []).append(FAMILIES[name].title)
     rows = [[kind, "; ".join(titles)] for kind, titles in by_positions.items()]
     return table(["positions", "checkpoints"], rows)
 

@@ -54,8 +54,7 @@ from transformers import (
 from hf_relpos.conversion.folder import check_target
 from hf_relpos.data.masking import IGNORE_INDEX, mask_tokens
 from hf_relpos.data.records import iterate_lines
-from hf_relpos.files import atomic_folder
-from hf_relpos.models.remote_code import apply_umask
+from hf_relpos.files import apply_umask, atomic_folder
 
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

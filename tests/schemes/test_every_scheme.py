@@ -20,7 +20,6 @@ PACKAGE = Path(hf_relpos.__file__).parent
 MAY_NAME_SCHEMES = {
     *(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.glob("families/*.py")),
     "schemes/registry.py",  # the default ones
-    "conversion/layers.py",
     "conversion/verify.py",
     "cli/checkpoints.py",
     "demo/__init__.py",
@@ -28,7 +27,6 @@ MAY_NAME_SCHEMES = {
 NOT_SCHEMES = {  # names of other things
     ("cli/information.py", "tables"),  # a field of what `inspect` finds
     ("training/distillation_settings.py", "tables"),  # a value of its option `train`
-    *(("models/loading.py", name) for name in ("deberta", "nezha", "xlnet")),  # values of `model_type`
 }
 # Options on which order depends; fire knows no order as long as every position is below its threshold.
 ORDER_OPTIONS = {

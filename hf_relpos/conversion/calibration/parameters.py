@@ -44,7 +44,7 @@ class Parameters:
 
     @property
     def device(self) -> torch.device:
-        """Of the parameters and all that is computed from them."""
+        """The device of the parameters."""
         return next(self.scheme.parameters()).device
 
     def _made(self) -> Tables:

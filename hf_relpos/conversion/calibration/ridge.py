@@ -29,7 +29,7 @@ def gram(x: torch.Tensor) -> torch.Tensor:
 def best_of(strengths: Sequence[float], error: Callable[[float], float]) -> float:
     """The strength of least error, from the middle one on in the direction in which it falls.
 
-    That is the best of all where the error falls and then rises, as it does on held-out text.
+    This is the best strength if the error first falls and then rises, as it does on held-out text.
     """
     ordered = sorted(set(strengths))
     tried: dict[int, float] = {}

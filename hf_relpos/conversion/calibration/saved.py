@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 
 from ...files import describe_write_error, write_json, write_tensors, write_text
 from ...models.checkpoint_files import open_tensors, read_json
-from .errors import CalibrationError
+from .settings import CalibrationError
 
 
 LOCK = "lock"
@@ -19,7 +19,7 @@ LOCK = "lock"
 
 @contextmanager
 def one_process(folder: Path | None) -> Iterator[None]:
-    """Within this context no other process resumes from this folder, or writes into it.
+    """Lock a folder: within this context no other process resumes from it or writes into it.
 
     Args:
         folder: created, and removed again if it stays empty; None for none.
@@ -52,7 +52,7 @@ def one_process(folder: Path | None) -> Iterator[None]:
 class Saved:
     """Fitted layers in a folder, from which an interrupted calibration resumes.
 
-    Those of another calibration are removed; what else lies in the folder stays.
+    Layers of another calibration are removed. Other files in the folder stay.
     """
 
     def __init__(self, folder: Path, fingerprint: str, writes: bool = True):

@@ -72,7 +72,7 @@ class ScoreFit(Fit):
 
     @functools.cached_property
     def _curvature(self) -> tuple[Tables, dict[str, torch.Tensor]]:
-        """What `Parameters.weigh` makes penalty and preconditioner of: the same for penalties of any strength."""
+        """The moments for `Parameters.weigh`; they do not depend on the strength of the penalties."""
         variances = [block.target * (1 - block.target) * block.weight for block in self.blocks]
         sums = iter(variances)
 
@@ -98,7 +98,7 @@ class ScoreFit(Fit):
         """By parameter, for each of its N rows, the mean outer product of the vectors that the row is multiplied with:
         q for A, k for B, (H, N, d, d), up to a factor for each row.
 
-        Of all blocks: with those of a sample, which lack what other texts attend to, the fit takes five times as many
+        All blocks are read: with a sample, which lacks what other texts attend to, the fit takes five times as many
         iterations."""
         parameters, moments = self.parameters, {}
         for name, basis in parameters.bases().items():

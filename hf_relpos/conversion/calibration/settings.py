@@ -6,77 +6,74 @@ from typing import Any
 
 from ...models.configuration_relpos_bert import RelPosBertConfig
 from ...schemes.scheme import is_count, is_number
-from .errors import CalibrationError
+from ...settings import check_settings, setting, setting_of
+
+
+class CalibrationError(ValueError):
+    """Text that is too short to fit to, or a folder that cannot be written; says what to do about it."""
 
 
 # Penalties are relative to the curvature of what is fitted: smaller ones are lost in the rounding of float64, and from
 # larger ones on all tables stay at zero.
 PENALTIES = (1e-12, 1e3)
-OUTPUTS = ("ridge", "bias", "none")
+PENALTY_RANGE = f"a positive number, from {PENALTIES[0]:g} to {PENALTIES[1]:g}"
+STRENGTHS = (1e-4, 1e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
 
 
 def is_penalty(value: Any) -> bool:
-    """Whether a value is a penalty that has an effect and leaves one to the data."""
+    """Whether a value is a penalty inside `PENALTIES`."""
     return is_number(value) and PENALTIES[0] <= value <= PENALTIES[1]
 
 
 @dataclass(frozen=True)
 class CalibrationSettings:
-    """Settings of a calibration.
-
-    Attributes:
-        rows: query rows of a window that the fits of scores and values read, at most; a multiple of 32.
-        ridge: penalty of the tables' squares, in units of the mean curvature; inside `PENALTIES`.
-        smooth: penalty of the squared difference of neighbouring distances, likewise.
-        newton: Newton steps of the score fit after its first step.
-        iterations: conjugate gradient iterations of each; twice as many where no preconditioner is known.
-        tolerance: at which both stop early.
-        output: `ridge`, `bias` or `none`: what corrects the residual stream.
-        strengths: of the ridge, to choose from; the largest ones leave only the bias.
-        holdout: every so many batches one is held out.
-        batch_tokens: tokens in a batch.
-        seed: of the choice of rows.
+    """Settings of a calibration. Each field says what it means and what it accepts.
 
     Raises:
-        CalibrationError: for a value out of its range.
+        CalibrationError: for a value that is not accepted.
     """
 
-    rows: int = 32
-    ridge: float = 1e-4
-    smooth: float = 1e-2
-    newton: int = 2
-    iterations: int = 6
-    tolerance: float = 1e-2
-    output: str = "ridge"
-    strengths: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
-    holdout: int = 6
-    batch_tokens: int = 2048
+    rows: int = setting(
+        32,
+        "most query rows of a window that the fits of scores and values read; a positive multiple of 32",
+        lambda value: is_count(value) and value % 32 == 0,
+    )
+    ridge: float = setting(
+        1e-4, f"penalty of the tables' squares, relative to their mean curvature; {PENALTY_RANGE}", is_penalty
+    )
+    smooth: float = setting(
+        1e-2, f"penalty of the squared difference of neighbouring distances, likewise; {PENALTY_RANGE}", is_penalty
+    )
+    newton: int = setting(
+        2,
+        "Newton steps of the score fit after its first step; 0 or more",
+        lambda value: type(value) is int and value >= 0,
+    )
+    iterations: int = setting(
+        6,
+        "conjugate gradient iterations of each step, twice as many without a preconditioner; a positive integer",
+        is_count,
+    )
+    tolerance: float = setting(1e-2, "relative residual at which both stop early; a positive number", is_number)
+    output: str = setting_of(("ridge", "bias", "none"), "correction of the residual stream")
+    strengths: tuple[float, ...] = setting(
+        STRENGTHS,
+        "ridge strengths to choose from, of which the largest leave only the bias; positive numbers",
+        lambda value: bool(value) and all(map(is_number, value)),
+    )
+    holdout: int = setting(
+        6, "one batch in so many is held out; 2 or more", lambda value: is_count(value) and value > 1
+    )
+    batch_tokens: int = setting(2048, "tokens of a batch; a positive integer", is_count)
     seed: int = 0
 
     def __post_init__(self) -> None:
-        ranges = {
-            "rows": (is_count(self.rows) and self.rows % 32 == 0, "a positive multiple of 32"),
-            "ridge": (is_penalty(self.ridge), f"from {PENALTIES[0]:g} to {PENALTIES[1]:g}"),
-            "smooth": (is_penalty(self.smooth), f"from {PENALTIES[0]:g} to {PENALTIES[1]:g}"),
-            "newton": (is_count(self.newton + 1), "0 or more"),
-            "iterations": (is_count(self.iterations), "a positive number"),
-            "tolerance": (is_number(self.tolerance), "a positive number"),
-            "output": (self.output in OUTPUTS, " or ".join(map(repr, OUTPUTS))),
-            "strengths": (
-                bool(self.strengths) and all(map(is_number, self.strengths)),
-                "one positive number or several",
-            ),
-            "holdout": (is_count(self.holdout) and self.holdout > 1, "2 or more"),
-            "batch_tokens": (is_count(self.batch_tokens), "a positive number"),
-        }
-        for name, (accepted, words) in ranges.items():
-            if not accepted:
-                raise CalibrationError(f"{name} = {getattr(self, name)!r}: give {words}")
+        check_settings(self, CalibrationError)
 
 
 @dataclass
 class LayerReport:
-    """What the calibration of one layer did.
+    """The result of calibrating one layer.
 
     Attributes:
         divergence_before: KL(teacher ‖ student) of the attention on held-out text, nats per row, tables at zero; None
@@ -101,7 +98,7 @@ class LayerReport:
 
 @dataclass
 class CalibrationReport:
-    """What a calibration did.
+    """The result of a calibration.
 
     Attributes:
         tokens: of text, special ones included; those held out, too.
@@ -126,7 +123,7 @@ class CalibrationReport:
 def estimate_memory(
     lengths: Sequence[int], settings: CalibrationSettings, config: RelPosBertConfig, limit: int, processes: int = 1
 ) -> int:
-    """About how many bytes a process holds besides the models: hidden states, and the rows of the score fits.
+    """Estimate of the bytes that a process holds besides the models: hidden states, and rows of the score fits.
 
     Args:
         lengths: of the windows of all processes.

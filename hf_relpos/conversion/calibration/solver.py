@@ -43,7 +43,7 @@ def conjugate_gradients(
 
 
 class Fit:
-    """What the fits of scores and values have in common: θ, the blocks of this process, and the sum over processes."""
+    """Base of the fits of scores and values: θ, the blocks of this process, and the sum over processes."""
 
     def __init__(self, parameters: Parameters, blocks: Sequence[Block], reduce: Reduce = local_sum):
         self.parameters, self.blocks, self.reduce = parameters, blocks, reduce

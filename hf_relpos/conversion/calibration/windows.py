@@ -13,7 +13,7 @@ from ...data.masking import mask_tokens
 from ...data.text import pair_fields, paths_or_documents, read_texts
 from ...data.windows import MAX_UNKNOWN_RATE, Windows, cut_windows, special_tokens
 from ...evaluation.inspection import has_mlm_head
-from .errors import CalibrationError
+from .settings import CalibrationError
 
 
 # Lengths of the windows that are fitted, beside single sentences, as far as the teacher reads them.
@@ -23,7 +23,7 @@ FEW, TOO_FEW = 10_000, 500
 
 
 def window_lengths(limit: int) -> tuple[int, ...]:
-    """`LENGTHS` that a model reads which reads `limit` tokens, or `limit` if it is shorter than all of them."""
+    """The `LENGTHS` up to `limit`; `limit` alone if it is shorter than all of them."""
     return tuple(length for length in LENGTHS if length <= limit) or (limit,)
 
 
@@ -69,7 +69,7 @@ def gather_all(
     field: str | Sequence[str],
     seed: int,
 ) -> Windows:
-    """The windows to fit: of `lengths`, and, if `length` is longer than all of them, half of the tokens in such rows.
+    """The windows to fit. If `length` is longer than all `lengths`, half of the tokens are in rows of that length.
 
     Raises:
         TextError: for text that does not fill them.
@@ -82,7 +82,7 @@ def gather_all(
 
 
 def random_windows(tokenizer: Any, tokens: int, limit: int, seed: int) -> Windows:
-    """Windows of tokens drawn at random, where there is no text: much of a model's attention is to positions.
+    """Windows of random tokens, for a calibration without text: much of a model's attention is to positions.
 
     Tokens are drawn by Zipf's law in the order of the vocabulary, which roughly is that of their frequency. Most
     windows are short.
@@ -109,7 +109,7 @@ def random_windows(tokenizer: Any, tokens: int, limit: int, seed: int) -> Window
 
 
 def mask_windows(windows: Windows, model: PreTrainedModel, tokenizer: Any, share: float, seed: int) -> Windows:
-    """For a masked language model, half of the windows with that share of their tokens masked; else the windows.
+    """Mask a share of the tokens in half of the windows; for a model that predicts masked tokens only.
 
     Fitted to unmasked text alone, the result keeps fewer of the source's predictions of masked tokens; with every
     window masked it would never see unmasked text.

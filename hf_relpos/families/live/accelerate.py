@@ -11,7 +11,8 @@ from typing import Any
 from torch import nn
 from transformers.utils import logging
 
-from .families import ALREADY, FAMILIES
+from ..family import ALREADY_ACCELERATED
+from ..registry import LIVE
 
 
 logger = logging.get_logger(__name__)
@@ -81,7 +82,7 @@ class AcceleratedAttention:
             for each in self.accelerated
         ]
         lines += [f"left {each.name or 'the model'} ({each.kind}): {each.reason}" for each in self.left]
-        return "\n".join(lines) or f"no attention of {', '.join(family.name for family in FAMILIES)} was found"
+        return "\n".join(lines) or f"no attention of {', '.join(family.name for family in LIVE)} was found"
 
 
 def accelerate_attention(model: Any) -> AcceleratedAttention:
@@ -128,23 +129,25 @@ def accelerate_attention(model: Any) -> AcceleratedAttention:
             f"{type(model).__name__}"
         )
     accelerated, left, changed = [], [], []
+    containers = [(family, family.stock_class(family.container)) for family in LIVE if family.is_imported]
     for name, module in root.named_modules():
-        family = next((family for family in FAMILIES if isinstance(module, family.container)), None)
+        family = next((family for family, container in containers if isinstance(module, container)), None)
         if family is None:
             continue
-        reason = family.why_not(module)
+        reason = family.unsupported_reason(module)
         if reason is not None:
             left.append(Left(name, type(module).__name__, reason))
             continue
+        replacements, attention = family.replacements(), family.stock_class(family.attention)
         layers = 0
         for part in module.modules():
-            if type(part) in family.classes:
-                layers += isinstance(part, family.attention)
-                part.__class__ = family.classes[type(part)]
+            if type(part) in replacements:
+                layers += isinstance(part, attention)
+                part.__class__ = replacements[type(part)]
                 changed.append(part)
         accelerated.append(Accelerated(name, family.name, layers, family.effect))
     handle = AcceleratedAttention(tuple(accelerated), tuple(left), changed)
-    if not accelerated and all(each.reason != ALREADY for each in left):
+    if not accelerated and all(each.reason != ALREADY_ACCELERATED for each in left):
         logger.warning(f"accelerate_attention changed nothing: {handle}")
     return handle
 
@@ -160,9 +163,5 @@ def restore_attention(model: nn.Module) -> None:
 
 
 def _restore(module: nn.Module) -> None:
-    stock = STOCK.get(type(module))
-    if stock is not None:
-        module.__class__ = stock
-
-
-STOCK: dict[type, type] = {ours: stock for family in FAMILIES for stock, ours in family.classes.items()}
+    if type(module).__module__.startswith(f"{__package__}."):  # a subclass of the stock class alone
+        module.__class__ = type(module).__bases__[-1]

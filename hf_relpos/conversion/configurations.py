@@ -13,8 +13,8 @@ from ..families.recognition import SourceSpec
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..schemes.registry import DEFAULT_SCHEME, STOCK_SCHEME, find_scheme, scheme_parts
 from ..schemes.scheme import Scheme
-from .context import Method, same_positions
-from .methods import check_scheme
+from .build import same_positions
+from .methods import Method, check_scheme
 
 
 def _from_dict(kind: type[PreTrainedConfig], where: str, saved: Mapping[str, Any], **fields: Any) -> Any:
@@ -57,7 +57,7 @@ def target_config(
     position_embedding_type: str | None,
     position_options: Mapping[str, Any] | None,
     method: Method,
-    method_options: Mapping[str, Any],
+    method_options: Any,
 ) -> RelPosBertConfig:
     """The configuration of the result.
 
@@ -68,7 +68,7 @@ def target_config(
         position_embedding_type: as the caller gave it; None for the default.
         position_options: as the caller gave them.
         method: of the conversion.
-        method_options: its options, with defaults.
+        method_options: an instance of its `options_type`.
 
     Raises:
         ConversionError: for an unknown scheme or option, and a scheme that does not fit the method or the source.
@@ -78,7 +78,7 @@ def target_config(
             f"position_options = {position_options!r} is not a mapping; give option names and values, such as "
             "{'clip': 32}"
         )
-    if source.conv_kernel_size and method.text != "unused":
+    if source.conv_kernel_size and method.learns:
         raise ConversionError(
             f"conv_kernel_size = {source.conv_kernel_size}: layers are fitted one after the other, and none of them "
             "holds this convolution; convert without a method, which is exact"
@@ -86,9 +86,9 @@ def target_config(
     options = dict(position_options or {})
     if not spec.absolute:
         return _relative_config(spec, source, position_embedding_type, options, method, method_options)
-    kept = spec.scheme if method_options.get("own_bias") != "drop" else None
+    kept = spec.scheme if getattr(method_options, "own_bias", None) != "drop" else None
     name: Any = position_embedding_type or method.default_scheme or kept or DEFAULT_SCHEME
-    if name in ([kept] if isinstance(kept, str) else kept or []) and method.text != "unused":
+    if name in ([kept] if isinstance(kept, str) else kept or []) and method.learns:
         raise ConversionError(
             f"position_embedding_type = {name!r}: {folder} has this scheme already, and keeps it; choose another one "
             "to fit, or drop its own with method_options = {'own_bias': 'drop'}"
@@ -132,7 +132,7 @@ def _relative_config(
     position_embedding_type: str | None,
     position_options: dict[str, Any],
     method: Method,
-    method_options: Mapping[str, Any],
+    method_options: Any,
 ) -> RelPosBertConfig:
     """The configuration of a result whose source is relative already: the source's own, or one with other tables.
 
@@ -140,6 +140,7 @@ def _relative_config(
         ConversionError: for a scheme, option or size that is not accepted.
     """
     name: Any = position_embedding_type or method.default_scheme or spec.scheme
+    size = getattr(method_options, "max_position_embeddings", None) or source.max_position_embeddings
     if name != spec.scheme:
         position_options = _reaching(_find_scheme(name), position_options, source, method, method_options)
     config = _from_dict(
@@ -148,11 +149,11 @@ def _relative_config(
         spec.fields if name == spec.scheme else _with_token_types(spec.fields, method),
         position_embedding_type=name,
         position_options=position_options or (spec.options if name == spec.scheme else {}),
-        max_position_embeddings=method_options.get("max_position_embeddings") or source.max_position_embeddings,
+        max_position_embeddings=size,
         absolute_position_embeddings=False,
     )
     if same_positions(source, config):
-        if method.text == "unused":
+        if not method.learns:
             return source
         raise ConversionError(
             f"position_embedding_type = {name!r}: the source has these positions already, nothing is to be fitted; "
@@ -167,11 +168,11 @@ def _reaching(
     options: Mapping[str, Any],
     source: RelPosBertConfig,
     method: Method,
-    method_options: Mapping[str, Any],
+    method_options: Any,
 ) -> dict[str, Any]:
     """Options of the scheme, for the rows that a method fits where they are longer than the source reads."""
-    length = method_options.get("length")
-    if method.text == "unused" or length is None or length <= source.max_position_embeddings:
+    length = getattr(method_options, "length", None)
+    if not method.learns or length is None or length <= source.max_position_embeddings:
         return dict(options)
     return scheme.reaching(options, length)
 

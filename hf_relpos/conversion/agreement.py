@@ -1,4 +1,4 @@
-"""Fidelity of a result on text that nothing was fitted to."""
+"""Agreement of a result with its source, on text that nothing was fitted to."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,15 +15,15 @@ from ..evaluation.encoder import ProgressCallback, hidden_states
 from ..evaluation.inspection import has_mlm_head
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from .calibration.windows import gather, window_lengths
-from .context import ConversionContext
+from .run import ConversionRun
 
 
 # Lengths at which the report compares teacher and student, and tokens of text for each.
 EVALUATED_LENGTHS = (16, 64, 128, 256, 512)
 EVALUATED_TOKENS = 6144
-# Of these, tokens whose attention is compared, and on which the source is compared with itself shifted: six passes.
+# Comparing the attention, and the source with itself shifted, takes six passes: only so many of these tokens are read.
 SAMPLED_TOKENS = 1536
-# Tokens of each window that is compared as a pair of segments, at most, and of all of these.
+# Windows that are compared as pairs of segments: most tokens of each, and tokens of all together.
 PAIR_LENGTH, PAIR_TOKENS = 128, 4096
 
 
@@ -31,27 +31,27 @@ def held_out_fidelity(
     student: RelPosBertPreTrainedModel,
     teacher: RelPosBertPreTrainedModel,
     tokenizer: Any,
-    context: ConversionContext,
+    run: ConversionRun,
     progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
-    """Fidelity by length with its verdict, for `details["fidelity"]`; the reason where it cannot be measured.
+    """The content of `details["fidelity"]`: fidelity by length, or the reason why it cannot be measured.
 
-    Both models are left with the attention that is chosen for each call. Lengths that the text does not fill are in
-    `skipped`, with the reason. `pairs` has the token cosine in either segment of pairs, for a source that reads them.
+    Both models are left with the attention that is chosen for each call. `skipped` lists the lengths that the text
+    does not fill. `pairs` has the token cosine in either segment of pairs, for a source that reads pairs.
     """
-    if context.texts is None:
+    if run.texts is None:
         return {"skipped": "there was no text; `hf-relpos compare` measures it on yours"}
-    limit = context.source_config.max_position_embeddings
+    limit = run.source_config.max_position_embeddings
     lengths = [length for length in EVALUATED_LENGTHS if length <= limit] or [limit]
-    windows = _windows(tokenizer, context, len(lengths) * EVALUATED_TOKENS, window_lengths(limit))
-    if (length := context.options["length"] or limit) > limit:
+    windows = _windows(tokenizer, run, len(lengths) * EVALUATED_TOKENS, window_lengths(limit))
+    if (length := run.options.length or limit) > limit:
         lengths.append(length)
-        windows += _windows(tokenizer, context, max(EVALUATED_TOKENS, 2 * length), (length,))
+        windows += _windows(tokenizer, run, max(EVALUATED_TOKENS, 2 * length), (length,))
     rows_by_length = _cut(tokenizer, windows, lengths)
     if not rows_by_length:
         return {"skipped": f"no text was left to check with that fills {min(lengths)} tokens; give more text"}
     mask = tokenizer.mask_token_id if has_mlm_head(student) and has_mlm_head(teacher) else None
-    settings = FidelitySettings(mask_token_id=mask, sample=SAMPLED_TOKENS, seed=context.seed)
+    settings = FidelitySettings(mask_token_id=mask, sample=SAMPLED_TOKENS, seed=run.seed)
     for model in (student, teacher):
         model.set_attn_implementation(AUTO)
     result = fidelity(teacher, student, rows_by_length, settings, progress)
@@ -59,11 +59,11 @@ def held_out_fidelity(
         if length not in rows_by_length:
             result.skipped[length] = f"no text was left to check with that fills {length:,} tokens; give more text"
     found = {**result.to_dict(), "verdict": verdict(result)}
-    layout = PairLayout.of(tokenizer) if context.tells_segments_apart else None
+    layout = PairLayout.of(tokenizer) if run.tells_segments_apart else None
     if layout is not None:
         length = max(length for length in rows_by_length if length <= max(PAIR_LENGTH, min(rows_by_length)))
         chosen = Windows(rows_by_length[length][: max(4, PAIR_TOKENS // length)], 0.0, 0)
-        pairs = pair_windows(chosen, layout, 1.0, length, context.seed)
+        pairs = pair_windows(chosen, layout, 1.0, length, run.seed)
         if any(map(any, pairs.types or ())):  # else too short to be cut
             found["pairs"] = _pair_fidelity(student, teacher, pairs)
     return found
@@ -73,7 +73,7 @@ def held_out_fidelity(
 def _pair_fidelity(
     student: RelPosBertPreTrainedModel, teacher: RelPosBertPreTrainedModel, windows: Windows
 ) -> dict[str, Any]:
-    """Of pairs of one length: the length, their tokens, and the mean token cosine in either segment."""
+    """The length of the pairs, their tokens, and the mean token cosine in either segment."""
     ids = torch.tensor(windows.ids, device=student.device)
     types = torch.tensor(windows.types, device=student.device)
     cosines = []
@@ -89,11 +89,11 @@ def _pair_fidelity(
     }
 
 
-def _windows(tokenizer: Any, context: ConversionContext, tokens: int, lengths: tuple[int, ...]) -> list[list[int]]:
-    """Windows of held-out text, without single sentences; of those texts that fill any."""
-    limit = context.source_config.max_position_embeddings
-    passage = max(*window_lengths(limit), context.options["length"] or 0)
-    texts, field = context.texts, context.field
+def _windows(tokenizer: Any, run: ConversionRun, tokens: int, lengths: tuple[int, ...]) -> list[list[int]]:
+    """Windows of held-out text, without single sentences. Texts that fill no window are passed over."""
+    limit = run.source_config.max_position_embeddings
+    passage = max(*window_lengths(limit), run.options.length or 0)
+    texts, field = run.texts, run.field
     parts: list[tuple[Any, str | Sequence[str], int]] = [(texts, field, tokens)]
     if texts and isinstance(texts[0], Path):
         parts = [([path], own_field, -(-tokens // len(texts))) for path, own_field in pair_fields(texts, field)]
@@ -101,7 +101,7 @@ def _windows(tokenizer: Any, context: ConversionContext, tokens: int, lengths: t
     for part, own_field, share in parts:
         with suppress(TextError):  # too short
             found += gather(
-                tokenizer, part, share, lengths, "check", own_field, context.seed, short=0.0, passage=passage
+                tokenizer, part, share, lengths, "check", own_field, run.seed, short=0.0, passage=passage
             ).ids
     return found
 

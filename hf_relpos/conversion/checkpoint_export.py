@@ -1,4 +1,4 @@
-"""Back to where a model came from: a folder that the class of its architecture loads, Transformers' or its own."""
+"""Export of a model as a checkpoint of the architecture that it was read from."""
 
 import json
 from collections.abc import Mapping
@@ -21,13 +21,13 @@ from ..files import atomic_folder, describe_write_error, write_json
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
 from ..schemes.registry import scheme_parts
-from .assembly import ARCHITECTURES
-from .configs import source_config
+from .build import ARCHITECTURES
+from .configurations import source_config
 from .folder import check_replaceable, check_target, copy_companions
 from .verify import under_own_names
 
 
-# Fields that say how outputs are computed or saved, and not what they are.
+# Fields about computing or saving the outputs; they do not change them.
 NO_EFFECT = (
     "_name_or_path",
     "architectures",
@@ -155,7 +155,7 @@ def _fields(config: RelPosBertConfig, family: Family) -> dict[str, Any]:
 def _write_for_own_code(folder: Path, model: RelPosBertPreTrainedModel, spec: SourceSpec) -> None:
     """config.json and model.safetensors in the layout of an architecture that Transformers has no class for.
 
-    Of tensors that are one, which its code ties again, the first is written.
+    Tied tensors are written once; the architecture's code ties them again.
     """
     written: dict[str, torch.Tensor] = {}
     places: set[int] = set()

@@ -26,7 +26,7 @@ from ..families.source import (
 
 
 MODULES = "modules.json"
-# Beside modules.json, and beside the encoder's config.json: text only.
+# Text files next to modules.json, and next to the encoder's config.json.
 TOP_FILES = (MODULES, "config_sentence_transformers.json")
 ENCODER_FILES = ("sentence_*_config.json",)
 MODULE_FILES = (

@@ -10,7 +10,8 @@ from ..families.recognition import SourceSpec
 from ..families.source import Source
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
-from .context import ConversionContext, Method, add_to_token_types, same_positions
+from ..schemes.registry import scheme_parts
+from .run import Apply, ConversionRun
 
 
 # Stock class to ours: BertForMaskedLM to RelPosBertForMaskedLM, and so on.
@@ -84,18 +85,42 @@ def assemble(config: RelPosBertConfig, source: Source) -> tuple[RelPosBertPreTra
 
 
 @torch.no_grad()
-def build(
-    config: RelPosBertConfig, source: Source, method: Method, context: ConversionContext
+def build_model(
+    config: RelPosBertConfig, source: Source, apply: Apply, run: ConversionRun
 ) -> tuple[RelPosBertPreTrainedModel, dict[str, str]]:
     """The result, and a note on each tensor that was changed.
 
     Args:
         config: of the result.
         source: under the names of the result.
-        method: of the conversion.
-        context: for the method.
+        apply: of the method.
+        run: for the method.
     """
     model, folded = assemble(config, source)
-    changed = method.apply(model, context)
+    changed = apply(model, run)
     notes = {name: ", ".join(each[name] for each in (folded, changed) if name in each) for name in folded | changed}
     return model, notes
+
+
+def same_positions(one: RelPosBertConfig, other: RelPosBertConfig) -> bool:
+    """Whether two configurations have the same scheme, down to the shapes of its tables."""
+    return all(
+        value(one) == value(other)
+        for value in (
+            lambda config: config.position_embedding_type,
+            lambda config: config.max_position_embeddings,
+            lambda config: [settings for _, settings in scheme_parts(config)],
+        )
+    )
+
+
+def parameter_name(model: RelPosBertPreTrainedModel, parameter: torch.Tensor) -> str:
+    """The name of a parameter in its model."""
+    return next(name for name, candidate in model.named_parameters() if candidate is parameter)
+
+
+def add_to_token_types(model: RelPosBertPreTrainedModel, vector: torch.Tensor) -> str:
+    """Add a vector to the embedding of every token, in the table of token types; the name of that table."""
+    embeddings = model.base_model.embeddings
+    embeddings.add_everywhere(vector.double())
+    return parameter_name(model, embeddings.token_type_embeddings.weight)

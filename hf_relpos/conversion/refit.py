@@ -1,7 +1,7 @@
-"""From one scheme made of tables of distances to another, or to another range of distances, and what that loses.
+"""Refit tables of distances: to another scheme, or to another range of distances, with the loss.
 
-Every such scheme is read in the same way, as the rows of `A`, `B`, `c` and `V` of the formula at every distance, and
-written in the same way, by least squares, with the design matrix that its own terms give for unit parameters.
+Every such scheme is read in the same way: the rows of its tables at every distance. It is written in the same way, by
+least squares, with the design matrix that its own terms give for unit parameters.
 """
 
 import copy
@@ -14,13 +14,18 @@ import torch
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms
 from ..families.errors import ConversionError
+from ..families.names import is_scheme
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..schemes.registry import SCHEMES, scheme_parts
 from ..schemes.scheme import RangeOption, Scheme
+from .build import same_positions
+from .report import lost_in_words
+from .run import ConversionRun
+from .verify import ROUNDING
 
 
-# Of the squares of coefficients of waves, relative to their mean curvature: lost digits stay below those of float32.
+# Penalty of the coefficients of Fourier features, relative to their mean curvature. Lost digits stay below float32's.
 RIDGE = 1e-8
 # Letter to rows, (H or 1, N, d), those of c (H or 1, N); N distances. In float64.
 Rows = dict[str, torch.Tensor]
@@ -28,7 +33,7 @@ Rows = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What an export or a change of range kept.
+    """The loss of an export or of a change of range.
 
     Attributes:
         position_embedding_type: the target.
@@ -39,6 +44,36 @@ class ExportReport:
 
     position_embedding_type: str
     lost: dict[str, float]
+
+
+def exact(model: RelPosBertPreTrainedModel, run: ConversionRun) -> dict[str, str]:
+    """Keep the source's tables, or fit tables that hold all of them.
+
+    Raises:
+        ConversionError: for tables that cannot hold them.
+    """
+    changed = refit(model, run)
+    rounding = (ROUNDING * torch.finfo(model.dtype).eps) ** 2
+    lost = {letter: share for letter, share in run.details.get("lost", {}).items() if share > rounding}
+    if lost:
+        raise ConversionError(
+            f"position_embedding_type = {model.config.position_embedding_type!r}, position_options = "
+            f"{model.config.position_options}: this would lose {lost_in_words(lost)} of the source's tables, and "
+            "method = 'exact' loses nothing; choose a scheme or options that hold them, or method = 'refit' for the "
+            "closest"
+        )
+    return changed
+
+
+def refit(model: RelPosBertPreTrainedModel, run: ConversionRun) -> dict[str, str]:
+    """Fit the closest tables; a model with the source's own keeps them."""
+    if same_positions(run.source_config, model.config):
+        return {}
+    try:
+        run.details["lost"] = refit_tables(run.build_teacher(), model)
+    except ConversionError as error:
+        raise ConversionError(f"{error}; method = 'calibrate' fits to its attention instead") from error
+    return {name: "fitted to the source's tables" for name, _ in model.named_parameters() if is_scheme(name)}
 
 
 @torch.no_grad()
@@ -158,7 +193,7 @@ def refit_tables(source: RelPosBertPreTrainedModel, target: RelPosBertPreTrained
 
 @torch.no_grad()
 def table_rows(model: RelPosBertPreTrainedModel, max_distance: int) -> list[Rows]:
-    """What the scheme of a model adds at every distance from −`max_distance` to `max_distance`, layer by layer.
+    """The rows of a model's tables at every distance from −`max_distance` to `max_distance`, layer by layer.
 
     Raises:
         ConversionError: for a scheme that adds something else than tables of distances, or nothing.
@@ -254,7 +289,7 @@ def _fit(target: RelPosBertPreTrainedModel, rows: list[Rows], max_distance: int,
 
 
 def _design(scheme: Scheme, name: str, letter: str, max_distance: int) -> torch.Tensor:
-    """What one row of a parameter adds at each distance, (2·`max_distance` + 1, rows), in every head and feature."""
+    """The contribution of each row of a parameter at each distance, (2·`max_distance` + 1, rows), in every head."""
     probe = copy.deepcopy(scheme).double()
     for parameter in probe.parameters():
         parameter.zero_()

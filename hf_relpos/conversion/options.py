@@ -1,0 +1,112 @@
+"""The options of the methods of conversion. Each is one field: its type, default, explanation and check."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..schemes.scheme import is_count
+from ..settings import setting, setting_from, setting_of
+from .calibration.settings import CalibrationSettings
+
+
+def is_share(value: Any) -> bool:
+    """Whether a value is a number from 0 to 1."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """Options of a method that has none."""
+
+
+@dataclass(frozen=True)
+class OwnBiasOptions:
+    """Options of `drop`."""
+
+    own_bias: str = setting_of(("keep", "drop"), "what to do with the source's own relative bias, which MPNet has")
+
+
+@dataclass(frozen=True)
+class LengthOptions:
+    """Options of `interpolate`."""
+
+    length: int | None = setting(
+        None,
+        "tokens that the result reads; an integer above the source's max_position_embeddings, or None for 4 times it",
+        is_count,
+        optional=True,
+    )
+
+
+@dataclass(frozen=True)
+class HierarchicalOptions(LengthOptions):
+    """Options of `hierarchical`."""
+
+    cls: bool = setting_of((True, False), "keep row 0 out of the sums, since [CLS] is not a position like others")
+
+
+@dataclass(frozen=True)
+class RelativeOptions:
+    """Options of `exact` and `refit`."""
+
+    max_position_embeddings: int | None = setting(
+        None,
+        "max_position_embeddings of the result, which is the size of the tables of relative_key; a positive integer, "
+        "or None for the source's",
+        is_count,
+        optional=True,
+    )
+
+
+@dataclass(frozen=True)
+class CalibrateOptions(OwnBiasOptions):
+    """Options of `calibrate`."""
+
+    tokens: int = setting(50_000, "tokens of text to fit; a positive integer", is_count)
+    output: str | None = setting_of(
+        (None, "ridge", "bias", "none"),
+        "what corrects the residual stream: output projections (ridge), their biases, or nothing; None: ridge with "
+        "text, bias without",
+    )
+    ridge: float = setting_from(CalibrationSettings, "ridge")
+    smooth: float = setting_from(CalibrationSettings, "smooth")
+    length: int | None = setting(
+        None,
+        "tokens of the longest rows to fit. Half of the text is cut into such rows where the source does not read as "
+        "many tokens; it then reads them in overlapping windows, and every third step of a distillation has such a "
+        "row. A positive integer, or None for the source's length",
+        is_count,
+        optional=True,
+    )
+    window: int | None = setting(
+        None,
+        "attention_window of the result; a positive integer, or None for attention to all tokens",
+        is_count,
+        optional=True,
+    )
+    pairs: float | None = setting(
+        None,
+        "share of the windows that are fitted and trained on as pairs of segments with their token types, for tasks "
+        "such as question answering; only windows that the source reads at once count; 0 to 1. None: 0.5, and 0 for a "
+        "SentenceTransformer and for a source without two token types",
+        is_share,
+        optional=True,
+    )
+    mask: float = setting(
+        0.15,
+        "share of the tokens that are [MASK] in half of the text, for a model that predicts masked tokens; 0 to 0.5",
+        lambda value: is_share(value) and value <= 0.5,
+    )
+
+
+@dataclass(frozen=True)
+class DistilOptions(CalibrateOptions):
+    """Options of `calibrate+distil`."""
+
+    steps: int = setting(200, "steps of the distillation; a positive integer", is_count)
+    batch_tokens: int = setting(1024, "tokens in a step of the distillation; a positive integer", is_count)
+    distil_tokens: int | None = setting(
+        None,
+        "tokens of text to distil on; a positive integer, or None for as many as the steps read",
+        is_count,
+        optional=True,
+    )

@@ -1,0 +1,65 @@
+"""Presets: one choice in place of scheme, method and their options."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..schemes.registry import GENERAL_SCHEME, PLAIN_SCHEME
+
+
+@dataclass(frozen=True)
+class Quality:
+    """A preset: what `convert` takes where its caller names no scheme, method or option.
+
+    Attributes:
+        help: one line, for reports.
+        method: key of `METHODS`.
+        scheme: of the result.
+        scheme_options: of that scheme.
+        method_options: of that method.
+    """
+
+    help: str
+    method: str
+    scheme: str
+    scheme_options: Mapping[str, Any] = field(default_factory=dict)
+    method_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def complete_scheme(self, scheme: Any, options: Any) -> tuple[Any, Any]:
+        """Scheme and options as the caller gave them, completed; another scheme has its own defaults."""
+        if scheme in (None, self.scheme):
+            return self.scheme, _completed(options, self.scheme_options)
+        return scheme, options
+
+    def complete_options(self, known: Iterable[str], options: Any) -> Any:
+        """Options of a method as the caller gave them, completed with those that are known to it."""
+        return _completed(options, {key: value for key, value in self.method_options.items() if key in known})
+
+
+def _completed(given: Any, own: Mapping[str, Any]) -> Any:
+    """The given options and our own for the others. A value that is not a mapping is refused later."""
+    return {**own, **(given or {})} if given is None or isinstance(given, Mapping) else given
+
+
+DEFAULT_QUALITY = "default"
+# Closeness and time of each: docs/results/benchmarks/conversion.md. Steps pay better than more tokens to fit.
+QUALITIES = {
+    "fast": Quality(
+        "made quickest: fitted, then trained for a few steps to the source's outputs",
+        method="calibrate+distil",
+        scheme=PLAIN_SCHEME,
+        method_options={"tokens": 12_000, "steps": 60, "batch_tokens": 512},
+    ),
+    DEFAULT_QUALITY: Quality(
+        "close to the source, and little slower than it: fitted, then trained briefly to its outputs",
+        method="calibrate+distil",
+        scheme=PLAIN_SCHEME,
+        method_options={"tokens": 12_000, "steps": 120, "batch_tokens": 512},
+    ),
+    "faithful": Quality(
+        "as close to the source as it gets; takes longer to make, and to run",
+        method="calibrate+distil",
+        scheme=GENERAL_SCHEME,
+        method_options={"tokens": 20_000, "steps": 400, "batch_tokens": 512},
+    ),
+}

@@ -1,0 +1,73 @@
+"""One run of a conversion: everything that a method is given besides the model that it changes."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..families.family import TOKEN_TYPES
+from ..families.names import is_table
+from ..families.source import Source
+from ..models.configuration_relpos_bert import RelPosBertConfig
+from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
+from ..schemes.registry import scheme_parts
+from .options import NoOptions
+
+
+@dataclass(frozen=True)
+class ConversionRun:
+    """The inputs of a method.
+
+    Attributes:
+        source: the checkpoint.
+        source_config: its configuration as a RelPosBertConfig, positions included: that of the teacher.
+        build_teacher: builds a RelPosBert model, in the dtype of the source and in eval mode, that computes exactly
+            what the source computes.
+        texts: to learn from, paths or documents; None for none.
+        field: key or column of the text in files and datasets, one for all or one for each.
+        options: of the method: an instance of its `Method.options_type`.
+        seed: of random choices.
+        resume_folder: holds the layers that an interrupted run has fitted; None for a method that starts afresh.
+        device: where a method that learns from text computes.
+        progress: whether to show a progress bar.
+        details: filled by the method for the report; JSON values only.
+        is_sentence_encoder: whether the source is a SentenceTransformer that pools, and so reads one text at a time.
+    """
+
+    source: Source
+    source_config: RelPosBertConfig
+    build_teacher: Callable[[], RelPosBertPreTrainedModel]
+    texts: list[Path] | list[str] | None = None
+    field: str | Sequence[str] = "text"
+    options: Any = dataclasses.field(default_factory=NoOptions)
+    seed: int = 0
+    resume_folder: Path | None = None
+    device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
+    progress: bool = False
+    details: dict[str, Any] = dataclasses.field(default_factory=dict)
+    is_sentence_encoder: bool = False
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """The folder with the tokenizer of the source."""
+        return self.source.folder
+
+    @property
+    def tells_segments_apart(self) -> bool:
+        """Whether the source has embeddings of the token types 0 and 1 that differ, and no other terms of segments."""
+        if any(settings.get("segments") for _, settings in scheme_parts(self.source_config)):
+            return False  # XLNet's, which are not known a layer at a time
+        tables = [tensor for name, tensor in self.source.tensors.items() if name.endswith(TOKEN_TYPES)]
+        return any(len(table) > 1 and not torch.equal(table[0], table[1]) for table in tables)
+
+    @property
+    def source_table(self) -> torch.Tensor:
+        """The absolute position embeddings of the source, (P, D), which must have them."""
+        return next(tensor for name, tensor in self.source.tensors.items() if is_table(name))
+
+
+# A method changes the model in place; it returns the names of the tensors that it changed, with a note on each.
+Apply = Callable[[RelPosBertPreTrainedModel, ConversionRun], dict[str, str]]

@@ -1,0 +1,94 @@
+"""ALBERT (Lan et al., arXiv 1909.11942): layers share tensors, which become layers of their own."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from .family import Family, Layout, renamed
+from .names import Rule
+
+
+def albert_layers(config: Mapping[str, Any]) -> list[str]:
+    """Prefixes of ALBERT's layers: groups of consecutive layers share the tensors of `inner_group_num` layers."""
+    layers, groups = config["num_hidden_layers"], config["num_hidden_groups"]
+    return [
+        f"encoder.albert_layer_groups.{number * groups // layers}.albert_layers.{inner}."
+        for number in range(layers)
+        for inner in range(config["inner_group_num"])
+    ]
+
+
+def _albert_unsupported_reason(config: Mapping[str, Any]) -> str:
+    if config["embedding_size"] != config["hidden_size"]:
+        return ""
+    return (
+        f"embedding_size = hidden_size = {config['hidden_size']!r}: this ALBERT projects its embeddings all the same, "
+        "for which there is no parameter here; only one with a smaller embedding_size can be converted"
+    )
+
+
+FAMILIES: dict[str, Family] = {
+    "albert": Family(
+        stems=("Albert",),
+        suffixes=(
+            "Model",
+            "ForMaskedLM",
+            "ForSequenceClassification",
+            "ForMultipleChoice",
+            "ForTokenClassification",
+            "ForQuestionAnswering",
+        ),
+        rules=(
+            Rule("albert.*", "bert.*"),
+            Rule("bert.encoder.embedding_hidden_mapping_in.*", "bert.embeddings.embeddings_project.*"),
+            *renamed(
+                {
+                    "attention.query": "attention.self.query",
+                    "attention.key": "attention.self.key",
+                    "attention.value": "attention.self.value",
+                    "attention.dense": "attention.output.dense",
+                    "attention.LayerNorm": "attention.output.LayerNorm",
+                    "ffn": "intermediate.dense",
+                    "ffn_output": "output.dense",
+                    "full_layer_layer_norm": "output.LayerNorm",
+                }
+            ),
+            Rule("bert.pooler.w*", "bert.pooler.dense.w*"),
+            Rule("bert.pooler.b*", "bert.pooler.dense.b*"),
+            Rule("predictions.dense.*", "cls.predictions.transform.dense.*"),
+            Rule("predictions.LayerNorm.*", "cls.predictions.transform.LayerNorm.*"),
+            Rule("predictions.*", "cls.predictions.*"),
+        ),
+        stock="albert",
+        defaults={
+            "vocab_size": 30000,
+            "embedding_size": 128,
+            "hidden_size": 4096,
+            "num_hidden_layers": 12,
+            "num_hidden_groups": 1,
+            "inner_group_num": 1,
+            "num_attention_heads": 64,
+            "intermediate_size": 16384,
+            "hidden_act": "gelu_new",
+            "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0,
+            "classifier_dropout_prob": 0.1,
+            "bos_token_id": 2,
+            "eos_token_id": 3,
+        },
+        not_kept=(
+            "num_hidden_groups",
+            "inner_group_num",
+            "gap_size",
+            "net_structure_type",
+            "num_memory_blocks",
+            "down_scale_factor",
+        ),
+        spellings={"classifier_dropout_prob": "classifier_dropout"},
+        legacy_types=(),
+        layers=albert_layers,
+        unsupported_reason=_albert_unsupported_reason,
+        tokenizer="AlbertTokenizer",
+        title="ALBERT",
+        layout=Layout("ALBERT", (r"\balbert_layer_groups\.",)),
+    ),
+}

@@ -1,0 +1,26 @@
+"""ELECTRA (Clark et al., arXiv 2003.10555), generators and discriminators."""
+
+from .family import Family, Layout
+from .names import Rule
+
+
+FAMILIES: dict[str, Family] = {
+    "electra": Family(
+        stems=("Electra",),
+        suffixes=("Model", "ForMaskedLM", "ForCausalLM", "ForTokenClassification", "ForQuestionAnswering"),
+        rules=(
+            Rule("electra.*", "bert.*"),
+            Rule("embeddings_project.*", "bert.embeddings_project.*"),
+            Rule("bert.embeddings_project.*", "bert.embeddings.embeddings_project.*"),
+            Rule("generator_predictions.*", "cls.predictions.transform.*"),
+            Rule("generator_lm_head.w*", "cls.predictions.decoder.w*"),
+            Rule("generator_lm_head.b*", "cls.predictions.b*"),
+        ),
+        stock="electra",
+        defaults={"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024, "embedding_size": 128},
+        not_kept=("summary_activation", "summary_last_dropout", "summary_type", "summary_use_proj"),
+        always_gelu=True,
+        title="ELECTRA",
+        layout=Layout("ELECTRA", (r"(^|\.)(electra|generator_\w+|discriminator_\w+)\.",)),
+    ),
+}

@@ -1,0 +1,18 @@
+"""ERNIE (Sun et al., arXiv 1904.09223): BERT with its own prefix; later ones have task types beside token types."""
+
+from .family import ALL, Family, Layout
+from .names import Rule
+
+
+FAMILIES: dict[str, Family] = {
+    "ernie": Family(
+        stems=("Ernie",),
+        suffixes=(*ALL, "ForCausalLM"),
+        rules=(Rule("ernie.*", "bert.*"),),
+        stock="ernie",
+        defaults={"task_type_vocab_size": 3},
+        not_kept=("use_task_id", "task_type_vocab_size", "embedding_size"),
+        title="ERNIE",
+        layout=Layout("ERNIE", (r"(^|\.)(ernie\.|embeddings\.task_type_embeddings\.)",)),
+    ),
+}

@@ -1,0 +1,73 @@
+"""MPNet (Song et al., arXiv 2004.09297): absolute positions, and T5's bias beside them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from .family import LONG_INPUTS, SPECIAL_TOKENS, Family, Layout, LiveFamily, Positions, renamed
+from .names import Rule
+from .roberta import COMMON, HEADS
+
+
+# What Transformers computes, whatever the configuration says.
+MPNET_BUCKETS = 32
+
+
+def _mpnet_unsupported_reason(config: Mapping[str, Any]) -> str:
+    buckets = config["relative_attention_num_buckets"]
+    if buckets == MPNET_BUCKETS:
+        return ""
+    return (
+        f"relative_attention_num_buckets = {buckets!r}: Transformers computes {MPNET_BUCKETS} buckets whatever this "
+        "says, so it is not clear which are meant; only one with that number can be converted"
+    )
+
+
+FAMILIES: dict[str, Family] = {
+    "mpnet": Family(
+        stems=("MPNet",),
+        suffixes=tuple(suffix for suffix in COMMON["suffixes"] if suffix != "ForCausalLM"),
+        rules=(
+            Rule("mpnet.*", "bert.*"),
+            *renamed(
+                {
+                    "attention.attn.q": "attention.self.query",
+                    "attention.attn.k": "attention.self.key",
+                    "attention.attn.v": "attention.self.value",
+                    "attention.attn.o": "attention.output.dense",
+                    "attention.LayerNorm": "attention.output.LayerNorm",
+                }
+            ),
+            Rule(
+                "bert.encoder.relative_attention_bias.*",
+                "bert.encoder.distance_embedding.relative_attention_bias.*",
+            ),
+            *HEADS,
+        ),
+        stock="mpnet",
+        defaults={"vocab_size": 30527, "relative_attention_num_buckets": MPNET_BUCKETS, **SPECIAL_TOKENS},
+        not_kept=("relative_attention_num_buckets", "embedding_size"),
+        always_gelu=True,
+        legacy_types=(),
+        token_types=False,
+        padding=lambda config: 1,  # whatever the configuration says
+        tokenizer="MPNetTokenizer",
+        positions=lambda config: Positions(
+            absolute=True, scheme="t5", options={"buckets": MPNET_BUCKETS, "max_distance": 128}
+        ),
+        unsupported_reason=_mpnet_unsupported_reason,
+        title="MPNet",
+        layout=Layout("MPNet", (r"\.attention\.attn\.q\.",)),
+        live=LiveFamily(
+            name="MPNet",
+            stock="transformers.models.mpnet.modeling_mpnet",
+            container="MPNetEncoder",
+            attention="MPNetSelfAttention",
+            code="mpnet",
+            classes={
+                "MPNetEncoder": "AcceleratedMPNetEncoder",
+                "MPNetSelfAttention": "AcceleratedMPNetSelfAttention",
+            },
+            effect=LONG_INPUTS,
+        ),
+    ),
+}

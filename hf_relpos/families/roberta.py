@@ -1,0 +1,62 @@
+"""RoBERTa, XLM-RoBERTa and CamemBERT: names of their own, and positions that begin after the padding token."""
+
+from typing import Any
+
+from .family import SPECIAL_TOKENS, Family, Layout, pad_token
+from .names import Rule
+
+
+HEADS = (
+    Rule("lm_head.dense.*", "cls.predictions.transform.dense.*"),
+    Rule("lm_head.layer_norm.*", "cls.predictions.transform.LayerNorm.*"),
+    Rule("lm_head.*", "cls.predictions.*"),
+    Rule("classifier.dense.*", "bert.pooler.dense.*"),
+    Rule("classifier.out_proj.*", "classifier.*"),
+)
+COMMON: dict[str, Any] = {
+    "suffixes": (
+        "Model",
+        "ForMaskedLM",
+        "ForCausalLM",
+        "ForSequenceClassification",
+        "ForMultipleChoice",
+        "ForTokenClassification",
+        "ForQuestionAnswering",
+    ),
+    "rules": (Rule("roberta.*", "bert.*"), *HEADS),
+    "not_kept": ("embedding_size",),
+    "always_gelu": True,
+    "padding": pad_token,
+}
+LAYOUT = Layout("RoBERTa", (r"(^|\.)roberta\.",))
+
+
+FAMILIES: dict[str, Family] = {
+    "roberta": Family(
+        stems=("Roberta",),
+        stock="roberta",
+        defaults={"vocab_size": 50265, **SPECIAL_TOKENS},
+        tokenizer="RobertaTokenizer",
+        **COMMON,
+        title="RoBERTa",
+        layout=LAYOUT,
+    ),
+    "xlm-roberta": Family(
+        stems=("XLMRoberta",),
+        stock="xlm-roberta",
+        defaults=SPECIAL_TOKENS,
+        tokenizer="XLMRobertaTokenizer",
+        **COMMON,
+        title="XLM-RoBERTa",
+        layout=LAYOUT,
+    ),
+    "camembert": Family(
+        stems=("Camembert",),
+        stock="camembert",
+        defaults=SPECIAL_TOKENS,
+        tokenizer="CamembertTokenizer",
+        **COMMON,
+        title="CamemBERT",
+        layout=LAYOUT,
+    ),
+}

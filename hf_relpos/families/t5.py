@@ -1,0 +1,18 @@
+"""T5 and mT5 (Raffel et al., arXiv 1910.10683): encoders of live models; their checkpoints are not read."""
+
+from .family import LONG_INPUTS, LiveFamily
+
+
+LIVE = tuple(
+    LiveFamily(
+        name=f"{name} encoder",
+        stock=f"transformers.models.{name.lower()}.modeling_{name.lower()}",
+        container=f"{name.upper()}Stack",
+        attention=f"{name.upper()}Attention",
+        code="t5",
+        classes={f"{name.upper()}Attention": f"Accelerated{name.upper()}Attention"},
+        effect=LONG_INPUTS,
+        unsupported="decoder",
+    )
+    for name in ("T5", "mT5")
+)

@@ -1,0 +1,58 @@
+"""Settings that are declared once: a dataclass field that also says what it accepts and how it is explained.
+
+Checks, error messages and `METHODS[name].options` follow from the field.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from .schemes.scheme import Option, one_of
+
+
+OPTION = "option"
+
+
+def setting(default: Any, help: str, accepts: Callable[[Any], bool], optional: bool = False) -> Any:
+    """A field of a dataclass of settings.
+
+    Args:
+        default: its value when not given.
+        help: one line that says what is accepted.
+        accepts: whether a value is acceptable.
+        optional: also accept None.
+    """
+
+    def accepted(value: Any) -> bool:
+        return (optional and value is None) or accepts(value)
+
+    return dataclasses.field(default=default, metadata={OPTION: Option(default, help, accepted)})
+
+
+def setting_of(choices: tuple[Any, ...], help: str = "") -> Any:
+    """A field with a fixed set of values, the default first."""
+    listed = f"one of {', '.join(map(repr, choices))}"
+    return setting(choices[0], f"{help}; {listed}" if help else listed, one_of(*choices))
+
+
+def setting_from(kind: type[Any], name: str) -> Any:
+    """The same field as in another dataclass of settings."""
+    option = options_of(kind)[name]
+    return setting(option.default, option.help, option.accepts)
+
+
+def options_of(kind: type[Any]) -> dict[str, Option]:
+    """The settings of a dataclass by name, without the fields that are declared in another way."""
+    return {field.name: field.metadata[OPTION] for field in dataclasses.fields(kind) if OPTION in field.metadata}
+
+
+def check_settings(settings: Any, error: type[ValueError] = ValueError) -> None:
+    """Check the values of a dataclass of settings.
+
+    Raises:
+        ValueError: or `error`, for the first value that is not accepted; names the field, its value and its help.
+    """
+    for name, option in options_of(type(settings)).items():
+        value = getattr(settings, name)
+        if not option.accepts(value):
+            raise error(f"{name} = {value!r} is not accepted; {name}: {option.help}")
