@@ -227,26 +227,27 @@ def test_training_text_shares_nothing_with_the_evaluation(teacher):
 
 # The arguments of each recipe.
 RECIPES = {
-    "mlm": "MaskedArguments",
-    "classification": "ClassificationArguments",
-    "ner": "TaggingArguments",
-    "qa": "AnsweringArguments",
-    "embedding": "EmbeddingArguments",
+    "run_mlm": "MaskedArguments",
+    "run_classification": "ClassificationArguments",
+    "run_ner": "TaggingArguments",
+    "run_qa": "AnsweringArguments",
+    "run_embedding": "EmbeddingArguments",
 }
 
 
-def test_every_recipe_reads_the_commands_of_its_larger_run(tmp_path):
-    """As a reader of the card would paste them."""
-    bench, arguments = import_script("bench_recipes"), import_script("recipes.arguments")
-    commands = bench.Bench(bench.parse(["--source", "minilm", "--data", str(tmp_path)]))
-    assert {name for name, _ in bench.ROWS.values()} == {*RECIPES, "distil"}
-    for key, (name, _) in bench.ROWS.items():
-        python, script, *words = shlex.split(commands.command(key))
-        assert python == "python" and (SCRIPTS.parent / script).is_file()
+@pytest.mark.parametrize("page", ["train.md", "results/recipes.md"])
+def test_every_recipe_reads_the_commands_that_pages_show(page):
+    """As a reader would paste them."""
+    text = (SCRIPTS.parent / "docs" / page).read_text("utf-8").replace("\\\n", " ")
+    commands = [shlex.split(line) for line in re.findall(r"^python (scripts/examples/.*)$", text, re.MULTILINE)]
+    assert {Path(script).stem for script, *_ in commands} == {*RECIPES, "run_distil"}
+    parsing = import_script("recipes.arguments")
+    for script, *words in commands:
         recipe = import_script(Path(script).stem)
-        kinds = (arguments.ModelArguments, getattr(recipe, RECIPES[name])) if name in RECIPES else ()
-        *_, training = arguments.parse((*(kinds or (recipe.DistillationArguments,)), TrainingArguments), "", words)
-        assert training.do_eval and training.do_train == (key != "distil/before")
+        own = getattr(recipe, RECIPES.get(Path(script).stem, "DistillationArguments"))
+        kinds = (own,) if recipe.__name__ == "run_distil" else (parsing.ModelArguments, own)
+        *_, training = parsing.parse((*kinds, TrainingArguments), "", words)
+        assert (SCRIPTS.parent / script).is_file() and training.do_eval
 
 
 def test_an_interrupted_timing_goes_on(tmp_path, monkeypatch):

@@ -41,6 +41,7 @@ FULL, MASK, BAND, PIECES, LONGFORMER = "full attention", "window as a mask", "wi
 BARE_BLOCKS, BARE_PIECES = "SDPA without terms, blocks", "SDPA without terms, pieces"
 QUADRATIC = (FULL, MASK)
 VARIANTS = [FULL, MASK, BAND, PIECES, LONGFORMER, BARE_BLOCKS, BARE_PIECES]
+COMPARED = [FULL, BAND, PIECES]  # what the page has of every scheme; of the first it has all variants
 PASSES = {"forward": "Forward", "both": "Forward and backward"}
 MODEL_LENGTHS = [2048, 8192]
 SOURCE = "source, pieces of 512"
@@ -241,7 +242,8 @@ def tables(results: dict) -> list[Table]:
         for kind, title in kinds.items():
             for scheme in results["schemes"]:
                 lines = []
-                for name in VARIANTS:
+                shown = VARIANTS if scheme == results["schemes"][0] else COMPARED
+                for name in shown:
                     numbers = [measured(results, what, scheme, name, length, kind) for length in lengths]
                     if any(number is not None for number in numbers):
                         lines.append([name, *("–" if number is None else f"{number:.0f}" for number in numbers)])

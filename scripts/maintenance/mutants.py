@@ -169,7 +169,8 @@ def write_results(mutants: list[Mutant], outcomes: dict[str, Outcome]) -> None:
 
 def card(rows: dict[str, dict]) -> str:
     """The table in Markdown, of the outcomes by name, as the JSON file has them."""
-    mutants, kept = read_table(), {name: Outcome(**row) for name, row in rows.items()}
+    mutants = read_table()
+    kept = {mutant.name: Outcome(**rows[mutant.name]) for mutant in mutants if mutant.name in rows}
     reduced, full = (sum(getattr(each, suite) for each in kept.values()) for suite in ("reduced", "full"))
     lines = [
         "# Seeded faults and the suites that notice them",
@@ -180,16 +181,17 @@ def card(rows: dict[str, dict]) -> str:
         f"Of {len(kept)} mutants that were run, of {len(mutants)}, the reduced suite kills {reduced}, "
         f"the full one {full}.",
         "",
-        "| fault | kind | file | reduced | full | killed by |",
-        "|---|---|---|---|---|---|",
+        "mutants.json says by which test. By kind of fault:",
+        "",
+        "| kind | run | killed by the reduced suite | by the full one |",
+        "| --- | ---: | ---: | ---: |",
     ]
-    for mutant in mutants:
-        if mutant.name in kept:
-            outcome = kept[mutant.name]
-            verdicts = ["killed" if dead else "**survives**" for dead in (outcome.reduced, outcome.full)]
-            killer = f"`{outcome.killed_by.removeprefix('tests/')}`" if outcome.killed_by else ""
-            file = mutant.file.removeprefix("hf_relpos/")
-            lines.append(f"| {mutant.name} | {mutant.kind} | {file} | {' | '.join(verdicts)} | {killer} |")
+    for kind in sorted({mutant.kind for mutant in mutants if mutant.name in kept}):
+        of = [kept[mutant.name] for mutant in mutants if mutant.kind == kind and mutant.name in kept]
+        lines.append(f"| {kind} | {len(of)} | {sum(each.reduced for each in of)} | {sum(each.full for each in of)} |")
+    survivors = [m for m in mutants if m.name in kept and not (kept[m.name].reduced and kept[m.name].full)]
+    lines += ["", "Survivors of a suite:", ""] if survivors else []
+    lines += [f"- {m.name} ({m.file}){', also of the full one' * (not kept[m.name].full)}" for m in survivors]
     return "\n".join(lines) + "\n"
 
 

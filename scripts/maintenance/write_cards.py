@@ -33,7 +33,6 @@ CARDS = {
     "features.json": "feature_matrix",
     "fuzz.json": "reliability",
     "mutants.json": "mutants",
-    "recipes.json": "bench_recipes",
 }
 
 
