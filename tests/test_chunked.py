@@ -833,20 +833,18 @@ def test_the_choice_is_not_saved(tmp_path):
     assert model.config._attn_implementation == "relpos"
 
 
-def test_the_way_is_logged_once(caplog):
-    """One line for each way that is taken."""
+def test_the_choice_is_logged(caplog):
+    """For whoever debugs, and only then are the reasons put into words."""
     from transformers.utils import logging
 
-    logging.set_verbosity_info()
-    type(logging.get_logger("hf_relpos")).info_once.cache_clear()  # another test may have had it said
+    logging.set_verbosity_debug()
     module = torch.nn.Module()
     module.is_causal = False
     terms, _ = random_terms(frozenset("A"), shared=True)
     tensors = [x.float() for x in vectors(30, 30)]
     try:
-        with caplog.at_level("INFO", logger="hf_relpos"):
-            for _ in range(2):
-                run_attention("relpos", AttentionCall(*tensors, terms, AttentionContext(30, 30), layer=module))
+        with caplog.at_level("DEBUG", logger="hf_relpos"):
+            run_attention("relpos", AttentionCall(*tensors, terms, AttentionContext(30, 30), layer=module))
     finally:
         logging.set_verbosity_warning()
     said = [record.message for record in caplog.records if "takes chunked" in record.message]

@@ -47,7 +47,11 @@ def choose(call: AttentionCall) -> tuple[Backend, dict[str, list[str]]]:
     Returns:
         The first of `BACKENDS` without a reason against the call, and the reasons of those before it, by name.
     """
-    call, _ = rewritten(call)
+    return _first_capable(rewritten(call)[0])
+
+
+def _first_capable(call: AttentionCall) -> tuple[Backend, dict[str, list[str]]]:
+    """`choose` of a call as backends get it."""
     rejected: dict[str, list[str]] = {}
     for backend in BACKENDS:
         reasons = backend.unsupported(call)
@@ -77,10 +81,10 @@ def run_attention(implementation: str, call: AttentionCall) -> tuple[torch.Tenso
     else:
         call, finish = rewritten(call)
     if implementation == AUTO:
-        backend, rejected = choose(call)
-        if not torch.compiler.is_compiling():
+        backend, rejected = _first_capable(call)
+        if not torch.compiler.is_compiling() and logger.isEnabledFor(logging.DEBUG):
             reasons = "; ".join(f"not {name}: {', '.join(why)}" for name, why in rejected.items())
-            logger.info_once(f"attn_implementation='{AUTO}' takes {backend.name} ({reasons or 'the first choice'})")
+            logger.debug(f"attn_implementation='{AUTO}' takes {backend.name} ({reasons or 'the first choice'})")
     else:
         backend = BY_NAME[check_implementation(implementation, call)]
     out, weights = backend.run(call)

@@ -26,8 +26,8 @@ from ..attention.backends.window_blocks import QUERIES
 from ..attention.call import reads_window_only
 from ..attention.dispatch import AUTO, choose
 from ..evaluation.position_scores import inputs_of_length
+from ..families.checkpoint import download, local_folder, read_config
 from ..families.recognition import recognise
-from ..families.source import download, local_folder, read_config
 from ..models.capabilities import probe_call, supported_implementations
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.explain import named

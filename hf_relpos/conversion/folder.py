@@ -10,9 +10,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from ..families.errors import ConversionError, abbreviate
-from ..families.local_paths import without_local_paths
-from ..families.source import (
+from ..families.checkpoint import (
     CARD,
     INDEX,
     PICKLED_FILES,
@@ -22,6 +20,8 @@ from ..families.source import (
     has_safetensors,
     read_json,
 )
+from ..families.errors import ConversionError, abbreviate
+from ..families.local_paths import without_local_paths
 from ..files import write_json
 from ..models.bundle import shipped_files
 from .card import PICTURES

@@ -63,20 +63,20 @@ class Feature:
     """Definitions that only some configurations need; in the code of the others a call of them is an error.
 
     Attributes:
-        field: of the configuration, for the error.
+        setting: the field of the configuration, for the error.
         is_used: whether a configuration needs them.
         names: of the definitions.
         instead: by name, other code than the error.
     """
 
-    field: str
+    setting: str
     is_used: Callable[[Any], bool]
     names: tuple[str, ...]
     instead: dict[str, str] = field(default_factory=dict)
 
     def left_out(self) -> dict[str, str]:
         """By name, what stands for the definitions where they are left out."""
-        error = f'raise made_without("{self.field}")'
+        error = f'raise made_without("{self.setting}")'
         return {
             name: self.instead.get(name, f"def {name}(*arguments, **keywords):\n    ERROR").replace("ERROR", error)
             for name in self.names

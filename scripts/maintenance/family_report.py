@@ -82,7 +82,7 @@ def missing_heads(family: Family, config: dict[str, Any]) -> list[str]:
     """Heads of the family's classes in Transformers that are not kept."""
     if family.stock is None:
         return []
-    stem = family.stems[0]
+    stem = family.class_prefixes[0]
     classes = [name for name in dir(transformers) if re.fullmatch(rf"{stem}(For[A-Z]\w+|LMHeadModel)", name)]
     return [name for name in classes if name not in family.heads(config)]
 

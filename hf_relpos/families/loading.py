@@ -13,11 +13,11 @@ from transformers import PreTrainedConfig
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.loading import HUB_ARGUMENTS
 from ..schemes.registry import STOCK_SCHEME
+from .checkpoint import CHECKPOINT_FILES, PICKLED_FILES, has_safetensors, read_tensors
 from .names import is_buffer
-from .recognition import Head, SourceSpec, recognise
+from .recognition import CheckpointSpec, Head, recognise
 from .registry import FAMILIES
 from .registry import resemblance as resemblance
-from .source import CHECKPOINT_FILES, PICKLED_FILES, has_safetensors, read_tensors
 
 
 # Fields of the source's config.json that describe the source and not the model.
@@ -96,7 +96,7 @@ def state_dict(
     tensors = {
         spelled: tensor
         for name, tensor in spec.unpack(stored).items()
-        for spelled in spec.spell(name, base=architecture == "BertModel")
+        for spelled in spec.rename(name, base=architecture == "BertModel")
         if not is_buffer(spelled)
     }
     return _fields(spec), tensors
@@ -120,14 +120,14 @@ def _folder(source: Any, hub: Mapping[str, Any]) -> Path:
     return folder if has_safetensors(folder) else fetch((*CHECKPOINT_FILES, *PICKLED_FILES))
 
 
-def _with_head(spec: SourceSpec, architecture: str | None) -> SourceSpec:
+def _with_head(spec: CheckpointSpec, architecture: str | None) -> CheckpointSpec:
     """The same for the head that is wanted; that of the file where none is, or the family does not have it."""
     heads = spec.family.heads(spec.config)
     own = next((own for own, stock in heads.items() if stock == architecture), None)
     return spec if own is None else spec.with_head(Head(own, heads[own]))
 
 
-def _fields(spec: SourceSpec) -> dict[str, Any]:
+def _fields(spec: CheckpointSpec) -> dict[str, Any]:
     kept = {name: value for name, value in spec.fields.items() if name not in NOT_KEPT}
     dtype = spec.config.get("dtype", spec.config.get("torch_dtype"))
     return {

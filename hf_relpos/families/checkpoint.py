@@ -45,7 +45,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
-class Source:
+class Checkpoint:
     """A checkpoint whose tensors have their stock names.
 
     Attributes:
@@ -315,22 +315,22 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.layout == torch.strided and value.device.type == "cpu"
 
 
-def normalise(
-    source: Source,
+def rename_and_validate(
+    source: Checkpoint,
     raw: Mapping[str, torch.Tensor],
     expected: Mapping[str, torch.Size],
-    spell: Callable[[str], list[str]],
+    rename: Callable[[str], list[str]],
     tied: bool,
     unused: Callable[[str], bool] = is_buffer,
     cut: int = 0,
-) -> Source:
+) -> Checkpoint:
     """A source whose tensors have their stock names, checked and completed by the second names of tied tensors.
 
     Args:
         source: without tensors.
         raw: name in the file to tensor.
         expected: stock name to shape, of every tensor of the architecture with this configuration.
-        spell: name in the file to stock names: one, or several for a tensor that layers share.
+        rename: name in the file to stock names: one, or several for a tensor that layers share.
         tied: `config.tie_word_embeddings`.
         unused: whether a stock name in the body may be left out.
         cut: so many rows at the front of the table of absolute positions are left out.
@@ -346,10 +346,10 @@ def normalise(
     renamed: dict[str, torch.Tensor] = {}
     origin: dict[str, str] = {}
     for name, tensor in raw.items():
-        for stock in spell(name):
+        for stock in rename(name):
             if stock in renamed:
                 raise ConversionError(
-                    f"{folder}: {origin[stock]} and {name} are two spellings of one tensor; remove one of them"
+                    f"{folder}: {origin[stock]} and {name} are two renamed_fields of one tensor; remove one of them"
                 )
             renamed[stock], origin[stock] = tensor, name
     for tie in TIES:
