@@ -208,15 +208,6 @@ def test_conversion_is_measured_row_by_row(teacher, tmp_path, capsys):
     assert "fits none; --list names them" in capsys.readouterr().err
 
 
-def test_goals_are_met_at_their_value():
-    goals = {goal.what: goal for goal in import_script("conversion_quality.goals").GOALS}
-    row = {"texts": {"a": {"sentence": {"16": 0.97, "128": 0.96, "256": 0.94}}}, "cpu_seconds": 300.0, "sts": {}}
-    goal = goals["calibrated: sentence cosine, 16-128"]
-    rows = {"fidelity/calibrated": row}
-    assert goal.value(rows) == 0.96 and goal.reached(rows, goal.must) == "reached"
-    assert goal.reached(rows, goal.stretch) == "**not reached**" and goal.reached({}, 0.5) == "not measured"
-
-
 def test_training_text_shares_nothing_with_the_evaluation(teacher):
     training_passages = import_script("conversion_quality.texts").training_passages
     held = [str(teacher / "held.txt")]
