@@ -52,19 +52,19 @@ test-browser: $(VENV)/.installed
 fuzz: $(VENV)/.installed
 	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(VENV)/bin/python -m pytest $(PYTEST_ARGS) --hypothesis-profile=fuzz \
 		--fuzz-counts docs/results/fuzz.json tests/test_fuzz_*.py
-	$(VENV)/bin/python scripts/write_cards.py
+	$(VENV)/bin/python scripts/maintenance/write_cards.py
 
 features: $(VENV)/.installed
-	$(VENV)/bin/python scripts/feature_matrix.py --processes auto
+	$(VENV)/bin/python scripts/maintenance/feature_matrix.py --processes auto
 
 schemes: $(VENV)/.installed
-	$(VENV)/bin/python scripts/scheme_report.py
+	$(VENV)/bin/python scripts/maintenance/scheme_report.py
 
 docs: $(VENV)/.installed
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 
 families: $(VENV)/.installed
-	$(VENV)/bin/python scripts/family_report.py
+	$(VENV)/bin/python scripts/maintenance/family_report.py
 
 # the wheel is made of the source distribution; what it is tried with is not the checkout, and none of its files are near
 release-check: $(VENV)/.installed

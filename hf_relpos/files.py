@@ -8,7 +8,7 @@ import json
 import shutil
 import uuid
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,16 @@ def write_tensors(path: str | Path, tensors: Mapping[str, torch.Tensor]) -> None
     """
     with atomic_file(path) as partial:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial)
+
+
+def apply_umask(files: Iterable[Path]) -> None:
+    """Give files the permissions of any other new file in their folder; safetensors 0.8 writes for the owner alone."""
+    for file in files:
+        probe = _hidden(file, "")  # os.umask would change it for all threads
+        probe.touch(exist_ok=False)
+        mode = probe.stat().st_mode
+        probe.unlink()
+        file.chmod(mode)
 
 
 def check_writable(path: str | Path) -> None:

@@ -6,12 +6,8 @@ from transformers.utils import is_peft_available
 
 from .attention.backends.kernels import register as register_kernels
 from .models.configuration_relpos_bert import RelPosBertConfig
-from .models.installed import register_module
 from .models.modeling_relpos_bert import HEADS
-
-
-# Imported when a checkpoint is loaded, and when one of another architecture is.
-MODULES = {"loading": f"{__package__}.models.loading", "families": f"{__package__}.families.direct"}
+from .models.window_mask import register_window_mask
 
 
 def register() -> None:
@@ -21,8 +17,7 @@ def register() -> None:
     for auto, head in HEADS.items():
         getattr(transformers, auto).register(RelPosBertConfig, head, exist_ok=True)
     AutoTokenizer.register(RelPosBertConfig, BertTokenizer, exist_ok=True)
-    for role, module in MODULES.items():
-        register_module(role, module)
+    register_window_mask()
     if is_peft_available():
         register_adapter_targets()
 

@@ -29,8 +29,9 @@ SERVER.set_forkserver_preload(["hf_relpos", "transformers.trainer"])
 
 def import_script(name: str) -> ModuleType:
     """A script by its name, with those that it imports, now or when it is used."""
-    if str(SCRIPTS) not in sys.path:
-        sys.path.append(str(SCRIPTS))
+    for folder in ("examples", "benchmarks", "maintenance"):
+        if str(SCRIPTS / folder) not in sys.path:
+            sys.path.append(str(SCRIPTS / folder))
     return importlib.import_module(name)
 
 

@@ -130,7 +130,7 @@ def sine_cosine(position: float, width: int) -> np.ndarray:
 
 
 def golden(name: str) -> tuple[dict, dict[str, torch.Tensor]]:
-    """Configuration and tensors of tests/fixtures/schemes/<name>.safetensors, made by scripts/golden/<name>.py."""
+    """Configuration and tensors of fixtures/schemes/<name>.safetensors (scripts/maintenance/golden/<name>.py)."""
     with safe_open(Path(__file__).parent / "fixtures" / "schemes" / f"{name}.safetensors", "pt") as file:
         return json.loads(file.metadata()["config"]), {key: file.get_tensor(key) for key in file.keys()}
 

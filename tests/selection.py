@@ -44,20 +44,7 @@ TIERS = {
     "hub": ("hub*", "privacy", "push", "travels"),
     "kernels": ("kernels*",),
     "slow": (),  # of those marked by themselves: they take seconds beside what faster ones of their file say
-    "scripts": (
-        "bench_*",
-        "classify_documents",
-        "family_report",
-        "feature_matrix",
-        "long_*",
-        "probes",
-        "recipes",
-        "results",
-        "scheme_report",
-        "scripts",
-        "train_lm",
-        "train_ner",
-    ),
+    "scripts": ("examples", "scripts"),
 }
 # A scheme for each kind of term: what tests of a feature are parametrized with, and the columns of docs/features.md.
 FEATURE_SCHEMES = (

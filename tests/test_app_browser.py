@@ -1,6 +1,6 @@
 """The page of `hf-relpos app` in a real browser: `make test-browser`.
 
-scripts/app_screenshots.py drives it: views, words in place of tracebacks, no host but this machine.
+scripts/maintenance/app_screenshots.py drives it: views, words in place of tracebacks, no host but this machine.
 """
 
 import pytest

@@ -16,11 +16,10 @@ from hf_relpos.attention.backends import chunk_schedule as skewed
 from hf_relpos.attention.backends import chunked as backend_chunked
 from hf_relpos.attention.backends import window_blocks as band_blocks
 from hf_relpos.attention.backends.chunked import chunked_attention
-from hf_relpos.attention.backends.eager import Eager
 from hf_relpos.attention.call import AttentionCall
-from hf_relpos.attention.dispatch import run_attention
+from hf_relpos.attention.dispatch import BY_NAME, run_attention
 from hf_relpos.attention.formula import content_vectors
-from hf_relpos.attention.sliding_window import BandMask
+from hf_relpos.attention.sliding_window import SlidingWindowMask
 from hf_relpos.attention.toeplitz import to_toeplitz
 
 
@@ -79,17 +78,17 @@ KINDS = {
     "causal, left padding": lambda n: {"is_causal": True, **left_padded(n)},
     "cache": lambda n: {"is_causal": True, "start": n - 7},
     "memory": beside_memory,
-    "memory of one length": lambda n: {"reach": 12, "is_causal": True, **beside_memory(n)},
+    "memory of one length": lambda n: {"max_lookback": 12, "is_causal": True, **beside_memory(n)},
 }
 
 
 def mask_of(kind, length, window):
     fields = KINDS[kind](length)
-    return BandMask(length - fields.get("start", 0), length, window, CPU, **fields)
+    return SlidingWindowMask(length - fields.get("start", 0), length, window, CPU, **fields)
 
 
 def one_by_one(mask, batch):
-    """Who sees whom, (B, L, K), as the docstring of BandMask says, one pair at a time."""
+    """Who sees whom, (B, L, K), as the docstring of SlidingWindowMask says, one pair at a time."""
     seen = torch.zeros(batch, mask.query_length, mask.key_length, dtype=torch.bool)
 
     def of(vector, row, index):
@@ -103,7 +102,7 @@ def one_by_one(mask, batch):
                 everywhere = {of(mask.index_in_document, row, each) for each in (i, key)} & set(mask.global_tokens)
                 near = abs(distance) <= mask.window or len(everywhere) > 0
                 same = mask.documents is None or of(mask.documents, row, i) == of(mask.documents, row, key)
-                past = (not mask.is_causal or key <= i) and (mask.reach is None or distance < mask.reach)
+                past = (not mask.is_causal or key <= i) and (mask.max_lookback is None or distance < mask.max_lookback)
                 real = mask.is_token is None or bool(mask.is_token[row, key])
                 seen[row, query, key] = near and same and past and real
     return seen
@@ -227,9 +226,9 @@ def test_memory_is_linear_in_the_length(monkeypatch):
 def test_the_mask_is_made_once_for_all_layers(monkeypatch):
     """Chunks of it are kept, until it moves to another device."""
     mask = mask_of("padding", 100, 5)
-    call = skewed.ChunkedCall(None, band=mask)
+    call = skewed.ChunkedCall(None, mask=mask)
     first = skewed.schedule(call, slice(0, 2), 100, 100, CPU)
-    monkeypatch.setattr(BandMask, "visible", None)
+    monkeypatch.setattr(SlidingWindowMask, "visible", None)
     assert skewed.schedule(call, slice(0, 2), 100, 100, CPU) is first
     assert mask.to("cpu") is mask and mask.to("meta").is_token.is_meta
     assert mask.to("meta") is mask.to("meta")
@@ -273,7 +272,7 @@ def every_term(mask):
 
 def computed(how, call):
     """Output and weights; by name eager would return the weights, and so have no blocks."""
-    return Eager().run(call) if how == "eager" else run_attention(how, call)
+    return BY_NAME["eager"].run(call) if how == "eager" else run_attention(how, call)
 
 
 def by_call(how, call):
@@ -290,7 +289,7 @@ def by_call(how, call):
     query, key, value = tensors
     out, weights = computed(how, dataclasses.replace(call, query=query, key=key, value=value, terms=terms))
     assert weights is None or how == "eager"
-    real = real_queries(call.mask) if isinstance(call.mask, BandMask) else call.mask.any(-1).any(1)
+    real = real_queries(call.mask) if isinstance(call.mask, SlidingWindowMask) else call.mask.any(-1).any(1)
     out = out * real[..., None, None]
     torch.manual_seed(7)
     needed = [*tensors, *(leaf for leaf in leaves if leaf.requires_grad)]
@@ -385,7 +384,7 @@ def test_dropout_of_blocks_is_replayed(how, monkeypatch):
 def test_memory_of_blocks_is_linear_in_the_length(how):
     """No tensor of L·K elements, mask included."""
     length = 4000
-    mask = BandMask(length, length, 8, CPU)
+    mask = SlidingWindowMask(length, length, 8, CPU)
     terms, _ = random_terms(frozenset("ABc"), shared=True)
     call = random_call(mask, terms, [torch.randn(1, HEADS, length, SIZE).double() for _ in range(3)])
     with Largest() as seen:
@@ -422,7 +421,7 @@ def test_models_with_a_window(name, backend, everywhere, is_decoder, unpads, mon
     if backend not in CAPABLE[name]:
         backend = "relpos"
     if backend == "eager":  # by name it would have the whole mask
-        monkeypatch.setattr(backends, "BACKENDS", [Eager()])
+        monkeypatch.setattr(backends, "BACKENDS", [BY_NAME["eager"]])
         backend = "relpos"
     small_everything(monkeypatch)
     settings = {"attn_implementation": backend, "is_decoder": is_decoder, "unpad_inputs": unpads}
@@ -433,8 +432,8 @@ def test_models_with_a_window(name, backend, everywhere, is_decoder, unpads, mon
     seen = visible_in_window(16, 1, everywhere, causal=is_decoder)[None] & real[:, None, :]
     expected = states_and_gradients(full, ids, real, attention_mask=seen[:, None], **inputs)
     blocks = []
-    made = BandMask.blocks
-    monkeypatch.setattr(BandMask, "blocks", lambda *given: blocks.append(made(*given)) or blocks[-1])
+    made = SlidingWindowMask.blocks
+    monkeypatch.setattr(SlidingWindowMask, "blocks", lambda *given: blocks.append(made(*given)) or blocks[-1])
     got = states_and_gradients(model, ids, real, attention_mask=real.long(), **inputs)
     assert max(map(len, blocks)) >= 4
     assert largest(got[:1], expected[:1]) <= 1e-12
@@ -461,14 +460,14 @@ def test_generation_with_a_cache_in_a_window(monkeypatch):
     ids = torch.randint(1, 50, (2, 30))
     with_cache = model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
     ranges = []
-    made = skewed._chunk_of_band
+    made = skewed._chunk_of_window
 
     def counted(*given):
         chunk = made(*given)
         ranges.append(sum(count for _, count in chunk.key_ranges))
         return chunk
 
-    monkeypatch.setattr(skewed, "_chunk_of_band", counted)
+    monkeypatch.setattr(skewed, "_chunk_of_window", counted)
     again = model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
     assert torch.equal(with_cache, again)
     assert torch.equal(

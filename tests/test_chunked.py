@@ -33,7 +33,7 @@ from hf_relpos.attention.backends import chunk_schedule as skewed
 from hf_relpos.attention.backends import chunked as backend_chunked
 from hf_relpos.attention.backends import relative_shift as diagonals
 from hf_relpos.attention.backends.chunked import chunked_attention
-from hf_relpos.attention.backends.strided import _skewed_bias, strided_attention
+from hf_relpos.attention.backends.strided import _shifted_bias, strided_attention
 from hf_relpos.attention.call import AttentionCall
 from hf_relpos.attention.dispatch import choose, run_attention
 from hf_relpos.attention.formula import TABLE_FIELDS, content_vectors
@@ -277,7 +277,7 @@ def test_strided_view(chosen, length, keys, start):
         got = strided_attention(content, query, key, tensors[2], form, seen)
         assert (got - expected).abs().max() <= 1e-12
     if form.A is not None:
-        view = _skewed_bias(query, form.A, form.c, keys)
+        view = _shifted_bias(query, form.A, form.c, keys)
         assert view.stride(3) == 1 and all(step % 8 == 0 for step in (view.stride(2), view.storage_offset()))
 
 
@@ -416,7 +416,7 @@ def test_runs_are_eagers(kind, heads, mask):
     terms, context = terms_of_runs(*RUNS[kind], heads), AttentionContext(length, length)
     tensors, seen = vectors(length, length), MASKS[mask](length)
     form = to_toeplitz(terms, context, tensors[0], by_run=True)
-    assert form.B.shape[1] <= 2 * RUNS[kind][1] and form.run_of_B.shape == (2 * length - 1,)
+    assert form.B.shape[1] <= 2 * RUNS[kind][1] and form.row_of_B.shape == (2 * length - 1,)
     expected = run("eager", tensors, terms, context, seen)
     assert largest(expected, run("chunked", tensors, terms, context, seen)) <= 1e-11
 
@@ -518,7 +518,7 @@ def test_what_needs_no_gradients_keeps_no_probabilities(monkeypatch):
 def test_many_runs_are_lowered_to_offsets():
     terms, context = terms_of_runs(*RUNS["buckets"], HEADS), AttentionContext(40, 40)
     form = to_toeplitz(terms, context, torch.empty(SIZE, dtype=torch.float64), by_run=True)
-    assert form.run_of_B is None and form.B.shape[1] == 79
+    assert form.row_of_B is None and form.B.shape[1] == 79
 
 
 @pytest.mark.parametrize("rows, by_run", [(toeplitz.MOST_RUNS, True), (toeplitz.MOST_RUNS + 1, False)])
@@ -526,7 +526,7 @@ def test_runs_whose_products_would_grow_with_the_square_of_the_length_are_lowere
     length = 4 * toeplitz.MOST_RUNS
     table = Table(torch.zeros(1, rows, SIZE), lambda r: (r + rows // 2).clamp(0, rows - 1))
     form = to_toeplitz(Terms(key_table=(table,)), AttentionContext(length, length), torch.empty(SIZE), by_run=True)
-    assert (form.run_of_B is not None) == by_run
+    assert (form.row_of_B is not None) == by_run
     assert form.B.shape[1] == (rows if by_run else 2 * length - 1)
 
 
@@ -670,9 +670,9 @@ def described(terms=None, length=64, dtype=torch.float32, device=CPU, size=64, c
 
 
 def chosen(*arguments, **changes):
-    """Name of the backend, and why chunks were passed over."""
-    backend, passed_over = choose(described(*arguments, **changes))
-    return backend.name, "; ".join(passed_over.get("chunked", []))
+    """Name of the backend, and why chunks were rejected."""
+    backend, rejected = choose(described(*arguments, **changes))
+    return backend.name, "; ".join(rejected.get("chunked", []))
 
 
 def test_what_is_chosen(monkeypatch):
@@ -694,9 +694,10 @@ def test_what_is_chosen(monkeypatch):
 
 
 def test_what_is_chosen_elsewhere(monkeypatch):
-    """On a GPU without kernels: the strided view for inference, chunks for the rest."""
+    """On a GPU where neither kernels nor Flex can be had: the strided view for inference, chunks for the rest."""
     monkeypatch.undo()
-    monkeypatch.setattr(backends, "BACKENDS", [backend for backend in backends.BACKENDS if backend.name != "triton"])
+    fused = ("triton", "flex_attention")
+    monkeypatch.setattr(backends, "BACKENDS", [each for each in backends.BACKENDS if each.name not in fused])
     device = torch.device("cuda")
     value_term, _ = random_terms(frozenset("V"), True)
     assert chosen(length=512, device=device)[0] == "strided"
@@ -832,20 +833,18 @@ def test_the_choice_is_not_saved(tmp_path):
     assert model.config._attn_implementation == "relpos"
 
 
-def test_the_way_is_logged_once(caplog):
-    """One line for each way that is taken."""
+def test_the_choice_is_logged(caplog):
+    """For whoever debugs, and only then are the reasons put into words."""
     from transformers.utils import logging
 
-    logging.set_verbosity_info()
-    type(logging.get_logger("hf_relpos")).info_once.cache_clear()  # another test may have had it said
+    logging.set_verbosity_debug()
     module = torch.nn.Module()
     module.is_causal = False
     terms, _ = random_terms(frozenset("A"), shared=True)
     tensors = [x.float() for x in vectors(30, 30)]
     try:
-        with caplog.at_level("INFO", logger="hf_relpos"):
-            for _ in range(2):
-                run_attention("relpos", AttentionCall(*tensors, terms, AttentionContext(30, 30), layer=module))
+        with caplog.at_level("DEBUG", logger="hf_relpos"):
+            run_attention("relpos", AttentionCall(*tensors, terms, AttentionContext(30, 30), layer=module))
     finally:
         logging.set_verbosity_warning()
     said = [record.message for record in caplog.records if "takes chunked" in record.message]
@@ -859,7 +858,7 @@ def test_explanations(name):
     assert "attn_implementation='relpos'" in text
     if name in ("relative_key", "shaw", "t5", "deberta"):
         assert "takes chunked" in text
-        assert "cuda" in explain_backend(config, 2, 300, "cuda")
+        assert "not triton: the kernels are used by request" in explain_backend(config, 2, 300, "cuda")
 
 
 def test_explanations_of_models():

@@ -58,7 +58,7 @@ def stock_model(kind, suffix="Model", dtype=torch.float32, **fields):
         "intermediate_size": 20,
         "max_position_embeddings": POSITIONS,
     }
-    return random_model(kind, FAMILIES[kind].stems[0] + suffix, **{**sizes, **fields}).to(dtype)
+    return random_model(kind, FAMILIES[kind].class_prefixes[0] + suffix, **{**sizes, **fields}).to(dtype)
 
 
 def saved(folder, kind, suffix="Model", **fields):
@@ -258,7 +258,7 @@ def test_converted_and_written_back(tmp_path, kind, suffix):
     saved(tmp_path / "stock", kind, suffix, **V3, **own, legacy=False, dtype=torch.bfloat16)
     report = convert(tmp_path / "stock", tmp_path / "ours")
     assert (report.method, report.position_embedding_type) == ("exact", "deberta")
-    assert report.architecture == FAMILIES[kind].stems[0] + suffix and report.difference <= 1e-5
+    assert report.architecture == FAMILIES[kind].class_prefixes[0] + suffix and report.difference <= 1e-5
     assert {step.kind for step in report.steps if "pooler" not in step.target} == {"reused"}
     direct, converted = (read(tmp_path / name, suffix) for name in ("stock", "ours"))
     assert direct.dtype == torch.bfloat16 and direct.config.name_or_path == str(tmp_path / "stock")

@@ -82,7 +82,9 @@ def test_every_page_is_in_the_navigation():
 
 @pytest.mark.full
 def test_the_pictures_are_drawn_by_their_script(tmp_path):
-    subprocess.run([sys.executable, str(ROOT / "scripts" / "docs_pictures.py"), str(tmp_path)], check=True)
+    subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "maintenance" / "docs_pictures.py"), str(tmp_path)], check=True
+    )
     drawn = {path.name for path in tmp_path.iterdir()}
     assert drawn == {path.name for path in (ROOT / "docs" / "pictures").iterdir()}
     assert drawn == set(re.findall(r"\]\(pictures/([\w.]+)\)", (ROOT / "docs" / "how_it_works.md").read_text("utf-8")))

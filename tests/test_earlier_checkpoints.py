@@ -10,7 +10,7 @@ from transformers import AutoModelForMaskedLM
 import hf_relpos
 
 
-FOLDER = Path(__file__).parent / "fixtures" / "converted"  # by scripts/golden/converted.py
+FOLDER = Path(__file__).parent / "fixtures" / "converted"  # by scripts/maintenance/golden/converted.py
 
 
 def test_a_converted_checkpoint_gives_the_same_numbers(tmp_path):

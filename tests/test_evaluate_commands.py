@@ -257,7 +257,7 @@ def test_errors_are_text_and_exit_code_2(folder, monkeypatch, arguments, words):
 
 @pytest.fixture(scope="module")
 def entity_scores():
-    return import_script("tagging.scores").entity_scores
+    return import_script("recipes.scores").entity_scores
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Relative checkpoints of other architectures: whole models become ours, and attention layers of the others too.
 
-Folders and their contents are described in scripts/golden/families.py; the layers are those of tests/schemes.
+Folders and their contents: scripts/maintenance/golden/families.py. The layers are those of tests/schemes.
 """
 
 import json
@@ -18,10 +18,10 @@ import hf_relpos
 from hf_relpos import RelPosBertConfig, RelPosBertModel
 from hf_relpos.cli import app
 from hf_relpos.conversion import ConversionError, convert, pipeline
+from hf_relpos.families.checkpoint import DTYPES
 from hf_relpos.families.family import COUNTERPARTS
 from hf_relpos.families.names import inverse, is_scheme
 from hf_relpos.families.registry import FAMILIES
-from hf_relpos.families.source import DTYPES
 
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -117,7 +117,7 @@ def relative(folder, family, suffix, kind, dtype=torch.float32, **fields):
         **({"embedding_size": 16} if family == "electra" else {}),
         **fields,
     )
-    architecture = FAMILIES[family].stems[0] + suffix
+    architecture = FAMILIES[family].class_prefixes[0] + suffix
     model = getattr(transformers, architecture)(config)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -151,7 +151,7 @@ def test_every_head(tmp_path, family, suffix):
     source = relative(tmp_path / "stock", family, suffix, kind)
     report = convert(source, tmp_path / "out")
     assert report.difference <= 1e-12
-    assert report.architecture == FAMILIES[family].stems[0] + suffix
+    assert report.architecture == FAMILIES[family].class_prefixes[0] + suffix
     assert report.converted_to == "RelPos" + COUNTERPARTS[suffix]
     assert not [step for step in report.of_kind("dropped") if "position_embeddings" not in step.source]
     created = [step.target for step in report.of_kind("created")]
@@ -276,7 +276,7 @@ def test_defaults_are_those_of_the_library(family):
     assert differing.keys() - {"model_type"} <= ours.keys()
     assert all(own[name] == value for name, value in ours.items())
     new = own.keys() - bert.keys()
-    assert new <= {*FAMILIES[family].not_kept, *FAMILIES[family].spellings, *RelPosBertConfig().to_dict()}
+    assert new <= {*FAMILIES[family].dropped_fields, *FAMILIES[family].renamed_fields, *RelPosBertConfig().to_dict()}
 
 
 NEZHA, ROBERTA, ERNIE, ELECTRA = (

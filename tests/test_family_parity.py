@@ -1,6 +1,6 @@
 """Every head of every relative family beside its own class: outputs, gradients, the way back and ONNX.
 
-What is measured is recorded for `scripts/family_parity.py`, which writes it down.
+What is measured is recorded for `scripts/maintenance/family_parity.py`, which writes it down.
 """
 
 import contextlib
@@ -105,7 +105,7 @@ def errors(stock, ours, name):
     )
     learned = {key: each for key, each in expected.items() if "embed_positions" not in key}  # fixed sinusoids
     unpacked = {key: each for key, each in spec.unpack(learned).items() if not (spec.family is XLNET and ADDED in key)}
-    gradients = {key: own[spec.spell(key, base=ours.base_model is ours)[0]] for key in unpacked}
+    gradients = {key: own[spec.rename(key, base=ours.base_model is ours)[0]] for key in unpacked}
     largest = max(float(each.abs().max()) for each in unpacked.values())
     worst = max(float((gradients[key] - each).abs().max()) for key, each in unpacked.items())
     return float((found[1] - found[0]).abs().max() / found[0].abs().max()), worst / largest

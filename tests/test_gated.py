@@ -1,4 +1,4 @@
-"""The gated feed-forward, and the outputs of MosaicBERT's and JinaBERT's own code (scripts/golden/gated.py)."""
+"""The gated feed-forward; outputs of MosaicBERT's and JinaBERT's own code (scripts/maintenance/golden/gated.py)."""
 
 import json
 import shutil
@@ -90,7 +90,7 @@ def error(ours, expected, mask):
 
 
 def record(record_property, folder, figure, dtype, value):
-    """For `scripts/family_parity.py`."""
+    """For `scripts/maintenance/family_parity.py`."""
     family = f"{folder.split('-')[0]}bert"
     (head,) = json.loads((FIXTURES / folder / "config.json").read_text())["architectures"]
     bits = {torch.float64: 64, torch.float32: 32}[dtype]

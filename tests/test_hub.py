@@ -22,13 +22,13 @@ import torch
 from hub_fixtures import running_hub
 from huggingface_hub import ModelCard
 
-import hf_relpos.models
-from hf_relpos import SCHEMES
+from hf_relpos import SCHEMES, RelPosBertConfig
+from hf_relpos.models.bundle import bundle
 from hf_relpos.models.modeling_relpos_bert import AUTO_MAP, HEADS
+from hf_relpos.models.remote_code import CONFIGURATION, MODELING
 
 
-ROOM = {file.name: file.read_bytes() for file in Path(hf_relpos.models.__file__).parent.glob("*.py")}
-CODE = {name: text for name, text in ROOM.items() if name != "__init__.py"}
+CODE = {CONFIGURATION, MODELING}
 MODEL = {".gitattributes", "README.md", "config.json", "model.safetensors"}
 TOKENIZER = {"tokenizer.json", "tokenizer_config.json"}
 
@@ -146,6 +146,7 @@ for scheme, repo in plan["by_scheme"].items():
 for auto, repo in plan["by_head"].items():
     decoder = auto == "AutoModelForCausalLM"
     push(tiny_model(HEADS[auto], "shaw", vocab_size=len(words), is_decoder=decoder), repo, private=True)
+push(tiny_model(HEADS["AutoModelForMaskedLM"], "t5", vocab_size=len(words)), "user/loaded-once")
 for repo in ("user/bare", "user/on-top-of-bare"):
     push(tiny_model(HEADS["AutoModelForMaskedLM"], "shaw", vocab_size=len(words), save_code=False), repo)
 
@@ -168,6 +169,7 @@ remote = dict(trust_remote_code=True)
 pinned = json.loads((shared / "author.json").read_text())["pinned"]
 load_all([*plan["first"], ["AutoModelForMaskedLM", plan["main"], pinned]], **remote)
 
+outputs["loaded once"] = run(AutoModelForMaskedLM.from_pretrained("user/loaded-once", **remote))
 notes["unasked"] = error(AutoModelForMaskedLM.from_pretrained, plan["main"])
 notes["bare"] = error(AutoModelForMaskedLM.from_pretrained, "user/bare", **remote)
 for repo in (plan["main"], "user/trained"):
@@ -181,7 +183,10 @@ notes["fill"] = fill("the [MASK] sat")[0]["sequence"]
 model = AutoModelForSequenceClassification.from_pretrained(plan["main"], num_labels=3, **remote)
 train(model, tokenizer, "user/tuned-elsewhere", 1)
 push(AutoModelForMaskedLM.from_pretrained(plan["main"], **remote), "user/saved-elsewhere")
-config = AutoConfig.from_pretrained(plan["main"], position_embedding_type="transformer_xl", **remote)
+notes["unknown"] = error(
+    AutoModelForMaskedLM.from_pretrained, plan["main"], position_embedding_type="transformer_xl", **remote
+)
+config = AutoConfig.from_pretrained(plan["main"], **remote)
 model = AutoModelForMaskedLM.from_config(config, **remote)
 push(model, "user/fresh-elsewhere")
 model.config.save_code = False
@@ -236,7 +241,7 @@ class Story:
 
     def __init__(self, hub, folder: Path):
         self.hub, self.folder = hub, folder
-        self.notes, self.outputs, self.requests = {}, {}, {}
+        self.notes, self.outputs, self.requests, self.printed = {}, {}, {}, {}
         plan = {"main": MAIN, "by_scheme": BY_SCHEME, "by_head": BY_HEAD}
         plan |= {"first": FIRST, "second": SECOND, "third": THIRD}
         (folder / "plan.json").write_text(json.dumps(plan))
@@ -244,7 +249,8 @@ class Story:
     def play(self, me: str, code: str, without: tuple[str, ...] = ()) -> None:
         before = len(self.hub.requests)
         env = {"SHARED": str(self.folder), "TESTS": str(Path(__file__).parent), "ME": me}
-        self.hub.run(TOOLS + code, without=without, extra_env=env)
+        done = self.hub.run(TOOLS + code, without=without, extra_env=env)
+        self.printed[me] = done.stdout + done.stderr
         self.notes[me] = json.loads((self.folder / f"{me}.json").read_text())
         self.outputs[me] = torch.load(self.folder / f"{me}.pt")
         self.requests[me] = self.hub.requests[before:]
@@ -294,9 +300,9 @@ def check_loaded(story: Story, who: str, auto: str, repo: str, revision: str = "
 
 
 def expected_files(repo: str) -> set[str]:
-    files = MODEL | set(CODE)
+    files = MODEL | CODE
     if repo in BARE:
-        files -= set(CODE)
+        files -= CODE
     if repo == BY_HEAD["AutoModelForCausalLM"]:
         files |= {"generation_config.json"}
     if repo in (MAIN, "user/trained", STOPPED, *TUNED):
@@ -322,10 +328,11 @@ REPOS = [
 
 @pytest.mark.parametrize("repo", REPOS)
 def test_files(story, repo):
-    """Those of the room but `__init__.py`, byte for byte, whoever pushed them; and one true map."""
+    """The code made for the configuration, byte for byte, whoever pushed it; and one true map."""
     files = story.hub.files(repo)
     assert set(files) == expected_files(repo)
-    assert {name: files[name] for name in files if name.endswith(".py")} == ({} if repo in BARE else CODE)
+    code = {} if repo in BARE else bundle(RelPosBertConfig.from_dict(story.config(repo)))
+    assert {name: text.decode() for name, text in files.items() if name.endswith(".py")} == code
     assert story.config(repo).get("auto_map") == (None if repo in BARE else AUTO_MAP)
 
 
@@ -342,7 +349,7 @@ def test_card(story, repo):
 def test_branch(story):
     main, dev = (story.hub.files(MAIN, revision) for revision in ("main", "dev"))
     assert main["model.safetensors"] != dev["model.safetensors"]
-    assert set(dev) >= MODEL | set(CODE)
+    assert set(dev) >= MODEL | CODE
 
 
 def test_private(story):
@@ -402,6 +409,11 @@ def test_code_runs_only_when_trusted(story):
     assert re.match("ValueError: .*trust_remote_code=True", story.notes["elsewhere"]["unasked"], re.DOTALL)
 
 
+def test_the_code_has_the_schemes_of_its_model(story):
+    said = story.notes["elsewhere"]["unknown"]
+    assert re.match(r"ValueError: .*known schemes: shaw;.*`pip install hf-relpos`", said)
+
+
 def test_without_its_code_the_model_is_unknown(story):
     assert re.match("ValueError: .*relpos_bert", story.notes["elsewhere"]["bare"], re.DOTALL)
 
@@ -424,6 +436,15 @@ def test_installed_class_wins_when_asked_for_the_other(story):
 def test_no_code_is_downloaded(story):
     assert [request.path for request in story.requests["elsewhere"] if request.path.endswith(".py")]
     assert not [request.path for request in story.requests["home"] if request.path.endswith(".py")]
+
+
+def test_two_files_are_downloaded_and_warned_of(story):
+    """For each Transformers asks the Hub twice, and warns once that it be checked for malice."""
+    assert same(story.outputs["elsewhere"]["loaded once"]["head"], story.pushed("user/loaded-once")["head"])
+    requests = [r.path for r in story.requests["elsewhere"] if "user/loaded-once" in r.path]
+    code = [path for path in requests if path.endswith(".py")]
+    assert len(code) == 4 and {path.rpartition("/")[2] for path in code} == CODE, requests
+    assert len(re.findall(r"downloaded from \S*user/loaded-once:", story.printed["elsewhere"])) == 2
 
 
 def test_code_left_out(story):

@@ -17,7 +17,7 @@ from hf_relpos.attention import dispatch as backends
 from hf_relpos.attention.backends import chunk_schedule as skewed
 from hf_relpos.attention.backends.chunked import chunked_attention
 from hf_relpos.attention.backends.kernels import backend as kernels
-from hf_relpos.attention.backends.kernels import ops, self_check
+from hf_relpos.attention.backends.kernels import ops, register, self_check
 from hf_relpos.attention.backends.kernels.backend import Triton
 from hf_relpos.attention.backends.kernels.self_check import kept
 from hf_relpos.attention.call import AttentionCall
@@ -344,6 +344,7 @@ def test_programs_along_an_axis():
 
 
 def test_what_is_chosen(monkeypatch):
+    monkeypatch.setattr(backends, "BACKENDS", [Triton(), *(x for x in backends.BACKENDS if x.name != "triton")])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -352,8 +353,8 @@ def test_what_is_chosen(monkeypatch):
     def chosen(terms=value_term, dtype=torch.bfloat16, context=AttentionContext(64, 64), size=64, **changes):  # noqa: B008
         vectors = torch.empty(4, 12, 64, size, dtype=dtype, device="meta")
         call = AttentionCall(vectors, vectors, vectors, terms, context, runs_on=torch.device("cuda"), **changes)
-        backend, passed_over = choose(call)
-        return backend.name, "; ".join(passed_over.get("triton", []))
+        backend, rejected = choose(call)
+        return backend.name, "; ".join(rejected.get("triton", []))
 
     assert chosen() == ("triton", "") and chosen(needs_gradients=True, dropout=0.1)[0] == "triton"
     for reason, changes in {
@@ -536,20 +537,30 @@ def test_out_of_memory_is_no_verdict(interpreted):
     assert not self_check.OUTCOMES
 
 
-def test_kernels_are_left_out_on_request(checked_model, monkeypatch):
+def test_kernels_are_used_on_request_alone(checked_model, monkeypatch):
     model, _ = checked_model
-    for switch, triton, reason in [("0", True, "HF_RELPOS_KERNELS=0 leaves"), ("1", False, "Triton is not installed")]:
+    for switch, triton, reason in [
+        (None, True, "set HF_RELPOS_KERNELS=1"),
+        ("0", True, "set HF_RELPOS_KERNELS=1"),
+        ("1", False, "Triton is not installed"),
+        ("1", True, None),
+    ]:
         with monkeypatch.context() as patch:
-            patch.setenv("HF_RELPOS_KERNELS", switch)
+            if switch is None:
+                patch.delenv("HF_RELPOS_KERNELS", raising=False)
+            else:
+                patch.setenv("HF_RELPOS_KERNELS", switch)
             patch.setattr("importlib.util.find_spec", lambda name, found=triton: found or None)
-            kernels.missing.cache_clear()
-            backends.BACKENDS[0] = Triton("cpu")
-        kernels.missing.cache_clear()
-        assert f"not triton: {reason}" in explain_backend(model, 2, 12)
+            kernels.requested.cache_clear()
+            register()
+        backends.BACKENDS[0].device_type = "cpu"
+        text = explain_backend(model, 2, 12)
+        assert "takes triton" in text if reason is None else "not triton: " in text and reason in text
     monkeypatch.setenv("HF_RELPOS_KERNELS", "maybe")
+    kernels.requested.cache_clear()
     with pytest.raises(ValueError, match="HF_RELPOS_KERNELS = 'maybe'"):
-        Triton("cpu")
-    kernels.missing.cache_clear()
+        register()
+    kernels.requested.cache_clear()
 
 
 # The benchmark ------------------------------------------------------------------------------------------------------
@@ -557,7 +568,7 @@ def test_kernels_are_left_out_on_request(checked_model, monkeypatch):
 
 @pytest.fixture
 def bench(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).resolve().parents[1] / "scripts")
+    monkeypatch.syspath_prepend(Path(__file__).resolve().parents[1] / "scripts" / "benchmarks")
     module = importlib.import_module("bench_gpu")
     monkeypatch.setattr(module, "HEADS", 2)
     return module

@@ -26,7 +26,7 @@ from hf_relpos.attention.backends.kernels import ops, self_check, window
 from hf_relpos.attention.backends.kernels.backend import Triton
 from hf_relpos.attention.backends.kernels.self_check import kept
 from hf_relpos.attention.formula import content_vectors, position_values
-from hf_relpos.attention.sliding_window import BandMask
+from hf_relpos.attention.sliding_window import SlidingWindowMask
 from hf_relpos.attention.toeplitz import to_toeplitz
 
 
@@ -47,7 +47,7 @@ def band(length, keys, window=7, padded=None, batch=2, **settings):
         counts = torch.tensor([keys // 2, *[keys] * (batch - 1)])[:, None]
         begins = keys - counts if padded == "left" else torch.zeros_like(counts)
         settings |= {"is_token": (key >= begins) & (key < begins + counts), "index_in_document": key - begins}
-    return BandMask(length, keys, window, CPU, start=keys - length, **settings)
+    return SlidingWindowMask(length, keys, window, CPU, start=keys - length, **settings)
 
 
 def by_window(leaves, mask, by_row=False, dropout=0.0, seed=None):
@@ -129,7 +129,7 @@ def test_random_windows(seed, small_tiles):
         padded=draw(None, "left", "right"),
         global_tokens=draw((), (0,), (0, 1, 2), (33, 140)),
         is_causal=draw(False, True),
-        reach=draw(None, None, 5, 100),
+        max_lookback=draw(None, None, 5, 100),
     )
     exact = make("".join(letter for letter in ALL if draw(False, True)), 2, 1, length, keys)
     expected = with_gradients(by_formula, exact, mask)

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -471,3 +473,51 @@ def test_evaluation_refuses_a_random_encoder(tmp_path):
     with pytest.raises(ValueError, match="JinaBERT v2 for code"):
         load_encoder(folder)
     assert hf_relpos.RelPosBertModel is RelPosBertModel
+
+
+LIGHT = """
+import builtins, json, os, sys
+
+opened = []
+before = builtins.open
+
+def counted(file, *arguments, **keywords):
+    if isinstance(file, (str, os.PathLike)) and os.path.basename(file) == "config.json":
+        opened.append(str(file))
+    return before(file, *arguments, **keywords)
+
+from transformers import AutoModel
+import hf_relpos
+from hf_relpos import RelPosBertModel
+
+builtins.open = counted
+found = {}
+for name, load in (("ours", RelPosBertModel.from_pretrained), ("auto", AutoModel.from_pretrained)):
+    opened.clear()
+    load(sys.argv[1])
+    found[name] = len(opened)
+found["own"] = sorted({name.split(".")[1] for name in sys.modules if name.startswith("hf_relpos.")})
+found["others"] = sorted({"typer", "rich", "gradio", "datasets"} & set(sys.modules))
+RelPosBertModel.from_pretrained(sys.argv[2])
+found["with a stock BERT"] = sorted({name.split(".")[1] for name in sys.modules if name.startswith("hf_relpos.")})
+print(json.dumps(found))
+"""
+
+
+def test_loading_is_light(tmp_path):
+    """Of our own folder: config.json is opened once, and neither families nor the converter are imported."""
+    torch.manual_seed(0)
+    RelPosBertModel(RelPosBertConfig(**SIZES, position_embedding_type="shaw")).save_pretrained(tmp_path / "ours")
+    transformers.BertModel(transformers.BertConfig(**SIZES)).save_pretrained(tmp_path / "stock")
+    done = subprocess.run(
+        [sys.executable, "-c", LIGHT, str(tmp_path / "ours"), str(tmp_path / "stock")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["ours"] == found["auto"] == 1
+    assert found["own"] == ["attention", "deferred", "files", "models", "registration", "schemes", "version"]
+    assert found["others"] == []
+    assert found["with a stock BERT"] == sorted([*found["own"], "families"])

@@ -17,8 +17,10 @@ from hf_relpos.conversion import ConversionError, convert, pipeline
 from hf_relpos.conversion.calibration.saved import Saved
 from hf_relpos.conversion.folder import other_files
 from hf_relpos.demo import MODELS, run_demo
-from hf_relpos.models.remote_code import code_files, shipped_files
+from hf_relpos.models.bundle import bundle, shipped_files
+from hf_relpos.models.remote_code import CONFIGURATION, MODELING
 from hf_relpos.training.distillation_checkpoints import prepare_folder
+from hf_relpos.version import __version__
 
 
 SIZES = {
@@ -286,40 +288,80 @@ def model(**fields):
     return RelPosBertModel(RelPosBertConfig(**SIZES, **fields))
 
 
-def test_a_file_of_the_user_stays_where_a_model_is_saved(tmp_path):
-    (tmp_path / "memory.py").write_text("mine = True\n")
-    with pytest.warns(UserWarning, match=r"memory\.py is not hf_relpos's.*save_code = False"):
+CODE = {CONFIGURATION, MODELING}
+
+
+def has_map(folder):
+    return "auto_map" in json.loads((folder / "config.json").read_text())
+
+
+def python_files(folder):
+    return {path.name for path in folder.glob("*.py")}
+
+
+@pytest.mark.parametrize("name", sorted(CODE))
+def test_a_file_of_the_user_stays_where_a_model_is_saved(name, tmp_path):
+    (tmp_path / name).write_text("mine = True\n")
+    with pytest.warns(UserWarning, match=rf"{name} is not hf_relpos's.*save_code = False"):
         model().save_pretrained(tmp_path)
-    assert (tmp_path / "memory.py").read_text() == "mine = True\n"
-    assert [path.name for path in tmp_path.glob("*.py")] == ["memory.py"]
-    assert "auto_map" not in json.loads((tmp_path / "config.json").read_text())
+    assert (tmp_path / name).read_text() == "mine = True\n"
+    assert python_files(tmp_path) == {name} and not has_map(tmp_path)
     assert hf_relpos.RelPosBertModel.from_pretrained(tmp_path)  # the weights are there
-    (tmp_path / "memory.py").unlink()
+    (tmp_path / name).unlink()
+    (tmp_path / "memory.py").write_text("mine = True\n")  # the name of a module of earlier versions
     model().save_pretrained(tmp_path)
-    assert "auto_map" in json.loads((tmp_path / "config.json").read_text())
-    assert shipped_files(tmp_path) == {Path(file).name for file in code_files()}
+    assert has_map(tmp_path) and shipped_files(tmp_path) == CODE
+    assert (tmp_path / "memory.py").read_text() == "mine = True\n"
 
 
 def test_copies_of_another_release_are_replaced(tmp_path):
     model().save_pretrained(tmp_path)
-    before = (tmp_path / "memory.py").read_text()
-    (tmp_path / "memory.py").write_text(before + "\n# as in an earlier release\n")
-    model().save_pretrained(tmp_path)
-    assert (tmp_path / "memory.py").read_text() == before
+    for name in CODE:
+        text = (tmp_path / name).read_text()
+        (tmp_path / name).write_text(text.replace(f"hf-relpos {__version__}", "hf-relpos 0.0.1") + "\n# other\n")
+    model(position_embedding_type="t5").save_pretrained(tmp_path)
+    assert {name: (tmp_path / name).read_text() for name in CODE} == bundle(model(position_embedding_type="t5").config)
+
+
+def old_folder(folder):
+    """Code as earlier versions saved it, in short: the files lie flat, and the modeling file imports them all."""
+    folder.mkdir(exist_ok=True)
+    for name, text in {
+        MODELING: "from .configuration_relpos_bert import RelPosBertConfig\nfrom .memory import (\n    remember,\n)\n",
+        CONFIGURATION: "from .schemes import SCHEMES\nfrom .helper import mine\n",
+        "memory.py": "from .tracing import is_traced\n",
+        "schemes.py": "from .scheme_shaw import Shaw\n",
+        "scheme_shaw.py": "",
+        "tracing.py": "",
+        "helper.py": "mine = 1\n",  # which a user let our code import
+        "formula.py": "mine = 2\n",  # of the name of ours, and not imported
+    }.items():
+        (folder / name).write_text(text)
+    return {"helper.py", "formula.py"}
+
+
+@pytest.mark.parametrize("name", ["", "checkpoint-7"], ids=["folder", "checkpoint"])
+def test_code_of_earlier_versions_is_cleaned_up(name, tmp_path):
+    mine = old_folder(tmp_path) | (old_folder(tmp_path / name) if name else set())
+    assert shipped_files(tmp_path) == CODE | {"memory.py", "schemes.py", "scheme_shaw.py", "tracing.py"}
+    model().save_pretrained(tmp_path / name)
+    assert python_files(tmp_path) == CODE | mine and has_map(tmp_path / name)
+    if name:
+        assert python_files(tmp_path / name) == mine
 
 
 def test_a_user_file_above_a_checkpoint_of_the_trainer_stays(tmp_path):
-    """The checkpoint is complete, and training goes on."""
-    (tmp_path / "tokens.py").write_text("mine")
-    with pytest.warns(UserWarning, match=r"tokens\.py is not"):
+    """The checkpoint is complete but for the map, and training goes on."""
+    (tmp_path / MODELING).write_text("mine")
+    with pytest.warns(UserWarning, match=f"{MODELING} is not"):
         model().save_pretrained(tmp_path / "checkpoint-3")
-    assert (tmp_path / "tokens.py").read_text() == "mine" and not (tmp_path / "memory.py").exists()
-    assert "auto_map" in json.loads((tmp_path / "checkpoint-3" / "config.json").read_text())
-    assert shipped_files(tmp_path / "checkpoint-3") == {Path(file).name for file in code_files()}
+    assert (tmp_path / MODELING).read_text() == "mine" and python_files(tmp_path) == {MODELING}
+    assert not has_map(tmp_path / "checkpoint-3") and not python_files(tmp_path / "checkpoint-3")
+    assert hf_relpos.RelPosBertModel.from_pretrained(tmp_path / "checkpoint-3")
 
 
 def test_scripts_that_overwrite_check_first(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(hf_relpos.__file__).parents[1] / "scripts"))
+    monkeypatch.syspath_prepend(str(Path(hf_relpos.__file__).parents[1] / "scripts" / "maintenance"))
     import pretrain
 
     (tmp_path / "thesis").write_text("mine")

@@ -46,7 +46,7 @@ def stock_model(family, suffix="Model", **fields):
     sizes = {name: value for name, value in SIZES.items() if family != "distilbert" or name not in BERT_ONLY}
     decoder = {"is_decoder": True} if suffix == "ForCausalLM" else {}
     config = CONFIG_MAPPING[family](**{**sizes, **OWN.get(family, {}), **decoder, **fields})
-    model = getattr(transformers, FAMILIES[family].stems[0] + suffix)(config).eval()
+    model = getattr(transformers, FAMILIES[family].class_prefixes[0] + suffix)(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.3)
@@ -96,7 +96,7 @@ def test_every_head(tmp_path, family, suffix):
     stock, source = saved(tmp_path / "stock", family, suffix)
     report = convert(source, tmp_path / "out", position_embedding_type="relative_key")
     assert report.method == "keep" and report.difference <= (1e-6 if family == "ernie" else 1e-12)
-    assert report.architecture == FAMILIES[family].stems[0] + suffix
+    assert report.architecture == FAMILIES[family].class_prefixes[0] + suffix
     assert report.converted_to == "RelPos" + COUNTERPARTS[suffix]
     inputs = batch(family, suffix == "ForCausalLM", suffix == "ForMultipleChoice")
     assert_same_outputs(stock, load(tmp_path / "out", report), inputs)

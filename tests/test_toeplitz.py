@@ -117,14 +117,14 @@ def test_tails_are_those_of_the_map(max_distance, length, tails):
         AttentionContext(length, length),
         torch.zeros(1, 1, length, SIZE),
     )
-    assert form.tails_A == tails
+    assert form.clamped_A == tails
     whole = Table(rows, torch.zeros_like)
-    assert to_toeplitz(Terms(query_table=(whole,)), AttentionContext(3, 3), torch.zeros(1, 1, 3, SIZE)).tails_A == (
+    assert to_toeplitz(Terms(query_table=(whole,)), AttentionContext(3, 3), torch.zeros(1, 1, 3, SIZE)).clamped_A == (
         5,
         1,
     )
     both = Terms(query_table=(Table(rows, clipped(max_distance)), Table(rows, clipped(max_distance - 1))))
-    assert to_toeplitz(both, AttentionContext(length, length), torch.zeros(1, 1, length, SIZE)).tails_A == tails
+    assert to_toeplitz(both, AttentionContext(length, length), torch.zeros(1, 1, length, SIZE)).clamped_A == tails
 
 
 def test_tables_of_that_form_are_not_copied():

@@ -1,6 +1,8 @@
-"""The folder `hf_relpos/models` travels: saved beside the weights, it runs where hf_relpos is not installed."""
+"""The code that is saved beside the weights: two files, made for a configuration, that run without hf_relpos."""
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -8,46 +10,138 @@ import pytest
 import torch
 import transformers
 from elsewhere import run_without_package
-from oracles import extra_inputs, padding, tiny_model
+from oracles import extra_inputs, padding, tiny_config, tiny_model
 from safetensors.torch import load_file, save_file
 from selection import chosen
-from transformers.dynamic_module_utils import get_imports, get_relative_import_files, get_relative_imports
+from transformers.dynamic_module_utils import get_imports, get_relative_imports
 
-import hf_relpos.models
-from hf_relpos import SCHEMES, RelPosBertForMaskedLM, RelPosBertModel
-from hf_relpos.models.modeling_relpos_bert import HEADS
-
-
-ROOM = Path(hf_relpos.models.__file__).parent
-FILES = sorted(file for file in ROOM.glob("*.py") if file.name != "__init__.py")
-ENTRY = ROOM / "modeling_relpos_bert.py"
-CLASSES = {
-    "AutoConfig": "configuration_relpos_bert.RelPosBertConfig",
-    **{auto: f"modeling_relpos_bert.{head.__name__}" for auto, head in HEADS.items()},
-}
+from hf_relpos import SCHEMES, RelPosBertForMaskedLM, RelPosBertLMHeadModel, RelPosBertModel, Scheme, Terms
+from hf_relpos.models import bundle as bundler
+from hf_relpos.models.bundle import BundleError, bundle
+from hf_relpos.models.modeling_relpos_bert import AUTO_MAP, HEADS
+from hf_relpos.models.remote_code import CONFIGURATION, MODELING
+from hf_relpos.version import __version__
 
 
-# What Transformers' scanner sees ---------------------------------------------------------------------------------
+FILES = {CONFIGURATION, MODELING}
+COMBINATION = ["shaw", "t5"]
+EVERYWHERE = {"torch", "transformers", "huggingface_hub", "safetensors", *sys.stdlib_module_names}
+EVERY_CODE = [*SCHEMES, COMBINATION]
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_relative_imports_are_siblings(file):
-    """The scanner reads text: a line of a docstring that looks like an import counts."""
-    siblings = {sibling.stem for sibling in FILES}
-    assert set(get_relative_imports(file)) <= siblings
+def name_of(scheme):
+    return scheme if isinstance(scheme, str) else "+".join(scheme)
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_absolute_imports_are_available_everywhere(file):
-    everywhere = {"torch", "transformers", "huggingface_hub", "safetensors", *sys.stdlib_module_names}
-    assert set(get_imports(file)) <= everywhere
+# The two files ---------------------------------------------------------------------------------------------------
 
 
-def test_every_file_is_reached():
-    """A file that the entry does not reach would stay behind."""
-    found = {Path(file).resolve() for file in get_relative_import_files(ENTRY)} | {ENTRY.resolve()}
-    assert found == {file.resolve() for file in FILES}
-    assert not [path for path in ROOM.iterdir() if path.is_dir() and path.name != "__pycache__"]
+@pytest.mark.parametrize("scheme", EVERY_CODE, ids=name_of)
+def test_imports_are_found_everywhere(scheme, tmp_path):
+    """Transformers reads text: a line of a docstring that looks like a relative import counts."""
+    files = bundle(tiny_config(scheme))
+    assert set(files) == FILES
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+        assert set(get_imports(tmp_path / name)) <= EVERYWHERE
+    assert get_relative_imports(tmp_path / CONFIGURATION) == []
+    assert get_relative_imports(tmp_path / MODELING) == [CONFIGURATION.removesuffix(".py")]
+
+
+@pytest.mark.parametrize("scheme", EVERY_CODE, ids=name_of)
+def test_no_name_is_undefined_or_unused(scheme, tmp_path):
+    for name, text in bundle(tiny_config(scheme)).items():
+        (tmp_path / name).write_text(text)
+    checked = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F", "--no-cache", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_only_the_schemes_of_the_configuration():
+    text = "".join(bundle(tiny_config("shaw")).values())
+    assert "class Shaw(" in text and "class LearnedPositions(" not in text
+    others = [scheme for scheme in SCHEMES.values() if f"class {scheme.__name__}(" in text]
+    assert others == [SCHEMES["shaw"]]
+    hybrid = bundle(tiny_config("shaw", absolute_position_embeddings=True))[CONFIGURATION]
+    assert "class Absolute(" in hybrid and "class LearnedPositions(" in hybrid
+    both = bundle(tiny_config(COMBINATION))[CONFIGURATION]
+    assert "class Shaw(" in both and "class T5(" in both
+
+
+def test_what_makes_the_package_fast_stays_there():
+    text = "".join(text for scheme in EVERY_CODE for text in bundle(tiny_config(scheme)).values())
+    for name in ("ToeplitzTerms", "SlidingWindowMask", "Widened", "Chunked", "Strided", "Triton", "FlexAttention"):
+        assert f"class {name}" not in text, name
+
+
+def test_files_say_what_they_are():
+    for text in bundle(tiny_config("shaw")).values():
+        head = text[:800]
+        for part in (f"hf-relpos {__version__}", "pip install hf-relpos", "Apache-2.0", '"shaw"'):
+            assert part in head
+        assert "# attention/formula.py ---" in text
+    assert "# The one formula." in "".join(bundle(tiny_config("shaw")).values())
+
+
+def test_the_same_text_in_every_process(tmp_path):
+    script = (
+        "import hashlib, sys; from hf_relpos import RelPosBertConfig; from hf_relpos.models.bundle import bundle\n"
+        "for scheme in ('deberta', ['shaw', 't5']):\n"
+        "    files = bundle(RelPosBertConfig(position_embedding_type=scheme))\n"
+        "    print(hashlib.sha256(''.join(files.values()).encode()).hexdigest())\n"
+    )
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(printed) == 1
+
+
+MOST_LINES = 3700
+
+
+def test_length():
+    """Who trusts the code can read it."""
+    lines = {scheme: sum(text.count("\n") for text in bundle(tiny_config(scheme)).values()) for scheme in SCHEMES}
+    assert max(lines.values()) <= MOST_LINES, lines
+
+
+@pytest.mark.parametrize(
+    "modules, words",
+    [
+        ({"a": "def size(): pass\n", "b": "from .a import size\nfrom .c import other\nboth = size, other\n"}, "size"),
+        ({"b": "from .a import size as other\nboth = other\n", "a": "size = 1\n"}, "from .module import name"),
+        ({"b": "from . import a\nboth = a\n", "a": "size = 1\n"}, "from .module import name"),
+        ({"b": "import os.path\nboth = os\n"}, "import os.path"),
+        ({"b": "def max(): pass\nboth = max\n"}, "builtin"),
+    ],
+    ids=["twice", "alias", "module", "dotted", "builtin"],
+)
+def test_modules_that_cannot_be_joined_are_refused(modules, words, tmp_path, monkeypatch):
+    (tmp_path / "models").mkdir()
+    modules.setdefault("c", "def size(): return 2\ndef other(): return size()\n")
+    for name, text in modules.items():
+        (tmp_path / "models" / f"{name}.py").write_text(text)
+    monkeypatch.setattr(bundler, "ROOT", tmp_path)
+    bundler._module.cache_clear()
+
+    entry = f"{bundler.PACKAGE}.models.b"
+    monkeypatch.setitem(sys.modules, entry, type("Entry", (), {"__all__": ["both", "max"]}))
+    try:
+        with pytest.raises(BundleError, match=words):
+            bundler._file("B", "", bundler._closure(bundler._public(entry), {}), set(), entry, {})
+    finally:
+        bundler._module.cache_clear()
 
 
 # What is saved ---------------------------------------------------------------------------------------------------
@@ -63,10 +157,10 @@ def saved_map(folder: Path) -> dict | None:
 
 @pytest.mark.parametrize("auto", HEADS)
 def test_code_and_complete_map_are_saved(auto, tmp_path):
-    tiny_model(HEADS[auto], "shaw", is_decoder=auto == "AutoModelForCausalLM").save_pretrained(tmp_path)
-    assert saved_map(tmp_path) == CLASSES
-    assert saved_code(tmp_path) == {file.name for file in FILES}
-    assert all((tmp_path / file.name).read_bytes() == file.read_bytes() for file in FILES)
+    model = tiny_model(HEADS[auto], "shaw", is_decoder=auto == "AutoModelForCausalLM")
+    model.save_pretrained(tmp_path)
+    assert saved_map(tmp_path) == AUTO_MAP
+    assert {name: (tmp_path / name).read_text() for name in saved_code(tmp_path)} == bundle(model.config)
 
 
 def test_code_can_be_left_out(tmp_path):
@@ -89,8 +183,8 @@ def test_no_map_without_its_files(tmp_path):
             assert type(model) is HEADS[auto]
             folder = tmp_path / f"{auto}-{trust}"
             model.save_pretrained(folder)
-            assert saved_map(folder) == CLASSES
-            assert saved_code(folder) == {file.name for file in FILES}
+            assert saved_map(folder) == AUTO_MAP
+            assert saved_code(folder) == FILES
 
 
 def test_map_of_someone_else_is_replaced(tmp_path):
@@ -98,13 +192,41 @@ def test_map_of_someone_else_is_replaced(tmp_path):
     model = tiny_model(RelPosBertModel, "shaw")
     model.config.auto_map = {"AutoModel": "someone/else--modeling_x.X"}
     model.save_pretrained(tmp_path)
-    assert saved_map(tmp_path) == CLASSES
+    assert saved_map(tmp_path) == AUTO_MAP
+
+
+def test_checkpoints_of_a_trainer_have_no_code(tmp_path):
+    """The folder above has it, and config.json of the checkpoint the map: the Trainer pushes these two together."""
+    tiny_model(RelPosBertModel, "shaw").save_pretrained(tmp_path / "checkpoint-3")
+    assert saved_code(tmp_path / "checkpoint-3") == set() and saved_code(tmp_path) == FILES
+    assert saved_map(tmp_path / "checkpoint-3") == AUTO_MAP
+    for trust in (None, True):
+        loaded = transformers.AutoModel.from_pretrained(tmp_path / "checkpoint-3", trust_remote_code=trust)
+        assert type(loaded) is RelPosBertModel
+
+
+def test_a_scheme_of_a_user_has_no_code(tmp_path):
+    try:
+
+        class Mine(Scheme, name="mine"):
+            source, out_of_range, extrapolation_claim = "me", ("extrapolate",), "none"
+
+            def forward(self, context):
+                return Terms()
+
+        model = tiny_model(RelPosBertModel, "mine")
+        with pytest.warns(UserWarning, match="'mine'"):
+            model.save_pretrained(tmp_path)
+        assert saved_map(tmp_path) is None and not saved_code(tmp_path)
+        assert isinstance(RelPosBertModel.from_pretrained(tmp_path), RelPosBertModel)
+    finally:
+        SCHEMES.pop("mine", None)
 
 
 # What is loaded elsewhere ----------------------------------------------------------------------------------------
 
 
-ELSEWHERE = """
+JOBS = """
 import json
 from pathlib import Path
 
@@ -112,6 +234,45 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+
+def compute(model, job, inputs):
+    # what a job asks for, by name
+    for name, value in job.get("set", {}).items():
+        setattr(model.config, name, value)
+    model = model.eval().to(getattr(torch, job.get("dtype", "float32")))
+    kind = job.get("kind", "forward")
+    if kind == "generate":
+        made = model.generate(**inputs, max_new_tokens=5, do_sample=False, return_dict_in_generate=True,
+                              output_logits=True, pad_token_id=0, eos_token_id=None)
+        return {"tokens": made.sequences, "logits": torch.stack(made.logits)}
+    if kind == "memory":
+        first = model(**inputs)
+        second = model(**inputs, memory=first.memory)
+        return {"first": first[0], "output": second[0]}
+    if kind == "weights":
+        output = model(**inputs, output_attentions=True)
+        return {"output": output[0], **{str(n): each for n, each in enumerate(output.attentions)}}
+    output = model(**inputs)[0]
+    results = {"output": output}
+    if kind in ("gradients", "train"):
+        torch.manual_seed(1)
+        (output * torch.randn(output.shape, dtype=torch.float64).to(output.dtype)).sum().backward()
+        results |= {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    if kind == "train":
+        torch.optim.SGD(model.parameters(), lr=1e-3).step()
+        results = {"output": model(**inputs)[0]}
+    return results
+
+
+def run(model, job):
+    with torch.set_grad_enabled(job.get("kind") in ("gradients", "train")):
+        results = compute(model, job, load_file(job["inputs"]))
+    return {name: tensor.detach().contiguous().clone() for name, tensor in results.items()}
+"""
+
+ELSEWHERE = (
+    JOBS
+    + """
 torch.set_num_threads(1)
 jobs = json.loads(Path(sys.argv[1]).read_text())
 for job in jobs:
@@ -127,23 +288,23 @@ for job in jobs:
     assert module.startswith("transformers_modules."), module
     assert not info["mismatched_keys"] and not info["error_msgs"], info
     assert all(key.startswith("pooler.") for key in info["missing_keys"]), info  # a masked LM has none
-    with torch.no_grad():
-        output = model.eval()(**load_file(job["inputs"]))[0]
-    save_file({"output": output.contiguous()}, job["output"])
+    save_file(run(model, job), job["output"])
     if job.get("save"):
         model.save_pretrained(job["save"])
 print("done", len(jobs))
 """
+)
 
 
-def run_elsewhere(jobs: list[dict], folder: Path) -> list[torch.Tensor]:
-    """Load, run and save in a process that cannot import hf_relpos.
+def run_elsewhere(jobs: list[dict], folder: Path) -> list[dict[str, torch.Tensor]]:
+    """Load, run and save in one process that cannot import hf_relpos.
 
     Args:
-        jobs: each with auto, load (a folder) and optionally save (another), in the order in which they are done.
+        jobs: each with auto, load (a folder) and inputs (a file), and optionally kind, dtype, set (fields of the
+            configuration) and save (another folder), in the order in which they are done.
 
     Returns:
-        First output of each job, in their order.
+        Results of each job, in their order.
     """
     folder.mkdir(exist_ok=True)
     for place, job in enumerate(jobs):
@@ -151,73 +312,164 @@ def run_elsewhere(jobs: list[dict], folder: Path) -> list[torch.Tensor]:
     (folder / "jobs.json").write_text(json.dumps(jobs, default=str))
     printed = run_without_package(ELSEWHERE, folder, str(folder / "jobs.json"))
     assert printed.splitlines()[-1] == f"done {len(jobs)}"
-    return [load_file(job["output"])["output"] for job in jobs]
+    return [load_file(job["output"]) for job in jobs]
 
 
-def write_inputs(folder: Path, name: str = "shaw") -> tuple[dict, Path]:
+run_here: dict = {}
+exec(JOBS, run_here)
+
+
+def check_jobs(jobs: list[dict], folder: Path) -> None:
+    """Every job has the same results elsewhere and here."""
+    found = run_elsewhere(jobs, folder)
+    for job, there in zip(jobs, found, strict=True):
+        model = HEADS[job["auto"]].from_pretrained(job["load"])
+        here = run_here["run"](model, job)
+        most = 1e-12 if job.get("dtype") == "float64" else 1e-5
+        assert here.keys() == there.keys(), job
+        for name, expected in here.items():
+            scale = max(1.0, float(expected.abs().max())) if expected.is_floating_point() else 1.0
+            assert expected.shape == there[name].shape, (job, name)
+            assert (expected - there[name]).abs().max() <= most * scale, (job, name)
+
+
+def write_inputs(folder: Path, scheme: str | list[str], name: str = "padded", **more: torch.Tensor) -> Path:
+    """Two rows of 9 tokens, of which the second ends earlier, or what `more` says instead."""
     real = padding([9, 5], 9)
     inputs = {"input_ids": torch.randint(1, 50, (2, 9)) * real, "attention_mask": real.long()}
-    inputs |= {key: tensor.contiguous() for key, tensor in extra_inputs(name, 2, 9).items()}
-    save_file(inputs, folder / f"inputs-{name}.safetensors")
-    return inputs, folder / f"inputs-{name}.safetensors"
-
-
-@torch.no_grad()
-def first_output(model, inputs):
-    return model(**inputs)[0]
-
-
-def close(one, other):
-    return one.shape == other.shape and (one - other).abs().max() <= 1e-6
+    if isinstance(scheme, str):
+        inputs |= {key: tensor.contiguous() for key, tensor in extra_inputs(scheme, 2, 9).items()}
+    file = folder / f"inputs-{name_of(scheme)}-{name}.safetensors"
+    save_file({**inputs, **more} if name != "ids" else {"input_ids": inputs["input_ids"].clamp(min=1)}, file)
+    return file
 
 
 @pytest.mark.heavy
 def test_every_scheme_runs_without_the_package(tmp_path):
-    """Saved here, loaded there, saved there, loaded there and here."""
-    models = {name: tiny_model(RelPosBertForMaskedLM, name) for name in chosen(SCHEMES)}
+    """Saved here, loaded there, saved there, loaded there and here; and in float64, and under a window."""
     jobs = []
-    for name, model in models.items():
-        model.save_pretrained(tmp_path / f"{name}-1")
-        _, file = write_inputs(tmp_path, name)
-        paths = [tmp_path / f"{name}-{number}" for number in (1, 2, 3)]
+    for scheme in [*chosen(SCHEMES), COMBINATION]:
+        name = name_of(scheme)
+        model = tiny_model(RelPosBertForMaskedLM, scheme)
+        first, second, third = (tmp_path / f"{name}-{number}" for number in (1, 2, 3))
+        model.save_pretrained(first)
+        file = write_inputs(tmp_path, scheme)
+        masked = {"auto": "AutoModelForMaskedLM", "inputs": file}
         jobs += [
-            {"auto": "AutoModelForMaskedLM", "load": paths[0], "inputs": file, "save": paths[1]},
-            {"auto": "AutoModelForMaskedLM", "load": paths[1], "inputs": file, "save": paths[2]},
-            {"auto": "AutoModel", "load": paths[2], "inputs": file},
+            {**masked, "load": first, "save": second},
+            {**masked, "load": second, "save": third, "dtype": "float64"},
+            {**masked, "load": first, "kind": "gradients", "dtype": "float64"},
+            {**masked, "load": first, "set": {"attention_window": 2}, "dtype": "float64"},
+            {"auto": "AutoModel", "inputs": file, "load": first},
         ]
-    outputs = run_elsewhere(jobs, tmp_path / "run")
-    for place, (name, model) in enumerate(models.items()):
-        inputs = load_file(tmp_path / f"inputs-{name}.safetensors")
-        expected = first_output(model, inputs)
-        first, second, bare = outputs[3 * place : 3 * place + 3]
-        assert close(first, expected) and close(second, expected), name
-        assert close(bare, first_output(model.bert, inputs)), name
-        for number in (2, 3):
-            folder = tmp_path / f"{name}-{number}"
-            assert saved_code(folder) == {file.name for file in FILES}
-            assert saved_map(folder) == CLASSES
-            assert close(first_output(RelPosBertForMaskedLM.from_pretrained(folder), inputs), expected), name
+    check_jobs(jobs, tmp_path / "run")
+    for job in jobs:
+        if "save" in job:
+            assert saved_code(job["save"]) == FILES and saved_map(job["save"]) == AUTO_MAP
+            code = {name: (job["load"] / name).read_bytes() for name in FILES}
+            assert {name: (job["save"] / name).read_bytes() for name in FILES} == code
 
 
 def test_every_head_runs_without_the_package(tmp_path):
     """Each head, saved here and loaded there by its Auto class."""
-    inputs, file = write_inputs(tmp_path)
-    choices = {key: tensor[:, None].repeat(1, 2, 1) for key, tensor in inputs.items()}
+    file = write_inputs(tmp_path, "shaw")
+    choices = {key: tensor[:, None].repeat(1, 2, 1) for key, tensor in load_file(file).items()}
     save_file(choices, tmp_path / "choices.safetensors")
-    models, jobs = {}, []
+    jobs = []
     for auto, head in HEADS.items():
-        models[auto] = tiny_model(head, "relative_key_query", is_decoder=auto == "AutoModelForCausalLM")
-        models[auto].save_pretrained(tmp_path / auto)
+        model = tiny_model(head, "relative_key_query", is_decoder=auto == "AutoModelForCausalLM")
+        model.save_pretrained(tmp_path / auto)
         read = tmp_path / "choices.safetensors" if auto == "AutoModelForMultipleChoice" else file
         jobs.append({"auto": auto, "load": tmp_path / auto, "inputs": read})
-    outputs = run_elsewhere(jobs, tmp_path / "run")
-    for (auto, model), output in zip(models.items(), outputs, strict=True):
-        assert close(output, first_output(model, choices if auto == "AutoModelForMultipleChoice" else inputs)), auto
+    check_jobs(jobs, tmp_path / "run")
+
+
+REPRESENTATIVES = ["relative_key_query", "tables", "transformer_xl", "deberta", "t5", "rope", "harmonic"]
+
+
+@pytest.mark.heavy
+def test_features_run_without_the_package(tmp_path):
+    """Packed rows, caches, memories, windows, temperature, unpadded layers, attention weights and training."""
+    jobs = []
+    for scheme in REPRESENTATIVES:
+        folder = tmp_path / scheme
+        folder.mkdir()
+        tiny_model(RelPosBertModel, scheme).save_pretrained(folder / "model")
+        tiny_model(RelPosBertLMHeadModel, scheme, is_decoder=True).save_pretrained(folder / "decoder")
+        fields = {"attention_temperature": "log", "attention_temperature_length": 3}
+        tiny_model(RelPosBertModel, scheme, conv_kernel_size=3, **fields).save_pretrained(folder / "temperature")
+        padded = write_inputs(folder, scheme)
+        starts = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4], [0, 1, 0, 1, 2, 3, 4, 5, 6]])
+        packed = write_inputs(folder, scheme, "packed", position_ids=starts, attention_mask=torch.ones(2, 9).long())
+        encoder = {"auto": "AutoModel", "load": folder / "model", "dtype": "float64"}
+        jobs += [
+            {**encoder, "inputs": packed},
+            {**encoder, "inputs": padded, "set": {"unpad_inputs": True}},
+            {**encoder, "inputs": padded, "set": {"attention_window": 2, "global_tokens": [0, 3]}},
+            {**encoder, "inputs": packed, "set": {"attention_window": 1}},
+            {**encoder, "inputs": padded, "load": folder / "temperature"},
+            {**encoder, "inputs": padded, "set": {"_attn_implementation": "eager"}, "kind": "weights"},
+            {**encoder, "inputs": padded, "kind": "train"},
+        ]
+        decoder = {"auto": "AutoModelForCausalLM", "load": folder / "decoder", "dtype": "float64"}
+        ids = write_inputs(folder, scheme, "ids")
+        jobs += [
+            {**decoder, "inputs": ids, "kind": "generate"},
+            {**decoder, "inputs": ids, "kind": "generate", "set": {"attention_window": 2}},
+            {**decoder, "inputs": ids, "kind": "gradients"},
+        ]
+        if SCHEMES[scheme].memory_unsupported_reason(SCHEMES[scheme].defaults()) is None:
+            tiny_model(RelPosBertModel, scheme, memory_length=6).save_pretrained(folder / "memory")
+            memory = {**encoder, "load": folder / "memory", "kind": "memory"}
+            jobs += [
+                {**memory, "inputs": padded},
+                {**memory, "inputs": ids, "set": {"attention_window": 2, "global_tokens": []}},
+            ]
+    check_jobs(jobs, tmp_path / "run")
+
+
+UNKNOWN = """
+from transformers import AutoModel
+
+try:
+    AutoModel.from_pretrained(sys.argv[1], position_embedding_type="transformer_xl", trust_remote_code=True)
+except Exception as error:
+    print(" ".join(str(error).split()))
+"""
+
+
+CHANGED = """
+import torch
+from transformers import AutoModel
+
+for field, value in (("memory_length", 4), ("attention_temperature", "log")):
+    model = AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True)
+    model(torch.ones(1, 5, dtype=torch.long))
+    setattr(model.config, field, value)
+    try:
+        model(torch.ones(1, 5, dtype=torch.long))
+    except NotImplementedError as error:
+        print(error)
+"""
+
+
+def test_features_that_the_code_lacks(tmp_path):
+    """A field that is changed after loading, for which the saved configuration needed no code."""
+    tiny_model(RelPosBertModel, "shaw").save_pretrained(tmp_path / "model")
+    said = run_without_package(CHANGED, tmp_path, str(tmp_path / "model")).splitlines()
+    assert [line.split(":")[0] for line in said] == ["memory_length", "attention_temperature"]
+    assert all("pip install hf-relpos" in line for line in said)
+
+
+def test_a_scheme_that_the_code_lacks(tmp_path):
+    tiny_model(RelPosBertModel, "shaw").save_pretrained(tmp_path / "model")
+    said = run_without_package(UNKNOWN, tmp_path, str(tmp_path / "model"))
+    assert "position_embedding_type" in said and "known schemes: shaw;" in said and "pip install hf-relpos" in said
 
 
 def test_code_left_out_does_not_load_elsewhere(tmp_path):
     """The guard of these tests works: without its code the model is unknown there."""
-    _, file = write_inputs(tmp_path)
+    file = write_inputs(tmp_path, "shaw")
     model = tiny_model(RelPosBertForMaskedLM, "shaw", save_code=False)
     model.save_pretrained(tmp_path / "bare")
     with pytest.raises(AssertionError, match="relpos_bert"):

@@ -3,9 +3,14 @@
 from .backends.chunked import Chunked
 from .backends.flex_attention import FlexAttention
 from .backends.strided import Strided
-from .dispatch import BACKENDS, BY_NAME
+from .backends.window_blocks import ByBlocks
+from .dispatch import BACKENDS, BY_NAME, REWRITES
+from .fourier_features import with_fourier_features
 
 
-# A model on the Hub has eager and sdpa alone; these come with the package, in the order in which they are tried.
+# The code of a saved model has eager and sdpa alone, which make the mask of a window whole. All else comes with the
+# package: windows by blocks, Fourier tables as features, and other backends in the order in which they are tried.
+BY_NAME.update({name: ByBlocks(backend) for name, backend in BY_NAME.items()})
+BACKENDS[:] = [FlexAttention(), Strided(), Chunked(), *BY_NAME.values()]
 BY_NAME[FlexAttention.name] = FlexAttention()
-BACKENDS[:] = [Strided(), Chunked(), *BACKENDS, BY_NAME[FlexAttention.name]]
+REWRITES.append(with_fourier_features)

@@ -1,6 +1,7 @@
 """One self-attention call, and what a backend is. Backends know the terms of the formula, never a scheme."""
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -10,18 +11,52 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from .context import AttentionContext
 from .formula import Terms
-from .sliding_window import BandMask
-from .toeplitz import SharedTerms, ToeplitzTerms, to_toeplitz, toeplitz_unsupported
 from .tracing import is_traced
 
 
-# Backends that draw dropout in units of 2^−16 take no larger one.
-MAX_DROPOUT = 1 - 2**-8
+class LazyMask:
+    """A mask that backends may read in parts, without making it whole."""
+
+    @functools.cached_property
+    def dense(self) -> torch.Tensor:
+        """All pairs, boolean (1 or B, 1, L, K), True: may attend."""
+        raise NotImplementedError
+
+    @functools.cached_property
+    def visible_keys(self) -> torch.Tensor:
+        """How many keys each query attends to, (1 or B, 1, L); of padding any number."""
+        raise NotImplementedError
+
+
+# Forms of the terms that backends want made once where all layers share them, by name: from the terms, the context and
+# a tensor of the head size, device and dtype of the queries.
+SHARED_FORMS: dict[str, Callable[[Terms, AttentionContext, torch.Tensor], Any]] = {}
+
+
+class SharedTerms:
+    """The terms of a scheme that are the same in every layer, and the forms that backends want: made once per forward.
+
+    They are made before the first layer and never in one, so that a layer which is computed again in the backward
+    (activation checkpointing) finds what it found the first time.
+
+    Args:
+        terms: of every layer.
+        signature: of the scheme, `Scheme.signature`; a layer whose scheme has another makes its own.
+        context: of the call.
+        like: (…, d), a tensor of the head size, device and dtype of the queries. A layer elsewhere, or in another
+            dtype, makes its own.
+    """
+
+    def __init__(self, terms: Terms, signature: Hashable, context: AttentionContext, like: torch.Tensor):
+        self.terms = terms
+        self.signature = signature
+        self.device, self.dtype = like.device, like.dtype
+        self.forms = {name: make(terms, context, like) for name, make in SHARED_FORMS.items()}
 
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """Everything that a backend may need to compute one layer's attention, or to say why it cannot.
+    """One layer's attention: what a backend needs to compute it, or to say why it cannot.
 
     Attributes:
         query: (B, H, L, d), before any rotation.
@@ -29,7 +64,7 @@ class AttentionCall:
         value: (B, H, K, d).
         terms: what the scheme adds to the formula.
         context: offsets of the L queries and K keys, and what else is known of them.
-        mask: boolean (True: may attend) or additive, broadcastable to (B, H, L, K); a BandMask, under an attention
+        mask: boolean (True: may attend) or additive, broadcastable to (B, H, L, K); a LazyMask, under an attention
             window; a BlockMask for flex_attention; or None.
         is_causal: whether a query attends to no later key; only without a mask.
         dropout: probability of dropping an attention weight; 0 outside training.
@@ -39,9 +74,9 @@ class AttentionCall:
         layer: the attention module, from which Transformers' attention functions read `is_causal` and `training`.
         options: further keyword arguments for these functions.
         runs_on: the device of the call, where the tensors are only a description of it (on the meta device).
-        by_name: whether the caller named the backend, so that a faster one is no reason against it.
-        value_size: how many features the values have where the others are zeros, for heads of one width; a backend
-            may return no more of them. None for all.
+        by_name: whether the caller named the backend. A faster backend is then no reason against it.
+        value_size: how many of the first features of the values are not padding. A backend may return only these.
+            None for all.
     """
 
     query: torch.Tensor
@@ -49,7 +84,7 @@ class AttentionCall:
     value: torch.Tensor
     terms: Terms
     context: AttentionContext
-    mask: torch.Tensor | BandMask | BlockMask | None = None
+    mask: torch.Tensor | LazyMask | BlockMask | None = None
     is_causal: bool = False
     dropout: float = 0.0
     output_weights: bool = False
@@ -68,19 +103,19 @@ class AttentionCall:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the query, the key and the value."""
+        """The dtype of the query, the key and the value."""
         return self.query.dtype
 
     @property
     def tensor_mask(self) -> torch.Tensor | None:
-        """The mask, for backends that take tensors only; that of a window is made whole, once for all layers.
+        """The mask as a tensor. A LazyMask becomes the mask of all pairs, once for all layers.
 
         Raises:
             TypeError: for a BlockMask, which such a backend should have refused.
         """
         if isinstance(self.mask, BlockMask):
             raise TypeError("the mask is a BlockMask, made for flex_attention; this backend takes tensors")
-        return self.mask.dense if isinstance(self.mask, BandMask) else self.mask
+        return self.mask.dense if isinstance(self.mask, LazyMask) else self.mask
 
     @property
     def causal_mask(self) -> torch.Tensor:
@@ -98,28 +133,27 @@ class AttentionCall:
         """Whether a graph is being recorded, which must not depend on the data."""
         return is_traced()
 
-    def toeplitz(self, by_run: bool = False, by_row: bool = False) -> ToeplitzTerms:
-        """The terms as arrays by offset; those that the layers share are made once per forward.
 
-        Args:
-            by_run: see `to_toeplitz`; for terms that layers do not share.
-            by_row: the same.
-        """
-        if self.shared is not None:
-            return self.shared.toeplitz(self.context, self.query)
-        return to_toeplitz(self.terms, self.context, self.query, by_run, by_row)
+# Makes the output (B, L, H, d) of a call from that of the call that a backend got in its place.
+Finish = Callable[[torch.Tensor], torch.Tensor]
+
+
+def unchanged(out: torch.Tensor) -> torch.Tensor:
+    """The output of a call that a backend got as it is."""
+    return out
 
 
 class Backend(Protocol):
     """One way to compute the formula. A new one is a file with such a class, and a line in `backends.BACKENDS`.
 
-    One that does not need a BandMask whole says so by a method `reads_band` (see `reads_band` here).
+    A backend that reads only the keys in the window of a LazyMask says so by a method `reads_window_only`; see the
+    function of that name.
     """
 
     name: str
 
     def unsupported(self, call: AttentionCall) -> list[str]:
-        """Why this backend is not for that call: what it cannot compute.
+        """The reasons why this backend does not compute that call.
 
         It may also say that another one is faster, unless the call names it (`call.by_name`): then every reason is an
         error. Must not read the contents of any tensor, nor sizes where the call is being traced: the graph would
@@ -139,44 +173,7 @@ class Backend(Protocol):
         ...
 
 
-def reads_band(backend: Backend, call: AttentionCall) -> bool:
-    """Whether a backend reads only the keys in the window of a call; the others make the mask of all pairs."""
-    method = getattr(backend, "reads_band", None)  # not every backend has one
-    return isinstance(call.mask, BandMask) and method is not None and bool(method(call))
-
-
-def unsupported_by_offset(
-    call: AttentionCall, content_alone: bool = False, start_on_device: bool = False, band: bool = False
-) -> list[str]:
-    """What backends have in common that compute the terms as arrays by offset and keep no attention weights.
-
-    Args:
-        content_alone: whether the backend takes calls without any term beside the content, too.
-        start_on_device: whether it takes calls in which the index of the first query is known to the device alone.
-        band: whether it takes a BandMask, if only by its `tensor_mask`.
-    """
-    reasons = toeplitz_unsupported(call.terms, call.context)
-    batch, heads, length, _ = call.query.shape
-    mask = call.mask
-    if call.output_weights:
-        reasons.append("only eager returns attention weights")
-    if isinstance(mask, BandMask):
-        if not band:
-            reasons.append("it needs the mask of the attention window whole")
-    elif mask is not None and (
-        not isinstance(mask, torch.Tensor)
-        or mask.dtype != torch.bool
-        or mask.dim() != 4
-        or mask.shape[0] not in (1, batch)
-        or mask.shape[1] not in (1, heads)
-        or mask.shape[2] not in (1, length)
-        or mask.shape[3] != call.key.shape[2]
-    ):
-        reasons.append("the mask is not a boolean tensor that broadcasts to (B, H, L, K)")
-    if call.terms.only_content and not content_alone:
-        reasons.append("there are no terms beside the content, and sdpa is faster")
-    if isinstance(call.context.start, torch.Tensor) and not start_on_device:
-        reasons.append("the index of the first query among the keys is known to the device alone")
-    if call.dropout > MAX_DROPOUT:
-        reasons.append(f"dropout = {call.dropout} is too close to 1")
-    return reasons
+def reads_window_only(backend: Backend, call: AttentionCall) -> bool:
+    """Whether a backend reads only the keys in the window of a call. The others make the mask of all pairs."""
+    method = getattr(backend, "reads_window_only", None)  # not every backend has one
+    return isinstance(call.mask, LazyMask) and method is not None and bool(method(call))

@@ -1,9 +1,10 @@
-"""The attention backends in the order in which `attn_implementation="relpos"` tries them, and how one is chosen.
+"""Dispatch: the attention backends in the order in which `attn_implementation="relpos"` tries them.
 
 `relpos` runs each call on the first backend that has nothing unsupported in it. "sdpa", "eager" and "flex_attention"
 may also be requested by name, as in any model of Transformers; what they cannot compute is then an error.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -13,8 +14,7 @@ from transformers.utils import logging
 
 from .backends.eager import Eager
 from .backends.sdpa import Sdpa
-from .call import AttentionCall, Backend
-from .fourier_features import Widened, widened
+from .call import AttentionCall, Backend, Finish, unchanged
 
 
 logger = logging.get_logger(__name__)
@@ -23,6 +23,8 @@ AUTO = "relpos"  # the value of `attn_implementation` that chooses for each call
 # Those that `attn_implementation` may name; for the others Transformers would not know which mask to make.
 BY_NAME: dict[str, Backend] = {Sdpa.name: Sdpa(), Eager.name: Eager()}
 BACKENDS: list[Backend] = list(BY_NAME.values())
+# Functions that put another call in the place of one before backends get it, or None. The first that does is taken.
+REWRITES: list[Callable[[AttentionCall], tuple[AttentionCall, Finish] | None]] = []
 
 # For Transformers' own attention beside ours (cross-attention), and for the masks, it is sdpa.
 ALL_ATTENTION_FUNCTIONS.register(AUTO, ALL_ATTENTION_FUNCTIONS["sdpa"])
@@ -34,27 +36,35 @@ def register_backend(backend: Backend) -> None:
     BACKENDS[:] = [backend, *(other for other in BACKENDS if other.name != backend.name)]
 
 
+def rewritten(call: AttentionCall) -> tuple[AttentionCall, Finish]:
+    """A call as backends get it, and the function that makes the output of the call from theirs."""
+    return next((made for rewrite in REWRITES if (made := rewrite(call)) is not None), (call, unchanged))
+
+
 def choose(call: AttentionCall) -> tuple[Backend, dict[str, list[str]]]:
-    """The backend that `relpos` takes for a call, which is given tables of waves as features of wider heads.
+    """The backend that `relpos` takes for a call, after `rewritten`.
 
     Returns:
-        The first of `BACKENDS` with nothing unsupported, and the reasons of all those before it, by name.
+        The first of `BACKENDS` without a reason against the call, and the reasons of those before it, by name.
     """
-    call = widened(call).call
-    passed_over: dict[str, list[str]] = {}
+    return _first_capable(rewritten(call)[0])
+
+
+def _first_capable(call: AttentionCall) -> tuple[Backend, dict[str, list[str]]]:
+    """`choose` of a call as backends get it."""
+    rejected: dict[str, list[str]] = {}
     for backend in BACKENDS:
         reasons = backend.unsupported(call)
         if not reasons:
-            return backend, passed_over
-        passed_over[backend.name] = reasons
-    raise RuntimeError(f"no attention backend computes this call: {passed_over}")
+            return backend, rejected
+        rejected[backend.name] = reasons
+    raise RuntimeError(f"no attention backend computes this call: {rejected}")
 
 
 def run_attention(implementation: str, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Attention with the terms of a scheme.
 
-    Backends are given tables of waves as features of wider heads, but for eager by name, the reference, which reads
-    their rows.
+    Backends get calls as `REWRITES` make them. Eager by name is the reference and gets them as they are.
 
     Args:
         implementation: a value of `attn_implementation`: `AUTO` or a key of `BY_NAME`.
@@ -65,19 +75,20 @@ def run_attention(implementation: str, call: AttentionCall) -> tuple[torch.Tenso
     Raises:
         ValueError: for a backend that cannot compute the call; names those that can.
     """
+    finish: Finish = unchanged
     if implementation == Eager.name:  # by name it returns the weights, under a window too
-        wide = Widened.same(replace(call, output_weights=True))
+        call = replace(call, output_weights=True)
     else:
-        wide = widened(call)
+        call, finish = rewritten(call)
     if implementation == AUTO:
-        backend, passed_over = choose(wide.call)
-        if not torch.compiler.is_compiling():
-            reasons = "; ".join(f"not {name}: {', '.join(why)}" for name, why in passed_over.items())
-            logger.info_once(f"attn_implementation='{AUTO}' takes {backend.name} ({reasons or 'the first choice'})")
+        backend, rejected = _first_capable(call)
+        if not torch.compiler.is_compiling() and logger.isEnabledFor(logging.DEBUG):
+            reasons = "; ".join(f"not {name}: {', '.join(why)}" for name, why in rejected.items())
+            logger.debug(f"attn_implementation='{AUTO}' takes {backend.name} ({reasons or 'the first choice'})")
     else:
-        backend = BY_NAME[check_implementation(implementation, wide.call)]
-    out, weights = backend.run(wide.call)
-    return wide.finish(out), weights
+        backend = BY_NAME[check_implementation(implementation, call)]
+    out, weights = backend.run(call)
+    return finish(out), weights
 
 
 def check_implementation(requested: str | None, call: AttentionCall, scheme: str | None = None) -> str:
@@ -92,7 +103,8 @@ def check_implementation(requested: str | None, call: AttentionCall, scheme: str
     """
     if requested is None or requested == AUTO:
         return AUTO
-    call = replace(widened(call).call, output_weights=False)  # Transformers itself says which backends return none
+    # Transformers itself says which backends return no weights
+    call = replace(rewritten(call)[0], output_weights=False)
     if requested in BY_NAME:
         reasons = BY_NAME[requested].unsupported(replace(call, by_name=True))
         if not reasons:
@@ -108,5 +120,5 @@ def check_implementation(requested: str | None, call: AttentionCall, scheme: str
 
 def capable_implementations(call: AttentionCall) -> list[str]:
     """Values of `attn_implementation` that can compute a call, the default first."""
-    call = replace(widened(call).call, by_name=True)
+    call = replace(rewritten(call)[0], by_name=True)
     return [AUTO, *(name for name, backend in BY_NAME.items() if not backend.unsupported(call))]

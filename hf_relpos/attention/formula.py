@@ -30,6 +30,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from .context import AttentionContext
+from .masks import is_visible
 
 
 @dataclass(frozen=True)
@@ -294,7 +295,7 @@ def allowed(terms: Terms, context: AttentionContext, mask: torch.Tensor | None) 
     for table in terms.allow[1:]:
         visible = visible & table.scalars(context)
     if mask is not None:
-        visible = visible & (mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2)
+        visible = visible & is_visible(mask)
     return visible
 
 

@@ -1,4 +1,4 @@
-"""Tables of waves as further features of queries, keys and values: the formula with nothing but content.
+"""Augmented queries, keys and values: with the features of Fourier tables the formula has only its content term.
 
 With α_w = q_i·a_w + a_w^c and β_w = q_i·b_w + b_w^c, the terms A and c of a pair are
 
@@ -14,79 +14,62 @@ So heads of d become heads of d + 4W, or d + 2W without B or with B alone, and a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from .call import AttentionCall
+from .call import AttentionCall, Finish
 from .formula import TABLE_FIELDS, content_scale, total_of
-from .fourier_tables import WaveTable, phases
+from .fourier_tables import FourierTable, phases
 
 
 Phases = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, (N, 1, W) or (B, N, 1, W)
 
 
-@dataclass(frozen=True)
-class Widened:
-    """A call whose tables of waves are features of wider heads, and what makes its output that of the call with them.
+def with_fourier_features(call: AttentionCall) -> tuple[AttentionCall, Finish] | None:
+    """A call with its Fourier tables as features of wider heads, (B, H, L, d + …).
 
-    Attributes:
-        call: the same attention, (B, L, H, d + …).
-        size: d, of the heads as they were.
-        V: tables of waves that are added to the values.
-    """
+    Not all terms fit beside them: other tables of vectors do not, nor Fourier tables of other frequencies, nor gains,
+    which would multiply the features.
 
-    call: AttentionCall
-    size: int
-    V: tuple[WaveTable, ...] = ()
-
-    @classmethod
-    def same(cls, call: AttentionCall) -> "Widened":
-        """The call as it is."""
-        return cls(call, call.query.shape[-1])
-
-    def finish(self, out: torch.Tensor) -> torch.Tensor:
-        """The output (B, L, H, d), from that of `call`."""
-        if self.call.query.shape[-1] == self.size:
-            return out
-        content = out[..., : self.size]  # of more, or no more than these (`AttentionCall.value_size`)
-        if not self.V:
-            return content
-        cosines, sines = _phases(self.V[0], self.call.context.query_positions(out.device), out)
-        averages = out[..., self.size : self.size + 2 * cosines.shape[-1]]
-        coefficients = total_of([table.coefficients for table in self.V]).to(out.dtype)
-        return content + _by_head(_turned(averages, (cosines, -sines)), coefficients).to(out.dtype)
-
-
-def widened(call: AttentionCall) -> Widened:
-    """A call with its tables of waves as features; as it is where there are none, or not all terms fit beside them.
-
-    Tables of vectors that are no waves do not, nor waves of other frequencies, nor gains, which would multiply the
-    features.
+    Returns:
+        The call, and the function that makes (B, L, H, d) of its output. None without such tables, and where some term
+        does not fit.
     """
     terms = call.terms
-    waves: dict[str, tuple[WaveTable, ...]] = {}
+    fourier: dict[str, tuple[FourierTable, ...]] = {}
     others: dict[str, Any] = {}
     for letter, field in TABLE_FIELDS.items():
         tables = getattr(terms, field)
-        waves[letter] = tuple(table for table in tables if isinstance(table, WaveTable))
-        others[field] = tuple(table for table in tables if not isinstance(table, WaveTable))
-    frequencies = {table.frequencies for tables in waves.values() for table in tables}
+        fourier[letter] = tuple(table for table in tables if isinstance(table, FourierTable))
+        others[field] = tuple(table for table in tables if not isinstance(table, FourierTable))
+    frequencies = {table.frequencies for tables in fourier.values() for table in tables}
     vectors = others["query_table"] or others["key_table"] or others["value_table"]
     if len(frequencies) != 1 or vectors or terms.gain or terms.feature_gain is not None:
-        return Widened.same(call)
-    query, key, value = _widened_vectors(call, waves)
+        return None
+    size, context, value_tables = call.value.shape[-1], call.context, fourier["V"]
+    query, key, value = _augmented_vectors(call, fourier)
     rest = replace(terms, **others, content_bias=None, rotate=None, scale=content_scale(call.query, terms))
-    value_size = call.value.shape[-1] + (2 * len(next(iter(frequencies))) if waves["V"] else 0)
-    wide = replace(call, query=query, key=key, value=value, value_size=value_size, terms=rest, shared=None)
-    return Widened(wide, call.query.shape[-1], waves["V"])
+    value_size = size + (2 * len(next(iter(frequencies))) if value_tables else 0)
+    augmented = replace(call, query=query, key=key, value=value, value_size=value_size, terms=rest, shared=None)
+
+    def finish(out: torch.Tensor) -> torch.Tensor:
+        content = out[..., :size]  # backends return all features or only these (`AttentionCall.value_size`)
+        if not value_tables:
+            return content
+        cosines, sines = _phases(value_tables[0], context.query_positions(out.device), out)
+        averages = out[..., size : size + 2 * cosines.shape[-1]]
+        coefficients = total_of([table.coefficients for table in value_tables]).to(out.dtype)
+        return content + _by_head(_turned(averages, (cosines, -sines)), coefficients).to(out.dtype)
+
+    return augmented, finish
 
 
-def _widened_vectors(
-    call: AttentionCall, waves: dict[str, tuple[WaveTable, ...]]
+def _augmented_vectors(
+    call: AttentionCall, fourier: dict[str, tuple[FourierTable, ...]]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """q̂ + u, k̂ and v with their features, all of one width, as fused kernels ask for.
+    """q̂ + u, k̂ and v with their features, of one width, as fused kernels need.
 
     (B, H, N, …) as any of them, but the heads of a token lie side by side in memory, as projections leave them and
     fused kernels return them.
@@ -97,32 +80,32 @@ def _widened_vectors(
         key = terms.rotate(key, context.key_positions(device))
     content = query if terms.content_bias is None else query + terms.content_bias[:, None].to(query.dtype)
     content, query, key, value = (vectors.transpose(1, 2) for vectors in (content, query, key, call.value))
-    some = next(table for tables in waves.values() for table in tables)
+    some = next(table for tables in fourier.values() for table in tables)
     of_queries = _phases(some, context.query_positions(device), query)
     of_keys = _phases(some, context.key_positions(device), query)
     queries, keys, values = [content], [key], [value]
-    if waves["A"] or waves["c"]:
-        pairs = [_products(query, table) for table in waves["A"]]
-        pairs += [table.coefficients.to(query.dtype) for table in waves["c"]]
+    if fourier["A"] or fourier["c"]:
+        pairs = [_products(query, table) for table in fourier["A"]]
+        pairs += [table.coefficients.to(query.dtype) for table in fourier["c"]]
         queries.append(_turned(total_of(pairs), of_queries))
         keys.append(torch.cat(of_keys, dim=-1))
-    if waves["B"]:
-        pairs = [_products(key, table) for table in waves["B"]]
+    if fourier["B"]:
+        pairs = [_products(key, table) for table in fourier["B"]]
         queries.append(torch.cat([of_queries[0], -of_queries[1]], dim=-1))
         keys.append(_turned(total_of(pairs), (of_keys[0], -of_keys[1])))
-    if waves["V"]:
+    if fourier["V"]:
         values.append(torch.cat(of_keys, dim=-1))
     width = max(sum(part.shape[-1] for part in parts) for parts in (queries, values))
     return _beside(queries, width), _beside(keys, width), _beside(values, width)
 
 
-def _phases(table: WaveTable, positions: torch.Tensor, like: torch.Tensor) -> Phases:
+def _phases(table: FourierTable, positions: torch.Tensor, like: torch.Tensor) -> Phases:
     """Cosines and sines at positions (N,) or (B, N); in float32 at least."""
     precise = torch.promote_types(like.dtype, torch.float32)
     return phases(positions[..., None], table.frequencies, precise)
 
 
-def _products(vectors: torch.Tensor, table: WaveTable) -> torch.Tensor:
+def _products(vectors: torch.Tensor, table: FourierTable) -> torch.Tensor:
     """α and β: vectors (B, N, H, d) to (B, N, H, 2W)."""
     return _by_head(vectors, table.coefficients.to(vectors.dtype).transpose(-1, -2))
 

@@ -3,7 +3,7 @@
     A_r = Σ_w a_w cos ω_w r + b_w sin ω_w r,     r = j − i
 
 A cosine of a difference is a sum of products of functions of i and of j, which makes such a term a product of features
-of the query and of the key (`wave_features.py`); any backend may also read the rows by offset, as of another table.
+of the query and of the key (`fourier_features.py`); any backend may also read the rows by offset, as of another table.
 
 All frequencies are multiples of 2π / 2^24. Phases are reduced by arithmetic of integers, so those of far tokens are as
 exact as those of near ones, in any dtype and on any device: far from position 0 a float32 product would be off by as
@@ -39,7 +39,7 @@ def phases(
 
     Args:
         positions: p, integers, any shape; may be negative.
-        frequencies: of W waves, as `geometric` gives them.
+        frequencies: W of them, as `geometric` gives them.
         dtype: float32 or float64.
 
     Returns:
@@ -51,12 +51,12 @@ def phases(
     return angles.cos(), angles.sin()
 
 
-class WaveTable(Table):
-    """A table of sums of waves, whose rows are made whenever they are read.
+class FourierTable(Table):
+    """A table of W cosines and sines of the offset. Its rows are computed whenever they are read.
 
     Attributes:
         coefficients: (H or 1, 2W, d) for A, B and V; (H or 1, 2W) for c. Those of the cosines, then of the sines.
-        frequencies: of W waves, as `geometric` gives them.
+        frequencies: W of them, as `geometric` gives them.
         context: of the call; its offsets are the rows.
     """
 
@@ -79,11 +79,11 @@ class WaveTable(Table):
         """One for each offset of the call."""
         precise = torch.promote_types(self.coefficients.dtype, torch.float32)
         offsets = self.context.offsets(self.coefficients.device)
-        waves = torch.cat(phases(offsets, self.frequencies, precise), dim=-1)  # (P, 2W)
+        basis = torch.cat(phases(offsets, self.frequencies, precise), dim=-1)  # (P, 2W)
         coefficients = self.coefficients.to(precise)
         if coefficients.dim() == 2:
-            return torch.matmul(coefficients, waves.T)
-        return torch.matmul(waves, coefficients)
+            return torch.matmul(coefficients, basis.T)
+        return torch.matmul(basis, coefficients)
 
     def row_of(self, relation: torch.Tensor) -> torch.Tensor:
         """The row of each offset."""

@@ -1,9 +1,9 @@
-"""Which keys each query attends to under an attention window: a mask that is kept as vectors and made block by block.
+"""The mask of an attention window, kept as vectors and made block by block.
 
 A dense mask of L queries has L² entries, and with it both time and memory of a window grow as without one. Here
 padding, documents and positions stay vectors of the K keys; for a block of queries they say which ranges of keys any
-of its queries sees, and which pairs of these are hidden. With a window of w that is a band of 2w + m keys for m
-queries, and the global tokens beside it. Queries that are global tokens see far keys, and are blocks of their own.
+of its queries sees, and which pairs of these are hidden. With a window of w, m queries see 2w + m keys and
+the global tokens. Queries that are global tokens see far keys, and are blocks of their own.
 """
 
 import functools
@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
+
+from .call import LazyMask
 
 
 # Keys between two ranges up to which these are one: a range of its own is padded to this many columns.
@@ -37,7 +39,7 @@ class Block(NamedTuple):
 
 
 class _Extents(NamedTuple):
-    """Of every query, over some rows of the batch: keys within the window, all keys, and whether it needs the latter.
+    """The range of keys of every query, over some rows of the batch, with and without the window.
 
     Attributes:
         low: first key in the window, (L,) integers, as the others.
@@ -75,7 +77,7 @@ def in_window(
     """Whether query and key are at most `window` apart, or one of them is a global token.
 
     Args:
-        positions: (B, K), as `BandMask` has them; likewise the two before and the one after.
+        positions: (B, K), as `SlidingWindowMask` has them; likewise the two before and the one after.
         row: index of the row of the batch, a tensor; row, query and key broadcast.
     """
     near = distances(positions, row, query, key).abs() <= window
@@ -98,12 +100,12 @@ def merged(spans: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class BandMask:
+class SlidingWindowMask(LazyMask):
     """The pairs of L queries and K keys that an attention window lets through.
 
     Query and key must be at most `window` apart, or one of them be a global token. Both must be of one document; the
-    key must be no padding, and neither later than a causal query nor `reach` or more positions before it. What a query
-    that sees no key at all, which only padding can be, gets from attention is finite, and otherwise undefined.
+    key must be no padding, and neither later than a causal query nor `max_lookback` or more positions before it. Only
+    padding can see no key at all. Its output is finite, and otherwise undefined.
 
     Attributes:
         query_length: L.
@@ -113,7 +115,7 @@ class BandMask:
         start: index of the first query among the keys.
         global_tokens: which tokens of a document are global, by their index in it.
         is_causal: whether a query sees no later key.
-        reach: one more than how far a query sees to the left, global tokens or not; None for no such limit.
+        max_lookback: one more than how far a query sees to the left, global tokens or not; None for no such limit.
         positions: (B, K), by which distances are counted; padding may have any. None for indices.
         documents: (B, K), the number of each key's document, ascending; None for one in each row.
         index_in_document: (B, K), by which global tokens are counted; None for the index among the keys.
@@ -127,13 +129,13 @@ class BandMask:
     start: int = 0
     global_tokens: tuple[int, ...] = (0,)
     is_causal: bool = False
-    reach: int | None = None
+    max_lookback: int | None = None
     positions: torch.Tensor | None = None
     documents: torch.Tensor | None = None
     index_in_document: torch.Tensor | None = None
     is_token: torch.Tensor | None = None
 
-    def to(self, device: torch.device | str | int) -> "BandMask":
+    def to(self, device: torch.device | str | int) -> "SlidingWindowMask":
         """The same on another device, made once for each; itself where it is there."""
         device = torch.device(device)
         if device == self.device:
@@ -143,10 +145,10 @@ class BandMask:
         return self._elsewhere[device]
 
     @functools.cached_property
-    def _elsewhere(self) -> dict[torch.device, "BandMask"]:
+    def _elsewhere(self) -> dict[torch.device, "SlidingWindowMask"]:
         return {}
 
-    def _on(self, device: torch.device) -> "BandMask":
+    def _on(self, device: torch.device) -> "SlidingWindowMask":
 
         def moved(vector: torch.Tensor | None) -> torch.Tensor | None:
             return None if vector is None else vector.to(device)
@@ -165,12 +167,12 @@ class BandMask:
         """The first and the last offset, key minus query, within the window; None where these are no indices."""
         if self.positions is not None:
             return None
-        left = self.window if self.reach is None else min(self.window, self.reach - 1)
+        left = self.window if self.max_lookback is None else min(self.window, self.max_lookback - 1)
         return -left, 0 if self.is_causal else self.window
 
     @functools.cached_property
-    def kept(self) -> dict[Any, Any]:
-        """What backends make of the mask once for all layers, under keys of their own."""
+    def cached(self) -> dict[Any, Any]:
+        """A cache: backends keep here what they make of the mask once for all layers, under keys of their own."""
         return {}
 
     @functools.cached_property
@@ -190,17 +192,21 @@ class BandMask:
         batch = next((len(vector) for vector in vectors if vector is not None), 1)
         row = torch.arange(batch, device=self.device)[rows][:, None, None]
         query = (torch.arange(queries.start, queries.stop, device=self.device) + self.start)[None, :, None]
-        key = keys[None, None, :]
+        seen = self.sees(row, query, keys[None, None, :])
+        return seen[:, None]
+
+    def sees(self, row: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        """Whether a query attends to a key, of index tensors that broadcast; `query` is an index among the keys."""
         seen = in_window(self.window, self.global_tokens, self.positions, self.index_in_document, row, query, key)
-        if self.reach is not None:
-            seen = seen & (distances(self.positions, row, query, key) < self.reach)
+        if self.max_lookback is not None:
+            seen = seen & (distances(self.positions, row, query, key) < self.max_lookback)
         if self.is_causal:
             seen = seen & (key <= query)
         if self.documents is not None:
             seen = seen & (self.documents[row, query] == self.documents[row, key])
         if self.is_token is not None:
             seen = seen & self.is_token[row, key]
-        return seen[:, None]
+        return seen
 
     @functools.cached_property
     def visible_keys(self) -> torch.Tensor:
@@ -261,17 +267,17 @@ class BandMask:
         keys = torch.arange(self.key_length)[None]
         last = torch.full_like(queries, self.key_length - 1)
         first = torch.zeros_like(queries)
-        reach = self.key_length + 1 if self.reach is None else self.reach
+        lookback = self.key_length + 1 if self.max_lookback is None else self.max_lookback
         if positions is None:
-            low, high, first = queries - self.window, queries + self.window, queries - reach + 1
+            low, high, first = queries - self.window, queries + self.window, queries - lookback + 1
         else:  # ascending, but for padding, which then has the position of the token before it
             assert is_token is not None, "positions come with a memory, and it says which keys are tokens"
             ascending = torch.where(is_token, positions, -(1 << 62)).cummax(-1).values
             own = ascending[:, queries[0]].contiguous()
             low = torch.searchsorted(ascending, own - self.window)
             high = torch.searchsorted(ascending, own + self.window, right=True) - 1
-            if self.reach is not None:
-                first = torch.searchsorted(ascending, own - reach, right=True)
+            if self.max_lookback is not None:
+                first = torch.searchsorted(ascending, own - lookback, right=True)
         if documents is not None:
             own = documents[:, queries[0]].contiguous()
             first = torch.maximum(first, torch.searchsorted(documents, own))

@@ -11,17 +11,20 @@ A table whose relation is not the offset (a grid, labelled edges, token types), 
 and gains have no such form: `toeplitz_unsupported` names them, and backends that hold (L, K) matrices compute them.
 """
 
-from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from .call import SHARED_FORMS, AttentionCall
 from .context import AttentionContext
 from .formula import TABLE_FIELDS, Table, Terms, content_scale, total_of
-from .tracing import is_traced
+from .sliding_window import SlidingWindowMask
+from .tracing import is_traced, may_read
 
 
+# Backends that draw dropout in units of 2^−16 take no larger one.
+MAX_DROPOUT = 1 - 2**-8
 # Runs of B for each query up to which products with runs are fewer than with offsets (`chunk_products`: 1.24).
 RUNS = 1.25
 # The most runs at all. Their products are held for all keys, so that with more of them the memory of a long call would
@@ -43,14 +46,12 @@ class ToeplitzTerms:
         V: (H or 1, P, d), or None.
         allow: which offsets may be attended to, boolean (H or 1, P), or None.
         dense: a dense bias outside the scale, (1 or B, 1 or H, L, K), or None.
-        tails_A: how many rows at the beginning and at the end of A are one row of the scheme's table, so that their
+        clamped_A: how many rows at the beginning and at the end of A are one row of the scheme's table, so that their
             products and gradients may be taken once; (1, 1) where no two are known to be.
-        tails_V: the same of V.
-        tails_B: the same of B; read only with `run_of_B`.
-        run_of_B: (P,), for a B of fewer rows than offsets, (H or 1, N, d), the row of each offset; ascending, from 0
-            to N − 1. None where B has a row for each.
-        row_of_A: (P,) int32, for an A of the rows that the scheme's table has, in their order, the row of each offset;
-            None where A has a row for each.
+        clamped_V: the same of V.
+        clamped_B: the same of B; read only with `row_of_B`.
+        row_of_A: (P,), for an A of fewer rows than offsets, (H or 1, N, d), the row of each offset; None where A has a
+            row for each. See `to_toeplitz` for which rows these are.
         row_of_B: the same of B.
         row_of_V: the same of V.
     """
@@ -63,10 +64,9 @@ class ToeplitzTerms:
     V: torch.Tensor | None = None
     allow: torch.Tensor | None = None
     dense: torch.Tensor | None = None
-    tails_A: tuple[int, int] = (1, 1)
-    tails_V: tuple[int, int] = (1, 1)
-    tails_B: tuple[int, int] = (1, 1)
-    run_of_B: torch.Tensor | None = None
+    clamped_A: tuple[int, int] = (1, 1)
+    clamped_V: tuple[int, int] = (1, 1)
+    clamped_B: tuple[int, int] = (1, 1)
     row_of_A: torch.Tensor | None = None
     row_of_B: torch.Tensor | None = None
     row_of_V: torch.Tensor | None = None
@@ -121,24 +121,26 @@ def to_toeplitz(
     Args:
         query: (…, d), for its head size, device and dtype, which the result has; products with s are made before
             rounding to it.
-        by_run: whether B may have one row for each run of offsets that share it, where that is less to compute.
-        by_row: whether A, B and V may have the rows of the scheme's table, where these are fewer than offsets.
+        by_run: whether B may have one row for each run of offsets that share it, where that is less to compute; its
+            `row_of_B` then ascends.
+        by_row: whether A, B and V may have the rows of the scheme's table, in their order, where these are fewer than
+            offsets; the rows of offsets are then int32.
     """
     scale, dtype = content_scale(query, terms), query.dtype
     offsets = context.offsets(query.device)
     if by_row and has_rows(terms, context):
         return _by_row(terms, context, query, offsets)
-    A, tails_A = _sum_by_offset(terms.query_table, offsets, context.low, scale)
-    B, tails_B, run_of_B = None, (1, 1), None
-    if by_run and terms.key_table and _may_read(offsets):
-        B, tails_B, run_of_B = _sum_by_run(
+    A, clamped_A = _sum_by_offset(terms.query_table, offsets, context.low, scale)
+    B, clamped_B, row_of_B = None, (1, 1), None
+    if by_run and terms.key_table and may_read(offsets.device):
+        B, clamped_B, row_of_B = _sum_by_run(
             terms.key_table, offsets, scale, most=min(RUNS * context.query_length, MOST_RUNS)
         )
     if B is None:
-        B, tails_B = _sum_by_offset(terms.key_table, offsets, context.low, scale)
+        B, clamped_B = _sum_by_offset(terms.key_table, offsets, context.low, scale)
     inner, _ = _sum_by_offset(terms.scaled_bias, offsets, context.low, scale)
     outer, _ = _sum_by_offset(terms.bias, offsets, context.low)
-    V, tails_V = _sum_by_offset(terms.value_table, offsets, context.low)
+    V, clamped_V = _sum_by_offset(terms.value_table, offsets, context.low)
     scalars = [c for c in (inner, outer) if c is not None]
     c = total_of(scalars) if scalars else None
     allow = None
@@ -155,10 +157,10 @@ def to_toeplitz(
         V=None if V is None else V.to(dtype),
         allow=allow,
         dense=None if dense is None else dense.to(dtype),
-        tails_A=tails_A,
-        tails_V=tails_V,
-        tails_B=tails_B,
-        run_of_B=run_of_B,
+        clamped_A=clamped_A,
+        clamped_V=clamped_V,
+        clamped_B=clamped_B,
+        row_of_B=row_of_B,
     )
 
 
@@ -181,49 +183,39 @@ def _by_row(terms: Terms, context: AttentionContext, query: torch.Tensor, offset
     return replace(to_toeplitz(replace(terms, **others), context, query), **changed)
 
 
-class SharedTerms:
-    """The terms of a scheme that are the same in every layer, and their Toeplitz form: both made once per forward.
+def _shared_toeplitz(terms: Terms, context: AttentionContext, like: torch.Tensor) -> ToeplitzTerms | None:
+    """The form of terms that all layers share; None where they have none."""
+    return None if toeplitz_unsupported(terms, context) else to_toeplitz(terms, context, like)
 
-    They are made before the first layer and never in one, so that a layer which is computed again in the backward
-    (activation checkpointing) finds what it found the first time.
+
+SHARED_FORMS["toeplitz"] = _shared_toeplitz
+
+
+def toeplitz_of(call: AttentionCall, by_run: bool = False, by_row: bool = False) -> ToeplitzTerms:
+    """The terms of a call as arrays by offset; those that the layers share are made once per forward.
 
     Args:
-        terms: of every layer.
-        signature: of the scheme, `Scheme.signature`; a layer whose scheme has another makes its own.
-        context: of the call.
-        like: (…, d), a tensor of the head size, device and dtype of the queries. A layer elsewhere, or in another
-            dtype, makes its own.
+        by_run: see `to_toeplitz`; for terms that layers do not share.
+        by_row: the same.
     """
-
-    def __init__(self, terms: Terms, signature: Hashable, context: AttentionContext, like: torch.Tensor):
-        self.terms = terms
-        self.signature = signature
-        self.device, self.dtype = like.device, like.dtype
-        has_form = not toeplitz_unsupported(terms, context)
-        self._toeplitz = to_toeplitz(terms, context, like) if has_form else None
-
-    def toeplitz(self, context: AttentionContext, query: torch.Tensor) -> ToeplitzTerms:
-        """As `to_toeplitz`."""
-        if self._toeplitz is None or query.dtype != self.dtype:
-            return to_toeplitz(self.terms, context, query)
-        return self._toeplitz
+    if call.shared is None:
+        return to_toeplitz(call.terms, call.context, call.query, by_run, by_row)
+    form: ToeplitzTerms | None = call.shared.forms.get("toeplitz")
+    if form is None or call.query.dtype != call.shared.dtype:
+        return to_toeplitz(call.shared.terms, call.context, call.query)
+    return form
 
 
 def _sum_by_offset(
     tables: tuple[Table, ...], offsets: torch.Tensor, low: int, factor: float = 1.0
 ) -> tuple[torch.Tensor | None, tuple[int, int]]:
-    """factor · Σ of the tables, (H or 1, P, …), or None without any; and the tails common to all of them."""
-    total, tails = None, (1, 1)
+    """factor · Σ of the tables, (H or 1, P, …), or None without any; and the clamped ends common to all of them."""
+    total, clamped = None, (1, 1)
     for table in tables:
         rows, ends = _rows_by_offset(table, offsets, low, factor)
-        tails = ends if total is None else (min(tails[0], ends[0]), min(tails[1], ends[1]))
+        clamped = ends if total is None else (min(clamped[0], ends[0]), min(clamped[1], ends[1]))
         total = rows if total is None else total + rows
-    return total, tails
-
-
-def _may_read(offsets: torch.Tensor) -> bool:
-    """Whether maps of these may decide what is computed: elsewhere to read one would be to wait for the device."""
-    return offsets.device.type == "cpu" and not is_traced()
+    return total, clamped
 
 
 def _precise(rows: torch.Tensor, factor: float) -> torch.Tensor:
@@ -243,7 +235,7 @@ def _sum_by_run(
 ) -> tuple[torch.Tensor | None, tuple[int, int], torch.Tensor | None]:
     """factor · Σ of the tables, one row for each run of offsets in which none of them changes its row.
 
-    As for tails, runs are read from the maps and never from the values.
+    As for clamped ends, runs are read from the maps and never from the values.
 
     Args:
         most: how many runs are worth it.
@@ -271,15 +263,48 @@ def _rows_by_offset(
 ) -> tuple[torch.Tensor, tuple[int, int]]:
     """factor · one row for each offset of `offsets`; and how many at either end are the same row of the table.
 
-    The tails are read from the map and never from the values: rows that are equal only now, such as fresh zeros, have
-    gradients of their own.
+    The clamped ends are read from the map and never from the values. Rows that are equal only now, such as fresh
+    zeros, have gradients of their own.
     """
     index, rows = table.row_of(offsets), table.rows
-    may_read = _may_read(offsets)
-    if may_read and rows.shape[1] == offsets.shape[0] and torch.equal(index, offsets - low):
+    readable = may_read(offsets.device)
+    if readable and rows.shape[1] == offsets.shape[0] and torch.equal(index, offsets - low):
         return (rows if factor == 1.0 else factor * rows), (1, 1)  # it is in this form already
-    if not may_read:  # where the backward of `index_select` has no fixed order either
+    if not readable:  # where the backward of `index_select` has no fixed order either
         return _precise(rows, factor)[:, index], (1, 1)
     steps = _starts(index).nonzero()
-    tails = (int(steps[0]), index.shape[0] - int(steps[-1])) if len(steps) else (index.shape[0], 1)
-    return _precise(rows, factor).index_select(1, index), tails
+    clamped = (int(steps[0]), index.shape[0] - int(steps[-1])) if len(steps) else (index.shape[0], 1)
+    return _precise(rows, factor).index_select(1, index), clamped
+
+
+def unsupported_by_offset(
+    call: AttentionCall, content_alone: bool = False, start_on_device: bool = False
+) -> list[str]:
+    """Reasons against a call for backends that compute terms as arrays by offset and keep no attention weights.
+
+    Args:
+        content_alone: whether the backend takes calls without any term beside the content, too.
+        start_on_device: whether it takes calls in which the index of the first query is known to the device alone.
+    """
+    reasons = toeplitz_unsupported(call.terms, call.context)
+    batch, heads, length, _ = call.query.shape
+    mask = call.mask
+    if call.output_weights:
+        reasons.append("only eager returns attention weights")
+    if not (mask is None or isinstance(mask, SlidingWindowMask)) and (
+        not isinstance(mask, torch.Tensor)
+        or mask.dtype != torch.bool
+        or mask.dim() != 4
+        or mask.shape[0] not in (1, batch)
+        or mask.shape[1] not in (1, heads)
+        or mask.shape[2] not in (1, length)
+        or mask.shape[3] != call.key.shape[2]
+    ):
+        reasons.append("the mask is not a boolean tensor that broadcasts to (B, H, L, K)")
+    if call.terms.only_content and not content_alone:
+        reasons.append("there are no terms beside the content, and sdpa is faster")
+    if isinstance(call.context.start, torch.Tensor) and not start_on_device:
+        reasons.append("the index of the first query among the keys is known to the device alone")
+    if call.dropout > MAX_DROPOUT:
+        reasons.append(f"dropout = {call.dropout} is too close to 1")
+    return reasons

@@ -1,4 +1,4 @@
-"""Whether a graph is being recorded."""
+"""Whether a graph is being recorded, and whether the contents of tensors may be looked at."""
 
 import torch
 
@@ -6,3 +6,11 @@ import torch
 def is_traced() -> bool:
     """Whether `torch.compile`, `torch.export` or `torch.jit.trace` records a graph, which must not depend on data."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
+
+
+def may_read(device: torch.device) -> bool:
+    """Whether the contents of tensors there may decide what is computed.
+
+    On an accelerator the CPU would wait for the device, and a graph would hold for these contents alone.
+    """
+    return device.type == "cpu" and not is_traced()

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import torch
 
+from ..families.checkpoint import Checkpoint
 from ..families.family import TASK_TYPES, TOKEN_TYPES
 from ..families.names import is_scheme
-from ..families.recognition import SourceSpec
-from ..families.source import Source
+from ..families.recognition import CheckpointSpec
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
 from ..schemes.registry import scheme_parts
@@ -18,7 +18,7 @@ from .run import Apply, ConversionRun
 ARCHITECTURES = {head.__name__.removeprefix("RelPos"): head for head in HEADS.values()}
 
 
-def expected_shapes(spec: SourceSpec, architecture: str, source_config: RelPosBertConfig) -> dict[str, torch.Size]:
+def expected_shapes(spec: CheckpointSpec, architecture: str, source_config: RelPosBertConfig) -> dict[str, torch.Size]:
     """Stock name to shape of every tensor that the source must have.
 
     Args:
@@ -34,7 +34,7 @@ def expected_shapes(spec: SourceSpec, architecture: str, source_config: RelPosBe
     return shapes | spec.folded_shapes(base=architecture == "BertModel")
 
 
-def rename_relative(source: Source, source_config: RelPosBertConfig, config: RelPosBertConfig) -> Source:
+def rename_relative(source: Checkpoint, source_config: RelPosBertConfig, config: RelPosBertConfig) -> Checkpoint:
     """The source with its relative positions under their names in the result, or among its `extra`.
 
     Args:
@@ -60,7 +60,7 @@ def rename_relative(source: Source, source_config: RelPosBertConfig, config: Rel
 
 
 @torch.no_grad()
-def assemble(config: RelPosBertConfig, source: Source) -> tuple[RelPosBertPreTrainedModel, dict[str, str]]:
+def assemble(config: RelPosBertConfig, source: Checkpoint) -> tuple[RelPosBertPreTrainedModel, dict[str, str]]:
     """A model with all tensors of the source that it has parameters for, in the source's dtype and in eval mode.
 
     The scheme's other parameters are zero, and so are the token types of a source that has none. A table of another
@@ -86,7 +86,7 @@ def assemble(config: RelPosBertConfig, source: Source) -> tuple[RelPosBertPreTra
 
 @torch.no_grad()
 def build_model(
-    config: RelPosBertConfig, source: Source, apply: Apply, run: ConversionRun
+    config: RelPosBertConfig, source: Checkpoint, apply: Apply, run: ConversionRun
 ) -> tuple[RelPosBertPreTrainedModel, dict[str, str]]:
     """The result, and a note on each tensor that was changed.
 

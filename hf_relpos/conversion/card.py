@@ -12,8 +12,8 @@ from huggingface_hub import EvalResult, ModelCardData, metadata_load
 from transformers import PreTrainedModel
 
 from ..console import markdown_table
+from ..families.checkpoint import CARD, TOKENIZER_FILES
 from ..families.local_paths import last_name
-from ..families.source import CARD, TOKENIZER_FILES
 from ..files import write_text
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.modeling_relpos_bert import HEADS

@@ -12,10 +12,10 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
-from ..families.direct import NOT_KEPT
 from ..families.errors import ConversionError, abbreviate
 from ..families.family import Family
-from ..families.recognition import Head, SourceSpec, recognise
+from ..families.loading import NOT_KEPT
+from ..families.recognition import CheckpointSpec, Head, recognise
 from ..families.registry import FAMILIES
 from ..files import atomic_folder, describe_write_error, write_json
 from ..models.configuration_relpos_bert import RelPosBertConfig
@@ -97,7 +97,7 @@ def _load(folder: Path) -> RelPosBertPreTrainedModel:
     return names[name].from_pretrained(folder, dtype="auto", local_files_only=True)
 
 
-def _spec(model: RelPosBertPreTrainedModel) -> tuple[SourceSpec, str]:
+def _spec(model: RelPosBertPreTrainedModel) -> tuple[CheckpointSpec, str]:
     """The checkpoint that is to be written, and the name of its class.
 
     Raises:
@@ -116,7 +116,9 @@ def _spec(model: RelPosBertPreTrainedModel) -> tuple[SourceSpec, str]:
     head = next(name for name, kind in ARCHITECTURES.items() if isinstance(model, kind))
     heads = {stock: own for own, stock in reversed(family.heads(spec.config).items())}
     if head not in heads:
-        raise ConversionError(f"{type(model).__name__}: {family.stems[0]} has no such head; it has {', '.join(heads)}")
+        raise ConversionError(
+            f"{type(model).__name__}: {family.class_prefixes[0]} has no such head; it has {', '.join(heads)}"
+        )
     spec = spec.with_head(Head(heads[head], head))
     own, again = model.config, source_config(Path("config.json"), spec)
     differing = [
@@ -146,13 +148,13 @@ def _fields(config: RelPosBertConfig, family: Family) -> dict[str, Any]:
     """config.json of the architecture: what both have from ours, the rest from `converted_from`."""
     ours, fields = RelPosBertConfig().to_dict(), json.loads(config.to_json_string(use_diff=False))
     theirs = CONFIG_MAPPING[family.stock or "bert"]().to_dict()
-    unknown = ("tokenizer_class", *family.not_kept, *NOT_KEPT)  # to ours: in `converted_from`, if anywhere
+    unknown = ("tokenizer_class", *family.dropped_fields, *NOT_KEPT)  # to ours: in `converted_from`, if anywhere
     kept = {name: value for name, value in fields.items() if (name in theirs or name not in ours)}
     return {name: value for name, value in kept.items() if name not in unknown} | dict(config.converted_from or {})
 
 
 @torch.no_grad()
-def _write_for_own_code(folder: Path, model: RelPosBertPreTrainedModel, spec: SourceSpec) -> None:
+def _write_for_own_code(folder: Path, model: RelPosBertPreTrainedModel, spec: CheckpointSpec) -> None:
     """config.json and model.safetensors in the layout of an architecture that Transformers has no class for.
 
     Tied tensors are written once; the architecture's code ties them again.
@@ -169,7 +171,7 @@ def _write_for_own_code(folder: Path, model: RelPosBertPreTrainedModel, spec: So
 
 
 @torch.no_grad()
-def _stock_model(model: RelPosBertPreTrainedModel, spec: SourceSpec, name: str) -> PreTrainedModel:
+def _stock_model(model: RelPosBertPreTrainedModel, spec: CheckpointSpec, name: str) -> PreTrainedModel:
     """The model of Transformers' class, with the same tensors.
 
     Raises:
@@ -180,7 +182,7 @@ def _stock_model(model: RelPosBertPreTrainedModel, spec: SourceSpec, name: str) 
         stock = getattr(transformers, name)(config)
     base = type(model) is HEADS["AutoModel"]
     own, tensors = stock.state_dict(), model.state_dict()
-    used = {spec.spell(each, base)[0] for each in spec.unpack(own)}
+    used = {spec.rename(each, base)[0] for each in spec.unpack(own)}
     placed = {tensors[each].data_ptr() for each in used if each in tensors}
     stray = [
         each

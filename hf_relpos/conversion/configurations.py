@@ -7,9 +7,9 @@ from typing import Any
 from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
-from ..families.direct import NOT_KEPT
 from ..families.errors import ConversionError
-from ..families.recognition import SourceSpec
+from ..families.loading import NOT_KEPT
+from ..families.recognition import CheckpointSpec
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..schemes.registry import DEFAULT_SCHEME, STOCK_SCHEME, find_scheme, scheme_parts
 from ..schemes.scheme import Scheme
@@ -25,7 +25,7 @@ def _from_dict(kind: type[PreTrainedConfig], where: str, saved: Mapping[str, Any
         raise ConversionError(f"{where}{error}") from error
 
 
-def stock_config(folder: Path, spec: SourceSpec) -> PreTrainedConfig:
+def stock_config(folder: Path, spec: CheckpointSpec) -> PreTrainedConfig:
     """The configuration of the source as the class in Transformers that has its body reads it.
 
     Raises:
@@ -34,7 +34,7 @@ def stock_config(folder: Path, spec: SourceSpec) -> PreTrainedConfig:
     return _from_dict(CONFIG_MAPPING[spec.family.stock], f"{folder / 'config.json'}: ", spec.config)
 
 
-def source_config(folder: Path, spec: SourceSpec) -> RelPosBertConfig:
+def source_config(folder: Path, spec: CheckpointSpec) -> RelPosBertConfig:
     """The configuration of the source as a RelPosBertConfig, positions included.
 
     Raises:
@@ -52,7 +52,7 @@ def source_config(folder: Path, spec: SourceSpec) -> RelPosBertConfig:
 
 def target_config(
     folder: Path,
-    spec: SourceSpec,
+    spec: CheckpointSpec,
     source: RelPosBertConfig,
     position_embedding_type: str | None,
     position_options: Mapping[str, Any] | None,
@@ -127,7 +127,7 @@ def target_config(
 
 
 def _relative_config(
-    spec: SourceSpec,
+    spec: CheckpointSpec,
     source: RelPosBertConfig,
     position_embedding_type: str | None,
     position_options: dict[str, Any],

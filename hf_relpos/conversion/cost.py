@@ -23,11 +23,11 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 from ..attention.backends.window_blocks import QUERIES
-from ..attention.call import reads_band
+from ..attention.call import reads_window_only
 from ..attention.dispatch import AUTO, choose
 from ..evaluation.position_scores import inputs_of_length
+from ..families.checkpoint import download, local_folder, read_config
 from ..families.recognition import recognise
-from ..families.source import download, local_folder, read_config
 from ..models.capabilities import probe_call, supported_implementations
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.explain import named
@@ -238,7 +238,9 @@ def model_costs(
         backend, call = (choose(call)[0], call) if name == AUTO else named(name, call)
         counts = [predicted(work, rates) for work in _count(model, inputs)]
         seconds = _measure(model, inputs, device, rounds)
-        costs.append(Cost(each.position_scheme_name, name, backend.name, reads_band(backend, call), *seconds, *counts))
+        costs.append(
+            Cost(each.position_scheme_name, name, backend.name, reads_window_only(backend, call), *seconds, *counts)
+        )
     progress("measured", len(jobs), len(jobs))
     return costs
 

@@ -10,9 +10,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from ..families.errors import ConversionError, abbreviate
-from ..families.local_paths import without_local_paths
-from ..families.source import (
+from ..families.checkpoint import (
     CARD,
     INDEX,
     PICKLED_FILES,
@@ -22,8 +20,10 @@ from ..families.source import (
     has_safetensors,
     read_json,
 )
+from ..families.errors import ConversionError, abbreviate
+from ..families.local_paths import without_local_paths
 from ..files import write_json
-from ..models.remote_code import shipped_files
+from ..models.bundle import shipped_files
 from .card import PICTURES
 from .folder_layout import ENCODER_FILES, MODULE_FILES, MODULES, TOP_FILES, Layout, read_layout
 from .report import REPORT

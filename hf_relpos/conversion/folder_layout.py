@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from ..families.errors import ConversionError
-from ..families.source import (
+from ..families.checkpoint import (
     CARD,
     CHECKPOINT_FILES,
     PICKLED_FILES,
@@ -23,6 +22,7 @@ from ..families.source import (
     local_folder,
     read_json,
 )
+from ..families.errors import ConversionError
 
 
 MODULES = "modules.json"

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..families.recognition import SourceSpec, check_tables, recognise
+from ..families.checkpoint import CHECKPOINT_FILES, download, local_folder, read_config, tensor_names
+from ..families.recognition import CheckpointSpec, check_tables, recognise
 from ..families.registry import FAMILIES, OWN
-from ..families.source import CHECKPOINT_FILES, download, local_folder, read_config, tensor_names
 from ..schemes.registry import STOCK_SCHEME
 
 
@@ -66,7 +66,7 @@ def inspect_checkpoint(source: str | Path, revision: str | None = None) -> Inspe
     )
 
 
-def _positions(spec: SourceSpec) -> str:
+def _positions(spec: CheckpointSpec) -> str:
     """Absolute, or scheme and options, and the field that says so."""
     schemes = [spec.scheme] if isinstance(spec.scheme, str) else spec.scheme or []
     kinds = [STOCK_SCHEME] * spec.absolute + schemes
@@ -74,7 +74,7 @@ def _positions(spec: SourceSpec) -> str:
     return " + ".join(kinds) + (f" ({options})" if options else "") + f": {spec.evidence}"
 
 
-def _elsewhere(spec: SourceSpec) -> str:
+def _elsewhere(spec: CheckpointSpec) -> str:
     """How Transformers v5 alone treats the checkpoint."""
     if spec.family is OWN:
         return "loads it with `import hf_relpos`, or with trust_remote_code=True where its code is beside it"
@@ -85,7 +85,7 @@ def _elsewhere(spec: SourceSpec) -> str:
     return "loads it as it is"
 
 
-def _command(spec: SourceSpec, name: str) -> str:
+def _command(spec: CheckpointSpec, name: str) -> str:
     """The command that makes a relative model of it; empty where it is one already."""
     if spec.family is OWN and not spec.absolute:
         return ""

@@ -14,11 +14,11 @@ from transformers import PreTrainedModel
 
 from ..console import spinner
 from ..evaluation.plot import figure_class
+from ..families.checkpoint import Checkpoint, read_tensors, rename_and_validate
 from ..families.errors import ConversionError, PoorConversionWarning
 from ..families.names import is_buffer, is_table
 from ..families.recognition import check_tables, choose_head
 from ..families.registry import OWN
-from ..families.source import Source, normalise, read_tensors
 from ..files import atomic_folder, describe_write_error, write_json
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..processes import process_state
@@ -173,7 +173,7 @@ def convert(
     return report
 
 
-def _read(plan: ConversionPlan, name: str, allow_pickle: bool, any_head: bool) -> tuple[ConversionPlan, Source]:
+def _read(plan: ConversionPlan, name: str, allow_pickle: bool, any_head: bool) -> tuple[ConversionPlan, Checkpoint]:
     """Read, check and rename the weights; a plan without the head of the configuration where they have none.
 
     Args:
@@ -185,16 +185,16 @@ def _read(plan: ConversionPlan, name: str, allow_pickle: bool, any_head: bool) -
     folder, spec, head, config = plan.folder, plan.spec, plan.head, plan.source_config
     raw = spec.unpack(read_tensors(folder, allow_pickle))
     check_tables(spec, folder, raw)
-    stock_names = {stock for stored in raw for stock in spec.spell(stored, base=False)}
+    stock_names = {stock for stored in raw for stock in spec.rename(stored, base=False)}
     if plan.layout.listed and any_head and all(stock.startswith("bert.") for stock in stock_names):
         # sentence-transformers saves the encoder of a model, under the name of the class that it was read with
-        head = choose_head(spec, folder, f"{spec.family.stems[0]}Model")
+        head = choose_head(spec, folder, f"{spec.family.class_prefixes[0]}Model")
         spec = spec.with_head(head)
-    checkpoint = normalise(
-        Source(name, folder, plan.commit, plan.saved, head.stock),
+    checkpoint = rename_and_validate(
+        Checkpoint(name, folder, plan.commit, plan.saved, head.stock),
         raw,
         expected=expected_shapes(spec, head.stock, config),
-        spell=partial(spec.spell, base=head.stock == "BertModel"),
+        rename=partial(spec.rename, base=head.stock == "BertModel"),
         tied=config.tie_word_embeddings,
         unused=lambda stock: is_buffer(stock) or (is_table(stock) and not spec.absolute),
         cut=spec.cut,
@@ -202,7 +202,7 @@ def _read(plan: ConversionPlan, name: str, allow_pickle: bool, any_head: bool) -
     return replace(plan, head=head), checkpoint
 
 
-def _reference(plan: ConversionPlan) -> Callable[[PreTrainedModel, Source], PreTrainedModel] | None:
+def _reference(plan: ConversionPlan) -> Callable[[PreTrainedModel, Checkpoint], PreTrainedModel] | None:
     """Builds the model of the source that outputs are compared with; None where no class computes them."""
     if plan.spec.family is OWN:
         return partial(own_model, ARCHITECTURES[plan.head.stock], plan.folder)
@@ -212,7 +212,7 @@ def _reference(plan: ConversionPlan) -> Callable[[PreTrainedModel, Source], PreT
 
 
 def _report(
-    plan: ConversionPlan, checkpoint: Source, out: str, model: RelPosBertPreTrainedModel, steps: tuple[Step, ...]
+    plan: ConversionPlan, checkpoint: Checkpoint, out: str, model: RelPosBertPreTrainedModel, steps: tuple[Step, ...]
 ) -> ConversionReport:
     """The report before anything was written or measured."""
     return ConversionReport(
@@ -240,7 +240,7 @@ def _report(
 
 
 def _write(
-    folder: Path, plan: ConversionPlan, model: RelPosBertPreTrainedModel, source: Source, report: ConversionReport
+    folder: Path, plan: ConversionPlan, model: RelPosBertPreTrainedModel, source: Checkpoint, report: ConversionReport
 ) -> tuple[ConversionReport, RelPosBertPreTrainedModel]:
     """Write the model and copy the files beside it; the report with their names, and the model read back.
 

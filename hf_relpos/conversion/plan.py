@@ -10,9 +10,9 @@ import torch
 
 from ..data.seed import check_seed
 from ..data.text import TextError, pair_fields, paths_or_documents
+from ..families.checkpoint import read_config, tensor_names
 from ..families.errors import ConversionError
-from ..families.recognition import Head, SourceSpec, choose_head, recognise
-from ..families.source import read_config, tensor_names
+from ..families.recognition import CheckpointSpec, Head, choose_head, recognise
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..processes import compute_device
 from ..schemes.scheme import nearest
@@ -48,7 +48,7 @@ class ConversionPlan:
     commit: str | None
     layout: Layout
     saved: dict[str, Any]
-    spec: SourceSpec
+    spec: CheckpointSpec
     head: Head
     quality: str | None
     method_name: str
@@ -164,7 +164,7 @@ def _without_defaults(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in plain.items() if value is not None and value != {}}
 
 
-def choose_quality(requested: str | None, method: str | None, spec: SourceSpec, has_text: bool) -> str | None:
+def choose_quality(requested: str | None, method: str | None, spec: CheckpointSpec, has_text: bool) -> str | None:
     """The requested quality; the default one where there is text and nothing says what to do with it; else None.
 
     Args:
@@ -194,7 +194,7 @@ def choose_quality(requested: str | None, method: str | None, spec: SourceSpec, 
     return requested
 
 
-def choose_method(requested: str | None, spec: SourceSpec, folder: Path) -> str:
+def choose_method(requested: str | None, spec: CheckpointSpec, folder: Path) -> str:
     """The requested method, or by default the one that keeps the outputs.
 
     Raises:

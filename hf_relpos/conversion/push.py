@@ -12,8 +12,8 @@ from huggingface_hub import CommitOperationAdd, HfApi, ModelCard
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
+from ..families.checkpoint import CARD, PICKLED_FILES, has_safetensors
 from ..families.errors import ConversionError
-from ..families.source import CARD, PICKLED_FILES, has_safetensors
 from .folder import KNOWN, other_files
 from .folder_layout import read_layout
 

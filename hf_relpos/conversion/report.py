@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedModel
 
 from ..evaluation.fidelity_report import failed_thresholds
+from ..families.checkpoint import Checkpoint
 from ..families.errors import abbreviate
 from ..families.family import TOKEN_TYPES
 from ..families.local_paths import last_name
 from ..families.names import is_buffer, is_scheme, is_table
-from ..families.source import Source
 
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ def lost_in_words(lost: Mapping[str, float]) -> str:
 
 
 def list_steps(
-    model: PreTrainedModel, source: Source, changed: Mapping[str, str], left_behind: str = ""
+    model: PreTrainedModel, source: Checkpoint, changed: Mapping[str, str], left_behind: str = ""
 ) -> tuple[Step, ...]:
     """One step for each tensor of the result and each of the source that it does not have.
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from ..families.checkpoint import Checkpoint
 from ..families.family import TOKEN_TYPES
 from ..families.names import is_table
-from ..families.source import Source
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..schemes.registry import scheme_parts
@@ -37,7 +37,7 @@ class ConversionRun:
         is_sentence_encoder: whether the source is a SentenceTransformer that pools, and so reads one text at a time.
     """
 
-    source: Source
+    source: Checkpoint
     source_config: RelPosBertConfig
     build_teacher: Callable[[], RelPosBertPreTrainedModel]
     texts: list[Path] | list[str] | None = None

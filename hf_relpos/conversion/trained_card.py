@@ -8,8 +8,8 @@ import yaml
 from huggingface_hub import ModelCard, metadata_load
 from huggingface_hub.utils import yaml_dump
 
+from ..families.checkpoint import CARD, TOKENIZER_FILES, read_json
 from ..families.errors import ConversionError
-from ..families.source import CARD, TOKENIZER_FILES, read_json
 from ..files import write_text
 from ..models.modeling_relpos_bert import HEADS
 from .card import KEPT, PICTURES, TASKS, usage

@@ -10,11 +10,11 @@ import transformers
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ..families.checkpoint import Checkpoint
 from ..families.errors import ConversionError
 from ..families.family import LegacyAttention
 from ..families.names import inverse
-from ..families.recognition import SourceSpec
-from ..families.source import Source
+from ..families.recognition import CheckpointSpec
 from .report import Step
 
 
@@ -25,7 +25,7 @@ ROUNDING = 32
 
 
 def compare_tensors(
-    model: PreTrainedModel, reloaded: PreTrainedModel, source: Source, steps: tuple[Step, ...]
+    model: PreTrainedModel, reloaded: PreTrainedModel, source: Checkpoint, steps: tuple[Step, ...]
 ) -> None:
     """Every tensor read back is the one written, and every reused one is the source's, under its stock name.
 
@@ -52,9 +52,9 @@ def identical(one: torch.Tensor, other: torch.Tensor) -> bool:
 @torch.no_grad()
 def compare_outputs(
     model: PreTrainedModel,
-    source: Source,
-    spec: SourceSpec,
-    stock: Callable[[PreTrainedModel, Source], PreTrainedModel],
+    source: Checkpoint,
+    spec: CheckpointSpec,
+    stock: Callable[[PreTrainedModel, Checkpoint], PreTrainedModel],
     rounded: bool,
 ) -> float:
     """Run the source and the result on one random batch, both in float64.
@@ -126,7 +126,7 @@ def compare_outputs(
 
 
 def source_model(
-    spec: SourceSpec, name: str, config: PreTrainedConfig, model: PreTrainedModel, source: Source
+    spec: CheckpointSpec, name: str, config: PreTrainedConfig, model: PreTrainedModel, source: Checkpoint
 ) -> PreTrainedModel:
     """The source as it was: its class in Transformers, relative ones with the attention that it had until 4.57.
 
@@ -159,7 +159,7 @@ def source_model(
 
 
 def under_own_names(
-    spec: SourceSpec, own: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor], base: bool
+    spec: CheckpointSpec, own: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor], base: bool
 ) -> dict[str, torch.Tensor]:
     """Tensors under the names, and in the layout, of the source's own class.
 
@@ -169,10 +169,12 @@ def under_own_names(
         tensors: under the names of stock BERT.
         base: for BertModel, which is the encoder itself.
     """
-    return spec.pack({name: tensors[spec.spell(name, base)[0]] for name in spec.unpack(own)})
+    return spec.pack({name: tensors[spec.rename(name, base)[0]] for name in spec.unpack(own)})
 
 
-def own_model(kind: type[PreTrainedModel], folder: Path, model: PreTrainedModel, source: Source) -> PreTrainedModel:
+def own_model(
+    kind: type[PreTrainedModel], folder: Path, model: PreTrainedModel, source: Checkpoint
+) -> PreTrainedModel:
     """A source of this package as `from_pretrained` loads it.
 
     Args:

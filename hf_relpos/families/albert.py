@@ -28,7 +28,7 @@ def _albert_unsupported_reason(config: Mapping[str, Any]) -> str:
 
 FAMILIES: dict[str, Family] = {
     "albert": Family(
-        stems=("Albert",),
+        class_prefixes=("Albert",),
         suffixes=(
             "Model",
             "ForMaskedLM",
@@ -75,7 +75,7 @@ FAMILIES: dict[str, Family] = {
             "bos_token_id": 2,
             "eos_token_id": 3,
         },
-        not_kept=(
+        dropped_fields=(
             "num_hidden_groups",
             "inner_group_num",
             "gap_size",
@@ -83,7 +83,7 @@ FAMILIES: dict[str, Family] = {
             "num_memory_blocks",
             "down_scale_factor",
         ),
-        spellings={"classifier_dropout_prob": "classifier_dropout"},
+        renamed_fields={"classifier_dropout_prob": "classifier_dropout"},
         legacy_types=(),
         layers=albert_layers,
         unsupported_reason=_albert_unsupported_reason,

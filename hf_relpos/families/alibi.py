@@ -165,11 +165,11 @@ def join_projections(config: Mapping[str, Any], tensors: Tensors) -> dict[str, t
 
 FAMILIES: dict[str, Family] = {
     "jinabert": Family(
-        stems=("JinaBert", "Bert"),
+        class_prefixes=("JinaBert", "Bert"),
         suffixes=ALL,
         rules=GATED_RULES,
         stock=None,
-        not_kept=(
+        dropped_fields=(
             "feed_forward_type",
             "emb_pooler",
             "attn_implementation",
@@ -185,7 +185,7 @@ FAMILIES: dict[str, Family] = {
         pack=gated_names,
         marker="feed_forward_type",
         not_marking=FEED_FORWARD_TYPES,
-        marks=(rf"{GATED}|\.mlp\.up_gated_layer\.", r"\.attention\.self\.query\."),
+        signature_tensors=(rf"{GATED}|\.mlp\.up_gated_layer\.", r"\.attention\.self\.query\."),
         told_by_tensors=_jina_by_tensors,
         read_directly=True,
         unsupported_reason=_jina_unsupported_reason,
@@ -194,12 +194,12 @@ FAMILIES: dict[str, Family] = {
         layout=Layout("JinaBERT v2: a gated feed-forward and ALiBi", (r"\.mlp\.gated_layers\.", r"\.mlp\.wo\.")),
     ),
     "mosaicbert": Family(
-        stems=("Bert",),
+        class_prefixes=("Bert",),
         suffixes=("Model", "ForMaskedLM", "ForSequenceClassification"),
         rules=GATED_RULES,
         stock=None,
         defaults={"attention_probs_dropout_prob": 0.0},
-        not_kept=("alibi_starting_size", "embedding_size", ABSOLUTE_TABLE),
+        dropped_fields=("alibi_starting_size", "embedding_size", ABSOLUTE_TABLE),
         legacy_types=(),
         positions=_alibi,
         position_types=("alibi",),
@@ -207,7 +207,7 @@ FAMILIES: dict[str, Family] = {
         unpack=split_projections,
         pack=join_projections,
         marker="alibi_starting_size",
-        marks=(GATED, r"\.attention\.self\.Wqkv\."),
+        signature_tensors=(GATED, r"\.attention\.self\.Wqkv\."),
         told_by_tensors=_mosaic_by_tensors,
         read_directly=True,
         unsupported_reason=_mosaic_unsupported_reason,

@@ -5,17 +5,22 @@ from .family import ALL, Family
 
 # This package's own, whose positions are what its configuration says.
 OWN = Family(
-    stems=("RelPosBert",), suffixes=(*ALL, "LMHeadModel"), rules=(), stock="bert", title="hf_relpos", legacy_types=()
+    class_prefixes=("RelPosBert",),
+    suffixes=(*ALL, "LMHeadModel"),
+    rules=(),
+    stock="bert",
+    title="hf_relpos",
+    legacy_types=(),
 )
 
 
 FAMILIES: dict[str, Family] = {
     "bert": Family(
-        stems=("Bert",),
+        class_prefixes=("Bert",),
         suffixes=(*ALL, "LMHeadModel"),
         rules=(),
         stock="bert",
-        not_kept=("embedding_size",),
+        dropped_fields=("embedding_size",),
         title="BERT",
     ),
 }

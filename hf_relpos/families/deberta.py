@@ -192,7 +192,7 @@ def _pack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor
 
 COMMON: dict[str, Any] = {
     "legacy_types": (),
-    "not_kept": NOT_KEPT,
+    "dropped_fields": NOT_KEPT,
     "told_by_tensors": _told_by_tensors,
     "read_directly": True,
     "masks_queries": True,
@@ -202,7 +202,7 @@ PROJECTIONS = {f"attention.self.{name}_proj": f"attention.self.{name}" for name 
 
 FAMILIES: dict[str, Family] = {
     "deberta-v2": Family(
-        stems=("DebertaV2",),
+        class_prefixes=("DebertaV2",),
         suffixes=(*SUFFIXES, "ForMultipleChoice"),
         rules=(
             *RULES,
@@ -247,7 +247,7 @@ FAMILIES: dict[str, Family] = {
         ),
     ),
     "deberta": Family(
-        stems=("Deberta",),
+        class_prefixes=("Deberta",),
         suffixes=SUFFIXES,
         rules=(
             *RULES,

@@ -6,7 +6,7 @@ from .names import Rule
 
 FAMILIES: dict[str, Family] = {
     "distilbert": Family(
-        stems=("DistilBert",),
+        class_prefixes=("DistilBert",),
         suffixes=("Model", "ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering"),
         rules=(
             Rule("distilbert.*", "bert.*"),
@@ -39,8 +39,8 @@ FAMILIES: dict[str, Family] = {
             "dropout": 0.1,
             "attention_dropout": 0.1,
         },
-        not_kept=("sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_weights_", "embedding_size"),
-        spellings={
+        dropped_fields=("sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_weights_", "embedding_size"),
+        renamed_fields={
             "dim": "hidden_size",
             "hidden_dim": "intermediate_size",
             "n_heads": "num_attention_heads",

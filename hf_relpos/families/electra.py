@@ -6,7 +6,7 @@ from .names import Rule
 
 FAMILIES: dict[str, Family] = {
     "electra": Family(
-        stems=("Electra",),
+        class_prefixes=("Electra",),
         suffixes=("Model", "ForMaskedLM", "ForCausalLM", "ForTokenClassification", "ForQuestionAnswering"),
         rules=(
             Rule("electra.*", "bert.*"),
@@ -18,7 +18,7 @@ FAMILIES: dict[str, Family] = {
         ),
         stock="electra",
         defaults={"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024, "embedding_size": 128},
-        not_kept=("summary_activation", "summary_last_dropout", "summary_type", "summary_use_proj"),
+        dropped_fields=("summary_activation", "summary_last_dropout", "summary_type", "summary_use_proj"),
         always_gelu=True,
         title="ELECTRA",
         layout=Layout("ELECTRA", (r"(^|\.)(electra|generator_\w+|discriminator_\w+)\.",)),

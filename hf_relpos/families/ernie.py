@@ -6,12 +6,12 @@ from .names import Rule
 
 FAMILIES: dict[str, Family] = {
     "ernie": Family(
-        stems=("Ernie",),
+        class_prefixes=("Ernie",),
         suffixes=(*ALL, "ForCausalLM"),
         rules=(Rule("ernie.*", "bert.*"),),
         stock="ernie",
         defaults={"task_type_vocab_size": 3},
-        not_kept=("use_task_id", "task_type_vocab_size", "embedding_size"),
+        dropped_fields=("use_task_id", "task_type_vocab_size", "embedding_size"),
         title="ERNIE",
         layout=Layout("ERNIE", (r"(^|\.)(ernie\.|embeddings\.task_type_embeddings\.)",)),
     ),

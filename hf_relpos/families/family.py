@@ -167,15 +167,15 @@ class Family:
     """One kind of checkpoint.
 
     Attributes:
-        stems: prefixes of the names of its classes.
+        class_prefixes: prefixes of the names of its classes.
         suffixes: keys of `COUNTERPARTS`: the heads whose outputs are those of BERT's.
         rules: its own names, on the left, and BERT's.
         stock: `model_type` of the Transformers class that has the same body, with absolute positions where it has a
             legacy type; None where Transformers has none, and no outputs can be compared.
         title: its name for people.
         defaults: of its configuration, where they differ from BERT's.
-        not_kept: fields of its configuration that BERT does not have.
-        spellings: field of its configuration to BERT's field.
+        dropped_fields: fields of its configuration that BERT does not have.
+        renamed_fields: field of its configuration to BERT's field.
         always_gelu: whether `OWN_ACTIVATION` holds for its heads.
         legacy_types: values of `position_embedding_type` that Transformers ≤ 4.57 had besides `absolute`.
         positions: configuration to its positions, unless `position_embedding_type` is a legacy type.
@@ -195,8 +195,8 @@ class Family:
         pack: the inverse of `unpack`.
         marker: field that, set to true, marks it in a file whose `model_type` is "bert"; None for none.
         not_marking: values of that field that mark nothing, since configurations of this package have them.
-        marks: regular expressions, each of which the name of some tensor matches, that mark it in a file whose
-            `model_type` is "bert"; () for none.
+        signature_tensors: regular expressions, each of which the name of some tensor matches, that mark it in a file
+            whose `model_type` is "bert"; () for none.
         told_by_tensors: configuration and names of tensors to fields of the configuration that these correct.
         read_directly: whether `from_pretrained` of our classes reads its checkpoints, as if they had been converted.
         masks_queries: whether a token of padding attends to nothing, so that outputs at padding are others than here.
@@ -209,14 +209,14 @@ class Family:
         live: how its live models are accelerated; None if they are not.
     """
 
-    stems: tuple[str, ...]
+    class_prefixes: tuple[str, ...]
     suffixes: tuple[str, ...]
     rules: tuple[Rule, ...]
     stock: str | None
     title: str
     defaults: dict[str, Any] = field(default_factory=dict)
-    not_kept: tuple[str, ...] = ()
-    spellings: dict[str, str] = field(default_factory=dict)
+    dropped_fields: tuple[str, ...] = ()
+    renamed_fields: dict[str, str] = field(default_factory=dict)
     always_gelu: bool = False
     legacy_types: tuple[str, ...] = LEGACY_TYPES
     positions: Callable[[Mapping[str, Any]], Positions] = lambda config: Positions()
@@ -230,7 +230,7 @@ class Family:
     pack: Callable[[Mapping[str, Any], Tensors], dict[str, torch.Tensor]] | None = None
     marker: str | None = None
     not_marking: tuple[str, ...] = ()
-    marks: tuple[str, ...] = ()
+    signature_tensors: tuple[str, ...] = ()
     told_by_tensors: Callable[[Mapping[str, Any], list[str]], dict[str, Any]] = lambda config, names: {}
     read_directly: bool = False
     masks_queries: bool = False
@@ -246,7 +246,7 @@ class Family:
         suffixes = self.suffixes
         if self.always_gelu and config.get("hidden_act", "gelu") != "gelu":
             suffixes = tuple(suffix for suffix in suffixes if suffix not in OWN_ACTIVATION)
-        return {stem + suffix: COUNTERPARTS[suffix] for stem in self.stems for suffix in suffixes}
+        return {stem + suffix: COUNTERPARTS[suffix] for stem in self.class_prefixes for suffix in suffixes}
 
     def marked(self, config: Mapping[str, Any], names: Iterable[str]) -> str:
         """What marks a checkpoint that calls itself a BERT as one of this family, in words; empty for nothing.
@@ -257,7 +257,7 @@ class Family:
         if self.marker is not None and config.get(self.marker) and config[self.marker] not in self.not_marking:
             return f"{self.marker} = {config[self.marker]!r}"
         names = list(names)
-        found = [next((name for name in names if re.search(mark, name)), None) for mark in self.marks]
+        found = [next((name for name in names if re.search(mark, name)), None) for mark in self.signature_tensors]
         return f"the tensor {found[0]}" if found and None not in found else ""
 
     def naming(self, base: bool) -> tuple[Rule, ...]:

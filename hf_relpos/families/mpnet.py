@@ -24,7 +24,7 @@ def _mpnet_unsupported_reason(config: Mapping[str, Any]) -> str:
 
 FAMILIES: dict[str, Family] = {
     "mpnet": Family(
-        stems=("MPNet",),
+        class_prefixes=("MPNet",),
         suffixes=tuple(suffix for suffix in COMMON["suffixes"] if suffix != "ForCausalLM"),
         rules=(
             Rule("mpnet.*", "bert.*"),
@@ -45,7 +45,7 @@ FAMILIES: dict[str, Family] = {
         ),
         stock="mpnet",
         defaults={"vocab_size": 30527, "relative_attention_num_buckets": MPNET_BUCKETS, **SPECIAL_TOKENS},
-        not_kept=("relative_attention_num_buckets", "embedding_size"),
+        dropped_fields=("relative_attention_num_buckets", "embedding_size"),
         always_gelu=True,
         legacy_types=(),
         token_types=False,

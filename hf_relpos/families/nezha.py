@@ -18,7 +18,7 @@ def _nezha_unsupported_reason(config: Mapping[str, Any]) -> str:
 
 FAMILIES: dict[str, Family] = {
     "nezha": Family(
-        stems=("Nezha", "Bert"),
+        class_prefixes=("Nezha", "Bert"),
         suffixes=ALL,
         rules=(Rule("nezha.*", "bert.*"),),
         stock="bert",
@@ -29,7 +29,7 @@ FAMILIES: dict[str, Family] = {
             "eos_token_id": 3,
             "max_relative_position": 64,
         },
-        not_kept=("use_relative_position", "max_relative_position", "embedding_size"),
+        dropped_fields=("use_relative_position", "max_relative_position", "embedding_size"),
         legacy_types=(),
         positions=lambda config: Positions(
             absolute=False, scheme="nezha", options={"max_relative_position": config["max_relative_position"]}

@@ -10,16 +10,16 @@ from huggingface_hub.errors import StrictDataclassError
 
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..schemes.registry import STOCK_SCHEME
+from .checkpoint import tensor_names
 from .errors import ConversionError, abbreviate
 from .family import LEGACY_ATTENTION, LEGACY_TYPES, PRETRAINING, TASK_TYPES, Family, LegacyAttention, Positions
 from .local_paths import without_local_paths
 from .names import is_scheme, is_table, to_stock
 from .registry import FAMILIES, OWN, resemblance
-from .source import tensor_names
 
 
 @dataclass(frozen=True)
-class SourceSpec:
+class CheckpointSpec:
     """A checkpoint of one of the families, as its configuration describes it.
 
     Attributes:
@@ -60,13 +60,15 @@ class SourceSpec:
         """What BERT's configuration takes over."""
         family = self.family
         fields = {
-            family.spellings.get(key, key): value for key, value in self.config.items() if key not in family.not_kept
+            family.renamed_fields.get(key, key): value
+            for key, value in self.config.items()
+            if key not in family.dropped_fields
         }
         fields["max_position_embeddings"] = fields.get("max_position_embeddings", 512) - self.cut
         own = family.fields(self.config)
         fields |= own
         if family.read_directly:
-            others = ("model_type", "tokenizer_class", *family.not_kept, *family.spellings, *own)
+            others = ("model_type", "tokenizer_class", *family.dropped_fields, *family.renamed_fields, *own)
             fields["converted_from"] = {name: self.config[name] for name in others if name in self.config}
         if family.layers:
             fields["num_hidden_layers"] = len(family.layers(self.config))
@@ -83,7 +85,7 @@ class SourceSpec:
         shape = torch.Size((self.config["task_type_vocab_size"], self.config.get("hidden_size", 768)))
         return {TASK_TYPES if base else f"bert.{TASK_TYPES}": shape}
 
-    def with_head(self, head: "Head") -> "SourceSpec":
+    def with_head(self, head: "Head") -> "CheckpointSpec":
         """The same for a head, on which some fields depend."""
         return replace(self, config={**self.config, "architectures": [head.source]})
 
@@ -99,7 +101,7 @@ class SourceSpec:
         """The inverse of `unpack`."""
         return dict(tensors) if self.family.pack is None else self.family.pack(self.config, tensors)
 
-    def spell(self, name: str, base: bool) -> list[str]:
+    def rename(self, name: str, base: bool) -> list[str]:
         """The names in stock BERT of a tensor in a file: one, or one for each layer that shares it.
 
         Args:
@@ -112,7 +114,7 @@ class SourceSpec:
         return [to_stock(each, self.family.naming(base)) for each in names]
 
 
-def recognise(folder: Path, config: Mapping[str, Any], names: Iterable[str] = ()) -> SourceSpec:
+def recognise(folder: Path, config: Mapping[str, Any], names: Iterable[str] = ()) -> CheckpointSpec:
     """Determine family and positions of a checkpoint from its config.json, and from its tensors where that misleads.
 
     Args:
@@ -157,10 +159,10 @@ def recognise(folder: Path, config: Mapping[str, Any], names: Iterable[str] = ()
             f"{folder}: {evidence}; of model_type = {model_type!r}, only checkpoints with {known} positions can be "
             f"converted{_hint(folder, config)}"
         )
-    return SourceSpec(family, evidence, absolute, positions.scheme, positions.options, completed)
+    return CheckpointSpec(family, evidence, absolute, positions.scheme, positions.options, completed)
 
 
-def _recognise_own(folder: Path, config: Mapping[str, Any]) -> SourceSpec:
+def _recognise_own(folder: Path, config: Mapping[str, Any]) -> CheckpointSpec:
     """Positions of a checkpoint of this package.
 
     Raises:
@@ -187,7 +189,7 @@ def _recognise_own(folder: Path, config: Mapping[str, Any]) -> SourceSpec:
     if isinstance(name, list) and STOCK_SCHEME in name:
         raise ConversionError(f"{folder}: {evidence}: with {STOCK_SCHEME!r} in a combination it cannot be converted")
     scheme = None if name == STOCK_SCHEME else name
-    return SourceSpec(OWN, evidence, own.has_absolute_table, scheme, dict(own.position_options or {}), kept)
+    return CheckpointSpec(OWN, evidence, own.has_absolute_table, scheme, dict(own.position_options or {}), kept)
 
 
 def _hint(folder: Path, config: Mapping[str, Any]) -> str:
@@ -196,7 +198,7 @@ def _hint(folder: Path, config: Mapping[str, Any]) -> str:
     return f". {looks}" if looks else ""
 
 
-def check_tables(spec: SourceSpec, folder: Path, names: Iterable[str]) -> None:
+def check_tables(spec: CheckpointSpec, folder: Path, names: Iterable[str]) -> None:
     """Refuse weights that contradict the configuration.
 
     Args:
@@ -249,7 +251,7 @@ class Head:
     left_behind: str = ""
 
 
-def choose_head(spec: SourceSpec, folder: Path, architecture: str | None = None) -> Head:
+def choose_head(spec: CheckpointSpec, folder: Path, architecture: str | None = None) -> Head:
     """The head to convert; a pre-training head that BERT does not have is left behind.
 
     Args:
@@ -262,14 +264,14 @@ def choose_head(spec: SourceSpec, folder: Path, architecture: str | None = None)
             one that BERT does not have although the caller named it.
     """
     family, heads = spec.family, spec.family.heads(spec.config)
-    base = f"{family.stems[0]}Model"
+    base = f"{family.class_prefixes[0]}Model"
     listed = spec.config.get("architectures") or [base]
     name = architecture if architecture is not None else listed[0] if isinstance(listed, list) else listed
     if name in heads:
         return Head(name, heads[name])
     if architecture is not None and architecture in heads.values():
         return Head(next(own for own, stock in heads.items() if stock == architecture), architecture)
-    of_family = family.stems != ("Bert",) and str(name).startswith(family.stems)
+    of_family = family.class_prefixes != ("Bert",) and str(name).startswith(family.class_prefixes)
     if architecture is None and of_family and str(name).endswith(PRETRAINING):
         return Head(base, "BertModel", f"the head of {name}, which BERT does not have")
     where = "architecture" if architecture is not None else f"{folder}: architectures"

@@ -24,7 +24,7 @@ COMMON: dict[str, Any] = {
         "ForQuestionAnswering",
     ),
     "rules": (Rule("roberta.*", "bert.*"), *HEADS),
-    "not_kept": ("embedding_size",),
+    "dropped_fields": ("embedding_size",),
     "always_gelu": True,
     "padding": pad_token,
 }
@@ -33,7 +33,7 @@ LAYOUT = Layout("RoBERTa", (r"(^|\.)roberta\.",))
 
 FAMILIES: dict[str, Family] = {
     "roberta": Family(
-        stems=("Roberta",),
+        class_prefixes=("Roberta",),
         stock="roberta",
         defaults={"vocab_size": 50265, **SPECIAL_TOKENS},
         tokenizer="RobertaTokenizer",
@@ -42,7 +42,7 @@ FAMILIES: dict[str, Family] = {
         layout=LAYOUT,
     ),
     "xlm-roberta": Family(
-        stems=("XLMRoberta",),
+        class_prefixes=("XLMRoberta",),
         stock="xlm-roberta",
         defaults=SPECIAL_TOKENS,
         tokenizer="XLMRobertaTokenizer",
@@ -51,7 +51,7 @@ FAMILIES: dict[str, Family] = {
         layout=LAYOUT,
     ),
     "camembert": Family(
-        stems=("Camembert",),
+        class_prefixes=("Camembert",),
         stock="camembert",
         defaults=SPECIAL_TOKENS,
         tokenizer="CamembertTokenizer",

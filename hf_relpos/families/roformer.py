@@ -84,7 +84,7 @@ def _unsupported_reason(config: Mapping[str, Any]) -> str:
 
 FAMILIES: dict[str, Family] = {
     "roformer": Family(
-        stems=("RoFormer",),
+        class_prefixes=("RoFormer",),
         suffixes=(
             "Model",
             "ForMaskedLM",
@@ -108,7 +108,7 @@ FAMILIES: dict[str, Family] = {
             "hidden_size": 768,
             "num_attention_heads": 12,
         },
-        not_kept=("rotary_value",),
+        dropped_fields=("rotary_value",),
         legacy_types=(),
         tokenizer="RoFormerTokenizer",
         positions=lambda config: Positions(absolute=False, scheme="rope", options={"pairing": "adjacent"}),

@@ -22,8 +22,8 @@ def example(name: str) -> dict[str, Any]:
 def told_by(name: str, family: Family) -> str:
     """What tells a checkpoint of the family."""
     signs = [f"`{family.marker}`"] if family.marker else []
-    if family.marks:
-        names = [re.sub(r"\\\\?\.|\\", ".", mark.split("|")[0]).strip(".") for mark in family.marks]
+    if family.signature_tensors:
+        names = [re.sub(r"\\\\?\.|\\", ".", mark.split("|")[0]).strip(".") for mark in family.signature_tensors]
         signs.append("tensors " + " and ".join(f"`{each}`" for each in names))
     if name in CONFIG_MAPPING or not signs:
         signs.insert(0, f"`model_type = {name!r}`")
@@ -40,7 +40,7 @@ def positions(name: str, family: Family) -> str:
 
 def heads(family: Family, config: dict[str, Any]) -> str:
     """The heads that are kept, without the stem of their names."""
-    names = dict.fromkeys(name.removeprefix(family.stems[0]) for name in family.heads(config))
+    names = dict.fromkeys(name.removeprefix(family.class_prefixes[0]) for name in family.heads(config))
     return ", ".join(name.removeprefix("For") for name in names if name in COUNTERPARTS)
 
 

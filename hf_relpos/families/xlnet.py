@@ -106,7 +106,7 @@ def _unsupported_reason(config: Mapping[str, Any]) -> str:
 
 FAMILIES: dict[str, Family] = {
     "xlnet": Family(
-        stems=("XLNet",),
+        class_prefixes=("XLNet",),
         suffixes=("Model", "ForTokenClassification", "ForQuestionAnsweringSimple"),
         rules=(
             Rule("word_embedding.*", "transformer.word_embedding.*"),
@@ -135,7 +135,7 @@ FAMILIES: dict[str, Family] = {
             "bos_token_id": 1,
             "eos_token_id": 2,
         },
-        not_kept=(
+        dropped_fields=(
             "attn_type",
             "bi_data",
             "clamp_len",
@@ -156,7 +156,7 @@ FAMILIES: dict[str, Family] = {
             "use_mems_eval",
             "use_mems_train",
         ),
-        spellings={
+        renamed_fields={
             "d_model": "hidden_size",
             "n_layer": "num_hidden_layers",
             "n_head": "num_attention_heads",

@@ -15,7 +15,7 @@ from ..attention.context import AttentionContext
 from ..attention.dispatch import capable_implementations, check_implementation
 from ..attention.formula import Terms
 from ..schemes.registry import build_scheme, build_shared, scheme_parts
-from .sequence import TokenLayout
+from .sequence import SequenceMetadata
 from .temperature import trained_length
 
 
@@ -100,7 +100,7 @@ def probe_call(
         vectors,
         terms,
         replace(context, query_length=length, key_length=length),
-        TokenLayout(length, length).band_mask(config, vectors),
+        SequenceMetadata(length, length).lazy_mask(config, vectors),
         dropout=dropout,
         output_weights=output_weights,
         needs_gradients=needs_gradients,

@@ -5,28 +5,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from huggingface_hub.dataclasses import strict
-from torch import nn
 from transformers import BertConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..schemes.registry import (
     DEFAULT_SCHEME,
-    SCHEMES,
     STOCK_SCHEME,
-    build_input,
-    build_scheme,
-    build_shared,
     parts_with_absolute_table,
     scheme_parts,
     translate_options,
 )
-from .configuration_fields import FIELDS, MAX_PARAMETERS, check_arguments, check_nesting, check_rules
 from .installed import installed
 
 
-TEMPERATURES = ("none", "log")
 # Some files of stock BERTs have fields of these names, which stock BERT does not read.
 NOT_STOCK = {"embedding_size": None, "feed_forward_type": "mlp"}
 
@@ -56,10 +48,6 @@ def _other_architecture(source: Any, config: dict[str, Any]) -> OtherArchitectur
 def _check_object(content: Any) -> None:
     if not isinstance(content, dict):
         raise TypeError(f"it is a {type(content).__name__}")
-
-
-def _count(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 @strict
@@ -191,12 +179,16 @@ class RelPosBertConfig(BertConfig):
     base_model_fsdp_plan = {"encoder.layer.*": "free_full_weight"}
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "RelPosBertConfig":
-        check_nesting(kwargs)  # first of all: an error about any field prints its value
+        checks = installed("checks")
+        if checks is not None:
+            checks.check_nesting(kwargs)  # first of all: an error about any field prints its value
         return super().__new__(cls)
 
     def __post_init__(self, **kwargs: Any) -> None:
-        check_arguments(type(self), kwargs)
-        self.validate_fields()
+        checks = installed("checks")
+        if checks is not None:
+            checks.check_arguments(type(self), kwargs)
+            checks.check_fields(self)
         self.position_options = translate_options(self.position_embedding_type, self.position_options or {})
         if self.is_gated:  # each process needs rows of W and the same rows of V
             self.base_model_tp_plan = {
@@ -204,15 +196,8 @@ class RelPosBertConfig(BertConfig):
                 "encoder.layer.*.intermediate.dense": "packed_colwise",
             }
         super().__post_init__(**kwargs)
-        # here as plain ValueErrors; Transformers runs them again before it writes a configuration
-        self.validate_heads()
-        self.validate_position_scheme()
-        self.validate_attention_window()
-        self.validate_attention_temperature()
-        self.validate_absolute_position_fade()
-        self.validate_memory()
-        self.validate_convolution()
-        self.validate_parameter_count()
+        # here as plain ValueErrors; Transformers runs it again before it writes a configuration
+        self.validate_settings()
 
     @classmethod
     def get_config_dict(
@@ -294,154 +279,11 @@ class RelPosBertConfig(BertConfig):
         converted.name_or_path = config.name_or_path
         return converted
 
-    def validate_fields(self) -> None:
-        """Every field must hold what a model can have, and a token for padding be one of the vocabulary."""
-        check_rules(FIELDS, ((name, getattr(self, name)) for name in FIELDS))
-        # BERT's embeddings count a negative one from the end, and some configurations have −1
-        if self.pad_token_id is not None and not -self.vocab_size <= self.pad_token_id < self.vocab_size:
-            raise ValueError(
-                f"pad_token_id = {self.pad_token_id} with vocab_size = {self.vocab_size}: give a token of the "
-                "vocabulary, or None"
-            )
-        if self.add_cross_attention and not self.is_decoder:
-            raise ValueError(
-                "add_cross_attention = True with is_decoder = False: only a decoder attends to an encoder; set "
-                "is_decoder=True, or leave cross-attention out"
-            )
-
-    def validate_heads(self) -> None:
-        """Heads must divide the hidden size."""
-        if self.num_attention_heads < 1 or self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden_size = {self.hidden_size} is not a multiple of num_attention_heads = "
-                f"{self.num_attention_heads}; choose a number of heads that divides it"
-            )
-
-    def validate_position_scheme(self) -> None:
-        """The schemes must be known, accept their options, and fit together."""
-        parts = scheme_parts(self)
-        scales: dict[float | None, str] = {}
-        for scheme, settings in parts:
-            scales.setdefault(scheme.scale_of(settings, self), scheme.name)
-        scales.pop(None, None)
-        if len(scales) > 1:
-            listed = ", ".join(f"{name} {value:.4g}" for value, name in scales.items())
-            raise ValueError(f"position_embedding_type = {self.position_embedding_type}: the scales differ ({listed})")
-        if sum(scheme.rotates() for scheme, _ in parts) > 1:
-            raise ValueError(f"position_embedding_type = {self.position_embedding_type}: two rotations do not combine")
-        with torch.device("meta"):
-            build_input(self)  # raises for two schemes that act on the input
-
-    def validate_attention_window(self) -> None:
-        """The window must be a positive number of positions, and global tokens make sense with a window only."""
-        if self.attention_window is not None and self.attention_window < 1:
-            raise ValueError(
-                f"attention_window = {self.attention_window}: give a positive number of positions, or None"
-            )
-        if self.global_tokens is not None and (
-            self.attention_window is None or min(self.global_tokens, default=0) < 0
-        ):
-            raise ValueError(
-                f"global_tokens = {self.global_tokens} with attention_window = {self.attention_window}: give "
-                "positions from 0 on, and a window"
-            )
-
-    def validate_attention_temperature(self) -> None:
-        """The temperature must be known, and the trained length one whose logarithm can be divided by."""
-        if self.attention_temperature not in TEMPERATURES:
-            raise ValueError(
-                f"attention_temperature = {self.attention_temperature!r} is unknown; known: "
-                f"{', '.join(map(repr, TEMPERATURES))}"
-            )
-        if self.attention_temperature_length is not None and self.attention_temperature == "none":
-            raise ValueError(
-                f"attention_temperature_length = {self.attention_temperature_length} with attention_temperature = "
-                "'none' has no effect; set attention_temperature='log', or leave the length out"
-            )
-        trained = self.attention_temperature_length
-        field = "attention_temperature_length"
-        if trained is None:
-            trained, field = self.max_position_embeddings, "max_position_embeddings"
-        if self.attention_temperature != "none" and trained < 2:
-            raise ValueError(
-                f"{field} = {trained} with attention_temperature = {self.attention_temperature!r}: give a trained "
-                "length of at least 2"
-            )
-
-    def validate_absolute_position_fade(self) -> None:
-        """What fades must be there, by a share of it."""
-        if not 0 <= self.absolute_position_fade <= 1:
-            raise ValueError(f"absolute_position_fade = {self.absolute_position_fade}: give a number from 0 to 1")
-        if self.absolute_position_fade != 1 and not self.absolute_position_embeddings:
-            raise ValueError(
-                f"absolute_position_fade = {self.absolute_position_fade} with absolute_position_embeddings = False: "
-                "there is no table to fade; leave the fade at 1, or convert with method='keep'"
-            )
-
-    def validate_memory(self) -> None:
-        """A memory needs schemes whose distances extend to the left of a segment."""
-        if self.memory_length < 0:
-            raise ValueError(f"memory_length = {self.memory_length}: give a number of tokens, or 0 for no memory")
-        if self.memory_same_length and not self.memory_length:
-            raise ValueError(
-                "memory_same_length = True with memory_length = 0: give the number of tokens that each may see"
-            )
-        if not self.memory_length:
-            return
-        for scheme, settings in parts_with_absolute_table(self):
-            reason = scheme.memory_unsupported_reason(settings)
-            if reason is not None:
-                capable = [s.name for s in SCHEMES.values() if s.memory_unsupported_reason(s.defaults()) is None]
-                raise ValueError(
-                    f"memory_length = {self.memory_length} with the position scheme {scheme.name!r}: {reason}. These "
-                    f"take a memory: {', '.join(capable)}"
-                )
-        if self.attention_window is not None and self.global_tokens != []:
-            raise ValueError(
-                f"memory_length = {self.memory_length} with attention_window = {self.attention_window} and "
-                f"global_tokens = {self.global_tokens}: global tokens of earlier segments are not kept; set "
-                "global_tokens=[], or leave the window out"
-            )
-
-    def validate_convolution(self) -> None:
-        """It keeps the length of a row, and has all tokens of it at once, whoever may attend to them."""
-        if not self.conv_kernel_size:
-            return
-        if self.conv_kernel_size % 2 == 0:
-            raise ValueError(
-                f"conv_kernel_size = {self.conv_kernel_size}: give an odd number of tokens, or 0 for none"
-            )
-        if self.hidden_size % self.conv_groups:
-            raise ValueError(
-                f"conv_groups = {self.conv_groups} does not divide hidden_size = {self.hidden_size}; give a divisor"
-            )
-        if self.is_decoder or self.memory_length:
-            raise ValueError(
-                f"conv_kernel_size = {self.conv_kernel_size} with is_decoder = {self.is_decoder} and memory_length = "
-                f"{self.memory_length}: the convolution sees tokens to the right, and none of earlier segments; it is "
-                "for encoders without a memory"
-            )
-
-    def validate_parameter_count(self) -> None:
-        """The weights must fit into some machine; a layer of the scheme is built without data to count its own."""
-        with torch.device("meta"):
-            scheme, beside = build_scheme(self), (build_shared(self), build_input(self))
-        size, width = self.hidden_size, self.input_size
-        layer = 4 * size**2 + (3 if self.is_gated else 2) * size * self.intermediate_size + _count(scheme)
-        total = (
-            (self.vocab_size + self.type_vocab_size) * width
-            + (size * width if width != size else 0)
-            + self.num_hidden_layers * layer
-            + sum(map(_count, filter(None, beside)))
-            + size**2 // self.conv_groups * self.conv_kernel_size
-        )
-        if total > MAX_PARAMETERS:
-            sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "max_position_embeddings")
-            listed = ", ".join(f"{name} = {getattr(self, name)}" for name in (*sizes, "position_options"))
-            raise ValueError(
-                f"{listed} make some {total:,} parameters, more than {MAX_PARAMETERS:,}, which no machine holds; "
-                "choose smaller sizes"
-            )
+    def validate_settings(self) -> None:
+        """The settings must fit together. Checked by the installed package; code of a saved model has passed it."""
+        checks = installed("checks")
+        if checks is not None:
+            checks.check_settings(self)
 
     @property
     def input_size(self) -> int:

@@ -9,7 +9,7 @@ from ..attention.backends.eager import Eager
 from ..attention.backends.kernels import window as kernel_window
 from ..attention.backends.kernels.backend import Triton
 from ..attention.backends.window_blocks import most_keys_whole
-from ..attention.call import AttentionCall, Backend, reads_band
+from ..attention.call import AttentionCall, Backend, reads_window_only
 from ..attention.dispatch import AUTO, BY_NAME, choose
 from .capabilities import check_attention, probe_call
 from .configuration_relpos_bert import RelPosBertConfig
@@ -76,13 +76,13 @@ def explain_backend(
     if implementation != AUTO:
         lines = [f"attn_implementation={implementation!r} takes {implementation}: it was requested by name"]
         return "\n".join(lines + _about_window(config, *named(implementation, call)))
-    backend, passed_over = choose(call)
+    backend, rejected = choose(call)
     if check_kernels and isinstance(backend, Triton):
         backend.check(call)
-        backend, passed_over = choose(call)
+        backend, rejected = choose(call)
     state = f" ({backend.state(call)})" if isinstance(backend, Triton) else ""
     lines = [f"attn_implementation={AUTO!r} takes {backend.name}{state}"]
-    lines += [f"- not {name}: {'; '.join(reasons)}" for name, reasons in passed_over.items()]
+    lines += [f"- not {name}: {'; '.join(reasons)}" for name, reasons in rejected.items()]
     return "\n".join(lines + _about_window(config, backend, call))
 
 
@@ -97,11 +97,11 @@ def _about_window(config: RelPosBertConfig, backend: Backend, call: AttentionCal
     window = config.attention_window
     if window is None:
         return []
-    if reads_band(backend, call):
+    if reads_window_only(backend, call):
         keys = f"{backend.name} reads the keys in it and the global tokens only: time and memory grow with L·window"
     else:
         keys = f"{backend.name} has the mask of all pairs: time and memory grow with L², as without a window"
-        if hasattr(backend, "reads_band") and not call.output_weights:
+        if hasattr(backend, "reads_window_only") and not call.output_weights:
             most = kernel_window.most_keys_whole if isinstance(backend, Triton) else most_keys_whole
             keys += f"; with more than {most(window):,} tokens it would read those in the window only"
     return [f"- attention_window = {window}: {keys}"]

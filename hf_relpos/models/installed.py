@@ -15,8 +15,9 @@ def register_module(role: str, module: str) -> None:
     """Let a module of the package play a role in the models. Idempotent.
 
     Args:
-        role: `"loading"`, for checks of a checkpoint (`hf_relpos.models.loading`), or `"families"`, for checkpoints of
-            other architectures (`hf_relpos.families.direct`).
+        role: `"checks"` of a configuration; `"inputs"`, for checks of these; `"capabilities"`, for what follows from
+            the terms of a configuration; `"loading"`, for checks of a checkpoint; `"families"`, for checkpoints of
+            other architectures; `"bundle"`, for the code of a model that is saved.
         module: its full name.
     """
     _modules[role] = module

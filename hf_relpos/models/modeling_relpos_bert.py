@@ -11,17 +11,16 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import BertConfig
+from transformers import BertConfig, PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
-from transformers.configuration_utils import PreTrainedConfig
 from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import (
     BaseModelOutputWithPastAndCrossAttentions,
     BaseModelOutputWithPoolingAndCrossAttentions,
 )
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.bert.modeling_bert import (
     BertEncoder,
     BertForMaskedLM,
@@ -45,25 +44,23 @@ from transformers.utils import logging
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from ..attention.call import AttentionCall
+from ..attention.call import AttentionCall, SharedTerms
 from ..attention.context import AttentionContext
-from ..attention.dispatch import run_attention
+from ..attention.dispatch import AUTO, run_attention
 from ..attention.padding import removable_padding
-from ..attention.toeplitz import SharedTerms
-from ..schemes.absolute import LearnedPositions
+from ..attention.tracing import is_traced
+from ..files import apply_umask
 from ..schemes.look_up import look_up
 from ..schemes.registry import build_input, build_scheme, build_shared
 from ..schemes.scheme import InputScheme, Scheme, SharedScheme
-from .capabilities import check_attention, layers_share_terms, supported_implementations
-from .configuration_fields import ARGUMENTS, PROJECTIONS, check_rules
+from .configuration_fields import PROJECTIONS
 from .configuration_relpos_bert import RelPosBertConfig
 from .convolution import FirstLayerConvolution, tokens_to_convolve
-from .inputs import check_inputs
 from .installed import installed
 from .packing import packed_position_ids
 from .recurrence import WITH_MEMORY, SegmentMemory, carries_memory, check_memory, remember
-from .remote_code import apply_umask, code_files, copy_code
-from .sequence import PositionInputs, row_layout, token_layout, tokens_to_remember
+from .remote_code import CONFIGURATION, MODELING, save_code
+from .sequence import PositionInputs, row_metadata, sequence_metadata, tokens_to_remember
 from .temperature import temperature
 
 
@@ -131,7 +128,7 @@ class RelPosBertEmbeddings(nn.Module):
                 if not computed or not self.position_embeddings.takes_grid:
                     position_ids = None
             if position_ids is None:
-                if isinstance(self.position_embeddings, LearnedPositions):
+                if hasattr(self.position_embeddings, "check_length"):  # a table that ends
                     self.position_embeddings.check_length(
                         length if isinstance(past_length, torch.Tensor) else past_length + length
                     )
@@ -373,7 +370,8 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
 
     @property
     def _supports_sdpa(self) -> bool:
-        return "sdpa" in supported_implementations(self.config)
+        capabilities = installed("capabilities")
+        return capabilities is None or "sdpa" in capabilities.supported_implementations(self.config)
 
     def __init__(self, config: RelPosBertConfig):
         if not isinstance(config, PreTrainedConfig) or config.model_type != RelPosBertConfig.model_type:
@@ -381,7 +379,9 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
                 f"{type(self).__name__} takes a RelPosBertConfig, not a {type(config).__name__}; "
                 "RelPosBertConfig.from_bert(config) makes one of a BertConfig"
             )
-        check_rules(ARGUMENTS, [("attn_implementation", config._attn_implementation)])  # may have been set since
+        checks = installed("checks")
+        if checks is not None:
+            checks.check_implementation_name(config)
         PreTrainedModel.__init__(self, config)
 
     @torch.no_grad()
@@ -408,8 +408,10 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
             *ALL_ATTENTION_FUNCTIONS.valid_keys(),
         ]:
             return super().get_correct_attn_implementation(requested_attention, is_init_check)  # no such name: raises
-        checked = check_attention(self.config, requested_attention)
-        return super().get_correct_attn_implementation(checked, is_init_check)
+        capabilities = installed("capabilities")
+        if capabilities is not None:
+            requested_attention = capabilities.check_attention(self.config, requested_attention)
+        return super().get_correct_attn_implementation(requested_attention or AUTO, is_init_check)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
@@ -441,13 +443,14 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
     def save_pretrained(self, save_directory, is_main_process: bool = True, **kwargs) -> None:
         """As in Transformers, and the code with it, so that `trust_remote_code=True` loads the result anywhere.
 
-        The files of this folder are copied beside the weights, and `config.auto_map` names every head. Set
-        `model.config.save_code = False` to leave the code out. A folder that holds a file of another origin with the
-        name of one of them gets no code and no `auto_map`, with a warning.
+        The code is two files, made for this configuration, and `config.auto_map` names every head in them. Set
+        `model.config.save_code = False` to leave the code out. A checkpoint of the Trainer has none, since the folder
+        above has it. A folder that holds a file of another origin with the name of one of them gets no code and no
+        `auto_map`, with a warning; neither does a model with a position scheme of your own.
         """
         saves_code = self.config.save_code
         if saves_code and is_main_process and not os.path.isfile(save_directory):
-            saves_code = copy_code(save_directory)
+            saves_code = save_code(self.config, save_directory)
         if saves_code:
             self.config.auto_map = dict(AUTO_MAP)
         elif getattr(self.config, "auto_map", None) is not None:
@@ -463,9 +466,9 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
             apply_umask(Path(save_directory).glob("model*.safetensors"))
 
     def _get_files_timestamps(self, working_dir) -> dict[str, float]:
-        """What `save_pretrained(push_to_hub=True)` takes for old and does not push; the code just copied is new."""
-        code = {os.path.basename(file) for file in code_files()}
-        return {name: time for name, time in super()._get_files_timestamps(working_dir).items() if name not in code}
+        """What `save_pretrained(push_to_hub=True)` takes for old and does not push; the code just saved is new."""
+        times = super()._get_files_timestamps(working_dir)
+        return {name: time for name, time in times.items() if name not in (CONFIGURATION, MODELING)}
 
 
 class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
@@ -479,7 +482,8 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         self.encoder = RelPosBertEncoder(config)
         self.pooler = RelPosBertPooler(config) if add_pooling_layer else None
         self.position_inputs = PositionInputs.of(config)
-        self.shares_terms = layers_share_terms(config)
+        capabilities = installed("capabilities")
+        self.shares_terms = capabilities is not None and capabilities.layers_share_terms(config)
         self.post_init()
 
     @merge_with_config_defaults
@@ -523,18 +527,20 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
-        check_inputs(
-            self.config,
-            self.dtype,
-            self.position_inputs.required,
-            input_ids,
-            inputs_embeds,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            relation_ids,
-            has_cache=past_key_values is not None,
-        )
+        checks = None if is_traced() else installed("inputs")
+        if checks is not None:
+            checks.check_inputs(
+                self.config,
+                self.dtype,
+                self.position_inputs.required,
+                input_ids,
+                inputs_embeds,
+                attention_mask,
+                token_type_ids,
+                position_ids,
+                relation_ids,
+                has_cache=past_key_values is not None,
+            )
         use_cache = bool(use_cache if use_cache is not None else self.config.use_cache) and self.config.is_decoder
         caller_has_cache = past_key_values is not None
         if use_cache and past_key_values is None:
@@ -551,7 +557,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         if memory is not None:
             check_memory(self.config, memory, tokens.shape[0])
             memory = memory if memory.length else None
-        layout = token_layout(
+        metadata = sequence_metadata(
             self.config,
             self.position_inputs,
             tokens,
@@ -563,7 +569,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             memory,
             caller_has_cache,
         )
-        context = replace(layout.context(token_type_ids, relation_ids), device=tokens.device)
+        context = replace(metadata.context(token_type_ids, relation_ids), device=tokens.device)
         # a checkpointed layer computes again in its backward, and must not use a graph outside of it
         checkpointed = self.training and any(layer.gradient_checkpointing for layer in self.encoder.layer)
         if self.encoder.distance_embedding is not None:
@@ -577,7 +583,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             past_length=past_length,
             attention_mask=attention_mask,
         )
-        mask = layout.mask(self.config, hidden_states, attention_mask, past_key_values)
+        mask = metadata.mask(self.config, hidden_states, attention_mask, past_key_values)
         shared_terms = None
         if self.shares_terms and self.encoder.layer and not checkpointed:
             shared_terms = self.encoder.layer[0].attention.self.make_shared_terms(context, hidden_states)
@@ -607,7 +613,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             memory=memory,
             shared_terms=shared_terms,
             layer_inputs=layer_inputs,
-            real_tokens=None if self.encoder.conv is None else tokens_to_convolve(attention_mask, layout.documents),
+            real_tokens=None if self.encoder.conv is None else tokens_to_convolve(attention_mask, metadata.documents),
             **kwargs,
         )
         sequence = outputs.last_hidden_state
@@ -694,8 +700,8 @@ class RelPosBertLMHeadModel(RelPosBertPreTrainedModel, BertLMHeadModel):
     @staticmethod
     def create_masks_for_generate(config, inputs_embeds, attention_mask, past_key_values, **kwargs):
         """The mask that `generate` prepares for a static cache; Transformers' own has no attention window."""
-        layout = row_layout(config, inputs_embeds, attention_mask, past_key_values)
-        return layout.tensor_mask(config, inputs_embeds, attention_mask, past_key_values)
+        metadata = row_metadata(config, inputs_embeds, attention_mask, past_key_values)
+        return metadata.tensor_mask(config, inputs_embeds, attention_mask, past_key_values)
 
 
 @carries_memory

@@ -1,4 +1,4 @@
-"""Segment recurrence (Dai et al., Transformer-XL, arXiv 1901.02860, §3.2): what earlier segments leave behind.
+"""Segment recurrence (Dai et al., Transformer-XL, arXiv 1901.02860, §3.2): the memory of earlier segments.
 
 Every layer attends to its own inputs of the segments before as well, to the left of the segment at hand. They are
 constants: gradients reach the key and value projections through them, and never the layers that made them. A memory
@@ -27,6 +27,7 @@ from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 from transformers.utils import ModelOutput
 
 from ..attention.tracing import is_traced
+from .installed import installed
 
 
 @dataclass
@@ -101,8 +102,9 @@ def check_memory(config: PreTrainedConfig, memory: SegmentMemory, batch: int) ->
         raise TypeError(f"memory is a {type(memory).__name__}; give the `memory` of the outputs of the last segment")
     if not config.memory_length:
         raise ValueError("memory was given, and config.memory_length = 0; set it to the tokens to remember")
-    if not is_traced():
-        config.validate_memory()  # memory_length may have been set since
+    checks = None if is_traced() else installed("checks")
+    if checks is not None:
+        checks.check_memory_settings(config)  # memory_length may have been set since
     tensors = [*(memory.states or ()), memory.mask]
     if not all(isinstance(each, torch.Tensor) for each in tensors) or memory.mask.dim() != 2:
         raise ValueError(

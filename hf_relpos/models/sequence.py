@@ -1,4 +1,4 @@
-"""What one forward call knows about its tokens: keys, documents and positions; and the masks that follow from them.
+"""The metadata of the tokens of one forward call: keys, documents and positions, and the masks that follow.
 
 Keys are, in this order: the memory of earlier segments, what a cache holds, and the tokens of the call. A document
 ends where position ids stop increasing. Everything that decides which key a query attends to is here: padding,
@@ -15,8 +15,10 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.masking_utils import and_masks, create_bidirectional_mask, create_causal_mask
 
+from ..attention.call import LazyMask
 from ..attention.context import AttentionContext
-from ..attention.sliding_window import BandMask, distances, in_window
+from ..attention.masks import is_visible
+from ..attention.sliding_window import distances, in_window
 from ..attention.tracing import is_traced
 from ..schemes.scheme import MAX_COUNT
 from .packing import document_numbers, position_steps
@@ -43,12 +45,12 @@ class PositionInputs:
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> "PositionInputs":
-        """Those of a RelPosBertConfig."""
+        """The inputs that the scheme of a RelPosBertConfig reads."""
         return cls(config.required_inputs, config.uses_absolute_positions, config.position_scheme_name)
 
 
 @dataclass(frozen=True)
-class TokenLayout:
+class SequenceMetadata:
     """The tokens of one call, B rows of L queries and K keys.
 
     Attributes:
@@ -79,7 +81,7 @@ class TokenLayout:
     prepared_mask: torch.Tensor | None = None
 
     def context(self, token_type_ids: torch.Tensor | None, relation_ids: torch.Tensor | None) -> AttentionContext:
-        """What attention gets to know.
+        """The context that attention gets.
 
         Args:
             token_type_ids: (B, L), or None.
@@ -102,7 +104,7 @@ class TokenLayout:
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None,
         past_key_values: Cache | None = None,
-    ) -> torch.Tensor | BandMask | BlockMask | None:
+    ) -> torch.Tensor | LazyMask | BlockMask | None:
         """The attention mask of the call, for the backend that the configuration names.
 
         Args:
@@ -112,10 +114,10 @@ class TokenLayout:
             past_key_values: the cache, or None.
 
         Returns:
-            `tensor_mask`; or, with an attention window, a BandMask, but for flex_attention and in graphs.
+            `lazy_mask`, or else `tensor_mask`.
         """
-        band = self.band_mask(config, hidden_states, attention_mask)
-        return self.tensor_mask(config, hidden_states, attention_mask, past_key_values) if band is None else band
+        mask = self.lazy_mask(config, hidden_states, attention_mask)
+        return self.tensor_mask(config, hidden_states, attention_mask, past_key_values) if mask is None else mask
 
     def tensor_mask(
         self,
@@ -124,7 +126,7 @@ class TokenLayout:
         attention_mask: torch.Tensor | None,
         past_key_values: Cache | None = None,
     ) -> torch.Tensor | BlockMask | None:
-        """The mask of all pairs, whatever hides them; arguments as those of `mask`.
+        """The mask of all pairs; arguments as those of `mask`.
 
         Returns:
             What Transformers makes for that backend; with a memory boolean (1 or B, 1, L, K). None where every query
@@ -139,45 +141,15 @@ class TokenLayout:
             return create_causal_mask(**arguments, past_key_values=past_key_values, and_mask_function=and_mask)
         return create_bidirectional_mask(**arguments, and_mask_function=and_mask)
 
-    def band_mask(
+    def lazy_mask(
         self, config: PreTrainedConfig, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None
-    ) -> BandMask | None:
-        """The mask of an attention window; None without one, and where a mask must be a tensor or shows more.
-
-        Arguments as those of `mask`.
-        """
-        if (
-            config.attention_window is None
-            or config._attn_implementation == "flex_attention"
-            or isinstance(self.start, torch.Tensor)
-            or self.prepared_mask is not None
-            or (
-                attention_mask is not None
-                and (not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2)
-            )
-            or is_traced()
-        ):
-            return None
-        is_token = self.is_token
-        if self.memory is None and attention_mask is not None:
-            is_token = _is_token(attention_mask, hidden_states.shape[0], self.key_length, hidden_states.device)
-        return BandMask(
-            self.query_length,
-            self.key_length,
-            config.attention_window,
-            hidden_states.device,
-            start=self.start,
-            global_tokens=_global_tokens(config),
-            is_causal=config.is_decoder,
-            reach=config.memory_length if config.memory_same_length else None,
-            positions=self.positions if self.memory is not None else None,
-            documents=self.documents,
-            index_in_document=self.index_in_document,
-            is_token=is_token,
-        )
+    ) -> LazyMask | None:
+        """A mask that is not made whole; None where there is no way to make one. Arguments as those of `mask`."""
+        made = (make(self, config, hidden_states, attention_mask) for make in LAZY_MASKS)
+        return next((mask for mask in made if mask is not None), None)
 
     def _mask_functions(self, config: PreTrainedConfig) -> list[MaskFunction]:
-        """What hides keys beside padding and causality: borders of documents, the window, the length of the memory."""
+        """Mask functions besides padding and causality: borders of documents, the window, the length of the memory."""
         functions: list[MaskFunction] = []
         documents, index_in_document, window = self.documents, self.index_in_document, config.attention_window
         # beside a memory the padding between it and the segment must not count
@@ -192,7 +164,7 @@ class TokenLayout:
 
             functions.append(in_same_document)
         if window is not None:
-            global_tokens = _global_tokens(config)
+            global_tokens = global_tokens_of(config)
 
             def is_near(
                 batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
@@ -216,7 +188,7 @@ class TokenLayout:
     ) -> torch.Tensor | None:
         functions = self._mask_functions(config)
         is_token = self.is_token
-        assert is_token is not None, "a layout beside a memory says which keys are tokens"
+        assert is_token is not None, "metadata beside a memory say which keys are tokens"
         # a single query that comes last sees all, as in an encoder
         causal = config.is_decoder and (self.query_length > 1 or isinstance(self.start, torch.Tensor))
         if not (causal or functions or self.prepared_mask is not None or is_traced()) and bool(is_token.all()):
@@ -237,23 +209,25 @@ class TokenLayout:
         return visible.expand(-1, -1, self.query_length, -1)
 
 
-def _global_tokens(config: PreTrainedConfig) -> tuple[int, ...]:
+# Functions that make a mask which need not be whole, with the arguments of `SequenceMetadata.lazy_mask`, or None. The
+# code of a saved model has none.
+MakeLazyMask = Callable[[SequenceMetadata, PreTrainedConfig, torch.Tensor, torch.Tensor | None], LazyMask | None]
+LAZY_MASKS: list[MakeLazyMask] = []
+
+
+def global_tokens_of(config: PreTrainedConfig) -> tuple[int, ...]:
+    """The global tokens of an attention window, by their index in a document."""
     return (0,) if config.global_tokens is None else tuple(dict.fromkeys(config.global_tokens))
 
 
-def is_visible(mask: torch.Tensor) -> torch.Tensor:
-    """A mask, boolean, integer or additive, as a boolean one."""
-    return mask > torch.finfo(mask.dtype).min / 2 if mask.is_floating_point() else mask != 0
-
-
-def row_layout(
+def row_metadata(
     config: PreTrainedConfig,
     tokens: torch.Tensor,
     attention_mask: torch.Tensor | None,
     past_key_values: Cache | None = None,
     past_length: int | torch.Tensor = 0,
-) -> TokenLayout:
-    """The layout of rows that are one document each, by index.
+) -> SequenceMetadata:
+    """The metadata of rows that are one document each, by index.
 
     Args:
         config: a RelPosBertConfig.
@@ -269,10 +243,10 @@ def row_layout(
         # rows padded on the left begin where their mask does
         begins = attention_mask.long().argmax(-1, keepdim=True)
         index_in_document = torch.arange(keys, device=tokens.device) - begins
-    return TokenLayout(length, keys, past_length, index_in_document=index_in_document)
+    return SequenceMetadata(length, keys, past_length, index_in_document=index_in_document)
 
 
-def token_layout(
+def sequence_metadata(
     config: PreTrainedConfig,
     inputs: PositionInputs,
     tokens: torch.Tensor,
@@ -283,8 +257,8 @@ def token_layout(
     past_length: int | torch.Tensor,
     memory: SegmentMemory | None,
     caller_has_cache: bool = False,
-) -> TokenLayout:
-    """The layout of a call.
+) -> SequenceMetadata:
+    """The metadata of a call.
 
     Args:
         config: a RelPosBertConfig.
@@ -302,19 +276,19 @@ def token_layout(
         ValueError: for inputs that the scheme requires and does not get, ids of another shape, and a prepared mask
             beside a memory, which does not show where rows begin.
     """
-    layout = row_layout(config, tokens, attention_mask, past_key_values, past_length)
+    metadata = row_metadata(config, tokens, attention_mask, past_key_values, past_length)
     if caller_has_cache and position_ids is not None and position_ids.dim() != 3:
         is_empty = isinstance(past_key_values, DynamicCache) and isinstance(past_length, int) and past_length == 0
         position_ids = position_ids if is_empty and memory is None else None
     grid, position_ids = _check_inputs(inputs, tokens, position_ids, relation_ids)
-    layout = replace(layout, grid=grid)
+    metadata = replace(metadata, grid=grid)
     if memory is not None:
-        return _beside_memory(config, layout, memory, tokens, attention_mask, position_ids)
-    if position_ids is not None and (layout.query_length > 1 or inputs.absolute):
-        return _with_position_ids(layout, inputs, tokens, position_ids)
+        return _beside_memory(config, metadata, memory, tokens, attention_mask, position_ids)
+    if position_ids is not None and (metadata.query_length > 1 or inputs.absolute):
+        return _with_position_ids(metadata, inputs, tokens, position_ids)
     if inputs.absolute and config.is_decoder and isinstance(attention_mask, torch.Tensor):
-        return _with_positions_of_mask(layout, tokens.shape[0], attention_mask)
-    return layout
+        return _with_positions_of_mask(metadata, tokens.shape[0], attention_mask)
+    return metadata
 
 
 def _check_inputs(
@@ -354,8 +328,8 @@ def _check_inputs(
 
 
 def _with_position_ids(
-    layout: TokenLayout, inputs: PositionInputs, tokens: torch.Tensor, position_ids: torch.Tensor
-) -> TokenLayout:
+    metadata: SequenceMetadata, inputs: PositionInputs, tokens: torch.Tensor, position_ids: torch.Tensor
+) -> SequenceMetadata:
     """Documents, and positions where the ids have gaps."""
     batch, length = tokens.shape[:2]
     steps, follows = position_steps(position_ids)
@@ -375,9 +349,9 @@ def _with_position_ids(
             max_distance = _largest_distance(position_ids)
         if not bool((follows & (steps <= 0)).any()):
             documents = None
-    index_in_document = layout.index_in_document if documents is None else position_ids.expand(batch, -1)
+    index_in_document = metadata.index_in_document if documents is None else position_ids.expand(batch, -1)
     return replace(
-        layout,
+        metadata,
         positions=positions,
         max_distance=max_distance,
         documents=documents,
@@ -385,7 +359,7 @@ def _with_position_ids(
     )
 
 
-def _with_positions_of_mask(layout: TokenLayout, batch: int, attention_mask: torch.Tensor) -> TokenLayout:
+def _with_positions_of_mask(metadata: SequenceMetadata, batch: int, attention_mask: torch.Tensor) -> SequenceMetadata:
     """Positions of rows padded on the left, which begin where their mask does.
 
     In a prepared mask that is the first key that a query sees. (One query with a window does not see its beginning:
@@ -393,10 +367,10 @@ def _with_positions_of_mask(layout: TokenLayout, batch: int, attention_mask: tor
     """
     seen = is_visible(attention_mask)
     seen = seen if seen.dim() == 2 else seen[:, 0].any(-2)
-    keys = layout.key_length
+    keys = metadata.key_length
     positions = (seen.long().cumsum(-1) - 1).clamp(min=0)[:, :keys].expand(batch, -1)
     positions = nn.functional.pad(positions, (0, keys - positions.shape[1]))
-    return replace(layout, positions=positions, max_distance=keys - 1)
+    return replace(metadata, positions=positions, max_distance=keys - 1)
 
 
 def _largest_distance(positions: torch.Tensor) -> int:
@@ -416,15 +390,15 @@ def _largest_distance(positions: torch.Tensor) -> int:
 
 def _beside_memory(
     config: PreTrainedConfig,
-    layout: TokenLayout,
+    metadata: SequenceMetadata,
     memory: SegmentMemory,
     tokens: torch.Tensor,
     attention_mask: torch.Tensor | None,
     position_ids: torch.Tensor | None,
-) -> TokenLayout:
-    """The layout with the memory's keys first; `layout` is that of the segment and the cache alone."""
+) -> SequenceMetadata:
+    """The metadata with the memory's keys first; `metadata` is that of the segment and the cache alone."""
     batch, device = tokens.shape[0], tokens.device
-    keys, before = layout.key_length, memory.length
+    keys, before = metadata.key_length, memory.length
     remembered = memory.mask.to(device)
     if (
         attention_mask is not None
@@ -436,7 +410,7 @@ def _beside_memory(
             "cache; beside a memory, with attention_window or memory_same_length, it does not show where a row "
             "begins: use a dynamic cache, or give (batch, length)"
         )
-    is_token = _is_token(attention_mask, batch, keys, device)
+    is_token = token_mask(attention_mask, batch, keys, device)
     with_memory = torch.cat([remembered, is_token], dim=-1)
     documents, positions, max_distance = None, None, 0
     ids, has_gaps = None, False
@@ -455,9 +429,9 @@ def _beside_memory(
             ids = (is_token.long().cumsum(-1) - 1).clamp(min=0)
         positions, max_distance = _positions_beside_memory(remembered, is_token, ids)
     return replace(
-        layout,
+        metadata,
         key_length=before + keys,
-        start=layout.start + before,
+        start=metadata.start + before,
         positions=positions,
         max_distance=max_distance,
         documents=documents,
@@ -468,8 +442,8 @@ def _beside_memory(
     )
 
 
-def _is_token(attention_mask: torch.Tensor | None, batch: int, keys: int, device: torch.device) -> torch.Tensor:
-    """Which keys are no padding, boolean (B, K); of a prepared mask, keys that no query may attend to are."""
+def token_mask(attention_mask: torch.Tensor | None, batch: int, keys: int, device: torch.device) -> torch.Tensor:
+    """Which keys are real tokens, boolean (B, K). A prepared mask hides padding from every query."""
     if attention_mask is None:
         return torch.ones(batch, keys, dtype=torch.bool, device=device)
     if attention_mask.dim() == 2:
@@ -521,7 +495,7 @@ def tokens_to_remember(
     """
     batch, length = tokens.shape[:2]
     device = tokens.device
-    is_token = _is_token(attention_mask, batch, length, device)
+    is_token = token_mask(attention_mask, batch, length, device)
     keep = is_token
     before = 0 if memory is None else memory.length
     if memory is not None:

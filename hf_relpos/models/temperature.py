@@ -6,14 +6,14 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask, create_mask
 from transformers import PreTrainedConfig
 
+from ..attention.call import LazyMask
 from ..attention.context import AttentionContext
-from ..attention.sliding_window import BandMask
+from ..attention.masks import is_visible
 from ..attention.tracing import is_traced
-from .sequence import is_visible
 
 
 def visible_keys(
-    mask: torch.Tensor | BandMask | BlockMask | None,
+    mask: torch.Tensor | LazyMask | BlockMask | None,
     context: AttentionContext,
     is_causal: bool,
     device: torch.device,
@@ -21,7 +21,7 @@ def visible_keys(
     """How many keys each query may attend to.
 
     Args:
-        mask: as `TokenLayout.mask` returns it: boolean or additive (B, 1 or H, L, K), a BandMask, a
+        mask: as `SequenceMetadata.mask` returns it: boolean or additive (B, 1 or H, L, K), a LazyMask, a
             BlockMask, or None.
         is_causal: that without a mask a query sees no later key.
 
@@ -29,7 +29,7 @@ def visible_keys(
         (1 or B, 1 or H, L), integers.
     """
     length, keys = context.query_length, context.key_length
-    if isinstance(mask, BandMask):
+    if isinstance(mask, LazyMask):
         return mask.visible_keys
     if isinstance(mask, BlockMask):
         mask = create_mask(mask.mask_mod, mask.shape[0], None, length, keys, device)
@@ -47,7 +47,7 @@ def trained_length(config: PreTrainedConfig) -> int:
 
 def temperature(
     config: PreTrainedConfig,
-    mask: torch.Tensor | BandMask | BlockMask | None,
+    mask: torch.Tensor | LazyMask | BlockMask | None,
     context: AttentionContext,
     device: torch.device,
 ) -> torch.Tensor | None:

@@ -1,6 +1,6 @@
 """Tables that are sums of cosines and sines of the offset: the whole formula as plain attention.
 
-Attention with such terms is attention without any, with wider queries, keys and values (`wave_features.py`): fused
+Attention with such terms is attention without any, with wider queries, keys and values (`fourier_features.py`): fused
 kernels, graphs and devices of any kind compute it, at a price that depends on the number of waves alone. Related: low
 rank factors of a bias (FlashBias, arXiv 2505.12044), random Fourier features of relative positions (Liutkus et al.,
 arXiv 2105.08399), and RoPE, which turns queries and keys by such phases where this adds to their product.
@@ -15,7 +15,7 @@ from transformers import initialization as init
 
 from ..attention.context import AttentionContext
 from ..attention.formula import TABLE_FIELDS, Terms
-from ..attention.fourier_tables import WaveTable, geometric
+from ..attention.fourier_tables import FourierTable, geometric
 from .scheme import TABLE_LETTERS, WHICH_TABLES, LinearParameter, Option, Scheme, choice, is_count
 
 
@@ -77,10 +77,10 @@ class Harmonic(Scheme, name="harmonic"):
         for parameter in self.parameters():  # so that each row of the table has this deviation
             init.normal_(parameter, mean=0.0, std=std * len(self.frequencies) ** -0.5)
 
-    def table(self, letter: str, context: AttentionContext) -> tuple[WaveTable, ...]:
+    def table(self, letter: str, context: AttentionContext) -> tuple[FourierTable, ...]:
         """The table of that letter for this call, or none."""
         coefficients = getattr(self, letter)
-        return () if coefficients is None else (WaveTable(coefficients.clone(), self.frequencies, context),)
+        return () if coefficients is None else (FourierTable(coefficients.clone(), self.frequencies, context),)
 
     def forward(self, context: AttentionContext) -> Terms:
         tables: dict[str, Any] = {field: self.table(letter, context) for letter, field in TABLE_FIELDS.items()}

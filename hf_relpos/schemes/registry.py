@@ -16,6 +16,8 @@ from .scheme import SCHEMES, Scheme, SharedScheme, nearest
 STOCK_SCHEME = "absolute"
 # That of a RelPosBertConfig.
 DEFAULT_SCHEME = "relative_key"
+# What an error about an unknown scheme adds in the code of a saved model, which has those of its configuration alone.
+MORE_SCHEMES = ""
 # All tables of the formula, each free: what converters fit.
 GENERAL_SCHEME = "tables"
 # All of them as plain attention, which every kernel computes: what converters fit unless told otherwise.
@@ -31,7 +33,7 @@ def find_scheme(name: Any) -> type[Scheme]:
     if not isinstance(name, str) or name not in SCHEMES:
         raise ValueError(
             f"position_embedding_type = {reprlib.repr(name)} is unknown{nearest(name, SCHEMES)}; known schemes: "
-            f"{', '.join(sorted(SCHEMES))}"
+            f"{', '.join(sorted(SCHEMES))}{MORE_SCHEMES}"
         )
     return SCHEMES[name]
 

@@ -173,8 +173,8 @@ class Scheme(nn.Module):
     Class attributes:
         name: value of `config.position_embedding_type`.
         source: paper and equation, or the code that defines it.
-        original: the code outside this repository that its tests compare it with, where no script of scripts/golden
-            names it; None for none.
+        original: the code outside this repository that its tests compare it with, where no script of
+            scripts/maintenance/golden names it; None for none.
         out_of_range: what can happen past the trained range, keys of `OUT_OF_RANGE`, the default first. Becomes the
             option `out_of_range`, so every scheme has it.
         extrapolation_claim: what its source says about inputs longer than those trained on, in one line.

@@ -128,5 +128,5 @@ def test_half_of_an_odd_number_of_heads():
     with raises(ValueError, "position_options['variant'] = 'asymmetric'", "num_attention_heads = 3"):
         tiny_config("alibi", position_options={"variant": "asymmetric"})
     one_sided = tiny_config("alibi", num_attention_heads=4, position_options={"variant": "asymmetric"})
-    assert supported_implementations(one_sided) == ["relpos", "sdpa", "eager"]
+    assert supported_implementations(one_sided) == ["relpos", "sdpa", "eager", "flex_attention"]
     assert supported_implementations(tiny_config("alibi")) == ["relpos", "sdpa", "eager", "flex_attention"]

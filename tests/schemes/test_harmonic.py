@@ -21,8 +21,8 @@ from hf_relpos.attention.backends.chunked import Chunked
 from hf_relpos.attention.call import AttentionCall
 from hf_relpos.attention.dispatch import choose, run_attention
 from hf_relpos.attention.formula import TABLE_FIELDS, attend
-from hf_relpos.attention.fourier_features import widened
-from hf_relpos.attention.fourier_tables import WaveTable, geometric
+from hf_relpos.attention.fourier_features import with_fourier_features
+from hf_relpos.attention.fourier_tables import FourierTable, geometric
 
 
 HEADS, SIZE, WAVES, PERIOD, KEYS = 3, 8, 3, 23, 9
@@ -50,7 +50,7 @@ def coefficients(letters, heads=HEADS, dtype=torch.float64):
 def terms_of(tensors, context, **others):
     waves = geometric(WAVES, PERIOD)
     return Terms(
-        **{TABLE_FIELDS[letter]: (WaveTable(each, waves, context),) for letter, each in tensors.items()}, **others
+        **{TABLE_FIELDS[letter]: (FourierTable(each, waves, context),) for letter, each in tensors.items()}, **others
     )
 
 
@@ -189,12 +189,13 @@ def test_dropout_leaves_out_values_and_their_waves_together():
     """Weights are dropped alike from the same seed, whichever way the terms are computed."""
     call = Case("padding").call()
     outputs = []
-    for each in (call, widened(call).call):
+    augmented, finish = with_fourier_features(call)
+    for each in (call, augmented):
         torch.manual_seed(3)
         outputs.append(
             attend(each.query, each.key, each.value, each.terms, each.context, each.mask, 0.3)[0].transpose(1, 2)
         )
-    assert (widened(call).finish(outputs[1]) - outputs[0]).abs().max() <= 1e-10
+    assert (finish(outputs[1]) - outputs[0]).abs().max() <= 1e-10
 
 
 def test_chunks_take_the_features_under_dropout(none_too_short):
@@ -212,7 +213,7 @@ def test_sdpa_takes_long_rows_and_no_table_is_made(heads, monkeypatch):
     assert explain_backend(config, batch=4, length=2048, gradients=True).startswith(
         "attn_implementation='relpos' takes sdpa"
     )
-    monkeypatch.setattr(WaveTable, "rows", property(lambda table: pytest.fail("the rows are made")))
+    monkeypatch.setattr(FourierTable, "rows", property(lambda table: pytest.fail("the rows are made")))
     call = Case("padding").call()
     run_attention("relpos", call)
 

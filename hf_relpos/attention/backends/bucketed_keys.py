@@ -51,13 +51,13 @@ class KeyRuns:
         key: (g, K, d).
         B: (g or 1, N, d), one row for each run.
         run_of: (P,), the run of each offset, ascending.
-        tails: how many offsets the first and the last run have.
+        clamped: how many offsets the first and the last run have.
         first: what the offset of the first key to the first query is after, in `run_of`: its index for i = j = 0.
     """
 
-    def __init__(self, key: torch.Tensor, B: torch.Tensor, run_of: torch.Tensor, tails: tuple[int, int], first: int):
+    def __init__(self, key: torch.Tensor, B: torch.Tensor, run_of: torch.Tensor, clamped: tuple[int, int], first: int):
         self.heads, keys, _ = key.shape
-        self.key, self.B, self.tails, self.first = key, B.expand(self.heads, -1, -1), tails, first
+        self.key, self.B, self.clamped, self.first = key, B.expand(self.heads, -1, -1), clamped, first
         self.is_shared = B.shape[0] == 1
         self.offsets, self.width = run_of.shape[0], KEYS if self.heads * KEYS >= ROW else ROW  # keys of a block
         count = -(-keys // self.width)
@@ -75,8 +75,8 @@ class KeyRuns:
         begin, count = chunk.key_ranges[index]
         end = begin + count
         # up to here all offsets are of the first run, and from there on of the last
-        left = min(max(self.tails[0] - self.first + chunk.first, begin), end)
-        right = min(max(self.offsets - self.tails[1] - self.first + chunk.first + chunk.rows - 1, left), end)
+        left = min(max(self.clamped[0] - self.first + chunk.first, begin), end)
+        right = min(max(self.offsets - self.clamped[1] - self.first + chunk.first + chunk.rows - 1, left), end)
         if begin < left:
             yield Piece(None, 0, slice(begin, left), slice(0, left - begin))
         for block in range(left // self.width, -(-right // self.width)):

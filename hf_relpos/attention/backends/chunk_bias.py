@@ -14,8 +14,9 @@ where fused attention alone takes 1.4 times as long for the blocks of a window o
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from ..tracing import may_read
 from .chunk_products import Inputs
-from .chunk_schedule import ALIGNED, ChunkedCall, QueryChunk, may_read, rounded_up, vectors_per_block, workspace
+from .chunk_schedule import ALIGNED, ChunkedCall, QueryChunk, rounded_up, vectors_per_block, workspace
 from .relative_shift import DistinctColumns, unpadded
 
 
@@ -27,7 +28,7 @@ MOST_KEYS = 64
 def is_bias(call: ChunkedCall, inputs: Inputs) -> bool:
     """Whether the terms of a call are a bias by query, and fused attention is the faster way."""
     others = inputs.B is None and inputs.V is None and call.allow is None
-    others = others and call.band is None and inputs.key.shape[2] <= MOST_KEYS
+    others = others and call.window_mask is None and inputs.key.shape[2] <= MOST_KEYS
     return others and not call.dropout and may_read(inputs.key.device)
 
 
@@ -38,7 +39,7 @@ class FusedGroup:
         self.call, self.rows, self.heads = call, rows, heads
         self.content, self.query, self.key, self.value = (self.of_group(tensor) for tensor in inputs[:4])
         self.dense = None if inputs.dense is None else self.of_group(inputs.dense)
-        self.mask = None if call.mask is None else self.of_group(call.mask)
+        self.mask = None if call.tensor_mask is None else self.of_group(call.tensor_mask)
         self.most = vectors_per_block(inputs.key.shape[2], inputs.key.device)
         self.margin = self.most  # a block may begin before the first row, and end after the last
         A, c = (None if table is None else self.of_heads(table) for table in (inputs.A, inputs.c))
@@ -121,7 +122,7 @@ class FusedGroup:
     def fill(self, products: torch.Tensor, vectors: torch.Tensor, first: int, width: int) -> None:
         """products (r, s, g, W) = vectors (r, s, g, d) times the rows of A from `first` on, plus c; `width` matter."""
         if self.A is not None:
-            distinct = DistinctColumns.of(first, width, self.count, self.call.terms.tails_A)
+            distinct = DistinctColumns.of(first, width, self.count, self.call.terms.clamped_A)
             begin, end = distinct.aligned
             table = self.A[:, :, self.margin + first + begin : self.margin + first + end]
             into = products[..., begin:end]

@@ -71,25 +71,25 @@ class HeadGroup:
         self.count = self.grid[0] * self.grid[1]
         self.keys = inputs.key.shape[2]
         self.key, self.value = (self.padded(self.by_head(x)) for x in (inputs.key, inputs.value))
-        self.A, self.V = self.diagonals(inputs.A, call.terms.tails_A), self.diagonals(inputs.V, call.terms.tails_V)
+        self.A, self.V = self.diagonals(inputs.A, call.terms.clamped_A), self.diagonals(inputs.V, call.terms.clamped_V)
         self.c, self.allow = self.of_heads(inputs.c), self.of_heads(call.allow)
         self.dense = None if inputs.dense is None else self.by_head(inputs.dense)
-        self.mask = None if call.mask is None else self.by_head(call.mask)
+        self.mask = None if call.tensor_mask is None else self.by_head(call.tensor_mask)
         self.B = self.runs = None
-        if call.terms.run_of_B is None:
+        if call.terms.row_of_B is None:
             self.B = self.diagonals(inputs.B, (1, 1))
             self.key_by_position = None if self.B is None else self.by_position(inputs.key).contiguous()
         else:
             first, keys = -call.start - call.terms.low, self.key[:, : self.keys]
-            self.runs = KeyRuns(keys, self.of_heads(inputs.B), call.terms.run_of_B, call.terms.tails_B, first)
+            self.runs = KeyRuns(keys, self.of_heads(inputs.B), call.terms.row_of_B, call.terms.clamped_B, first)
 
     def of_heads(self, table: torch.Tensor | None) -> torch.Tensor | None:
         """The part of a table, (H or 1, …), that belongs to these heads."""
         return table if table is None or table.shape[0] == 1 else table[self.heads]
 
-    def diagonals(self, table: torch.Tensor | None, tails: tuple[int, int]) -> Diagonals | None:
+    def diagonals(self, table: torch.Tensor | None, clamped: tuple[int, int]) -> Diagonals | None:
         """Products with the part of a table, (H or 1, P + ALIGNED − 1, d), that belongs to these heads."""
-        return None if table is None else Diagonals(self.of_heads(table), tails, self.grid)
+        return None if table is None else Diagonals(self.of_heads(table), clamped, self.grid)
 
     def by_head(self, tensor: torch.Tensor) -> torch.Tensor:
         """The part of a tensor, (B or 1, H or 1, …), that belongs to these heads and rows: (h or 1, r or 1, …)."""
@@ -116,8 +116,8 @@ class HeadGroup:
 
         Under a window, where that would be to copy all of them for a few chunks, without these.
         """
-        missing = rounded_up(self.keys) - self.keys if self.call.mask is None else ALIGNED - 1
-        keys = pad(keys, (0, 0, 0, missing)) if missing and self.call.band is None else keys
+        missing = rounded_up(self.keys) - self.keys if self.call.tensor_mask is None else ALIGNED - 1
+        keys = pad(keys, (0, 0, 0, missing)) if missing and self.call.window_mask is None else keys
         return keys.reshape(self.count, keys.shape[2], -1)
 
     def vectors_at(self, vectors: torch.Tensor, keys: slice) -> torch.Tensor:
@@ -551,7 +551,7 @@ class Gradients:
 
     def start_group(self, group: HeadGroup) -> None:
         """Zeros for the key and value of another group."""
-        beyond = 0 if group.call.band is None else 2 * ALIGNED  # of columns that are no pairs
+        beyond = 0 if group.call.window_mask is None else 2 * ALIGNED  # of columns that are no pairs
         self.key, self.value = (
             zeros_like_sum(vectors, (vectors.shape[0], vectors.shape[1] + beyond, vectors.shape[2]))
             for vectors in (group.key, group.value)

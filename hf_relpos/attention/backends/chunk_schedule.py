@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..sliding_window import BandMask, Block, merged
+from ..sliding_window import Block, SlidingWindowMask, merged
 from ..toeplitz import ToeplitzTerms
+from ..tracing import may_read
 
 
 # Scores of a chunk, and its queries: by measurement, on a core with 1 MB of L2.
@@ -78,10 +79,9 @@ class ChunkedCall:
     """What one call is, besides tensors with gradients.
 
     Attributes:
-        terms: scale, first offset and tails of the terms; their tensors are left out.
+        terms: scale, first offset and clamped ends of the terms; their tensors are left out.
         start: index of the first query among the keys.
-        mask: boolean (1 or B, 1 or H, L, K), True: may attend; or None.
-        band: the mask of an attention window, instead of `mask`; or None.
+        mask: boolean (1 or B, 1 or H, L, K), True: may attend; that of an attention window; or None.
         causal: whether a query sees no later key; only without a mask.
         allow: boolean (H or 1, P), which offsets the scheme lets through; or None.
         dropout: probability of dropping an attention weight, in units of 2^−16.
@@ -92,14 +92,23 @@ class ChunkedCall:
 
     terms: ToeplitzTerms
     start: int = 0
-    mask: torch.Tensor | None = None
-    band: BandMask | None = None
+    mask: torch.Tensor | SlidingWindowMask | None = None
     causal: bool = False
     allow: torch.Tensor | None = None
     dropout: int = 0
     seed: int = 0
     ends: tuple[int, ...] | None = None
     has_backward: bool = False
+
+    @property
+    def window_mask(self) -> SlidingWindowMask | None:
+        """The mask, if it is that of an attention window."""
+        return self.mask if isinstance(self.mask, SlidingWindowMask) else None
+
+    @property
+    def tensor_mask(self) -> torch.Tensor | None:
+        """The mask, if it is a tensor."""
+        return self.mask if isinstance(self.mask, torch.Tensor) else None
 
     @property
     def keep_probability(self) -> float:
@@ -111,9 +120,10 @@ def queries_per_chunk(call: ChunkedCall, keys: int, device: torch.device) -> int
     """How many queries a chunk has."""
     if device.type != "cpu":
         return DEVICE_QUERIES
-    if call.band is not None:
+    if call.window_mask is not None:
         return WINDOWED
-    same_keys = not call.causal and (call.mask is None or call.mask.shape[2] == 1 or call.mask.stride(2) == 0)
+    mask = call.tensor_mask
+    same_keys = not call.causal and (mask is None or mask.shape[2] == 1 or mask.stride(2) == 0)
     return 2 * QUERIES if same_keys and keys >= LONG else QUERIES
 
 
@@ -123,10 +133,10 @@ def groups(
     """Rows of the batch, and heads, so many at a time that their scores stay near the best size."""
     most = BUFFER if device.type == "cpu" else DEVICE_BUFFER
     queries = min(queries, queries_per_chunk(call, keys, device))
-    if call.band is not None:
-        keys = min(keys, queries + 2 * call.band.window)
+    if call.window_mask is not None:
+        keys = min(keys, queries + 2 * call.window_mask.window)
     count = max(1, most // (queries * keys))
-    together = call.ends is None and call.terms.run_of_B is None
+    together = call.ends is None and call.terms.row_of_B is None
     return _alike(batch, max(1, count // (2 * heads)) if together else 1), _alike(heads, count)
 
 
@@ -206,11 +216,6 @@ def query_chunk(
     return QueryChunk(first, rows, ranges, tuple(begins), rounded_up(width), is_masked, has_empty_rows, window=window)
 
 
-def may_read(device: torch.device) -> bool:
-    """Whether the contents of a mask may decide what is computed: elsewhere that would be to wait for the device."""
-    return device.type == "cpu"
-
-
 def runs_of(seen: torch.Tensor, gap: int) -> list[tuple[int, int]]:
     """First index and length of every run of True in a vector; runs less than `gap` apart are one."""
     edges = torch.nn.functional.pad(seen.to(torch.int8), (1, 1)).diff().nonzero().flatten().tolist()
@@ -225,11 +230,11 @@ def runs_of(seen: torch.Tensor, gap: int) -> list[tuple[int, int]]:
 
 def schedule(call: ChunkedCall, rows: slice, length: int, keys: int, device: torch.device) -> list[QueryChunk]:
     """The chunks of some rows of the batch, without the keys that no query of a chunk sees."""
-    if call.band is not None:
+    if call.window_mask is not None:
         size = queries_per_chunk(call, keys, device)
         last = length if call.ends is None else call.ends[rows.start]
-        return _schedule_of_band(call.band, rows, size, last)
-    mask = call.mask
+        return _schedule_of_window(call.window_mask, rows, size, last)
+    mask = call.tensor_mask
     if mask is not None:
         mask = (mask[rows] if mask.shape[0] > 1 else mask).flatten(0, 1)  # (rows · heads, L, K)
     constant = mask is not None and (mask.stride(1) == 0 or mask.shape[1] == 1)  # the same for every query: padding
@@ -254,35 +259,35 @@ def schedule(call: ChunkedCall, rows: slice, length: int, keys: int, device: tor
     return chunks
 
 
-def _schedule_of_band(band: BandMask, rows: slice, size: int, length: int) -> list[QueryChunk]:
+def _schedule_of_window(mask: SlidingWindowMask, rows: slice, size: int, length: int) -> list[QueryChunk]:
     """`schedule` under a window: what follows from the mask is made once for all layers."""
     key = ("chunks", rows.start, rows.stop, size, length)
-    if key not in band.kept:
-        band.kept[key] = [_chunk_of_band(band, rows, block) for block in band.blocks(rows, size, length)]
-    chunks: list[QueryChunk] = band.kept[key]
+    if key not in mask.cached:
+        mask.cached[key] = [_chunk_of_window(mask, rows, block) for block in mask.blocks(rows, size, length)]
+    chunks: list[QueryChunk] = mask.cached[key]
     return chunks
 
 
-def _chunk_of_band(band: BandMask, rows: slice, block: Block) -> QueryChunk:
-    chunk = None if block.is_far else _chunk_by_offset(band, rows, block)
+def _chunk_of_window(mask: SlidingWindowMask, rows: slice, block: Block) -> QueryChunk:
+    chunk = None if block.is_far else _chunk_by_offset(mask, rows, block)
     if chunk is not None:
         return chunk
     queries = slice(block.first, block.first + block.queries)
-    hidden = ~band.visible(queries, band.keys_of(block), rows).flip(2)
+    hidden = ~mask.visible(queries, mask.keys_of(block), rows).flip(2)
     parts = hidden.split([count for _, count in block.key_ranges], dim=-1)
     chunk = query_chunk(block.first, block.queries, block.key_ranges, True, bool(hidden.all(-1).any()))
     return replace(chunk, hidden=tuple(_pieces(part) for part in parts))
 
 
-def _chunk_by_offset(band: BandMask, rows: slice, block: Block) -> QueryChunk | None:
+def _chunk_by_offset(mask: SlidingWindowMask, rows: slice, block: Block) -> QueryChunk | None:
     """A chunk with the window by offset and, beside it, the global tokens that a query sees outside of its window.
 
     None where offsets are no differences of indices, and where no query sees a key in its window.
     """
-    if band.offsets is None:
+    if mask.offsets is None:
         return None
-    low, high = band.offsets
-    first, count = band.start + block.first, block.queries
+    low, high = mask.offsets
+    first, count = mask.start + block.first, block.queries
     last, queries = first + count - 1, slice(block.first, block.first + count)
     (left, _), (right, most) = block.key_ranges[0], block.key_ranges[-1]
     begin, end = max(first + low, left), min(last + high + 1, right + most)
@@ -290,12 +295,12 @@ def _chunk_by_offset(band: BandMask, rows: slice, block: Block) -> QueryChunk | 
         return None
 
     # the window: a rectangle of columns, of which only what is hidden otherwise has to be known
-    keys, device = end - begin, band.device
+    keys, device = end - begin, mask.device
     window = slice(max(low - (begin - last), 0), min(high - (begin - last) + 1, keys + count - 1))
     seen = torch.zeros(rows.stop - rows.start, 1, count, keys + count, dtype=torch.bool, device=device)
     step = keys + count
     pairs = seen.as_strided((seen.shape[0], 1, count, keys), (count * step, 0, step + 1, 1))
-    pairs.copy_(band.visible(queries, torch.arange(begin, end, device=device), rows).flip(2))
+    pairs.copy_(mask.visible(queries, torch.arange(begin, end, device=device), rows).flip(2))
     hidden = ~seen[..., window]
     if bool((hidden == hidden[:1]).all()):
         hidden = hidden[:1]
@@ -307,7 +312,7 @@ def _chunk_by_offset(band: BandMask, rows: slice, block: Block) -> QueryChunk | 
     for key, number in merged([(key, key + 1) for key in beside]) if beside else ():
         indices = torch.arange(key, key + number, device=device)
         offset = indices - torch.arange(first, last + 1, device=device)[:, None]
-        far = band.visible(queries, indices, rows) & ~((offset >= low) & (offset <= high))
+        far = mask.visible(queries, indices, rows) & ~((offset >= low) & (offset <= high))
         if bool(far.any()):
             ranges.append((key, number))
             pieces.append(_pieces(~far.flip(2)))

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from ..call import AttentionCall, unsupported_by_offset
+from ..call import AttentionCall
 from ..formula import content_vectors
-from ..sliding_window import BandMask
-from ..toeplitz import ToeplitzTerms
+from ..sliding_window import SlidingWindowMask
+from ..toeplitz import ToeplitzTerms, toeplitz_of, unsupported_by_offset
 from .chunk_bias import FusedGroup, is_bias
 from .chunk_products import Gradients, HeadGroup, Inputs
 from .chunk_schedule import ChunkedCall, groups, schedule
@@ -24,7 +24,7 @@ from .relative_shift import padded
 
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
-# Calls of fewer scores, B·H·L·K, are over before chunks have begun to pay (scripts/bench_attention.py).
+# Calls of fewer scores, B·H·L·K, are over before chunks have begun to pay (scripts/benchmarks/bench_attention.py).
 FEWEST_SCORES = 1 << 19
 # Bytes of scores up to which training keeps the probabilities of a call: 12 MB for one row of 512 tokens and 12 heads.
 KEPT = 1 << 24
@@ -41,15 +41,15 @@ class Chunked:
             return ["the call is being traced, and chunks depend on the data at hand"]
         on_cpu = call.device.type == "cpu"
         # with dropout or a window it is faster than sdpa on the CPU even without terms
-        alone = on_cpu and (call.dropout > 0 or isinstance(call.mask, BandMask))
-        reasons = unsupported_by_offset(call, content_alone=alone, start_on_device=True, band=True)
+        alone = on_cpu and (call.dropout > 0 or isinstance(call.mask, SlidingWindowMask))
+        reasons = unsupported_by_offset(call, content_alone=alone, start_on_device=True)
         if on_cpu and call.dtype not in DTYPES:
             reasons.append(f"it does not compute in {call.dtype}")
         if call.scores < FEWEST_SCORES:
             reasons.append(f"there are fewer than {FEWEST_SCORES:,} scores, B·H·L·K, too few for chunks to pay")
         return reasons
 
-    def reads_band(self, call: AttentionCall) -> bool:
+    def reads_window_only(self, call: AttentionCall) -> bool:
         """Every chunk does."""
         return True
 
@@ -62,9 +62,9 @@ class Chunked:
             query,
             key,
             call.value[..., : call.value_size],
-            call.toeplitz(by_run=not isinstance(call.mask, BandMask)),
+            toeplitz_of(call, by_run=not isinstance(call.mask, SlidingWindowMask)),
             int(call.context.start),
-            call.mask if isinstance(call.mask, BandMask) else call.tensor_mask,
+            call.mask if isinstance(call.mask, SlidingWindowMask) else call.tensor_mask,
             call.is_causal,
             call.dropout,
             None if padding is None else padding.ends,
@@ -86,7 +86,7 @@ def chunked_attention(
     value: torch.Tensor,
     terms: ToeplitzTerms,
     start: int = 0,
-    mask: torch.Tensor | BandMask | None = None,
+    mask: torch.Tensor | SlidingWindowMask | None = None,
     causal: bool = False,
     dropout: float = 0.0,
     ends: tuple[int, ...] | None = None,
@@ -99,7 +99,7 @@ def chunked_attention(
         key: k̂, (B, H, K, d).
         value: (B, H, K, d); of another width, if there is no V.
         start: index of the first query among the keys.
-        mask: boolean, broadcastable to (B, H, L, K), True: may attend, or a BandMask. Queries with no
+        mask: boolean, broadcastable to (B, H, L, K), True: may attend, or a SlidingWindowMask. Queries with no
             visible key average all keys, or those of their chunk.
         causal: hide later keys; only without a mask.
         dropout: probability of dropping an attention weight, rounded to a multiple of 2^−16, at most 1 − 2^−8.
@@ -118,8 +118,7 @@ def chunked_attention(
     call = ChunkedCall(
         terms=replace(terms, A=None, B=None, c=None, V=None, allow=None, dense=None),
         start=start,
-        mask=None if isinstance(mask, BandMask) else mask,
-        band=mask if isinstance(mask, BandMask) else None,
+        mask=mask,
         causal=causal,
         allow=terms.allow,
         dropout=drop,
@@ -128,7 +127,7 @@ def chunked_attention(
         has_backward=torch.is_grad_enabled(),
     )
     A, V = (None if table is None else padded(table) for table in (terms.A, terms.V))
-    B = terms.B if terms.B is None or terms.run_of_B is not None else padded(terms.B)
+    B = terms.B if terms.B is None or terms.row_of_B is not None else padded(terms.B)
     out = _Chunked.apply(content, query, key, value, A, B, terms.c, V, terms.dense, call)
     return out.to(dtype)
 

@@ -1,35 +1,207 @@
-"""PyTorch's FlexAttention, through Transformers' function, with the terms as a dense bias that it looks up."""
+"""PyTorch's FlexAttention: the scores are modified by products that are looked up, not by a dense bias.
 
-from dataclasses import replace
+A query table of R rows becomes one product q·Aᵀ, (B, H, L, R), a key table likewise k·Bᵀ, (B, H, K, R). `score_mod`
+adds their entries at the row of the pair's offset, so that nothing of the size B·H·L·K exists in the compiled kernel.
+Masks and hidden keys become a `mask_mod`, whose empty blocks the kernel skips.
+"""
+
+import functools
+import importlib.util
+from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch.nn.attention.flex_attention import BlockMask, and_masks, create_block_mask, flex_attention
 
 from ..call import AttentionCall
-from .dense_bias import run_with_transformers, unsupported_as_bias, with_bias
+from ..formula import Terms, content_scale, content_vectors, position_scores
+from ..sliding_window import SlidingWindowMask
+from ..toeplitz import to_toeplitz
+from ..tracing import is_traced
+from .sdpa import unsupported_as_bias
+
+
+# What the compiled kernel takes.
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+SMALLEST_HEAD = 16
+# Graphs of one process: every combination of terms and masks, and every change of a size, is one.
+GRAPHS = 64
+
+ScoreMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+MaskMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class FlexAttention:
-    """Fused attention under a BlockMask, with a bias of size B·H·L·K. `relpos` takes it only for a BlockMask."""
+    """Fused attention with a `score_mod`: compiled on CUDA, PyTorch's unfused reference elsewhere."""
 
     name = "flex_attention"
 
     def unsupported(self, call: AttentionCall) -> list[str]:
-        """What is no bias, and keys that a scheme hides."""
+        """It refuses gains, value tables and dropout; by default also other devices than CUDA and some calls there."""
         reasons = unsupported_as_bias(call)
         if call.terms.value_table:
             reasons.append("it never holds the attention weights, which the value-side term V needs")
-        if call.terms.allow:
-            reasons.append("it takes no mask that differs from head to head")
+        if any(table.relation is not None for table in call.terms.allow):
+            reasons.append("it hides keys by their offset alone")
+        if call.dropout:
+            reasons.append("it has no dropout")
+        if not call.by_name and not isinstance(call.mask, BlockMask):
+            reasons += _reasons_by_default(call)
         return reasons
 
-    def run(self, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The output (B, L, H, d), and None or what Transformers returns beside it."""
-        biased = with_bias(call)
-        if biased.bias is not None:  # it looks every entry up and broadcasts nothing
-            shape = (*biased.query.shape[:-1], biased.key.shape[2])
-            biased = replace(biased, bias=biased.bias.expand(shape))
-        if isinstance(biased.mask, torch.Tensor) and biased.mask.dtype == torch.bool:  # it adds a dense mask
-            zeros = torch.zeros_like(biased.mask, dtype=call.dtype)
-            additive = zeros.masked_fill(~biased.mask, torch.finfo(call.dtype).min)
-            biased = replace(biased, mask=additive)
-        return run_with_transformers(self.name, call, biased)
+    def run(self, call: AttentionCall) -> tuple[torch.Tensor, None]:
+        """The output (B, L, H, d), and None. A query that sees no key gets zeros."""
+        content, query, key = content_vectors(call.query, call.key, call.terms, call.context)
+        score_mod, mask_mod = _modifications(call, query, key)
+        block_mask = _block_mask(call, mask_mod)
+        out = _attention(content, key, call.value, score_mod, block_mask, content_scale(query, call.terms))
+        return out.transpose(1, 2).contiguous(), None
+
+
+def _reasons_by_default(call: AttentionCall) -> list[str]:
+    """Why `relpos` does not take it for a call that it could compute."""
+    if call.device.type != "cuda":
+        return ["by default it is for CUDA alone"]
+    reasons = []
+    if call.is_traced:
+        reasons.append("the call is being traced")
+    elif call.query.shape[-1] < SMALLEST_HEAD:
+        reasons.append(f"its kernel needs heads of {SMALLEST_HEAD} or more")
+    if call.dtype not in DTYPES:
+        reasons.append(f"its kernel does not compute in {call.dtype}")
+    if importlib.util.find_spec("triton") is None:
+        reasons.append("its kernel needs Triton")
+    if call.terms.only_content:
+        reasons.append("there are no terms beside the content, and sdpa is faster")
+    if isinstance(call.mask, SlidingWindowMask):
+        reasons.append("it would make the mask of all pairs from that of the window")
+    return reasons
+
+
+@functools.cache
+def _compiled() -> Callable[..., Any]:
+    return torch.compile(flex_attention)
+
+
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    score_mod: ScoreMod | None,
+    block_mask: BlockMask | None,
+    scale: float,
+) -> torch.Tensor:
+    """`flex_attention`, (B, H, L, d): compiled on CUDA, in a graph traced as it stands.
+
+    Elsewhere PyTorch traces its unfused reference by itself: without a trace, tensors that `score_mod` captures would
+    get no gradients.
+    """
+    if is_traced():
+        out: torch.Tensor = flex_attention(query, key, value, score_mod, block_mask, scale)
+        return out
+    attention: Callable[..., Any] = flex_attention
+    if query.device.type == "cuda":
+        attention = _compiled()
+    with torch._dynamo.config.patch(recompile_limit=GRAPHS):
+        out = attention(query, key, value, score_mod, block_mask, scale)
+    return out
+
+
+def _split(terms: Terms) -> tuple[Terms, Terms]:
+    """The terms that depend on the offset alone, and those of other relations and dense biases, without `allow`."""
+    by_offset: dict[str, Any] = {}
+    by_pair: dict[str, Any] = {}
+    for field in ("query_table", "key_table", "scaled_bias", "bias"):
+        tables = getattr(terms, field)
+        by_offset[field] = tuple(table for table in tables if table.relation is None)
+        by_pair[field] = tuple(table for table in tables if table.relation is not None)
+    return (
+        Terms(scale=terms.scale, allow=terms.allow, **by_offset),
+        Terms(scale=terms.scale, dense=terms.dense, **by_pair),
+    )
+
+
+def _modifications(
+    call: AttentionCall, query: torch.Tensor, key: torch.Tensor
+) -> tuple[ScoreMod | None, MaskMod | None]:
+    """The `score_mod` that adds the terms, and the `mask_mod` of hidden keys; None for nothing.
+
+    Args:
+        query: q̂, (B, H, L, d), rotated if the scheme rotates.
+        key: k̂, (B, H, K, d), likewise.
+    """
+    context, (batch, heads, length, _), keys = call.context, query.shape, key.shape[2]
+    by_offset, by_pair = _split(call.terms)
+    form = to_toeplitz(by_offset, context, query, by_row=True)
+    dense = position_scores(query, key, by_pair, context)
+    if isinstance(call.mask, torch.Tensor) and call.mask.dtype != torch.bool:
+        lowest = torch.finfo(query.dtype).min
+        dense = (call.mask if dense is None else dense + call.mask).clamp(min=lowest)
+    # the offset of a pair, as an address in the arrays by offset
+    of_key = context.key_positions(query.device).expand(batch, -1)
+    of_query = (context.query_positions(query.device) + context.low).expand(batch, -1)
+    query_products = None if form.A is None else torch.matmul(query, form.A.transpose(-1, -2))
+    key_products = None if form.B is None else torch.matmul(key, form.B.transpose(-1, -2))
+    query_row, key_row = form.row_of_A, form.row_of_B
+    bias = None if form.c is None else form.c.expand(heads, -1)
+    dense = None if dense is None else dense.expand(batch, heads, length, keys)
+    tau = None if context.temperature is None else context.temperature.expand(batch, heads, length)
+    allow = None if form.allow is None else form.allow.expand(heads, -1)
+
+    def score_mod(
+        score: torch.Tensor, b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor
+    ) -> torch.Tensor:
+        offset = of_key[b, j] - of_query[b, i]
+        factor = 1.0 if tau is None else tau[b, h, i]
+        if query_products is not None:
+            score = score + factor * query_products[b, h, i, offset if query_row is None else query_row[offset]]
+        if key_products is not None:
+            score = score + factor * key_products[b, h, j, offset if key_row is None else key_row[offset]]
+        if bias is not None:
+            score = score + factor * bias[h, offset]
+        return score if dense is None else score + dense[b, h, i, j]
+
+    def mask_mod(b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+        assert allow is not None, "it is not returned without"
+        return allow[h, of_key[b, j] - of_query[b, i]]
+
+    adds = any(each is not None for each in (query_products, key_products, bias, dense))
+    return score_mod if adds else None, None if allow is None else mask_mod
+
+
+def _block_mask(call: AttentionCall, allow: MaskMod | None) -> BlockMask | None:
+    """The pairs that the mask and the scheme (`allow`) let through; None for all.
+
+    A window's mask is made once for all layers where the scheme hides nothing.
+    """
+    (batch, heads, length, _), keys, device = call.query.shape, call.key.shape[2], call.query.device
+    mask = call.mask if isinstance(call.mask, BlockMask | SlidingWindowMask) else call.tensor_mask
+    if isinstance(mask, BlockMask) and allow is None:
+        return mask
+    if isinstance(mask, SlidingWindowMask) and allow is None:
+        if "flex" not in mask.cached:
+            mask.cached["flex"] = create_block_mask(_window_mod(mask), batch, None, length, keys, device)
+        made: BlockMask = mask.cached["flex"]
+        return made
+    parts: list[MaskMod] = [] if allow is None else [allow]
+    if isinstance(mask, BlockMask):
+        parts.append(mask.mask_mod)
+    elif isinstance(mask, SlidingWindowMask):
+        parts.append(_window_mod(mask))
+    elif mask is not None and mask.dtype == torch.bool:
+        visible = mask.expand(batch, heads, length, keys)
+        parts.append(lambda b, h, i, j: visible[b, h, i, j])
+    elif mask is None and call.is_causal:
+        start = call.context.start
+        parts.append(lambda b, h, i, j: j <= i + start)
+    if not parts:
+        return None
+    by_row = mask is not None or call.context.positions is not None
+    by_head = allow is not None or (isinstance(mask, torch.Tensor) and mask.shape[1] > 1)
+    return create_block_mask(
+        and_masks(*parts), batch if by_row else None, heads if by_head else None, length, keys, device
+    )
+
+
+def _window_mod(mask: SlidingWindowMask) -> MaskMod:
+    return lambda b, h, i, j: mask.sees(b, i + mask.start, j)

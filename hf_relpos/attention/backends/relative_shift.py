@@ -34,10 +34,10 @@ class DistinctColumns(NamedTuple):
     right: int
 
     @classmethod
-    def of(cls, first: int, width: int, count: int, tails: tuple[int, int]) -> "DistinctColumns":
-        """That of `width` offsets from row `first` on, in a table of `count` rows with these tails."""
-        left = min(max(tails[0] - 1 - first, 0), width - 1)
-        return cls(width, left, min(max(count - tails[1] - first, left), width - 1))
+    def of(cls, first: int, width: int, count: int, clamped: tuple[int, int]) -> "DistinctColumns":
+        """That of `width` offsets from row `first` on, in a table of `count` rows with these clamped ends."""
+        left = min(max(clamped[0] - 1 - first, 0), width - 1)
+        return cls(width, left, min(max(count - clamped[1] - first, left), width - 1))
 
     @property
     def aligned(self) -> tuple[int, int]:
@@ -104,12 +104,12 @@ class Diagonals:
 
     Args:
         table: (h or 1, P + ALIGNED − 1, d), `padded`.
-        tails: how many rows at the beginning and at the end of it are one.
+        clamped: how many rows at the beginning and at the end of it are one.
         grid: (h, r), heads and rows of the batch.
     """
 
-    def __init__(self, table: torch.Tensor, tails: tuple[int, int], grid: tuple[int, int]):
-        self.table, self.tails, self.grid = table, tails, grid
+    def __init__(self, table: torch.Tensor, clamped: tuple[int, int], grid: tuple[int, int]):
+        self.table, self.clamped, self.grid = table, clamped, grid
         self.count = table.shape[1] - ALIGNED + 1
         self.is_shared = table.shape[0] == 1
 
@@ -118,7 +118,7 @@ class Diagonals:
         groups, rows, others = pairs.shape
         size = vectors_per_block(others, pairs.device)
         width, number = size + others - 1, max(1, rows // size)
-        distinct = DistinctColumns.of(first, width + (number - 1) * size, self.count, self.tails)
+        distinct = DistinctColumns.of(first, width + (number - 1) * size, self.count, self.clamped)
         most = blocks_at_once(groups * size * rounded_up(width))
         if distinct.left or distinct.right + 1 < distinct.width:  # equal rows begin elsewhere in each block
             most = 1
@@ -126,7 +126,7 @@ class Diagonals:
         while begin < rows:
             number = max(1, min(most, (rows - begin) // size))
             count = min(number * size, rows - begin)
-            distinct = DistinctColumns.of(first + begin, others + count // number - 1, self.count, self.tails)
+            distinct = DistinctColumns.of(first + begin, others + count // number - 1, self.count, self.clamped)
             yield Blocks(slice(begin, begin + count), number, count // number, first + begin, distinct)
             begin += count
 
@@ -279,7 +279,7 @@ class Diagonals:
 
     def distinct_columns(self, columns: slice, first: int) -> DistinctColumns:
         """Those between which the rows of the table differ, counted from the first of the columns."""
-        return DistinctColumns.of(first + columns.start, columns.stop - columns.start, self.count, self.tails)
+        return DistinctColumns.of(first + columns.start, columns.stop - columns.start, self.count, self.clamped)
 
     def column_parts(self, buffer: torch.Tensor, columns: slice, first: int) -> Iterator[tuple[torch.Tensor, slice]]:
         """Columns with rows of their own, and the sums of those that have one; (g, m, c) and rows of the table."""

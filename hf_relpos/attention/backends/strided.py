@@ -1,4 +1,4 @@
-"""Inference on devices without kernels of ours: a skewed view of one product is SDPA's mask.
+"""Inference on accelerators: the relative shift of one product, a view of its memory, is SDPA's mask.
 
 X = q · Aᵀ by offset has rows of W numbers. Element (i, j) of the bias, at offset j − i, is at i·W + (j − i) + const =
 i·(W − 1) + j + const: the same memory, read with rows of W − 1 numbers. W − 1 and const are multiples of 8, as fused
@@ -8,9 +8,9 @@ kernels of SDPA need the strides of a mask to be, by rows of zeros beside A. Tak
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from ..call import AttentionCall, unsupported_by_offset
+from ..call import AttentionCall
 from ..formula import content_vectors, total_of
-from ..toeplitz import ToeplitzTerms
+from ..toeplitz import ToeplitzTerms, toeplitz_of, unsupported_by_offset
 
 
 ALIGNED = 8  # elements
@@ -25,7 +25,7 @@ class Strided:
         """Terms without a Toeplitz form, training, and devices on which another backend is faster."""
         if call.device.type == "cpu":
             return ["it is for devices other than the CPU"]
-        reasons = unsupported_by_offset(call, band=True)
+        reasons = unsupported_by_offset(call)
         if call.is_traced:
             reasons.append("the call is being traced")
         if call.needs_gradients or call.dropout:
@@ -38,10 +38,10 @@ class Strided:
         """The output (B, L, H, d), and None."""
         content, query, key = content_vectors(call.query, call.key, call.terms, call.context)
         mask = call.causal_mask if call.is_causal else call.tensor_mask
-        return strided_attention(content, query, key, call.value, call.toeplitz(), mask), None
+        return strided_attention(content, query, key, call.value, toeplitz_of(call), mask), None
 
 
-def _skewed_bias(
+def _shifted_bias(
     rows: torch.Tensor, table: torch.Tensor | None, scalars: torch.Tensor | None, columns: int
 ) -> torch.Tensor:
     """rows_i · table_x + scalars_x at x = j − i + L − 1, a view (B, H, L, columns).
@@ -78,9 +78,9 @@ def strided_attention(
     length, keys = content.shape[2], key.shape[2]
     bias = None
     if terms.A is not None or terms.c is not None:
-        bias = _skewed_bias(query, terms.A, terms.c, keys)
+        bias = _shifted_bias(query, terms.A, terms.c, keys)
     if terms.B is not None:  # keys as rows, so the table is read backwards
-        by_key = _skewed_bias(key, terms.B.flip(1), None, length).transpose(2, 3)
+        by_key = _shifted_bias(key, terms.B.flip(1), None, length).transpose(2, 3)
         bias = by_key.contiguous() if bias is None else bias + by_key
     if terms.dense is not None:
         bias = terms.dense if bias is None else bias + terms.dense

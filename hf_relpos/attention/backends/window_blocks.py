@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.function import once_differentiable
 
-from ..call import AttentionCall
+from ..call import AttentionCall, Backend
 from ..context import AttentionContext
 from ..formula import Table, Terms
-from ..sliding_window import BandMask
+from ..sliding_window import SlidingWindowMask
 
 
 QUERIES = 128  # of a block
@@ -47,7 +47,7 @@ class Part(NamedTuple):
 def is_for_blocks(call: AttentionCall) -> bool:
     """Whether a call has the mask of a window, and is long enough for blocks to be less work."""
     mask = call.mask
-    if not isinstance(mask, BandMask) or call.output_weights or call.is_traced:
+    if not isinstance(mask, SlidingWindowMask) or call.output_weights or call.is_traced:
         return False
     return mask.key_length > most_keys_whole(mask.window)
 
@@ -75,18 +75,40 @@ def run_by_blocks(call: AttentionCall, run: Run) -> torch.Tensor:
     return out
 
 
-def parts(mask: BandMask) -> list[Part]:
+class ByBlocks:
+    """A backend that computes any term, and long calls under a window by blocks."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.name = backend.name
+
+    def unsupported(self, call: AttentionCall) -> list[str]:
+        """What the backend itself cannot compute."""
+        return self.backend.unsupported(call)
+
+    def reads_window_only(self, call: AttentionCall) -> bool:
+        """Blocks of long calls do."""
+        return is_for_blocks(call)
+
+    def run(self, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The output (B, L, H, d) and the attention weights, if the backend has them; None of a call by blocks."""
+        if is_for_blocks(call):
+            return run_by_blocks(call, lambda block: self.backend.run(block)[0]), None
+        return self.backend.run(call)
+
+
+def parts(mask: SlidingWindowMask) -> list[Part]:
     """The blocks of a mask, made once for all layers."""
     key = ("parts", QUERIES)
-    if key not in mask.kept:
+    if key not in mask.cached:
         found = []
         for block in mask.blocks(slice(None), QUERIES):
             queries, keys = slice(block.first, block.first + block.queries), mask.keys_of(block)
             visible = mask.visible(queries, keys)
             # a row of the lowest scores is a mean in one backend and NaN in another
             found.append(Part(queries, keys, visible | ~visible.any(-1, keepdim=True)))
-        mask.kept[key] = found
-    made: list[Part] = mask.kept[key]
+        mask.cached[key] = found
+    made: list[Part] = mask.cached[key]
     return made
 
 
@@ -202,7 +224,7 @@ class _Blocks(torch.autograd.Function):
         kind = query.device.type
         ctx.autocast = (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
         mask = call.mask
-        assert isinstance(mask, BandMask), "it is_for_blocks"
+        assert isinstance(mask, SlidingWindowMask), "it is_for_blocks"
         out = None
         for number, part in enumerate(parts(mask)):
             selections = _selections(call, part, tensors)
@@ -260,7 +282,7 @@ def _add_gradients(
 
 
 def _without_tensors(call: AttentionCall) -> AttentionCall:
-    """The call without what is saved beside it, which would be kept as long as the graph, and with its graph."""
+    """The call without its tensors. The graph saves these itself, and would otherwise hold them twice."""
     empty = call.query.new_empty(0)
     tables = [Table(empty, table.row_of, table.relation) for table in _tables(call.terms)]
     terms = _with_leaves(call.terms, tables, [empty] * (len(call.terms.dense) + 1))

@@ -11,8 +11,9 @@ from ...attention.call import AttentionCall
 from ...attention.context import AttentionContext
 from ...attention.dispatch import AUTO, run_attention
 from ...attention.formula import Terms, attend, content_scale, content_vectors, position_scores
+from ...attention.masks import is_visible
 from ...models.modeling_relpos_bert import RelPosBertPreTrainedModel
-from ...models.sequence import row_layout
+from ...models.sequence import row_metadata
 from ...schemes.registry import Combination
 from ...schemes.scheme import Scheme
 from .batches import Batch
@@ -42,13 +43,11 @@ class LayerwiseModel:
         """True where a query may attend to a key, (B, 1, L, L)."""
         length = hidden.shape[1]
         config = self.model.config
-        mask = row_layout(config, hidden, batch.mask).tensor_mask(config, hidden, batch.mask)
+        mask = row_metadata(config, hidden, batch.mask).tensor_mask(config, hidden, batch.mask)
         assert not isinstance(mask, BlockMask), "the models are set to eager attention"
         if mask is None:
             return torch.ones(len(hidden), 1, length, length, dtype=torch.bool, device=hidden.device)
-        if mask.dtype != torch.bool:
-            mask = mask > torch.finfo(mask.dtype).min / 2
-        return mask.expand(len(hidden), 1, length, length)
+        return is_visible(mask).expand(len(hidden), 1, length, length)
 
     def projections(self, layer: int, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q, k and v, each (B, H, L, d)."""

@@ -36,7 +36,7 @@ class Accelerated:
 
 
 @dataclass(frozen=True)
-class Left:
+class Skipped:
     """One encoder that was left as it is.
 
     Attributes:
@@ -60,7 +60,7 @@ class AcceleratedAttention:
     """
 
     accelerated: tuple[Accelerated, ...]
-    left: tuple[Left, ...]
+    left: tuple[Skipped, ...]
     _modules: list[nn.Module] = field(default_factory=list, repr=False)
 
     def undo(self) -> None:
@@ -136,7 +136,7 @@ def accelerate_attention(model: Any) -> AcceleratedAttention:
             continue
         reason = family.unsupported_reason(module)
         if reason is not None:
-            left.append(Left(name, type(module).__name__, reason))
+            left.append(Skipped(name, type(module).__name__, reason))
             continue
         replacements, attention = family.replacements(), family.stock_class(family.attention)
         layers = 0

@@ -10,7 +10,8 @@ from ...attention.call import AttentionCall
 from ...attention.context import AttentionContext
 from ...attention.dispatch import AUTO, run_attention
 from ...attention.formula import Terms
-from ...attention.tracing import is_traced
+from ...attention.masks import is_visible
+from ...attention.tracing import is_traced, may_read
 
 
 def split_heads(vectors: torch.Tensor, heads: int) -> torch.Tensor:
@@ -99,13 +100,13 @@ def as_boolean(mask: torch.Tensor | None) -> torch.Tensor | None:
     Args:
         mask: additive or boolean, broadcastable to (B, H, L, K); or None.
     """
-    if mask is None or is_traced() or mask.device.type != "cpu" or mask.dim() != 4:
+    if mask is None or not may_read(mask.device) or mask.dim() != 4:
         return mask
     if mask.dtype != torch.bool:
-        hidden = mask <= torch.finfo(mask.dtype).min / 2
-        if not bool((hidden | (mask == 0)).all()):
+        visible = is_visible(mask)
+        if not bool((~visible | (mask == 0)).all()):
             return mask
-        mask = ~hidden
+        mask = visible
     if bool(mask.all()):
         return None
     first = mask[:, :, :1]

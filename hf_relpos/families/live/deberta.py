@@ -22,7 +22,7 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import (
 
 from ...attention.context import AttentionContext
 from ...attention.formula import Terms
-from ...attention.tracing import is_traced
+from ...attention.tracing import may_read
 from ...schemes.deberta import KINDS, disentangled_terms, rows_in_use
 from .attention import attend_as_stock, in_single_precision, offsets_of, split_heads
 
@@ -33,8 +33,7 @@ def padding_mask(attention_mask: torch.Tensor) -> torch.Tensor | None:
     The contents are read on the CPU alone, and never in a graph.
     """
     real = attention_mask.bool()
-    may_read = not is_traced() and real.device.type == "cpu"
-    return None if may_read and bool(real.all()) else real
+    return None if may_read(real.device) and bool(real.all()) else real
 
 
 def stock_mask(mask: torch.Tensor | None, hidden_states: torch.Tensor) -> torch.Tensor:

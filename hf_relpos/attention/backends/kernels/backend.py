@@ -10,36 +10,31 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers.utils.generic import strtobool
 
-from ...call import AttentionCall, unsupported_by_offset
+from ...call import AttentionCall
 from ...formula import content_vectors
-from ...sliding_window import BandMask
-from ...toeplitz import ToeplitzTerms
+from ...sliding_window import SlidingWindowMask
+from ...toeplitz import ToeplitzTerms, toeplitz_of, unsupported_by_offset
 from . import ops
 from .self_check import OUTCOMES, Kind, Outcome, check, kind_of
 from .window import GlobalTokens, kernel_mask, reads_window
 
 
 CAPABILITY = (8, 0)
-SWITCH = "HF_RELPOS_KERNELS"  # in the environment: 0 leaves the kernels out
+SWITCH = "HF_RELPOS_KERNELS"  # in the environment: 1 asks for the kernels
 
 
 @functools.cache
-def missing() -> str | None:
-    """Why there are no kernels in this process, whatever the device; None where there are.
+def requested() -> bool:
+    """Whether the environment asks for the kernels, which no GPU has run yet.
 
     Raises:
         ValueError: for a switch that is neither on nor off.
     """
-    switch = os.environ.get(SWITCH, "1")
+    switch = os.environ.get(SWITCH, "0")
     try:
-        wanted = bool(strtobool(switch))
+        return bool(strtobool(switch))
     except ValueError:
         raise ValueError(f"{SWITCH} = {switch!r} in the environment: give 0 or 1") from None
-    if not wanted:
-        return f"{SWITCH}={switch} leaves the kernels out"
-    if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed: pip install 'hf-relpos[gpu]'"
-    return None
 
 
 class Triton:
@@ -49,16 +44,20 @@ class Triton:
 
     Args:
         device_type: of the devices to run on; "cpu" for Triton's interpreter.
+        wanted: whether someone asked for the kernels. Without it the backend refuses every call and says how to ask.
     """
 
     name = "triton"
 
-    def __init__(self, device_type: str = "cuda"):
+    def __init__(self, device_type: str = "cuda", wanted: bool = True):
         self.device_type = device_type
-        self.missing = missing()
+        self.wanted = wanted
+        self.is_installed = importlib.util.find_spec("triton") is not None
 
     def unsupported(self, call: AttentionCall) -> list[str]:
-        """Devices, dtypes and head sizes, exports, terms without a Toeplitz form, kernels that fail their check."""
+        """Devices, dtypes and head sizes, exports, terms without a Toeplitz form; kernels that nobody asked for or
+        that fail their check.
+        """
         reasons = self._unsupported_device(call.device)
         if reasons:
             return reasons
@@ -71,10 +70,10 @@ class Triton:
             reasons.append("the graph is exported, and may be run without this package")
         if call.terms.dense:
             reasons.append("there is a dense bias")
-        reasons += unsupported_by_offset(call, band=True)
+        reasons += unsupported_by_offset(call)
         return reasons or _objections(call)
 
-    def reads_band(self, call: AttentionCall) -> bool:
+    def reads_window_only(self, call: AttentionCall) -> bool:
         """Whether only the keys in the window are read, and not the mask of all pairs."""
         return reads_window(call)
 
@@ -90,8 +89,10 @@ class Triton:
     def _unsupported_device(self, device: torch.device) -> list[str]:
         if device.type != self.device_type:
             return [f"the kernels run on {self.device_type}, not on {device.type}"]
-        if self.missing is not None:
-            return [self.missing]
+        if not self.wanted:
+            return [f"the kernels are used by request: set {SWITCH}=1 in the environment"]
+        if not self.is_installed:
+            return ["Triton is not installed: pip install 'hf-relpos[gpu]'"]
         if device.type == "cuda":
             if not torch.cuda.is_available():
                 return ["there is no cuda device here"]
@@ -104,7 +105,7 @@ class Triton:
     def run(self, call: AttentionCall) -> tuple[torch.Tensor, None]:
         """The output (B, L, H, d), and None. A query that sees no key gets zeros, whatever hides them."""
         content, query, key = content_vectors(call.query, call.key, call.terms, call.context)
-        start, terms = int(call.context.start), call.toeplitz(by_row=True)
+        start, terms = int(call.context.start), toeplitz_of(call, by_row=True)
         mask, causal = kernel_mask(call), call.is_causal
         return attention(content, query, key, call.value, terms, start, mask, causal, call.dropout), None
 
@@ -154,7 +155,7 @@ def attention(
     value: torch.Tensor,
     terms: ToeplitzTerms,
     start: int = 0,
-    mask: torch.Tensor | BandMask | None = None,
+    mask: torch.Tensor | SlidingWindowMask | None = None,
     causal: bool = False,
     dropout: float = 0.0,
     seed: torch.Tensor | None = None,
@@ -162,7 +163,7 @@ def attention(
     """`formula.attend` of Toeplitz terms, (B, L, H, d); arguments as `chunked_attention`'s.
 
     Args:
-        mask: boolean, or a BandMask of which `reads_window` may be said.
+        mask: boolean, or a SlidingWindowMask of which `reads_window` may be said.
         seed: of the dropout, int64, one number on the device; None to draw one.
     """
     c = terms.c
@@ -173,7 +174,7 @@ def attention(
     if drop and seed is None:
         seed = torch.randint(torch.iinfo(torch.int32).max, (1,), device=content.device)
     window = global_tokens = rest = rest_lse = None
-    if isinstance(mask, BandMask):
+    if isinstance(mask, SlidingWindowMask):
         own, window = replace(terms, c=c, allow=None), mask.offsets
         global_tokens = GlobalTokens(content, query, key, value, own, mask, drop, seed if drop else None)
         rest, rest_lse = global_tokens.seen_from_afar()

@@ -38,7 +38,7 @@ class Tile:
 
 
 # By (kernel, whether numbers are of 16 bits, whether heads are above 64): chosen for sm_90 by registers and spills
-# (tests/test_kernels.py); scripts/bench_gpu.py measures others. "backward_many" is for two of B, V and dropout.
+# (tests/test_kernels.py); bench_gpu.py measures others. "backward_many" is for two of B, V and dropout.
 # What one kernel writes whole another may read whole: columns of table_apply divide those of backward, and rows of
 # backward and forward those of table_product.
 TILES = {

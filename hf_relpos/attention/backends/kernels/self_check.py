@@ -22,7 +22,7 @@ from transformers.utils import logging
 from ...call import AttentionCall
 from ...context import AttentionContext
 from ...formula import Table, Terms, attend, content_vectors, position_values
-from ...sliding_window import BandMask
+from ...sliding_window import SlidingWindowMask
 from ...toeplitz import to_toeplitz
 from . import dropout, ops
 from .window import kernel_mask
@@ -106,14 +106,14 @@ def kind_of(call: AttentionCall) -> Kind:
         call.query.shape[-1],
         tuple(letters),
         _kind_of_mask(mask),
-        mask.is_causal if isinstance(mask, BandMask) else call.is_causal,
+        mask.is_causal if isinstance(mask, SlidingWindowMask) else call.is_causal,
         call.dropout > 0,
         ops.precision(device),
     )
 
 
-def _kind_of_mask(mask: torch.Tensor | BandMask | None) -> str:
-    if isinstance(mask, BandMask):
+def _kind_of_mask(mask: torch.Tensor | SlidingWindowMask | None) -> str:
+    if isinstance(mask, SlidingWindowMask):
         return "window" if mask.is_token is None else "window and keys"
     return "none" if mask is None else "keys" if ops.is_mask_of_keys(mask) else "pairs"
 
@@ -218,7 +218,7 @@ class _Case:
             elif letter != "allow":
                 self.leaves[letter] = 0.5 * self.normal(heads, 2 * CLIP + 1, kind.size)
         self.allow = None
-        self.mask: torch.Tensor | BandMask | None = None
+        self.mask: torch.Tensor | SlidingWindowMask | None = None
         if {"allow", "allow1"} & set(kind.terms):
             heads = 1 if "allow1" in kind.terms else HEADS
             self.allow = (torch.rand(heads, 2 * CLIP + 1, generator=self.random) > 0.25).to(kind.device)
@@ -234,7 +234,7 @@ class _Case:
         self.seed = torch.tensor([SEED], device=kind.device) if kind.dropout else None
         self.gradient = self.normal(BATCH, length, HEADS, kind.size)
 
-    def band(self) -> BandMask:
+    def band(self) -> SlidingWindowMask:
         """A window; with keys, the one row begins and the other ends with padding."""
         keys, device = self.context.key_length, self.kind.device
         is_token, index = None, None
@@ -242,7 +242,7 @@ class _Case:
             key = torch.arange(keys, device=device)
             begins = torch.tensor([[3], [0]], device=device)
             is_token, index = (key >= begins) & ((key < keys // 3) | (begins > 0)), key - begins
-        return BandMask(
+        return SlidingWindowMask(
             self.context.query_length,
             keys,
             WINDOW,
@@ -282,14 +282,14 @@ class _Case:
         content, query, key = content_vectors(leaves["query"], leaves["key"], terms, self.context)
         form = to_toeplitz(terms, self.context, query, by_row=self.by_row)
         dropout = self.dropout / 65536
-        causal = self.kind.causal and not isinstance(self.mask, BandMask)  # a window knows it
+        causal = self.kind.causal and not isinstance(self.mask, SlidingWindowMask)  # a window knows it
         return attention(content, query, key, leaves["value"], form, self.start, self.mask, causal, dropout, self.seed)
 
     def by_formula(self, leaves: dict[str, torch.Tensor]) -> torch.Tensor:
         """(B, L, H, d): with the weights that the kernels drop, and zeros where a query sees no key."""
         query, key, value = (leaves[name] for name in ("query", "key", "value"))
         terms, mask = self.terms(leaves), self.mask
-        if isinstance(mask, BandMask):
+        if isinstance(mask, SlidingWindowMask):
             mask = mask.dense
         if self.kind.causal:
             causal = (self.context.matrix(query.device) <= 0)[None, None]

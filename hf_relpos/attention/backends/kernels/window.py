@@ -13,7 +13,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from ...call import AttentionCall
-from ...sliding_window import BandMask
+from ...sliding_window import SlidingWindowMask
 from ...toeplitz import ToeplitzTerms
 from .dropout import kept
 from .ops import LOG2E, TILE
@@ -36,7 +36,7 @@ def reads_window(call: AttentionCall) -> bool:
     """
     mask = call.mask
     return (
-        isinstance(mask, BandMask)
+        isinstance(mask, SlidingWindowMask)
         and mask.documents is None
         and mask.positions is None
         and mask.query_length > TILE
@@ -45,9 +45,9 @@ def reads_window(call: AttentionCall) -> bool:
     )
 
 
-def kernel_mask(call: AttentionCall) -> torch.Tensor | BandMask | None:
+def kernel_mask(call: AttentionCall) -> torch.Tensor | SlidingWindowMask | None:
     """The mask of a call as the kernels take it: the window itself, where they compute by it."""
-    return call.mask if isinstance(call.mask, BandMask) and reads_window(call) else call.tensor_mask
+    return call.mask if isinstance(call.mask, SlidingWindowMask) and reads_window(call) else call.tensor_mask
 
 
 def most_keys_whole(window: int) -> int:
@@ -75,7 +75,7 @@ class GlobalTokens:
         key: torch.Tensor,
         value: torch.Tensor,
         terms: ToeplitzTerms,
-        mask: BandMask,
+        mask: SlidingWindowMask,
         dropout: int,
         seed: torch.Tensor | None,
     ):
@@ -95,7 +95,7 @@ class GlobalTokens:
         scores, stays = [], []
         for place, there in tokens:
             distance = query + self.mask.start - place
-            seen = there & self._is_in_reach(distance) & (distance.abs() > self.mask.window)
+            seen = there & self._is_within_lookback(distance) & (distance.abs() > self.mask.window)
             if is_token is not None:
                 seen = seen & is_token.gather(1, place.expand(len(is_token), 1))
             line = self._scores(self.content, self.query, taken(self.key, place), place - query)
@@ -122,7 +122,7 @@ class GlobalTokens:
             row = place - start
             there = there & (row >= 0) & (row < self.length)
             row = row.clamp(0, self.length - 1)
-            seen = self._is_in_reach(place - key)
+            seen = self._is_within_lookback(place - key)
             if self.mask.is_token is not None:
                 seen = seen & self.mask.is_token
             scores = self._scores(taken(self.content, row), taken(self.query, row), self.key, key - row)
@@ -138,9 +138,9 @@ class GlobalTokens:
             out = out.scatter(1, index, line)
         return out
 
-    def _is_in_reach(self, distance: torch.Tensor) -> torch.Tensor:
+    def _is_within_lookback(self, distance: torch.Tensor) -> torch.Tensor:
         """Whether a key so far before the query may be seen, but for the window."""
-        most = self.keys if self.mask.reach is None else self.mask.reach - 1
+        most = self.keys if self.mask.max_lookback is None else self.mask.max_lookback - 1
         return (distance >= (0 if self.mask.is_causal else -self.keys)) & (distance <= most)
 
     def _scores(
@@ -188,9 +188,9 @@ class GlobalTokens:
         return kept(self.seed, pair, query, key, self.dropout) * (65536 / (65536 - self.dropout))
 
 
-def places(mask: BandMask) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def places(mask: SlidingWindowMask) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """For each global token its index among the keys, and whether it is one, (1 or B, 1); once for all layers."""
-    if "global tokens" not in mask.kept:
+    if "global tokens" not in mask.cached:
         found = []
         for token in mask.global_tokens:
             if mask.index_in_document is None:
@@ -202,8 +202,8 @@ def places(mask: BandMask) -> list[tuple[torch.Tensor, torch.Tensor]]:
                 is_token = mask.index_in_document == token
                 place, there = is_token.int().argmax(-1, keepdim=True), is_token.any(-1, keepdim=True)
             found.append((place, there))
-        mask.kept["global tokens"] = found
-    made: list[tuple[torch.Tensor, torch.Tensor]] = mask.kept["global tokens"]
+        mask.cached["global tokens"] = found
+    made: list[tuple[torch.Tensor, torch.Tensor]] = mask.cached["global tokens"]
     return made
 
 

@@ -1,0 +1,425 @@
+"""Reading a checkpoint of any release: locate it, check it, rename its tensors as in stock BERT.
+
+JSON and safetensors are read, and pickles of tensors if the caller asks for it. No code of a repository is run.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+import torch
+
+from ..models import checkpoint_files
+from ..models.loading import in_body
+from .errors import ConversionError, abbreviate
+from .names import TIES, Tie, is_buffer, is_table
+from .registry import resemblance
+
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLED_WEIGHTS = "pytorch_model.bin"
+PICKLED_INDEX = "pytorch_model.bin.index.json"
+CHECKPOINT_FILES = ("config.json", "generation_config.json", "model*.safetensors", INDEX)
+PICKLED_FILES = (PICKLED_WEIGHTS, "pytorch_model-*.bin", PICKLED_INDEX)
+PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "bpe.codes",
+    "sentencepiece.bpe.model",
+    "sentencepiece.model",
+    "spiece.model",
+    "spm.model",
+    "tokenizer.model",
+)
+CARD = "README.md"
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose tensors have their stock names.
+
+    Attributes:
+        name: as the caller gave it.
+        folder: on this machine, downloaded if it is on the Hub.
+        revision: commit of the Hub repository; None for a local folder.
+        config: config.json.
+        architecture: stock class.
+        tensors: stock name to tensor, of one dtype, complete but for a missing pooler of BertModel.
+        origin: stock name to the name in the file; also of the tensors in `extra`.
+        extra: tensors that are not in the architecture, under their stock names.
+        cut: stock name of a tensor to its first rows, which are left out; `tensors` has the others.
+    """
+
+    name: str
+    folder: Path
+    revision: str | None
+    config: dict[str, Any]
+    architecture: str
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    origin: dict[str, str] = field(default_factory=dict)
+    extra: dict[str, torch.Tensor] = field(default_factory=dict)
+    cut: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The common dtype of the tensors."""
+        return next(iter(self.tensors.values())).dtype
+
+
+def local_folder(source: str | Path, revision: str | None) -> Path | None:
+    """The folder of that name on this machine; None for what may be a Hub repository.
+
+    Raises:
+        ConversionError: for a file, and a revision of a folder.
+    """
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        if revision is not None:
+            raise ConversionError(
+                f"revision = {revision!r}: {source} is a local folder, which has one state; leave it out"
+            )
+        return folder.resolve()
+    if folder.exists():
+        raise ConversionError(f"source = '{source}' is a file; give the folder that holds config.json")
+    return None
+
+
+def download(repository: str, revision: str | None, folder: str, patterns: Iterable[str]) -> tuple[Path, str]:
+    """Files of a Hub repository, and the commit they were downloaded at.
+
+    Args:
+        folder: of the repository; empty for its top, of which no folder is downloaded.
+        patterns: of the files in that folder.
+
+    Raises:
+        ConversionError: when there is no such repository, or it cannot be downloaded.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        raise ConversionError(
+            f"source = {repository!r}: there is no such folder, and it cannot be a Hub repository, whose form is "
+            "'user/name'; check the path"
+        ) from error
+    prefix = f"{folder}/" if folder else ""
+    try:
+        downloaded = snapshot_download(
+            repository,
+            revision=revision,
+            allow_patterns=[prefix + pattern for pattern in patterns],
+            ignore_patterns=[f"{prefix}*/*"],
+        )
+    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
+        at = "" if revision is None else f" at revision {revision!r}"
+        raise ConversionError(
+            f"source = {repository!r}: there is no such folder, and no such Hub repository{at} that you may read; "
+            "check the spelling, or log in with `hf auth login`"
+        ) from error
+    except OSError as error:  # no connection, offline mode, the Hub's own errors, a full disk
+        reason = shorten(str(error), 160, placeholder=" …")
+        raise ConversionError(
+            f"source = {repository!r}: there is no such folder, and the Hub repository could not be downloaded "
+            f"({type(error).__name__}: {reason}). Check the connection and HF_HUB_OFFLINE, or download it elsewhere "
+            f"with `hf download {repository} --local-dir FOLDER` and give that folder"
+        ) from error
+    return Path(downloaded).resolve(), Path(downloaded).name
+
+
+def read_json(path: Path, kind: type[dict[str, Any]] | type[list[Any]] = dict) -> Any:
+    """A JSON object, or list of objects.
+
+    Args:
+        path: the file.
+        kind: dict or list.
+
+    Raises:
+        ConversionError: for a file that cannot be read or holds something else.
+    """
+    try:
+        return checkpoint_files.read_json(path, kind)
+    except ValueError as error:
+        raise ConversionError(str(error)) from error
+
+
+def check_link(path: Path, folder: Path) -> None:
+    """Refuse to copy a file that is a link out of its checkpoint: it could be any file of this machine.
+
+    Weights are not copied, but read as tensors, so they may be anywhere. In the cache of the Hub every file is a link
+    to one of its `blobs`.
+
+    Raises:
+        ConversionError: names the link, and the file it leads to.
+    """
+    real, top = path.resolve(), folder.resolve()
+    places = [top, *(above.parent / "blobs" for above in (top, *top.parents) if above.name == "snapshots")]
+    if not any(place in real.parents for place in places):
+        raise ConversionError(
+            f"{path}: a link out of the folder, to {real}, which would be copied into the result; put the file itself "
+            "there, or remove the link"
+        )
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of a checkpoint.
+
+    Raises:
+        ConversionError: for a folder without it, and a quantised model.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ConversionError(
+            f"{folder}: no config.json, so this is not a checkpoint folder; give the folder that "
+            "`save_pretrained` wrote"
+        )
+    config = read_json(path)
+    if config.get("quantization_config"):
+        raise ConversionError(
+            f"{folder}: quantization_config is set; convert the checkpoint it was made from, and quantise the result"
+        )
+    return config
+
+
+def has_safetensors(folder: Path) -> bool:
+    """Whether a folder has weights in safetensors, in one file or in shards."""
+    return (folder / WEIGHTS).is_file() or (folder / INDEX).is_file()
+
+
+def read_tensors(folder: Path, allow_pickle: bool = False) -> dict[str, torch.Tensor]:
+    """All tensors of a folder, under the names in its files.
+
+    Args:
+        folder: of the checkpoint.
+        allow_pickle: read `pytorch_model.bin`, or its shards, where there are no safetensors.
+
+    Raises:
+        ConversionError: for a folder without weights that may be read, and for files that are missing, cut short or
+            corrupt.
+    """
+    if (folder / WEIGHTS).is_file():
+        return _read_file(folder / WEIGHTS)
+    if (folder / INDEX).is_file():
+        return _read_shards(folder, INDEX, _read_file)
+    if allow_pickle and (folder / PICKLED_WEIGHTS).is_file():
+        return _read_pickle(folder / PICKLED_WEIGHTS)
+    if allow_pickle and (folder / PICKLED_INDEX).is_file():
+        return _read_shards(folder, PICKLED_INDEX, _read_pickle)
+    if allow_pickle:
+        raise ConversionError(
+            f"{folder}: no {WEIGHTS}, {INDEX}, {PICKLED_WEIGHTS} or {PICKLED_INDEX}; give a folder with weights"
+        )
+    remedy = (
+        f"If you trust where it comes from, pass allow_pickle=True (--allow-pickle), which reads {PICKLED_WEIGHTS} or "
+        "its shards, and from them tensors only"
+    )
+    pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
+    if pickles:
+        raise ConversionError(
+            f"{folder}: no {WEIGHTS}, only {abbreviate(pickles)}. Pickles are not read unasked, since loading one can "
+            f"run code. {remedy}"
+        )
+    raise ConversionError(
+        f"{folder}: no {WEIGHTS} and no {INDEX}; give a folder with safetensors weights. A checkpoint of older "
+        f"releases may have a pickle instead. {remedy}"
+    )
+
+
+def tensor_names(folder: Path, allow_pickle: bool = False) -> list[str]:
+    """Names in the weights of a folder, whose tensors are not read from safetensors; none where they cannot be.
+
+    Args:
+        folder: of the checkpoint.
+        allow_pickle: as for `read_tensors`.
+    """
+    names: list[str] = []
+    try:
+        if allow_pickle and not has_safetensors(folder):
+            return list(read_tensors(folder, allow_pickle))
+        for path in checkpoint_files.weight_files(folder):
+            with checkpoint_files.open_tensors(path) as tensors:
+                names += tensors.keys()
+    except ValueError:
+        return []
+    return names
+
+
+def _read_shards(folder: Path, index: str, read: Callable[[Path], dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """All tensors of the files that an index names.
+
+    Args:
+        folder: of the index and the files.
+        index: name of the index.
+        read: reads one of the files.
+    """
+    try:
+        where = checkpoint_files.read_index(folder / index)
+    except ValueError as error:
+        raise ConversionError(str(error)) from error
+    tensors: dict[str, torch.Tensor] = {}
+    for shard in sorted(set(where.values())):
+        path = folder / shard
+        inside = read(path)
+        names = [name for name, file in where.items() if file == shard]
+        lost = [name for name in names if name not in inside]
+        if lost:
+            raise ConversionError(f"{path}: lacks {abbreviate(lost)}, which {index} expects there; restore the file")
+        tensors.update((name, inside[name]) for name in names)
+    return tensors
+
+
+def _read_file(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        with checkpoint_files.open_tensors(path) as file:
+            return {name: file.get_tensor(name) for name in file.keys()}
+    except ValueError as error:
+        raise ConversionError(str(error)) from error
+
+
+def _read_pickle(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a file of `torch.save`, by the unpickler of PyTorch that makes tensors and nothing else."""
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a corrupt pickle raises whatever its bytes lead to
+        reason = shorten(" ".join(str(error).split()), 160, placeholder=" …")
+        raise ConversionError(
+            f"{path}: corrupt, or holds other things than tensors, which are not read since they could run code "
+            f"({type(error).__name__}: {reason}); copy or download the file again, or take safetensors"
+        ) from error
+    if not isinstance(content, dict):
+        raise ConversionError(
+            f"{path}: holds a {type(content).__name__}, not the tensors of a model by their names; save its state_dict"
+        )
+    others = [name for name, value in content.items() if not (isinstance(name, str) and _is_plain(value))]
+    if others:
+        raise ConversionError(
+            f"{path}: {abbreviate(map(repr, others))}: not a plain tensor under its name; save the model's state_dict "
+            "alone"
+        )
+    return {name: tensor.detach() for name, tensor in content.items()}
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout == torch.strided and value.device.type == "cpu"
+
+
+def rename_and_validate(
+    source: Checkpoint,
+    raw: Mapping[str, torch.Tensor],
+    expected: Mapping[str, torch.Size],
+    rename: Callable[[str], list[str]],
+    tied: bool,
+    unused: Callable[[str], bool] = is_buffer,
+    cut: int = 0,
+) -> Checkpoint:
+    """A source whose tensors have their stock names, checked and completed by the second names of tied tensors.
+
+    Args:
+        source: without tensors.
+        raw: name in the file to tensor.
+        expected: stock name to shape, of every tensor of the architecture with this configuration.
+        rename: name in the file to stock names: one, or several for a tensor that layers share.
+        tied: `config.tie_word_embeddings`.
+        unused: whether a stock name in the body may be left out.
+        cut: so many rows at the front of the table of absolute positions are left out.
+
+    Returns:
+        The source with its tensors.
+
+    Raises:
+        ConversionError: for names that collide, tensors that are missing or not in the architecture, shapes
+            that differ from the configuration's, quantised weights, and values that are not finite.
+    """
+    folder, base = source.folder, source.architecture == "BertModel"
+    renamed: dict[str, torch.Tensor] = {}
+    origin: dict[str, str] = {}
+    for name, tensor in raw.items():
+        for stock in rename(name):
+            if stock in renamed:
+                raise ConversionError(
+                    f"{folder}: {origin[stock]} and {name} are two renamed_fields of one tensor; remove one of them"
+                )
+            renamed[stock], origin[stock] = tensor, name
+    for tie in TIES:
+        if tie.name in expected and tie.other in expected:
+            _complete(folder, renamed, origin, tie, tied)
+
+    tensors = {name: renamed[name] for name in expected if name in renamed}
+    extra = {name: tensor for name, tensor in renamed.items() if name not in expected}
+    missing = [name for name in expected if name not in renamed]
+    if base and all(name.startswith("pooler.") for name in missing) and len(missing) in (0, 2):
+        missing = []  # masked language models are saved without it; it is initialised at random, as in stock BERT
+    if missing:
+        lack = (
+            f"{folder}: the weights lack {len(missing)} of {len(expected)} tensors of {source.architecture}: "
+            f"{abbreviate(missing)}"
+        )
+        if looks := resemblance(raw, folder, source.config.get("model_type", "bert")):
+            raise ConversionError(f"{lack}. {looks}")
+        remedy = "restore the file"
+        if not any(in_body(name) for name in missing):
+            remedy += ", or pass architecture='BertModel' to convert the encoder without its head"
+        raise ConversionError(f"{lack}; {remedy} (the file holds {abbreviate(sorted(raw), 2)})")
+    stray = list(dict.fromkeys(origin[name] for name in extra if in_body(name) and not unused(name)))
+    if stray:
+        raise ConversionError(
+            f"{folder}: {abbreviate(stray)}: not part of a BERT of this "
+            "configuration (num_hidden_layers, add_cross_attention); leaving weights out would change the outputs. "
+            "Correct config.json, or remove the tensors if they are unused"
+        )
+    for name, tensor in tensors.items():
+        more = cut if is_table(name) else 0
+        _check_tensor(folder, origin[name], tensor, torch.Size((expected[name][0] + more, *expected[name][1:])))
+    # a file of mixed types is widened to the common one, which changes no value
+    dtype = next(iter(tensors.values())).dtype
+    for tensor in tensors.values():
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+    front = {name: tensor[:cut] for name, tensor in tensors.items() if cut and is_table(name)}
+    tensors |= {name: tensors[name][cut:] for name in front}
+    return replace(source, tensors=tensors, origin=origin, extra=extra, cut=front)
+
+
+def _complete(folder: Path, tensors: dict[str, torch.Tensor], origin: dict[str, str], tie: Tie, tied: bool) -> None:
+    """Fill in the name of a tie that the file leaves out; refuse a tie whose two tensors differ."""
+    if tie.name in tensors and tie.other in tensors:
+        if tied and not torch.equal(tensors[tie.name], tensors[tie.other]):
+            raise ConversionError(
+                f"{folder}: {origin[tie.name]} and {origin[tie.other]} differ, but tie_word_embeddings = True makes "
+                "them one tensor; set tie_word_embeddings to false in config.json to keep both, or remove one of them"
+            )
+    elif tied or tie.always:
+        for absent, present in ((tie.name, tie.other), (tie.other, tie.name)):
+            if present in tensors:
+                tensors[absent], origin[absent] = tensors[present], origin[present]
+
+
+def _check_tensor(folder: Path, name: str, tensor: torch.Tensor, shape: torch.Size) -> None:
+    if tensor.shape != shape:
+        raise ConversionError(
+            f"{folder}: {name} has shape {tuple(tensor.shape)}, and config.json makes it {tuple(shape)}; correct "
+            "config.json or take the weights that belong to it"
+        )
+    if tensor.dtype not in DTYPES:
+        raise ConversionError(
+            f"{folder}: {name} has dtype {tensor.dtype}; convert the checkpoint in float32, float16 or bfloat16, and "
+            "quantise the result"
+        )
+    bad = int((~torch.isfinite(tensor)).sum())
+    if bad:
+        raise ConversionError(
+            f"{folder}: {name} holds {bad} values that are NaN or infinite, of {tensor.numel()}; take a checkpoint "
+            "from before they appeared"
+        )

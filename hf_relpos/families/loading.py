@@ -1,0 +1,140 @@
+"""Checkpoints of other families as `from_pretrained` reads them, without a folder in between.
+
+Only those whose layout or positions are their own: what stock BERT's names fit, Transformers reads by itself.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+
+from ..models.configuration_relpos_bert import RelPosBertConfig
+from ..models.loading import HUB_ARGUMENTS
+from ..schemes.registry import STOCK_SCHEME
+from .checkpoint import CHECKPOINT_FILES, PICKLED_FILES, has_safetensors, read_tensors
+from .names import is_buffer
+from .recognition import CheckpointSpec, Head, recognise
+from .registry import FAMILIES
+from .registry import resemblance as resemblance
+
+
+# Fields of the source's config.json that describe the source and not the model.
+NOT_KEPT = (
+    "_name_or_path",
+    "architectures",
+    "auto_map",
+    "dtype",
+    "model_type",
+    "position_embedding_type",
+    "torch_dtype",
+    "transformers_version",
+)
+# Downloading takes these names, and `subfolder` is a part of the path.
+DOWNLOAD_ARGUMENTS = tuple(name for name in HUB_ARGUMENTS if name not in ("proxies", "subfolder"))
+DIRECT = tuple(family for family in FAMILIES.values() if family.read_directly)
+
+
+def _told_by_config(config: Mapping[str, Any]) -> bool:
+    """Whether the configuration says that the checkpoint is of one of these families."""
+    model_type = str(config.get("model_type", "bert"))
+    if model_type == "bert":
+        return any(family.marked(config, ()) for family in DIRECT)
+    return FAMILIES.get(model_type) in DIRECT
+
+
+def config_fields(source: Any, config: Mapping[str, Any], architecture: str | None = None) -> dict[str, Any] | None:
+    """Fields of a RelPosBertConfig, from those of a config.json.
+
+    Args:
+        source: of the configuration, for errors.
+        config: what config.json holds.
+        architecture: class of stock BERT whose head is wanted; None for the one that the file names.
+
+    Returns:
+        None for a configuration that does not tell another architecture.
+
+    Raises:
+        ValueError: for a configuration that has no counterpart here.
+    """
+    if not _told_by_config(config):
+        return None
+    return _fields(_with_head(recognise(Path(str(source)), config), architecture))
+
+
+def state_dict(
+    source: Any, architecture: str, arguments: Mapping[str, Any], by_tensors: bool
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]] | None:
+    """Fields of a RelPosBertConfig, and tensors under our names.
+
+    Args:
+        source: folder or Hub repository.
+        architecture: class of stock BERT whose head is wanted.
+        arguments: of `from_pretrained`.
+        by_tensors: whether one that calls itself a BERT may be told by its tensors.
+
+    Returns:
+        None for a checkpoint that is not of another architecture.
+
+    Raises:
+        ValueError: for one that has no counterpart here, or is broken.
+    """
+    hub = {name: arguments[name] for name in HUB_ARGUMENTS if arguments.get(name) is not None}
+    config, _ = PreTrainedConfig.get_config_dict(source, **hub)
+    model_type = config.get("model_type", "bert")
+    if not (_told_by_config(config) or (by_tensors and model_type == "bert")):
+        return None
+    # as in Transformers, whose unpickler makes tensors and nothing else, too
+    allow_pickle = arguments.get("use_safetensors") is not True
+    folder = _folder(source, hub)
+    stored = read_tensors(folder, allow_pickle)
+    if model_type == "bert" and not any(family.marked(config, stored) for family in DIRECT):
+        return None
+    spec = recognise(folder, config, stored)
+    spec = _with_head(spec, architecture)
+    tensors = {
+        spelled: tensor
+        for name, tensor in spec.unpack(stored).items()
+        for spelled in spec.rename(name, base=architecture == "BertModel")
+        if not is_buffer(spelled)
+    }
+    return _fields(spec), tensors
+
+
+def _folder(source: Any, hub: Mapping[str, Any]) -> Path:
+    """The folder of the weights, downloaded if it is on the Hub."""
+    subfolder = hub.get("subfolder") or ""
+    if Path(source).is_dir():
+        return Path(source, subfolder)
+    from huggingface_hub import snapshot_download
+
+    options = {name: hub[name] for name in DOWNLOAD_ARGUMENTS if name in hub}
+    prefix = f"{subfolder}/" if subfolder else ""
+
+    def fetch(patterns: tuple[str, ...]) -> Path:
+        wanted = [prefix + pattern for pattern in patterns]
+        return Path(snapshot_download(str(source), allow_patterns=wanted, **options), subfolder)
+
+    folder = fetch(CHECKPOINT_FILES)
+    return folder if has_safetensors(folder) else fetch((*CHECKPOINT_FILES, *PICKLED_FILES))
+
+
+def _with_head(spec: CheckpointSpec, architecture: str | None) -> CheckpointSpec:
+    """The same for the head that is wanted; that of the file where none is, or the family does not have it."""
+    heads = spec.family.heads(spec.config)
+    own = next((own for own, stock in heads.items() if stock == architecture), None)
+    return spec if own is None else spec.with_head(Head(own, heads[own]))
+
+
+def _fields(spec: CheckpointSpec) -> dict[str, Any]:
+    kept = {name: value for name, value in spec.fields.items() if name not in NOT_KEPT}
+    dtype = spec.config.get("dtype", spec.config.get("torch_dtype"))
+    return {
+        **kept,
+        **({} if dtype is None else {"dtype": dtype}),
+        "model_type": RelPosBertConfig.model_type,
+        "position_embedding_type": spec.scheme or STOCK_SCHEME,
+        "position_options": spec.options,
+        "absolute_position_embeddings": spec.absolute and spec.scheme is not None,
+    }

@@ -1,0 +1,238 @@
+"""Tables, card and picture of scripts/benchmarks/bench_conversion.py, from what conversion.json holds."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shared.reports import Table, markdown_sections, write_report
+
+from hf_relpos.files import atomic_file
+
+from .goals import GOALS, Rows, accuracy_kept, rank_gain, spearman_lost
+from .students import FIDELITY, ROWS, label, row_label
+
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def current_rows(content: dict[str, Any]) -> Rows:
+    """The results that belong to the settings of the last run, in the order of ROWS."""
+    stored = content["rows"]
+    return {key: stored[key]["result"] for key in ROWS if key in stored and key not in content["missing"]}
+
+
+def lengths_of(content: dict[str, Any]) -> list[int]:
+    """Lengths of the windows in the rows of fidelity."""
+    return next(
+        (
+            content["rows"][key]["settings"]["lengths"]
+            for key in current_rows(content)
+            if key.startswith(("fidelity/", "quality/"))
+        ),
+        [],
+    )
+
+
+def rows_of_kind(rows: Rows, kind: str) -> Rows:
+    """Rows of one kind, by student and variant."""
+    return {key.partition("/")[2]: row for key, row in rows.items() if key.startswith(f"{kind}/")}
+
+
+def number(value: float | None, form: str = ".3f") -> str:
+    """A number, or a dash for None."""
+    return "–" if value is None else format(value, form)
+
+
+def cosines(entry: dict[str, Any], lengths: Sequence[int]) -> list[str]:
+    """Token and sentence cosine at each length."""
+    return [" / ".join(number(entry[each].get(str(length))) for each in ("token", "sentence")) for length in lengths]
+
+
+def cost(row: dict[str, Any]) -> list[str]:
+    """CPU seconds and tokens of a student, `a + b` where it started from another one."""
+    if "before" not in row:
+        return ["–", "–"]
+    return [
+        " + ".join(f"{part[what]:,.0f}" for part in (row["before"], row) if part is row or part[what])
+        for what in ("cpu_seconds", "tokens")
+    ]
+
+
+def rho(entry: dict[str, Any]) -> str:
+    """Spearman's ρ, and the difference to the teacher's."""
+    gap = entry.get("difference")
+    more = f" ({gap['mean']:+.2f}: {gap['low']:+.2f} to {gap['high']:+.2f})" if gap else ""
+    return f"{entry['rho']:.2f}{more}"
+
+
+def fidelity_tables(rows: Rows, lengths: Sequence[int]) -> Iterator[Table]:
+    """Cosines by text, and similarity sets."""
+    fidelity = rows_of_kind(rows, "fidelity")
+    for text in max((row["texts"] for row in fidelity.values()), key=len, default=()):
+        cells = [
+            [row_label(f"fidelity/{name}"), *cosines(row["texts"][text], lengths), *cost(row)]
+            for name, row in fidelity.items()
+            if text in row["texts"]
+        ]
+        columns = ["student", *map(str, lengths), "CPU s", "tokens"]
+        yield f"Token / sentence cosine to the teacher, {text}", columns, cells
+    sets = next((row["sts"] for row in fidelity.values()), {})
+    if sets:
+        cells = []
+        for name, row in fidelity.items():
+            lost = spearman_lost(f"fidelity/{name}")(rows) if name != "teacher" else None
+            cells.append([label(name), *map(rho, row["sts"].values()), number(lost, "+.2f")])
+        columns = ["student", *(f"{name} ({entry['pairs']:,})" for name, entry in sets.items()), "lost, mean"]
+        yield "Spearman's ρ × 100 (difference to the teacher: 95 % range)", columns, cells
+
+
+def quality_table(rows: Rows, lengths: Sequence[int]) -> Iterator[Table]:
+    """Sentence cosine by text, points of Spearman's ρ, time of the student, and what it cost to make."""
+    qualities = rows_of_kind(rows, "quality")
+    cells = []
+    for name, row in qualities.items():
+        closeness = [
+            " ".join(number(entry["sentence"].get(str(length))) for length in lengths)
+            for entry in row["texts"].values()
+        ]
+        gaps = " ".join(f"{entry['difference']['mean']:+.2f}" for entry in row["sts"].values())
+        times = [f"{times['student'] / times['teacher']:.2f}" for times in row["times"].values()]
+        spent = row["details"]["cpu_seconds"]
+        cells.append(
+            [label(name), *closeness, gaps or "–", *times, *(f"{seconds:,.0f}" for seconds in spent.values())]
+        )
+    if cells:
+        first = next(iter(qualities.values()))
+        columns = ["", *first["texts"], "Spearman's ρ × 100", *(f"time × source, {each}" for each in first["times"])]
+        columns += [f"{what}, CPU s" for what in first["details"]["cpu_seconds"]]
+        yield f"Qualities: sentence cosine at {', '.join(map(str, lengths))} tokens", columns, cells
+
+
+def long_table(rows: Rows) -> Iterator[Table]:
+    """Token cosine by quarter."""
+    long = rows_of_kind(rows, "long")
+    cells = [[label(name), *map(number, row["quarters"]), number(row["token"])] for name, row in long.items()]
+    for row in long.values():
+        if "ceiling" in row:
+            cells.append(["ceiling: the teacher, other windows", *["–"] * 4, number(row["ceiling"]["token"])])
+    if cells:
+        columns = ["model", "1st quarter", "2nd", "3rd", "4th", "all"]
+        yield "Long documents: token cosine to the teacher's windows", columns, cells
+
+
+def retrieval_table(rows: Rows) -> Iterator[Table]:
+    """Measures of retrieval, and the gain over the best baseline."""
+    cells = []
+    for name, row in rows_of_kind(rows, "retrieval").items():
+        gain, text = rank_gain(rows, name), "–"
+        if gain:
+            mean, low, high = (f"{100 * gain['ndcg@10'][which]:+.1f}" for which in ("mean", "low", "high"))
+            text = f"{mean}: {low} to {high} ({gain['baseline']})"
+        measures = [f"{100 * row[measure]:.1f}" for measure in ("accuracy@1", "mrr", "ndcg@10")]
+        cells.append([label(name), f"{row['queries']:,} / {row['documents']:,}", *measures, text])
+    if cells:
+        columns = ["model", "queries / documents", "accuracy@1", "MRR", "nDCG@10", "nDCG@10 over the best baseline"]
+        yield "Retrieval of long documents, %", columns, cells
+
+
+def demo_table(rows: Rows) -> Iterator[Table]:
+    """Accuracy on masked tokens."""
+    models = rows_of_kind(rows, "demo")
+    cells = []
+    for name, row in models.items():
+        kept: list[float | None] = [None, None]
+        if name != "teacher":
+            kept = [accuracy_kept(f"demo/{name}", worst)(rows) for worst in (False, True)]
+        percents = [f"{percent:.2f}" for percent in row["accuracy"].values()]
+        cells.append([label(name), *percents, *(number(percent, ".1f") for percent in kept)])
+    if cells:
+        lengths = next(iter(models.values()))["accuracy"]
+        columns = ["model", *(f"{length} tokens" for length in lengths), "% of the teacher's", "at the worse length"]
+        yield "Demo BERT: masked tokens right, %", columns, cells
+
+
+def result_tables(content: dict[str, Any], kind: str = "") -> list[Table]:
+    """The tables of all current rows, or of those of one kind."""
+    rows = {key: row for key, row in current_rows(content).items() if key.startswith(kind)}
+    return [
+        *fidelity_tables(rows, lengths_of(content)),
+        *quality_table(rows, lengths_of(content)),
+        *long_table(rows),
+        *retrieval_table(rows),
+        *demo_table(rows),
+    ]
+
+
+def goal_table(content: dict[str, Any]) -> Table:
+    """Each goal, and whether it was reached."""
+    rows, cells = current_rows(content), []
+    for goal in GOALS:
+        sign = "≥" if goal.lower else "≤"
+        bounds = [
+            "–" if bound is None else f"{sign} {bound:g}" if bound > 1e-6 else "> 0"
+            for bound in (goal.must, goal.stretch)
+        ]
+        value = number(goal.value(rows), ".3f" if (goal.must or goal.stretch) < 10 else ".1f")
+        states = [goal.reached(rows, bound) for bound in (goal.must, goal.stretch)]
+        cells.append([goal.what, value, bounds[0], states[0], bounds[1], states[1]])
+    return "Goals", ["figure", "measured", "must", "", "stretch", ""], cells
+
+
+def card(content: dict[str, Any]) -> str:
+    """conversion.md."""
+    about, rows = content["about"], current_rows(content)
+    missing = {key: content["missing"].get(key, "not selected") for key in ROWS if key not in rows}
+    by_reason = {reason: [f"`{key}`" for key in missing if missing[key] == reason] for reason in missing.values()}
+    facts = "\n".join(f"- {key}: {value}" for key, value in about.items() if key not in ("source", "command"))
+    text = (
+        f"# Conversion of {about['source']}\n\n"
+        f"Written by `{about['command']}`, which measures what is missing and repeats nothing; `--rows` selects rows, "
+        f"`--list` names them.\n\n{facts}\n\n"
+        "Cosines are means over held-out text that no student was trained on. The ceiling is a scale, not a bound: "
+        "how far the teacher agrees with itself when its input is moved by 1 to 64 positions. CPU seconds are those "
+        "of fits and steps, without the converter's own checks; `a + b`: b on top of the student it started from. "
+        "Goals take the worst of their lengths, on the first text. Questions about documents of which the "
+        "training text holds something are left out; the documents stay.\n"
+        f"{markdown_sections([goal_table(content), *result_tables(content)])}"
+    )
+    if missing:
+        text += "\n## Not measured\n\n"
+        text += "".join(f"- {reason}: {', '.join(keys)}\n" for reason, keys in by_reason.items())
+    return text
+
+
+def picture(content: dict[str, Any]) -> "Figure":
+    """Fidelity by length, with its ceiling."""
+    from matplotlib.colors import TABLEAU_COLORS
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    fidelity, lengths = rows_of_kind(current_rows(content), "fidelity"), lengths_of(content)
+    panels = figure.subplots(1, 2)
+    for axes, (kind, title) in zip(panels, (("sentence", "sentence vectors"), ("token", "tokens")), strict=True):
+        axes.set_prop_cycle(color=[*TABLEAU_COLORS, "0.3", "0.6"])
+        for name in ("teacher", *FIDELITY):
+            if name not in fidelity:
+                continue
+            entry = next(iter(fidelity[name]["texts"].values()))[kind]
+            measured = [length for length in lengths if str(length) in entry]
+            style = {"color": "black", "linestyle": ":"} if name == "teacher" else {"marker": "o", "markersize": 3}
+            words = "ceiling" if name == "teacher" else label(name).replace("`", "")
+            axes.plot(measured, [entry[str(length)] for length in measured], label=words, linewidth=1.2, **style)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(lengths, [str(length) for length in lengths])
+        axes.set_title(f"cosine to the teacher, {title}", fontsize=9)
+        axes.set_xlabel("tokens", fontsize=9)
+        axes.tick_params(labelsize=8)
+    panels[1].legend(fontsize=6)
+    return figure
+
+
+def save(folder: Path, content: dict[str, Any], draw: bool) -> None:
+    """Write conversion.json and .md, with `draw` also .png, which takes a while."""
+    write_report(folder / "conversion", content, card(content))
+    if draw:
+        figure = picture(content)
+        with atomic_file(folder / "conversion.png") as partial:
+            figure.savefig(partial, dpi=150, format="png")

@@ -1,1 +1,0 @@
-"""Parts of scripts/bench_conversion.py: students, texts, what is measured of them, goals, the card."""

@@ -1,1 +1,0 @@
-"""Parts of scripts/train_lm.py: variants, texts, the card."""

@@ -1,1 +1,0 @@
-"""Contrastive training on documents longer than the source of a conversion reads: data, readers, training, card."""

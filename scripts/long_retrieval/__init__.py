@@ -1,1 +1,0 @@
-"""Retrieval at length: the modules of bench_long_retrieval.py."""

@@ -1,0 +1,108 @@
+"""Run the tests that compare families with their own classes, and write what they measured.
+
+    python scripts/maintenance/family_parity.py                       # docs/results/families.json and its card
+
+`tests/test_family_parity.py` and `tests/test_gated.py` record their figures with `record_property("parity", …)`.
+"""
+
+import argparse
+import datetime
+import json
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from hf_relpos.console import markdown_table
+from hf_relpos.files import write_json
+
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "docs" / "results" / "families.json"
+TESTS = ("tests/test_family_parity.py", "tests/test_gated.py")
+COLUMNS = {
+    "float64": "outputs, float64",
+    "gradient64": "gradients, float64",
+    "float32": "outputs, float32",
+    "gradient32": "gradients, float32",
+    "back": "exported again",
+    "onnx": "ONNX",
+}
+HEAD = """# Relative families beside their own classes
+
+Written by `scripts/maintenance/family_parity.py` from the figures of {tests}:
+PyTorch {torch}, Transformers {transformers}, {date}.
+
+Models of random weights, read by our `from_pretrained`. The largest difference from the class of the family in
+Transformers, or for JinaBERT and MosaicBERT, which it does not have, from stored outputs of their own code: relative
+to the largest value, of outputs at real tokens and of the gradients of all parameters. Stock DeBERTa, RoFormer and
+XLNet round some constants to float32; for the columns in float64 they are computed in float64. *exported again*:
+whether `hf_relpos.export_checkpoint` gives back config.json and every weight that is used, bit for bit. *ONNX*:
+onnxruntime beside our model in float32, at the exported length and another.
+
+"""
+
+
+def measure() -> list[dict[str, Any]]:
+    """What the tests recorded, {"family", "head", figure: value} of each.
+
+    Raises:
+        SystemExit: when a test fails.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.xml")
+        command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "--full", f"--junitxml={report}", *TESTS]
+        if subprocess.run(command, cwd=ROOT).returncode:
+            raise SystemExit("Error: tests failed, nothing was written")
+        properties = xml.etree.ElementTree.parse(report).iter("property")
+        return [json.loads(each.attrib["value"]) for each in properties if each.attrib["name"] == "parity"]
+
+
+def merged(records: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
+    """{family: {head: {figure: the worst of its values}}}."""
+    rows: dict[str, dict[str, dict[str, Any]]] = {}
+    for record in records:
+        row = rows.setdefault(record.pop("family"), {}).setdefault(record.pop("head"), {})
+        for name, value in record.items():
+            worse = min if isinstance(value, bool) else max
+            row[name] = worse(row[name], value) if name in row else value
+    return rows
+
+
+def cell(value: Any) -> str:
+    """A figure of the table."""
+    if value is None:
+        return "–"
+    return ("✓" if value else "✗") if isinstance(value, bool) else f"{value:.0e}"
+
+
+def card(stored: dict[str, Any]) -> str:
+    """The Markdown file."""
+    rows = [
+        [f"`{family}`", head, *(cell(figures.get(name)) for name in COLUMNS)]
+        for family, heads in stored["families"].items()
+        for head, figures in heads.items()
+    ]
+    return HEAD.format(**stored["about"]) + markdown_table(["family", "head", *COLUMNS.values()], rows) + "\n"
+
+
+def main() -> None:
+    """Measure, and write figures and card."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    about = {
+        "tests": " and ".join(f"[{Path(test).name}](../../{test})" for test in TESTS),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC",
+    }
+    write_json(RESULTS, {"about": about, "families": merged(measure())})
+    subprocess.run([sys.executable, Path(__file__).with_name("write_cards.py")], check=True)
+
+
+if __name__ == "__main__":
+    main()

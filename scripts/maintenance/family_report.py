@@ -1,0 +1,158 @@
+"""Write which checkpoints are read: docs/families.md and a section of README.md, from the registry of families.
+
+    python scripts/maintenance/family_report.py            # or: make families
+    python scripts/maintenance/family_report.py --check    # exit code 1 if a file is stale
+
+What is refused is what a family says of a configuration in `PROBES`; a probe that it does not refuse any more is an
+error. Heads that are missing are those of the classes in Transformers.
+"""
+
+import argparse
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import transformers
+from scheme_report import table
+
+from hf_relpos.families.family import Family
+from hf_relpos.families.registry import FAMILIES
+from hf_relpos.families.table import COLUMNS, example, positions, row
+
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "families.md"
+README = ROOT / "README.md"
+MARKS = "<!-- families -->", "<!-- /families -->"
+# Configurations that a family refuses, each with the changes that make it refuse.
+PROBES: dict[str, list[dict[str, Any]]] = {
+    "nezha": [{"add_cross_attention": True}],
+    "albert": [{"embedding_size": 768, "hidden_size": 768}],
+    "mpnet": [{"relative_attention_num_buckets": 64}],
+    "deberta-v2": [
+        {"attention_head_size": 32, "num_attention_heads": 12, "hidden_size": 768},
+        {"position_buckets": 256, "max_relative_positions": 128},
+    ],
+    "deberta": [{"talking_head": True}, {"pos_att_type": "c2p|p2p"}],
+    "jinabert": [{"_code_variant": True}, {"feed_forward_type": "swiglu"}],
+    "mosaicbert": [{"hidden_act": "relu", "architectures": ["BertForMaskedLM"]}],
+    "roformer": [{"rotary_value": True}],
+    "xlnet": [{"attn_type": "uni"}, {"bi_data": True}, {"untie_r": False}],
+}
+# Relative encoders that Transformers computes with SDPA and flash attention itself: by `model_type`, title and
+# positions. A test compares them with the installed release.
+NATIVE = {
+    "modernbert": ("ModernBERT", "rotary"),
+    "nomic_bert": ("NomicBERT", "rotary"),
+    "gte": ("GTE", "rotary"),
+    "eurobert": ("EuroBERT", "rotary"),
+    "jina_embeddings_v3": ("Jina embeddings v3", "rotary"),
+    "esm": ("ESM-2", "rotary"),
+}
+HEAD = """# Checkpoints that are read
+
+Written by `make families`, from the entries in `hf_relpos/families`.
+
+- **told by**: the field of config.json, or what else marks a checkpoint that calls itself `bert`.
+- **heads**: those whose outputs stay; with an encoder, any of ours may be new.
+- **positions**: `absolute` ones are replaced or kept by a method of conversion; a relative scheme stays as it is.
+- **by**: `convert` writes a folder of ours; where `from_pretrained` stands too, our classes read the source itself.
+- **compared with**: what every conversion runs beside its result; where there is no class, tests run stored outputs of
+  the original code.
+- **since**: the first release that reads it.
+
+"""
+REFUSED_HEAD = """
+## What is refused
+
+`hf-relpos convert` and `from_pretrained` end in an error that says so; `architecture="…Model"` converts an encoder
+whose head is refused.
+
+"""
+NATIVE_HEAD = """
+## What Transformers does well itself
+
+These have relative positions, and classes in Transformers with SDPA and flash attention: nothing is to be gained here.
+
+"""
+
+
+def missing_heads(family: Family, config: dict[str, Any]) -> list[str]:
+    """Heads of the family's classes in Transformers that are not kept."""
+    if family.stock is None:
+        return []
+    stem = family.class_prefixes[0]
+    classes = [name for name in dir(transformers) if re.fullmatch(rf"{stem}(For[A-Z]\w+|LMHeadModel)", name)]
+    return [name for name in classes if name not in family.heads(config)]
+
+
+def refusals(name: str) -> list[str]:
+    """Why checkpoints of the family are refused.
+
+    Raises:
+        SystemExit: for a probe that is not refused.
+    """
+    family, reasons = FAMILIES[name], []
+    for changes in PROBES.get(name, []):
+        reason = family.unsupported_reason({**example(name), **changes})
+        if not reason:
+            raise SystemExit(f"PROBES[{name!r}]: {changes} is not refused any more; take it out")
+        reasons.append(reason)
+    missing = missing_heads(family, example(name))
+    return reasons + ([f"the heads of {', '.join(missing)}, which compute something else"] if missing else [])
+
+
+def page() -> str:
+    """docs/families.md."""
+    rows = [row(name, family) for name, family in FAMILIES.items()]
+    text = HEAD + table(list(COLUMNS), rows)
+    refused = [[FAMILIES[name].title, reason] for name in FAMILIES for reason in refusals(name)]
+    text += REFUSED_HEAD + table(["checkpoints", "why"], refused)
+    native = [[title, f"`{kind}`", kinds] for kind, (title, kinds) in NATIVE.items()]
+    return text + NATIVE_HEAD + table(["checkpoints", "`model_type`", "positions"], native)
+
+
+def section() -> str:
+    """The section of README.md: what is read as it is, by positions."""
+    by_positions: dict[str, list[str]] = {}
+    for name, family in FAMILIES.items():
+        by_positions.setdefault(positions(name, family).partition(",")[0], []).append(FAMILIES[name].title)
+    rows = [[kind, "; ".join(titles)] for kind, titles in by_positions.items()]
+    return table(["positions", "checkpoints"], rows)
+
+
+def with_section(readme: str) -> str:
+    """README.md with the section in place of its own.
+
+    Raises:
+        SystemExit: where it has none.
+    """
+    before, opening, rest = readme.partition(MARKS[0])
+    _, closing, after = rest.partition(MARKS[1])
+    if not opening or not closing:
+        raise SystemExit(f"README.md has no section between {MARKS[0]} and {MARKS[1]}")
+    return f"{before}{MARKS[0]}\n{section()}{MARKS[1]}{after}"
+
+
+def stale() -> list[str]:
+    """The files that do not say what the families say."""
+    readme = README.read_text(encoding="utf-8")
+    found = [] if with_section(readme) == readme else ["README.md"]
+    current = PAGE.is_file() and PAGE.read_text(encoding="utf-8") == page()
+    return found if current else [*found, "docs/families.md"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a file is stale")
+    if parser.parse_args().check:
+        if files := stale():
+            sys.exit(f"stale: {', '.join(files)}; run: make families")
+        return
+    README.write_text(with_section(README.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""Write what the schemes say of themselves: docs/schemes.md and its pictures.
+
+    python scripts/maintenance/scheme_report.py          # all of it, or: make schemes; needs the extra `plot`
+    python scripts/maintenance/scheme_report.py --check  # exit code 1 if a file is stale; measures and draws nothing
+
+Terms are those of a fresh layer, with the default options. The error is the largest that `parity` of the scheme's test
+returns for its `CASES`. The original is `Scheme.original`, or what a script of scripts/maintenance/golden ran: its
+docstring names it after "Original:".
+"""
+
+import argparse
+import ast
+import importlib
+import io
+import math
+import re
+import sys
+from pathlib import Path
+
+import torch
+from transformers.utils import logging
+
+from hf_relpos import SCHEMES, RelPosBertConfig
+from hf_relpos.evaluation.plot import plot_scheme
+from hf_relpos.evaluation.position_scores import record_layer
+from hf_relpos.models.capabilities import supported_implementations
+from hf_relpos.schemes.registry import build_input, build_scheme, build_shared
+from hf_relpos.schemes.scheme import OUT_OF_RANGE
+
+
+ROOT = Path(__file__).resolve().parents[2]
+CARD = ROOT / "docs" / "schemes.md"
+PICTURES = CARD.with_suffix("")  # a folder, one picture for each scheme
+UNMEASURED = "*"
+CARD_HEAD = """# Position schemes
+
+Written by `make schemes`; terms, parameters and backends are those of the default options.
+
+- **terms**: letters of the formula in `hf_relpos/attention/formula.py`; *input*: vectors added to the embeddings.
+- **parameters**: what the scheme adds to BERT-base (12 layers, D = 768, H = 12, P = 512), shared ones counted once.
+- **out_of_range**: the default for inputs longer than the trained range.
+- **error**: largest absolute difference from the original, on the stored outputs that the tests use, rounded up.
+
+To add a scheme, write its file `hf_relpos/schemes/NAME.py`, a line in `hf_relpos/schemes/__init__.py` that imports
+it, and a test `tests/schemes/test_NAME.py`; then run `make schemes`. The tests of every scheme take it in by
+themselves.
+
+"""
+RANGE_HEAD = """
+## Range, order and longer inputs
+
+What the terms do past the range they were trained on, `position_options={"out_of_range": …}`:
+
+"""
+ORDER_HEAD = """
+- **range**: the option that sets the largest distance with an embedding of its own.
+- **order-blind**: without a causal mask, a reversed text gives reversed outputs.
+
+"""
+PLOTS_HEAD = """
+## What each scheme adds to the score
+
+Fresh models with 12 heads and seed 0; learned tables are noise then, and show clipping, buckets and sharing by heads.
+Left: head 0, for all queries i and keys j, 64 tokens. Right: the query in the middle, over r = j − i. q·A and k·B are
+shown for the mean query and key of random tokens; rotations and gains by what they change in the product of a vector
+of length 1 with itself; V acts on the values and is not shown. Grid schemes see 8 × 8 tokens, `relation` edges to the
+next token and to the fourth. A trained model: `hf-relpos plot CHECKPOINT`.
+"""
+
+
+def small_config(name: str) -> RelPosBertConfig:
+    """One layer with the heads of BERT-base."""
+    return RelPosBertConfig(
+        position_embedding_type=name,
+        vocab_size=100,
+        hidden_size=192,
+        num_attention_heads=12,
+        num_hidden_layers=1,
+        intermediate_size=64,
+    )
+
+
+def added_parameters(name: str) -> int:
+    """What the scheme adds to BERT-base."""
+    config = RelPosBertConfig(position_embedding_type=name)
+    with torch.device("meta"):
+        modules = [build_scheme(config) for _ in range(config.num_hidden_layers)]
+        modules += [module for module in (build_shared(config), build_input(config)) if module is not None]
+    return sum(parameter.numel() for parameter in torch.nn.ModuleList(modules).parameters())
+
+
+def originals() -> dict[str, str]:
+    """The code that each scheme is compared with: repository, commit or version, file."""
+    by_scheme = {name: scheme.original for name, scheme in SCHEMES.items() if scheme.original is not None}
+    for script in sorted((ROOT / "scripts" / "maintenance" / "golden").glob("*.py")):
+        text = " ".join((ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or "").split())
+        stated = re.search(r"Original: (.+?)\.(?: |$)", text)
+        if stated:
+            original = re.sub(r"(commit [0-9a-f]{10})[0-9a-f]+", r"\1", stated[1])
+            by_scheme |= dict.fromkeys(re.findall(r"(\w+)\.safetensors", text), original)
+    return by_scheme
+
+
+def error(name: str) -> float | None:
+    """Largest error against the original, by the test of the scheme; None where there is nothing to compare with."""
+    sys.path[:0] = [path for path in (f"{ROOT}/tests", f"{ROOT}/tests/schemes") if path not in sys.path]
+    test = importlib.import_module(f"test_{SCHEMES[name].__module__.rpartition('.')[2]}")
+    if not hasattr(test, "parity"):
+        return None
+    torch.manual_seed(0)
+    return max(test.parity(case) for case in test.CASES)
+
+
+def rounded_up(value: float | None) -> str:
+    """One digit, so that the next run says the same: 3e-07."""
+    if value is None:
+        return "–"
+    if value == 0:
+        return "0"
+    power = math.floor(math.log10(value))
+    return f"{math.ceil(value / 10**power) * 10.0**power:.0e}"
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+
+
+def out_of_range_table() -> str:
+    """What happens past the trained range, and with which schemes."""
+    rows = []
+    for word, meaning in OUT_OF_RANGE.items():
+        able = {name: scheme.out_of_range for name, scheme in SCHEMES.items() if word in scheme.out_of_range}
+        default = ", ".join(f"`{name}`" for name, words in able.items() if words[0] == word)
+        option = ", ".join(f"`{name}`" for name, words in able.items() if words[0] != word)
+        rows.append([f"`{word}`", meaning, default or "–", option or "–"])
+    return table(["`out_of_range`", "past the trained range", "default of", "also an option of"], rows)
+
+
+def range_table() -> str:
+    """What sets the range of each scheme, whether it knows directions, and what its source claims."""
+    rows = []
+    for name, scheme in SCHEMES.items():
+        option = "–" if scheme.range_option is None else f"`{scheme.range_option.name}`"
+        blind = "yes" if scheme.is_order_blind(scheme.defaults()) else "no"
+        rows.append([f"`{name}`", option, blind, scheme.extrapolation_claim])
+    return table(["name", "range", "order-blind", "its source on inputs longer than those trained on"], rows)
+
+
+def report(measure: bool) -> str:
+    """The text of the card; with `measure` false, errors are left open."""
+    made_with, full = originals(), []
+    for name, scheme in SCHEMES.items():
+        config = small_config(name)
+        letters = ", ".join(record_layer(config).letters)
+        backends = ", ".join(supported_implementations(config))
+        original = made_with.get(name, "–")
+        largest_error = UNMEASURED if name in made_with else "–"
+        if measure:
+            largest_error = rounded_up(error(name))
+            if (largest_error == "–") != (name not in made_with):
+                raise SystemExit(f"{name}: an original is named, but its test has no parity(case), or the reverse")
+        out_of_range = scheme.options["out_of_range"].default
+        full.append(
+            [
+                f"`{name}`",
+                scheme.source,
+                letters,
+                f"{added_parameters(name):,}",
+                out_of_range,
+                backends,
+                largest_error,
+                original,
+            ]
+        )
+    header = ["name", "source", "terms", "parameters", "out_of_range", "backends", "error", "original"]
+    card = (
+        CARD_HEAD + table(header, full) + RANGE_HEAD + out_of_range_table() + ORDER_HEAD + range_table() + PLOTS_HEAD
+    )
+    card += "".join(f"\n### {name}\n\n![{name}]({PICTURES.name}/{name}.png)\n" for name in SCHEMES)
+    return card
+
+
+def without_errors(card: str) -> str:
+    """The card with every measured error replaced, since they differ from machine to machine."""
+    return re.sub(r"\| (?:0|\de-\d+) \|(?=[^|]*\|$)", f"| {UNMEASURED} |", card, flags=re.MULTILINE)
+
+
+def stale() -> list[str]:
+    """Files that do not say what the schemes say."""
+    card, files = report(measure=False), []
+    if not CARD.exists() or without_errors(CARD.read_text(encoding="utf-8")) != card:
+        files.append("docs/schemes.md")
+    missing = [name for name in SCHEMES if not (PICTURES / f"{name}.png").exists()]
+    return files + [f"docs/schemes/{name}.png" for name in missing]
+
+
+def write_pictures() -> None:
+    """One picture for each scheme, with a palette to keep the repository small."""
+    from PIL import Image
+
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    for name in SCHEMES:
+        drawn = io.BytesIO()
+        plot_scheme(small_config(name)).savefig(drawn, dpi=80)
+        Image.open(drawn).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(
+            PICTURES / f"{name}.png", optimize=True
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the files are stale")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.disable_progress_bar()
+    if arguments.check:
+        files = stale()
+        print("\n".join(f"{file} is stale: run make schemes" for file in files))
+        return int(bool(files))
+    card = report(measure=True)
+    CARD.parent.mkdir(exist_ok=True)
+    CARD.write_text(card, encoding="utf-8")
+    write_pictures()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

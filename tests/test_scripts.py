@@ -1,0 +1,271 @@
+"""Scripts of the repository: every one starts; what the generators write is current; a benchmark resumes.
+
+All in this process, so that PyTorch is imported once. The recipes, which users run, are in test_examples.py.
+"""
+
+import json
+import re
+import runpy
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from launching import SCRIPTS, import_script
+from oracles import stir
+from transformers import CONFIG_MAPPING, MODEL_MAPPING, BertConfig, BertModel, BertTokenizer, TrainingArguments
+
+
+pytest_plugins = ["pytester"]
+
+COMMANDS = sorted(
+    str(path.relative_to(SCRIPTS))
+    for path in [*SCRIPTS.glob("*/*.py"), *SCRIPTS.glob("maintenance/golden/*.py")]
+    if 'if __name__ == "__main__":' in path.read_text("utf-8")
+)
+WORDS = "the cat dog sun sky bird sat ran saw was is red blue old new big . on under and a house tree road".split()
+
+
+# What fixtures and peers are made with in environments of their own, which the docstrings of those scripts describe.
+ELSEWHERE = ("gliner", "tensorflow", "transformers.models.deprecated")
+
+
+# Every script ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_script_starts(name, monkeypatch, capsys):
+    """As `python scripts/NAME --help` from any folder, or its import where it has no options: siblings are found."""
+    path = SCRIPTS / name
+    monkeypatch.setattr(sys, "argv", [str(path), "--help"])
+    monkeypatch.setattr(sys, "path", [str(path.parent), *sys.path])
+    try:
+        if not re.search(r"argparse|launch\(|benchmark_parser", path.read_text("utf-8")):
+            assert callable(runpy.run_path(str(path))["main"])
+            return
+        with pytest.raises(SystemExit) as done:
+            runpy.run_path(str(path), run_name="__main__")
+    except ModuleNotFoundError as error:
+        assert error.name.startswith(ELSEWHERE)  # and not of a sibling
+        return
+    assert done.value.code == 0 and "usage:" in capsys.readouterr().out.lower()
+
+
+# Pages that are written by scripts ---------------------------------------------------------------------------------
+
+
+def test_cards_are_what_their_results_give():
+    cards = import_script("write_cards")
+    stale = [path for path, text in cards.cards().items() if path.read_text(encoding="utf-8") != text]
+    assert not stale, "run: python scripts/maintenance/write_cards.py"
+    stored = {str(path.relative_to(cards.RESULTS)) for path in cards.RESULTS.rglob("*.json")}
+    assert stored <= set(cards.CARDS)
+
+
+def test_the_table_of_schemes(tmp_path, monkeypatch):
+    report = import_script("scheme_report")
+    assert not report.stale(), "run: make schemes"
+    assert report.added_parameters("relative_key") == 12 * 1023 * 64 and report.added_parameters("rope") == 0
+    assert report.added_parameters("t5") == 32 * 12  # shared by the layers
+    assert 0 < report.error("alibi") <= 1e-6 and report.error("huang_m1") is None
+    row = "| `t5` | Raffel | c' | 384 | clip | sdpa | {} | transformers |\n"
+    assert report.without_errors(row.format("2e-07")) == report.without_errors(row.format("0"))
+    (tmp_path / "card").write_text(report.CARD.read_text("utf-8").replace("| `shaw` |", "| `show` |"), "utf-8")
+    monkeypatch.setattr(report, "CARD", tmp_path / "card")
+    monkeypatch.setattr(report, "PICTURES", tmp_path)
+    monkeypatch.setattr(report, "SCHEMES", {"shaw": report.SCHEMES["shaw"]})
+    assert report.stale() == ["docs/schemes.md", "docs/schemes/shaw.png"]
+
+
+def test_the_table_of_families(tmp_path, monkeypatch):
+    report = import_script("family_report")
+    assert not report.stale(), "run: make families"
+    for kind in report.NATIVE:  # what it sends to Transformers itself
+        if kind in CONFIG_MAPPING:  # the oldest release that is supported has no GTE
+            model = MODEL_MAPPING[CONFIG_MAPPING[kind]]
+            assert model._supports_sdpa and model._supports_flash_attn, kind
+    monkeypatch.setitem(report.PROBES, "roformer", [{"hidden_act": "relu"}])
+    with pytest.raises(SystemExit, match=r"PROBES\['roformer'\].*not refused any more"):
+        report.refusals("roformer")
+    page = tmp_path / "README"
+    page.write_text(report.README.read_text("utf-8").replace("RoFormer", "RoFarmer"), "utf-8")
+    monkeypatch.undo()
+    monkeypatch.setattr(report, "README", page)
+    assert report.stale() == ["README.md"]
+
+
+FEATURES = """
+import pytest
+
+SCHEMES = ["shaw", "t5", "rope"]
+
+@pytest.mark.feature("good")
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_good(scheme, record_property):
+    if scheme == "rope":
+        record_property("note", "slowly")
+
+@pytest.mark.feature("mixed")
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_mixed(scheme, record_property):
+    if scheme == "t5":
+        record_property("refused", "no tables")
+    assert scheme != "rope"
+
+def test_of_no_feature():
+    assert False
+"""
+
+
+def test_the_matrix_of_features(pytester, monkeypatch):
+    """A session records its outcomes, one of a single feature leaves the other rows, and the card says them."""
+    matrix, results = import_script("feature_matrix"), pytester.path / "features.json"
+    monkeypatch.syspath_prepend(SCRIPTS.parent / "tests")
+    pytester.makeini("[pytest]\nmarkers = feature(name): a feature\n")
+
+    def run(tests, *more):
+        pytester.makepyfile(tests)
+        options = ("-p", "feature_matrix", "-p", "no:xdist", "-p", "no:hypothesispytest", "--feature-results", results)
+        return pytester.runpytest_inprocess(*options, *more)
+
+    run(FEATURES).assert_outcomes(passed=5, failed=1, deselected=1)
+    before = json.loads(results.read_text())["features"]
+    outcomes = {scheme: list(tests.values()) for scheme, tests in before["mixed"]["tests"].items()}
+    assert outcomes == {"shaw": ["passed"], "t5": ["refused: no tables"], "rope": ["failed"]}
+    rows = {
+        line.split("|")[1].strip(): line
+        for line in matrix.card(json.loads(results.read_text())).splitlines()
+        if "|" in line
+    }
+    assert "✗" in rows["mixed"] and "refused" in rows["mixed"] and "✓" in rows["good"] and "✗" not in rows["good"]
+    run(FEATURES.replace('assert scheme != "rope"', "pass"), "--feature", "good").assert_outcomes(
+        passed=3, deselected=4
+    )
+    assert json.loads(results.read_text())["features"]["mixed"] == before["mixed"]
+    assert run(FEATURES, "--feature", "god").ret == pytest.ExitCode.USAGE_ERROR
+
+
+# Benchmarks --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    """A folder with a small BERT of random weights, text of each kind, sentence pairs, documents and queries."""
+    folder = tmp_path_factory.mktemp("bench")
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
+    tokenizer = BertTokenizer(str(folder / "vocab.txt"))
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    config = BertConfig(vocab_size=len(tokenizer), max_position_embeddings=32, initializer_range=0.2, **sizes)
+    stir(BertModel(config, add_pooling_layer=False)).save_pretrained(folder / "teacher")
+    tokenizer.save_pretrained(folder / "teacher")
+
+    def text(seed, count):
+        rng = np.random.default_rng(seed)
+        return [" ".join([*rng.choice(WORDS[:-1], rng.integers(5, 12)), "."]).capitalize() for _ in range(count)]
+
+    (folder / "held.txt").write_text("\n\n".join(" ".join(text(number, 40)) for number in range(20)))
+    (folder / "train.txt").write_text("\n\n".join(" ".join(text(number, 200)) for number in range(100, 140)))
+    pairs = zip(text(1, 12), text(2, 12), strict=True)
+    (folder / "pairs.tsv").write_text("".join(f"{n % 5}\t{one}\t{other}\n" for n, (one, other) in enumerate(pairs)))
+    documents = {f"d{n}": " ".join(text(200 + n, 20)) for n in range(6)}
+    (folder / "docs.tsv").write_text("id\ttext\n" + "".join(f"{n}\t{each}\n" for n, each in documents.items()))
+    (folder / "queries.tsv").write_text("query\tdoc\n" + "".join(f"{t[:60]}\t{n}\n" for n, t in documents.items()))
+    return folder
+
+
+def test_conversion_is_measured_row_by_row(teacher, tmp_path, capsys):
+    """What is measured is not measured again; other settings and a forgotten student measure their rows anew."""
+    bench, out = import_script("bench_conversion"), tmp_path / "out"
+
+    def run(*more):
+        files = [f"--{name}={teacher / file}" for name, file in (("source", "teacher"), ("train-text", "train.txt"))]
+        files += [f"--{name}={teacher / name}.tsv" for name in ("docs", "queries")]
+        files += [f"--eval-text={teacher / 'held.txt'}", f"--sts={teacher / 'pairs.tsv'}", f"--out={out}"]
+        sizes = "--lengths 8 16 32 --window-tokens 128 --tokens 600 --steps 2 --batch-tokens 64 --long-length 64"
+        sizes += " --documents 2 --window 8 --chunk 16 --masked-tokens 1024"
+        bench.main([*files, f"--work={tmp_path / 'work'}", *sizes.split(), *more])
+        return json.loads((out / "conversion.json").read_text())
+
+    rows = ("fidelity/teacher", "fidelity/zero", "long/hierarchical*", "retrieval/truncate", "demo/zero")
+    content = run("--rows", *rows)
+    found = {key: row["result"] for key, row in content["rows"].items()}
+    assert not content["missing"] and found["fidelity/zero"]["texts"]["held.txt"]["sentence"]["16"] < 0.999
+    assert len(found["long/hierarchical"]["quarters"]) == 4 and found["retrieval/truncate"]["queries"] == 6
+    card = (out / "conversion.md").read_text()
+    assert str(teacher) not in card and "| positions dropped, tables zero |" in card and "| not measured |" in card
+    capsys.readouterr()
+    run("--rows", *rows[:2])
+    assert capsys.readouterr().out.count("there already") == 2
+    again = run("--rows", "fidelity/zero", "--window-tokens", "64")
+    assert again["rows"]["fidelity/zero"]["settings"]["window_tokens"] == 64
+    assert "fidelity/teacher" in again["missing"]
+    assert "fidelity/zero" not in run("--rows", "fidelity/teacher", "--again", "zero")["rows"]
+    with pytest.raises(SystemExit):
+        run("--rows", "fidelity/nothing")
+    assert "fits none; --list names them" in capsys.readouterr().err
+
+
+def test_training_text_shares_nothing_with_the_evaluation(teacher):
+    training_passages = import_script("conversion_quality.texts").training_passages
+    held = [str(teacher / "held.txt")]
+    texts, left_out = training_passages([str(teacher / "train.txt")], held, 200_000, 0)
+    assert left_out == 0 and len(set(texts)) == 17
+    assert training_passages(held, held, 10_000, 0) == ([], 1)
+
+
+# The arguments of each recipe.
+RECIPES = {
+    "run_mlm": "MaskedArguments",
+    "run_classification": "ClassificationArguments",
+    "run_ner": "TaggingArguments",
+    "run_qa": "AnsweringArguments",
+    "run_embedding": "EmbeddingArguments",
+}
+
+
+@pytest.mark.parametrize("page", ["train.md", "results/recipes.md"])
+def test_every_recipe_reads_the_commands_that_pages_show(page):
+    """As a reader would paste them."""
+    text = (SCRIPTS.parent / "docs" / page).read_text("utf-8").replace("\\\n", " ")
+    commands = [shlex.split(line) for line in re.findall(r"^python (scripts/examples/.*)$", text, re.MULTILINE)]
+    assert {Path(script).stem for script, *_ in commands} == {*RECIPES, "run_distil"}
+    parsing = import_script("recipes.arguments")
+    for script, *words in commands:
+        recipe = import_script(Path(script).stem)
+        own = getattr(recipe, RECIPES.get(Path(script).stem, "DistillationArguments"))
+        kinds = (own,) if recipe.__name__ == "run_distil" else (parsing.ModelArguments, own)
+        *_, training = parsing.parse((*kinds, TrainingArguments), "", words)
+        assert (SCRIPTS.parent / script).is_file() and training.do_eval
+
+
+def test_an_interrupted_timing_goes_on(tmp_path, monkeypatch):
+    """Every variant is timed once at every length and pass, and written before the next."""
+    bench = import_script("bench_window")
+    monkeypatch.setattr(bench, "WINDOW", 8)
+    monkeypatch.setattr(bench, "PIECE", 16)
+    monkeypatch.setattr("torch.set_num_threads", lambda count: None)  # of the process that runs the tests
+    monkeypatch.setattr(bench, "run_worker", lambda *request: 2.5)  # a fresh process has the real sizes
+    timed, time_in_turns = [], bench.time_in_turns
+
+    def time(calls, rounds):
+        if len(timed) == 1:
+            timed.append(None)
+            raise KeyboardInterrupt
+        timed.append(sorted(calls))
+        return time_in_turns(calls, rounds)
+
+    monkeypatch.setattr(bench, "time_in_turns", time)
+    arguments = ["bench_window.py", "--schemes", "relative_key", "--lengths", "32", "48", "--rounds", "1"]
+    monkeypatch.setattr("sys.argv", [*arguments, "--out", str(tmp_path)])
+    with pytest.raises(KeyboardInterrupt):
+        bench.main()
+    first = json.loads((tmp_path / "cpu-window.json").read_text())
+    assert len(first["times"]) == len(bench.VARIANTS) and not first["complete"]
+    bench.main()
+    assert timed == [sorted(bench.VARIANTS), None, *[sorted(bench.VARIANTS)] * 3]
+    found = json.loads((tmp_path / "cpu-window.json").read_text())
+    assert found["complete"] and found["difference"]["relative_key"] <= 1e-11
+    assert "| window |" in (tmp_path / "cpu-window.md").read_text() and (tmp_path / "cpu-window.png").exists()
