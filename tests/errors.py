@@ -7,7 +7,7 @@ import pytest
 
 
 @contextmanager
-def raises(kind: type[BaseException] | tuple[type[BaseException], ...], *names: object) -> Iterator[None]:
+def raises(kind: type[BaseException] | tuple[type[BaseException], ...], *names: object) -> Iterator[pytest.ExceptionInfo[BaseException]]:
     """As `pytest.raises`, for a message that names all of these: fields, values, schemes, files.
 
     Args:
@@ -15,7 +15,7 @@ def raises(kind: type[BaseException] | tuple[type[BaseException], ...], *names: 
         names: as the message has them.
     """
     with pytest.raises(kind) as raised:
-        yield
+        yield raised
     message = str(raised.value)
     missing = [name for name in map(str, names) if name not in message]
     assert not missing, f"{missing} are not in: {message}"

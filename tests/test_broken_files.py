@@ -421,6 +421,7 @@ Path(sys.argv[2]).write_text(said)
 """
 
 
+@pytest.mark.slow
 def test_a_folder_is_calibrated_into_by_one_process(tmp_path):
     (tmp_path / "second.py").write_text(SECOND_PROCESS)
 

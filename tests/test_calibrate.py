@@ -667,6 +667,7 @@ def refuse(small, tmp_path, words, texts=None, **arguments):
     assert list(tmp_path.iterdir()) == [] or not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_progress_is_told_where_there_is_no_terminal(small, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr("hf_relpos.console.LINE_SECONDS", 0.0)
     options = {"tokens": 2000}
@@ -808,6 +809,7 @@ def command(small, tmp_path, *more):
     return CliRunner().invoke(app, [str(word) for word in (*words, *more)])
 
 
+@pytest.mark.slow
 def test_a_poor_result_is_written_and_told(small, tmp_path, poorly_fitted):
     result = command(small, tmp_path, "--text", small / "text.txt")
     assert result.exit_code == 3 and "written to" in result.stdout and AutoModel.from_pretrained(tmp_path / "out")

@@ -90,6 +90,7 @@ def test_work_under_a_window_grows_with_the_length():
     assert work_of(2048, None)["products"] > 4 * long
 
 
+@pytest.mark.slow
 def test_costs_under_a_window():
     config = tiny_config("shaw", attention_window=4, num_hidden_layers=1)
     costs = model_costs(config, 700, backends=["relpos", "sdpa", "eager"], rounds=1)

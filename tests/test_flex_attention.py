@@ -198,6 +198,7 @@ COMPILED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.covering(1)
 @torch.no_grad()
 @pytest.mark.parametrize("fields, real", COMPILED.values(), ids=COMPILED)

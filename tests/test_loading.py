@@ -504,6 +504,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_loading_is_light(tmp_path):
     """Of our own folder: config.json is opened once, and neither families nor the converter are imported."""
     torch.manual_seed(0)
