@@ -1,6 +1,7 @@
 # make demo    convert a real BERT, fine-tune it, reload it
-# make test    style and types, and every test; of tests with many cases a choice that meets every kind of term
-# make test-all    the same with every case
+# make test    style and types, and the fast tests: whether a change of the library is right
+# make test-more    the other tiers (TIERS in tests/selection.py): documents, ecosystem, hub, kernels, scripts, slow
+# make test-all    every tier with every case; the two above choose cases that meet every kind of term
 # make fuzz    property tests with FUZZ_EXAMPLES random examples of each, and the table of docs/reliability.md
 # make lint    style and types only
 # make schemes    what the schemes say of themselves: docs/schemes.md and its pictures
@@ -19,6 +20,7 @@ FLOOR := .venvs/floor
 RELEASE := .venvs/release
 WHEEL := $(CURDIR)/.venvs/wheel
 PYTEST_ARGS ?= -n auto --dist loadgroup
+TIERS ?= documents or ecosystem or hub or kernels or scripts or slow
 FUZZ_EXAMPLES ?= 1000
 # what calls Transformers rather than PyTorch alone
 FLOOR_TESTS := $(addprefix tests/test_, $(addsuffix .py, anneal card chunked convert cost deberta_checkpoints distil earlier_checkpoints \
@@ -27,13 +29,16 @@ FLOOR_TESTS := $(addprefix tests/test_, $(addsuffix .py, anneal card chunked con
 	travels xlnet_checkpoints)) \
 	tests/schemes/test_every_scheme.py tests/schemes/test_harmonic.py
 
-.PHONY: demo docs families features fuzz release-check schemes test test-all test-browser test-floor lint clean
+.PHONY: demo docs families features fuzz release-check schemes test test-all test-more test-browser test-floor lint clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/hf-relpos demo --out demo-out --overwrite
 
 test: $(VENV)/.installed lint
 	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+
+test-more: $(VENV)/.installed
+	$(VENV)/bin/python -m pytest $(PYTEST_ARGS) -m "$(TIERS)"
 
 test-all: $(VENV)/.installed lint
 	$(VENV)/bin/python -m pytest $(PYTEST_ARGS) --full

@@ -1,6 +1,7 @@
 """What every test needs: no network, one thread, no progress bars, fixed seeds. And which tests run: `selection`."""
 
 import os
+from pathlib import Path
 
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -39,11 +40,33 @@ def pytest_configure(config):
         "feature(name): a row of docs/features.md; the argument `scheme` of the test is the column",
         "full: runs with --full only",
         "heavy: takes long, so it is started early",
+        *(
+            f"{tier}: runs with -m {tier}, with --full, or asked for by file (selection.py)"
+            for tier in selection.TIERS
+        ),
     ):
         config.addinivalue_line("markers", line)
     named = any("::" in argument for argument in config.args)  # a test that is asked for by name runs
     selection.full = config.getoption("--full") or named
     selection.browser = named or "browser" in config.option.markexpr
+
+
+def named_files(config):
+    """The files that the command line names."""
+    paths = (Path(config.invocation_params.dir, argument.split("::")[0]) for argument in config.args)
+    return {path.resolve() for path in paths if path.is_file()}
+
+
+def only_fast(config):
+    """Whether nothing asks for the other tiers: they run with `--full`, and where `-m` says so."""
+    return not config.getoption("--full") and not config.option.markexpr
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Spare the import of files whose tier does not run."""
+    if collection_path.is_file() and only_fast(config) and selection.tier_of(collection_path):
+        return collection_path.resolve() not in named_files(config) or None
+    return None
 
 
 def shares_fixture(item):
@@ -53,12 +76,19 @@ def shares_fixture(item):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config, items):
-    """Group what shares a fixture, choose cases, and begin with what takes longest."""
+    """Group what shares a fixture, mark tiers, choose cases, and begin with what takes longest."""
     for item in items:
         if shares_fixture(item):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
+        for tier in selection.tiers_of(item):
+            item.add_marker(tier)
     yield  # -k, -m, and the names that pytest-xdist gives to groups
     wanted = [item for item in items if selection.browser or not item.get_closest_marker("browser")]
+    if only_fast(config):
+        files = named_files(config)
+        wanted = [
+            item for item in wanted if item.path in files or not any(map(item.get_closest_marker, selection.TIERS))
+        ]
     chosen = wanted if selection.full else selection.select(wanted)
     kept = set(chosen)
     left_out = [item for item in items if item not in kept]
@@ -89,6 +119,8 @@ def pytest_terminal_summary(terminalreporter, config):
     count = config.stash.get(LEFT_OUT, 0)
     if count:
         terminalreporter.write_line(f"{count} more cases run with --full (make test-all)")
+    if only_fast(config) and not named_files(config):
+        terminalreporter.write_line(f"The tiers {', '.join(selection.TIERS)} run with -m (make test-more)")
 
 
 @pytest.fixture(autouse=True)

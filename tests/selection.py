@@ -9,13 +9,18 @@ that take long.
 
 A test or case marked `full` runs with `--full` only, and `chosen` is for loops over schemes inside a test or fixture.
 All of it is deterministic: the processes of pytest-xdist must agree.
+
+`TIERS` says which files wait for `make test-more`: what they test changes rarely, or takes long. So do tests of other
+files that are marked with a tier, or have the fixture `hub`. All others are the fast tier, which `pytest` alone runs.
 """
 
 import dataclasses
+import fnmatch
 import functools
 import heapq
 import itertools
 from collections.abc import Hashable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +28,24 @@ import pytest
 
 full = False  # set by `--full`, before test modules are imported
 browser = False  # set by `-m browser`: without it, and with `--full`, tests marked so are left out
+# Markers, and the files `test_*.py` that have them as a whole.
+TIERS = {
+    "documents": ("demo", "doc_blocks", "docs", "notebook"),
+    "ecosystem": (
+        "compile",
+        "generation",
+        "graph_export",
+        "live_tools",
+        "loading_features",
+        "offloading",
+        "tools_*",
+        "trainer_features",
+    ),
+    "hub": ("hub*", "privacy", "push", "travels"),
+    "kernels": ("kernels*",),
+    "slow": (),  # of those marked by themselves: they take seconds beside what faster ones of their file say
+    "scripts": ("examples", "scripts"),
+}
 # A scheme for each kind of term: what tests of a feature are parametrized with, and the columns of docs/features.md.
 FEATURE_SCHEMES = (
     "relative_key",  # A
@@ -41,6 +64,24 @@ FEATURE_SCHEMES = (
 FEW_FEATURE_SCHEMES = tuple(
     name if name in ("tables", "t5") else pytest.param(name, marks=pytest.mark.full) for name in FEATURE_SCHEMES
 )
+
+
+def tier_of(path: Path) -> str | None:
+    """The tier of a file of tests; None for the fast one."""
+    name = path.stem.removeprefix("test_")
+    found = (tier for tier, patterns in TIERS.items() if any(fnmatch.fnmatch(name, each) for each in patterns))
+    return next(found, None)
+
+
+def tiers_of(item: pytest.Item) -> list[str]:
+    """The tiers that an item has, without those it is marked with."""
+    tier = tier_of(item.path)
+    return [*([tier] if tier else []), *(["hub"] if "hub" in getattr(item, "fixturenames", ()) else [])]
+
+
+def is_slow(item: pytest.Item) -> bool:
+    """Whether an item waits for `make test-more`."""
+    return any(item.get_closest_marker(tier) for tier in TIERS)
 
 
 @functools.cache
@@ -111,7 +152,8 @@ def thinned(schemes: Iterable[str]) -> list[Any]:
 def with_full(quick: Iterable[Any], others: Iterable[Any]) -> list[Any]:
     """Parameters for `pytest.mark.parametrize`: the quick ones, and `full` on the others that are not among them."""
     names = list(quick)
-    return [*names, *(pytest.param(each, marks=pytest.mark.full) for each in others if each not in names)]
+    added = [each if isinstance(each, tuple) else (each,) for each in others if each not in names]
+    return [*names, *(pytest.param(*each, marks=pytest.mark.full) for each in added)]
 
 
 def schemes_of(value: Any, known: Iterable[str]) -> list[str]:

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from ddp_train import train
+from errors import raises
 from oracles import stir, tiny_config, tiny_model
 from torch.autograd import gradcheck
 from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM, TrainerCallback, set_seed
@@ -156,7 +157,7 @@ def test_bad_steps(steps):
 
 
 def test_bad_schedule():
-    with pytest.raises(ValueError, match="known: 'linear', 'cosine'"):
+    with raises(ValueError, "linear", "cosine"):
         AnnealAbsolutePositions(schedule="stairs")
 
 
@@ -256,6 +257,6 @@ def test_dropping_it_changes_no_output_and_lifts_the_limit(scheme, size, tmp_pat
 def test_a_table_that_has_not_faded_is_not_dropped():
     model = tiny_model(RelPosBertModel, SCHEME, absolute_position_fade=0.25, **TABLE)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(ValueError, match=r"0\.25: the table is still used"):
+    with raises(ValueError, "0.25"):
         drop_absolute_positions(model)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())

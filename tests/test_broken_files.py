@@ -331,6 +331,7 @@ def exit_codes(*processes):
     return sorted(process.exitcode for process in processes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("existing", [False, True], ids=["new", "overwrite"])
 @pytest.mark.parametrize("step", ["compare_tensors", "write_card"])
 def test_a_conversion_that_is_killed_leaves_the_folder_as_it_was(tmp_path, checkpoints, step, existing):
@@ -347,6 +348,7 @@ def test_a_conversion_that_is_killed_leaves_the_folder_as_it_was(tmp_path, check
     assert RelPosBertModel.from_pretrained(out).config.position_embedding_type == "relative_key"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("existing", [False, True], ids=["new", "overwrite"])
 def test_two_conversions_into_one_folder_leave_one_whole_result(tmp_path, checkpoints, existing):
     out = tmp_path / "out"

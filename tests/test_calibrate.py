@@ -17,6 +17,7 @@ import torch
 from launching import run_python
 from rich.console import Console
 from safetensors.torch import load_file, save_file
+from selection import with_full
 from tokenizers import Regex
 from tokenizers.normalizers import Replace
 from tokenizers.processors import TemplateProcessing
@@ -50,6 +51,7 @@ from hf_relpos.schemes.encodings import sinusoid_concat
 
 
 DEMO = Path(hf_relpos.__file__).parent / "demo"
+FITTED = [name for name, each in hf_relpos.SCHEMES.items() if each.linear_parameters]
 EXACT = CalibrationSettings(ridge=1e-10, smooth=1e-10, newton=6, iterations=100, tolerance=1e-12)
 
 
@@ -127,6 +129,7 @@ def test_nothing_is_changed_where_nothing_is_missing():
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6, msg=name)
 
 
+@pytest.mark.slow
 def test_padding_changes_nothing():
     """Windows of different lengths in one batch, or each alone."""
     teacher = relative_model("tables", {"terms": "ABcV"})
@@ -174,6 +177,7 @@ def test_a_row_that_is_too_long_is_read_in_windows():
     torch.testing.assert_close(long.teacher[0], expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 8], ids=["all keys", "window"])
 def test_long_rows_are_fitted(window):
     """On rows of four times its length a teacher with a window is followed better if such rows were fitted."""
@@ -372,6 +376,7 @@ def test_pairs_are_fitted_with_their_token_types():
     assert not any(batch.types.any() for batch in make_batches(rows, 0, 512, 6))
 
 
+@pytest.mark.slow
 def test_convert_keeps_pairs(small, tmp_path):
     """A token type that nothing was fitted to is far from the source; by default half of the text is pairs."""
     arguments = {"method": "calibrate+distil", "texts": small / "text.txt"}
@@ -391,6 +396,7 @@ def test_convert_keeps_pairs(small, tmp_path):
         convert(small / "bert", tmp_path / "not", method_options={"pairs": 2}, **arguments)
 
 
+@pytest.mark.slow
 def test_sources_that_read_no_pairs(small, tmp_path):
     """A sentence encoder, unless it is asked for; a CrossEncoder is none; a source whose token types are all one."""
     model, kinds = small / "bert", ("SentenceTransformer", "CrossEncoder", "one type")
@@ -501,6 +507,7 @@ def test_a_quality_chooses_scheme_method_and_options(small, tmp_path, monkeypatc
     assert f"--scheme {chosen.scheme} --method {chosen.method}" in again and "--method-option tokens=2000" in again
 
 
+@pytest.mark.slow
 def test_what_is_given_wins_over_the_quality(small, tmp_path, monkeypatch):
     shortened(monkeypatch)
     given = {"position_embedding_type": "relative_key", "method": "calibrate", "method_options": {"tokens": 1500}}
@@ -550,6 +557,7 @@ def test_calibrate_and_distil(small, tmp_path):
     assert isinstance(model, RelPosBertForMaskedLM)
 
 
+@pytest.mark.slow
 def test_distilled_for_long_texts(small, tmp_path):
     """Every third step has a row that is longer than the source reads, and the waves are as long as that needs."""
     options = {"tokens": 2000, "steps": 24, "batch_tokens": 128}
@@ -574,6 +582,7 @@ def test_distilled_for_long_texts(small, tmp_path):
     assert fidelity.lengths[-1].length == 256
 
 
+@pytest.mark.slow
 def test_waves_for_a_relative_source_are_as_long(small, tmp_path):
     relative = tmp_path / "relative"
     convert(small / "bert", relative, position_embedding_type="relative_key", method="drop")
@@ -602,7 +611,7 @@ def test_a_period_that_is_given_stays(small, tmp_path):
     assert report.position_options["period"] == 300
 
 
-@pytest.mark.parametrize("scheme", [name for name, each in hf_relpos.SCHEMES.items() if each.linear_parameters])
+@pytest.mark.parametrize("scheme", with_full(["tables", "transformer_xl"], FITTED))
 def test_every_scheme_that_can_be_fitted(small, tmp_path, scheme):
     report = convert(
         small / "bert",
@@ -638,6 +647,7 @@ def test_the_demo_bert_keeps_what_it_predicts(tmp_path):
     assert scores[1] > 0.9 * scores[0]
 
 
+@pytest.mark.slow
 def test_two_processes_make_the_tables_of_one(small, tmp_path):
     arguments = ["-m", "hf_relpos", "convert", small / "bert", "--text", small / "text.txt", "--method", "calibrate"]
     arguments += ["--method-option", "tokens=2000", "--option", "terms=ABcV"]

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from errors import raises
 from oracles import tiny_config
 from torch import nn
 from typer.testing import CliRunner
@@ -70,7 +71,7 @@ def test_every_scheme_has_its_costs():
 def test_one_backend_on_request():
     costs = model_costs(tiny_config("shaw"), 8, backends=["eager"], rounds=1)
     assert [cost.backend for cost in costs] == ["sdpa", "eager"]
-    with pytest.raises(ValueError, match="'flash_attention_2' cannot compute 'shaw'; use one of: relpos"):
+    with raises(ValueError, "'flash_attention_2'", "'shaw'", "relpos"):
         model_costs(tiny_config("shaw"), 8, backends=["flash_attention_2"])
 
 
@@ -107,9 +108,9 @@ def test_a_window_on_request():
     wider = with_window(config, 8)
     assert (wider.attention_window, wider.global_tokens) == (8, [0, 2])
     assert with_window(config, 0).attention_window is None
-    with pytest.raises(ValueError, match=r"attention_window = -1: give an integer from 1 to 16,777,216, or None"):
+    with raises(ValueError, "attention_window = -1"):
         with_window(config, -1)
-    with pytest.raises(ValueError, match=r"memory_length = 8 with attention_window = 4 .* set global_tokens=\[\]"):
+    with raises(ValueError, "memory_length = 8", "attention_window = 4", "global_tokens=[]"):
         with_window(tiny_config("transformer_xl", memory_length=8), 4)
 
 
@@ -118,10 +119,11 @@ def test_configurations_are_read_without_weights(tmp_path):
     assert read_configuration(tmp_path).hidden_size == 24
     config = with_scheme(read_configuration(tmp_path), "tables", 700)
     assert (config.position_embedding_type, config.max_position_embeddings) == ("tables", 700)
-    with pytest.raises(ValueError, match="position_embedding_type = 'shav' is unknown; 'shaw' is most like it; known"):
+    with raises(ValueError, "position_embedding_type = 'shav'", "'shaw'"):
         with_scheme(config, "shav", 8)
 
 
+@pytest.mark.slow
 def test_doctor_compares_with_absolute_positions(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     RelPosBertModel(tiny_config("shaw")).save_pretrained(tmp_path)
@@ -133,6 +135,7 @@ def test_doctor_compares_with_absolute_positions(tmp_path, monkeypatch):
     assert ["absolute", "sdpa"] in rows and ["shaw", "eager"] in rows and ["t5", "relpos:"] in rows
 
 
+@pytest.mark.slow
 def test_doctor_has_the_window(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     RelPosBertModel(tiny_config("shaw", attention_window=4)).save_pretrained(tmp_path)

@@ -249,6 +249,7 @@ def test_the_scale_counts_terms_that_are_not_there(tmp_path, kind, kinds, biased
         assert filecmp.cmp(tmp_path / "stock/model.safetensors", tmp_path / "back/model.safetensors", shallow=False)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("kind, suffix", [(kind, suffix) for kind in CONFIGS for suffix in HEADS[kind]])
 def test_converted_and_written_back(tmp_path, kind, suffix):
     """The check of a conversion is against the stock class; what comes back is the file that there was."""

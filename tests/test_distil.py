@@ -182,6 +182,7 @@ def test_batches_are_bounded_alike_and_reproducible():
     assert min(counts.values()) >= 2 and max(counts.values()) - min(counts.values()) <= 2
 
 
+@pytest.mark.slow
 def test_a_stream_and_loader_workers_keep_the_order():
     class Stream(torch.utils.data.IterableDataset):
         def __iter__(self):
@@ -371,6 +372,7 @@ def test_windows_past_the_teachers_limit_have_the_targets_of_overlapping_windows
     assert set(run(student, teacher, windows, steps=2).losses) == {"layers", "total"}  # no row has its attention
 
 
+@pytest.mark.slow
 def test_two_processes_are_one_that_accumulates(tmp_path):
     run_python(Path(__file__).with_name("distil_train.py"), tmp_path, processes=2)
     two = json.loads((tmp_path / "report.json").read_text())
@@ -388,6 +390,7 @@ def test_two_processes_are_one_that_accumulates(tmp_path):
         assert torch.allclose(tensor, other[name], atol=1e-4), name
 
 
+@pytest.mark.slow
 def test_bf16():
     teacher, student = pair()
     report = run(student, teacher, steps=60, trainer_arguments={**CPU, "bf16": True})

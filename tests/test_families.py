@@ -143,6 +143,7 @@ RELATIVE = [name for name, family in FAMILIES.items() if family.legacy_types and
 HEADS = [(family, suffix) for family in RELATIVE for suffix in FAMILIES[family].suffixes]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("family, suffix", HEADS, ids=lambda value: str(value))
 def test_every_head(tmp_path, family, suffix):
     """The converter compares with the family's own class, into which the old attention was put."""

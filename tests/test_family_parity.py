@@ -121,6 +121,7 @@ def test_outputs_and_gradients(kind, name, tmp_path, measured):
     assert max(single) <= 1e-5 and max(double) <= 1e-9
 
 
+@pytest.mark.covering(1)
 @every_head
 def test_converted_and_written_back(kind, name, tmp_path, measured):
     """Every weight that is used, bit for bit, and every field of the configuration."""

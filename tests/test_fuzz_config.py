@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from errors import raises
 from fuzzing import attempt, examples, memory_limit
 from huggingface_hub.errors import StrictDataclassError
 from hypothesis import given
@@ -201,19 +202,19 @@ def test_error_names_field_and_value(tmp_path, name, value, way):
 def test_backend_of_the_wrong_type_is_named_when_it_is_set_later():
     config = tiny_config("shaw")
     config._attn_implementation = True
-    with pytest.raises(ValueError, match="attn_implementation = True: give the name"):
+    with raises(ValueError, "attn_implementation = True"):
         RelPosBertModel(config)
 
 
 def test_sizes_that_no_machine_holds_are_named_together():
-    with pytest.raises(ValueError, match=f"hidden_size = {2**23}.*parameters, more than {MAX_PARAMETERS:,}"):
+    with raises(ValueError, f"hidden_size = {2**23}", f"{MAX_PARAMETERS:,}"):
         tiny_config("rope", hidden_size=2**23, num_attention_heads=2**17)
-    with pytest.raises(ValueError, match=r"position_options = .*parameters"):
+    with raises(ValueError, "position_options", "parameters"):
         tiny_config("shaw", hidden_size=2**18, num_attention_heads=1, position_options={"clip": MAX_COUNT})
 
 
 def test_a_table_beside_a_scheme_on_the_input_is_named():
-    with pytest.raises(ValueError, match=r"'sinusoidal' with absolute_position_embeddings = True.*both act"):
+    with raises(ValueError, "'sinusoidal'", "absolute_position_embeddings = True"):
         tiny_config("sinusoidal", absolute_position_embeddings=True)
 
 
@@ -223,7 +224,7 @@ def test_as_many_layers_as_there_may_be():
 
 def test_nested_values_are_refused_before_they_are_printed():
     for name in ("vocab_size", "position_options", "id2label", "something"):
-        with pytest.raises(ValueError, match=f"{name}: lists and dicts are nested more than {MAX_NESTING} levels"):
+        with raises(ValueError, name, MAX_NESTING):
             tiny_config("shaw", **{name: nested(3000)})
     assert tiny_config("shaw", something=nested(50)).something == nested(50)
 
@@ -231,7 +232,7 @@ def test_nested_values_are_refused_before_they_are_printed():
 def test_values_that_hold_themselves_are_refused():
     circle = []
     circle.extend([circle, circle])
-    with pytest.raises(ValueError, match="something: lists and dicts are nested"):
+    with raises(ValueError, "something", MAX_NESTING):
         tiny_config("shaw", something=circle)
 
 
@@ -256,7 +257,7 @@ def test_file_that_holds_no_configuration_is_named(tmp_path, text, reason):
 
 def test_many_entries():
     many = {str(index): "a" for index in range(10**5)}
-    with pytest.raises(ValueError, match=r"position_options\['0'\]") as caught:
+    with raises(ValueError, "position_options['0']") as caught:
         tiny_config("shaw", position_options=many)
     assert len(str(caught.value)) < 500
     assert tiny_config("shaw", id2label=many).num_labels == 10**5

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from errors import raises
 from fuzzing import attempt, examples, memory_limit
 from hypothesis import given
 from hypothesis import strategies as st
@@ -189,33 +190,33 @@ def test_wrong_input_is_named(name):
 
 def test_position_without_a_row_is_named():
     model = tiny_model(RelPosBertModel, "absolute", num_hidden_layers=1)
-    with pytest.raises(IndexError, match="position_ids has numbers from 9 to 16; max_position_embeddings = 16"):
+    with raises(IndexError, "position_ids", "max_position_embeddings = 16"):
         model(ids, position_ids=ids + 9)
 
 
 def test_negative_position_of_a_table_that_counts_from_0_is_named():
     model = tiny_model(RelPosBertModel, "tupe", num_hidden_layers=1)
-    with pytest.raises(ValueError, match="position_ids has numbers from -1 on"):
+    with raises(ValueError, "position_ids", -1):
         model(ids, position_ids=ids - 1)
 
 
 @pytest.mark.parametrize("scheme", ["sinusoidal_2d", "hop"])
 def test_grid_of_another_shape_is_named(scheme):
     model = tiny_model(RelPosBertModel, scheme, num_hidden_layers=1)
-    with pytest.raises(ValueError, match=r"position_ids of shape \(batch, length, 2\), not \(2, 8, 3\)"):
+    with raises(ValueError, "position_ids", "(2, 8, 3)"):
         model(ids, position_ids=torch.zeros(2, 8, 3, dtype=torch.long))
 
 
 def test_labels_of_another_shape_are_named():
     model = tiny_model(RelPosBertModel, "relation", num_hidden_layers=1)
-    with pytest.raises(ValueError, match=r"relation_ids has shape \(2, 8, 9\); .*need \(2, 8, 8\)"):
+    with raises(ValueError, "relation_ids", "(2, 8, 9)", "(2, 8, 8)"):
         model(ids, relation_ids=torch.zeros(2, 8, 9, dtype=torch.long))
 
 
 @pytest.mark.parametrize("memory", [SegmentMemory(), SegmentMemory((torch.ones(2, 3, 24),), torch.ones(2, 3))])
 def test_memory_of_something_else_is_named(memory):
     model = tiny_model(RelPosBertModel, "t5", num_hidden_layers=1, memory_length=4)
-    with pytest.raises(ValueError, match="memory has"):
+    with raises(ValueError, "memory"):
         model(ids, memory=memory)
 
 

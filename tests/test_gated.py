@@ -205,6 +205,7 @@ def test_a_gated_checkpoint_is_not_read_as_a_plain_one(tmp_path):
         RelPosBertForMaskedLM.from_pretrained(tmp_path, feed_forward_type="mlp")
 
 
+@pytest.mark.slow
 def test_exported_and_compiled():
     model = gated(num_hidden_layers=1)
     expected = model(IDS, REAL).logits
@@ -301,6 +302,7 @@ def assert_same(model, expected):
     assert all(torch.equal(tensor, state[name]) for name, tensor in expected.state_dict().items())
 
 
+@pytest.mark.covering(1)
 @every_folder
 @pytest.mark.parametrize("told", ["by its configuration", "by its tensors"])
 def test_read_directly_and_under_the_patch(tmp_path, folder, told):
@@ -347,6 +349,7 @@ def test_a_new_head_with_the_labels_of_the_caller(tmp_path):
     assert (config.feed_forward_type, config.hidden_act, config.position_embedding_type) == ("glu", "relu", "alibi")
 
 
+@pytest.mark.covering(1)
 @every_folder
 @pytest.mark.parametrize("told", ["by its configuration", "by its tensors"])
 def test_exported_to_the_original_layout(tmp_path, folder, told):

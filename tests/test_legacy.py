@@ -293,6 +293,7 @@ def test_absolute_checkpoints(absolute, tmp_path, backend, named, noise):
     check_same(run(ours, arguments), run(stock, arguments))
 
 
+@pytest.mark.slow
 def test_importing_changes_nothing(absolute, tmp_path):
     """Stock classes and Auto classes do what they do in a process without the package, silent mistakes included."""
     legacy = LEGACY / "relative_key" / "BertModel"

@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 import transformers
+from errors import raises
 from safetensors.torch import load_file, save_file
 from test_legacy import LEGACY, check_old_outputs
 from transformers import (
@@ -289,6 +290,12 @@ def test_other_sizes_are_for_heads_vocabularies_and_tables(tmp_path):
         RelPosBertModel.from_pretrained(folder, **wrong)
     larger = RelPosBertModel.from_pretrained(folder, vocab_size=SIZES["vocab_size"] + 3, ignore_mismatched_sizes=True)
     assert larger.embeddings.word_embeddings.num_embeddings == SIZES["vocab_size"] + 3
+    config = RelPosBertConfig(**SIZES, position_embedding_type="alibi", num_labels=4)
+    RelPosBertForSequenceClassification(config).save_pretrained(tmp_path / "head")
+    other = RelPosBertForSequenceClassification.from_pretrained(
+        tmp_path / "head", num_labels=2, ignore_mismatched_sizes=True
+    )
+    assert other.classifier.out_features == 2
 
 
 LOST = {
@@ -403,6 +410,14 @@ def test_either_name_of_tied_weights(tmp_path, kept):
     if kept == "decoder":  # of which the encoder alone knows nothing
         with pytest.raises(ValueError, match=r"lack 1 of .*word_embeddings"):
             RelPosBertModel.from_pretrained(folder)
+
+
+def test_a_subfolder_is_loaded_and_checked(tmp_path):
+    inside = written(tmp_path / "inside", tensors("t5"), model_type="relpos_bert", position_embedding_type="t5")
+    assert RelPosBertModel.from_pretrained(tmp_path, subfolder="inside").config.position_embedding_type == "t5"
+    (inside / "model.safetensors").write_bytes(b"short")
+    with raises(ValueError, inside / "model.safetensors"):
+        RelPosBertModel.from_pretrained(tmp_path, subfolder="inside")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from errors import raises
 from oracles import ON_TOKENS, golden, padding, tiny_config, tiny_model
 from transformers import DynamicCache, StaticCache
 
@@ -497,14 +498,15 @@ def test_memory_refused():
     for message, (asked, tokens, given) in cases.items():
         with pytest.raises(ValueError, match=message):
             asked(tokens, memory=given)
-    with pytest.raises(TypeError, match="memory is a tuple"):
+    with raises(TypeError, "memory"):
         model(ids, memory=memory.states)
     absolute = tiny_model(RelPosBertModel, "sinusoidal")
     absolute.config.memory_length = 8
-    with pytest.raises(ValueError, match="'sinusoidal'"):
+    with raises(ValueError, "'sinusoidal'"):
         absolute(ids, memory=memory)
 
 
+@pytest.mark.slow
 def test_compiled_whole():
     """No graph break; eager code of the graph, since a compiler may be missing."""
     model = tiny_model(RelPosBertLMHeadModel, "transformer_xl", is_decoder=True, memory_length=8)

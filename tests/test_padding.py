@@ -47,6 +47,7 @@ def test_what_is_left_as_it_is(mask):
     assert Padding.of(mask) is None
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("backend", ["eager", "sdpa", "relpos"])
 @pytest.mark.parametrize("name", SCHEMES)
 def test_outputs_and_gradients_are_those_of_the_padded_batch(name, backend):

@@ -5,6 +5,7 @@ import threading
 import pytest
 import torch
 import transformers
+from errors import raises
 from test_legacy import FOLDERS, LEGACY, check_old_outputs, check_same, name_of, our_class, read, run, stock_name
 from transformers import (
     AutoConfig,
@@ -100,11 +101,11 @@ def test_keyword_arguments_arrive(door):
         assert model.config._attn_implementation == "eager"
         assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
         assert door.from_pretrained(MASKED_LM, hidden_dropout_prob=0.25).config.hidden_dropout_prob == 0.25
-        with pytest.raises(ValueError, match="flash_attention_2"):
+        with raises(ValueError, "flash_attention_2"):
             door.from_pretrained(MASKED_LM, attn_implementation="flash_attention_2")
         config = BertConfig.from_pretrained(MASKED_LM, attn_implementation="eager")
         assert door.from_pretrained(MASKED_LM, config=config).config._attn_implementation == "eager"
-        with pytest.raises(OSError, match="no/such/folder"):
+        with raises(OSError, "no/such/folder"):
             door.from_pretrained("no/such/folder")
 
 
@@ -132,7 +133,7 @@ def test_scheme_by_keyword(door, tmp_path):
     assert clipped.config._attn_implementation == "eager"
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("scheme", sorted(set(SCHEMES) - {"absolute"}))
 @pytest.mark.parametrize("stock", STOCK_HEADS, ids=lambda stock: stock.__name__)
 def test_construction(stock, scheme):
@@ -155,9 +156,9 @@ def test_construction_details():
         assert type(half) is RelPosBertLMHeadModel and half.dtype == torch.float16
         ours = RelPosBertConfig(**SIZES)
         assert type(BertModel(ours)) is RelPosBertModel and BertModel(ours).config is ours
-        with pytest.raises(ValueError, match="no such option"):
+        with raises(ValueError, "position_options['clap']"):
             BertModel(BertConfig(**SIZES, position_embedding_type="shaw", position_options={"clap": 3}))
-        with pytest.raises(TypeError, match="config"):
+        with raises(TypeError, "config"):
             BertModel()
     assert type(BertModel(config)) is BertModel
 
@@ -176,7 +177,7 @@ def test_lost_tables_are_noticed(tmp_path):
     BertForMaskedLM.from_pretrained(MASKED_LM).save_pretrained(tmp_path)
     with patch_transformers():
         for door in (BertForMaskedLM, AutoModelForMaskedLM):
-            with pytest.raises(ValueError, match="the weights lack"):
+            with raises(ValueError, "distance_embedding."):
                 door.from_pretrained(tmp_path)
 
 
@@ -202,7 +203,7 @@ def test_other_architectures(tmp_path):
         assert type(AutoModel.from_pretrained(tmp_path)) is RobertaModel
         assert type(RobertaModel(config)) is RobertaModel
         # stock BERT reads such files, with a warning and without the tables; ours must not pretend to
-        with pytest.raises(ValueError, match="'roberta'"):
+        with raises(ValueError, "'roberta'"):
             BertModel.from_pretrained(tmp_path)
 
 
@@ -375,7 +376,7 @@ def test_parts_of_a_model_are_refused(part, scheme):
     config = BertConfig(**SIZES, position_embedding_type=scheme)
     names = [name for name, _ in part(config).named_parameters()]
     with patch_transformers():
-        with pytest.raises(ValueError, match=rf"{part.__name__} with .* '{scheme}'.*BertModel\(config, add_pool"):
+        with raises(ValueError, part.__name__, f"'{scheme}'"):
             part(config)
         for same in (BertConfig(**SIZES), BertConfig(**SIZES, position_embedding_type="absolute")):
             assert [name for name, _ in part(same).named_parameters()] == names
@@ -388,7 +389,7 @@ def test_parts_of_a_model_are_refused(part, scheme):
 
 @pytest.mark.parametrize("part", [BertEmbeddings, BertEncoder, BertLayer], ids=lambda part: part.__name__)
 def test_parts_with_our_configuration_are_refused(part):
-    with patch_transformers(), pytest.raises(ValueError, match=part.__name__):
+    with patch_transformers(), raises(ValueError, part.__name__):
         part(RelPosBertConfig(**SIZES))
 
 
@@ -405,10 +406,10 @@ class UserEncoder(BertPreTrainedModel):
 def test_a_users_model_around_stock_layers_is_refused():
     config = BertConfig(**SIZES, position_embedding_type="relative_key")
     with patch_transformers():
-        with pytest.raises(ValueError, match="BertEncoder with position_embedding_type"):
+        with raises(ValueError, "BertEncoder", "position_embedding_type"):
             UserEncoder(config)
         UserModel(config)  # which is left alone, and then so is nothing else
-        with pytest.raises(ValueError, match="BertEncoder with position_embedding_type"):
+        with raises(ValueError, "BertEncoder", "position_embedding_type"):
             UserEncoder(config)
     assert type(UserEncoder(config).encoder) is BertEncoder
 

@@ -77,6 +77,7 @@ def test_resume_gives_the_same_curve(tmp_path):
     assert without[0] != whole[SAVED]  # it is the memory that makes them equal
 
 
+@pytest.mark.slow
 def test_memory_matters_in_training(tmp_path):
     with_memory, _ = run(tmp_path, ROWS)
     without, _ = run(tmp_path, ROWS, model=make_model(memory_length=1))
@@ -144,6 +145,7 @@ def test_resume_with_another_number_of_processes(tmp_path):
         run(tmp_path / "again", ROWS, resume=checkpoint)
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_curve_of_one(tmp_path):
     """DistributedDataParallel by `accelerate launch`, half the rows on each side, resumed in the middle too."""
     out = tmp_path / "losses.json"

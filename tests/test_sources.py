@@ -89,6 +89,7 @@ def load(folder, report):
     return getattr(hf_relpos, report.converted_to).from_pretrained(folder).eval()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("family, suffix", HEADS)
 def test_every_head(tmp_path, family, suffix):
     """The converter's own comparison is in float64, with token types; this one as a user would run both."""

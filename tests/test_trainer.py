@@ -9,7 +9,7 @@ import transformers
 from ddp_train import ALIKE, HEADS, make_model, train, train_schemes
 from launching import run_python
 from oracles import ON_TOKENS
-from selection import chosen
+from selection import chosen, with_full
 
 from hf_relpos import SCHEMES
 
@@ -21,18 +21,19 @@ def mean(values):
 # the tasks that ask for the order of words are not for those that do not see it, or are random in training
 ORDERLESS = {"cape", *(name for name in ON_TOKENS if SCHEMES[name].is_order_blind(SCHEMES[name].defaults()))}
 LEARNABLE = [(scheme, task) for scheme in ON_TOKENS for task in HEADS if task == "kind" or scheme not in ORDERLESS]
+# by what is trained: a parameter of the scheme's own, a network, a module that layers share, a projection of theirs
+BY_TASK = {"relative_key": "order", "fire": "kind", "t5": "echo", "transformer_xl": "next"}
+few_schemes = pytest.mark.parametrize("scheme", with_full(["transformer_xl", "t5"], ON_TOKENS))
 
 
-@pytest.mark.covering(1, every_scheme=False)
-@pytest.mark.parametrize("scheme, task", LEARNABLE, ids=["-".join(pair) for pair in LEARNABLE])
+@pytest.mark.parametrize("scheme, task", with_full(BY_TASK.items(), LEARNABLE))
 def test_loss_goes_down(scheme, task, tmp_path):
     losses, _ = train(make_model(task, scheme), task, tmp_path, max_steps=60)
     assert len(losses) == 60
     assert mean(losses[-15:]) < 0.8 * mean(losses[:5])  # batches of 8: single steps jump
 
 
-@pytest.mark.covering(1, every_scheme=False)
-@pytest.mark.parametrize("scheme", ON_TOKENS)
+@few_schemes
 def test_resume_gives_the_same_curve(scheme, tmp_path):
     """With dropout, whose random state is part of a checkpoint; the last step lies in a second epoch."""
     steps = {"max_steps": 10, "save_strategy": "steps", "save_steps": 5}
@@ -51,7 +52,7 @@ def test_resume_gives_the_same_curve(scheme, tmp_path):
     assert all(torch.equal(tensor, trained[key]) for key, tensor in loaded.state_dict().items())
 
 
-@pytest.mark.parametrize("task", HEADS)
+@pytest.mark.parametrize("task", with_full(["next", "kind"], HEADS))
 def test_accumulated_gradients_give_the_curve_of_the_larger_batch(task, tmp_path):
     """The Trainer leaves the division to heads that take `num_items_in_batch`; the others must not claim to."""
     whole, _ = train(make_model(task, "shaw"), task, tmp_path, max_steps=5)
@@ -60,8 +61,7 @@ def test_accumulated_gradients_give_the_curve_of_the_larger_batch(task, tmp_path
     assert accumulated == pytest.approx(whole, abs=1e-5)
 
 
-@pytest.mark.covering(1, every_scheme=False)
-@pytest.mark.parametrize("scheme", ON_TOKENS)
+@few_schemes
 def test_gradient_checkpointing_gives_the_same_curve(scheme, tmp_path):
     plain, _ = train(make_model("echo", scheme), "echo", tmp_path, max_steps=5)
     saved, trainer = train(make_model("echo", scheme), "echo", tmp_path, max_steps=5, gradient_checkpointing=True)
@@ -69,8 +69,7 @@ def test_gradient_checkpointing_gives_the_same_curve(scheme, tmp_path):
     assert plain == pytest.approx(saved, abs=1e-5)
 
 
-@pytest.mark.covering(1, every_scheme=False)
-@pytest.mark.parametrize("scheme", ON_TOKENS)
+@few_schemes
 def test_bf16(scheme, tmp_path):
     model, seen = make_model("kind", scheme), set()
     for layer in model.bert.encoder.layer:

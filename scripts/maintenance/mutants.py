@@ -1,15 +1,15 @@
-"""Seed one fault at a time into the package and see which tests notice: what `make test` leaves out must not matter.
+"""Seed one fault at a time into the package and see which tests notice: what CI leaves out must not matter.
 
     python scripts/maintenance/mutants.py                  # all of tests/mutants.toml that are not in the results yet
     python scripts/maintenance/mutants.py --only NAME ...  # these, again
     python scripts/maintenance/mutants.py --check          # only whether every text is found exactly once
-    python scripts/maintenance/mutants.py --quick          # only the tests named for each; survivors wait
+    python scripts/maintenance/mutants.py --quick --jobs 2 # only the tests named for each; survivors wait
 
 Each mutant is a copy of the repository in a temporary folder in which one text of one file is replaced. It is run
-against the tests that are named for it, then against all that `make test` runs, then, if it is still alive, against
-all that `make test-all` runs; the first failure ends it. The reduced suite is a part of the full one, so what the
-former kills the latter kills too. Results are kept mutant by mutant in docs/results/mutants.json, from which
-docs/results/mutants.md is written; a mutant whose texts have changed is run again.
+against the tests that are named for it, then against all that `make test` and `make test-more` run, then, if it is
+still alive, against all that `make test-all` runs; the first failure ends it. The reduced suite is a part of the full
+one, so what the former kills the latter kills too. Results are kept mutant by mutant in docs/results/mutants.json,
+from which docs/results/mutants.md is written; a mutant whose texts have changed is run again.
 """
 
 import argparse
@@ -31,6 +31,11 @@ from pathlib import Path
 
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from selection import TIERS  # noqa: E402
+
+
 TABLE = ROOT / "tests" / "mutants.toml"
 RESULTS = ROOT / "docs" / "results"
 
@@ -45,7 +50,7 @@ class Mutant:
         file: of the package, from the root of the repository.
         old: text that the file has exactly once.
         new: what stands there instead.
-        tests: files that should notice, the likeliest first.
+        tests: files, or tests of them (`FILE::test`), that should notice, the likeliest first.
     """
 
     name: str
@@ -122,7 +127,8 @@ def first_failure(root: Path, arguments: list[str], processes: str, limit: float
     """Run tests in a copy of the repository until one fails, and name it; None where all pass."""
     dist = ["-n", processes] + (["--dist", "loadgroup"] if processes != "0" else [])
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *dist, *arguments]
-    env = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
+    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=limit, check=False)
     except subprocess.TimeoutExpired:
@@ -151,7 +157,8 @@ def run(mutant: Mutant, processes: str, limit: float, quick: bool = False) -> Ou
         killer = first_failure(root, list(mutant.tests), "0", limit)
         if killer is None and quick:
             return None
-        killer = killer or first_failure(root, [], processes, limit)
+        for suite in ([], ["-m", " or ".join(TIERS)]):
+            killer = killer or first_failure(root, suite, processes, limit)
         reduced = killer is not None
         if not reduced:
             killer = first_failure(root, ["--full"], processes, 2 * limit)
@@ -176,7 +183,8 @@ def card(rows: dict[str, dict]) -> str:
         "# Seeded faults and the suites that notice them",
         "",
         "Written by `scripts/maintenance/mutants.py` from `tests/mutants.toml`: each fault alone, in a copy of "
-        "the repository. The reduced suite is what `make test` runs, the full one what `make test-all` runs.",
+        "the repository. The reduced suite is what `make test` and `make test-more` run, the full one what "
+        "`make test-all` runs.",
         "",
         f"Of {len(kept)} mutants that were run, of {len(mutants)}, the reduced suite kills {reduced}, "
         f"the full one {full}.",
@@ -219,7 +227,9 @@ def main() -> None:
                 (Path(folder) / mutant.file).write_bytes(original)
             except (ValueError, SyntaxError) as error:
                 problems.append(f"{mutant.name}: {error}")
-            problems += [f"{mutant.name}: no file {test}" for test in mutant.tests if not (ROOT / test).exists()]
+            problems += [
+                f"{mutant.name}: no file {test}" for test in mutant.tests if not (ROOT / test.split("::")[0]).exists()
+            ]
     if problems:
         sys.exit("\n".join(problems))
     print(f"{len(mutants)} mutants")
@@ -237,14 +247,18 @@ def main() -> None:
     def work(mutant: Mutant) -> tuple[Mutant, Outcome | None]:
         return mutant, run(mutant, arguments.processes, arguments.limit, arguments.quick)
 
+    survivors = []
     with ThreadPoolExecutor(arguments.jobs) as pool:
         for done in as_completed([pool.submit(work, mutant) for mutant in waiting]):
             mutant, outcome = done.result()
             if outcome is not None:
                 outcomes[mutant.name] = outcome
                 write_results(mutants, outcomes)
+            if outcome is None or outcome.killed_by is None:
+                survivors.append(mutant.name)
             print(f"{mutant.name}: {outcome.killed_by if outcome and outcome.killed_by else 'SURVIVES'}", flush=True)
     write_results(mutants, outcomes)
+    print(f"{len(waiting) - len(survivors)} of {len(waiting)} killed", *survivors, sep="\n    ")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from errors import raises
 from oracles import array, golden, layer_error, padding, tiny_attention, tiny_config
 
 from hf_relpos.attention.context import AttentionContext
@@ -61,7 +62,7 @@ def test_initialisation():
 
 @pytest.mark.parametrize("options", [{"window": 1}, {"window": 2.0}, {"window": True}, {"mlp_width": 0}], ids=str)
 def test_options_that_are_refused(options):
-    with pytest.raises(ValueError, match="not accepted by the scheme 'log_cpb'"):
+    with raises(ValueError, "position_options", "'log_cpb'"):
         tiny_config("log_cpb", position_options=options)
 
 

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from errors import raises
 from oracles import golden, layer_error, padding, sine_cosine, tiny_attention, tiny_model
 
 from hf_relpos import AttentionContext, RelPosBertLMHeadModel, RelPosBertModel
@@ -112,13 +113,13 @@ def test_decodes_with_a_cache():
 
 
 def test_heads_of_odd_size_are_refused():
-    with pytest.raises(ValueError, match="head size of 3"):
+    with raises(ValueError, "hidden_size", "num_attention_heads"):
         tiny_attention("nezha", hidden_size=9, num_attention_heads=3)
 
 
 @pytest.mark.parametrize("max_distance", [0, -1, None, True, 2.5])
 def test_reach_is_a_positive_integer(max_distance):
-    with pytest.raises(ValueError, match=r"position_options\['max_relative_position'\]"):
+    with raises(ValueError, "position_options['max_relative_position']"):
         tiny_attention("nezha", position_options={"max_relative_position": max_distance})
 
 

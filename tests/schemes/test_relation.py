@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from errors import raises
 from oracles import array, extra_inputs, layer_error, padding, tiny_attention, tiny_config, tiny_model
 
 from hf_relpos import AttentionContext, RelPosBertForMaskedLM, RelPosBertLMHeadModel, RelPosBertModel
@@ -135,14 +136,14 @@ def test_labels_without_a_row(label):
 
 def test_labels_are_asked_for():
     model = tiny_model(RelPosBertModel, "relation")
-    with pytest.raises(ValueError, match=r"needs relation_ids of shape \(batch, length, length\)"):
+    with raises(ValueError, "relation_ids", "(batch, length, length)"):
         model(torch.randint(1, 50, (1, 4)))
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (1, 4, 5), (1, 3, 4), (1, 3, 4, 4)], ids=str)
 def test_labels_of_another_shape(shape):
     model = tiny_model(RelPosBertModel, "relation")
-    with pytest.raises(ValueError, match=r"relation_ids has shape .* need \(1, 4, 4\)"):
+    with raises(ValueError, "relation_ids", "(1, 4, 4)"):
         model(torch.randint(1, 50, (1, 4)), relation_ids=torch.zeros(shape, dtype=torch.long))
 
 
@@ -151,7 +152,7 @@ def test_no_labels_for_what_is_in_a_cache():
     model = tiny_model(RelPosBertLMHeadModel, "relation", is_decoder=True)
     ids, labels = torch.randint(1, 50, (1, 5)), torch.ones(1, 5, 5, dtype=torch.long)
     cache = model(ids, relation_ids=labels, use_cache=True).past_key_values
-    with pytest.raises(ValueError, match="use_cache=False"):
+    with raises(ValueError, "use_cache=False"):
         model(ids[:, :1], relation_ids=labels[:, :1, :1], past_key_values=cache, use_cache=True)
 
 

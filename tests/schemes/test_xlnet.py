@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from errors import raises
 from oracles import array, layer_error, padding, sine_cosine, tiny_attention, tiny_model
 from safetensors import safe_open
 
@@ -119,7 +120,7 @@ def test_past_the_trained_range(options, clamp):
 
 @pytest.mark.parametrize("clamp", [0, True, 2.5])
 def test_clamp_len_is_a_positive_integer(clamp):
-    with pytest.raises(ValueError, match=r"position_options\['clamp_len'\]"):
+    with raises(ValueError, "position_options['clamp_len']"):
         tiny_attention("xlnet", position_options={"clamp_len": clamp})
 
 
