@@ -18,6 +18,7 @@ import hf_relpos
 from hf_relpos import SCHEMES, RelPosBertForMaskedLM, RelPosBertModel
 from hf_relpos.conversion import METHODS, ConversionError, ConversionReport, convert, verify
 from hf_relpos.families.names import BASE_RULES, RULES, inverse, is_scheme, to_stock
+from hf_relpos.models import remote_code
 from hf_relpos.models.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
 from hf_relpos.schemes.scheme import is_count, is_number
 from hf_relpos.settings import setting
@@ -799,7 +800,7 @@ FAILURES = {
         fail(SafetensorError("I/O error: No space left on device (os error 28)"), half_written),
         "free some space",
     ),
-    "copy-full": ((shutil, "copyfile"), fail(full()), "free some space"),
+    "code-full": ((remote_code, "_write_whole"), fail(full()), "free some space"),
     "report-full": ((Path, "write_text"), fail(full()), "free some space"),
     "not-permitted": ((Path, "mkdir"), fail(PermissionError(errno.EACCES, "Permission denied")), "is writable"),
     "rename": ((Path, "rename"), rename_failing_second(PermissionError(errno.EACCES, "no")), "is writable"),
