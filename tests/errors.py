@@ -7,7 +7,9 @@ import pytest
 
 
 @contextmanager
-def raises(kind: type[BaseException] | tuple[type[BaseException], ...], *names: object) -> Iterator[pytest.ExceptionInfo[BaseException]]:
+def raises(
+    kind: type[BaseException] | tuple[type[BaseException], ...], *names: object
+) -> Iterator[pytest.ExceptionInfo[BaseException]]:
     """As `pytest.raises`, for a message that names all of these: fields, values, schemes, files.
 
     Args:

@@ -129,6 +129,7 @@ def leaves_of(call):
 
 
 @warns
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("terms, mask, context", CASES, ids=["-".join(case).replace(" ", "_") for case in CASES])
 def test_numbers_and_gradients_are_those_of_the_formula(terms, mask, context, monkeypatch):
     """PyTorch computes gradients on the CPU, but refuses to: what it checks is left out."""
