@@ -349,7 +349,7 @@ def rename_and_validate(
         for stock in rename(name):
             if stock in renamed:
                 raise ConversionError(
-                    f"{folder}: {origin[stock]} and {name} are two renamed_fields of one tensor; remove one of them"
+                    f"{folder}: {origin[stock]} and {name} are two spellings of one tensor; remove one of them"
                 )
             renamed[stock], origin[stock] = tensor, name
     for tie in TIES:
