@@ -16,7 +16,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Rule:
-    """Two renamed_fields of a name. `*` stands for the part they share.
+    """Two spellings of a name. `*` stands for the part they share.
 
     Attributes:
         old: as in the file.
