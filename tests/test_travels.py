@@ -396,6 +396,7 @@ def test_features_run_without_the_package(tmp_path):
         folder.mkdir()
         tiny_model(RelPosBertModel, scheme).save_pretrained(folder / "model")
         tiny_model(RelPosBertLMHeadModel, scheme, is_decoder=True).save_pretrained(folder / "decoder")
+        tiny_model(RelPosBertModel, scheme, feed_forward_type="glu", embedding_size=8).save_pretrained(folder / "glu")
         fields = {"attention_temperature": "log", "attention_temperature_length": 3}
         tiny_model(RelPosBertModel, scheme, conv_kernel_size=3, **fields).save_pretrained(folder / "temperature")
         padded = write_inputs(folder, scheme)
@@ -408,6 +409,7 @@ def test_features_run_without_the_package(tmp_path):
             {**encoder, "inputs": padded, "set": {"attention_window": 2, "global_tokens": [0, 3]}},
             {**encoder, "inputs": packed, "set": {"attention_window": 1}},
             {**encoder, "inputs": padded, "load": folder / "temperature"},
+            {**encoder, "inputs": padded, "load": folder / "glu"},
             {**encoder, "inputs": padded, "set": {"_attn_implementation": "eager"}, "kind": "weights"},
             {**encoder, "inputs": padded, "kind": "train"},
         ]

@@ -264,11 +264,12 @@ class RelPosBertConfig(BertConfig):
         Raises:
             ValueError: for a scheme or options that RelPosBertConfig refuses.
         """
-        if isinstance(config, cls) and not changes:
+        own = config.model_type == cls.model_type  # of this class, or of the copy of it in a saved model's code
+        if own and not changes:
             return config
         values = {"position_embedding_type": STOCK_SCHEME, **config.to_dict()}
         backend = config._attn_implementation
-        if not isinstance(config, cls):
+        if not own:
             other = _other_architecture(config.name_or_path, values)
             values = other or {**values, **NOT_STOCK}
             known = ("eager", *ALL_ATTENTION_FUNCTIONS.valid_keys())
