@@ -8,8 +8,9 @@ from oracles import ON_TOKENS, extra_inputs, stir, tiny_config
 from test_formula import ALL, COMBINATIONS, clipped, combination_id, random_terms
 
 from hf_relpos import AttentionContext, Table, Terms
+from hf_relpos.attention.call import AttentionCall, SharedTerms
 from hf_relpos.attention.formula import position_scores, position_values, toeplitz_table
-from hf_relpos.attention.toeplitz import to_toeplitz, toeplitz_unsupported
+from hf_relpos.attention.toeplitz import to_toeplitz, toeplitz_of, toeplitz_unsupported
 from hf_relpos.schemes.registry import build_scheme, build_shared
 
 
@@ -152,3 +153,15 @@ def test_scale_is_the_schemes():
     query = torch.randn(1, 1, 3, 16)
     assert to_toeplitz(Terms(), AttentionContext(3, 3), query).scale == 0.25
     assert to_toeplitz(Terms(scale=1.0), AttentionContext(3, 3), query).scale == 1.0
+
+
+def test_terms_that_layers_share_follow_the_dtype_of_a_call():
+    """A layer in another dtype than the first makes arrays of its own; the others get the one that was made."""
+    terms, _ = random_terms(frozenset("A"), shared=True)
+    context = AttentionContext(5, 5)
+    shared = SharedTerms(terms, None, context, torch.empty(0, SIZE))
+    for dtype in (torch.float32, torch.float64):
+        query = torch.randn(1, HEADS, 5, SIZE, dtype=dtype)
+        call = AttentionCall(query, query, query, terms, context, shared=shared)
+        assert toeplitz_of(call).A.dtype == dtype
+        assert (toeplitz_of(call) is toeplitz_of(call)) == (dtype == torch.float32)

@@ -1,5 +1,6 @@
 """The code that is saved beside the weights: two files, made for a configuration, that run without hf_relpos."""
 
+import ast
 import json
 import os
 import subprocess
@@ -108,6 +109,10 @@ def test_the_same_text_in_every_process(tmp_path):
 
 
 MOST_LINES = 3700
+
+
+def test_names_in_annotations_that_are_strings_count():
+    assert {"Thing", "Other"} <= set(bundler._names(ast.parse('def f(x: "Thing") -> "list[Other]": ...')))
 
 
 def test_length():
