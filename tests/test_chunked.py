@@ -26,13 +26,11 @@ from hf_relpos import (
 from hf_relpos.attention import dispatch as backends
 from hf_relpos.attention import toeplitz
 from hf_relpos.attention.backends import bucketed_keys as key_runs
-from hf_relpos.attention.backends import chunk_bias as skewed_bias
 from hf_relpos.attention.backends import chunk_products
 from hf_relpos.attention.backends import chunk_schedule as skewed
 from hf_relpos.attention.backends import chunked as backend_chunked
 from hf_relpos.attention.backends import relative_shift as diagonals
 from hf_relpos.attention.backends.chunked import chunked_attention
-from hf_relpos.attention.backends.strided import _shifted_bias, strided_attention
 from hf_relpos.attention.call import AttentionCall
 from hf_relpos.attention.dispatch import choose, run_attention
 from hf_relpos.attention.formula import TABLE_FIELDS, content_vectors
@@ -56,14 +54,13 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(key_runs, "ROW", 16)
     monkeypatch.setattr(backend_chunked, "FEWEST_SCORES", 0)
     monkeypatch.setattr(backend_chunked, "KEPT", 0)
-    monkeypatch.setattr(skewed_bias, "MOST_KEYS", 1 << 20)
     fresh = chunk_products.workspace
 
     def poisoned(name, shape, dtype, device):
         buffer = fresh(name, shape, dtype, device)
         return buffer.fill_(torch.nan) if dtype.is_floating_point else buffer.fill_(1)
 
-    for module in (chunk_products, diagonals, key_runs, skewed_bias):
+    for module in (chunk_products, diagonals, key_runs):
         monkeypatch.setattr(module, "workspace", poisoned)
 
 
@@ -261,25 +258,6 @@ def test_masks_that_are_not_looked_at(mask, monkeypatch):
     assert largest(run("chunked", tensors, terms, context, seen), expected) <= 1e-10
 
 
-@pytest.mark.parametrize("length, keys, start", [(63, 63, 0), (50, 111, 61), (1, 70, 69)])
-@pytest.mark.parametrize("chosen", [*"ABc", ALL - {"V"}], ids=case_id)
-def test_strided_view(chosen, length, keys, start):
-    """Inference by a view and SDPA, with every mask; the strides of the view are those that fused kernels want."""
-    terms, _ = random_terms(frozenset(chosen), shared=start == 0, tables=2)
-    tensors, context = vectors(length, keys), AttentionContext(length, keys, start)
-    content, query, key = content_vectors(*tensors[:2], terms, context)
-    form = to_toeplitz(terms, context, query)
-    masks = {"none": None, "keys": torch.arange(keys)[None, None, None] % 7 != 3, "causal": None}
-    for name, mask in masks.items():
-        seen = (context.matrix(CPU) <= 0)[None, None] if name == "causal" else mask
-        expected = attend(*tensors, terms, context, seen)[0].transpose(1, 2)
-        got = strided_attention(content, query, key, tensors[2], form, seen)
-        assert (got - expected).abs().max() <= 1e-12
-    if form.A is not None:
-        view = _shifted_bias(query, form.A, form.c, keys)
-        assert view.stride(3) == 1 and all(step % 8 == 0 for step in (view.stride(2), view.storage_offset()))
-
-
 def test_scheme_that_hides_keys():
     """`allow`, with and without a mask: queries that may attend to nothing get zeros."""
     heads = torch.tensor([[True, False, False], [False, False, True], [True, False, True]])
@@ -444,7 +422,6 @@ def test_error_of_runs_in_bfloat16_is_at_most_twice_eagers(native, monkeypatch):
 
 def test_products_with_runs_do_not_grow_with_the_queries(monkeypatch):
     """Those of B: as many as keys times runs, for any number of chunks."""
-    monkeypatch.setattr(backend_chunked, "is_bias", lambda *_: False)  # fused attention counts otherwise
     terms = terms_of_runs(*RUNS["clipped"], HEADS)
     cost = []
     for chosen in (Terms(scale=0.4, key_table=terms.key_table), Terms(scale=0.4)):
@@ -453,21 +430,6 @@ def test_products_with_runs_do_not_grow_with_the_queries(monkeypatch):
         cost.append(products.count)
     runs = 22 + 3 + 2  # of both tables together, and the first and the last on their own
     assert cost[0] - cost[1] <= 4 * BATCH * HEADS * SIZE * 480 * runs  # two of them forward, and two gradients
-
-
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("length", LENGTHS)
-def test_fused_attention_and_products_agree(mask, length, monkeypatch):
-    """For terms that are a bias by query, of which the number of keys decides."""
-    terms, _ = random_terms({"A", "c"}, shared=True)
-    context, seen, outputs = AttentionContext(length, length), MASKS[mask](length), []
-    content, query, key = content_vectors(*vectors(length, length)[:2], terms, context)
-    form = to_toeplitz(terms, context, query)
-    for most in (1 << 20, 0):
-        monkeypatch.setattr(skewed_bias, "MOST_KEYS", most)
-        with torch.no_grad():
-            outputs.append(chunked_attention(content, query, key, key, form, mask=seen))
-    torch.testing.assert_close(*outputs, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
@@ -693,14 +655,13 @@ def test_what_is_chosen(monkeypatch):
 
 
 def test_what_is_chosen_elsewhere(monkeypatch):
-    """On a GPU where neither kernels nor Flex can be had: the strided view for inference, chunks for the rest."""
+    """On a GPU where neither kernels nor Flex can be had."""
     monkeypatch.undo()
     fused = ("triton", "flex_attention")
     monkeypatch.setattr(backends, "BACKENDS", [each for each in backends.BACKENDS if each.name not in fused])
     device = torch.device("cuda")
     value_term, _ = random_terms(frozenset("V"), True)
-    assert chosen(length=512, device=device)[0] == "strided"
-    for changes in ({"needs_gradients": True}, {"dropout": 0.1}, {"terms": value_term}):
+    for changes in ({}, {"needs_gradients": True}, {"dropout": 0.1}, {"terms": value_term}):
         assert chosen(length=512, device=device, dtype=torch.float16, **changes)[0] == "chunked"
     assert chosen(length=8, device=device, needs_gradients=True)[0] == "sdpa"
     assert chosen(Terms(), length=512, device=device, dropout=0.1)[0] == "sdpa"
@@ -872,7 +833,7 @@ def test_explanations_under_a_window():
     assert "takes chunked" in text and "attention_window = 4: chunked reads the keys in it and the global" in text
     shaw = tiny_config("shaw", attention_window=4)
     assert alone in explain_backend(shaw, 2, 700) and whole in explain_backend(shaw, 2, 700, output_attentions=True)
-    assert whole in explain_backend(tiny_config("t5", attention_window=4), 2, 700, "mps")
+    assert alone in explain_backend(tiny_config("t5", attention_window=4), 2, 700, "mps")
     short = explain_backend(tiny_config("huang_m1", attention_window=4), 2, 544)
     assert whole in short and "with more than 544 tokens it would read those in the window" in short
     assert alone in explain_backend(tiny_config("huang_m1", attention_window=4), 2, 545)

@@ -232,11 +232,11 @@ def test_cuda_takes_it_by_default_where_it_can(monkeypatch):
     for reason, taken, call in [
         ("no dropout", "chunked", described(dropout=0.1, needs_gradients=True)),
         ("attention weights", "chunked", described(Terms(value_table=(value,)))),
-        ("of the window", "strided", described(mask=SlidingWindowMask(512, 512, 8, CUDA))),
+        ("of the window", "chunked", described(mask=SlidingWindowMask(512, 512, 8, CUDA))),
         ("sdpa is faster", "sdpa", described(Terms())),
         ("gain", "eager", described(Terms(gain=(clipped_to(torch.empty(1, 65), 32),)))),
-        ("float64", "strided", described(dtype=torch.float64)),
-        ("heads of 16", "strided", described(size=8)),
+        ("float64", "chunked", described(dtype=torch.float64)),
+        ("heads of 16", "chunked", described(size=8)),
         ("only eager returns", "eager", described(output_weights=True)),
     ]:
         chosen, rejected = choose(call)

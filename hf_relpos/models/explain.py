@@ -55,7 +55,7 @@ def explain_backend(
     >>> print(hf_relpos.explain_backend(model, batch=4, length=512))
     attn_implementation='relpos' takes chunked
     - not triton: the kernels run on cuda, not on cpu
-    - not strided: it is for devices other than the CPU
+    - not flex_attention: by default it is for CUDA alone
     ```
     """
     config = target.config if isinstance(target, PreTrainedModel) else target

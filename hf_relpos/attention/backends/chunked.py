@@ -15,9 +15,9 @@ from torch.autograd.function import once_differentiable
 
 from ..call import AttentionCall
 from ..formula import content_vectors
+from ..products import fast_bmm
 from ..sliding_window import SlidingWindowMask
 from ..toeplitz import ToeplitzTerms, toeplitz_of, unsupported_by_offset
-from .chunk_bias import FusedGroup, is_bias
 from .chunk_products import Gradients, HeadGroup, Inputs
 from .chunk_schedule import ChunkedCall, groups, schedule
 from .relative_shift import padded
@@ -157,19 +157,14 @@ class _Chunked(torch.autograd.Function):
         generator = torch.Generator(content.device).manual_seed(call.seed) if call.dropout else None
         is_short = batch * heads * length * keys * content.element_size() <= KEPT
         kept: list[torch.Tensor] | None = [] if is_short and call.has_backward and any(ctx.needs_input_grad) else None
-        with torch.autocast(content.device.type, enabled=False):
+        with torch.autocast(content.device.type, enabled=False), fast_bmm(content):
             row_groups, head_groups = groups(call, batch, heads, length, keys, content.device)
-            fused = kept is None and is_bias(call, inputs)
             for rows in row_groups:
                 chunks = schedule(call, rows, length, keys, content.device)
                 for group_heads in head_groups:
-                    group, fused_group = None, FusedGroup(call, rows, group_heads, inputs) if fused else None
+                    group = HeadGroup(call, rows, group_heads, inputs)
                     for chunk in chunks:
                         into = out[rows, chunk.first : chunk.first + chunk.rows, group_heads]
-                        if fused_group is not None and fused_group.takes(chunk):
-                            into.copy_(fused_group.forward(chunk))
-                            continue
-                        group = HeadGroup(call, rows, group_heads, inputs) if group is None else group
                         into.copy_(group.forward(chunk, generator, kept))
         ctx.save_for_backward(*inputs, *(kept or ()))
         ctx.same, ctx.call = query is content, call
@@ -188,7 +183,7 @@ class _Chunked(torch.autograd.Function):
         total = Gradients(inputs, ctx.needs_input_grad[8], call.ends is not None)
         d_key, d_value = torch.empty_like(key), torch.empty_like(inputs.value)
         generator = torch.Generator(content.device).manual_seed(call.seed) if call.dropout else None
-        with torch.autocast(content.device.type, enabled=False):
+        with torch.autocast(content.device.type, enabled=False), fast_bmm(content):
             row_groups, head_groups = groups(call, batch, heads, length, keys, content.device)
             for rows in row_groups:
                 chunks = schedule(call, rows, length, keys, content.device)

@@ -1,0 +1,245 @@
+"""Matrix products of float32 on the CPU, by the faster of the two libraries inside PyTorch.
+
+PyTorch multiplies float32 matrices with MKL, which takes its AVX2 path on processors that are not Intel's: half of what
+AVX-512 gives there. oneDNN, in the same wheel, does not. On first use both are timed on a few shapes and compared with
+float64; oneDNN is taken where it is faster by a tenth at least and as exact.
+
+- `linear` calls oneDNN's own operator on the weight as it is, forward and backward. Nothing is packed, so that every
+  change of a weight is seen, and no global state is touched.
+- PyTorch has no such operator for `bmm`. Inside `fast_bmm()` the setting `torch.backends.mkldnn.matmul.fp32_precision`,
+  which other threads see, too, allows oneDNN for products; it is restored at the end. oneDNN then may round to
+  bfloat16, and does on processors with AMX: the measurement finds that error and refuses.
+
+`HF_RELPOS_FAST_PRODUCTS=0` turns both off, `HF_RELPOS_FAST_PRODUCTS=linear` the second one alone.
+"""
+
+import contextlib
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd import forward_ad
+
+from .tracing import is_traced
+
+
+SETTING = "HF_RELPOS_FAST_PRODUCTS"
+VALUES = ("0", "linear", "1")
+# Rows of a matrix below which a product is bound by memory, and neither library is faster.
+FEWEST_ROWS = 4
+FASTER = 1.1  # times, from which on oneDNN is taken
+# The largest error of a product in float32, relative to its largest value; of bfloat16 it is 1e-3 and more.
+LARGEST_ERROR = 1e-5
+
+
+@dataclass(frozen=True)
+class Library:
+    """One kind of product on this machine.
+
+    Attributes:
+        torch_rate: of PyTorch's own product, in GFLOP/s.
+        onednn_rate: of oneDNN's; 0 where PyTorch has it not.
+        torch_error: the largest error of PyTorch's own product, relative to the largest value.
+        onednn_error: of oneDNN's.
+        allowed: whether `HF_RELPOS_FAST_PRODUCTS` lets oneDNN be used.
+    """
+
+    torch_rate: float
+    onednn_rate: float
+    torch_error: float
+    onednn_error: float
+    allowed: bool = True
+
+    @property
+    def is_used(self) -> bool:
+        """Whether oneDNN is taken."""
+        exact = self.onednn_error <= max(LARGEST_ERROR, self.torch_error)
+        return self.allowed and exact and self.onednn_rate >= FASTER * self.torch_rate
+
+
+def _setting() -> str:
+    value = os.environ.get(SETTING, "1")
+    if value not in VALUES:
+        raise ValueError(f"{SETTING}={value!r} is not one of {', '.join(VALUES)}")
+    return value
+
+
+def _has_operator() -> bool:
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def _onednn_linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
+    return out
+
+
+def _compare(
+    plain: Callable[[], torch.Tensor], fast: Callable[[], torch.Tensor] | None, exact: torch.Tensor, work: float
+) -> Library:
+    """Time two ways of one product in turns, and compare them with the same in float64.
+
+    Args:
+        plain: PyTorch's own.
+        fast: oneDNN's, or None.
+        exact: the first rows of the result.
+        work: floating-point operations.
+    """
+    seconds = {run: [] for run in (plain, fast) if run is not None}
+    with torch.inference_mode():
+        errors = [
+            float((run().flatten(0, -2)[: len(exact)] - exact).abs().max() / exact.abs().max()) for run in seconds
+        ]
+        for _ in range(4):
+            for run, taken in seconds.items():
+                start = time.perf_counter()
+                run()
+                taken.append(time.perf_counter() - start)
+    rates = [work / min(taken) / 1e9 for taken in seconds.values()]
+    return Library(rates[0], rates[-1] if fast else 0.0, errors[0], errors[-1])
+
+
+@functools.cache
+def linear_library() -> Library:
+    """Rates and errors of linear layers, measured once per process in some milliseconds."""
+    generator = torch.Generator().manual_seed(0)
+    rows, weight = (torch.randn(size, generator=generator) for size in ((128, 768), (768, 768)))
+    exact = rows[:16].double() @ weight.double().t()
+    fast = (lambda: _onednn_linear(rows, weight, None)) if _has_operator() else None
+    found = _compare(lambda: nn.functional.linear(rows, weight), fast, exact, 2 * 128 * 768 * 768)
+    return found if _setting() != "0" else _forbidden(found)
+
+
+@functools.cache
+def bmm_library() -> Library:
+    """The same of batches of products, of the sizes that attention has."""
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(6, 128, 64, generator=generator) for _ in range(2))
+    exact = left[0].double() @ right[0].double().t()
+
+    def fast() -> torch.Tensor:
+        with _switched():
+            return torch.bmm(left, right.transpose(1, 2))
+
+    has_switch = torch.backends.mkldnn.is_available() and hasattr(torch.backends.mkldnn, "matmul")
+    work = 2 * 6 * 128 * 128 * 64
+    found = _compare(lambda: torch.bmm(left, right.transpose(1, 2)), fast if has_switch else None, exact, work)
+    return found if _setting() == "1" else _forbidden(found)
+
+
+def _forbidden(found: Library) -> Library:
+    return Library(found.torch_rate, found.onednn_rate, found.torch_error, found.onednn_error, allowed=False)
+
+
+# Linear layers -------------------------------------------------------------------------------------------------------
+
+
+def linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """`torch.nn.functional.linear`, forward and backward by the faster library.
+
+    Gradients of any order are those of `linear`. Calls that oneDNN is not for are PyTorch's own: other dtypes and
+    devices, autocast, subclasses of tensors, graphs, forward-mode derivatives and transforms of `torch.func`.
+
+    Args:
+        rows: (…, D).
+        weight: (E, D).
+        bias: (E,), or None.
+
+    Returns:
+        (…, E).
+    """
+    if not _is_plain(rows, weight, bias) or not linear_library().is_used:
+        return nn.functional.linear(rows, weight, bias)
+    if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in (rows, weight, bias)):
+        out: torch.Tensor = _Linear.apply(rows, weight, bias)
+        return out
+    return _onednn_linear(rows, weight, bias)
+
+
+def _is_plain(*tensors: torch.Tensor | None) -> bool:
+    """Whether a product of these is one that oneDNN is for."""
+    given = [tensor for tensor in tensors if tensor is not None]
+    rows = given[0]
+    return (
+        not is_traced()
+        and rows.dim() > 1
+        and rows.shape[:-1].numel() >= FEWEST_ROWS
+        and all(
+            type(each) in (torch.Tensor, nn.Parameter)
+            and each.dtype == torch.float32
+            and each.device.type == "cpu"
+            and each.numel() > 0
+            for each in given
+        )
+        and not torch.is_autocast_enabled("cpu")
+        and forward_ad._current_level < 0
+        and torch._C._functorch.peek_interpreter_stack() is None
+    )
+
+
+class _Linear(torch.autograd.Function):
+    """`linear` with its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        ctx.save_for_backward(rows, weight)
+        return _onednn_linear(rows, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        rows, weight = ctx.saved_tensors
+        by_row = gradient.flatten(0, -2)
+        d_rows = linear(gradient, weight.t()) if ctx.needs_input_grad[0] else None
+        d_weight = linear(by_row.t(), rows.flatten(0, -2).t()) if ctx.needs_input_grad[1] else None
+        return d_rows, d_weight, by_row.sum(0) if ctx.needs_input_grad[2] else None
+
+
+class FastLinear(nn.Linear):
+    """`torch.nn.Linear` whose products are `linear`'s: the class that a live layer is given."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """As `torch.nn.Linear`."""
+        return linear(input, self.weight, self.bias)
+
+
+# Batches of products -------------------------------------------------------------------------------------------------
+
+_lock = threading.Lock()
+_inside = 0  # how many threads, or calls of one, are in `_switched`
+_before = ""  # the setting of the others
+
+
+@contextlib.contextmanager
+def _switched() -> Iterator[None]:
+    """PyTorch's setting that allows oneDNN for products of float32; the first to enter sets it, the last restores."""
+    global _inside, _before
+    matmul = torch.backends.mkldnn.matmul
+    with _lock:
+        if _inside == 0:
+            _before = matmul.fp32_precision
+            matmul.fp32_precision = "bf16"
+        _inside += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _inside -= 1
+            if _inside == 0:
+                matmul.fp32_precision = _before
+
+
+def fast_bmm(like: torch.Tensor) -> contextlib.AbstractContextManager[None]:
+    """A context in which `mm`, `bmm` and the like take the faster library; for products alone, and for short.
+
+    Not for calls of `scaled_dot_product_attention`, which takes four times as long for short rows then.
+
+    Args:
+        like: a tensor of the device and dtype of the products.
+    """
+    is_plain = like.dtype == torch.float32 and like.device.type == "cpu"
+    return _switched() if is_plain and bmm_library().is_used else contextlib.nullcontext()

@@ -1,0 +1,146 @@
+"""Products through oneDNN: the numbers of PyTorch's own, forward and backward, and when they are not used."""
+
+import threading
+
+import pytest
+import torch
+from errors import raises
+from torch import nn
+from torch.autograd import forward_ad
+
+from hf_relpos.attention import products
+from hf_relpos.attention.products import FastLinear, Library, fast_bmm, linear
+
+
+FAST, SLOW = Library(100.0, 200.0, 1e-7, 3e-7), Library(100.0, 90.0, 1e-7, 3e-7)
+
+
+@pytest.fixture(autouse=True)
+def used(monkeypatch):
+    """oneDNN is used on any machine; the list has the sizes of its products."""
+    monkeypatch.setattr(products, "linear_library", lambda: FAST)
+    monkeypatch.setattr(products, "bmm_library", lambda: FAST)
+    seen, operator = [], products._onednn_linear
+
+    def noted(rows, weight, bias):
+        seen.append((rows.shape, weight.shape))
+        return operator(rows, weight, bias)
+
+    monkeypatch.setattr(products, "_onednn_linear", noted)
+    return seen
+
+
+def layer_and_rows(*shape):
+    torch.manual_seed(0)
+    return FastLinear(96, 160), torch.randn(*shape, 96, requires_grad=True)
+
+
+@pytest.mark.parametrize("shape", [(64,), (2, 33), (2, 3, 5)], ids=str)
+def test_outputs_and_gradients_of_first_and_second_order(shape, used):
+    layer, rows = layer_and_rows(*shape)
+    leaves = [rows, layer.weight, layer.bias]
+    found = []
+    for run in (layer, lambda x: nn.functional.linear(x, layer.weight, layer.bias)):
+        out = run(rows)
+        first = torch.autograd.grad(out.sin().sum(), leaves, create_graph=True)
+        second = torch.autograd.grad(sum(each.square().sum() for each in first), leaves)
+        found.append([out, *first, *second])
+    assert len(used) >= 3
+    for got, expected in zip(*found, strict=True):
+        assert (got - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def test_a_changed_weight_is_seen(used):
+    layer, rows = layer_and_rows(8)
+    with torch.no_grad():
+        before = layer(rows)
+        for change in (lambda w: w.mul_(2), lambda w: w.data.mul_(2), lambda w: w.numpy().__imul__(2)):
+            change(layer.weight)
+        after = layer(rows) - layer.bias
+    assert torch.allclose(after, 8 * (before - layer.bias), rtol=1e-5, atol=1e-5) and len(used) == 2
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["float64", "bfloat16", "one row", "no row", "autocast", "subclass", "jvp", "dual", "vmap", "slow", "compiled"],
+)
+def test_other_calls_are_pytorchs_own(case, used, monkeypatch):
+    layer, rows = layer_and_rows(0 if case == "no row" else 1 if case == "one row" else 8)
+    if case in ("float64", "bfloat16"):
+        layer, rows = layer.to(getattr(torch, case)), rows.to(getattr(torch, case))
+    if case == "subclass":
+        layer.weight = nn.Parameter(layer.weight.data.as_subclass(type("Own", (torch.Tensor,), {})))
+    if case == "slow":
+        monkeypatch.setattr(products, "linear_library", lambda: SLOW)
+    if case == "compiled":
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    tangent = torch.ones_like(layer.weight)
+    with torch.autocast("cpu", enabled=case == "autocast"):
+        if case == "jvp":
+            out = torch.func.jvp(lambda w: linear(rows, w), (layer.weight.detach(),), (tangent,))[1]
+        elif case == "vmap":
+            out = torch.func.vmap(lambda w: linear(rows, w))(torch.stack([layer.weight.detach()] * 2))
+        elif case == "dual":
+            with forward_ad.dual_level():
+                out = forward_ad.unpack_dual(linear(rows, forward_ad.make_dual(layer.weight, tangent))).tangent
+        else:
+            out = layer(rows)
+    assert out.shape[-1] == 160 and not used
+    if case in ("jvp", "dual"):
+        assert torch.allclose(out, nn.functional.linear(rows, tangent))
+
+
+def test_batches_of_products_switch_and_restore():
+    setting = torch.backends.mkldnn.matmul
+    before = setting.fp32_precision
+    left, right = torch.randn(3, 40, 24), torch.randn(3, 24, 56)
+    with pytest.raises(KeyError), fast_bmm(left):
+        assert setting.fp32_precision == "bf16"
+        with fast_bmm(left):
+            got = torch.bmm(left, right)
+        assert setting.fp32_precision == "bf16"
+        raise KeyError
+    assert setting.fp32_precision == before
+    assert (got.double() - torch.bmm(left.double(), right.double())).abs().max() <= 1e-4
+    with fast_bmm(left.double()):
+        assert setting.fp32_precision == before
+
+
+def test_threads_restore_the_setting_together():
+    setting = torch.backends.mkldnn.matmul
+    before, inside = setting.fp32_precision, threading.Barrier(4)
+    after = []
+
+    def work(order):
+        with fast_bmm(torch.empty(1)):
+            inside.wait()
+            after.append(setting.fp32_precision)
+        for _ in range(200):
+            with fast_bmm(torch.empty(1)):
+                pass
+
+    threads = [threading.Thread(target=work, args=(order,)) for order in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert after == ["bf16"] * 4 and setting.fp32_precision == before
+
+
+def test_measured_and_chosen(monkeypatch):
+    monkeypatch.undo()
+    for library in (products.linear_library(), products.bmm_library()):
+        assert library.torch_rate > 0 and 0 < library.torch_error < 1e-5
+    assert FAST.is_used and not SLOW.is_used
+    assert not Library(100.0, 900.0, 1e-7, 2e-3).is_used  # it rounds to bfloat16, as on a processor with AMX
+
+
+def test_the_environment_decides(monkeypatch):
+    monkeypatch.undo()
+    uncached = {name: getattr(products, name).__wrapped__ for name in ("linear_library", "bmm_library")}
+    for value, allowed in {"0": (False, False), "linear": (True, False), "1": (True, True)}.items():
+        monkeypatch.setenv(products.SETTING, value)
+        assert tuple(measure().allowed for measure in uncached.values()) == allowed
+    monkeypatch.setenv(products.SETTING, "yes")
+    with raises(ValueError, products.SETTING, "yes"):
+        uncached["linear_library"]()
