@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .conversion import export_checkpoint as export_checkpoint
     from .conversion import merge_card as merge_card
     from .families.live import accelerate_attention as accelerate_attention
+    from .families.live import optimize as optimize
     from .families.live import restore_attention as restore_attention
     from .models.configuration_relpos_bert import RelPosBertConfig as RelPosBertConfig
     from .models.explain import explain_backend as explain_backend
@@ -99,6 +100,7 @@ _MODULES = {
     "explain_backend": ".models.explain",
     "export_checkpoint": ".conversion",
     "merge_card": ".conversion",
+    "optimize": ".families.live",
     "patch_transformers": ".models.patch",
     "restore_attention": ".families.live",
 }

@@ -63,18 +63,19 @@ class Padding:
 
 
 def removable_padding(
-    config: PreTrainedConfig, attention_mask: torch.Tensor | None, outputs: Mapping[str, Any]
+    unpad: bool, config: PreTrainedConfig, attention_mask: torch.Tensor | None, outputs: Mapping[str, Any]
 ) -> Padding | None:
     """The padding to take out of a batch, or None; states that are returned must have the shape of the batch.
 
     Args:
+        unpad: whether padding is to be taken out at all.
         config: a RelPosBertConfig.
         attention_mask: as `forward` was given it.
         outputs: `output_hidden_states` and `output_attentions`, where they were given to `forward`.
     """
     kept = ("output_hidden_states", "output_attentions")
     if (
-        not config.unpad_inputs
+        not unpad
         or not isinstance(attention_mask, torch.Tensor)
         or attention_mask.dim() != 2
         or config.chunk_size_feed_forward

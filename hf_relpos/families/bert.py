@@ -1,6 +1,6 @@
 """BERT, as it is and with `relative_key` or `relative_key_query`; and what this package writes itself."""
 
-from .family import ALL, Family
+from .family import ALL, Family, copy_of_bert
 
 
 # This package's own, whose positions are what its configuration says.
@@ -22,5 +22,6 @@ FAMILIES: dict[str, Family] = {
         stock="bert",
         dropped_fields=("embedding_size",),
         title="BERT",
+        live=copy_of_bert("BERT", "bert", "Bert"),
     ),
 }

@@ -1,6 +1,6 @@
 """DistilBERT (Sanh et al., arXiv 1910.01108): no token types, and names of its own."""
 
-from .family import Family, Layout, renamed
+from .family import Family, Layout, copy_of_bert, renamed
 from .names import Rule
 
 
@@ -52,6 +52,7 @@ FAMILIES: dict[str, Family] = {
         legacy_types=(),
         token_types=False,
         title="DistilBERT",
+        live=copy_of_bert("DistilBERT", "distilbert", "DistilBert", "Transformer"),
         layout=Layout("DistilBERT", (r"\btransformer\.layer\.\d+\.attention\.q_lin\.",)),
     ),
 }

@@ -1,6 +1,6 @@
 """ELECTRA (Clark et al., arXiv 2003.10555), generators and discriminators."""
 
-from .family import Family, Layout
+from .family import Family, Layout, copy_of_bert
 from .names import Rule
 
 
@@ -21,6 +21,7 @@ FAMILIES: dict[str, Family] = {
         dropped_fields=("summary_activation", "summary_last_dropout", "summary_type", "summary_use_proj"),
         always_gelu=True,
         title="ELECTRA",
+        live=copy_of_bert("ELECTRA", "electra", "Electra"),
         layout=Layout("ELECTRA", (r"(^|\.)(electra|generator_\w+|discriminator_\w+)\.",)),
     ),
 }

@@ -1,6 +1,6 @@
 """ERNIE (Sun et al., arXiv 1904.09223): BERT with its own prefix; later ones have task types beside token types."""
 
-from .family import ALL, Family, Layout
+from .family import ALL, Family, Layout, copy_of_bert
 from .names import Rule
 
 
@@ -13,6 +13,7 @@ FAMILIES: dict[str, Family] = {
         defaults={"task_type_vocab_size": 3},
         dropped_fields=("use_task_id", "task_type_vocab_size", "embedding_size"),
         title="ERNIE",
+        live=copy_of_bert("ERNIE", "ernie", "Ernie"),
         layout=Layout("ERNIE", (r"(^|\.)(ernie\.|embeddings\.task_type_embeddings\.)",)),
     ),
 }

@@ -111,8 +111,9 @@ class LiveFamily:
         container: the stock class around the attention modules, which prepares what they share.
         attention: the stock class of the attention modules.
         code: the module of `families.live` that has our classes.
-        classes: stock class to ours, which is a subclass of it.
         effect: what is gained.
+        classes: stock class to ours, which is a subclass of it; none where attention alone is not faster.
+        unpadding: the same of the classes that take padding out of a batch; others are those of `classes`.
         unsupported: a function in `code`, from a container to reasons to leave it as it is; None for none.
     """
 
@@ -121,8 +122,9 @@ class LiveFamily:
     container: str
     attention: str
     code: str
-    classes: dict[str, str]
-    effect: str
+    effect: str = ""
+    classes: dict[str, str] = field(default_factory=dict)
+    unpadding: dict[str, str] = field(default_factory=dict)
     unsupported: str | None = None
 
     @property
@@ -135,14 +137,19 @@ class LiveFamily:
         found: type[nn.Module] = getattr(importlib.import_module(self.stock), name)
         return found
 
-    def replacements(self) -> dict[type[nn.Module], type[nn.Module]]:
-        """Stock class to ours."""
+    def replacements(self, unpad: bool = False) -> dict[type[nn.Module], type[nn.Module]]:
+        """Stock class to ours.
+
+        Args:
+            unpad: whether padding is to be taken out as well.
+        """
         code = importlib.import_module(f".live.{self.code}", __package__)
-        return {self.stock_class(stock): getattr(code, ours) for stock, ours in self.classes.items()}
+        names = {**self.classes, **(self.unpadding if unpad else {})}
+        return {self.stock_class(stock): getattr(code, ours) for stock, ours in names.items()}
 
     def unsupported_reason(self, container: nn.Module) -> str | None:
         """Why a container of this family stays as it is; None for one that can be changed."""
-        ours = tuple(self.replacements().values())
+        ours = (*self.replacements().values(), *self.replacements(unpad=True).values())
         expected, attention = self.stock_class(self.container), self.stock_class(self.attention)
         if any(type(module) in ours for module in container.modules()):
             return ALREADY_ACCELERATED
@@ -160,6 +167,27 @@ class LiveFamily:
             return None
         reasons = getattr(importlib.import_module(f".live.{self.code}", __package__), self.unsupported)(container)
         return "; ".join(reasons) or None
+
+
+def copy_of_bert(name: str, module: str, prefix: str, encoder: str = "Encoder") -> LiveFamily:
+    """The entry of an encoder with absolute positions whose code in Transformers is a copy of BERT's.
+
+    Args:
+        name: for people.
+        module: such as "xlm_roberta".
+        prefix: of the names of its classes, such as "XLMRoberta".
+        encoder: the name of the container, without the prefix.
+    """
+    container = encoder if encoder != "Encoder" else f"{prefix}Encoder"
+    return LiveFamily(
+        name=name,
+        stock=f"transformers.models.{module}.modeling_{module}",
+        container=container,
+        attention=f"{prefix}SelfAttention",
+        code="bert",
+        unpadding={container: f"Unpadding{prefix}Encoder", f"{prefix}SelfAttention": f"Fast{prefix}SelfAttention"},
+        unsupported="decoder",
+    )
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,7 @@ FAMILIES: dict[str, Family] = {
                 "MPNetEncoder": "AcceleratedMPNetEncoder",
                 "MPNetSelfAttention": "AcceleratedMPNetSelfAttention",
             },
+            unpadding={"MPNetEncoder": "UnpaddingMPNetEncoder"},
             effect=LONG_INPUTS,
         ),
     ),

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .family import SPECIAL_TOKENS, Family, Layout, pad_token
+from .family import SPECIAL_TOKENS, Family, Layout, copy_of_bert, pad_token
 from .names import Rule
 
 
@@ -39,6 +39,7 @@ FAMILIES: dict[str, Family] = {
         tokenizer="RobertaTokenizer",
         **COMMON,
         title="RoBERTa",
+        live=copy_of_bert("RoBERTa", "roberta", "Roberta"),
         layout=LAYOUT,
     ),
     "xlm-roberta": Family(
@@ -48,6 +49,7 @@ FAMILIES: dict[str, Family] = {
         tokenizer="XLMRobertaTokenizer",
         **COMMON,
         title="XLM-RoBERTa",
+        live=copy_of_bert("XLM-RoBERTa", "xlm_roberta", "XLMRoberta"),
         layout=LAYOUT,
     ),
     "camembert": Family(
@@ -57,6 +59,7 @@ FAMILIES: dict[str, Family] = {
         tokenizer="CamembertTokenizer",
         **COMMON,
         title="CamemBERT",
+        live=copy_of_bert("CamemBERT", "camembert", "Camembert"),
         layout=LAYOUT,
     ),
 }

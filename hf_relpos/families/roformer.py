@@ -127,6 +127,7 @@ FAMILIES: dict[str, Family] = {
             attention="RoFormerSelfAttention",
             code="roformer",
             classes={"RoFormerSelfAttention": "AcceleratedRoFormerSelfAttention"},
+            unpadding={"RoFormerEncoder": "UnpaddingRoFormerEncoder"},
             effect=LONG_INPUTS,
             unsupported="decoder",
         ),

@@ -11,6 +11,7 @@ LIVE = tuple(
         attention=f"{name.upper()}Attention",
         code="t5",
         classes={f"{name.upper()}Attention": f"Accelerated{name.upper()}Attention"},
+        unpadding={f"{name.upper()}Stack": f"Unpadding{name.upper()}Stack"},
         effect=LONG_INPUTS,
         unsupported="decoder",
     )

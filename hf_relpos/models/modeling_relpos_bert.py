@@ -474,6 +474,9 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
 class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
     """BERT's encoder (or decoder) with relative positions."""
 
+    # Whether padding is taken out whatever the configuration says; `optimize` sets it on a live model.
+    unpads = False
+
     def __init__(self, config: RelPosBertConfig, add_pooling_layer: bool = True):
         RelPosBertPreTrainedModel.__init__(self, config)
         self.config = config
@@ -591,7 +594,8 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         layer_inputs = [] if self.config.memory_length and not caller_has_cache else None
         padding = None
         if past_key_values is None and encoder_hidden_states is None and memory is None and layer_inputs is None:
-            padding = removable_padding(self.config, attention_mask, kwargs)
+            unpad = self.unpads or self.config.unpad_inputs
+            padding = removable_padding(unpad, self.config, attention_mask, kwargs)
         if padding is not None:
             context = replace(context, padding=padding)
             hidden_states = padding.remove(hidden_states)

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ..attention.products import FastLinear
 from ..attention.tracing import is_traced
 
 
@@ -55,7 +56,7 @@ def project(projection: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tens
     source, result = kept.results.get(len(rows), (None, None))
     if result is None or not _same_bits(source, rows):
         with torch.inference_mode(False), torch.no_grad():  # or autograd could never read the result
-            result = nn.functional.linear(rows, projection.weight, projection.bias)
+            result = projection(rows)
         if len(kept.results) >= MOST_RESULTS:
             kept.results.pop(next(iter(kept.results)), None)
         kept.results[len(rows)] = (_copy(rows), result)
@@ -68,7 +69,7 @@ def _may_keep(projection: nn.Linear, rows: torch.Tensor) -> bool:
     tensors = [rows, weight] if bias is None else [rows, weight, bias]
     return (
         not is_traced()
-        and type(projection) is nn.Linear
+        and type(projection) in (nn.Linear, FastLinear)
         and "forward" not in vars(projection)  # as accelerate replaces it
         and not (projection._forward_hooks or projection._forward_pre_hooks)
         and not projection.training

@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from ..call import AttentionCall
 from ..formula import content_vectors
-from ..products import fast_bmm
+from ..products import bmm_library, fast_bmm
 from ..sliding_window import SlidingWindowMask
 from ..toeplitz import ToeplitzTerms, toeplitz_of, unsupported_by_offset
 from .chunk_products import Gradients, HeadGroup, Inputs
@@ -40,8 +40,12 @@ class Chunked:
         if call.is_traced:  # before sizes are read, on which the graph would then depend
             return ["the call is being traced, and chunks depend on the data at hand"]
         on_cpu = call.device.type == "cpu"
-        # with dropout or a window it is faster than sdpa on the CPU even without terms
-        alone = on_cpu and (call.dropout > 0 or isinstance(call.mask, SlidingWindowMask))
+        # with dropout, a window or fast products it is faster than sdpa on the CPU even without terms
+        alone = on_cpu and (
+            call.dropout > 0
+            or isinstance(call.mask, SlidingWindowMask)
+            or (call.dtype == torch.float32 and bmm_library().is_used)
+        )
         reasons = unsupported_by_offset(call, content_alone=alone, start_on_device=True)
         if on_cpu and call.dtype not in DTYPES:
             reasons.append(f"it does not compute in {call.dtype}")

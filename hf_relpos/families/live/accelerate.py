@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 from transformers.utils import logging
 
+from ...attention.products import FastLinear
 from ..family import ALREADY_ACCELERATED
 from ..registry import LIVE
 
@@ -66,7 +67,7 @@ class AcceleratedAttention:
     def undo(self) -> None:
         """Give the stock attention back to the modules that this call changed. A second call does nothing."""
         while self._modules:
-            _restore(self._modules.pop())
+            restore(self._modules.pop())
 
     def __enter__(self) -> "AcceleratedAttention":
         return self
@@ -82,7 +83,7 @@ class AcceleratedAttention:
             for each in self.accelerated
         ]
         lines += [f"left {each.name or 'the model'} ({each.kind}): {each.reason}" for each in self.left]
-        return "\n".join(lines) or f"no attention of {', '.join(family.name for family in LIVE)} was found"
+        return "\n".join(lines) or f"no attention of {', '.join(family.name for family in LIVE if family.classes)} was found"
 
 
 def accelerate_attention(model: Any) -> AcceleratedAttention:
@@ -122,14 +123,40 @@ def accelerate_attention(model: Any) -> AcceleratedAttention:
     >>> handle.undo()
     ```
     """
+    accelerated, left, changed = substitute(module_of(model, "accelerate_attention"), unpad=False)
+    handle = AcceleratedAttention(tuple(accelerated), tuple(left), changed)
+    if not accelerated and all(each.reason != ALREADY_ACCELERATED for each in left):
+        logger.warning(f"accelerate_attention changed nothing: {handle}")
+    return handle
+
+
+def module_of(model: Any, caller: str) -> nn.Module:
+    """A module, or that of a pipeline.
+
+    Args:
+        caller: the function that it was given to, for the error.
+    """
     root = model if isinstance(model, nn.Module) else getattr(model, "model", None)
     if not isinstance(root, nn.Module):
         raise TypeError(
-            f"accelerate_attention takes a torch.nn.Module, or a pipeline that has one as its `model`; this is a "
+            f"{caller} takes a torch.nn.Module, or a pipeline that has one as its `model`; this is a "
             f"{type(model).__name__}"
         )
+    return root
+
+
+def substitute(root: nn.Module, unpad: bool) -> tuple[list[Accelerated], list[Skipped], list[nn.Module]]:
+    """Give the modules of stock encoders our classes.
+
+    Args:
+        unpad: whether encoders are to take padding out, too.
+
+    Returns:
+        What was changed, what was left, and all modules that have another class now.
+    """
     accelerated, left, changed = [], [], []
-    containers = [(family, family.stock_class(family.container)) for family in LIVE if family.is_imported]
+    families = [family for family in LIVE if family.is_imported and (family.classes or unpad)]
+    containers = [(family, family.stock_class(family.container)) for family in families]
     for name, module in root.named_modules():
         family = next((family for family, container in containers if isinstance(module, container)), None)
         if family is None:
@@ -138,30 +165,36 @@ def accelerate_attention(model: Any) -> AcceleratedAttention:
         if reason is not None:
             left.append(Skipped(name, type(module).__name__, reason))
             continue
-        replacements, attention = family.replacements(), family.stock_class(family.attention)
+        replacements, attention = family.replacements(unpad), family.stock_class(family.attention)
         layers = 0
         for part in module.modules():
+            layers += isinstance(part, attention)
             if type(part) in replacements:
-                layers += isinstance(part, attention)
                 part.__class__ = replacements[type(part)]
                 changed.append(part)
-        accelerated.append(Accelerated(name, family.name, layers, family.effect))
-    handle = AcceleratedAttention(tuple(accelerated), tuple(left), changed)
-    if not accelerated and all(each.reason != ALREADY_ACCELERATED for each in left):
-        logger.warning(f"accelerate_attention changed nothing: {handle}")
-    return handle
+        effects = [family.effect, "padding is taken out" if unpad and family.unpadding else ""]
+        accelerated.append(Accelerated(name, family.name, layers, "; ".join(filter(None, effects))))
+    return accelerated, left, changed
 
 
 def restore_attention(model: nn.Module) -> None:
-    """Undo `accelerate_attention` everywhere in a model, also in a copy or after loading a pickle.
+    """Undo `accelerate_attention` and `optimize` everywhere in a model, also in a copy or after loading a pickle.
 
     Args:
         model: any module.
     """
     for module in model.modules():
-        _restore(module)
+        restore(module)
 
 
-def _restore(module: nn.Module) -> None:
-    if type(module).__module__.startswith(f"{__package__}."):  # a subclass of the stock class alone
-        module.__class__ = type(module).__bases__[-1]
+def restore(module: nn.Module) -> None:
+    """Give a module the class that it had: the first of its bases that is not of this package."""
+    vars(module).pop("unpads", None)  # of this package's own models
+    ours = __package__.partition(".")[0]
+    if _is_substitute(type(module)):
+        kinds = (kind for kind in type(module).__mro__ if issubclass(kind, nn.Module))
+        module.__class__ = next(kind for kind in kinds if kind.__module__.partition(".")[0] != ours)
+
+
+def _is_substitute(kind: type) -> bool:
+    return kind.__module__.startswith(f"{__package__}.") or kind is FastLinear

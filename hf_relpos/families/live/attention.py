@@ -19,13 +19,14 @@ def split_heads(vectors: torch.Tensor, heads: int) -> torch.Tensor:
     return vectors.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
-def offsets_of(states: torch.Tensor) -> AttentionContext:
+def offsets_of(states: torch.Tensor, length: int | None = None) -> AttentionContext:
     """The context of L tokens that attend to each other.
 
     Args:
-        states: (B, L, D).
+        states: (B, L, D), for their dtype and device.
+        length: L, where it is another than that of the states.
     """
-    length = states.shape[1]
+    length = states.shape[1] if length is None else length
     precise = torch.promote_types(states.dtype, torch.float32)
     return AttentionContext(length, length, device=states.device, dtype=precise)
 

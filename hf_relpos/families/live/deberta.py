@@ -6,11 +6,13 @@ instead of its L·L products. What the accelerated classes do not cover, such as
 """
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.deberta.modeling_deberta import DebertaEncoder
 from transformers.models.deberta.modeling_deberta import DisentangledSelfAttention as DebertaSelfAttention
 from transformers.models.deberta.modeling_deberta import build_relative_position as build_offsets
@@ -25,13 +27,16 @@ from ...attention.formula import Terms
 from ...attention.tracing import may_read
 from ...schemes.deberta import KINDS, disentangled_terms, rows_in_use
 from .attention import attend_as_stock, in_single_precision, offsets_of, split_heads
+from .unpadding import RowGroup, UnpaddedBatch, unpadded
 
 
-def padding_mask(attention_mask: torch.Tensor) -> torch.Tensor | None:
+def padding_mask(attention_mask: torch.Tensor | UnpaddedBatch) -> torch.Tensor | UnpaddedBatch | None:
     """A mask (B, L) as the accelerated layers take it: boolean, or None if no token is padding.
 
     The contents are read on the CPU alone, and never in a graph.
     """
+    if isinstance(attention_mask, UnpaddedBatch):
+        return attention_mask
     real = attention_mask.bool()
     return None if may_read(real.device) and bool(real.all()) else real
 
@@ -46,25 +51,39 @@ def stock_mask(mask: torch.Tensor | None, hidden_states: torch.Tensor) -> torch.
 
 def attend_disentangled(
     module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    terms: Terms,
-    context: AttentionContext,
-    mask: torch.Tensor | None,
+    vectors: Sequence[torch.Tensor],
+    heads_of: Callable[..., Sequence[torch.Tensor]],
+    terms_of: Callable[[AttentionContext], Terms],
+    mask: torch.Tensor | UnpaddedBatch | None,
     output_attentions: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attention under a padding mask (B, L) or any mask (B, 1, 1 or L, L).
+    """Attention under a padding mask (B, L) or any mask (B, 1, 1 or L, L), or of a batch without padding.
 
     In stock DeBERTa no query that is padding sees a key, which comes to the mean of all values. It is computed as
     such, except that dropout leaves it alone.
+
+    Args:
+        vectors: projections of the states, (B, L, E).
+        heads_of: from these to query, key and value, (B, H, L, d).
+        terms_of: the terms of a context.
     """
+    dropout = module.dropout.p
+    if isinstance(mask, UnpaddedBatch):
+        terms = terms_of(offsets_of(vectors[0], mask.groups[0].length))  # of the longest rows, and so of all
+
+        def attend(group: RowGroup, *rows: torch.Tensor) -> torch.Tensor:
+            context = offsets_of(rows[0])
+            return attend_as_stock(module, *heads_of(*rows), terms, context, group.visible, dropout, False)[0]
+
+        return mask.by_group(attend, *vectors), None
     if mask is None or mask.dim() == 4:
         visible = mask if mask is None else mask.bool()
     else:
         visible = mask[:, None, None, :]
+    context = offsets_of(vectors[0])
+    query, key, value = heads_of(*vectors)
     out, weights = attend_as_stock(
-        module, query, key, value, terms, context, visible, module.dropout.p, output_attentions
+        module, query, key, value, terms_of(context), context, visible, dropout, output_attentions
     )
     if mask is not None and mask.dim() == 2:
         mean = value.mean(2).flatten(1)[:, None]  # (B, 1, H·d)
@@ -88,13 +107,15 @@ def position_terms(
 
     Args:
         rel_embeddings: P, (2·span, D).
-        row_of_offset: of every offset of the call, its row of P.
+        row_of_offset: of every offset of the call, or of more on both sides, its row of P.
         span: half the rows.
         one_to_one: distances up to this one have a row each.
         key_projection: for A, or None without the term.
         query_projection: for B, likewise.
     """
     first, last = rows_in_use(context, span, one_to_one)
+    beyond = (row_of_offset.shape[0] - context.high + context.low - 1) // 2
+    row_of_offset = row_of_offset[beyond : row_of_offset.shape[0] - beyond]
     rows = module.pos_dropout(rel_embeddings[first : last + 1])
     heads = module.num_attention_heads
     return disentangled_terms(rows, row_of_offset - first, context, heads, key_projection, query_projection)
@@ -103,7 +124,7 @@ def position_terms(
 class _Shared:
     """What both encoders make once for all layers."""
 
-    def get_attention_mask(self, attention_mask: torch.Tensor) -> torch.Tensor | None:
+    def get_attention_mask(self, attention_mask: torch.Tensor) -> torch.Tensor | UnpaddedBatch | None:
         """A padding mask as it is, boolean (B, L), or None; another mask as stock has it."""
         if attention_mask.dim() == 2:
             return padding_mask(attention_mask)
@@ -131,8 +152,49 @@ class AcceleratedDebertaV2Encoder(_Shared, DebertaV2Encoder):
     """`DebertaV2Encoder` without L·L matrices."""
 
 
+class _Unpadding:
+    """An encoder of either version that takes padding out; the states of padding are zeros."""
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor,
+        output_hidden_states: bool = True,
+        output_attentions: bool = False,
+        query_states: torch.Tensor | None = None,
+        relative_pos: torch.Tensor | None = None,
+        return_dict: bool = True,
+    ) -> Any:
+        """As stock."""
+        encoder: Any = self
+        whole = query_states is not None or relative_pos is not None or getattr(encoder, "conv", None) is not None
+        given = {"output_attentions": output_attentions}
+        batch = None if whole else unpadded(encoder, hidden_states, attention_mask, given)
+        rest = (output_hidden_states, output_attentions, query_states, relative_pos, return_dict)
+        if batch is None:
+            return super().forward(hidden_states, attention_mask, *rest)  # type: ignore[misc]
+        outputs = super().forward(batch.remove(hidden_states), batch, *rest)  # type: ignore[misc]
+        # the model reads the last of all states, and asks for all of them whatever its caller wants
+        states = None
+        if output_hidden_states:
+            found = outputs[1] if isinstance(outputs, tuple) else outputs.hidden_states
+            states = (hidden_states, *map(batch.restore, found[1:]))
+        last = states[-1] if states else batch.restore(outputs[0])
+        if isinstance(outputs, tuple):
+            return (last, states) if states else (last,)
+        return BaseModelOutput(last_hidden_state=last, hidden_states=states)
+
+
+class UnpaddingDebertaV2Encoder(_Unpadding, AcceleratedDebertaV2Encoder):
+    """`DebertaV2Encoder` without L·L matrices and without padding."""
+
+
 class AcceleratedDebertaEncoder(_Shared, DebertaEncoder):
     """`DebertaEncoder` without L·L matrices."""
+
+
+class UnpaddingDebertaEncoder(_Unpadding, AcceleratedDebertaEncoder):
+    """`DebertaEncoder` without L·L matrices and without padding."""
 
 
 def is_covered(module: Any, query_states: torch.Tensor | None, relative_pos: torch.Tensor | None) -> bool:
@@ -159,14 +221,12 @@ class AcceleratedDisentangledSelfAttention(DisentangledSelfAttention):
                 relative_pos = None  # stock makes its own
             mask = stock_mask(attention_mask, hidden_states)
             return super().forward(hidden_states, mask, output_attentions, query_states, relative_pos, rel_embeddings)
-        query, key, value = (
-            split_heads(projection(hidden_states), self.num_attention_heads)
-            for projection in (self.query_proj, self.key_proj, self.value_proj)
-        )
-        context = offsets_of(hidden_states)
         kinds = [kind for kind in KINDS if kind in self.pos_att_type]
-        terms = Terms()
-        if relative_pos is not None and rel_embeddings is not None and kinds:
+        scale = 1 / in_single_precision(math.sqrt(self.attention_head_size * (1 + len(kinds))))
+
+        def terms_of(context: AttentionContext) -> Terms:
+            if relative_pos is None or rel_embeddings is None or not kinds:
+                return Terms(scale=scale)
             key_projection = self.key_proj if self.share_att_key else getattr(self, "pos_key_proj", None)
             query_projection = self.query_proj if self.share_att_key else getattr(self, "pos_query_proj", None)
             terms = position_terms(
@@ -179,9 +239,14 @@ class AcceleratedDisentangledSelfAttention(DisentangledSelfAttention):
                 key_projection if "c2p" in kinds else None,
                 query_projection if "p2c" in kinds else None,
             )
-        scale = 1 / in_single_precision(math.sqrt(query.shape[-1] * (1 + len(kinds))))
-        terms = replace(terms, scale=scale)
-        return attend_disentangled(self, query, key, value, terms, context, attention_mask, output_attentions)
+            return replace(terms, scale=scale)
+
+        vectors = [projection(hidden_states) for projection in (self.query_proj, self.key_proj, self.value_proj)]
+
+        def heads_of(*vectors: torch.Tensor) -> list[torch.Tensor]:
+            return [split_heads(each, self.num_attention_heads) for each in vectors]
+
+        return attend_disentangled(self, vectors, heads_of, terms_of, attention_mask, output_attentions)
 
 
 class AcceleratedDebertaSelfAttention(DebertaSelfAttention):
@@ -202,13 +267,12 @@ class AcceleratedDebertaSelfAttention(DebertaSelfAttention):
                 relative_pos = build_offsets(hidden_states, hidden_states)
             mask = stock_mask(attention_mask, hidden_states)
             return super().forward(hidden_states, mask, output_attentions, query_states, relative_pos, rel_embeddings)
-        heads = self.num_attention_heads
-        query, key, value = split_heads(self.in_proj(hidden_states), heads).chunk(3, dim=-1)
-        query = query + self.q_bias.view(heads, 1, -1)
-        value = value + self.v_bias.view(heads, 1, -1)
-        context = offsets_of(hidden_states)
-        terms = Terms()
-        if relative_pos is not None and rel_embeddings is not None:
+        heads, size = self.num_attention_heads, self.attention_head_size
+        scale = 1 / in_single_precision(math.sqrt(size * (1 + len(self.pos_att_type))))
+
+        def terms_of(context: AttentionContext) -> Terms:
+            if relative_pos is None or rel_embeddings is None:
+                return Terms(scale=scale)
             span = self.max_relative_positions
             terms = position_terms(
                 self,
@@ -220,9 +284,14 @@ class AcceleratedDebertaSelfAttention(DebertaSelfAttention):
                 getattr(self, "pos_proj", None),
                 getattr(self, "pos_q_proj", None),
             )
-        scale = 1 / in_single_precision(math.sqrt(query.shape[-1] * (1 + len(self.pos_att_type))))
-        terms = replace(terms, scale=scale)
-        return attend_disentangled(self, query, key, value, terms, context, attention_mask, output_attentions)
+            return replace(terms, scale=scale)
+
+        def heads_of(projected: torch.Tensor) -> list[torch.Tensor]:
+            query, key, value = split_heads(projected, heads).chunk(3, dim=-1)
+            return [query + self.q_bias.view(heads, 1, -1), key, value + self.v_bias.view(heads, 1, -1)]
+
+        vectors = [self.in_proj(hidden_states)]
+        return attend_disentangled(self, vectors, heads_of, terms_of, attention_mask, output_attentions)
 
 
 def talking_heads(encoder: nn.Module) -> list[str]:

@@ -3,10 +3,12 @@
 from typing import Any
 
 import torch
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder, MPNetSelfAttention
 
 from ...attention.formula import Terms, toeplitz_table
 from .attention import as_boolean, attend_as_stock, is_worthwhile, offsets_of, split_heads
+from .unpadding import UnpaddedBatch, unpadded
 
 
 class AcceleratedMPNetEncoder(MPNetEncoder):
@@ -27,6 +29,27 @@ class AcceleratedMPNetEncoder(MPNetEncoder):
         return self.relative_attention_bias(bucket).transpose(0, 1)
 
 
+class UnpaddingMPNetEncoder(AcceleratedMPNetEncoder):
+    """The same without padding, whose states are zeros."""
+
+    def forward(
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        """As stock."""
+        names = ("output_attentions", "output_hidden_states", "return_dict")
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        batch = unpadded(self, hidden_states, attention_mask, given)
+        if batch is None:
+            return super().forward(hidden_states, attention_mask, *args, **kwargs)
+        offsets = offsets_of(hidden_states, batch.groups[0].length).offsets(hidden_states.device)
+        bias = self.relative_attention_bias(self.relative_position_bucket(offsets, num_buckets=32)).transpose(0, 1)
+        states = batch.remove(hidden_states)
+        for layer in self.layer:
+            states = layer(states, batch, bias, output_attentions=False)[0]
+        states = batch.restore(states)
+        return BaseModelOutput(last_hidden_state=states) if given.get("return_dict") else (states,)
+
+
 class AcceleratedMPNetSelfAttention(MPNetSelfAttention):
     """MPNet's self-attention by terms."""
 
@@ -41,21 +64,19 @@ class AcceleratedMPNetSelfAttention(MPNetSelfAttention):
         """As stock, whose code runs unless `position_bias` has an entry for each offset."""
         if position_bias is None or position_bias.dim() != 2:
             return super().forward(hidden_states, attention_mask, position_bias, output_attentions, **kwargs)
-        query, key, value = (
-            split_heads(projection(hidden_states), self.num_attention_heads) for projection in (self.q, self.k, self.v)
-        )
-        context = offsets_of(hidden_states)
-        terms = Terms(bias=(toeplitz_table(position_bias, context),))
-        out, weights = attend_as_stock(
-            self,
-            query,
-            key,
-            value,
-            terms,
-            context,
-            as_boolean(attention_mask),
-            self.dropout.p,
-            output_attentions,
-        )
+        length = (position_bias.shape[1] + 1) // 2
+        terms = Terms(bias=(toeplitz_table(position_bias, offsets_of(hidden_states, length)),))
+        vectors = [projection(hidden_states) for projection in (self.q, self.k, self.v)]
+
+        def attend(mask: torch.Tensor | None, *vectors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+            query, key, value = (split_heads(each, self.num_attention_heads) for each in vectors)
+            context = offsets_of(vectors[0])
+            dropout = self.dropout.p
+            return attend_as_stock(self, query, key, value, terms, context, mask, dropout, output_attentions)
+
+        if isinstance(attention_mask, UnpaddedBatch):
+            out = attention_mask.by_group(lambda group, *rows: attend(group.visible, *rows)[0], *vectors)
+            return (self.o(out),)
+        out, weights = attend(as_boolean(attention_mask), *vectors)
         out = self.o(out)
         return (out, weights) if weights is not None else (out,)

@@ -4,10 +4,30 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.models.roformer.modeling_roformer import RoFormerSelfAttention
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+from transformers.models.roformer.modeling_roformer import RoFormerEncoder, RoFormerSelfAttention
 
 from ...attention.formula import Terms
 from .attention import as_boolean, attend_as_stock, is_worthwhile, offsets_of, split_heads
+from .unpadding import UnpaddedBatch, unpadded
+
+
+class UnpaddingRoFormerEncoder(RoFormerEncoder):
+    """`RoFormerEncoder` without padding, whose states are zeros."""
+
+    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> Any:
+        """As stock."""
+        batch = unpadded(self, hidden_states, attention_mask, kwargs)
+        if batch is None:
+            return super().forward(hidden_states, attention_mask, **kwargs)
+        shape = (1, batch.groups[0].length)
+        positions = self.embed_positions(torch.Size(shape), 0)[None, None]
+        states = batch.remove(hidden_states)
+        for layer in self.layer:
+            states = layer(states, batch, positions)[0]
+        states = batch.restore(states)
+        is_tuple = not kwargs.get("return_dict", True)
+        return (states,) if is_tuple else BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states)
 
 
 class AcceleratedRoFormerSelfAttention(RoFormerSelfAttention):
@@ -24,6 +44,10 @@ class AcceleratedRoFormerSelfAttention(RoFormerSelfAttention):
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As stock, whose code runs for short inputs; without the attention weights unless they are asked for."""
+        if isinstance(attention_mask, UnpaddedBatch):
+            vectors = [projection(hidden_states) for projection in (self.query, self.key, self.value)]
+            out = attention_mask.by_group(lambda group, *rows: self.attend(sinusoidal_pos, group.visible, *rows)[0], *vectors)
+            return out, None
         batch, length = hidden_states.shape[:2]
         long = is_worthwhile(self, length, length, batch, self.num_attention_heads)
         if not long or encoder_hidden_states is not None or past_key_values is not None:
@@ -36,24 +60,26 @@ class AcceleratedRoFormerSelfAttention(RoFormerSelfAttention):
                 output_attentions,
                 **kwargs,
             )
-        query, key, value = (
-            split_heads(projection(hidden_states), self.num_attention_heads)
-            for projection in (self.query, self.key, self.value)
-        )
+        vectors = [projection(hidden_states) for projection in (self.query, self.key, self.value)]
+        return self.attend(sinusoidal_pos, as_boolean(attention_mask), *vectors, output_attentions=output_attentions)
+
+    def attend(
+        self,
+        sinusoidal_pos: torch.Tensor | None,
+        mask: torch.Tensor | None,
+        *vectors: torch.Tensor,
+        output_attentions: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attention of projected states, (b, l, H·d), at the first l of the positions."""
+        query, key, value = (split_heads(each, self.num_attention_heads) for each in vectors)
         if sinusoidal_pos is not None:
             rotated = (query, key, value) if self.rotary_value else (query, key)
-            query, key, *last = self.apply_rotary_position_embeddings(sinusoidal_pos, *rotated)
+            positions = sinusoidal_pos[:, :, : query.shape[2]]
+            query, key, *last = self.apply_rotary_position_embeddings(positions, *rotated)
             value = last[0] if last else value
+        context = offsets_of(vectors[0])
         return attend_as_stock(
-            self,
-            query,
-            key,
-            value,
-            Terms(),
-            offsets_of(hidden_states),
-            as_boolean(attention_mask),
-            self.dropout.p,
-            output_attentions,
+            self, query, key, value, Terms(), context, mask, self.dropout.p, output_attentions
         )
 
 

@@ -5,15 +5,18 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.models.mt5.modeling_mt5 import MT5Attention
-from transformers.models.t5.modeling_t5 import T5Attention
+from transformers.models.mt5.modeling_mt5 import MT5Attention, MT5Stack
+from transformers.models.t5.modeling_t5 import T5Attention, T5Stack
 
 from ...attention.formula import Terms, toeplitz_table
 from .attention import as_boolean, attend_as_stock, is_worthwhile, offsets_of, split_heads
+from .unpadding import UnpaddedBatch, records_of, unpadded, with_states
 
 
 # Up to Transformers 5.14 the weights are in the result only where they are asked for.
 ALWAYS_THREE = "output_attentions" not in inspect.signature(T5Attention.forward).parameters
+
+OUTPUTS = ("output_hidden_states", "output_attentions")
 
 
 class _ByOffset:
@@ -30,17 +33,20 @@ class _ByOffset:
     ) -> tuple[torch.Tensor | None, ...]:
         """As stock, whose code runs for short inputs; else `position_bias` and the second result are by offset."""
         module: Any = self
+        unpadded_batch: UnpaddedBatch | None = kwargs.pop("unpadded_batch", None)
         batch, length = hidden_states.shape[:2]
         by_offset = (
             module.has_relative_attention_bias and is_worthwhile(module, length, length, batch, module.n_heads)
             if position_bias is None
             else position_bias.dim() == 2
         )
-        if not by_offset or key_value_states is not None or past_key_values is not None:
+        if unpadded_batch is not None:
+            length = unpadded_batch.groups[0].length
+        elif not by_offset or key_value_states is not None or past_key_values is not None:
             return super().forward(  # type: ignore[misc]
                 hidden_states, mask, key_value_states, position_bias, past_key_values, **kwargs
             )
-        context = offsets_of(hidden_states)
+        context = offsets_of(hidden_states, length)
         if position_bias is None:
             bucket = module._relative_position_bucket(
                 context.offsets(hidden_states.device),
@@ -49,17 +55,63 @@ class _ByOffset:
                 max_distance=module.relative_attention_max_distance,
             )
             position_bias = module.relative_attention_bias(bucket).transpose(0, 1)
-        query, key, value = (
-            split_heads(projection(hidden_states), module.n_heads) for projection in (module.q, module.k, module.v)
-        )
         terms = Terms(scale=1.0, bias=(toeplitz_table(position_bias, context),))
+        vectors = [projection(hidden_states) for projection in (module.q, module.k, module.v)]
         wanted = bool(kwargs.get("output_attentions"))
         wanted = wanted and (not ALWAYS_THREE or module.config._attn_implementation == "eager")  # as stock gives them
-        out, weights = attend_as_stock(
-            module, query, key, value, terms, context, as_boolean(mask), module.dropout, wanted
-        )
+
+        def attend(mask: torch.Tensor | None, *vectors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+            query, key, value = (split_heads(each, module.n_heads) for each in vectors)
+            return attend_as_stock(
+                module, query, key, value, terms, offsets_of(vectors[0]), mask, module.dropout, wanted
+            )
+
+        weights = None
+        if unpadded_batch is not None:
+            out = unpadded_batch.by_group(lambda group, *rows: attend(group.visible, *rows)[0], *vectors)
+        else:
+            out, weights = attend(as_boolean(mask), *vectors)
         result = (module.o(out), position_bias)
         return (*result, weights) if ALWAYS_THREE or wanted else result
+
+
+class _Unpadding:
+    """An encoder that takes padding out; the states of padding are zeros."""
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """As stock. Its layers get no mask, and the batch by a keyword argument."""
+        stack: Any = self
+        records_of(stack)
+        batch = None
+        asked = {name: kwargs.get(name, getattr(stack.config, name, False)) for name in OUTPUTS}
+        if (input_ids is None) != (inputs_embeds is None) and encoder_hidden_states is None and attention_mask is not None:
+            like = inputs_embeds if input_ids is None else input_ids[..., None]
+            batch = unpadded(stack, like, attention_mask, {**kwargs, **asked})
+        if batch is None:
+            rest = (encoder_hidden_states, encoder_attention_mask, inputs_embeds)
+            return super().forward(input_ids, attention_mask, *rest, **kwargs)  # type: ignore[misc]
+        if inputs_embeds is None:
+            states = stack.embed_tokens(batch.remove(input_ids[..., None])[..., 0])  # type: ignore[index]
+        else:
+            states = batch.remove(inputs_embeds)
+        outputs = super().forward(inputs_embeds=states, unpadded_batch=batch, **kwargs)  # type: ignore[misc]
+        return with_states(outputs, batch)
+
+
+class UnpaddingT5Stack(_Unpadding, T5Stack):
+    """`T5Stack` of an encoder without padding."""
+
+
+class UnpaddingMT5Stack(_Unpadding, MT5Stack):
+    """`MT5Stack` of an encoder without padding."""
 
 
 class AcceleratedT5Attention(_ByOffset, T5Attention):

@@ -1,0 +1,86 @@
+"""BERT and the classes that are copies of it: unpadding, and attention without any term by the faster backend.
+
+The subclasses are made when they are asked for, by the name that a pickle has, too: the modules of Transformers that a
+model does not come from are not imported.
+"""
+
+import importlib
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...attention.formula import Terms
+from .attention import attend_as_stock, is_worthwhile, offsets_of, split_heads
+from .unpadding import RowGroup, UnpaddedBatch, UnpaddingEncoder
+
+
+class _SelfAttention:
+    """Self-attention of an encoder, to be put before a stock class."""
+
+    projections = ("query", "key", "value")
+    heads = "num_attention_heads"
+    output: str | None = None
+
+    def forward(
+        self, hidden_states: torch.Tensor, attention_mask: Any = None, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As stock; an `UnpaddedBatch` in place of the mask comes from the unpadding encoder."""
+        module: Any = self
+        heads = getattr(module, self.heads)
+        batch, length = hidden_states.shape[:2]
+        is_unpadded = isinstance(attention_mask, UnpaddedBatch)
+        if not is_unpadded:
+            other = attention_mask is not None or module.is_causal or args or kwargs.get("output_attentions")
+            other = other or kwargs.get("past_key_values") is not None or hidden_states.device.type != "cpu"
+            if other or not is_worthwhile(module, length, length, batch, heads):
+                return super().forward(hidden_states, attention_mask, *args, **kwargs)  # type: ignore[misc]
+
+        def attend(group: RowGroup | None, *vectors: torch.Tensor) -> torch.Tensor:
+            query, key, value = (split_heads(each, heads) for each in vectors)
+            out, _ = attend_as_stock(
+                module,
+                query,
+                key,
+                value,
+                Terms(scale=module.scaling),
+                offsets_of(vectors[0]),
+                None if group is None else group.visible,
+                module.dropout.p,
+                False,
+            )
+            return out
+
+        vectors = [getattr(module, name)(hidden_states) for name in self.projections]
+        out = attention_mask.by_group(attend, *vectors) if is_unpadded else attend(None, *vectors)
+        return (out if self.output is None else getattr(module, self.output)(out)), None
+
+
+class _DistilBertSelfAttention(_SelfAttention):
+    """The same with DistilBERT's names; its output projection is inside."""
+
+    projections = ("q_lin", "k_lin", "v_lin")
+    heads = "n_heads"
+    output = "out_lin"
+
+
+def decoder(encoder: nn.Module) -> list[str]:
+    """Why an encoder stays as it is."""
+    is_decoder = getattr(getattr(encoder, "config", None), "is_decoder", False)
+    return ["it is a decoder, whose cache and causal mask stay with stock"] if is_decoder else []
+
+
+def __getattr__(name: str) -> type[nn.Module]:
+    """The subclass of that name, made of the stock class that the registry says."""
+    from ..registry import LIVE
+
+    for family in LIVE:
+        for stock, ours in family.unpadding.items():
+            if family.code == "bert" and ours == name:
+                base = family.stock_class(stock)
+                mixin: type = UnpaddingEncoder
+                if stock == family.attention:
+                    mixin = globals().get(f"_{stock}", _SelfAttention)
+                made = type(name, (mixin, base), {"__module__": __name__, "__doc__": f"`{stock}` of stock, faster."})
+                return globals().setdefault(name, made)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
