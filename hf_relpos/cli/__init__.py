@@ -1,7 +1,7 @@
 """The command line, `hf-relpos`.
 
-Commands import what they need when they run: help needs neither torch nor Transformers. Errors that the user can
-correct are printed without a traceback, with exit code 2.
+Commands import torch and Transformers only when they run, so help is fast. Errors that the user can correct are
+printed without a traceback, with exit code 2.
 """
 
 from typing import Annotated
@@ -38,7 +38,7 @@ def main(
     """BERT with relative positions."""
 
 
-# In the order in which the help lists them.
+# In the order of the help.
 app.command()(checkpoints.convert)
 app.command()(checkpoints.export)
 app.command()(checkpoints.push)

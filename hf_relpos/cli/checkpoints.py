@@ -10,7 +10,7 @@ from .options import FIELD, TEXT, JsonFile, parse_options
 from .output import LOADING, check_json, console_for, hide_loading_bars, write_json
 
 
-# Exit code of a conversion whose own check is poor.
+# Exit code of a conversion that is poor by its own check.
 POOR = 3
 
 
@@ -103,7 +103,7 @@ def convert(
     with plain_errors(), plain_warnings():
         options = parse_options(option or [])
         method_options = parse_options(method_option or [], "--method-option")
-        if text and not all(each.strip() for each in text):  # such as an unset variable; Path("") is this folder
+        if text and not all(each.strip() for each in text):  # such as an unset variable; Path("") is "."
             raise ValueError("--text '': is empty; give a file, a folder or a Hub dataset")
         if fast and faithful:
             raise ValueError("--fast and --faithful are two ends of one choice; give one of them")

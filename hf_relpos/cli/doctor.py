@@ -1,4 +1,4 @@
-"""The command `doctor`: the versions, devices and backends of this machine, and what a model costs on it."""
+"""The command `doctor`: versions, devices and backends of this machine, and the cost of a model on it."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -85,8 +85,8 @@ def _print_backends(
 ) -> list[dict[str, Any]]:
     from .. import SCHEMES, RelPosBertConfig, explain_backend
 
-    names: dict[tuple[str, str], list[str]] = {}  # by device and explanation
-    with spinner("asking the backends"):  # on a GPU their kernels are compiled
+    names: dict[tuple[str, str], list[str]] = {}  # schemes by device and explanation
+    with spinner("asking the backends"):  # on a GPU this compiles their kernels
         for device in devices:
             for name in SCHEMES:
                 config = RelPosBertConfig(position_embedding_type=name, attention_window=window or None)

@@ -140,10 +140,10 @@ def evaluate(
 
 
 def parse_lengths(text: str | None) -> list[int] | None:
-    """ "64,256" to [64, 256].
+    """Parse "64,256" as [64, 256].
 
     Raises:
-        ValueError: for what is not a list of positive numbers.
+        ValueError: for text that is not a list of positive numbers.
     """
     if text is None:
         return None

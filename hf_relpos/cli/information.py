@@ -1,4 +1,4 @@
-"""Commands that say what a checkpoint is and what there is to choose from: `inspect`, `schemes`, `families`."""
+"""Commands that describe a checkpoint and list the choices: `inspect`, `schemes`, `families`."""
 
 from typing import Annotated, Any
 
@@ -58,7 +58,7 @@ def schemes(
 
 
 def _print_scheme(name: str, console: Console) -> dict[str, Any]:
-    """Print a scheme; what was printed."""
+    """Print a scheme, and return its description."""
     from ..models.capabilities import supported_implementations
     from ..models.configuration_relpos_bert import RelPosBertConfig
     from ..schemes.registry import SCHEMES
