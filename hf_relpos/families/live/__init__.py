@@ -1,4 +1,4 @@
-"""A live stock model computes its attention with our backends: `accelerate_attention`."""
+"""Acceleration of live stock models with our attention backends: `accelerate_attention`."""
 
 from .accelerate import AcceleratedAttention, accelerate_attention, restore_attention
 

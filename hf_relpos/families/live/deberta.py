@@ -1,8 +1,8 @@
-"""DeBERTa v1, v2 and v3: disentangled attention of the stock classes through our backends.
+"""Accelerated DeBERTa v1, v2 and v3: disentangled attention of the stock classes with our backends.
 
-The encoder hands its layers the row of each offset instead of the L·L row numbers, and the padding mask as it came
-instead of its L·L products. What the accelerated classes do not cover, such as queries from elsewhere
-(`query_states`), explicit `relative_pos` and attention modules that are called alone, goes to the stock code.
+The encoder gives its layers the row of each offset instead of L·L row numbers, and the original padding mask instead
+of an L·L mask. The stock code computes calls that the accelerated classes do not support: other queries
+(`query_states`), explicit `relative_pos`, and attention modules called directly.
 """
 
 import math
@@ -28,16 +28,16 @@ from .attention import attend_as_stock, in_single_precision, offsets_of, split_h
 
 
 def padding_mask(attention_mask: torch.Tensor) -> torch.Tensor | None:
-    """A mask (B, L) as the accelerated layers take it: boolean, or None if no token is padding.
+    """The mask (B, L) for accelerated layers: boolean, or None if no token is padding.
 
-    The contents are read on the CPU alone, and never in a graph.
+    The contents are read on the CPU only, and never in a graph.
     """
     real = attention_mask.bool()
     return None if may_read(real.device) and bool(real.all()) else real
 
 
 def stock_mask(mask: torch.Tensor | None, hidden_states: torch.Tensor) -> torch.Tensor:
-    """What the stock encoder makes of a mask that `padding_mask` made: (B, 1, L, L)."""
+    """The stock encoder's mask (B, 1, L, L) for a mask from `padding_mask`."""
     if mask is None:
         batch, length = hidden_states.shape[:2]
         return torch.ones(batch, 1, 1, length, dtype=torch.bool, device=hidden_states.device)
@@ -54,10 +54,10 @@ def attend_disentangled(
     mask: torch.Tensor | None,
     output_attentions: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attention under a padding mask (B, L) or any mask (B, 1, 1 or L, L).
+    """Attention with a padding mask (B, L) or any mask (B, 1, 1 or L, L).
 
-    In stock DeBERTa no query that is padding sees a key, which comes to the mean of all values. It is computed as
-    such, except that dropout leaves it alone.
+    In stock DeBERTa queries at padding attend to no key, and their output is the mean of all values. Here this mean is
+    computed directly, without dropout.
     """
     if mask is None or mask.dim() == 4:
         visible = mask if mask is None else mask.bool()
@@ -84,15 +84,15 @@ def position_terms(
     key_projection: nn.Module | None,
     query_projection: nn.Module | None,
 ) -> Terms:
-    """A and B of one layer.
+    """The tables A and B of one layer.
 
     Args:
         rel_embeddings: P, (2·span, D).
-        row_of_offset: of every offset of the call, its row of P.
-        span: half the rows.
+        row_of_offset: row of P for every offset of the call.
+        span: half the number of rows.
         one_to_one: distances up to this one have a row each.
-        key_projection: for A, or None without the term.
-        query_projection: for B, likewise.
+        key_projection: projection for A, or None without this term.
+        query_projection: projection for B, or None without this term.
     """
     first, last = rows_in_use(context, span, one_to_one)
     rows = module.pos_dropout(rel_embeddings[first : last + 1])
@@ -101,10 +101,10 @@ def position_terms(
 
 
 class _Shared:
-    """What both encoders make once for all layers."""
+    """Inputs that both encoders make once for all layers."""
 
     def get_attention_mask(self, attention_mask: torch.Tensor) -> torch.Tensor | None:
-        """A padding mask as it is, boolean (B, L), or None; another mask as stock has it."""
+        """A padding mask as boolean (B, L), or None; other masks as in stock."""
         if attention_mask.dim() == 2:
             return padding_mask(attention_mask)
         return super().get_attention_mask(attention_mask)  # type: ignore[misc]
@@ -115,7 +115,7 @@ class _Shared:
         query_states: torch.Tensor | None = None,
         relative_pos: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
-        """The row of every offset, (2L − 1,), in the order of `AttentionContext.offsets`; else as stock has it."""
+        """The row of every offset, (2L − 1,), in the order of `AttentionContext.offsets`; otherwise as in stock."""
         if not self.relative_attention or query_states is not None or relative_pos is not None:  # type: ignore
             return super().get_rel_pos(hidden_states, query_states, relative_pos)  # type: ignore[misc]
         distance = -offsets_of(hidden_states).offsets(hidden_states.device)  # i − j
@@ -136,13 +136,13 @@ class AcceleratedDebertaEncoder(_Shared, DebertaEncoder):
 
 
 def is_covered(module: Any, query_states: torch.Tensor | None, relative_pos: torch.Tensor | None) -> bool:
-    """Whether a call comes from an accelerated encoder about its own tokens."""
+    """Whether a call comes from an accelerated encoder, for its own tokens."""
     by_offset = relative_pos is not None and relative_pos.dim() == 1
     return query_states is None and (by_offset or not module.relative_attention)
 
 
 class AcceleratedDisentangledSelfAttention(DisentangledSelfAttention):
-    """Self-attention of DeBERTa v2 and v3 by terms."""
+    """Self-attention of DeBERTa v2 and v3 with our backends."""
 
     def forward(
         self,
@@ -156,7 +156,7 @@ class AcceleratedDisentangledSelfAttention(DisentangledSelfAttention):
         """As stock; `attention_mask` and `relative_pos` are those of the accelerated encoder or stock's own."""
         if not is_covered(self, query_states, relative_pos):
             if relative_pos is not None and relative_pos.dim() == 1:
-                relative_pos = None  # stock makes its own
+                relative_pos = None  # the stock code makes it
             mask = stock_mask(attention_mask, hidden_states)
             return super().forward(hidden_states, mask, output_attentions, query_states, relative_pos, rel_embeddings)
         query, key, value = (
@@ -185,7 +185,7 @@ class AcceleratedDisentangledSelfAttention(DisentangledSelfAttention):
 
 
 class AcceleratedDebertaSelfAttention(DebertaSelfAttention):
-    """Self-attention of DeBERTa v1 by terms."""
+    """Self-attention of DeBERTa v1 with our backends."""
 
     def forward(
         self,
@@ -226,6 +226,6 @@ class AcceleratedDebertaSelfAttention(DebertaSelfAttention):
 
 
 def talking_heads(encoder: nn.Module) -> list[str]:
-    """Why an encoder of DeBERTa v1 stays as it is."""
+    """Reasons to skip an encoder of DeBERTa v1."""
     has_them = any(getattr(module, "talking_head", False) for module in encoder.modules())
     return ["talking heads mix the scores of all heads, which is no sum of terms"] if has_them else []

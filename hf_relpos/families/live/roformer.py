@@ -1,4 +1,4 @@
-"""RoFormer: queries and keys are rotated by stock's own function, and the rest is attention without any term."""
+"""Accelerated RoFormer: the stock function rotates queries and keys, and the rest is attention without terms."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ class AcceleratedRoFormerSelfAttention(RoFormerSelfAttention):
         output_attentions: bool = False,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As stock, whose code runs for short inputs; without the attention weights unless they are asked for."""
+        """As stock, whose code runs for short inputs; attention weights are returned on request only."""
         batch, length = hidden_states.shape[:2]
         long = is_worthwhile(self, length, length, batch, self.num_attention_heads)
         if not long or encoder_hidden_states is not None or past_key_values is not None:
@@ -58,6 +58,6 @@ class AcceleratedRoFormerSelfAttention(RoFormerSelfAttention):
 
 
 def decoder(encoder: nn.Module) -> list[str]:
-    """Why an encoder stays as it is."""
+    """Reasons to skip an encoder."""
     config: Any = encoder.config
     return ["it is a decoder, whose cache and causal mask stay with stock"] if config.is_decoder else []
