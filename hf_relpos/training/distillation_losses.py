@@ -209,11 +209,11 @@ def _pad(rows: Sequence[torch.Tensor]) -> torch.Tensor:
 def _read_in_windows(model: nn.Module, limit: int, row: Mapping[str, torch.Tensor], names: Iterable[str]) -> Targets:
     """`compute_outputs` of one row, read in windows: inputs (L,), outputs (L, …)."""
     ids = row["input_ids"]
-    reading = OverlappingWindows.of(len(ids), limit).to(ids.device)
-    windows = {name: tensor[reading.columns] for name, tensor in row.items()}
+    overlapping = OverlappingWindows.of(len(ids), limit).to(ids.device)
+    windows = {name: tensor[overlapping.columns] for name, tensor in row.items()}
     outputs = compute_outputs(model, {**windows, "attention_mask": torch.ones_like(windows["input_ids"])}, names)
-    logits = None if outputs.logits is None else reading.merge(outputs.logits)
-    return Targets(tuple(map(reading.merge, outputs.hidden_states)), logits=logits)
+    logits = None if outputs.logits is None else overlapping.merge(outputs.logits)
+    return Targets(tuple(map(overlapping.merge, outputs.hidden_states)), logits=logits)
 
 
 def row_targets(hidden_states: Callable[[Row], torch.Tensor]) -> TargetFunction:
