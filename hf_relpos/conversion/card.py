@@ -228,10 +228,10 @@ def command(report: ConversionReport) -> str:
 
 def _options(flag: str, options: Mapping[str, Any]) -> list[str]:
     """Options for the command line, such as `["--option", "clip=32"]`."""
-    return [word for key, value in options.items() for word in (flag, f"{key}={_spelled(value)}")]
+    return [word for key, value in options.items() for word in (flag, f"{key}={_as_json(value)}")]
 
 
-def _spelled(value: Any) -> str:
+def _as_json(value: Any) -> str:
     """A value as JSON; text that is not valid JSON is not quoted."""
     if isinstance(value, str):
         try:
@@ -302,7 +302,7 @@ def usage(auto: str, tokenizer: bool, saves_code: bool, sentence_transformers: b
     if not saves_code:
         return ["## Use", here, "It needs hf_relpos to be installed."]
     # the tokenizer runs no such code, but it reads the model's configuration, which needs the argument
-    elsewhere = lines(", trust_remote_code=True", "runs the code that lies beside the weights")
+    elsewhere = lines(", trust_remote_code=True", "runs the code saved with the weights")
     return ["## Use", "Where hf_relpos is installed:", here, "Elsewhere:", _python(elsewhere)]
 
 

@@ -85,7 +85,9 @@ def export_checkpoint(
 def _load(folder: Path) -> RelPosBertPreTrainedModel:
     """Load the model in a folder with the class that its configuration names."""
     if not folder.is_dir():
-        raise ConversionError(f"source = '{folder}' is no folder; give one that `save_pretrained` or `convert` wrote")
+        raise ConversionError(
+            f"source = '{folder}' is not a folder; give one that `save_pretrained` or `convert` wrote"
+        )
     try:
         config = RelPosBertConfig.from_pretrained(folder)
     except (OSError, ValueError) as error:
@@ -93,7 +95,7 @@ def _load(folder: Path) -> RelPosBertPreTrainedModel:
     names = {head.__name__: head for head in HEADS.values()}
     name = (config.architectures or ["RelPosBertModel"])[0]
     if name not in names:
-        raise ConversionError(f"{folder}: architectures = {name!r} is no class of this package; nothing to export")
+        raise ConversionError(f"{folder}: architectures = {name!r} is not a class of this package; nothing to export")
     return names[name].from_pretrained(folder, dtype="auto", local_files_only=True)
 
 

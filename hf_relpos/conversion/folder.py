@@ -83,7 +83,7 @@ def check_replaceable(out: str | Path, folder: Path) -> None:
     Raises:
         ConversionError: for files that do not belong to a checkpoint, and a folder without a checkpoint.
     """
-    refuse_foreign_files(out, other_files(folder))
+    refuse_other_files(out, other_files(folder))
     encoder = folder / _layout(folder).encoder
     files = sorted(path.name for path in folder.iterdir())
     if files and not ((encoder / "config.json").is_file() and has_safetensors(encoder)):
@@ -93,18 +93,18 @@ def check_replaceable(out: str | Path, folder: Path) -> None:
         )
 
 
-def refuse_foreign_files(out: str | Path, foreign: Iterable[str]) -> None:
+def refuse_other_files(out: str | Path, others: Iterable[str]) -> None:
     """
     Args:
-        foreign: paths in `out` that do not belong to a checkpoint.
+        others: paths in `out` that do not belong to a checkpoint.
 
     Raises:
         ConversionError: if there are any.
     """
-    if foreign := list(foreign):
+    if others := list(others):
         raise ConversionError(
             f"out = '{out}' is overwritten only if it holds a checkpoint and nothing else; in the way: "
-            f"{abbreviate(foreign, 10)}. Move {'it' if len(foreign) == 1 else 'them'}, or choose another folder"
+            f"{abbreviate(others, 10)}. Move {'it' if len(others) == 1 else 'them'}, or choose another folder"
         )
 
 

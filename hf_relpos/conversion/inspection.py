@@ -77,7 +77,7 @@ def _positions(spec: CheckpointSpec) -> str:
 def _elsewhere(spec: CheckpointSpec) -> str:
     """What Transformers v5 without this package does with the checkpoint."""
     if spec.family is OWN:
-        return "loads it with `import hf_relpos`, or with trust_remote_code=True where its code is beside it"
+        return "loads it with `import hf_relpos`, or with trust_remote_code=True if its code is saved with it"
     if spec.legacy_attention is not None:
         return "loads it without its relative positions, silently wrong"
     if spec.family.stock is None:

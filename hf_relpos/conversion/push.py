@@ -87,12 +87,11 @@ def plan_upload(folder: str | Path, repository: str) -> Upload:
     if "/" not in repository:
         raise ConversionError(f"repository = {repository!r} has no owner; give user/name")
 
-    foreign = other_files(top, tuple(name for name in KNOWN if name != ".gitattributes"))
-    left = tuple(foreign)
+    left_out = tuple(other_files(top, tuple(name for name in KNOWN if name != ".gitattributes")))
     paths = [
         path
         for path in sorted(top.rglob("*"))
-        if path.is_file() and not any(_within(path.relative_to(top).as_posix(), name) for name in left)
+        if path.is_file() and not any(_within(path.relative_to(top).as_posix(), name) for name in left_out)
     ]
     files = {path.relative_to(top).as_posix(): path.stat().st_size for path in paths}
     card, problems = _read_card(top / CARD)
@@ -109,7 +108,7 @@ def plan_upload(folder: str | Path, repository: str) -> Upload:
         )
         if not card.get(field)
     ]
-    return Upload(top, repository, files, left, card, tuple(problems), tuple(remarks))
+    return Upload(top, repository, files, left_out, card, tuple(problems), tuple(remarks))
 
 
 def _within(path: str, name: str) -> bool:

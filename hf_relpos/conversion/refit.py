@@ -240,7 +240,7 @@ def _rows(terms: Terms, max_distance: int, head_size: int, name: str) -> Rows:
     if present or not any(tables.values()):
         added = ", ".join(present) if present else "nothing to the attention"
         raise ConversionError(
-            f"position_embedding_type = {name!r}: it adds {added}, which is no table of distances to take over"
+            f"position_embedding_type = {name!r}: it adds {added}, which tables of distances cannot represent"
         )
     offsets = torch.arange(-max_distance, max_distance + 1)
     rows: Rows = {}

@@ -259,7 +259,7 @@ def list_steps(
         if is_buffer(name):
             note = "a buffer of an older release"
         elif is_table(name):
-            note = "unused beside relative positions"
+            note = "unused with relative positions"
         elif is_scheme(name):
             fitted = any(map(is_scheme, changed))
             kind, note = ("folded", "into the tables") if fitted else (kind, "the relative positions of the source")

@@ -30,7 +30,7 @@ from transformers.utils import logging
 
 from ..console import print_table, progress_bar, timed_step
 from ..conversion import ConversionError, convert
-from ..conversion.folder import KNOWN, check_apart, other_files, refuse_foreign_files
+from ..conversion.folder import KNOWN, check_apart, other_files, refuse_other_files
 from ..evaluation import masked_accuracy, masked_windows, random_orders, token_ids
 from ..evaluation.loading import refusing_code
 from ..files import atomic_folder
@@ -133,7 +133,7 @@ def run_demo(
     check_apart(checkpoint or CHECKPOINT, out)
     if out.exists() and not overwrite:
         raise ConversionError(f"out = {out} exists; choose another folder, or pass overwrite (--overwrite)")
-    refuse_foreign_files(out, _other_files(out))
+    refuse_other_files(out, _other_files(out))
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     set_seed(0)
@@ -168,7 +168,7 @@ def run_demo(
         rows[name] = row
         console.print(f"  {name}: {row['in order']:.1f} % of the masked tokens right, loss {row['loss']:.3f}")
 
-    with atomic_folder(out, overwrite, lambda folder: refuse_foreign_files(out, _other_files(folder))) as work:
+    with atomic_folder(out, overwrite, lambda folder: refuse_other_files(out, _other_files(folder))) as work:
         with timed_step(console, "1. A BERT with absolute positions"):
             console.print(f"{source}: {absolute.num_parameters():,} parameters, at most {limit} tokens")
             measure("source", absolute)

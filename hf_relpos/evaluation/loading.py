@@ -144,15 +144,15 @@ def load_quietly(
         ) from error
     finally:
         logging.set_verbosity(verbosity)
-    anew = {key for key, *_ in info["mismatched_keys"] if new_head and not key.startswith(model.base_model_prefix)}
-    for key, found, expected in sorted(each for each in info["mismatched_keys"] if each[0] not in anew):
+    resized = {key for key, *_ in info["mismatched_keys"] if new_head and not key.startswith(model.base_model_prefix)}
+    for key, found, expected in sorted(each for each in info["mismatched_keys"] if each[0] not in resized):
         raise ValueError(
             f"{name}: {key} has shape {tuple(found)}, and config.json makes it {tuple(expected)}; correct config.json "
             "or take the weights that belong to it"
         )
     if isinstance(model, BertPreTrainedModel):
         check_loaded(model, info, name, arguments)
-    return model, {key for key in info["missing_keys"] if "pooler." not in key} | anew
+    return model, {key for key in info["missing_keys"] if "pooler." not in key} | resized
 
 
 def load_tokenizer(name: str | Path) -> Any:

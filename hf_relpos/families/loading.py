@@ -94,10 +94,10 @@ def state_dict(
     spec = recognise(folder, config, stored)
     spec = _with_head(spec, architecture)
     tensors = {
-        spelled: tensor
+        renamed: tensor
         for name, tensor in spec.unpack(stored).items()
-        for spelled in spec.rename(name, base=architecture == "BertModel")
-        if not is_buffer(spelled)
+        for renamed in spec.rename(name, base=architecture == "BertModel")
+        if not is_buffer(renamed)
     }
     return _fields(spec), tensors
 

@@ -49,7 +49,7 @@ FAMILIES: dict[str, Family] = {
         always_gelu=True,
         legacy_types=(),
         token_types=False,
-        padding=lambda config: 1,  # whatever the configuration says
+        padding=lambda config: 1,  # Transformers ignores the configuration
         tokenizer="MPNetTokenizer",
         positions=lambda config: Positions(
             absolute=True, scheme="t5", options={"buckets": MPNET_BUCKETS, "max_distance": 128}

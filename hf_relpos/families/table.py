@@ -47,13 +47,13 @@ def heads(family: Family, config: dict[str, Any]) -> str:
 def row(name: str, family: Family) -> list[str]:
     """The values of `COLUMNS` for a family, in Markdown."""
     readers = ["convert"] + ["`from_pretrained`"] * (family.read_directly or name == "bert")
-    beside = "stored outputs" if family.stock is None else f"`{family.stock}` of Transformers"
+    compared = "stored outputs" if family.stock is None else f"`{family.stock}` of Transformers"
     return [
         family.title,
         told_by(name, family),
         heads(family, example(name)),
         positions(name, family),
         ", ".join(readers),
-        beside,
+        compared,
         family.since,
     ]

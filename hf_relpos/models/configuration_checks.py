@@ -183,14 +183,14 @@ def _check_convolution(config: Any) -> None:
 def _check_parameter_count(config: Any) -> None:
     """The weights must fit into a machine; the scheme's modules are built without data to count their parameters."""
     with torch.device("meta"):
-        scheme, beside = build_scheme(config), (build_shared(config), build_input(config))
+        scheme, others = build_scheme(config), (build_shared(config), build_input(config))
     size, width = config.hidden_size, config.input_size
     layer = 4 * size**2 + (3 if config.is_gated else 2) * size * config.intermediate_size + _count(scheme)
     total = (
         (config.vocab_size + config.type_vocab_size) * width
         + (size * width if width != size else 0)
         + config.num_hidden_layers * layer
-        + sum(map(_count, filter(None, beside)))
+        + sum(map(_count, filter(None, others)))
         + size**2 // config.conv_groups * config.conv_kernel_size
     )
     if total > MAX_PARAMETERS:

@@ -46,7 +46,7 @@ def tokens_to_convolve(attention_mask: Any, documents: torch.Tensor | None) -> t
     """
     if documents is not None:
         raise ValueError(
-            "position_ids begin anew within a row: the convolution of conv_kernel_size would mix its documents; give "
+            "position_ids restart within a row: the convolution of conv_kernel_size would mix its documents; give "
             "each a row of its own"
         )
     if attention_mask is None:

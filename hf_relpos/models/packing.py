@@ -27,7 +27,7 @@ def packed_position_ids(tokens: torch.Tensor, cu_seq_lens: torch.Tensor) -> torc
     if rows != 1 or cu_seq_lens.dim() != 1 or cu_seq_lens.shape[0] < 2:
         raise ValueError(
             f"cu_seq_lens_q has shape {tuple(cu_seq_lens.shape)} and the input {rows} rows: it describes one row; "
-            "give position_ids, which begin anew with each document"
+            "give position_ids, which restart with each document"
         )
     if cu_seq_lens.device.type == "cpu" and not torch.compiler.is_compiling():
         if int(cu_seq_lens[-1]) != length:

@@ -54,7 +54,7 @@ STOCK_PARTS: dict[type, tuple[type[BertConfig], ...]] = {
     BertAttention: (BertConfig,),
     BertSelfAttention: (BertConfig,),
 }
-# Fields that are read from tensors, whatever the configuration says.
+# Fields that are read from tensors, not from the configuration.
 LAYOUT_FIELDS = (
     "position_embedding_type",
     "position_options",

@@ -408,7 +408,7 @@ def _with_memory(
     ):
         raise ValueError(
             f"attention_mask has shape {tuple(attention_mask.shape)}, as `generate` prepares it for a static "
-            "cache; beside a memory, with attention_window or memory_same_length, it does not show where a row "
+            "cache; with a memory and attention_window or memory_same_length, it does not show where a row "
             "begins: use a dynamic cache, or give (batch, length)"
         )
     is_token = token_mask(attention_mask, batch, keys, device)

@@ -120,7 +120,7 @@ def _check_table(model: PreTrainedModel) -> None:
         )
     if not config.absolute_position_embeddings:
         raise ValueError(
-            f"{type(model).__name__} has no table of absolute positions beside its scheme "
+            f"{type(model).__name__} has no table of absolute positions besides its scheme "
             "(absolute_position_embeddings = False), so there is nothing to fade or drop; one converted with "
             "method='keep' has"
         )

@@ -228,4 +228,4 @@ class AcceleratedDebertaSelfAttention(DebertaSelfAttention):
 def talking_heads(encoder: nn.Module) -> list[str]:
     """Reasons to skip an encoder of DeBERTa v1."""
     has_them = any(getattr(module, "talking_head", False) for module in encoder.modules())
-    return ["talking heads mix the scores of all heads, which is no sum of terms"] if has_them else []
+    return ["talking heads mix the scores of all heads"] if has_them else []
