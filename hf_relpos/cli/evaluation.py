@@ -42,7 +42,7 @@ def compare(
         Path | None, typer.Option("--plot", help="Picture of the fidelity by length to write.")
     ] = None,
 ) -> None:
-    """Measure how faithful a converted model is to its source."""
+    """Measure the agreement of a converted model with its source."""
     with plain_errors(), plain_warnings():
         with spinner(LOADING):
             from ..evaluation.compare import CompareSettings, compare_models

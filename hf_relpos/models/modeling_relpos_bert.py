@@ -393,9 +393,10 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
             module.init_weights(self.config.initializer_range)
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
-        """As for Transformers' own models. For custom code it skips modules without direct parameters.
+        """Initialise as in Transformers' own models.
 
-        The `init_weights` of a scheme whose parameters are all in submodules would then never be called.
+        For custom code Transformers skips modules without direct parameters, such as schemes whose parameters are all
+        in submodules.
         """
         super()._initialize_weights(module)
 
