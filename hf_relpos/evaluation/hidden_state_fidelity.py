@@ -59,7 +59,7 @@ def shift_consistency(
     """Agreement of a model with itself when its input is shifted; [CLS] stays at the first position.
 
     Args:
-        teacher: a model that accepts `position_ids`.
+        teacher: a model that takes `position_ids`.
         windows: rows of tokens, `[CLS] … [SEP]`.
         shifts: shifts in positions; those that move the longest window past the model's maximum length are skipped.
         pooling: `mean` or `cls`.

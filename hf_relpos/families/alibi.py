@@ -73,7 +73,7 @@ def _absolute_table(config: Mapping[str, Any], names: list[str]) -> dict[str, An
 
 
 def _mosaic_by_tensors(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
-    """Its own field, whose value has no effect, marks an exported model."""
+    """Adds the field that marks an exported model; its value has no effect."""
     return {"alibi_starting_size": config.get("alibi_starting_size", 512), **_absolute_table(config, names)}
 
 

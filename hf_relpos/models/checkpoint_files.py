@@ -132,10 +132,11 @@ def weight_files(folder: str | os.PathLike[str], variant: str | None = None) -> 
 
 
 def check_weights(files: Iterable[str]) -> None:
-    """Check the headers of safetensors, which is fast. Do not use it for quantized models.
+    """Check the headers of safetensors, which is fast.
 
     Raises:
-        ValueError: for a broken file, and for integer weights, which would be cast to floats; names the file.
+        ValueError: for a broken file, and for integer weights in a model that is not quantized, which would be cast to
+            floats; names the file.
     """
     for path in files:
         with open_tensors(path) as tensors:

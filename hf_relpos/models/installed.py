@@ -15,7 +15,7 @@ def register_module(role: str, module: str) -> None:
     """Register a module of the package for a role in the models. Idempotent.
 
     Args:
-        role: `"checks"` of a configuration, `"inputs"` (their checks), `"capabilities"` of a configuration,
+        role: `"checks"` (of a configuration), `"inputs"` (checks of inputs), `"capabilities"` (of a configuration),
             `"loading"` (checks of a checkpoint), `"families"` (checkpoints of other architectures), or `"bundle"`
             (the code of a saved model).
         module: full name of the module.

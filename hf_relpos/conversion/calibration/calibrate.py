@@ -256,7 +256,7 @@ class Calibrator:
                 candidates.append((after, best))
                 if after <= before:
                     break
-            else:  # too little text for any fit
+            else:  # there is too little text for a fit
                 candidates += [] if before is None else [(before, zeros)]
             if candidates:
                 after, best = min(candidates, key=lambda candidate: candidate[0])
