@@ -157,14 +157,14 @@ def test_a_row_that_is_too_long_is_read_in_windows():
     teacher = relative_model("absolute", {"out_of_range": "error"})
     row = random_windows(1, 90, seed=3)[0]
     long, short = make_batches([row, row[:20]], 0, 2048, 10**6, limit=24)[::-1]
-    assert long.reading is not None and long.ids.shape == (1, len(row)) and short.reading is None
+    assert long.long_row is not None and long.ids.shape == (1, len(row)) and short.long_row is None
     run = Calibrator(teacher, relative_model("tables"), [long])
     long = run.batches[0]
     with torch.no_grad():
         run.embed()
         for layer in range(2):
             _, weights = run._teacher_attention(layer, long)
-            wanted = long.reading.merge(long.reading.windows.teacher)
+            wanted = long.long_row.merge(long.long_row.windows.teacher)
             attention = weights(slice(0, len(row)))
             torch.testing.assert_close(attention.sum(-1), torch.ones_like(attention[..., 0]))
             for position in (1, 30, len(row) - 1):  # [CLS], and those at most a window away

@@ -448,7 +448,7 @@ def test_what_cannot_be_written_back(tmp_path):
         export_checkpoint(RelPosBertModel(RelPosBertConfig(hidden_size=12, num_hidden_layers=1)), tmp_path / "out")
     assert not (tmp_path / "out").exists()
     done = CliRunner().invoke(app, ["export", str(tmp_path / "nowhere"), str(tmp_path / "out")])
-    assert done.exit_code == 2 and "is no folder" in done.output
+    assert done.exit_code == 2 and "is not a folder" in done.output
 
 
 def test_the_command_line(tmp_path):

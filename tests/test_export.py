@@ -204,7 +204,7 @@ def test_other_sources_and_targets_are_refused():
     with pytest.raises(ConversionError, match=r"'clip'.*reaches past"):
         export_tables(source(), "relative_key", {"clip": 99})
     for scheme, words in {
-        "rope": "adds a rotation, which is no table",
+        "rope": "adds a rotation, which tables",
         "transformer_xl": "adds u, which",
         "disan": "adds hidden keys",
         "deberta": "adds a scale",

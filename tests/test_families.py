@@ -95,7 +95,7 @@ def test_bert_of_the_old_library(folder, tmp_path):
     report = convert(folder, tmp_path / "out")
     assert report.method == "exact" and report.difference <= 1e-12
     assert {step.kind for step in report.steps if not step.note} == {"reused"}
-    assert [step.note for step in report.of_kind("dropped")] == ["unused beside relative positions"]
+    assert [step.note for step in report.of_kind("dropped")] == ["unused with relative positions"]
     model = load(tmp_path / "out", report)
     if "cross" not in folder.name and "MultipleChoice" not in folder.name:
         assert_old_outputs(model, folder / "io.safetensors")

@@ -1,5 +1,5 @@
 """The page behind `hf-relpos app`: two models side by side on a text.
 
-`models` loads them, `views` computes and draws what is shown, `page` puts it on a page and serves that. Only `page`
-needs gradio (extra `app`).
+`models` loads the models, `views` computes tables and draws figures, and `page` builds and serves the page. Only
+`page` needs gradio (extra `app`).
 """

@@ -1,4 +1,4 @@
-"""The models of the page: those of the package by name, others from a folder or the Hub."""
+"""The models of the page: packaged ones by name, others from a folder or the Hub."""
 
 import atexit
 import dataclasses
@@ -21,19 +21,22 @@ from ..schemes.registry import PLAIN_SCHEME
 
 PACKAGED = "demo-bert"
 CONVERTED = "demo-bert-relative"
-# A conversion in some ten seconds, for whoever waits for a page.
+# Few enough for a conversion in about ten seconds, since the page waits for it.
 CALIBRATION_TOKENS = 6_000
-# Models in memory: the two that are shown, and two to go back to.
+# Models kept in memory: the two shown and the two before them.
 MODELS_KEPT = 4
 
 
 @cache
 def converted_folder() -> Path:
-    """The packaged BERT made relative, converted on first use; the folder is removed when the interpreter ends."""
+    """Folder of the packaged BERT with relative positions.
+
+    The model is converted on first use, and the folder is removed when the interpreter exits.
+    """
     parent = Path(tempfile.mkdtemp(prefix="hf-relpos-"))
     atexit.register(shutil.rmtree, parent, ignore_errors=True)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "only .* tokens of text", UserWarning)  # this model needs no more
+        warnings.filterwarnings("ignore", "only .* tokens of text", UserWarning)  # enough for this small model
         convert(
             CHECKPOINT,
             parent / CONVERTED,
@@ -47,13 +50,13 @@ def converted_folder() -> Path:
 
 @lru_cache(maxsize=MODELS_KEPT)
 def load(name: str) -> Encoder:
-    """Model and tokenizer, on the CPU. A stock BERT is loaded as this package's, whose outputs are the same.
+    """Load a model and its tokenizer on the CPU. A stock BERT becomes a model of this package with the same outputs.
 
     Args:
-        name: `demo-bert`, `demo-bert-relative`, a folder, or a Hub repository. Its code is never run.
+        name: `demo-bert`, `demo-bert-relative`, a folder, or a Hub repository, whose code is never run.
 
     Raises:
-        ValueError: for no such model, or one without a tokenizer.
+        ValueError: for an unknown model, or one without a tokenizer.
     """
     name = name.strip()
     if not name:

@@ -1,4 +1,4 @@
-"""The page itself, and its server. Needs gradio (extra `app`)."""
+"""The page and its server, which need gradio (extra `app`)."""
 
 import html
 from collections.abc import Callable
@@ -30,11 +30,11 @@ COSINES = (
     "length. Past the left model's limit it reads windows that overlap."
 )
 COLUMNS = [MASK, "rank", "left", "right"]
-FONTS = ("system-ui", "sans-serif")  # of the reader: nothing is loaded from elsewhere
+FONTS = ("system-ui", "sans-serif")  # fonts of the reader's system: none is downloaded
 
 
 def gradio() -> Any:
-    """The module, imported on first use.
+    """The gradio module, imported on first use.
 
     Raises:
         ModuleNotFoundError: without gradio; names the extra.
@@ -43,9 +43,9 @@ def gradio() -> Any:
 
 
 def _readable(function: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
-    """Wrap a function for a view: its first output is a message that replaces the results, empty for none.
+    """Wrap the function of a view: the first output becomes an error message, which replaces the results.
 
-    An output without content takes no room on the page.
+    Outputs without content are hidden.
     """
     gr = gradio()
 
@@ -65,26 +65,26 @@ def _readable(function: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[A
 
 
 def show_positions(left: str, right: str, text: str, layer: int, head: int) -> tuple[Any, ...]:
-    """Two figures of each model."""
+    """Two figures for each model."""
     return tuple(figure for name in (left, right) for figure in position_figures(load(name), text, layer, head))
 
 
 def show_attention(left: str, right: str, text: str, layer: int, head: int) -> tuple[Any, ...]:
-    """One figure of each model."""
+    """One figure for each model."""
     return tuple(attention_figure(load(name), text, layer, head) for name in (left, right))
 
 
 def show_predictions(left: str, right: str, text: str) -> tuple[Any, ...]:
-    """The rows of a table."""
+    """Rows of a table."""
     return (prediction_rows(load(left), load(right), text),)
 
 
 def show_cosines(left: str, right: str) -> tuple[Any, ...]:
-    """One figure of both models."""
+    """One figure for both models."""
     return (cosine_figure(load(left), load(right)),)
 
 
-# Results of each view.
+# Number of results of each view.
 SHOWN: dict[Callable[..., tuple[Any, ...]], int] = {
     show_positions: 4,
     show_attention: 2,
@@ -94,10 +94,10 @@ SHOWN: dict[Callable[..., tuple[Any, ...]], int] = {
 
 
 def build_page(left: str = PACKAGED, right: str = CONVERTED) -> Any:
-    """The page, as `gradio.Blocks`; nothing is loaded before it is opened.
+    """Build the page, a `gradio.Blocks`; models are loaded when it is opened.
 
     Args:
-        left, right: models, as `models.load` takes them.
+        left, right: names of models for `models.load`.
 
     Raises:
         ModuleNotFoundError: without gradio or matplotlib; names the extra.
@@ -156,7 +156,7 @@ def build_page(left: str = PACKAGED, right: str = CONVERTED) -> Any:
                 inputs,
                 outputs,
                 api_name=function.__name__,
-                concurrency_id="models",  # a model is asked by one view at a time
+                concurrency_id="models",  # one view at a time runs a model
                 concurrency_limit=1,
             )
     return page
@@ -165,20 +165,20 @@ def build_page(left: str = PACKAGED, right: str = CONVERTED) -> Any:
 def serve(
     left: str = PACKAGED, right: str = CONVERTED, host: str = "127.0.0.1", port: int = 7860, block: bool = True
 ) -> Any:
-    """Serve the page, by default for this machine alone.
+    """Serve the page, by default for this machine only.
 
     Args:
-        left, right: models, as `models.load` takes them; loaded first, so that a wrong one ends this.
-        host: address to listen at. Whoever reaches it can have any checkpoint read that this process can read.
-        port: 0 for the first from 7860 that is free.
-        block: return when the server is stopped (Ctrl-C); otherwise at once.
+        left, right: names of models for `models.load`; loaded first, so that a wrong name fails at once.
+        host: address to listen at. Anyone who reaches it can load any checkpoint that this process can read.
+        port: port to listen at; 0 for the first free one from 7860.
+        block: return when the server is stopped (Ctrl-C), instead of at once.
 
     Returns:
         The page; `close` stops the server, `local_url` is its address.
 
     Raises:
         ModuleNotFoundError: without gradio or matplotlib; names the extra.
-        ValueError: for models that cannot be loaded, and a port that is taken.
+        ValueError: for models that cannot be loaded, and a port in use.
     """
     gr = gradio()
     page = build_page(left, right)

@@ -1,4 +1,4 @@
-"""Figures and rows of tables that the page shows of models and a text."""
+"""Figures and tables of the page."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Maps over all pairs of more tokens are dots.
+# Longest text whose maps over all token pairs are still legible.
 MAX_TOKENS = 256
-# Names of tokens beside a map are legible up to so many.
+# Largest number of tokens whose names next to a map are legible.
 MAX_NAMES = 40
 MASK = "[MASK]"
-# Text of each length that the cosines are measured on.
+# Tokens of text for each length at which cosines are measured.
 TOKENS = 1024
 
 
@@ -31,7 +31,7 @@ def tokenize(encoder: Encoder, text: str) -> list[int]:
     """Token ids of a text, special ones included; `[MASK]` stands for the mask token of any tokenizer.
 
     Raises:
-        ValueError: for no text, or one of more tokens than the model reads or the page draws.
+        ValueError: for an empty text, or more tokens than the model reads or the page draws.
     """
     if not text.strip():
         raise ValueError("there is no text; type some words")
@@ -46,10 +46,10 @@ def tokenize(encoder: Encoder, text: str) -> list[int]:
 
 
 def _ours(encoder: Encoder) -> RelPosBertPreTrainedModel:
-    """The model, which must be one of this package.
+    """The model of an encoder.
 
     Raises:
-        ValueError: for another.
+        ValueError: if it is not a model of this package.
     """
     if not isinstance(encoder.model, RelPosBertPreTrainedModel):
         raise ValueError(
@@ -60,12 +60,12 @@ def _ours(encoder: Encoder) -> RelPosBertPreTrainedModel:
 
 
 def position_figures(encoder: Encoder, text: str, layer: int, head: int) -> "tuple[Figure, Figure | None]":
-    """Scores that position adds: for one head of one layer over all pairs, and for every head of every layer.
+    """Figures of the scores that position adds: one head of one layer over all pairs, and all heads of all layers.
 
-    The second is None for a scheme that adds to the input only.
+    The second figure is None for a scheme that adds to the input only.
 
     Raises:
-        ValueError: for a text that `tokenize` refuses, a model of another kind, a layer or head that it lacks.
+        ValueError: for a text that `tokenize` rejects, a model of another package, and an unknown layer or head.
     """
     model = _ours(encoder)
     inputs = {"input_ids": torch.tensor([tokenize(encoder, text)])}
@@ -75,7 +75,7 @@ def position_figures(encoder: Encoder, text: str, layer: int, head: int) -> "tup
 
 
 def attention_figure(encoder: Encoder, text: str, layer: int, head: int) -> "Figure":
-    """Attention weights of one head, and what they are without positions (`attention_maps`).
+    """Figure of the attention weights of one head, with and without positions (`attention_maps`).
 
     Raises:
         ValueError: as `position_figures`.
@@ -105,10 +105,10 @@ def attention_figure(encoder: Encoder, text: str, layer: int, head: int) -> "Fig
 
 
 def predictions(encoder: Encoder, text: str, count: int = 5) -> list[list[tuple[str, float]]]:
-    """For each `[MASK]` of a text the likeliest tokens, with their probabilities.
+    """The most likely tokens for each `[MASK]` of a text, with their probabilities.
 
     Raises:
-        ValueError: for a text that `tokenize` refuses, one without [MASK], and a model that predicts none.
+        ValueError: for a text that `tokenize` rejects or without [MASK], and a model without a masked-token head.
     """
     tokenizer = encoder.tokenizer
     if not has_mlm_head(encoder.model) or tokenizer.mask_token_id is None:
@@ -126,7 +126,7 @@ def predictions(encoder: Encoder, text: str, count: int = 5) -> list[list[tuple[
 
 
 def prediction_rows(left: Encoder, right: Encoder, text: str) -> list[list[Any]]:
-    """Predictions of both models side by side: number of the [MASK], rank, and of each the token with its probability.
+    """Predictions of both models side by side: number of the [MASK], rank, each model's token and its probability.
 
     Raises:
         ValueError: as `predictions`.
@@ -140,10 +140,12 @@ def prediction_rows(left: Encoder, right: Encoder, text: str) -> list[list[Any]]
 
 
 def cosine_figure(left: Encoder, right: Encoder, progress: ProgressCallback | None = None) -> "Figure":
-    """Cosine of the hidden states of two models by length, on the packaged novel, past the limit of the left one, too.
+    """Figure of the cosine of two models' hidden states by length, on the packaged novel.
+
+    Lengths go past the maximum length of the left model.
 
     Raises:
-        ValueError: for models that cannot be compared, such as of different widths.
+        ValueError: for models that cannot be compared, such as models of different widths.
     """
     novel = read_text("eval")
     windows = {

@@ -1,7 +1,7 @@
 """The command line, `hf-relpos`.
 
-Commands import what they need when they run: help needs neither torch nor Transformers. Errors that the user can
-correct are printed without a traceback, with exit code 2.
+Commands import torch and Transformers only when they run, so help is fast. Errors that the user can correct are
+printed without a traceback, with exit code 2.
 """
 
 from typing import Annotated
@@ -16,8 +16,8 @@ from .options import parse_options
 __all__ = ["app", "parse_options"]
 
 EXIT_CODES = (
-    "Exit codes: 0 done; 2 for what can be corrected, such as a wrong value, and nothing was written; 3 for a "
-    "conversion that was written, but is poor by its own check; 1 for any other error."
+    "Exit codes: 0 done; 2 for errors that you can correct, such as a wrong value, with nothing written; 3 for a "
+    "written conversion that is poor by its own check; 1 for any other error."
 )
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, epilog=EXIT_CODES)
@@ -38,7 +38,7 @@ def main(
     """BERT with relative positions."""
 
 
-# In the order in which the help lists them.
+# In the order of the help.
 app.command()(checkpoints.convert)
 app.command()(checkpoints.export)
 app.command()(checkpoints.push)

@@ -10,7 +10,7 @@ from .options import FIELD, TEXT, JsonFile, parse_options
 from .output import LOADING, check_json, console_for, hide_loading_bars, write_json
 
 
-# Exit code of a conversion whose own check is poor.
+# Exit code of a conversion that is poor by its own check.
 POOR = 3
 
 
@@ -50,41 +50,39 @@ def convert(
     ] = None,
     fast: Annotated[
         bool,
-        typer.Option("--fast", help="With --text: made quickest; a little further from the source."),
+        typer.Option("--fast", help="With --text: the fastest conversion; a little less close to the source."),
     ] = False,
     faithful: Annotated[
         bool,
-        typer.Option("--faithful", help="With --text: as close to the source as it gets; slower to make and to run."),
+        typer.Option("--faithful", help="With --text: as close to the source as possible; slower to convert and run."),
     ] = False,
     text: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"{TEXT} With it alone positions are learnt from it, close to the source at little more than its "
-            "time; also for calibrate and calibrate+distil. Needs no labels. May be repeated."
+            help=f"{TEXT} Without a method, the default preset learns positions from it; also for calibrate and "
+            "calibrate+distil. Needs no labels. May be repeated."
         ),
     ] = None,
     field: Annotated[list[str] | None, typer.Option(help=FIELD)] = None,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     architecture: Annotated[
-        str | None, typer.Option(help="Class whose head to keep, if not the one in config.json: BertModel, ….")
+        str | None, typer.Option(help="Class with the head to keep, if not the class in config.json: BertModel, ….")
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub repository.")] = None,
     allow_pickle: Annotated[
         bool,
         typer.Option(
             "--allow-pickle",
-            help="Where there are no safetensors, read pytorch_model.bin, if you trust it.",
+            help="If there are no safetensors, read pytorch_model.bin; only if you trust it.",
         ),
     ] = False,
     overwrite: Annotated[
         bool,
-        typer.Option(
-            "--overwrite", help="Replace OUT if it exists and holds nothing but a checkpoint, after success."
-        ),
+        typer.Option("--overwrite", help="After success, replace an existing OUT that holds only a checkpoint."),
     ] = False,
     device: Annotated[
         str | None,
-        typer.Option(help="Where calibrate computes: cpu, cuda, cuda:1, …; by default an accelerator, if any."),
+        typer.Option(help="Device of calibrate: cpu, cuda, cuda:1, …; by default an accelerator, if any."),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Exit with 0 although the check of the result is poor.")
@@ -97,13 +95,13 @@ def convert(
 ) -> None:
     """Convert a BERT with absolute or relative positions to this package.
 
-    Exit codes: 2 for what can be corrected, and nothing was written; 3 for a result that was written, but is poor by
-    its own check, unless --force.
+    Exit codes: 2 for errors that you can correct, with nothing written; 3 for a written result that is poor by its own
+    check, unless --force.
     """
     with plain_errors(), plain_warnings():
         options = parse_options(option or [])
         method_options = parse_options(method_option or [], "--method-option")
-        if text and not all(each.strip() for each in text):  # such as an unset variable; Path("") is this folder
+        if text and not all(each.strip() for each in text):  # such as an unset variable; Path("") is "."
             raise ValueError("--text '': is empty; give a file, a folder or a Hub dataset")
         if fast and faithful:
             raise ValueError("--fast and --faithful are two ends of one choice; give one of them")
@@ -171,10 +169,10 @@ def push(
     create_pr: Annotated[bool, typer.Option("--create-pr", help="Open a pull request instead.")] = False,
     json_file: JsonFile = None,
 ) -> None:
-    """Show what a push to the Hub would upload, and what is wrong with it; with --yes, upload it.
+    """Show the files that an upload to the Hub would contain, and their problems; with --yes, upload them.
 
-    Files that do not belong to a checkpoint stay, and so do pickles. Exit code 2 where something would give away this
-    machine, such as its paths, or an access token.
+    Files that do not belong to a checkpoint are not uploaded. Exit code 2 for problems, such as local paths or an
+    access token in a file.
     """
     with plain_errors():
         with spinner(LOADING):
@@ -214,7 +212,7 @@ def demo(
     ] = False,
     json_file: JsonFile = None,
 ) -> None:
-    """Convert a BERT, show what it kept, fine-tune it, reload it."""
+    """Convert a BERT, measure it, fine-tune it, reload it."""
     console = console_for(json_file)
     with plain_errors(), plain_warnings():
         check_json(json_file)

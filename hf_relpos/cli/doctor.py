@@ -1,4 +1,4 @@
-"""The command `doctor`: the versions, devices and backends of this machine, and what a model costs on it."""
+"""The command `doctor`: versions, devices and backends of this machine, and the cost of a model on it."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -18,8 +18,8 @@ def doctor(
     model: Annotated[
         str | None,
         typer.Option(
-            help="Folder or Hub repository of a checkpoint, ours or one that can be converted: print what its "
-            "attention and all of it cost with each backend, predicted and measured, next to absolute positions."
+            help="Folder or Hub repository of a checkpoint of this package, or one that can be converted: print the "
+            "cost of its attention and encoder with each backend, predicted and measured, next to absolute positions."
         ),
     ] = None,
     scheme: Annotated[
@@ -27,15 +27,15 @@ def doctor(
     ] = None,
     backend: Annotated[
         list[str] | None,
-        typer.Option(help="With --model: measure this value of attn_implementation alone; may be repeated."),
+        typer.Option(help="With --model: measure only this value of attn_implementation; may be repeated."),
     ] = None,
     window: Annotated[
         int | None,
-        typer.Option(help="Under this attention_window instead of the model's own; 0 for none.", min=0),
+        typer.Option(help="Use this attention_window instead of the model's; 0 for none.", min=0),
     ] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Print versions and devices, and which backend attention takes with each scheme; check the GPU kernels."""
+    """Print versions, devices, and the attention backend of each scheme; check the GPU kernels."""
     with spinner(LOADING):
         import torch
         import transformers  # noqa: F401  its version is printed
@@ -85,8 +85,8 @@ def _print_backends(
 ) -> list[dict[str, Any]]:
     from .. import SCHEMES, RelPosBertConfig, explain_backend
 
-    names: dict[tuple[str, str], list[str]] = {}  # by device and explanation
-    with spinner("asking the backends"):  # on a GPU their kernels are compiled
+    names: dict[tuple[str, str], list[str]] = {}  # schemes by device and explanation
+    with spinner("asking the backends"):  # on a GPU this compiles their kernels
         for device in devices:
             for name in SCHEMES:
                 config = RelPosBertConfig(position_embedding_type=name, attention_window=window or None)

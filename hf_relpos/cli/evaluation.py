@@ -42,7 +42,7 @@ def compare(
         Path | None, typer.Option("--plot", help="Picture of the fidelity by length to write.")
     ] = None,
 ) -> None:
-    """Measure how faithful a converted model is to its source."""
+    """Measure the agreement of a converted model with its source."""
     with plain_errors(), plain_warnings():
         with spinner(LOADING):
             from ..evaluation.compare import CompareSettings, compare_models
@@ -140,10 +140,10 @@ def evaluate(
 
 
 def parse_lengths(text: str | None) -> list[int] | None:
-    """ "64,256" to [64, 256].
+    """Parse "64,256" as [64, 256].
 
     Raises:
-        ValueError: for what is not a list of positive numbers.
+        ValueError: for text that is not a list of positive numbers.
     """
     if text is None:
         return None

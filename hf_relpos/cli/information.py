@@ -1,4 +1,4 @@
-"""Commands that say what a checkpoint is and what there is to choose from: `inspect`, `schemes`, `families`."""
+"""Commands that describe a checkpoint and list the choices: `inspect`, `schemes`, `families`."""
 
 from typing import Annotated, Any
 
@@ -16,7 +16,7 @@ def inspect(
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the Hub repository.")] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Say what a checkpoint is, what Transformers alone makes of it, and which command reads it here."""
+    """Describe a checkpoint, what Transformers alone does with it, and the command that converts it."""
     with plain_errors():
         from dataclasses import asdict
 
@@ -58,7 +58,7 @@ def schemes(
 
 
 def _print_scheme(name: str, console: Console) -> dict[str, Any]:
-    """Print a scheme; what was printed."""
+    """Print a scheme, and return its description."""
     from ..models.capabilities import supported_implementations
     from ..models.configuration_relpos_bert import RelPosBertConfig
     from ..schemes.registry import SCHEMES
@@ -79,7 +79,7 @@ def _print_scheme(name: str, console: Console) -> dict[str, Any]:
 def families(
     json_file: JsonFile = None,
 ) -> None:
-    """List the checkpoints that `convert` reads: what tells them, and their positions; --json has their heads, too."""
+    """List the checkpoints that `convert` reads, how they are recognised, and their positions; --json adds heads."""
     with plain_errors():
         with spinner(LOADING):
             from ..families.registry import FAMILIES

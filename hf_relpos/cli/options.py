@@ -1,4 +1,4 @@
-"""Options that several commands share, and how their values are read."""
+"""Options of several commands, and the parsing of their values."""
 
 import json
 from pathlib import Path
@@ -25,13 +25,13 @@ JsonFile = Annotated[
 
 
 def parse_options(pairs: list[str], flag: str = "--option") -> dict[str, Any]:
-    """["clip=32", "mode=log"] to {"clip": 32, "mode": "log"}: values are parsed as JSON where they are JSON.
+    """Parse ["clip=32", "mode=log"] as {"clip": 32, "mode": "log"}; values that are not JSON are strings.
 
     Args:
-        flag: option of the command line, for errors.
+        flag: command-line option, for errors.
 
     Raises:
-        ValueError: for one without a key.
+        ValueError: for a pair without a key.
     """
     options = {}
     for pair in pairs:

@@ -1,4 +1,4 @@
-"""Output of commands: text for people, JSON for programs, and the spinner while they load."""
+"""Output of commands: text for users, JSON for programs, and the spinner while modules load."""
 
 import json
 from pathlib import Path
@@ -10,17 +10,17 @@ from rich.console import Console
 
 # Shown while a command imports its modules.
 LOADING = "loading PyTorch and Transformers"
-# `--json -`.
+# Value of `--json -`.
 STDOUT = Path("-")
 
 
 def console_for(json_file: Path | None) -> Console:
-    """The console for people: standard error where JSON takes standard output."""
+    """The console for text: standard error if JSON is written to standard output."""
     return Console(stderr=json_file == STDOUT)
 
 
 def check_json(json_file: Path | None) -> None:
-    """Refuse a JSON file that cannot be written, before time is spent on its content."""
+    """Reject a JSON file that cannot be written, before its content is computed."""
     if json_file not in (None, STDOUT):
         from ..files import check_output_file
 
@@ -38,10 +38,10 @@ def write_json(json_file: Path | None, content: Any) -> None:
 
 
 def hide_loading_bars(downloads: bool = True) -> None:
-    """Turn off the progress bars of Transformers, which disappear within moments.
+    """Turn off the progress bars of Transformers, which are visible for moments only.
 
     Args:
-        downloads: also those of downloads; for commands that show a bar of their own.
+        downloads: also turn off those of downloads, for commands with their own progress bar.
     """
     from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
     from transformers.utils import logging

@@ -1,4 +1,4 @@
-"""Commands that draw what a model does with positions: `plot` a picture, `app` a page to try."""
+"""Commands that show the effect of positions in a model: `plot` draws a picture, `app` serves a page."""
 
 from pathlib import Path
 from typing import Annotated

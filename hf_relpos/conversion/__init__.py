@@ -1,9 +1,8 @@
-"""Conversion of BERT checkpoints with absolute positions to relative ones, and of relative ones to ours.
+"""Conversion of checkpoints with absolute or relative positions to models of this package.
 
-A conversion goes through these modules: `plan` (choices and checks), `build` (the model in memory), a method of
-`methods` (`absolute_tables`, `refit`, or `learn` with `calibration`), `agreement` and `verify` (checks of the result),
-and `pipeline`, which holds `convert`, writes the folder, and calls the others. `options` and `presets` declare the
-settings.
+`pipeline` has `convert`, which writes the folder and calls the other modules: `plan` (choices and checks), `build`
+(the model in memory), a method of `methods` (`absolute_tables`, `refit`, or `learn` with `calibration`), `agreement`
+and `verify` (checks of the result). `options` and `presets` declare the settings.
 """
 
 from ..families.errors import ConversionError, PoorConversionWarning

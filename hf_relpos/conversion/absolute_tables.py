@@ -1,4 +1,4 @@
-"""Methods that keep, drop or stretch a table of absolute positions: keep, drop, interpolate, hierarchical."""
+"""Methods that keep, drop or extend absolute position embeddings: keep, drop, interpolate, hierarchical."""
 
 import torch
 
@@ -9,12 +9,12 @@ from .options import HierarchicalOptions, LengthOptions
 from .run import ConversionRun
 
 
-# α of Su's decomposition: the weight of a position's block; its index in the block has the rest
+# α of Su's decomposition: the weight of a position's block; its index in the block has weight 1 − α
 ALPHA = 0.4
 
 
 def keep(model: RelPosBertPreTrainedModel, run: ConversionRun) -> dict[str, str]:
-    """Keep everything: the tensors of the source are in the model already."""
+    """Keep all tensors of the source, which are in the model already."""
     return {}
 
 
@@ -25,7 +25,7 @@ def drop(model: RelPosBertPreTrainedModel, run: ConversionRun) -> dict[str, str]
 
 
 def interpolate_table(model: RelPosBertPreTrainedModel, run: ConversionRun) -> dict[str, str]:
-    """Stretch the table to more positions, linearly."""
+    """Stretch the table to more positions by linear interpolation."""
     table, length = run.source_table, model.config.max_position_embeddings
     run.details["positions"] = {"source": len(table), "result": length, "kept": 1}
     note = f"rows 1 to {len(table) - 1} of {len(table)} stretched over 1 to {length - 1}, linear in between"
@@ -33,7 +33,7 @@ def interpolate_table(model: RelPosBertPreTrainedModel, run: ConversionRun) -> d
 
 
 def decompose_table(model: RelPosBertPreTrainedModel, run: ConversionRun) -> dict[str, str]:
-    """Keep the table, and continue it with sums of two of its rows."""
+    """Keep the table, and extend it with sums of two of its rows."""
     table, length, cls = run.source_table, model.config.max_position_embeddings, run.options.cls
     count = len(table)
     run.details["positions"] = {"source": count, "result": length, "kept": count, "alpha": ALPHA, "cls": cls}
@@ -42,11 +42,11 @@ def decompose_table(model: RelPosBertPreTrainedModel, run: ConversionRun) -> dic
 
 
 def stretched_positions(positions: int, options: LengthOptions) -> int:
-    """Rows of a stretched table.
+    """Number of rows of an extended table.
 
     Args:
         positions: `max_position_embeddings` of the source.
-        options: of the method.
+        options: options of the method.
 
     Raises:
         ConversionError: for a table too small to stretch, and a length that is not longer or exceeds the limit of the
@@ -80,10 +80,10 @@ def _replace_table(model: RelPosBertPreTrainedModel, rows: torch.Tensor, note: s
 
 
 def interpolate(table: torch.Tensor, length: int) -> torch.Tensor:
-    """Rows 1 to n − 1 stretched evenly over positions 1 to length − 1, linear in between; row 0, [CLS], as it is.
+    """Stretch rows 1 to n − 1 over positions 1 to length − 1 by linear interpolation; row 0, for [CLS], is kept.
 
-    Position interpolation (Chen et al. 2023, arXiv 2306.15595), for a learned table. Neighbours come closer together
-    than in training. Row 0 stands for [CLS] rather than a position and is no neighbour of row 1, so it stays out.
+    This is position interpolation (Chen et al. 2023, arXiv 2306.15595) for a learned table. Neighbouring positions are
+    closer than in training. Row 0 is excluded, since it represents [CLS] rather than a neighbour of row 1.
 
     Args:
         table: (n, D), n ≥ 2.
@@ -108,7 +108,7 @@ def decompose(table: torch.Tensor, length: int, cls: bool) -> torch.Tensor:
     Args:
         table: (n, D).
         length: N.
-        cls: row 0, [CLS], stays as it is and out of the sums, which then count positions from row 1 on.
+        cls: exclude row 0, for [CLS], from the sums, which then count positions from row 1.
 
     Returns:
         (N, D) in float64.

@@ -1,4 +1,4 @@
-"""Agreement of a result with its source, on text that nothing was fitted to."""
+"""Agreement of a result with its source on held-out text."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,12 +18,12 @@ from .calibration.windows import gather, window_lengths
 from .run import ConversionRun
 
 
-# Lengths at which the report compares teacher and student, and tokens of text for each.
+# Lengths at which teacher and student are compared, and tokens of text for each.
 EVALUATED_LENGTHS = (16, 64, 128, 256, 512)
 EVALUATED_TOKENS = 6144
-# Comparing the attention, and the source with itself shifted, takes six passes: only so many of these tokens are read.
+# Tokens for comparing attention and the shifted source, which takes six passes.
 SAMPLED_TOKENS = 1536
-# Windows that are compared as pairs of segments: most tokens of each, and tokens of all together.
+# Windows that are compared as segment pairs: maximum tokens of each, and tokens of all.
 PAIR_LENGTH, PAIR_TOKENS = 128, 4096
 
 
@@ -34,10 +34,10 @@ def held_out_fidelity(
     run: ConversionRun,
     progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
-    """The content of `details["fidelity"]`: fidelity by length, or the reason why it cannot be measured.
+    """The content of `details["fidelity"]`: agreement by length, or the reason why it cannot be measured.
 
-    Both models are left with the attention that is chosen for each call. `skipped` lists the lengths that the text
-    does not fill. `pairs` has the token cosine in either segment of pairs, for a source that reads pairs.
+    Both models are left with the default attention. `skipped` lists the lengths that the text does not fill. `pairs`
+    has the token cosine in each segment of pairs, for a source that reads pairs.
     """
     if run.texts is None:
         return {"skipped": "there was no text; `hf-relpos compare` measures it on yours"}
@@ -64,7 +64,7 @@ def held_out_fidelity(
         length = max(length for length in rows_by_length if length <= max(PAIR_LENGTH, min(rows_by_length)))
         chosen = Windows(rows_by_length[length][: max(4, PAIR_TOKENS // length)], 0.0, 0)
         pairs = pair_windows(chosen, layout, 1.0, length, run.seed)
-        if any(map(any, pairs.types or ())):  # else too short to be cut
+        if any(map(any, pairs.types or ())):  # otherwise all windows are too short to split
             found["pairs"] = _pair_fidelity(student, teacher, pairs)
     return found
 
@@ -73,7 +73,7 @@ def held_out_fidelity(
 def _pair_fidelity(
     student: RelPosBertPreTrainedModel, teacher: RelPosBertPreTrainedModel, windows: Windows
 ) -> dict[str, Any]:
-    """The length of the pairs, their tokens, and the mean token cosine in either segment."""
+    """Length and tokens of the segment pairs, and the mean token cosine in each segment."""
     ids = torch.tensor(windows.ids, device=student.device)
     types = torch.tensor(windows.types, device=student.device)
     cosines = []
@@ -90,7 +90,7 @@ def _pair_fidelity(
 
 
 def _windows(tokenizer: Any, run: ConversionRun, tokens: int, lengths: tuple[int, ...]) -> list[list[int]]:
-    """Windows of held-out text, without single sentences. Texts that fill no window are passed over."""
+    """Windows of held-out text, without single sentences. Texts that fill no window are skipped."""
     limit = run.source_config.max_position_embeddings
     passage = max(*window_lengths(limit), run.options.length or 0)
     texts, field = run.texts, run.field
@@ -107,7 +107,7 @@ def _windows(tokenizer: Any, run: ConversionRun, tokens: int, lengths: tuple[int
 
 
 def _cut(tokenizer: Any, windows: list[list[int]], lengths: list[int]) -> dict[int, list[list[int]]]:
-    """Windows cut into rows of each length, special tokens included, evenly chosen among them."""
+    """Rows of each length, special tokens included, cut from evenly chosen windows."""
     before, after = special_tokens(tokenizer)
     rows_by_length: dict[int, list[list[int]]] = {}
     for length in lengths:

@@ -1,4 +1,4 @@
-"""The result in memory: a RelPosBert model with the tensors of the source."""
+"""Build the result in memory: a RelPosBert model with the tensors of the source."""
 
 from dataclasses import replace
 
@@ -19,10 +19,10 @@ ARCHITECTURES = {head.__name__.removeprefix("RelPos"): head for head in HEADS.va
 
 
 def expected_shapes(spec: CheckpointSpec, architecture: str, source_config: RelPosBertConfig) -> dict[str, torch.Size]:
-    """Stock name to shape of every tensor that the source must have.
+    """Shapes by stock name of all tensors that the source must have.
 
     Args:
-        spec: of the source.
+        spec: description of the source.
         architecture: class of stock BERT.
         source_config: the configuration of the source as a RelPosBertConfig.
     """
@@ -35,12 +35,12 @@ def expected_shapes(spec: CheckpointSpec, architecture: str, source_config: RelP
 
 
 def rename_relative(source: Checkpoint, source_config: RelPosBertConfig, config: RelPosBertConfig) -> Checkpoint:
-    """The source with its relative positions under their names in the result, or among its `extra`.
+    """Rename the relative positions of the source as in the result, or move them to `extra`.
 
     Args:
-        source: under stock names.
+        source: the source, with stock names.
         source_config: its configuration as a RelPosBertConfig.
-        config: that of the result.
+        config: configuration of the result.
     """
     if same_positions(source_config, config):
         return source
@@ -61,17 +61,16 @@ def rename_relative(source: Checkpoint, source_config: RelPosBertConfig, config:
 
 @torch.no_grad()
 def assemble(config: RelPosBertConfig, source: Checkpoint) -> tuple[RelPosBertPreTrainedModel, dict[str, str]]:
-    """A model with all tensors of the source that it has parameters for, in the source's dtype and in eval mode.
+    """Build a model with the tensors of the source, in the source's dtype and in eval mode.
 
-    The scheme's other parameters are zero, and so are the token types of a source that has none. A table of another
-    length is left to the method.
+    The scheme's other parameters are zero, and so are token types that the source lacks. A table of another length is
+    set by the method.
 
     Returns:
-        The model, and a note on each tensor into which another one was folded: ERNIE's task type 0, which every token
-        gets when none is given.
+        The model, and notes on tensors to which another one was added: ERNIE's task type 0, the default of all tokens.
     """
     with torch.random.fork_rng(devices=[]):
-        # a pooler that the source lacks is the same each time; torch.manual_seed would seed other devices, too
+        # makes the initialisation of a missing pooler reproducible; torch.manual_seed would also seed other devices
         torch.default_generator.manual_seed(0)
         model = ARCHITECTURES[source.architecture](config).to(source.dtype).eval()
     for name, parameter in model.named_parameters():
@@ -88,13 +87,13 @@ def assemble(config: RelPosBertConfig, source: Checkpoint) -> tuple[RelPosBertPr
 def build_model(
     config: RelPosBertConfig, source: Checkpoint, apply: Apply, run: ConversionRun
 ) -> tuple[RelPosBertPreTrainedModel, dict[str, str]]:
-    """The result, and a note on each tensor that was changed.
+    """Build the result; also returns a note on each changed tensor.
 
     Args:
-        config: of the result.
-        source: under the names of the result.
-        apply: of the method.
-        run: for the method.
+        config: configuration of the result.
+        source: the source, with the names of the result.
+        apply: function of the method.
+        run: inputs of the method.
     """
     model, folded = assemble(config, source)
     changed = apply(model, run)
@@ -103,7 +102,7 @@ def build_model(
 
 
 def same_positions(one: RelPosBertConfig, other: RelPosBertConfig) -> bool:
-    """Whether two configurations have the same scheme, down to the shapes of its tables."""
+    """Whether two configurations have the same scheme with tables of the same shapes."""
     return all(
         value(one) == value(other)
         for value in (
@@ -120,7 +119,7 @@ def parameter_name(model: RelPosBertPreTrainedModel, parameter: torch.Tensor) ->
 
 
 def add_to_token_types(model: RelPosBertPreTrainedModel, vector: torch.Tensor) -> str:
-    """Add a vector to the embedding of every token, in the table of token types; the name of that table."""
+    """Add a vector to all token type embeddings; returns the name of their table."""
     embeddings = model.base_model.embeddings
     embeddings.add_everywhere(vector.double())
     return parameter_name(model, embeddings.token_type_embeddings.weight)

@@ -1,4 +1,4 @@
-"""The model card of a conversion, README.md beside the weights."""
+"""The model card of a conversion, README.md."""
 
 import json
 import shlex
@@ -24,9 +24,9 @@ from .presets import QUALITIES
 from .report import KINDS, ConversionReport, lost_in_words
 
 
-# Metadata of the source's card that hold for the result, too; pipeline_tag only where the head is kept.
+# Metadata of the source's card that also hold for the result; pipeline_tag only if the head is kept.
 KEPT = ("license", "license_name", "license_link", "language", "pipeline_tag")
-# The Hub's name of the task of each head, where it has one.
+# The Hub's task name of each head, if it has one.
 TASKS = {
     "AutoModel": "feature-extraction",
     "AutoModelForPreTraining": "fill-mask",
@@ -36,7 +36,7 @@ TASKS = {
     "AutoModelForTokenClassification": "token-classification",
     "AutoModelForQuestionAnswering": "question-answering",
 }
-# The kinds of steps in a report.
+# Descriptions of the kinds of steps in a report.
 MEANING = {
     "reused": "as they were, bit for bit",
     "folded": "changed, or put into others",
@@ -50,7 +50,7 @@ PICTURES = {
 
 
 def source_metadata(folder: Path) -> dict[str, Any]:
-    """The metadata of a source's card that are in `KEPT`; {} without a card that can be read."""
+    """The metadata of a source's card that are in `KEPT`; {} without a readable card."""
     try:
         metadata = metadata_load(folder / CARD) or {}
     except (OSError, ValueError, yaml.YAMLError):
@@ -64,7 +64,7 @@ def source_metadata(folder: Path) -> dict[str, Any]:
 
 
 def draw(model: PreTrainedModel, report: ConversionReport, folder: Path) -> tuple[str, ...]:
-    """Write the fidelity by length, where it was measured, and the tables of a result; the names of the files.
+    """Draw the agreement by length, if it was measured, and the tables of a result; returns the names of the files.
 
     Raises:
         ModuleNotFoundError: without matplotlib.
@@ -90,10 +90,10 @@ def write_card(
     """Write README.md unless there is one.
 
     Args:
-        folder: of the result; with modules.json it is one of sentence-transformers.
-        report: of the conversion.
-        config: of the result.
-        limit: tokens that the source reads.
+        folder: folder of the result; modules.json marks a sentence-transformers folder.
+        report: report of the conversion.
+        config: configuration of the result.
+        limit: maximum length of the source.
         metadata: from `source_metadata`.
         pictures: files in the folder to show, keys of `PICTURES`.
     """
@@ -155,7 +155,7 @@ def _metadata(report: ConversionReport, source: Mapping[str, Any], sentence_tran
     results = _results(report, task or "feature-extraction")
     return ModelCardData(
         base_model=report.source if report.revision else None,
-        base_model_relation="finetune" if report.revision else None,  # of the Hub's four, the one for new weights
+        base_model_relation="finetune" if report.revision else None,  # the Hub's relation for new weights
         library_name="sentence-transformers" if sentence_transformers else "transformers",
         pipeline_tag=task,
         datasets=list(dict.fromkeys(name for text in texts if (name := hub_dataset(text)))) or None,
@@ -167,13 +167,13 @@ def _metadata(report: ConversionReport, source: Mapping[str, Any], sentence_tran
 
 
 def hub_dataset(text: str) -> str | None:
-    """The repository of a text in a report, `user/name/configuration:split`; None for a file, which has no folder."""
+    """The Hub repository of a text in a report, `user/name/configuration:split`; None for a file."""
     parts = text.partition(":")[0].split("/")
     return "/".join(parts[:2]) if len(parts) > 1 and all(parts[:2]) else None
 
 
 def _results(report: ConversionReport, task: str) -> list[EvalResult]:
-    """The fidelity by length as the Hub's evaluation results; [] where it was not measured."""
+    """The agreement by length as evaluation results for the Hub; [] if it was not measured."""
     texts = report.arguments.get("texts", [])
     dataset = next(filter(None, map(hub_dataset, texts)), "text")
     title = ", ".join(texts) or "documents given in Python"
@@ -227,12 +227,12 @@ def command(report: ConversionReport) -> str:
 
 
 def _options(flag: str, options: Mapping[str, Any]) -> list[str]:
-    """`["--option", "clip=32"]`, as the command line reads it."""
-    return [word for key, value in options.items() for word in (flag, f"{key}={_spelled(value)}")]
+    """Options for the command line, such as `["--option", "clip=32"]`."""
+    return [word for key, value in options.items() for word in (flag, f"{key}={_as_json(value)}")]
 
 
-def _spelled(value: Any) -> str:
-    """JSON, but text that is no JSON as it stands."""
+def _as_json(value: Any) -> str:
+    """A value as JSON; text that is not valid JSON is not quoted."""
     if isinstance(value, str):
         try:
             json.loads(value)
@@ -242,7 +242,7 @@ def _spelled(value: Any) -> str:
 
 
 def _name(report: ConversionReport, full: bool = False) -> str:
-    """The Hub repository, or the name of the folder; without `full` the repository's name alone."""
+    """The Hub repository, or the name of the folder; without `full` only the repository's name."""
     if report.revision and full:
         return report.source
     return last_name(report.source)
@@ -273,17 +273,17 @@ def _what(report: ConversionReport) -> list[str]:
 
 
 def _has_tokenizer(report: ConversionReport) -> bool:
-    """Whether a tokenizer lies beside the weights."""
+    """Whether the result has a tokenizer."""
     return any(fnmatch(name, kind) for name in report.files for kind in TOKENIZER_FILES)
 
 
 def usage(auto: str, tokenizer: bool, saves_code: bool, sentence_transformers: bool) -> list[str]:
-    """The section that says how a model is loaded.
+    """The section about loading the model.
 
     Args:
         auto: Auto class of the model.
-        tokenizer: whether one lies beside the weights.
-        saves_code: whether the code does.
+        tokenizer: whether the folder has a tokenizer.
+        saves_code: whether the folder has the model's code.
         sentence_transformers: whether the folder loads as a SentenceTransformer.
     """
     load, imported = f"{auto}.from_pretrained", f"from transformers import {auto}"
@@ -301,8 +301,8 @@ def usage(auto: str, tokenizer: bool, saves_code: bool, sentence_transformers: b
     here = _python(["import hf_relpos", *lines("", "this folder, or its name on the Hub")])
     if not saves_code:
         return ["## Use", here, "It needs hf_relpos to be installed."]
-    # the tokenizer runs no such code, but reads the model's configuration, and would ask before that
-    elsewhere = lines(", trust_remote_code=True", "runs the code that lies beside the weights")
+    # the tokenizer runs no such code, but it reads the model's configuration, which needs the argument
+    elsewhere = lines(", trust_remote_code=True", "runs the code saved with the weights")
     return ["## Use", "Where hf_relpos is installed:", here, "Elsewhere:", _python(elsewhere)]
 
 

@@ -1,4 +1,4 @@
-"""Export of a model as a checkpoint of the architecture that it was read from."""
+"""Export a model as a checkpoint of its original architecture."""
 
 import json
 from collections.abc import Mapping
@@ -27,14 +27,14 @@ from .folder import check_replaceable, check_target, copy_companions
 from .verify import under_own_names
 
 
-# Fields about computing or saving the outputs; they do not change them.
+# Fields that do not change the outputs.
 NO_EFFECT = (
     "_name_or_path",
     "architectures",
     "auto_map",
     "converted_from",
     "dtype",
-    "max_position_embeddings",  # of the scheme's resolved options
+    "max_position_embeddings",  # included in the scheme's resolved options
     "position_options",  # compared with their defaults
     "save_code",
     "tokenizer_class",
@@ -49,21 +49,21 @@ def export_checkpoint(
 ) -> str:
     """Write a model that was read from another architecture, such as DeBERTa, as a checkpoint of that architecture.
 
-    The inverse of `hf_relpos.convert` with the method `exact`, or `keep` where the scheme stayed the source's, and of
-    reading such a checkpoint with `from_pretrained`: untrained weights come back bit for bit, trained ones in the same
-    places. The folder is written under another name, and renamed when it is complete.
+    This is the inverse of `hf_relpos.convert` with the method `exact` (or `keep`, with the source's scheme), and of
+    reading such a checkpoint with `from_pretrained`. Weights that were not trained are restored bit for bit. The
+    folder is written under another name, and renamed when it is complete.
 
     Args:
         source: folder that `save_pretrained` or `convert` wrote, or a model.
-        out: folder to write. Tokenizer files are copied from a source that is a folder.
-        overwrite: replace an existing `out`, if it holds a checkpoint and nothing else.
+        out: folder to write. If the source is a folder, its tokenizer files are copied.
+        overwrite: replace an existing `out` that holds only a checkpoint.
 
     Returns:
-        Name of the class that the folder was written for.
+        Name of the class of the exported model.
 
     Raises:
-        ConversionError: for a model that came from no other architecture; a field or tensor that its class does not
-            have; a head that it does not have; and a folder that cannot be written.
+        ConversionError: for a model that was not read from another architecture; a field, tensor or head that the
+            architecture does not have; and a folder that cannot be written.
     """
     target = check_target(out, overwrite, source if isinstance(source, str | Path) else None)
     model = source if isinstance(source, RelPosBertPreTrainedModel) else _load(Path(source))
@@ -83,9 +83,11 @@ def export_checkpoint(
 
 
 def _load(folder: Path) -> RelPosBertPreTrainedModel:
-    """The model in a folder, by the class that its configuration names."""
+    """Load the model in a folder with the class that its configuration names."""
     if not folder.is_dir():
-        raise ConversionError(f"source = '{folder}' is no folder; give one that `save_pretrained` or `convert` wrote")
+        raise ConversionError(
+            f"source = '{folder}' is not a folder; give one that `save_pretrained` or `convert` wrote"
+        )
     try:
         config = RelPosBertConfig.from_pretrained(folder)
     except (OSError, ValueError) as error:
@@ -93,15 +95,15 @@ def _load(folder: Path) -> RelPosBertPreTrainedModel:
     names = {head.__name__: head for head in HEADS.values()}
     name = (config.architectures or ["RelPosBertModel"])[0]
     if name not in names:
-        raise ConversionError(f"{folder}: architectures = {name!r} is no class of this package; nothing to export")
+        raise ConversionError(f"{folder}: architectures = {name!r} is not a class of this package; nothing to export")
     return names[name].from_pretrained(folder, dtype="auto", local_files_only=True)
 
 
 def _spec(model: RelPosBertPreTrainedModel) -> tuple[CheckpointSpec, str]:
-    """The checkpoint that is to be written, and the name of its class.
+    """The description of the exported checkpoint, and the name of its class.
 
     Raises:
-        ConversionError: for a model that does not compute what a model of that class can.
+        ConversionError: for a model whose outputs that class cannot compute.
     """
     came_from = model.config.converted_from or {}
     families = [each for name, each in FAMILIES.items() if each.read_directly and _is_from(came_from, name, each)]
@@ -138,24 +140,24 @@ def _spec(model: RelPosBertPreTrainedModel) -> tuple[CheckpointSpec, str]:
 
 
 def _is_from(came_from: Mapping[str, Any], name: str, family: Family) -> bool:
-    """Whether `converted_from` names the family, or, where that calls itself BERT, has the field that marks it."""
+    """Whether `converted_from` names the family or, for BERT's model_type, has the field that marks it."""
     if came_from.get("model_type") == "bert":
         return bool(family.marked(came_from, ()))
     return came_from.get("model_type") == name
 
 
 def _fields(config: RelPosBertConfig, family: Family) -> dict[str, Any]:
-    """config.json of the architecture: what both have from ours, the rest from `converted_from`."""
+    """config.json of the architecture: common fields from our configuration, the others from `converted_from`."""
     ours, fields = RelPosBertConfig().to_dict(), json.loads(config.to_json_string(use_diff=False))
     theirs = CONFIG_MAPPING[family.stock or "bert"]().to_dict()
-    unknown = ("tokenizer_class", *family.dropped_fields, *NOT_KEPT)  # to ours: in `converted_from`, if anywhere
+    unknown = ("tokenizer_class", *family.dropped_fields, *NOT_KEPT)  # not in our configuration
     kept = {name: value for name, value in fields.items() if (name in theirs or name not in ours)}
     return {name: value for name, value in kept.items() if name not in unknown} | dict(config.converted_from or {})
 
 
 @torch.no_grad()
 def _write_for_own_code(folder: Path, model: RelPosBertPreTrainedModel, spec: CheckpointSpec) -> None:
-    """config.json and model.safetensors in the layout of an architecture that Transformers has no class for.
+    """Write config.json and model.safetensors in the layout of an architecture without a class in Transformers.
 
     Tied tensors are written once; the architecture's code ties them again.
     """
@@ -175,7 +177,7 @@ def _stock_model(model: RelPosBertPreTrainedModel, spec: CheckpointSpec, name: s
     """The model of Transformers' class, with the same tensors.
 
     Raises:
-        ConversionError: for tensors of the model that the class has no place for.
+        ConversionError: for tensors of the model that the class does not have.
     """
     config = CONFIG_MAPPING[str(spec.family.stock)].from_dict(spec.config)
     with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""Configurations: the source's as a RelPosBertConfig, and the result's."""
+"""Make the configurations of source and result."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +18,7 @@ from .methods import Method, check_scheme
 
 
 def _from_dict(kind: type[PreTrainedConfig], where: str, saved: Mapping[str, Any], **fields: Any) -> Any:
-    """A configuration with the fields of the source and these; errors begin with `where`."""
+    """A configuration with the saved fields and the given ones; errors begin with `where`."""
     try:
         return kind.from_dict({key: value for key, value in saved.items() if key not in NOT_KEPT} | fields)
     except (ValueError, TypeError, StrictDataclassError) as error:
@@ -26,10 +26,10 @@ def _from_dict(kind: type[PreTrainedConfig], where: str, saved: Mapping[str, Any
 
 
 def stock_config(folder: Path, spec: CheckpointSpec) -> PreTrainedConfig:
-    """The configuration of the source as the class in Transformers that has its body reads it.
+    """The configuration of the source for the Transformers class with the same body.
 
     Raises:
-        ConversionError: for values that Transformers refuses.
+        ConversionError: for values that Transformers rejects.
     """
     return _from_dict(CONFIG_MAPPING[spec.family.stock], f"{folder / 'config.json'}: ", spec.config)
 
@@ -38,7 +38,7 @@ def source_config(folder: Path, spec: CheckpointSpec) -> RelPosBertConfig:
     """The configuration of the source as a RelPosBertConfig, positions included.
 
     Raises:
-        ConversionError: for values that Transformers or the scheme refuses.
+        ConversionError: for values that Transformers or the scheme rejects.
     """
     return _from_dict(
         RelPosBertConfig,
@@ -62,13 +62,13 @@ def target_config(
     """The configuration of the result.
 
     Args:
-        folder: of the source.
-        spec: of the source.
-        source: `source_config` of it.
-        position_embedding_type: as the caller gave it; None for the default.
-        position_options: as the caller gave them.
-        method: of the conversion.
-        method_options: an instance of its `options_type`.
+        folder: folder of the source.
+        spec: description of the source.
+        source: result of `source_config`.
+        position_embedding_type: scheme from the caller; None for the default.
+        position_options: options of the scheme from the caller.
+        method: method of the conversion.
+        method_options: an instance of the method's `options_type`.
 
     Raises:
         ConversionError: for an unknown scheme or option, and a scheme that does not fit the method or the source.
@@ -96,7 +96,7 @@ def target_config(
     scheme = None if name == kept else _find_scheme(name)
     if scheme is not None:
         check_scheme(scheme, method)
-        options = _reaching(scheme, options, source, method, method_options)
+        options = _options_for_length(scheme, options, source, method, method_options)
     types: str | list[str] = name
     if name == kept:
         if options and {**spec.options, **options} != spec.options:
@@ -116,7 +116,7 @@ def target_config(
     fields = _with_token_types(spec.fields, method)
     if method.max_positions is not None:
         fields["max_position_embeddings"] = method.max_positions(source.max_position_embeddings, method_options)
-    return _from_dict(  # whatever is wrong now came from the caller
+    return _from_dict(  # errors are about arguments of the caller
         RelPosBertConfig,
         "",
         fields,
@@ -134,15 +134,15 @@ def _relative_config(
     method: Method,
     method_options: Any,
 ) -> RelPosBertConfig:
-    """The configuration of a result whose source is relative already: the source's own, or one with other tables.
+    """The configuration of a result whose source is relative already: the source's, or one with other tables.
 
     Raises:
-        ConversionError: for a scheme, option or size that is not accepted.
+        ConversionError: for an invalid scheme, option or size.
     """
     name: Any = position_embedding_type or method.default_scheme or spec.scheme
     size = getattr(method_options, "max_position_embeddings", None) or source.max_position_embeddings
     if name != spec.scheme:
-        position_options = _reaching(_find_scheme(name), position_options, source, method, method_options)
+        position_options = _options_for_length(_find_scheme(name), position_options, source, method, method_options)
     config = _from_dict(
         RelPosBertConfig,
         "",
@@ -163,14 +163,14 @@ def _relative_config(
     return config
 
 
-def _reaching(
+def _options_for_length(
     scheme: type[Scheme],
     options: Mapping[str, Any],
     source: RelPosBertConfig,
     method: Method,
     method_options: Any,
 ) -> dict[str, Any]:
-    """Options of the scheme, for the rows that a method fits where they are longer than the source reads."""
+    """Options of the scheme, extended to rows past the source's maximum length if the method fits such rows."""
     length = getattr(method_options, "length", None)
     if not method.learns or length is None or length <= source.max_position_embeddings:
         return dict(options)
@@ -178,7 +178,7 @@ def _reaching(
 
 
 def _with_token_types(fields: Mapping[str, Any], method: Method) -> dict[str, Any]:
-    """The fields, with a token type where there is none: a method that changes outputs may add a vector to it."""
+    """The fields with at least one token type, to which a method that changes outputs may add a vector."""
     changed = {} if method.exact or fields.get("type_vocab_size") != 0 else {"type_vocab_size": 1}
     return {**fields, **changed}
 
@@ -187,7 +187,7 @@ def _find_scheme(name: Any) -> type[Scheme]:
     """The scheme of that name.
 
     Raises:
-        ConversionError: for an unknown one, and for several.
+        ConversionError: for an unknown scheme, and several schemes.
     """
     if isinstance(name, list):
         raise ConversionError(f"position_embedding_type = {name!r}: give one scheme, not several")
@@ -198,6 +198,6 @@ def _find_scheme(name: Any) -> type[Scheme]:
 
 
 def resolved_options(config: RelPosBertConfig) -> dict[str, Any]:
-    """The options of a scheme with their defaults; those of a combination by scheme."""
+    """The options of a scheme with their defaults; for a combination, by scheme."""
     parts = {scheme.name: options for scheme, options in scheme_parts(config)}
     return parts if isinstance(config.position_embedding_type, list) else parts[config.position_embedding_type]

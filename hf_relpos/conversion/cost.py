@@ -1,9 +1,9 @@
-"""The cost of attention on this machine by scheme and backend: predicted from counts, and measured.
+"""The cost of attention on this machine by scheme and backend: predicted from operation counts, and measured.
 
-The prediction is arithmetic. Every operation of one forward pass is counted by what bounds it (multiplications, bytes,
-entries), and each count is divided by the rate at which this machine does such work; the rates are measured on
-operations of the sizes of the model. The prediction does not know how well an implementation overlaps and reuses.
-`hf-relpos doctor --model` prints prediction and measurement side by side.
+Every operation of one forward pass is counted by its bottleneck (multiplications, bytes, entries), and each count is
+divided by this machine's rate for such work. The rates are measured on operations of the model's sizes. The prediction
+ignores overlap and reuse in an implementation. `hf-relpos doctor --model` prints prediction and measurement side by
+side.
 """
 
 import statistics
@@ -36,9 +36,9 @@ from ..schemes.registry import STOCK_SCHEME, find_scheme
 from .configurations import source_config
 
 
-# Results of at most so many bytes stay in the cache of a core until the next operation reads them.
+# Results up to this size, in bytes, are assumed to stay in a core's cache until the next operation reads them.
 CACHED = 1 << 20
-# Operations by what bounds them; all others pass over their tensors once.
+# Operations by bottleneck; all others read and write their tensors once.
 INDEXED = {"embedding", "gather", "index", "index_add", "index_put", "index_select", "scatter_add"}
 TRANSCENDENTAL = {"_softmax", "cos", "erf", "exp", "gelu", "log", "pow", "sigmoid", "sin", "softmax", "tanh"}
 FREE = {"_local_scalar_dense", "detach", "empty", "empty_like", "empty_strided", "new_empty"}
@@ -51,12 +51,12 @@ class Cost:
     Attributes:
         scheme: value of `position_embedding_type`.
         backend: value of `attn_implementation`.
-        taken: the backend that computes it; another one than `backend` for "relpos".
+        taken: the backend that computes it, which differs from `backend` for "relpos".
         in_window: whether it reads only the keys in the attention window.
-        attention: seconds in self-attention, measured: of the processor, all threads together, on the CPU.
-        model: the same of all of it.
-        predicted_attention: the same of self-attention, predicted.
-        predicted_model: the same of all of it, predicted.
+        attention: measured seconds in self-attention; on the CPU, processor time of all threads.
+        model: measured seconds of the encoder, likewise.
+        predicted_attention: predicted seconds in self-attention.
+        predicted_model: predicted seconds of the encoder.
     """
 
     scheme: str
@@ -70,8 +70,10 @@ class Cost:
 
 
 class CountWork(TorchDispatchMode):
-    """Counts work by kind: "linear", "products", "fused" in multiplications, "cached" and "memory" in bytes, "indexed"
-    and "transcendental" in entries, and "calls".
+    """Counts work by kind.
+
+    The kinds are "linear", "products" and "fused" in multiplications, "cached" and "memory" in bytes, "indexed" and
+    "transcendental" in entries, and "calls".
     """
 
     def __init__(self) -> None:
@@ -94,7 +96,7 @@ class CountWork(TorchDispatchMode):
             query, key, value = args[:3]
             self.work["fused"] += sdpa_flop_count(query.shape, key.shape, value.shape) // 2
         elif flops is not None:
-            linear = name == "mm" or (name == "addmm" and args[0].dim() == 1)  # else a product is added to scores
+            linear = name == "mm" or (name == "addmm" and args[0].dim() == 1)  # otherwise a product is added to scores
             self.work["linear" if linear else "products"] += flops(*args, **kwargs, out_val=result) // 2
         elif name in INDEXED:
             self.work["indexed"] += sum(each.numel() for each in results)
@@ -108,23 +110,23 @@ class CountWork(TorchDispatchMode):
 
 
 def read_configuration(source: str | Path) -> RelPosBertConfig:
-    """The configuration that a checkpoint has here; its weights are not read.
+    """The RelPosBertConfig of a checkpoint, whose weights are not read.
 
     Args:
-        source: folder, or Hub repository, of a checkpoint of ours or one that can be converted.
+        source: folder or Hub repository of a checkpoint of this package, or one that can be converted.
 
     Raises:
-        ConversionError: for one that cannot be found, or cannot be converted.
+        ConversionError: for a checkpoint that cannot be found or converted.
     """
     folder = local_folder(source, None) or download(str(source), None, "", ["config.json"])[0]
     return source_config(folder, recognise(folder, read_config(folder)))
 
 
 def with_scheme(config: RelPosBertConfig, scheme: str, length: int) -> RelPosBertConfig:
-    """The same sizes with another scheme and its default options; tables are as long as the input.
+    """The same sizes with another scheme and its default options; tables cover the length of the input.
 
     Raises:
-        ValueError: for an unknown scheme, and one that these sizes do not allow.
+        ValueError: for an unknown scheme, and a scheme that does not fit these sizes.
     """
     find_scheme(scheme)
     fields = config.to_dict()
@@ -138,7 +140,7 @@ def with_scheme(config: RelPosBertConfig, scheme: str, length: int) -> RelPosBer
 
 
 def with_window(config: RelPosBertConfig, window: int) -> RelPosBertConfig:
-    """The same with another `attention_window`; without one for 0.
+    """The same configuration with another `attention_window`; 0 for none.
 
     Raises:
         ValueError: for a negative number, and a window that the configuration does not allow.
@@ -153,12 +155,12 @@ def with_window(config: RelPosBertConfig, window: int) -> RelPosBertConfig:
 def measure_rates(
     config: RelPosBertConfig, batch: int, length: int, device: torch.device, dtype: torch.dtype
 ) -> dict[str, float]:
-    """Work of each kind of `CountWork` that this machine does in a second, at the sizes of this model."""
+    """Rates of this machine, per second, for each kind of `CountWork`, at the sizes of this model."""
     heads, width = config.num_attention_heads, config.hidden_size
     size = width // heads
     make = partial(torch.randn, device=device, dtype=dtype)
     states, weight = make(batch * length, width), make(width, width)
-    # the keys of a block: under a window there are never the scores of all pairs
+    # number of keys in a block, since with a window there are never the scores of all pairs
     keys = length if config.attention_window is None else min(length, QUERIES + 2 * config.attention_window)
     vectors = make(batch * heads, keys, size)
     split = make(batch, heads, keys, size)
@@ -197,20 +199,20 @@ def model_costs(
 ) -> list[Cost]:
     """Predicted and measured time of a forward pass, without padding, next to the same model with absolute positions.
 
-    All have the `attention_window` of the configuration. Weights are random: the time does not depend on them.
+    All models have the `attention_window` of the configuration, and random weights.
 
     Args:
-        config: of the model.
-        length: tokens of a row.
+        config: configuration of the model.
+        length: tokens per row.
         batch: rows.
-        schemes: others to compare, with their default options and a table for each offset.
-        backends: values of `attn_implementation`; None for all that compute a scheme, but flex_attention on the CPU,
-            which would compile for a minute first.
-        rounds: passes of each, after one to count and one to warm up; the median counts.
-        progress: called with a text, what is done and what there is to do.
+        schemes: other schemes to compare, with their default options and a table row for each offset.
+        backends: values of `attn_implementation`; None for all that compute a scheme, except flex_attention on the
+            CPU, which takes a minute to compile.
+        rounds: measured passes, after one to count and one to warm up; the median is reported.
+        progress: called with a description, the number of completed jobs, and their total.
 
     Returns:
-        First the model with absolute positions on sdpa, then, by scheme, each backend.
+        First the model with absolute positions on sdpa, then each backend, by scheme.
 
     Raises:
         ValueError: for an unknown scheme, or a backend that cannot compute it.
@@ -265,7 +267,7 @@ def _count(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> tuple[Counte
 def _measure(
     model: nn.Module, inputs: Mapping[str, torch.Tensor], device: torch.device, rounds: int
 ) -> tuple[float, float]:
-    """Seconds of self-attention in all layers, and of the encoder: medians."""
+    """Median seconds of self-attention in all layers, and of the encoder."""
     moments: list[float] = []
     handles = _around_attention(model, *[lambda: moments.append(_now(device))] * 2)
     times: list[tuple[float, float]] = []
@@ -282,14 +284,14 @@ def _measure(
 
 
 def _around_attention(model: nn.Module, before: Callable[[], None], after: Callable[[], None]) -> list[Any]:
-    """Call these before and after each layer's self-attention; returns the handles of the hooks."""
+    """Register hooks before and after each layer's self-attention; returns their handles."""
     layers = [module for module in model.modules() if isinstance(module, RelPosBertSelfAttention)]
     handles: list[Any] = [layer.register_forward_pre_hook(lambda *_: before()) for layer in layers]
     return handles + [layer.register_forward_hook(lambda *_: after()) for layer in layers]
 
 
 def _now(device: torch.device) -> float:
-    """Seconds: on the CPU of the processor, which other jobs change less than those of the clock."""
+    """Time in seconds; on the CPU, processor time, which depends less on other jobs."""
     if device.type == "cpu":
         return time.process_time()
     torch.accelerator.synchronize(device)
@@ -297,7 +299,7 @@ def _now(device: torch.device) -> float:
 
 
 def _seconds(run: Callable[[], object], device: torch.device, least: float = 0.01) -> float:
-    """The time of a call: the median of five runs, each of as many calls as take `least` seconds."""
+    """The time of a call: the median of five runs of at least `least` seconds."""
     run()
     calls = 1
     times: list[float] = []

@@ -1,6 +1,6 @@
-"""The folder of the result: checks before anything is written, and files that are copied into it.
+"""The folder of the result: checks before it is written, and files that are copied into it.
 
-`KNOWN` lists the files of a checkpoint. Only a folder that holds nothing else is overwritten.
+`KNOWN` lists the files of a checkpoint. Only a folder without other files is overwritten.
 """
 
 import shutil
@@ -47,18 +47,18 @@ KNOWN = (
 
 
 def check_target(out: str | Path, overwrite: bool, source: str | Path | None = None) -> Path:
-    """The folder to write, with links resolved: a link to a folder stays, and the folder is replaced.
+    """Check and return the folder to write, with links resolved: a link to a folder is kept, and the folder replaced.
 
     Args:
-        source: folder or Hub repository that is read; None for none.
+        source: folder or Hub repository of the source; None for none.
 
     Raises:
-        ConversionError: for one that exists, unless it is wholly a checkpoint and may be overwritten; and for what
-            `check_apart` refuses.
+        ConversionError: for an existing folder, unless it holds only a checkpoint and may be overwritten; and as
+            `check_apart`.
     """
     try:
         target = Path(out).expanduser().resolve()
-    except (OSError, RuntimeError) as error:  # links in a circle
+    except (OSError, RuntimeError) as error:  # circular links
         raise ConversionError(f"out = '{out}' cannot be followed ({error}); choose another folder") from error
     if source is not None:
         check_apart(source, target)
@@ -74,16 +74,16 @@ def check_target(out: str | Path, overwrite: bool, source: str | Path | None = N
 
 
 def check_replaceable(out: str | Path, folder: Path) -> None:
-    """Refuse to replace a folder that holds anything but a checkpoint.
+    """Check that a folder to replace holds only a checkpoint.
 
     Args:
-        out: its name, for messages.
-        folder: where it lies now.
+        out: name of the folder, for messages.
+        folder: its current path.
 
     Raises:
-        ConversionError: for files that do not belong to a checkpoint, or are none.
+        ConversionError: for files that do not belong to a checkpoint, and a folder without a checkpoint.
     """
-    refuse_foreign_files(out, other_files(folder))
+    refuse_other_files(out, other_files(folder))
     encoder = folder / _layout(folder).encoder
     files = sorted(path.name for path in folder.iterdir())
     if files and not ((encoder / "config.json").is_file() and has_safetensors(encoder)):
@@ -93,35 +93,35 @@ def check_replaceable(out: str | Path, folder: Path) -> None:
         )
 
 
-def refuse_foreign_files(out: str | Path, foreign: Iterable[str]) -> None:
+def refuse_other_files(out: str | Path, others: Iterable[str]) -> None:
     """
     Args:
-        foreign: paths in `out` of what does not belong to a checkpoint.
+        others: paths in `out` that do not belong to a checkpoint.
 
     Raises:
         ConversionError: if there are any.
     """
-    if foreign := list(foreign):
+    if others := list(others):
         raise ConversionError(
             f"out = '{out}' is overwritten only if it holds a checkpoint and nothing else; in the way: "
-            f"{abbreviate(foreign, 10)}. Move {'it' if len(foreign) == 1 else 'them'}, or choose another folder"
+            f"{abbreviate(others, 10)}. Move {'it' if len(others) == 1 else 'them'}, or choose another folder"
         )
 
 
 def check_apart(source: str | Path, target: Path) -> None:
-    """Refuse to write into the folder that is read, or over it.
+    """Check that the result is not written into the source, or over it.
 
     Args:
-        source: folder or Hub repository, as the caller gave it.
+        source: folder or Hub repository given by the caller.
         target: the folder to write, with links resolved.
 
     Raises:
-        ConversionError: for folders one of which is, or holds, the other one.
+        ConversionError: if the folders are the same, or one contains the other.
     """
     folder = Path(source).expanduser()
     if not folder.exists():
         return
-    # the folder itself, and the place of a link to it
+    # the folder itself, and the path of a link to it
     name = folder.absolute().name
     link = folder.absolute().parent.resolve() / name if name != ".." else folder.resolve()
     for place in {folder.resolve(), link}:
@@ -156,7 +156,7 @@ def other_files(folder: Path, known: Iterable[str] = KNOWN) -> list[str]:
 
 
 def _layout(folder: Path) -> Layout:
-    """The layout of a folder; that of a plain one where modules.json cannot be read."""
+    """The layout of a folder; a plain layout if modules.json cannot be read."""
     try:
         return read_layout(folder)
     except ConversionError:
@@ -164,9 +164,9 @@ def _layout(folder: Path) -> Layout:
 
 
 def copy_companions(folder: Path, partial: Path, model: PreTrainedModel) -> tuple[str, ...]:
-    """Copy the files of the tokenizer, and those of generation, byte for byte; their names.
+    """Copy the tokenizer and generation files byte for byte; returns their names.
 
-    Fields of tokenizer_config.json that name a path of the machine where it was written are left out.
+    Fields of tokenizer_config.json with local paths are removed.
     """
     patterns = (*TOKENIZER_FILES, *(["generation_config.json"] if model.can_generate() else []))
     files = sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})

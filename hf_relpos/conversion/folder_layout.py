@@ -1,7 +1,7 @@
-"""Folders of sentence-transformers: an encoder, and modules such as pooling around it, which stay as they are.
+"""Folders of sentence-transformers: an encoder, and modules such as pooling, which are copied unchanged.
 
-`modules.json` lists the modules, each with its class and its folder; the first is the Transformer, in the folder
-itself or in `0_Transformer`. What is copied loads again as a SentenceTransformer, after `import hf_relpos` or with
+`modules.json` lists the modules with their classes and folders. The first is the Transformer, in the folder itself or
+in `0_Transformer`. The result loads as a SentenceTransformer, after `import hf_relpos` or with
 `trust_remote_code=True`.
 """
 
@@ -26,7 +26,7 @@ from ..families.errors import ConversionError
 
 
 MODULES = "modules.json"
-# Text files next to modules.json, and next to the encoder's config.json.
+# Text files in the folder of modules.json, and in the folder of the encoder's config.json.
 TOP_FILES = (MODULES, "config_sentence_transformers.json")
 ENCODER_FILES = ("sentence_*_config.json",)
 MODULE_FILES = (
@@ -48,11 +48,11 @@ class Layout:
     """The parts of a checkpoint folder.
 
     Attributes:
-        encoder: the folder of config.json and the weights, relative; empty for the folder itself.
-        modules: the folders of the modules around it, relative; none but in a folder of sentence-transformers.
+        encoder: relative folder of config.json and the weights; empty for the folder itself.
+        modules: relative folders of the other modules; empty except for sentence-transformers.
         listed: whether there is a modules.json.
-        pools: whether one of the modules pools tokens: a sentence encoder, which reads one text at a time. A
-            CrossEncoder has a modules.json, too, and reads pairs.
+        pools: whether one of the modules pools tokens, as in sentence encoders, which read one text at a time. A
+            CrossEncoder, which reads pairs, also has a modules.json.
     """
 
     encoder: str = ""
@@ -61,14 +61,14 @@ class Layout:
     pools: bool = False
 
     def copy(self, source: Path, target: Path) -> tuple[str, ...]:
-        """Copy modules.json and what it names, byte for byte; their names, relative."""
+        """Copy modules.json and the files of its modules byte for byte; returns their relative names."""
         if not self.listed:
             return ()
         patterns: list[tuple[str, Sequence[str]]] = [(folder, MODULE_FILES) for folder in self.modules]
         patterns += [("", TOP_FILES), (self.encoder, ENCODER_FILES)]
         paths = {path for folder, each in patterns for pattern in each for path in (source / folder).glob(pattern)}
         names = [path.relative_to(source) for path in sorted(paths) if path.is_file()]
-        for folder in self.modules:  # some have no files, and their folder must exist all the same
+        for folder in self.modules:  # the folder must exist even without files
             (target / folder).mkdir(parents=True, exist_ok=True)
         for name in names:
             check_link(source / name, source)
@@ -76,7 +76,7 @@ class Layout:
         return tuple(name.as_posix() for name in names)
 
     def notes(self, source: Path) -> tuple[str, ...]:
-        """Notes on what the caller may want to change in them."""
+        """Notes on settings in copied files that the caller may want to change."""
         if not self.listed:
             return ()
         folder = source / self.encoder
@@ -92,16 +92,16 @@ class Layout:
 def locate(
     source: str | Path, revision: str | None = None, allow_pickle: bool = False
 ) -> tuple[Path, str | None, Layout]:
-    """The folder of a checkpoint, downloaded if it is on the Hub; the commit it was downloaded at; and its layout.
+    """The folder of a checkpoint, downloaded if it is on the Hub; the commit of the download; and the layout.
 
     Args:
         source: local folder or Hub repository.
-        revision: of a repository.
-        allow_pickle: download pickled weights from a repository that has no safetensors.
+        revision: revision of a repository.
+        allow_pickle: download pickled weights from a repository without safetensors.
 
     Raises:
-        ConversionError: when there is no such folder and no such repository, or it cannot be downloaded; for what
-            `read_layout` refuses, and modules whose weights are not in safetensors.
+        ConversionError: for an unknown folder or repository, a failed download, modules whose weights are not in
+            safetensors, and as `read_layout`.
     """
     folder, commit = local_folder(source, revision), None
     if folder is None:
@@ -123,8 +123,8 @@ def read_layout(source: Path) -> Layout:
     """The layout of a folder.
 
     Raises:
-        ConversionError: for a modules.json without exactly one Transformer, with classes that are code of the
-            repository, or with paths that lead out of it.
+        ConversionError: for a modules.json without exactly one Transformer, with classes from code of the repository,
+            or with paths that lead out of it.
     """
     if not (source / MODULES).is_file():
         return Layout()
@@ -146,7 +146,7 @@ def read_layout(source: Path) -> Layout:
             f"{listing}: lists {len(encoders)} modules of type Transformer, not one; to convert an encoder alone, "
             "give its folder, without modules.json"
         )
-    own = {"", ".", encoders[0][1]}  # a module without a folder of its own has no files of its own
+    own = {"", ".", encoders[0][1]}  # a module without a separate folder has no files
     return Layout(
         encoders[0][1],
         tuple(path for _, path in modules if path not in own),
@@ -156,10 +156,10 @@ def read_layout(source: Path) -> Layout:
 
 
 def check_modules(source: Path) -> None:
-    """Refuse modules whose weights are not in safetensors.
+    """Check that the weights of modules are in safetensors.
 
     Raises:
-        ConversionError: names the module, and how to get it in safetensors.
+        ConversionError: for other weights; names the module and the remedy.
     """
     if not (source / MODULES).is_file():
         return

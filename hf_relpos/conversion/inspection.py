@@ -9,23 +9,23 @@ from ..families.registry import FAMILIES, OWN
 from ..schemes.registry import STOCK_SCHEME
 
 
-# Parts of the names of tensors that hold positions, in the families and here.
+# Parts of the names of position tensors, in the families and here.
 POSITION_TENSORS = ("position_embeddings", "distance_embedding", "rel_embeddings", "relative_attention_bias")
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """A checkpoint in words.
+    """The description of a checkpoint.
 
     Attributes:
-        name: as the caller gave it.
+        name: name given by the caller.
         family: key of `FAMILIES`, or `relpos_bert`.
         architecture: the class in its config.json; empty for none.
         positions: absolute or the scheme with its options, and the evidence.
-        trained_length: `max_position_embeddings`, in tokens; None where the configuration has none.
-        tables: names of the tensors that hold positions.
-        elsewhere: how Transformers v5 alone treats it.
-        command: the command to run; empty where there is nothing to do.
+        trained_length: `max_position_embeddings`, in tokens; None if the configuration has none.
+        tables: names of the position tensors.
+        elsewhere: what Transformers v5 without this package does with it.
+        command: the command to run; empty if none is needed.
     """
 
     name: str
@@ -39,14 +39,14 @@ class Inspection:
 
 
 def inspect_checkpoint(source: str | Path, revision: str | None = None) -> Inspection:
-    """Recognise a checkpoint by its config.json and the names of its tensors; the tensors are not read.
+    """Recognise a checkpoint by its config.json and the names of its tensors, which are not read.
 
     Args:
-        source: folder, or Hub repository, whose files are downloaded as for a conversion.
-        revision: of the Hub repository.
+        source: folder or Hub repository, whose files are downloaded as for a conversion.
+        revision: revision of the Hub repository.
 
     Raises:
-        ConversionError: for one that cannot be found, is broken or of an unknown architecture.
+        ConversionError: for a checkpoint that cannot be found, is broken or has an unknown architecture.
     """
     folder = local_folder(source, revision) or download(str(source), revision, "", CHECKPOINT_FILES)[0]
     names = tensor_names(folder)
@@ -67,7 +67,7 @@ def inspect_checkpoint(source: str | Path, revision: str | None = None) -> Inspe
 
 
 def _positions(spec: CheckpointSpec) -> str:
-    """Absolute, or scheme and options, and the field that says so."""
+    """Absolute, or scheme and options, and the field or tensor that shows it."""
     schemes = [spec.scheme] if isinstance(spec.scheme, str) else spec.scheme or []
     kinds = [STOCK_SCHEME] * spec.absolute + schemes
     options = ", ".join(f"{name} = {value!r}" for name, value in spec.options.items())
@@ -75,9 +75,9 @@ def _positions(spec: CheckpointSpec) -> str:
 
 
 def _elsewhere(spec: CheckpointSpec) -> str:
-    """How Transformers v5 alone treats the checkpoint."""
+    """What Transformers v5 without this package does with the checkpoint."""
     if spec.family is OWN:
-        return "loads it with `import hf_relpos`, or with trust_remote_code=True where its code is beside it"
+        return "loads it with `import hf_relpos`, or with trust_remote_code=True if its code is saved with it"
     if spec.legacy_attention is not None:
         return "loads it without its relative positions, silently wrong"
     if spec.family.stock is None:
@@ -86,7 +86,7 @@ def _elsewhere(spec: CheckpointSpec) -> str:
 
 
 def _command(spec: CheckpointSpec, name: str) -> str:
-    """The command that makes a relative model of it; empty where it is one already."""
+    """The command that converts it to a relative model; empty if it is one already."""
     if spec.family is OWN and not spec.absolute:
         return ""
     text = " --text FILE" if spec.absolute and spec.scheme is None else ""

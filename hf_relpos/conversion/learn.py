@@ -1,7 +1,7 @@
 """The methods that learn from text: `calibrate`, and `calibrate+distil`.
 
-This module prepares windows of text, runs the fit and the distillation, resumes, and measures the result. The fits
-themselves are in `hf_relpos.conversion.calibration`.
+This module prepares windows of text, runs calibration and distillation, resumes them, and measures the result. The
+fits are in `hf_relpos.conversion.calibration`.
 """
 
 import hashlib
@@ -48,22 +48,23 @@ from .options import DistilOptions
 from .run import ConversionRun
 
 
-# From a calibrated start lower rates do better than distil's own, which are for tables of zeros. all-MiniLM-L6-v2,
-# `harmonic` calibrated on 20,000 tokens, sentence cosine on held-out passages, mean of 16 to 512 tokens: .951 before;
-# after 120 steps of 512 tokens .975 with (1e-4, 1e-2), .973 with (2e-4, 1e-2), .978 with (1e-4, 3e-3); after 60 steps
-# of 1,024 tokens .973 with (5e-5, 1e-2), .952 with (1e-4, 3e-2). Many small steps do better than few large ones.
+# After calibration lower rates are better than the defaults of `distil`, which are for tables of zeros. For
+# all-MiniLM-L6-v2 with `harmonic` calibrated on 20,000 tokens, the sentence cosine on held-out passages, mean of 16 to
+# 512 tokens, is .951 before; after 120 steps of 512 tokens .975 with (1e-4, 1e-2), .973 with (2e-4, 1e-2), .978 with
+# (1e-4, 3e-3); after 60 steps of 1,024 tokens .973 with (5e-5, 1e-2), .952 with (1e-4, 3e-2). Many small steps are
+# better than few large ones.
 LEARNING_RATE, TABLE_LEARNING_RATE = 1e-4, 3e-3
 
-# Share of the windows that are fitted as pairs of segments. all-MiniLM-L6-v2, default quality, by its own check: token
-# cosine in the segments of pairs .960 and .936 fitted to none, .980 and .977 to a half; sentence cosine of single
-# texts at 512 tokens .9695 and .9674.
+# Share of the windows that are fitted as segment pairs. For all-MiniLM-L6-v2 with the default preset, the token cosine
+# in both segments is .960 and .936 without pairs, .980 and .977 with this share; the sentence cosine of single texts
+# at 512 tokens is .9695 without and .9674 with pairs.
 PAIRS = 0.5
 
 
-# Tokens of random windows, where there is no text. More tokens did not help.
+# Number of random tokens if there is no text. More tokens did not help.
 RANDOM_TOKENS = 30_000
-# Steps on short rows for each step on rows past the source's limit, which are expensive. With 1 instead of 2,
-# all-MiniLM-L6-v2 came no closer on long rows, and lost more on pairs of sentences.
+# Steps on short rows per step on rows past the source's limit, which are expensive. With 1 instead of 2,
+# all-MiniLM-L6-v2 was no better on long rows, and worse on sentence pairs.
 SHORT_STEPS = 2
 
 
@@ -71,8 +72,7 @@ def calibrate(model: RelPosBertPreTrainedModel, run: ConversionRun) -> dict[str,
     """Fit the model to its source; see `hf_relpos.conversion.calibration.calibrate`.
 
     Raises:
-        ConversionError: for a decoder, options or text that leave too little to fit, and a folder that cannot be
-            written.
+        ConversionError: for a decoder, too little text, unsuitable options, and a folder that cannot be written.
     """
     return _learn(model, run, distils=False)
 
@@ -197,10 +197,10 @@ def _windows_to_fit(model: RelPosBertPreTrainedModel, tokenizer: Any, run: Conve
 
 
 def _layout_and_share(tokenizer: Any, run: ConversionRun) -> tuple[PairLayout | None, float]:
-    """The layout of pairs of segments, None where none are made, and the share of the windows for them.
+    """The layout of segment pairs, None if there are none, and their share of the windows.
 
     Raises:
-        ConversionError: for a share that was asked for, of a source that reads none.
+        ConversionError: if a share is given for a source without segment pairs.
     """
     share = run.options.pairs
     if share == 0 or (share is None and run.is_sentence_encoder):
@@ -222,7 +222,7 @@ def _calibrate(
     state: PartialState,
     console: Console,
 ) -> Saved | None:
-    """Fit the student in place and add to the details; the fitted layers on disk, to be removed at the end."""
+    """Fit the student in place and add to the details; returns the layers saved on disk, to be removed at the end."""
     started, cpu = time.perf_counter(), time.process_time()
     options, limit = run.options, run.source_config.max_position_embeddings
     windows, notes = _windows_to_fit(student, tokenizer, run)
@@ -233,7 +233,7 @@ def _calibrate(
         table = run.source_table.float()
         counts = torch.zeros(len(table), dtype=torch.float64)
         for ids in windows.ids:
-            counts[: len(ids)] += len(ids) / min(len(ids), limit)  # of a longer row, as often as its windows
+            counts[: len(ids)] += len(ids) / min(len(ids), limit)  # a long row counts once per window
         fold_positions(student, table, first_token, counts)
 
     output = options.output or ("bias" if run.texts is None else "ridge")
@@ -281,14 +281,14 @@ def _calibrate(
 
 
 def load_tokenizer(folder: Path, vocab_size: int) -> Any:
-    """The tokenizer of the source.
+    """Load the tokenizer of the source.
 
     Args:
-        folder: of the source.
-        vocab_size: how many tokens the source knows.
+        folder: folder of the source.
+        vocab_size: vocabulary size of the source.
 
     Raises:
-        ConversionError: for a folder without one, and one that has more tokens.
+        ConversionError: for a folder without a tokenizer, and a tokenizer with more tokens.
     """
     tokenizer, reason = find_tokenizer(folder, local_files_only=True)
     if reason:
@@ -307,7 +307,7 @@ def load_tokenizer(folder: Path, vocab_size: int) -> Any:
 def fingerprint(
     run: ConversionRun, windows: Windows, settings: CalibrationSettings, model: RelPosBertPreTrainedModel
 ) -> str:
-    """A digest of everything that the fits depend on: weights, text, scheme, window and settings."""
+    """A digest of all inputs of the fits: weights, text, scheme, window and settings."""
     digest = hashlib.sha256()
     for name, tensor in sorted(run.source.tensors.items()):
         digest.update(name.encode())
@@ -321,7 +321,7 @@ def fingerprint(
 
 
 def _windows_to_distil(tokenizer: Any, run: ConversionRun) -> Windows:
-    """The windows of a distillation. Past the source's limit, one step of long rows follows `SHORT_STEPS` others."""
+    """The windows of a distillation. One step on rows past the source's limit follows `SHORT_STEPS` other steps."""
     options, limit = run.options, run.source_config.max_position_embeddings
     lengths, length, batch = window_lengths(limit), options.length or limit, options.batch_tokens
     tokens = options.distil_tokens or options.steps * batch
@@ -363,7 +363,7 @@ def _distil(
         trainer_arguments={"use_cpu": True} if run.device.type == "cpu" else {},
     )
     for each in (student, teacher):
-        each.set_attn_implementation(AUTO)  # returns the attention where it is compared; of long rows it need not be
+        each.set_attn_implementation(AUTO)  # returns attention weights only where they are compared
     with torch.enable_grad():
         report = distil(student, teacher, rows, settings, progress=run.progress)
     return report.to_dict()

@@ -1,4 +1,4 @@
-"""The methods of conversion. A new one is a function, a dataclass of options and one entry of `METHODS`."""
+"""The methods of conversion. A method is a function, a dataclass of options and an entry of `METHODS`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,20 +27,19 @@ class Method:
     """A method of conversion: how the positions are treated.
 
     Attributes:
-        help: one line, for the command line.
-        apply: changes the result in place, given a model with all the tensors of the source that it has parameters
-            for, and zeros in the scheme's parameters; returns the names of the tensors it changed, with a note on
-            each.
-        unsupported_reason: why a scheme cannot be the result's; empty for one that can.
-        keeps_table: the result has a table of absolute positions, the source's.
-        exact: the result computes what the source computes, which is verified.
-        from_absolute: whether it is for sources with absolute positions.
-        from_relative: whether it is for sources that are relative already.
+        help: one line for the command line.
+        apply: function that changes the result in place, given a model with the tensors of the source and zeros in the
+            scheme's parameters; returns the names of changed tensors, with a note on each.
+        unsupported_reason: function that tells why the result cannot have a scheme; empty if it can.
+        keeps_table: whether the result has the absolute position embeddings of the source.
+        exact: whether the result has the outputs of the source, which is verified.
+        from_absolute: whether it supports sources with absolute positions.
+        from_relative: whether it supports sources with relative positions.
         text: whether it learns from text.
-        options_type: dataclass of its own options.
+        options_type: dataclass of its options.
         default_scheme: scheme of the result unless the caller names one; None for `DEFAULT_SCHEME`.
-        max_positions: the result's `max_position_embeddings`, from the source's and the resolved options; None where
-            it stays.
+        max_positions: function from the source's `max_position_embeddings` and the resolved options to the result's;
+            None if it does not change.
     """
 
     help: str
@@ -57,7 +56,7 @@ class Method:
 
     @property
     def options(self) -> dict[str, Option]:
-        """Its own options by name."""
+        """Options of the method by name."""
         return options_of(self.options_type)
 
     @property
@@ -67,7 +66,7 @@ class Method:
 
 
 def starts_neutral(scheme: type[Scheme]) -> str:
-    """Refuses a scheme whose parameters at zero have an effect, and one that needs more than text."""
+    """Reject a scheme whose parameters at zero have an effect, and one that needs other inputs than text."""
     if scheme.required_inputs:
         return f"this scheme needs inputs that the source does not have ({', '.join(scheme.required_inputs)})"
     if not scheme.zero_is_neutral:
@@ -76,24 +75,24 @@ def starts_neutral(scheme: type[Scheme]) -> str:
 
 
 def starts_neutral_without_table(scheme: type[Scheme]) -> str:
-    """Also refuses a scheme that is a table of absolute positions."""
+    """Also reject a scheme with absolute position embeddings."""
     if scheme.learned_input_table:
         return "this scheme has absolute positions at the input, which the method removes"
     return starts_neutral(scheme)
 
 
 def absolute_alone(scheme: type[Scheme]) -> str:
-    """Refuses all but a table of absolute positions."""
+    """Reject all schemes except absolute position embeddings."""
     return "" if scheme.learned_input_table else "the result of this method has absolute positions and no others"
 
 
 def has_tables(scheme: type[Scheme]) -> str:
-    """Refuses a scheme that is not made of tables of distances."""
+    """Reject a scheme that is not made of tables of distances."""
     return "" if scheme.has_tables() else "this scheme has no tables to fit"
 
 
 def can_be_fitted(scheme: type[Scheme]) -> str:
-    """Refuses a scheme none of whose terms is linear in parameters of a layer; names those that can be fitted."""
+    """Reject a scheme without terms that are linear in parameters of a layer; names those that can be fitted."""
     if scheme.linear_parameters:
         return ""
     supported = ", ".join(name for name, candidate in SCHEMES.items() if candidate.linear_parameters)
@@ -174,10 +173,10 @@ METHODS: dict[str, Method] = {
 
 
 def check_scheme(scheme: type[Scheme], method: Method) -> None:
-    """Refuse a scheme that the method does not support.
+    """Check that the method supports a scheme.
 
     Raises:
-        ConversionError: names the schemes that it supports.
+        ConversionError: otherwise; names the schemes that it supports.
     """
     reason = method.unsupported_reason(scheme)
     if reason:

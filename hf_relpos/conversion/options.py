@@ -1,4 +1,4 @@
-"""The options of the methods of conversion. Each is one field: its type, default, explanation and check."""
+"""The options of the conversion methods. Each is a field with its type, default, explanation and check."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ def is_share(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class NoOptions:
-    """Options of a method that has none."""
+    """Options of a method without options."""
 
 
 @dataclass(frozen=True)

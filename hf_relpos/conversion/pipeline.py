@@ -61,54 +61,52 @@ def convert(
 ) -> ConversionReport:
     """Write a checkpoint of one of `families.FAMILIES` or of this package as a relpos_bert folder with its tokenizer.
 
-    The result is written beside `out`, read back and compared, and then renamed. After an error `out` is as it was
-    before. A result that fails a threshold of `ConversionReport.failed_thresholds` is written all the same, and a
-    `PoorConversionWarning` says so.
+    The result is written to a temporary folder, read back, compared, and renamed to `out`. After an error `out` is
+    unchanged. A result that fails a threshold of `ConversionReport.failed_thresholds` is written with a
+    `PoorConversionWarning`.
 
     Args:
         source: local folder or Hub repository, with safetensors weights, or pickled ones if `allow_pickle` is set.
-        out: folder to write; also gets `conversion.json`, the report, and `README.md`, a model card. That of a
-            sentence-transformers folder has its modules, too.
+        out: folder to write. It also gets a report, `conversion.json`, a model card, `README.md`, and the modules of a
+            sentence-transformers folder.
         position_embedding_type: scheme of the result, a key of `hf_relpos.SCHEMES`. None for that of `quality`;
-            without a quality for the method's (`tables` for those that calibrate, `absolute` for `interpolate` and
-            `hierarchical`), else the source's own relative scheme, else `relative_key`. MPNet keeps its T5 bias
-            beside it.
+            without a quality, the default of the method (`tables` if it calibrates, `absolute` for `interpolate` and
+            `hierarchical`), else the source's relative scheme, else `relative_key`. MPNet also keeps its T5 bias.
         position_options: options of that scheme.
-        method: `keep` (absolute positions stay, outputs are the source's), `drop` (their mean stays), `calibrate`
-            (relative terms are fitted to the source's attention on `texts`), `calibrate+distil` (and then trained to
-            its outputs), `interpolate` or `hierarchical` (a longer table of absolute positions, and nothing relative)
-            or, for a source that is relative already and for no other, `exact` (its tables stay, or fit into those of
-            another scheme; outputs are the source's) and `refit` (the closest tables of another scheme;
-            `details["lost"]` says what they do not hold). `calibrate` and `calibrate+distil` take absolute and
-            relative sources. None for that of `quality`; without a quality for `exact` if the source is relative
-            already, else `keep`.
+        method: `keep` (keep absolute positions and all outputs), `drop` (keep only the mean of absolute positions),
+            `calibrate` (fit relative terms to the source's attention on `texts`), `calibrate+distil` (then train to
+            the source's outputs), `interpolate` or `hierarchical` (a longer table of absolute positions, and no
+            relative ones). For relative sources only: `exact` (keep the tables, or put them into another scheme that
+            holds them; the outputs are the source's) and `refit` (the closest tables of another scheme, with their
+            loss in `details["lost"]`). `calibrate` and `calibrate+distil` support absolute and relative sources. None
+            for that of `quality`; without a quality, `exact` for a relative source, else `keep`.
         method_options: options of the method: keys of `METHODS[method].options`.
-        quality: a key of `hf_relpos.conversion.QUALITIES`, which chooses scheme, method and their options, as far as
-            they are not given: `fast`, `default` or `faithful`. None for `default` where there are `texts` and no
-            method, and for no choice elsewhere.
+        quality: a preset, key of `hf_relpos.conversion.QUALITIES`, which sets scheme, method and their options if they
+            are not given: `fast`, `default` or `faithful`. None for `default` if there are `texts` and no method,
+            otherwise for no preset.
         texts: for a method that learns from text: one path or several (as Path objects), read by
-            `hf_relpos.data.read_texts`, each with the same share of the tokens; or documents, strings, of which an
-            iterator is read once, up to 100 million characters.
+            `hf_relpos.data.read_texts`, each with the same share of the tokens; or documents (strings). An iterator of
+            documents is read once, up to 100 million characters.
         field: key or column of the text in .jsonl, .tsv and .csv files and Hub datasets; one for all, or one for each
             of `texts`.
-        seed: for a method that draws at random, 0 to 2³² − 1.
-        architecture: class whose head to keep; by default the one that config.json names.
+        seed: random seed, 0 to 2³² − 1.
+        architecture: class with the head to keep; by default the class in config.json.
         revision: branch, tag or commit of a Hub repository.
-        allow_pickle: where there are no safetensors, read `pytorch_model.bin` or its shards, and download them, with
+        allow_pickle: if there are no safetensors, read (and download) `pytorch_model.bin` or its shards with
             `torch.load(weights_only=True)`, which makes tensors only; for checkpoints whose origin you trust.
-        overwrite: replace an existing `out`, after success, if it holds a checkpoint and nothing else.
-        device: where a method that learns from text computes, such as "cpu" or "cuda:1"; it must have float64. None
-            for the accelerator where there is one, else the CPU.
-        progress: show a progress bar; where there is no terminal, a line every half minute.
-        plots: for a method that learns from text: draw the fidelity by length (`fidelity.png`) and the tables
+        overwrite: replace an existing `out`, after success, if it holds only a checkpoint.
+        device: device of a method that learns from text, such as "cpu" or "cuda:1", with float64 support. None for an
+            accelerator if there is one, else the CPU.
+        progress: show a progress bar; without a terminal, a line every half minute.
+        plots: for a method that learns from text: draw the agreement by length (`fidelity.png`) and the tables
             (`tables.png`) into `out`. Needs the extra `plot`.
 
     Returns:
         The report, as in `conversion.json`.
 
     Raises:
-        ConversionError: for a source that cannot be converted, a scheme or option that is not known, and a folder that
-            cannot be written; names what is wrong and what to do.
+        ConversionError: for a source that cannot be converted, an unknown scheme or option, and a folder that cannot
+            be written; names the cause and the remedy.
         ModuleNotFoundError: with `plots`, without matplotlib.
     """
     if plots:
@@ -148,16 +146,16 @@ def convert(
         is_sentence_encoder=plan.layout.pools,
     )
     renamed = rename_relative(checkpoint, plan.source_config, plan.config)
-    with spinner("converting", progress and not learns):  # what learns has bars of its own
+    with spinner("converting", progress and not learns):  # learning has its own progress bars
         model, changed = build_model(plan.config, renamed, plan.method.apply, run)
     reference = _reference(plan) if plan.method.exact else None
     report = _report(plan, checkpoint, str(out), model, list_steps(model, renamed, changed, plan.head.left_behind))
     notes = (*plan.layout.notes(plan.top), *([NOT_COMPARED] if plan.method.exact and reference is None else []))
     report = replace(report, details=run.details, notes=notes)
-    process = process_state()  # one of several writes; the others take part in what learns from text
+    process = process_state()  # all processes take part in learning; one writes
     if process.is_main_process:
         try:
-            # a user may have put something there in the meantime
+            # a user may have added files in the meantime
             unchanged = partial(check_replaceable, out)
             with spinner("writing and checking", progress), atomic_folder(target, overwrite, unchanged) as unfinished:
                 report, reloaded = _write(unfinished, plan, model, renamed, report)
@@ -174,20 +172,20 @@ def convert(
 
 
 def _read(plan: ConversionPlan, name: str, allow_pickle: bool, any_head: bool) -> tuple[ConversionPlan, Checkpoint]:
-    """Read, check and rename the weights; a plan without the head of the configuration where they have none.
+    """Read, check and rename the weights; if they have no head, the returned plan has none.
 
     Args:
-        plan: before its weights are read.
-        name: of the source, as the caller gave it.
-        allow_pickle: as `convert` takes it.
-        any_head: whether the caller left the choice of the head to the configuration.
+        plan: the plan before weights are read.
+        name: name of the source given by the caller.
+        allow_pickle: as in `convert`.
+        any_head: whether the caller did not choose the head.
     """
     folder, spec, head, config = plan.folder, plan.spec, plan.head, plan.source_config
     raw = spec.unpack(read_tensors(folder, allow_pickle))
     check_tables(spec, folder, raw)
     stock_names = {stock for stored in raw for stock in spec.rename(stored, base=False)}
     if plan.layout.listed and any_head and all(stock.startswith("bert.") for stock in stock_names):
-        # sentence-transformers saves the encoder of a model, under the name of the class that it was read with
+        # sentence-transformers saves only the encoder, but with the class name of the original model
         head = choose_head(spec, folder, f"{spec.family.class_prefixes[0]}Model")
         spec = spec.with_head(head)
     checkpoint = rename_and_validate(
@@ -203,7 +201,7 @@ def _read(plan: ConversionPlan, name: str, allow_pickle: bool, any_head: bool) -
 
 
 def _reference(plan: ConversionPlan) -> Callable[[PreTrainedModel, Checkpoint], PreTrainedModel] | None:
-    """Builds the model of the source that outputs are compared with; None where no class computes them."""
+    """Function that builds the source's model, for comparison of outputs; None if there is no class for it."""
     if plan.spec.family is OWN:
         return partial(own_model, ARCHITECTURES[plan.head.stock], plan.folder)
     if plan.spec.family.stock is not None:
@@ -214,7 +212,7 @@ def _reference(plan: ConversionPlan) -> Callable[[PreTrainedModel, Checkpoint], 
 def _report(
     plan: ConversionPlan, checkpoint: Checkpoint, out: str, model: RelPosBertPreTrainedModel, steps: tuple[Step, ...]
 ) -> ConversionReport:
-    """The report before anything was written or measured."""
+    """The report before files are written and the result is measured."""
     return ConversionReport(
         source=checkpoint.name,
         revision=plan.commit,
@@ -242,10 +240,10 @@ def _report(
 def _write(
     folder: Path, plan: ConversionPlan, model: RelPosBertPreTrainedModel, source: Checkpoint, report: ConversionReport
 ) -> tuple[ConversionReport, RelPosBertPreTrainedModel]:
-    """Write the model and copy the files beside it; the report with their names, and the model read back.
+    """Write the model and copy other files; returns the report with their names, and the reloaded model.
 
     Raises:
-        ConversionError: for a tensor that is read back different.
+        ConversionError: for a tensor that differs after reloading.
     """
     encoder = folder / plan.layout.encoder
     model.save_pretrained(encoder)

@@ -1,4 +1,4 @@
-"""The plan of a conversion: every choice that is made before the weights are read, and its checks."""
+"""The plan of a conversion: all choices that are made, and checked, before the weights are read."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,19 +29,19 @@ class ConversionPlan:
 
     Attributes:
         top: folder of the source.
-        commit: of the Hub repository that the source was downloaded from; None for a local folder.
-        layout: of that folder.
+        commit: commit of the source's Hub repository; None for a local folder.
+        layout: layout of that folder.
         saved: config.json of the encoder.
-        spec: the source, recognised.
-        head: its head.
-        quality: key of `QUALITIES`; None for none.
+        spec: description of the source.
+        head: head of the source.
+        quality: preset, key of `QUALITIES`; None for none.
         method_name: key of `METHODS`.
         options: an instance of the method's `options_type`.
-        texts: to learn from; None for none.
-        device: where a method that learns from text computes.
+        texts: texts to learn from; None for none.
+        device: device of a method that learns from text.
         source_config: the configuration of the source as a RelPosBertConfig.
-        config: that of the result.
-        arguments: scheme, method and options as the caller or the quality chose them, for the report.
+        config: the configuration of the result.
+        arguments: scheme, method and options from the caller or the preset, for the report.
     """
 
     top: Path
@@ -91,13 +91,13 @@ def plan_conversion(
     """Check the arguments of `convert` against the source, and complete them.
 
     Args:
-        source: as the caller gave it.
+        source: local folder or Hub repository.
         target: the folder to write, with links resolved.
 
     The others are those of `convert`.
 
     Raises:
-        ConversionError: for an argument that is not accepted or does not fit the source.
+        ConversionError: for an argument that is invalid or does not fit the source.
     """
     if method is not None and method not in METHODS:
         raise ConversionError(
@@ -165,16 +165,16 @@ def _without_defaults(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def choose_quality(requested: str | None, method: str | None, spec: CheckpointSpec, has_text: bool) -> str | None:
-    """The requested quality; the default one where there is text and nothing says what to do with it; else None.
+    """The requested preset; the default preset if there is text but no method; otherwise None.
 
     Args:
-        requested: as the caller of `convert` gave it.
-        method: likewise.
-        spec: of the source. One that is relative already is converted exactly unless something else is asked for.
+        requested: preset given by the caller of `convert`.
+        method: method given by the caller.
+        spec: description of the source. A relative source is converted exactly by default.
         has_text: whether there is text to learn from.
 
     Raises:
-        ConversionError: for an unknown one, a method that does not learn, and one that needs text without any.
+        ConversionError: for an unknown preset, a method that does not learn, and a preset that lacks text.
     """
     if requested is None:
         return DEFAULT_QUALITY if has_text and method is None and spec.absolute else None
@@ -195,10 +195,10 @@ def choose_quality(requested: str | None, method: str | None, spec: CheckpointSp
 
 
 def choose_method(requested: str | None, spec: CheckpointSpec, folder: Path) -> str:
-    """The requested method, or by default the one that keeps the outputs.
+    """The requested method, or by default the method that keeps the outputs.
 
     Raises:
-        ConversionError: for one that does not fit the positions of the source.
+        ConversionError: for a method that does not fit the positions of the source.
     """
     if requested is None:
         return "keep" if spec.absolute else "exact"
@@ -221,18 +221,18 @@ def choose_method(requested: str | None, spec: CheckpointSpec, folder: Path) -> 
 def check_text(
     name: str, texts: str | Path | Iterable[str | Path] | None, field: str | Sequence[str] = "text"
 ) -> list[Path] | list[str] | None:
-    """Refuse a method that requires text without any, text that would not be read, and fields that do not fit it.
+    """Check that texts and fields fit the method.
 
     Args:
         name: key of `METHODS`.
-        texts: as `convert` takes them.
-        field: as `convert` takes it.
+        texts: as in `convert`.
+        field: as in `convert`.
 
     Returns:
-        The texts, to be iterated over several times; None for none.
+        The texts, which can be iterated over several times; None for none.
 
     Raises:
-        ConversionError: says what to give or to leave out.
+        ConversionError: for missing texts, texts that the method does not read, and wrong fields.
     """
     use = METHODS[name].text
     if use == "required" and texts is None:
@@ -256,10 +256,10 @@ def check_text(
 
 
 def text_names(texts: list[Path] | list[str] | None) -> list[str] | None:
-    """Names of the texts that `check_text` returned, for the report.
+    """Names of the texts from `check_text`, for the report.
 
     Returns:
-        Names of files, without their folders, and of Hub datasets; [] for documents, None for no texts.
+        Names of files, without folders, and of Hub datasets; [] for documents, None for no texts.
     """
     if texts is None:
         return None
@@ -268,13 +268,13 @@ def text_names(texts: list[Path] | list[str] | None) -> list[str] | None:
 
 
 def check_plots(name: str) -> None:
-    """Refuse plots of what is not measured.
+    """Check that the method measures something to plot.
 
     Args:
         name: key of `METHODS`.
 
     Raises:
-        ConversionError: says what to do instead.
+        ConversionError: otherwise.
     """
     if not METHODS[name].learns:
         raise ConversionError(
@@ -284,14 +284,14 @@ def check_plots(name: str) -> None:
 
 
 def check_device(name: str, device: str | None) -> torch.device:
-    """The device that a method computes on.
+    """The device of a method.
 
     Args:
         name: key of `METHODS`.
-        device: as `convert` takes it.
+        device: as in `convert`.
 
     Raises:
-        ConversionError: for one that cannot be used, and one for a method that does not learn.
+        ConversionError: for a device that cannot be used, and a device given to a method that does not learn.
     """
     if not METHODS[name].learns:
         if device is not None:
@@ -306,14 +306,14 @@ def check_device(name: str, device: str | None) -> torch.device:
 
 
 def resolve_options(name: str, options: Mapping[str, Any] | None) -> Any:
-    """The options of a method, completed with its defaults: an instance of its `options_type`.
+    """The options of a method with its defaults: an instance of its `options_type`.
 
     Args:
         name: key of `METHODS`.
-        options: as the caller gave them.
+        options: options given by the caller.
 
     Raises:
-        ConversionError: for an unknown option or a value that is not accepted; names field, value and remedy.
+        ConversionError: for an unknown option or an invalid value; names field, value and remedy.
     """
     known = METHODS[name].options
     if options is not None and not isinstance(options, Mapping):

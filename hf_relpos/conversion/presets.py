@@ -1,4 +1,4 @@
-"""Presets: one choice in place of scheme, method and their options."""
+"""Presets: one choice that sets scheme, method and their options."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -9,14 +9,14 @@ from ..schemes.registry import GENERAL_SCHEME, PLAIN_SCHEME
 
 @dataclass(frozen=True)
 class Quality:
-    """A preset: what `convert` takes where its caller names no scheme, method or option.
+    """A preset: defaults of `convert` for scheme, method and options.
 
     Attributes:
-        help: one line, for reports.
+        help: one line for reports.
         method: key of `METHODS`.
-        scheme: of the result.
-        scheme_options: of that scheme.
-        method_options: of that method.
+        scheme: scheme of the result.
+        scheme_options: options of that scheme.
+        method_options: options of that method.
     """
 
     help: str
@@ -26,23 +26,23 @@ class Quality:
     method_options: Mapping[str, Any] = field(default_factory=dict)
 
     def complete_scheme(self, scheme: Any, options: Any) -> tuple[Any, Any]:
-        """Scheme and options as the caller gave them, completed; another scheme has its own defaults."""
+        """The given scheme and options, completed by the preset; another scheme has its own defaults."""
         if scheme in (None, self.scheme):
             return self.scheme, _completed(options, self.scheme_options)
         return scheme, options
 
     def complete_options(self, known: Iterable[str], options: Any) -> Any:
-        """Options of a method as the caller gave them, completed with those that are known to it."""
+        """The given options of a method, completed by those of the preset that the method has."""
         return _completed(options, {key: value for key, value in self.method_options.items() if key in known})
 
 
 def _completed(given: Any, own: Mapping[str, Any]) -> Any:
-    """The given options and our own for the others. A value that is not a mapping is refused later."""
+    """The given options, completed by the preset's. A value that is not a mapping is rejected later."""
     return {**own, **(given or {})} if given is None or isinstance(given, Mapping) else given
 
 
 DEFAULT_QUALITY = "default"
-# Closeness and time of each: docs/results/benchmarks/conversion.md. Steps pay better than more tokens to fit.
+# Agreement and time of each: docs/results/benchmarks/conversion.md. More steps help more than more tokens to fit.
 QUALITIES = {
     "fast": Quality(
         "made quickest: fitted, then trained for a few steps to the source's outputs",

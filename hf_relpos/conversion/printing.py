@@ -1,4 +1,4 @@
-"""The report of a conversion, printed in the terminal."""
+"""Print the report of a conversion in the terminal."""
 
 import re
 from collections import Counter
@@ -16,12 +16,12 @@ from .push import Upload
 from .report import ConversionReport, lost_in_words
 
 
-# Marks of the notes that several tensors share.
+# Footnote marks for notes that several tensors share.
 MARKS = "¹²³⁴⁵⁶⁷⁸⁹"
 
 
 def print_report(report: ConversionReport, console: Console) -> None:
-    """Print the tensors of a report, one row for all layers; what was fitted and measured; a summary."""
+    """Print the tensors of a report, one row for all layers, the fitted layers, measurements, and a summary."""
     _print_tensors(report, console)
     if "calibration" in report.details:
         _print_layers(report.details["calibration"], console)
@@ -31,7 +31,7 @@ def print_report(report: ConversionReport, console: Console) -> None:
 
 
 def print_upload(upload: Upload, console: Console) -> None:
-    """Print files, sizes, the metadata of the card, what stays, what is missing and what is wrong."""
+    """Print files with their sizes, the metadata of the card, skipped files, remarks and problems."""
     rows = [(name, f"{size:,}") for name, size in upload.files.items()]
     total = ("together", f"{sum(upload.files.values()):,}")
     print_table(console, f"{upload.folder} → {upload.repository}", ("file", "bytes"), [*rows, total])
@@ -53,7 +53,7 @@ def _short(value: Any) -> str:
 
 
 def _print_tensors(report: ConversionReport, console: Console) -> None:
-    """One row for the same tensor of all layers; a note that several rows share stands below them, once."""
+    """Print one row for the same tensor of all layers; a note of several rows becomes a footnote."""
     rows: dict[tuple[str, str, tuple[int, ...], str], list[int]] = {}
     for step in report.steps:
         name = (step.target or step.source or "").removeprefix("bert.")

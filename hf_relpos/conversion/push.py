@@ -1,4 +1,4 @@
-"""Upload of a checkpoint to the Hub: its files are looked through before anything leaves the machine."""
+"""Upload a checkpoint to the Hub, after its files are checked for private data."""
 
 import json
 import re
@@ -18,12 +18,12 @@ from .folder import KNOWN, other_files
 from .folder_layout import read_layout
 
 
-# What lets others in: tokens of the Hub.
+# Access tokens of the Hub.
 TOKEN = re.compile(rb"\b(?:hf_jwt_[A-Za-z0-9._-]{30,}|(?:hf_(?:oauth_)?|api_org_)[A-Za-z0-9]{30,})")
-# What names a machine: folders of a home, not parts of an address. A vocabulary may hold any word.
+# Paths in a home folder, which reveal a machine or user, except in URLs. A vocabulary may contain any single word.
 HOME = re.compile(rb"(?<![\w.-])(?:/home/|/Users/|/root/|[A-Za-z]:\\{1,2}Users\\{1,2})[A-Za-z0-9._-]+[/\\]?")
 VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt")
-# Parameters are numbers; of their file only the header, names and metadata, is looked through.
+# Length in bytes of the field with a safetensors header's length; only the header of such a file is checked.
 HEADER_LENGTH_BYTES = 8
 PICKLES = (*PICKLED_FILES, "*.pt", "*.pth", "*.bin", "*.pkl", "*.ckpt")
 
@@ -33,13 +33,13 @@ class Upload:
     """The plan of a push.
 
     Attributes:
-        folder: of the checkpoint.
+        folder: folder of the checkpoint.
         repository: `user/name`.
-        files: path, relative, to size in bytes.
-        left_out: relative paths that do not belong to a checkpoint and stay.
+        files: sizes in bytes by relative path.
+        left_out: relative paths that do not belong to a checkpoint and are not uploaded.
         card: metadata of README.md; {} for none.
-        problems: reasons to refuse it.
-        remarks: information that a reader of the repository would miss.
+        problems: reasons to reject the upload.
+        remarks: missing information for readers of the repository.
     """
 
     folder: Path
@@ -51,7 +51,7 @@ class Upload:
     remarks: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """The plan in a form for JSON."""
         return {
             "folder": str(self.folder),
             "repository": self.repository,
@@ -64,14 +64,14 @@ class Upload:
 
 
 def plan_upload(folder: str | Path, repository: str) -> Upload:
-    """Look through a checkpoint; nothing is sent.
+    """Check the files of a checkpoint, without any upload.
 
     Args:
-        folder: with config.json and safetensors, as `save_pretrained`, `convert` or the Trainer write it.
+        folder: folder with config.json and safetensors, from `save_pretrained`, `convert` or the Trainer.
         repository: `user/name`.
 
     Raises:
-        ConversionError: for a folder without a checkpoint, and a name that the Hub does not take.
+        ConversionError: for a folder without a checkpoint, and a name that the Hub rejects.
     """
     top = Path(folder).expanduser().resolve()
     encoder = top / read_layout(top).encoder
@@ -87,12 +87,11 @@ def plan_upload(folder: str | Path, repository: str) -> Upload:
     if "/" not in repository:
         raise ConversionError(f"repository = {repository!r} has no owner; give user/name")
 
-    foreign = other_files(top, tuple(name for name in KNOWN if name != ".gitattributes"))
-    left = tuple(foreign)
+    left_out = tuple(other_files(top, tuple(name for name in KNOWN if name != ".gitattributes")))
     paths = [
         path
         for path in sorted(top.rglob("*"))
-        if path.is_file() and not any(_within(path.relative_to(top).as_posix(), name) for name in left)
+        if path.is_file() and not any(_within(path.relative_to(top).as_posix(), name) for name in left_out)
     ]
     files = {path.relative_to(top).as_posix(): path.stat().st_size for path in paths}
     card, problems = _read_card(top / CARD)
@@ -109,30 +108,30 @@ def plan_upload(folder: str | Path, repository: str) -> Upload:
         )
         if not card.get(field)
     ]
-    return Upload(top, repository, files, left, card, tuple(problems), tuple(remarks))
+    return Upload(top, repository, files, left_out, card, tuple(problems), tuple(remarks))
 
 
 def _within(path: str, name: str) -> bool:
-    """Whether a path is the one of that name, or in the folder of that name, which ends in a slash."""
+    """Whether a path has that name, or is in the folder of that name, which ends in a slash."""
     return path == name or (name.endswith("/") and path.startswith(name))
 
 
 def _read_card(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """The metadata of a card, {} for none, and what is wrong with it."""
+    """The metadata of a card, {} for none, and its problems."""
     if not path.is_file():
         return {}, []
     try:
-        # by JSON: a date in YAML is none of its types
+        # YAML dates become strings
         return json.loads(json.dumps(ModelCard(path.read_text("utf-8")).data.to_dict(), default=str)), []
     except (ValueError, TypeError, KeyError, yaml.YAMLError) as error:
         return {}, [f"{CARD}: its metadata cannot be read ({shorten(str(error), 160, placeholder=' …')}); correct it"]
 
 
 def private_words(path: Path, folder: Path) -> list[str]:
-    """Words of a file that name this machine or give access to an account; a token is not repeated.
+    """Local paths in a file, and a mention of access tokens, which are not repeated.
 
     Args:
-        folder: whose own path is looked for, too.
+        folder: folder whose own path is searched for, too.
     """
     with path.open("rb") as file:
         if path.suffix == ".safetensors":
@@ -154,26 +153,25 @@ def push(
     revision: str | None = None,
     create_pr: bool = False,
 ) -> str:
-    """Upload what `plan_upload` found, in one commit; the repository is made where there is none.
+    """Upload the files of a plan in one commit; the repository is created if it does not exist.
 
     Args:
-        private: of the repository; one that exists must be private already.
-        message: of the commit.
-        revision: a branch of a repository that exists; None for "main", of one that is made if it does not.
-        create_pr: as a pull request.
+        private: create a private repository; an existing one must be private.
+        message: commit message.
+        revision: a branch of an existing repository; None for "main", of a new repository if needed.
+        create_pr: open a pull request.
 
     Returns:
         The address of the commit, or of the pull request.
 
     Raises:
-        ConversionError: for an upload with problems, a public repository where a private one is asked for, and what
-            the Hub refuses.
+        ConversionError: for an upload with problems, a public repository with `private` set, and errors of the Hub.
     """
     if upload.problems:
         raise ConversionError(f"{upload.folder}: not uploaded: {'; '.join(upload.problems)}")
     api = HfApi(library_name="hf_relpos")
     try:
-        if revision is None:  # a branch that exists is one of a repository that does
+        if revision is None:  # a branch implies an existing repository
             api.create_repo(upload.repository, private=private, exist_ok=True)
         if private and not api.model_info(upload.repository).private:
             raise ConversionError(
@@ -189,7 +187,7 @@ def push(
         )
     except ConversionError:
         raise
-    except (OSError, ValueError) as error:  # no token, no connection, no right to write, a card that it refuses
+    except (OSError, ValueError) as error:  # no token, no connection, no write access, a rejected card
         reason = shorten(str(error), 240, placeholder=" …")
         raise ConversionError(
             f"repository = {upload.repository!r}: could not be uploaded ({type(error).__name__}: {reason}). Check the "

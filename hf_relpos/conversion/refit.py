@@ -1,7 +1,7 @@
 """Refit tables of distances: to another scheme, or to another range of distances, with the loss.
 
-Every such scheme is read in the same way: the rows of its tables at every distance. It is written in the same way, by
-least squares, with the design matrix that its own terms give for unit parameters.
+The rows of the source's tables at every distance are fitted by least squares. The design matrix comes from the terms
+of the target for unit parameters.
 """
 
 import copy
@@ -25,9 +25,9 @@ from .run import ConversionRun
 from .verify import ROUNDING
 
 
-# Penalty of the coefficients of Fourier features, relative to their mean curvature. Lost digits stay below float32's.
+# Penalty of the coefficients of Fourier features, relative to their mean curvature; its error is below float32's.
 RIDGE = 1e-8
-# Letter to rows, (H or 1, N, d), those of c (H or 1, N); N distances. In float64.
+# Rows by letter, (H or 1, N, d) for N distances, (H or 1, N) for c, in float64.
 Rows = dict[str, torch.Tensor]
 
 
@@ -36,10 +36,10 @@ class ExportReport:
     """The loss of an export or of a change of range.
 
     Attributes:
-        position_embedding_type: the target.
-        lost: for each letter that the source has, the share of the sum of squares of its rows, over layers, heads and
-            distances, that the target does not hold: 0 is exact, 1 is all of it. A distance counts as often as it
-            occurs in an input as long as the larger range.
+        position_embedding_type: scheme of the target.
+        lost: for each letter of the source, the share of the sum of squares of its rows, over layers, heads and
+            distances, that the target loses, from 0 (exact) to 1. A distance counts as often as it occurs in an input
+            of the length of the larger range.
     """
 
     position_embedding_type: str
@@ -47,10 +47,10 @@ class ExportReport:
 
 
 def exact(model: RelPosBertPreTrainedModel, run: ConversionRun) -> dict[str, str]:
-    """Keep the source's tables, or fit tables that hold all of them.
+    """Keep the source's tables, or fit tables that represent them exactly.
 
     Raises:
-        ConversionError: for tables that cannot hold them.
+        ConversionError: for a scheme that cannot represent them.
     """
     changed = refit(model, run)
     rounding = (ROUNDING * torch.finfo(model.dtype).eps) ** 2
@@ -66,7 +66,7 @@ def exact(model: RelPosBertPreTrainedModel, run: ConversionRun) -> dict[str, str
 
 
 def refit(model: RelPosBertPreTrainedModel, run: ConversionRun) -> dict[str, str]:
-    """Fit the closest tables; a model with the source's own keeps them."""
+    """Fit the closest tables; a model with the source's scheme keeps its tables."""
     if same_positions(run.source_config, model.config):
         return {}
     try:
@@ -80,13 +80,13 @@ def refit(model: RelPosBertPreTrainedModel, run: ConversionRun) -> dict[str, str
 def export_tables(
     model: RelPosBertPreTrainedModel, position_embedding_type: str, position_options: dict[str, Any] | None = None
 ) -> tuple[RelPosBertPreTrainedModel, ExportReport]:
-    """A copy of a model with another scheme, the closest by least squares over the pairs of tokens of an input.
+    """Copy a model with another scheme, fitted by least squares over the pairs of tokens of an input.
 
-    Heads that share a table get the mean of their tables, and so do A and B where the target has one table for both;
-    distances that share a row get the mean of their rows, weighted by how often each occurs.
+    Heads that share a table get the mean of their tables. So do A and B if the target has one table for both.
+    Distances that share a row get the mean of their rows, weighted by how often each occurs.
 
     Args:
-        model: any head, with a scheme that is made of tables of distances, learned or computed.
+        model: a model with any head and a scheme of distance tables, learned or computed.
         position_embedding_type: a scheme whose `Scheme.has_tables()` is true.
         position_options: options of the target.
 
@@ -94,7 +94,7 @@ def export_tables(
         The model, of the same class, and the loss of each table.
 
     Raises:
-        ConversionError: for another source or target.
+        ConversionError: for other sources and targets.
     """
     if position_embedding_type not in _schemes_with_tables():
         raise ConversionError(
@@ -114,21 +114,21 @@ def export_tables(
 def resize_tables(
     model: RelPosBertPreTrainedModel, max_distance: int, fill: str = "clip"
 ) -> tuple[RelPosBertPreTrainedModel, ExportReport]:
-    """A copy of a model whose tables have an embedding for each distance up to `max_distance`.
+    """Copy a model with tables that have an embedding for each distance up to `max_distance`.
 
     Args:
-        model: any head, with a scheme whose `Scheme.has_tables()` is true, and that has a range.
-        max_distance: the largest distance with an embedding of its own; smaller than now or larger. Where the tables
-            have the size of `max_position_embeddings`, that becomes `max_distance` + 1.
+        model: a model with any head and a scheme with a range whose `Scheme.has_tables()` is true.
+        max_distance: the largest distance with its own embedding, smaller or larger than now. If the size of the
+            tables is `max_position_embeddings`, that becomes `max_distance` + 1.
         fill: "clip": distances in both ranges keep their rows, those past the old range get its last row.
-            "interpolate": the whole table is stretched to the new range, or compressed.
+            "interpolate": the whole table is interpolated to the new range.
 
     Returns:
         The model, of the same class, and the loss of its rows inside the old range.
 
     Raises:
-        ConversionError: for another scheme, a range or fill that is not accepted, and tables whose size is also that
-            of a table of absolute positions.
+        ConversionError: for another scheme, an invalid range or fill, and tables whose size is also that of absolute
+            position embeddings.
     """
     config, name = model.config, model.config.position_embedding_type
     with_range = [other for other in _schemes_with_tables() if SCHEMES[other].range_option is not None]
@@ -173,17 +173,17 @@ def resize_tables(
 
 
 def refit_tables(source: RelPosBertPreTrainedModel, target: RelPosBertPreTrainedModel) -> dict[str, float]:
-    """Set the tables of a model as close as possible to those of another one.
+    """Set the tables of a model as close as possible to those of another model.
 
     Args:
-        source: its scheme is made of tables of distances.
-        target: its scheme's `Scheme.has_tables()` is true; as many layers and heads.
+        source: a model with a scheme of distance tables.
+        target: a model with as many layers and heads, whose `Scheme.has_tables()` is true.
 
     Returns:
         `ExportReport.lost`.
 
     Raises:
-        ConversionError: for a source that adds something else than tables of distances.
+        ConversionError: for a source with other terms than distance tables.
     """
     max_distance = max(_max_distance(source.config), _max_distance(target.config))
     weights, rows = _pair_weights(max_distance, target.device), table_rows(source, max_distance)
@@ -193,10 +193,10 @@ def refit_tables(source: RelPosBertPreTrainedModel, target: RelPosBertPreTrained
 
 @torch.no_grad()
 def table_rows(model: RelPosBertPreTrainedModel, max_distance: int) -> list[Rows]:
-    """The rows of a model's tables at every distance from −`max_distance` to `max_distance`, layer by layer.
+    """The rows of a model's tables at every distance from −`max_distance` to `max_distance`, by layer.
 
     Raises:
-        ConversionError: for a scheme that adds something else than tables of distances, or nothing.
+        ConversionError: for a scheme with other terms than distance tables, or without terms.
     """
     encoder = model.base_model.encoder
     context = AttentionContext(max_distance + 1, max_distance + 1, device=model.device, dtype=torch.float64)
@@ -219,7 +219,7 @@ def table_rows(model: RelPosBertPreTrainedModel, max_distance: int) -> list[Rows
 
 
 def _rows(terms: Terms, max_distance: int, head_size: int, name: str) -> Rows:
-    """The rows of the terms of one call, c' as c."""
+    """The rows of the terms of one call; c' is included in c."""
     tables = {
         "A": terms.query_table,
         "B": terms.key_table,
@@ -240,7 +240,7 @@ def _rows(terms: Terms, max_distance: int, head_size: int, name: str) -> Rows:
     if present or not any(tables.values()):
         added = ", ".join(present) if present else "nothing to the attention"
         raise ConversionError(
-            f"position_embedding_type = {name!r}: it adds {added}, which is no table of distances to take over"
+            f"position_embedding_type = {name!r}: it adds {added}, which tables of distances cannot represent"
         )
     offsets = torch.arange(-max_distance, max_distance + 1)
     rows: Rows = {}
@@ -253,11 +253,11 @@ def _rows(terms: Terms, max_distance: int, head_size: int, name: str) -> Rows:
 
 
 def _fit(target: RelPosBertPreTrainedModel, rows: list[Rows], max_distance: int, weights: torch.Tensor) -> None:
-    """Least squares for every parameter of the target's tables.
+    """Fit every parameter of the target's tables by least squares.
 
     Args:
-        rows: the rows to fit, layer by layer, N = 2·`max_distance` + 1.
-        weights: (N,), of each distance.
+        rows: the rows to fit, by layer, N = 2·`max_distance` + 1.
+        weights: weight of each distance, (N,).
     """
     heads = target.config.num_attention_heads
     for name, declared in next(_schemes(target)).linear_parameters.items():
@@ -267,8 +267,8 @@ def _fit(target: RelPosBertPreTrainedModel, rows: list[Rows], max_distance: int,
             continue
         designs = {letter: _design(next(_schemes(target)), name, letter, max_distance) for letter in letters}
         normal = torch.stack([design.T @ (weights[:, None] * design) for design in designs.values()]).sum(0)
-        normal.diagonal()[normal.diagonal() == 0] = 1.0  # rows that no distance reads stay at zero
-        if declared.distance_axis is None:  # waves that are nearly alike would get huge opposite coefficients
+        normal.diagonal()[normal.diagonal() == 0] = 1.0  # rows without a distance stay at zero
+        if declared.distance_axis is None:  # similar Fourier features would get huge opposite coefficients
             normal.diagonal().add_(RIDGE * normal.diagonal().mean())
         factor, pivots = torch.linalg.lu_factor(normal)
         for parameter, layer_rows in zip(parameters, rows, strict=True):
@@ -276,7 +276,7 @@ def _fit(target: RelPosBertPreTrainedModel, rows: list[Rows], max_distance: int,
             per_head = parameter.dim() > 1 + len(vectors) and len(parameter) == heads
             right = None
             for letter, design in designs.items():
-                if letter in layer_rows:  # one that the source lacks is zero, and pulls a common table towards zero
+                if letter in layer_rows:  # a missing table counts as zero in a shared one
                     table = layer_rows[letter].expand(heads, -1, *vectors)
                     table = table if per_head else table.mean(0, keepdim=True)
                     columns = table.reshape(len(table), len(weights), -1)
@@ -298,7 +298,7 @@ def _design(scheme: Scheme, name: str, letter: str, max_distance: int) -> torch.
     scalar = letter == "c"
     count, width = (parameter.shape[-1], 1) if scalar else parameter.shape[-2:]
     columns = []
-    for start in range(0, count, width):  # as many rows at once as there are features, one row in each feature
+    for start in range(0, count, width):  # each feature carries one row
         numbers = torch.arange(start, min(start + width, count), device=parameter.device)
         entries = (..., numbers) if scalar else (..., numbers, numbers - start)
         parameter[entries] = 1.0
@@ -316,7 +316,7 @@ def _lost(source: list[Rows], target: list[Rows], weights: torch.Tensor) -> dict
         for source_rows, target_rows in zip(source, target, strict=True):
             rows = source_rows[letter]
             fitted = target_rows.get(letter, torch.zeros_like(rows))
-            heads = max(len(rows), len(fitted))  # a table that all heads share is there once
+            heads = max(len(rows), len(fitted))  # a shared table counts for all heads
             column = weights.view(-1, *[1] * (rows.dim() - 2))
             whole += float((column * rows.square()).sum()) * heads / len(rows)
             missed += float((column * (rows - fitted).square()).sum())
@@ -325,19 +325,23 @@ def _lost(source: list[Rows], target: list[Rows], weights: torch.Tensor) -> dict
 
 
 def _pair_weights(max_distance: int, device: torch.device) -> torch.Tensor:
-    """How many pairs of `max_distance` + 1 tokens have each offset, relative to offset 0: (2·`max_distance` + 1,)."""
+    """Number of pairs with each offset among `max_distance` + 1 tokens, divided by that of offset 0.
+
+    Returns:
+        (2·`max_distance` + 1,).
+    """
     return 1.0 - torch.arange(-max_distance, max_distance + 1, device=device).abs().double() / (max_distance + 1)
 
 
 def _max_distance(config: RelPosBertConfig) -> int:
-    """The largest distance of an input of trained length, or the largest with an embedding of its own if larger."""
+    """The largest distance in an input of trained length, or the largest with its own embedding if that is larger."""
     options = [(scheme.range_option, settings) for scheme, settings in scheme_parts(config)]
     ranges = [option.max_distance(settings, config) for option, settings in options if option is not None]
     return max(config.max_position_embeddings - 1, 1, *ranges)
 
 
 def _schemes_with_tables() -> list[str]:
-    """The schemes that can be written: made of tables of distances, which are learned."""
+    """Names of the schemes with learned distance tables, which can be targets."""
     return [name for name, scheme in SCHEMES.items() if scheme.has_tables()]
 
 
@@ -347,10 +351,10 @@ def _schemes(model: RelPosBertPreTrainedModel) -> Iterator[Any]:
 
 
 def _with_positions(model: RelPosBertPreTrainedModel, **fields: Any) -> RelPosBertPreTrainedModel:
-    """A copy of the model with these fields of the configuration; the parameters of its scheme are fresh.
+    """Copy a model with other fields of the configuration; the parameters of its scheme are initialised.
 
     Raises:
-        ConversionError: for options that the scheme refuses.
+        ConversionError: for options that the scheme rejects.
     """
     own = ("model_type", "auto_map", "architectures")
     kept = {key: value for key, value in model.config.to_dict().items() if key not in own}

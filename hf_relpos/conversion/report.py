@@ -1,4 +1,4 @@
-"""The report of a conversion, written as conversion.json: one step per tensor, and what was measured."""
+"""The report of a conversion, saved as conversion.json: one step per tensor, and measurements."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 REPORT = "conversion.json"
 # Thresholds of `ConversionReport.failed_thresholds`. After the last layer of the demo's BERT .09 of the variance is
-# missing with 10,000 random tokens, .16 with 2,000 and 1.74 with 500. The mean alone would leave 1.
+# missing with 10,000 random tokens, .16 with 2,000 and 1.74 with 500. Constant states would leave 1.
 MISSING, LOST = 1.0, 0.5
 KINDS = ("reused", "folded", "dropped", "created")
 
@@ -29,11 +29,10 @@ class Step:
     """The conversion of one tensor.
 
     Attributes:
-        kind: `reused` (bit for bit), `folded` (its values went into another tensor, or received another's),
-            `dropped`, or `created`.
-        source: its name in the source's files; None if created.
-        target: its name in the result; None if it has none of its own.
-        shape: its shape.
+        kind: `reused` (bit for bit), `folded` (changed, or added to another tensor), `dropped`, or `created`.
+        source: name in the source's files; None if created.
+        target: name in the result; None if it is not in the result.
+        shape: shape of the tensor.
         parameters: number of elements; 0 for a second name of a tensor that is already counted.
         note: a remark; empty for none.
     """
@@ -51,26 +50,26 @@ class ConversionReport:
     """The report of a conversion.
 
     Attributes:
-        source: folder or Hub repository, as the caller gave it.
+        source: folder or Hub repository given by the caller.
         revision: commit of the Hub repository.
-        out: the folder written.
+        out: folder of the result.
         architecture: class of the source.
         converted_to: class of the result.
         method: key of `METHODS`.
-        quality: key of `QUALITIES`; None for none.
-        position_embedding_type: scheme, or several that are combined.
-        position_options: its options, with defaults; those of a combination by scheme.
+        quality: preset, key of `QUALITIES`; None for none.
+        position_embedding_type: scheme, or several combined schemes.
+        position_options: options of the scheme, with defaults; for a combination, by scheme.
         method_options: options of the method, with defaults.
-        arguments: of `convert`, without those that were left out, but with what the quality chose. Of texts the names,
-            without folders; `[]` for documents that came from Python.
-        dtype: of the weights.
-        steps: one per tensor.
+        arguments: given arguments of `convert`, and those of the preset. Texts are named without folders; `[]` for
+            documents given in Python.
+        dtype: dtype of the weights.
+        steps: one step per tensor.
         difference: largest difference of the outputs on a random batch, relative to the largest output, in float64;
-            None for a method that changes them.
-        files: copied from the source as they are.
-        versions: of hf_relpos, transformers and torch.
+            None for a method that changes the outputs.
+        files: files copied from the source.
+        versions: versions of hf_relpos, transformers and torch.
         details: results of the method; {} for none.
-        notes: remarks for the caller, such as limits that stay in copied files.
+        notes: remarks for the caller, such as length limits in copied files.
         left_out: relative paths in the folder of the source that were neither converted nor copied.
     """
 
@@ -96,7 +95,7 @@ class ConversionReport:
 
     @property
     def scheme(self) -> str:
-        """The scheme's name, or those of a combination joined by `+`."""
+        """Name of the scheme, or names of a combination joined by `+`."""
         name = self.position_embedding_type
         return name if isinstance(name, str) else "+".join(name)
 
@@ -106,7 +105,7 @@ class ConversionReport:
 
     @property
     def totals(self) -> dict[str, dict[str, int]]:
-        """Kind to number of tensors and of parameters."""
+        """Number of tensors and parameters by kind."""
         kinds = {kind: self.of_kind(kind) for kind in KINDS}
         return {
             kind: {"tensors": len(steps), "parameters": sum(step.parameters for step in steps)}
@@ -115,7 +114,7 @@ class ConversionReport:
 
     @property
     def fidelity(self) -> "Fidelity | None":
-        """Fidelity of the result to its source on held-out text; None where it was not measured."""
+        """Agreement of the result with its source on held-out text; None if it was not measured."""
         from ..evaluation import Fidelity
 
         measured = self.details.get("fidelity", {})
@@ -123,14 +122,14 @@ class ConversionReport:
 
     @property
     def verdict(self) -> str | None:
-        """A summary of the fidelity: up to which length the result can replace the source. None where not measured."""
+        """Summary of the agreement: up to which length the result can replace the source. None if not measured."""
         return self.details.get("fidelity", {}).get("verdict")
 
     def text_in_words(self, quote: str = "") -> str:
-        """The text of the calibration, in words.
+        """Sentence about the text of the calibration.
 
         Args:
-            quote: around the names of texts.
+            quote: quotation mark for names of texts.
         """
         calibration = self.details["calibration"]
         names = ", ".join(f"{quote}{name}{quote}" for name in self.arguments.get("texts", []))
@@ -142,7 +141,7 @@ class ConversionReport:
 
     @property
     def pairs_in_words(self) -> str:
-        """The agreement on pairs of segments, in words; empty where it was not measured."""
+        """Sentence about the agreement on segment pairs; empty if it was not measured."""
         if (measured := self.details.get("fidelity", {}).get("pairs")) is None:
             return ""
         first, second = measured["token_cosine_by_segment"]
@@ -161,11 +160,11 @@ class ConversionReport:
 
     @property
     def failed_thresholds(self) -> tuple[str, ...]:
-        """The thresholds that the result fails by its own check, in words; () for a good one.
+        """The thresholds that the result fails by its own check, in words.
 
         - Up to the source's limit: a sentence cosine of .85 and a token cosine of .80 (`USABLE`).
-        - Past it, for a length that was asked for: a token cosine of .80, on text that fills the length.
-        - With text of which nothing was left to check with: that counts as a failure.
+        - Past it, for a requested length: a token cosine of .80, on text that fills the length.
+        - Text without held-out passages counts as a failure.
         - Without text: hidden states are closer to the source's than their mean is (`MISSING`).
         - For relative sources: less than half of the source's tables is lost (`LOST`).
         """
@@ -191,7 +190,7 @@ class ConversionReport:
         return f"the result is not close to its source: {reasons}. It was written; try {remedy}, or train it further"
 
     def summary(self) -> str:
-        """One line: tensors and parameters of each kind; the difference and the verdict, if they were measured."""
+        """One line: tensors and parameters by kind, and the difference and the verdict if measured."""
         parts = [
             f"{total['tensors']:,} tensors {kind} ({total['parameters']:,} parameters)"
             for kind, total in self.totals.items()
@@ -202,9 +201,9 @@ class ConversionReport:
         return ", ".join(parts) + (f". Verdict: {self.verdict}" if self.verdict else "")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as in conversion.json.
+        """The report as plain values, as in conversion.json.
 
-        They name nothing of this machine: a local source has no folders, and `out` and `left_out` are missing.
+        They contain no local paths: a local source is named without folders, and `out` and `left_out` are omitted.
         """
         content = {key: value for key, value in asdict(self).items() if key not in ("out", "left_out")}
         content["source"] = self.source if self.revision else last_name(self.source)
@@ -215,20 +214,20 @@ class ConversionReport:
 
 
 def lost_in_words(lost: Mapping[str, float]) -> str:
-    """`details["lost"]`, shares of the source's tables, as "1.2% of A, 0.3% of B"."""
+    """Format `details["lost"]`, shares of the source's tables, as "1.2% of A, 0.3% of B"."""
     return ", ".join(f"{share:.1%} of {letter}" for letter, share in lost.items())
 
 
 def list_steps(
     model: PreTrainedModel, source: Checkpoint, changed: Mapping[str, str], left_behind: str = ""
 ) -> tuple[Step, ...]:
-    """One step for each tensor of the result and each of the source that it does not have.
+    """One step for each tensor of the result, and for each tensor of the source that the result lacks.
 
     Args:
         model: the result.
-        source: under the names of the result.
+        source: the source, with the names of the result.
         changed: tensors of the result that the method changed, with a note on each.
-        left_behind: note on the tensors that the architecture does not have; empty for the default.
+        left_behind: note on tensors that the architecture does not have; empty for the default.
     """
     weights = model.state_dict()
     steps = []
@@ -248,7 +247,7 @@ def list_steps(
             note = f"the same tensor as {first}"
         steps.append(Step(kind, origin, name, tuple(tensor.shape), tensor.numel() if first == name else 0, note))
     for name, tensor in source.tensors.items():
-        if name not in weights:  # the table of absolute positions
+        if name not in weights:  # absolute position embeddings
             kind, note = ("folded", f"into {abbreviate(changed)}") if changed else ("dropped", "")
             steps.append(Step(kind, source.origin[name], None, tuple(tensor.shape), tensor.numel(), note))
     for name, front in source.cut.items():
@@ -260,7 +259,7 @@ def list_steps(
         if is_buffer(name):
             note = "a buffer of an older release"
         elif is_table(name):
-            note = "unused beside relative positions"
+            note = "unused with relative positions"
         elif is_scheme(name):
             fitted = any(map(is_scheme, changed))
             kind, note = ("folded", "into the tables") if fitted else (kind, "the relative positions of the source")

@@ -1,4 +1,4 @@
-"""One run of a conversion: everything that a method is given besides the model that it changes."""
+"""The inputs of a conversion method, in addition to the model that it changes."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -23,17 +23,17 @@ class ConversionRun:
 
     Attributes:
         source: the checkpoint.
-        source_config: its configuration as a RelPosBertConfig, positions included: that of the teacher.
-        build_teacher: builds a RelPosBert model, in the dtype of the source and in eval mode, that computes exactly
-            what the source computes.
-        texts: to learn from, paths or documents; None for none.
+        source_config: configuration of the source, and of the teacher, as a RelPosBertConfig with positions.
+        build_teacher: function that builds a RelPosBert model with the outputs of the source, in its dtype and in eval
+            mode.
+        texts: paths or documents to learn from; None for none.
         field: key or column of the text in files and datasets, one for all or one for each.
-        options: of the method: an instance of its `Method.options_type`.
-        seed: of random choices.
-        resume_folder: holds the layers that an interrupted run has fitted; None for a method that starts afresh.
-        device: where a method that learns from text computes.
+        options: options of the method: an instance of its `Method.options_type`.
+        seed: random seed.
+        resume_folder: folder with the fitted layers of an interrupted run; None for a method that cannot resume.
+        device: device of a method that learns from text.
         progress: whether to show a progress bar.
-        details: filled by the method for the report; JSON values only.
+        details: results of the method for the report; JSON values only.
         is_sentence_encoder: whether the source is a SentenceTransformer that pools, and so reads one text at a time.
     """
 
@@ -57,9 +57,9 @@ class ConversionRun:
 
     @property
     def tells_segments_apart(self) -> bool:
-        """Whether the source has embeddings of the token types 0 and 1 that differ, and no other terms of segments."""
+        """Whether the source has different embeddings of token types 0 and 1, and no other terms of segments."""
         if any(settings.get("segments") for _, settings in scheme_parts(self.source_config)):
-            return False  # XLNet's, which are not known a layer at a time
+            return False  # XLNet's segment terms, which are not computed layer by layer
         tables = [tensor for name, tensor in self.source.tensors.items() if name.endswith(TOKEN_TYPES)]
         return any(len(table) > 1 and not torch.equal(table[0], table[1]) for table in tables)
 
@@ -69,5 +69,5 @@ class ConversionRun:
         return next(tensor for name, tensor in self.source.tensors.items() if is_table(name))
 
 
-# A method changes the model in place; it returns the names of the tensors that it changed, with a note on each.
+# A method changes the model in place, and returns the names of changed tensors with a note on each.
 Apply = Callable[[RelPosBertPreTrainedModel, ConversionRun], dict[str, str]]

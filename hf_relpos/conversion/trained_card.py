@@ -1,4 +1,4 @@
-"""The model card of a converted and trained model: the Trainer's card with that of the conversion."""
+"""The model card of a converted and trained model: the Trainer's card with the card of the conversion."""
 
 import shutil
 from pathlib import Path
@@ -18,29 +18,28 @@ from .report import REPORT
 
 
 HEADING = "## The conversion it was trained from"
-# The Trainer writes the first sentence for a model that does not come from the Hub; the second one is true.
+# The Trainer writes the first sentence for a model that is not from the Hub; it is replaced by the second one.
 SCRATCH = "This model was trained from scratch on"
 CONVERTED = "This model is a fine-tuned version of the converted checkpoint described below on"
 BEFORE = "What follows was measured before the training."
-# Sections of a conversion's card that do not hold for a model that was trained from it.
+# Sections of a conversion's card that do not apply to the trained model.
 LEFT_OUT = ("## Use",)
 
 
 def merge_card(converted: str | Path, trained: str | Path) -> None:
     """Add the text of the conversion's card to the card of a trained model; `Trainer.create_model_card` drops it.
 
-    Licence, language, base model, task and datasets are added where the card of the trained model names none; lists
-    are joined. The text of the conversion follows under a heading of its own, with its pictures and conversion.json,
-    and code that loads the model as it is now. Its evaluation results are in that text alone, not in the metadata:
-    they were measured before the training. A second call changes nothing.
+    Licence, language, base model, task and datasets are added if the card of the trained model lacks them; lists are
+    joined. The text of the conversion follows under a separate heading, with its pictures and conversion.json, and
+    code that loads the trained model. Its evaluation results are in that text only, not in the metadata, since they
+    were measured before the training. A second call changes nothing.
 
     Args:
         converted: folder that `convert` wrote.
         trained: folder of the trained model, with README.md; `trainer.args.output_dir`.
 
     Raises:
-        ConversionError: without README.md in either folder, or with one whose metadata cannot be read. Nothing is
-            written then.
+        ConversionError: if either README.md is missing or its metadata cannot be read. Nothing is written then.
     """
     source, target = Path(converted).expanduser(), Path(trained).expanduser()
     theirs, text = _read(source, "converted", "give the folder that hf_relpos.convert wrote")
@@ -57,7 +56,7 @@ def merge_card(converted: str | Path, trained: str | Path) -> None:
 
 
 def _read(folder: Path, field: str, remedy: str) -> tuple[dict[str, Any], str]:
-    """Metadata and text of a card."""
+    """Read metadata and text of a card."""
     path = folder / CARD
     if not path.is_file():
         raise ConversionError(f"{field} = '{folder}' has no {CARD}; {remedy}")
@@ -69,7 +68,7 @@ def _read(folder: Path, field: str, remedy: str) -> tuple[dict[str, Any], str]:
 
 
 def _auto_class(folder: Path) -> str | None:
-    """The Auto class of a checkpoint; None for one that is not ours, such as adapters."""
+    """The Auto class of a checkpoint; None for other folders, such as adapters."""
     path = folder / "config.json"
     names = read_json(path).get("architectures") if path.is_file() else None
     return next((auto for auto, head in HEADS.items() if names and head.__name__ == names[0]), None)
@@ -81,10 +80,10 @@ def _metadata(
     """The metadata of a trained model.
 
     Args:
-        own: of its card.
-        theirs: of the conversion's.
+        own: metadata of its card.
+        theirs: metadata of the conversion's card.
         auto_before: Auto class of the conversion.
-        auto: Auto class of the trained model, whose task it is where the head is another one.
+        auto: Auto class of the trained model, which sets the task if the head is another one.
     """
     inherited = {key: theirs[key] for key in KEPT if key in theirs}
     if auto != auto_before:
@@ -103,12 +102,12 @@ def _metadata(
 
 
 def _listed(value: Any) -> list[Any]:
-    """One value or several, as a list."""
+    """A list of one value or several."""
     return list(value) if isinstance(value, list) else [value] if value else []
 
 
 def _sections(text: str) -> str:
-    """The text of a conversion's card, its headings a level lower, without `LEFT_OUT` and its title."""
+    """The text of a conversion's card without title and `LEFT_OUT`, with headings one level lower."""
     lines: list[str] = []
     fenced = skipped = False
     for line in text.strip().splitlines():
@@ -124,7 +123,7 @@ def _sections(text: str) -> str:
 
 
 def _use(folder: Path, auto: str) -> list[str]:
-    """How a trained model is loaded."""
+    """The section about loading the trained model."""
     tokenizer = any(path.match(kind) for path in folder.iterdir() for kind in TOKENIZER_FILES)
     saves_code = bool(read_json(folder / "config.json").get("auto_map"))
     return usage(auto, tokenizer, saves_code, (folder / MODULES).is_file())

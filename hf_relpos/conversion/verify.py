@@ -1,4 +1,4 @@
-"""The result against its source: every tensor that was written, and the outputs where they must be the same."""
+"""Verify the result against its source: all written tensors, and the outputs if they must be equal."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -18,19 +18,19 @@ from ..families.recognition import CheckpointSpec
 from .report import Step
 
 
-# Outputs are compared in float64, where a difference is an error and not rounding, unless a family says so.
+# Outputs are compared in float64, where differences are not due to rounding, unless a family has another tolerance.
 TOLERANCE = 1e-6
-# A sum of tensors is rounded to the weights' dtype: outputs may then differ by this many times its precision.
+# Sums of tensors are rounded to the weights' dtype; outputs may then differ by this many times its precision.
 ROUNDING = 32
 
 
 def compare_tensors(
     model: PreTrainedModel, reloaded: PreTrainedModel, source: Checkpoint, steps: tuple[Step, ...]
 ) -> None:
-    """Every tensor read back is the one written, and every reused one is the source's, under its stock name.
+    """Check that reloaded tensors equal the written ones, and reused tensors those of the source.
 
     Raises:
-        ConversionError: names the first one that is not.
+        ConversionError: names the first tensor that differs.
     """
     written, read = model.state_dict(), reloaded.state_dict()
     restored = {**read, **inverse(read)}
@@ -45,7 +45,7 @@ def compare_tensors(
 
 
 def identical(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Same type, shape and values."""
+    """Whether dtypes, shapes and values are equal."""
     return one.dtype == other.dtype and torch.equal(one, other)
 
 
@@ -60,18 +60,18 @@ def compare_outputs(
     """Run the source and the result on one random batch, both in float64.
 
     Args:
-        model: the result; is left in float64.
-        source: its tensors.
-        spec: the source, recognised.
-        stock: builds the source's model, in float64 and eval mode, from the result and the source.
-        rounded: sums of tensors are in the result, which are rounded to the dtype of the source.
+        model: the result, which is left in float64.
+        source: the source with its tensors.
+        spec: description of the source.
+        stock: function that builds the source's model, in float64 and eval mode, from the result and the source.
+        rounded: whether the result has sums of tensors, which are rounded to the dtype of the source.
 
     Returns:
-        Largest difference of an output, relative to the largest value of that output. Where padding has positions of
-        its own, or attends to nothing, outputs at padding are left out.
+        Largest difference of an output, relative to the largest value of that output. Outputs at padding are ignored
+        if padding has other positions, or attends to nothing.
 
     Raises:
-        ConversionError: for one that rounding does not explain.
+        ConversionError: for a difference that is not due to rounding.
     """
     tolerance = TOLERANCE if spec.family.tolerance is None else spec.family.tolerance
     tolerance = max(tolerance, ROUNDING * torch.finfo(source.dtype).eps if rounded else 0.0)
@@ -87,7 +87,7 @@ def compare_outputs(
             "input_ids": torch.randint(config.vocab_size, shape),
             "token_type_ids": torch.randint(max(config.type_vocab_size, 1), shape),
             "attention_mask": mask,
-            # whatever the configuration says
+            # overrides the configuration
             "return_dict": True,
             "output_attentions": False,
             "output_hidden_states": False,
@@ -106,17 +106,17 @@ def compare_outputs(
     if not spec.has_token_types:
         del batch["token_type_ids"]
     expected = original(**batch)
-    del original  # so that only one model in float64 is held at a time
+    del original  # only one float64 model is kept in memory
     outputs = model.double().eval()(**batch)
     differences = []
     for name, one in expected.items():
         if not isinstance(one, torch.Tensor):  # a memory
             continue
         other = outputs[name]
-        if real_only and (one.dim() == 3 or name in ("start_logits", "end_logits")):  # one for each token
+        if real_only and (one.dim() == 3 or name in ("start_logits", "end_logits")):  # outputs per token
             one, other = one[real], other[real]
         differences.append((one - other).abs().max() / one.abs().max().clamp_min(1e-30))
-    worst = float(torch.stack(differences).max())  # which NaN survives
+    worst = float(torch.stack(differences).max())  # keeps NaN
     if not worst <= tolerance:
         raise ConversionError(
             f"the result's outputs differ from the source's by {worst:.1e}, relative, although the method keeps them, "
@@ -128,16 +128,16 @@ def compare_outputs(
 def source_model(
     spec: CheckpointSpec, name: str, config: PreTrainedConfig, model: PreTrainedModel, source: Checkpoint
 ) -> PreTrainedModel:
-    """The source as it was: its class in Transformers, relative ones with the attention that it had until 4.57.
+    """The source's model: its class in Transformers, with relative attention as it was until 4.57.
 
-    Independent of the schemes here: those relative terms are spelled out in `LegacySelfAttention`.
+    It does not use the schemes of this package: `LegacySelfAttention` computes the relative terms.
 
     Args:
-        spec: the source, recognised.
+        spec: description of the source.
         name: class of the source.
-        config: of `spec.family.stock`, with the source's fields.
-        model: the result, for the tensors that the source lacks (a fresh pooler).
-        source: under the names of stock BERT.
+        config: configuration for `spec.family.stock`, with the source's fields.
+        model: the result, for tensors that the source lacks (a new pooler).
+        source: the source, with the names of stock BERT.
 
     Returns:
         A model in float64, eval mode.
@@ -161,12 +161,12 @@ def source_model(
 def under_own_names(
     spec: CheckpointSpec, own: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor], base: bool
 ) -> dict[str, torch.Tensor]:
-    """Tensors under the names, and in the layout, of the source's own class.
+    """Convert tensors to the names and layout of the source's class.
 
     Args:
-        spec: the source, recognised.
+        spec: description of the source.
         own: state dict of that class, for its names and shapes.
-        tensors: under the names of stock BERT.
+        tensors: tensors with the names of stock BERT.
         base: for BertModel, which is the encoder itself.
     """
     return spec.pack({name: tensors[spec.rename(name, base)[0]] for name in spec.unpack(own)})
@@ -175,13 +175,13 @@ def under_own_names(
 def own_model(
     kind: type[PreTrainedModel], folder: Path, model: PreTrainedModel, source: Checkpoint
 ) -> PreTrainedModel:
-    """A source of this package as `from_pretrained` loads it.
+    """Load a source of this package with `from_pretrained`.
 
     Args:
         kind: its class.
-        folder: of config.json and the weights.
-        model: the result, for the tensors that the source lacks (a fresh pooler).
-        source: under the names of stock BERT.
+        folder: folder of config.json and the weights.
+        model: the result, for tensors that the source lacks (a new pooler).
+        source: the source, with the names of stock BERT.
 
     Returns:
         A model in float64, eval mode.
@@ -194,23 +194,23 @@ def own_model(
 
 
 class NoPositions(nn.Module):
-    """Stands for the table of absolute positions of a model without one."""
+    """Placeholder for the absolute position embeddings of a model without them."""
 
     def forward(self, position_ids: torch.Tensor) -> float:
-        """Zero, to be added."""
+        """Zero, which is added to the embeddings."""
         return 0.0
 
 
 class LegacySelfAttention(nn.Module):
-    """The relative self-attentions of Transformers 4.57, with a vector for every pair: slow, and easy to read."""
+    """The relative self-attention of Transformers 4.57, with a vector for every pair: slow, but easy to read."""
 
     def __init__(self, stock: Any, legacy: LegacyAttention, options: Mapping[str, Any], table: torch.Tensor | None):
         """
         Args:
             stock: the absolute self-attention, with the same projections.
-            legacy: which terms it has.
-            options: of its scheme.
-            table: (2N − 1, d), the vectors of query index − key index = −N + 1 to N − 1; None where they are computed.
+            legacy: its terms.
+            options: options of its scheme.
+            table: (2N − 1, d), vectors for query index − key index = −N + 1 to N − 1; None if they are computed.
         """
         super().__init__()
         self.query, self.key, self.value = stock.query, stock.key, stock.value
@@ -232,7 +232,7 @@ class LegacySelfAttention(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """hidden_states (B, L, D) and an additive mask to (B, L, D) and the weights (B, H, L, L)."""
+        """Map hidden_states (B, L, D) and an additive mask to (B, L, D) and the weights (B, H, L, L)."""
         query, key, value = (
             linear(hidden_states).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
             for linear in (self.query, self.key, self.value)

@@ -1,4 +1,4 @@
-"""Rows of token ids, `[CLS] … [SEP]`, of different lengths: in batches of similar length, and padded."""
+"""Batches of rows of token ids, `[CLS] … [SEP]`: rows of similar length together, padded."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,19 +9,19 @@ from torch.nn.utils.rnn import pad_sequence
 Row = Sequence[int]
 
 BATCH_TOKENS = 8192
-# Eager attention holds several numbers for each pair of tokens and head: in long rows the pairs fill the memory.
+# Eager attention stores several numbers per pair of tokens and head, so pairs limit the batches of long rows.
 BATCH_PAIRS = 4 * 1024 * 1024
 
 
 def rows_per_batch(length: int, batch_tokens: int = BATCH_TOKENS) -> int:
-    """How many rows of that length form a batch, at least one."""
+    """Number of rows of that length in a batch, at least one."""
     return max(1, min(batch_tokens // length, BATCH_PAIRS // length**2))
 
 
 def batch_indices(rows: Sequence[Row], batch_tokens: int = BATCH_TOKENS) -> Iterator[list[int]]:
-    """Indices of all rows, batch by batch: rows of similar length together, the longest first.
+    """Indices of all rows, batch by batch, rows of similar length together.
 
-    The longest first, so that a batch which does not fit into memory fails at once.
+    The longest rows come first, so that a batch which does not fit into memory fails at once.
     """
     order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
     start = 0
@@ -32,7 +32,7 @@ def batch_indices(rows: Sequence[Row], batch_tokens: int = BATCH_TOKENS) -> Iter
 
 
 def pad_rows(rows: Sequence[Row], pad_token_id: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows padded on the right, (B, L) int64, and their mask, (B, L) bool, true for tokens that are not padding."""
+    """Pad rows on the right; returns ids, (B, L) int64, and the mask, (B, L) bool, false for padding."""
     tensors = [torch.as_tensor(row) for row in rows]
     ids = pad_sequence(tensors, batch_first=True, padding_value=pad_token_id)
     return ids, pad_sequence([torch.ones_like(row, dtype=torch.bool) for row in tensors], batch_first=True)

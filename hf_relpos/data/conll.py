@@ -1,4 +1,4 @@
-"""Tagged sentences in CoNLL-like files, whichever columns and tagging scheme, as tokens with IOB2 tags."""
+"""Read tagged sentences from CoNLL-like files, with any columns and tagging scheme, as tokens with IOB2 tags."""
 
 import re
 from collections.abc import Sequence
@@ -10,16 +10,15 @@ from .records import excerpt, read_lines
 Sentence = tuple[list[str], list[str]]
 
 TAG = re.compile(r"O|[BIESMLU]-.+")
-# Marks of BMES and BILOU in the letters of BIOES.
+# Prefixes of BMES and BILOU, as those of BIOES.
 MARKS = {"M": "I", "L": "E", "U": "S"}
 
 
 def to_iob2(tags: Sequence[str]) -> list[str]:
-    """Tags of IOB1, IOB2, IOE2, BIOES, BMES or BILOU in IOB2: B- at the first token of an entity, I- at the others.
+    """Convert tags of IOB1, IOB2, IOE1, IOE2, BIOES, BMES or BILOU to IOB2.
 
-    Read as the CoNLL-2000 scorer reads them: an entity begins at B and S, after E and S, after O, and where the type
-    changes. So IOB1 and IOB2 need no distinction, and I- after O begins an entity. IOE1, where only an E- between
-    two neighbours ends an entity, reads the same way.
+    Tags are read as by the CoNLL-2000 scorer: an entity begins at B and S, after E, S and O, and where the type
+    changes. So an I- after O begins an entity.
     """
     converted, before = [], "O"
     for tag in tags:
@@ -35,31 +34,31 @@ def to_iob2(tags: Sequence[str]) -> list[str]:
 
 
 def tag_names(sentences: Sequence[Sentence]) -> list[str]:
-    """O, then B- and I- of every type that occurs."""
+    """The tag O, then B- and I- of every type that occurs."""
     kinds = {tag[2:] for _, tags in sentences for tag in tags if tag != "O"}
     return ["O", *(f"{mark}-{kind}" for kind in sorted(kinds) for mark in "BI")]
 
 
 def read_conll(path: str | Path, columns: Sequence[int] | None = None) -> list[Sentence]:
-    """Tokens and IOB2 tags of each sentence.
+    """Read the tokens and IOB2 tags of each sentence.
 
-    One token per line, its columns between tabs, or between spaces in a line without tabs; an empty line between
-    sentences. Lines of `-DOCSTART-`, and lines that begin with "# " and do not end in a tag, are skipped.
+    The file has one token per line and an empty line between sentences. Columns are separated by tabs, or by spaces
+    in a line without tabs. Lines of `-DOCSTART-`, and lines that begin with "# " and do not end in a tag, are skipped.
 
     Args:
         path: file, compressed (.xz, .gz) or not.
-        columns: the columns of tokens and of tags, counted from 1. None to detect them: tags are the last column
-            that holds them in most lines, tokens the first other one that does not number the tokens.
+        columns: the columns of tokens and of tags, counted from 1. None detects them: the last column with tags in
+            most lines has the tags, and the first other column that does not number the tokens has the tokens.
 
     Raises:
-        ValueError: for lines of several widths, columns that are not there, what is not a tag, and a file without
+        ValueError: for lines with different numbers of columns, missing columns, invalid tags, and a file without
             sentences; names file, line and remedy.
     """
     path = Path(path)
     rows: list[tuple[int, list[str]] | None] = []  # None between sentences
     for number, line in enumerate(read_lines(path), 1):
         line = line.rstrip("\t \r")
-        # not str.split(), for which an ideographic space is none of the text
+        # str.split() would also split at an ideographic space
         fields = [field.strip(" ") for field in line.split("\t")] if "\t" in line else re.split(" +", line)
         if not line or fields[0] == "-DOCSTART-":
             rows.append(None)
@@ -96,7 +95,7 @@ def read_conll(path: str | Path, columns: Sequence[int] | None = None) -> list[S
 
 
 def _check_columns(path: Path, columns: Sequence[int], width: int) -> tuple[int, int]:
-    """Columns counted from 0."""
+    """The given columns, counted from 0."""
     if len(columns) != 2 or columns[0] == columns[1] or not all(1 <= column <= width for column in columns):
         raise ValueError(
             f"{path}: columns = {list(columns)}; name two of its {width} columns, that of tokens and that of tags, "
@@ -108,7 +107,7 @@ def _check_columns(path: Path, columns: Sequence[int], width: int) -> tuple[int,
 def _detect_columns(path: Path, lines: Sequence[tuple[int, list[str]]]) -> tuple[int, int]:
     """Columns of tokens and of tags, counted from 0.
 
-    A column with some that are no tags is not passed over: to its left there may be one of chunks.
+    A column that holds tags in only most of its lines counts: a column to its left may hold chunk tags.
     """
     width = len(lines[0][1])
     tags = [sum(bool(TAG.fullmatch(fields[column])) for _, fields in lines) for column in range(width)]

@@ -1,6 +1,6 @@
-"""Random masking of tokens, for evaluation and calibration: every token drawn becomes [MASK].
+"""Random masking of tokens for evaluation and calibration: every drawn token becomes [MASK].
 
-`DataCollatorForLanguageModeling` is for training: it also replaces tokens by random ones, and may mask none of a row.
+`DataCollatorForLanguageModeling` is for training: it also inserts random tokens, and may leave a row without [MASK].
 """
 
 from collections.abc import Sequence
@@ -27,9 +27,9 @@ def mask_tokens(
 
     Args:
         ids: (L,) or (rows, L).
-        rate: probability of each token.
-        maskable: the same shape, false for tokens that stay; None for all.
-        at_least_one: mask a token of every row, a random one where none was drawn.
+        rate: probability that a token is masked.
+        maskable: the same shape, false for tokens that are never masked; None for no such tokens.
+        at_least_one: mask a random token in rows where none was drawn.
 
     Returns:
         Token ids and labels, the same shape; labels are `IGNORE_INDEX` at tokens that are not masked.
@@ -47,14 +47,14 @@ def mask_tokens(
 def mask_rows(
     rows: Sequence[Row], mask_token_id: int, rng: np.random.Generator, rate: float = 0.15
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Mask at least one token of each row `[CLS] … [SEP]`, but never its first and its last.
+    """Mask at least one token of each row `[CLS] … [SEP]`, but never its first or last.
 
     Args:
         rows: token ids, of any lengths.
-        rate: probability of each token.
+        rate: probability that a token is masked.
 
     Returns:
-        Rows, and labels of the same lengths, `IGNORE_INDEX` at tokens that are not masked.
+        Rows, and labels of the same lengths; labels are `IGNORE_INDEX` at tokens that are not masked.
 
     Raises:
         ValueError: for a row without a token between the first and the last.

@@ -30,7 +30,7 @@ class Query:
 
 
 def read_pairs(path: str | Path, columns: Sequence[str] = PAIR_COLUMNS, header: bool | None = None) -> list[Pair]:
-    """Scored pairs of sentences.
+    """Read scored sentence pairs.
 
     Args:
         path: JSON lines or tab-separated.
@@ -38,8 +38,8 @@ def read_pairs(path: str | Path, columns: Sequence[str] = PAIR_COLUMNS, header: 
         header: as in `read_records`.
 
     Raises:
-        ValueError: for what `read_records` refuses, a score that is no number, a sentence that is no text, and fewer
-            than two pairs.
+        ValueError: for files that `read_records` rejects, scores that are not numbers, sentences that are not text,
+            and fewer than two pairs.
     """
     if len(columns) != 3:
         raise ValueError(f"columns = {list(columns)}: name three, for score, first and second sentence")
@@ -63,11 +63,11 @@ def read_pairs(path: str | Path, columns: Sequence[str] = PAIR_COLUMNS, header: 
 
 
 def read_documents(path: str | Path, columns: Sequence[str] = ("id", "text")) -> dict[str, str]:
-    """Documents by their ids.
+    """Read documents; returns their texts by id.
 
     Raises:
-        ValueError: for what `read_records` refuses, an id that two documents have, one that is neither text nor an
-            integer, and a document that is no text.
+        ValueError: for files that `read_records` rejects, ids that are repeated or neither text nor an integer, and
+            documents that are not text.
     """
     documents: dict[str, str] = {}
     for number, record in enumerate(read_records(path, columns), 1):
@@ -79,11 +79,11 @@ def read_documents(path: str | Path, columns: Sequence[str] = ("id", "text")) ->
 
 
 def read_queries(path: str | Path, columns: Sequence[str] = ("query", "doc")) -> list[Query]:
-    """Queries and the id of the document that answers each.
+    """Read queries, each with the id of the document that answers it.
 
     Raises:
-        ValueError: for what `read_records` refuses, a query that is no text, and an id that is neither text nor an
-            integer.
+        ValueError: for files that `read_records` rejects, queries that are not text, and ids that are neither text
+            nor an integer.
     """
     query, document = columns
     return [
@@ -93,6 +93,6 @@ def read_queries(path: str | Path, columns: Sequence[str] = ("query", "doc")) ->
 
 
 def _identifier(path: str | Path, number: int, column: str, value: Any) -> str:
-    """The id of a document: text, or in JSON an integer."""
+    """The id of a document as text; JSON may also hold it as an integer."""
     is_integer = isinstance(value, int) and not isinstance(value, bool)
     return text_field(path, number, column, str(value) if is_integer else value)

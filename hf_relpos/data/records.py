@@ -1,4 +1,4 @@
-"""Records in text files, compressed or not: JSON lines, tab- or comma-separated, with errors that name the line."""
+"""Read records from text files, compressed or not: JSON lines, tab- or comma-separated. Errors name the line."""
 
 import bz2
 import csv
@@ -14,22 +14,22 @@ from typing import Any
 
 OPENERS: dict[str, Callable[..., Any]] = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
 REMEDY = "name the columns with --columns"
-# Characters of a line or cell at most. A file without line ends would fill the memory, and a packed one is small.
+# Largest number of characters in a line or cell: a small compressed file without line ends could fill the memory.
 MAX_LINE = 100_000_000
 
 
 def text_suffix(path: str | Path) -> str:
-    """The suffix of a file's name, such as `.jsonl`, without that of the compression; empty for none."""
+    """The suffix of a file's name, such as `.jsonl`, ignoring a compression suffix; empty without one."""
     suffixes = [suffix for suffix in Path(path).suffixes if suffix not in OPENERS]
     return suffixes[-1].lower() if suffixes else ""
 
 
 def iterate_lines(path: str | Path) -> Iterator[str]:
-    """The lines of a UTF-8 text file, compressed or not by its suffix, without line ends; read lazily.
+    """Read the lines of a UTF-8 text file lazily, without line ends; the suffix tells the compression.
 
     Raises:
-        ValueError: for a file that is not there, is no text, is cut short, or has a line of more than `MAX_LINE`
-            characters; and for a folder, pipe or device, which may have no end.
+        ValueError: for a file that is missing, not text, truncated, or has a line of more than `MAX_LINE` characters;
+            and for a folder, pipe or device.
     """
     path = Path(path)
     try:
@@ -61,7 +61,7 @@ def excerpt(text: str) -> str:
 
 
 def text_problem(value: Any) -> str:
-    """Why a value is no text that a tokenizer reads, with the remedy; empty for text."""
+    """Why a tokenizer cannot read a value, with the remedy; empty for valid text."""
     if not isinstance(value, str):
         return f"is a {type(value).__name__}, not text ({excerpt(ascii(value))}); give a string"
     if "\0" in value:
@@ -77,15 +77,15 @@ def text_problem(value: Any) -> str:
 
 
 def text_field(path: str | Path, number: int, column: str, value: Any) -> str:
-    """A field that is text.
+    """Check that a field is text, and return it.
 
     Args:
-        path: its file, for errors.
-        number: its record there, from 1.
-        column: its name.
+        path: file of the field, for errors.
+        number: number of its record, from 1.
+        column: name of the field.
 
     Raises:
-        ValueError: for another value; names file, record and column.
+        ValueError: for a value that is not text; names file, record and column.
     """
     problem = text_problem(value)
     if problem:
@@ -96,13 +96,14 @@ def text_field(path: str | Path, number: int, column: str, value: Any) -> str:
 def iterate_records(
     path: str | Path, columns: Sequence[str], header: bool | None = None, remedy: str = REMEDY
 ) -> Iterator[dict[str, Any]]:
-    """The named fields of every record of a file, read lazily.
+    """Read the named fields of every record of a file lazily.
 
-    `.jsonl` and `.json` are JSON lines, `.csv` is comma-separated with quotes, everything else tab-separated without.
+    `.jsonl` and `.json` files are JSON lines, `.csv` files are comma-separated with quotes, and all others are
+    tab-separated without quotes.
 
     Args:
         path: file.
-        columns: names of the fields; in a .csv or .tsv file without a header, of its first columns.
+        columns: names of the fields. Without a header, they name the first columns.
         header: whether the first line of a .csv or .tsv file is a header; None: if it holds all of `columns`.
         remedy: advice in errors about columns.
 
@@ -122,7 +123,7 @@ def read_records(
     """All records of a file, from `iterate_records`.
 
     Raises:
-        ValueError: for what `iterate_records` refuses, and a file without records.
+        ValueError: for files that `iterate_records` rejects, and a file without records.
     """
     records = list(iterate_records(path, columns, header, remedy))
     if not records:
@@ -151,11 +152,11 @@ def _split(path: Path) -> Iterator[tuple[int, list[str]]]:
     if text_suffix(path) != ".csv":
         yield from ((n, line.split("\t")) for n, line in enumerate(iterate_lines(path), 1) if line.strip())
         return
-    # strict: otherwise a quote that is not closed takes in the rest of the file
+    # strict: otherwise an unclosed quote swallows the rest of the file
     rows = csv.reader((line + "\n" for line in iterate_lines(path)), strict=True)
     while True:
         first = rows.line_num + 1
-        limit = csv.field_size_limit(MAX_LINE)  # of the whole process, and a book has more than its 131,072
+        limit = csv.field_size_limit(MAX_LINE)  # global to the process; its default of 131,072 is too low for a book
         try:
             cells = next(rows)
         except StopIteration:

@@ -1,4 +1,4 @@
-"""Documents from text files, folders and datasets of the Hub."""
+"""Read documents from text files, folders and Hub datasets."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -9,27 +9,27 @@ from .records import OPENERS, excerpt, iterate_lines, iterate_records, text_fiel
 
 
 SUFFIXES = (".txt", ".md", ".jsonl", ".json", ".tsv", ".csv")
-# A URL's scheme; one letter would be a drive of Windows.
+# The scheme of a URL; a single letter would be a Windows drive.
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-# Characters read at most: a stream may have no end.
+# Largest number of characters read: a stream may have no end.
 MAX_CHARACTERS = 100_000_000
 
 
 class TextError(ValueError):
-    """Text that cannot be read, or is too short; the message names the remedy."""
+    """Raised for text that cannot be read or is too short; the message names the remedy."""
 
 
 def pair_fields(
     sources: str | Path | Iterable[str | Path], field: str | Sequence[str] = "text"
 ) -> list[tuple[str | Path, str]]:
-    """Each text with its field.
+    """Pair each text source with its field.
 
     Args:
         sources: one or several.
         field: one for all of them, or one for each.
 
     Raises:
-        TextError: for what is no path, another number of fields, and a field that is no name.
+        TextError: for sources that are not paths, a different number of fields, and fields that are not names.
     """
     if isinstance(sources, str | Path):
         sources = [sources]
@@ -52,14 +52,14 @@ def pair_fields(
 
 
 def paths_or_documents(texts: Any) -> list[Path] | list[str]:
-    """Texts as the caller gave them: a path or several, or documents; to be iterated over again.
+    """Tell paths from documents; the result can be iterated over several times.
 
     Args:
-        texts: a path (a string or a Path), several (Paths), or documents (strings), of which an iterator is read here,
-            up to `MAX_CHARACTERS` characters.
+        texts: a path (a string or a Path), several Paths, or documents (strings). An iterator of documents is read up
+            to `MAX_CHARACTERS` characters.
 
     Raises:
-        TextError: for anything else; names the item, and what to give.
+        TextError: for anything else; names the item and what to give instead.
     """
     if isinstance(texts, str | Path):
         if not str(texts).strip():
@@ -91,21 +91,22 @@ def paths_or_documents(texts: Any) -> list[Path] | list[str]:
 def read_texts(
     sources: str | Path | Iterable[str | Path], field: str | Sequence[str] = "text", limit: int | None = None
 ) -> Iterator[str]:
-    """Documents of files, folders or Hub datasets, one after the other.
+    """Read the documents of files, folders or Hub datasets, one after the other.
 
-    A `.txt` file holds documents with blank lines between them; `.jsonl` one object per line, `.tsv` and `.csv` a
-    header line and one document per row, of which `field` is read. All may be compressed (`.xz`, `.gz`, `.bz2`). A
-    folder stands for all such files in it, sorted by name. Anything that is no file is taken for a Hub dataset,
-    `user/name`, `user/name:split` or `user/name/configuration:split`, and streamed; that needs the package `datasets`.
+    A `.txt` file holds documents with blank lines between them. From a `.jsonl` file (one object per line), and a
+    `.tsv` or `.csv` file (a header line and one document per row), `field` is read. All may be compressed (`.xz`,
+    `.gz`, `.bz2`). A folder stands for all such files in it, sorted by name. Any other source is taken for a Hub
+    dataset, `user/name`, `user/name:split` or `user/name/configuration:split`, and streamed; that needs the package
+    `datasets`.
 
     Args:
         sources: one or several.
         field: key or column of the text: one for all of them, or one for each.
-        limit: documents at most.
+        limit: maximum number of documents.
 
     Raises:
-        TextError: for files that are missing, of another kind, not text in UTF-8, or without that field, a field that
-            is neither text nor null, and another number of fields than texts.
+        TextError: for files that are missing, of another kind, not UTF-8 text, or without that field; for values that
+            are neither text nor null; and for a different number of fields than sources.
     """
     count = 0
     for source, own_field in pair_fields(sources, field):
@@ -133,10 +134,10 @@ def _documents(source: str | Path, field: str) -> Iterator[str]:
     elif exists:
         yield from _read_file(path, field)
     elif URL.match(str(source)):
-        url = re.sub(":/+", "://", str(source), count=1)  # `Path` drops a slash
+        url = re.sub(":/+", "://", str(source), count=1)  # `Path` removes one slash
         raise TextError(f"text = '{url}': nothing is read from the web; download it and give the file's path")
     elif (
-        text_suffix(path) in SUFFIXES  # other dots may be those of a version: user/corpus-1.5
+        text_suffix(path) in SUFFIXES  # another dot may belong to a version: user/corpus-1.5
         or path.suffix in OPENERS
         or len(path.parts) > 3
         or path.is_absolute()
@@ -160,14 +161,14 @@ def _read_file(path: Path, field: str) -> Iterator[str]:
             remedy = "name one of these with field (--field)"
             records = iterate_records(path, [field], header=True, remedy=remedy)
             for number, record in enumerate(records, 1):
-                if record[field] is not None:  # JSON's null is no text
+                if record[field] is not None:  # skips JSON's null
                     yield text_field(path, number, field, record[field])
     except ValueError as error:
         raise TextError(f"text = {error}") from error
 
 
 def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
-    """Paragraphs, separated by blank lines, each joined into one line."""
+    """Paragraphs, which blank lines separate, each joined into one line."""
     paragraph: list[str] = []
     for line in lines:
         if line.strip():

@@ -1,4 +1,4 @@
-"""Windows of token ids, cut from documents at random, with the special tokens of the model around them."""
+"""Windows of token ids, cut from documents at random and enclosed in the model's special tokens."""
 
 import re
 import warnings
@@ -14,9 +14,9 @@ from .text import MAX_CHARACTERS, TextError
 
 
 SENTENCE_END = re.compile(r"(?<=[.!?。！？])[\"'”’)\]]*\s+")
-# Share of unknown tokens above which a text is taken for one in another language.
+# A text with a larger share of unknown tokens is assumed to be in another language.
 MAX_UNKNOWN_RATE = 0.05
-# Tokens of a segment of a pair, at least.
+# Smallest number of tokens in a segment of a pair.
 SHORTEST_SEGMENT = 2
 
 
@@ -26,15 +26,15 @@ def sentences(text: str) -> list[str]:
 
 
 def pieces(text: str, size: int) -> list[str]:
-    """Sentences of a document; one of more than ten times `size` characters in pieces of `size`, cut between words.
+    """Split a document into sentences, and sentences of more than ten times `size` characters into pieces of `size`.
 
-    A line of many megabytes, such as a table or a text without full stops, would take the tokenizer minutes.
+    A sentence of many megabytes, such as a table or a text without full stops, would take the tokenizer minutes.
     """
     return [piece for each in sentences(text) for piece in ([each] if len(each) <= 10 * size else _cut(each, size))]
 
 
 def _cut(text: str, size: int) -> Iterator[str]:
-    """A text in pieces of `size` characters at most, cut after a space where their second half has one."""
+    """Cut a text into pieces of at most `size` characters, after a space where their second half has one."""
     start = 0
     while start < len(text):
         end = start + size
@@ -58,9 +58,9 @@ class PairLayout:
     """The special tokens of two segments in one row, the first of token type 0, the second of token type 1.
 
     Attributes:
-        before: of type 0.
-        between: of type 0.
-        after: of type 1.
+        before: special tokens before the first segment, of type 0.
+        between: special tokens between the segments, of type 0.
+        after: special tokens after the second segment, of type 1.
     """
 
     before: list[int]
@@ -69,7 +69,7 @@ class PairLayout:
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> "PairLayout | None":
-        """The layout of a tokenizer; None for one that gives both segments the same type, or has another order."""
+        """The layout of a tokenizer; None if both segments get the same type or are in another order."""
         before, after = special_tokens(tokenizer)
         one, other = (list(tokenizer(text, add_special_tokens=False, verbose=False).input_ids) for text in ("a", "b"))
         pair = tokenizer("a", "b", return_token_type_ids=True, verbose=False)
@@ -91,7 +91,7 @@ class Windows:
         ids: one list of token ids per window.
         unknown_rate: share of unknown tokens.
         budget: the requested number of tokens; `tokens` may be fewer when the text is short.
-        types: token types, a list per window; None where all are 0, as in windows of one segment each.
+        types: one list of token types per window; None if all are 0, as for windows of one segment.
     """
 
     ids: list[list[int]]
@@ -101,16 +101,16 @@ class Windows:
 
     @property
     def tokens(self) -> int:
-        """How many tokens there are, special ones included."""
+        """Number of tokens, special tokens included."""
         return sum(map(len, self.ids))
 
     @property
     def token_types(self) -> list[list[int]]:
-        """`types`, with zeros where there are none."""
+        """`types`, or zeros if it is None."""
         return self.types or [[0] * len(ids) for ids in self.ids]
 
     def joined(self, *others: "Windows") -> "Windows":
-        """These and others."""
+        """These windows and others."""
         parts = (self, *others)
         unknown = sum(part.unknown_rate * part.tokens for part in parts) / sum(part.tokens for part in parts)
         types = [row for part in parts for row in part.token_types] if any(part.types for part in parts) else None
@@ -128,20 +128,20 @@ def cut_windows(
     part: str = "all",
     passage: int | None = None,
 ) -> Windows:
-    """Windows from random passages of a text: single sentences, and full windows of several lengths.
+    """Cut windows from random passages of a text: single sentences, and full windows of several lengths.
 
     Documents too short for a window are concatenated. No token is in two windows.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: tokenizer of the model.
         texts: documents; read up to `MAX_CHARACTERS` characters.
         tokens: budget, special tokens included.
         lengths: of the full windows, special tokens included; each length gets about the same number of tokens.
-        short: share of the budget that single sentences get, cut at the shortest of `lengths`.
-        seed: of the choice.
-        part: `all`, or one of the two parts of a text that have no passage in common, given the same `texts` and
-            `passage`: `fit`, seven eighths of it, or `check`, the rest.
-        passage: tokens of the passages, about; None for the longest of `lengths`.
+        short: share of the budget for single sentences, which are cut at the shortest of `lengths`.
+        seed: seed of the random choice of passages.
+        part: `all`, `fit` (seven eighths of the passages) or `check` (the rest). With the same `texts` and `passage`,
+            `fit` and `check` have no passage in common.
+        passage: approximate number of tokens in a passage; None for the longest of `lengths`.
 
     Raises:
         TextError: when the text does not fill one window, and for documents that are not text.
@@ -156,7 +156,7 @@ def cut_windows(
     passages: list[str] = []
     current: list[str] = []
     size = 0
-    # seven characters a token, more than most scripts have, so that a passage is seldom too short
+    # seven characters per token are more than most scripts have, so a passage is seldom too short
     passage_size = max(longest, passage or 0) * 7
     characters = 0
     if isinstance(texts, str | bytes):
@@ -179,7 +179,7 @@ def cut_windows(
         raise TextError("the text is empty; give another file")
     order = rng.permutation(len(passages)).tolist()
     if part != "all":
-        checked = set(range(7, len(order), 8)) or set(range(3, len(order))[-1:])  # of fewer than eight the last
+        checked = set(range(7, len(order), 8)) or set(range(3, len(order))[-1:])  # the last of fewer than eight
         order = [index for index in order if (index in checked) == (part == "check")]
 
     windows: list[list[int]] = []
@@ -207,7 +207,7 @@ def cut_windows(
             continue
         ids = tokenizer(passages[index], add_special_tokens=False, verbose=False).input_ids
         start = 0
-        # the rest of a passage makes shorter windows
+        # shorter windows use the rest of a passage
         for length in sorted(lengths, reverse=True):
             while left[length] > 0 and len(ids) - start >= length - special:
                 windows.append(wrap(ids[start : start + length - special]))
@@ -223,14 +223,14 @@ def cut_windows(
 
 
 def pair_windows(windows: Windows, layout: PairLayout | None, share: float, limit: int, seed: int) -> Windows:
-    """Windows some of which are cut in two segments, at a random place: `[CLS] … [SEP] … [SEP]`, as long as before.
+    """Split some windows into two segments at a random place: `[CLS] … [SEP] … [SEP]`, of the same length as before.
 
     Args:
-        windows: of one segment each.
-        layout: of the tokenizer; None for one without token types, whose windows stay as they are.
-        share: of the windows, about, that are cut.
-        limit: tokens that the source reads; longer windows, which it reads piece by piece, stay as they are.
-        seed: of the choice.
+        windows: windows of one segment each.
+        layout: segment layout of the tokenizer; None leaves all windows unchanged.
+        share: approximate share of windows that are split.
+        limit: maximum length of the source; longer windows, which it reads in pieces, are unchanged.
+        seed: seed of the random choice.
     """
     if layout is None or not share:
         return windows
@@ -238,7 +238,7 @@ def pair_windows(windows: Windows, layout: PairLayout | None, share: float, limi
     rows, types = [], []
     for ids in windows.ids:
         words = ids[len(layout.before) : len(ids) - len(layout.after)]
-        count = len(words) - len(layout.between)  # of those that are left
+        count = len(words) - len(layout.between)
         if len(ids) > limit or count < 2 * SHORTEST_SEGMENT or rng.random() >= share:
             rows.append(ids)
             types.append([0] * len(ids))
@@ -252,9 +252,9 @@ def pair_windows(windows: Windows, layout: PairLayout | None, share: float, limi
 
 
 def unknown_rate(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> float:
-    """Share of unknown tokens ([UNK]) in texts, special tokens not counted; 0 for a tokenizer without [UNK].
+    """Share of [UNK] among the tokens of texts, without special tokens; 0 for a tokenizer without [UNK].
 
-    A high rate indicates text in another script than the model's; another language in the same script has a low one.
+    A high rate indicates text in another script than the model's. Another language in the same script has a low rate.
     """
     if tokenizer.unk_token_id is None:
         return 0.0
@@ -267,7 +267,7 @@ def unknown_rate(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> fl
 
 
 def warn_of_unknown_tokens(rate: float) -> None:
-    """Warn if so large a share of a text is unknown that it may be in another language than the model's."""
+    """Warn if so many tokens are unknown that the text may not be in the model's language."""
     if rate > MAX_UNKNOWN_RATE:
         warnings.warn(
             f"the tokenizer does not know {100 * rate:.0f} % of the tokens of the text. Is it in the language of the "

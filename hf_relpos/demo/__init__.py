@@ -1,7 +1,7 @@
 """The demo behind `make demo` and `hf-relpos demo`: convert, measure, fine-tune, reload.
 
-Its files: `bert/`, a small BERT with absolute positions trained for this project (see model_cards/demo-bert), and
-`text/`, parts of two public-domain novels that it was not trained on.
+`bert/` is a small BERT with absolute positions, trained for this project (see model_cards/demo-bert). `text/` holds
+parts of two public-domain novels that it was not trained on.
 """
 
 import lzma
@@ -30,7 +30,7 @@ from transformers.utils import logging
 
 from ..console import print_table, progress_bar, timed_step
 from ..conversion import ConversionError, convert
-from ..conversion.folder import KNOWN, check_apart, other_files, refuse_foreign_files
+from ..conversion.folder import KNOWN, check_apart, other_files, refuse_other_files
 from ..evaluation import masked_accuracy, masked_windows, random_orders, token_ids
 from ..evaluation.loading import refusing_code
 from ..files import atomic_folder
@@ -41,23 +41,23 @@ HERE = Path(__file__).parent
 CHECKPOINT = HERE / "bert"
 # Files that the demo writes.
 MODELS = ("keep", "drop", "calibrate", "fine-tuned")
-# As few as the fits want without a warning.
+# The smallest number for which calibration gives no warning.
 CALIBRATION_TOKENS = 12_000
 # 40 steps on another novel take the loss on the unseen one from 3.746 to 3.803 at 5e-4, 3.746 at 1e-4, 3.743 at 5e-5
 # and 3.744 at 2e-5.
 LEARNING_RATE = 2e-5
-# Windows of as many tokens as the source reads, and windows of four times as many.
+# Number of windows of the source's maximum length, and of four times that length.
 WINDOWS, LONG_WINDOWS = 64, 4
 
 
 def read_text(part: str) -> list[str]:
-    """The paragraphs of `train` (She, by H. R. Haggard) or `eval` (Treasure Island, by R. L. Stevenson)."""
+    """Paragraphs of `train` (She, by H. R. Haggard) or `eval` (Treasure Island, by R. L. Stevenson)."""
     with lzma.open(HERE / "text" / f"{part}.txt.xz", "rt", encoding="utf-8") as file:
         return file.read().splitlines()
 
 
 def _other_files(out: Path) -> list[str]:
-    """Paths, relative, of what lies in a folder and was not written by a demo."""
+    """Relative paths of the files in a folder that no demo wrote."""
     if not out.is_dir():
         return [out.name] if out.exists() else []
     found = []
@@ -71,7 +71,7 @@ def _other_files(out: Path) -> list[str]:
 
 
 class TextDataset(torch.utils.data.Dataset[dict[str, list[int]]]):
-    """A text in consecutive windows of `length` tokens, special ones included."""
+    """Consecutive windows of a text, `length` tokens each, special tokens included."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, paragraphs: list[str], length: int) -> None:
         inner = length - 2
@@ -89,7 +89,7 @@ class TextDataset(torch.utils.data.Dataset[dict[str, list[int]]]):
 
 
 class LossPrinter(TrainerCallback):
-    """Prints the loss whenever the Trainer logs it, and tells the steps in between."""
+    """Prints the loss whenever the Trainer logs it, and reports progress after each step."""
 
     def __init__(self, console: Console, progress: Callable[[str, int, int], None]) -> None:
         self.console = console
@@ -111,21 +111,21 @@ def run_demo(
     overwrite: bool = False,
     console: Console | None = None,
 ) -> dict[str, dict[str, float]]:
-    """Convert an absolute-position BERT with three methods, measure, fine-tune the calibrated one, reload it.
+    """Convert a BERT with absolute positions in three ways, measure, fine-tune the calibrated one, reload it.
 
     Args:
-        checkpoint: a masked language model: folder or Hub id; None for the package's own.
+        checkpoint: a masked language model, folder or Hub id; None for the packaged one.
         out: a folder for the models; `out/keep`, `out/drop`, `out/calibrate` and `out/fine-tuned` are written.
-        scheme: `position_embedding_type` of `keep` and `drop`; `calibrate` has that of the default quality.
-        steps: training steps of the fine-tuning.
-        overwrite: replace `out` if it exists and holds nothing but what an earlier demo wrote.
+        scheme: `position_embedding_type` of `keep` and `drop`; `calibrate` uses that of the default preset.
+        steps: steps of the fine-tuning.
+        overwrite: replace `out` if it holds only files of an earlier demo.
 
     Returns:
-        Per model, the accuracies and the loss shown in the table.
+        For each model, the accuracies and the loss shown in the table.
 
     Raises:
-        ConversionError: when `out` exists and `overwrite` is not set, or it holds something else or the checkpoint;
-            and for what `convert` refuses.
+        ConversionError: when `out` exists and `overwrite` is not set, when `out` holds other files or the checkpoint,
+            and when `convert` rejects the checkpoint.
     """
     console = console or Console()
     started, used = time.monotonic(), time.process_time()
@@ -133,7 +133,7 @@ def run_demo(
     check_apart(checkpoint or CHECKPOINT, out)
     if out.exists() and not overwrite:
         raise ConversionError(f"out = {out} exists; choose another folder, or pass overwrite (--overwrite)")
-    refuse_foreign_files(out, _other_files(out))
+    refuse_other_files(out, _other_files(out))
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     set_seed(0)
@@ -162,13 +162,13 @@ def run_demo(
         }
         if not getattr(model.config, "has_absolute_table", True):
             row["long"] = masked_accuracy(model, *long, batch_size=2)["accuracy"]
-        if name == "calibrate":  # a window keeps to distances that calibration has seen
+        if name == "calibrate":  # the attention window limits distances to those seen in calibration
             model.config.attention_window = window
             row["windowed"] = masked_accuracy(model, *long, batch_size=2)["accuracy"]
         rows[name] = row
         console.print(f"  {name}: {row['in order']:.1f} % of the masked tokens right, loss {row['loss']:.3f}")
 
-    with atomic_folder(out, overwrite, lambda folder: refuse_foreign_files(out, _other_files(folder))) as work:
+    with atomic_folder(out, overwrite, lambda folder: refuse_other_files(out, _other_files(folder))) as work:
         with timed_step(console, "1. A BERT with absolute positions"):
             console.print(f"{source}: {absolute.num_parameters():,} parameters, at most {limit} tokens")
             measure("source", absolute)
@@ -187,7 +187,7 @@ def run_demo(
                 method="calibrate",
                 position_embedding_type=PLAIN_SCHEME,
                 texts=HERE / "text" / "train.txt.xz",
-                method_options={"tokens": CALIBRATION_TOKENS, "pairs": 0},  # only single texts are measured below
+                method_options={"tokens": CALIBRATION_TOKENS, "pairs": 0},  # segment pairs are not measured below
                 progress=True,
             )
             fitted = report.details["calibration"]

@@ -1,4 +1,4 @@
-"""Measuring models: fidelity of a conversion to its source, similarity, retrieval, passkeys, masked tokens."""
+"""Evaluation: agreement of a converted model with its source, similarity, retrieval, passkeys, masked tokens."""
 
 from ..data.masking import mask_rows
 from ..data.pairs import Pair, Query, read_documents, read_pairs, read_queries

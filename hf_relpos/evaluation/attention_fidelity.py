@@ -1,4 +1,4 @@
-"""Divergence of the attention weights of a student from its teacher's, layer by layer."""
+"""KL divergence between the attention weights of teacher and student, by layer."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,16 +11,16 @@ from transformers import PreTrainedModel
 from .encoder import hidden_states
 
 
-# Attention weights of the teacher that are kept at a time, in bytes.
+# Largest size of the teacher's attention weights kept at a time, in bytes.
 ATTENTION_BYTES = 512 * 1024 * 1024
-# A student whose window hides a key gives it weight 0, and the divergence would be infinite; 1e-10 costs 23 nats times
-# the teacher's weight.
+# A student gives weight 0 to keys outside its attention window, and the divergence would be infinite. With 1e-10 such
+# a key costs 23 nats times the teacher's weight.
 MIN_WEIGHT = 1e-10
 
 
 @contextmanager
 def eager_attention(*models: PreTrainedModel) -> Iterator[None]:
-    """Eager attention, which returns its weights, within this context."""
+    """Context in which models use eager attention, which returns its weights."""
     before = [model.config._attn_implementation for model in models]
     try:
         for model in models:
@@ -33,22 +33,22 @@ def eager_attention(*models: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def attention_weights(model: PreTrainedModel, callback: Callable[[int, torch.Tensor], None]) -> Iterator[None]:
-    """Within this context the next forward calls `callback(layer, weights)` for each layer, as soon as it has them.
+    """Context in which a forward pass calls `callback(layer, weights)` for each layer, as soon as it is computed.
 
-    Nothing is kept, unlike with `output_attentions=True`. Attention weights are recognised as the last part of a tuple
-    that a module returns, four-dimensional and from L queries to L keys. Works for every model of Transformers whose
-    eager attention returns its weights; `callback` is not called for others.
+    Unlike `output_attentions=True` this keeps no weights. They are recognised as the last item of a tuple that a
+    module returns, four-dimensional and from L queries to L keys. This works for every Transformers model whose eager
+    attention returns its weights; for other models `callback` is not called.
 
     Args:
-        model: with eager attention.
-        callback: weights are (B, H, L, L).
+        model: a model with eager attention.
+        callback: gets the number of the layer and its weights, (B, H, L, L).
     """
     layer, last = 0, None
 
     def hook(module: nn.Module, args: Any, out: Any) -> None:
         nonlocal layer, last
         weights = out[-1] if isinstance(out, tuple) and len(out) > 1 else None
-        # the modules around the one that computes them return the same tensor once more
+        # enclosing modules return the same tensor again
         if isinstance(weights, torch.Tensor) and weights.dim() == 4 and weights is not last:
             if weights.shape[-1] == weights.shape[-2]:
                 last = weights
@@ -67,12 +67,12 @@ def attention_divergence(teacher: torch.Tensor, student: torch.Tensor, mask: tor
     """Σ KL(teacher‖student) over heads and query tokens that are not padding, in nats.
 
     Args:
-        teacher: weights (B, H, L, L).
+        teacher: weights, (B, H, L, L).
         student: weights, the same shape.
         mask: (B, L), true for tokens that are not padding.
     """
     total = 0.0
-    for p, q in zip(teacher.unbind(1), student.unbind(1), strict=True):  # a head at a time, to spare memory
+    for p, q in zip(teacher.unbind(1), student.unbind(1), strict=True):  # one head at a time, to save memory
         ratio = p.clamp(min=MIN_WEIGHT).log_().sub_(q.clamp(min=MIN_WEIGHT).log_())
         total += float((ratio * p).sum(-1, dtype=torch.float64)[mask].sum())
     return total
@@ -90,11 +90,11 @@ class AttentionDivergence:
     def add(self, ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Run both models on a batch and add its divergence.
 
-        The teacher's weights are kept until the student comes to the same layer, for as many layers at a time as fit
-        into `ATTENTION_BYTES`; where these are not all, both models run again for the next ones.
+        The teacher's weights are kept until the student reaches the same layer. If the weights of all layers do not
+        fit into `ATTENTION_BYTES`, both models run several times, each time for as many layers as fit.
 
         Returns:
-            Their last hidden states, (B, L, D).
+            Last hidden states of both models, (B, L, D) each.
         """
         config = self.teacher.base_model.config
         layers_at_once = max(1, ATTENTION_BYTES // (4 * config.num_attention_heads * len(ids) * ids.shape[1] ** 2))
@@ -107,9 +107,9 @@ class AttentionDivergence:
         return states
 
     def _add_layers(self, ids: torch.Tensor, mask: torch.Tensor, layers: range) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run both models on a batch and add the divergence of some layers; returns their last hidden states."""
+        """Run both models on a batch and add the divergence of some layers; returns both last hidden states."""
         kept: dict[int, torch.Tensor] = {}
-        teacher_shapes, student_shapes = [], []  # of the weights, layer by layer
+        teacher_shapes, student_shapes = [], []  # shapes of the weights, by layer
 
         def keep(layer: int, weights: torch.Tensor) -> None:
             teacher_shapes.append(weights.shape)
@@ -128,11 +128,11 @@ class AttentionDivergence:
         with attention_weights(self.student, compare):
             student = hidden_states(self.student, ids, mask)
         if not teacher_shapes or teacher_shapes != student_shapes:
-            self.comparable = False  # no weights, or others than the student's
+            self.comparable = False  # no weights, or different shapes
         return teacher, student
 
     def means(self) -> list[float] | None:
-        """By layer; None for models whose attention weights cannot be compared."""
+        """Mean divergence by layer; None for models whose attention weights cannot be compared."""
         if not self.comparable:
             return None
         return [total / self.queries for _, total in sorted(self.totals.items())]

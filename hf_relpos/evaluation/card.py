@@ -1,4 +1,4 @@
-"""Evaluation results in a model card, as the Hub reads them."""
+"""Write evaluation results into the metadata of a model card, where the Hub reads them."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,10 +12,10 @@ from ..files import write_text
 
 
 def read_card(folder: str | Path) -> ModelCard:
-    """The model card of a folder.
+    """Read the model card of a folder.
 
     Raises:
-        ValueError: for what is no folder, one without a card, and a card whose metadata cannot be read.
+        ValueError: for a missing folder, a folder without a card, and a card whose metadata cannot be read.
     """
     path = Path(folder, REPOCARD_NAME)
     if not path.is_file():
@@ -30,10 +30,10 @@ def read_card(folder: str | Path) -> ModelCard:
 
 
 def check_names(files: Sequence[str | Path]) -> None:
-    """Check that a card can tell the results of these files apart, before anything is measured.
+    """Check that the data files have different names, which tell their results apart in a card.
 
     Raises:
-        ValueError: for two files of one name.
+        ValueError: for two files of the same name.
     """
     stems = [Path(path).stem for path in files]
     for path, stem in zip(files, stems, strict=True):
@@ -44,15 +44,15 @@ def check_names(files: Sequence[str | Path]) -> None:
 
 
 def similarity_results(similarity: Mapping[str, Mapping[str, Any]]) -> list[EvalResult]:
-    """Spearman's correlations, as sentence-transformers names them: a share of one, not × 100.
+    """Spearman correlations as `EvalResult`s, with the metric names of sentence-transformers and values up to 1.
 
     Args:
-        similarity: `similarity` of what `evaluate_model` returns; of a file the name is told, not its folder.
+        similarity: the entry `similarity` of the result of `evaluate_model`. The card gets file names without folders.
     """
     return [
         EvalResult(
             task_type="sentence-similarity",
-            dataset_type=Path(path).stem,  # which tells the rows of a card apart
+            dataset_type=Path(path).stem,  # tells the results of a card apart
             dataset_name=f"{Path(path).name}, {found['pairs']:,} pairs",
             metric_type="spearman_cosine",
             metric_name="Spearman Cosine",
@@ -64,16 +64,16 @@ def similarity_results(similarity: Mapping[str, Mapping[str, Any]]) -> list[Eval
 
 
 def update_card(folder: str | Path, results: list[EvalResult]) -> Path:
-    """Put results into the metadata of a model card; those of the same data and metric are replaced, others stay.
+    """Put results into the metadata of a model card, replacing earlier results of the same data and metric.
 
     Args:
-        folder: of the model, with its card.
+        folder: folder of the model, with its card.
 
     Returns:
-        The card.
+        Path of the card.
 
     Raises:
-        ValueError: as `read_card`, and where it cannot be written.
+        ValueError: as `read_card`, and for a card that cannot be written.
     """
 
     def measured(result: EvalResult) -> tuple[Any, ...]:

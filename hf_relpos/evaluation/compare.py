@@ -1,4 +1,4 @@
-"""Everything that `hf-relpos compare` measures: a student against its teacher, on text and on sentence pairs."""
+"""Measurements of `hf-relpos compare`: a student against its teacher, on text and on sentence pairs."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -28,17 +28,17 @@ class CompareSettings:
     Attributes:
         teacher: folder or Hub repository.
         student: likewise.
-        text: files or Hub datasets that neither was fitted on, as `read_texts` takes them.
-        field: key or column of the text in them; one for all, or one for each.
+        text: files or Hub datasets for `read_texts`, on which neither model was fitted.
+        field: key or column of the text; one for all, or one for each.
         lengths: tokens per window; None for `default_lengths`.
         sts: files of scored sentence pairs.
-        columns: their columns: score, first and second sentence.
-        pooling: `mean` or `cls`; None for that of the teacher's repository, else `mean`.
+        columns: columns of these files: score, first and second sentence.
+        pooling: `mean` or `cls`; None for that of the teacher's repository, or `mean` if it has none.
         tokenizer: folder or Hub repository of the tokenizer; None for the teacher's.
-        tokens: of text for each length, about.
+        tokens: approximate number of tokens of text for each length.
 
     Raises:
-        ValueError: for a length that is too short, and another number of fields than texts.
+        ValueError: for a length that is too short, and a different number of fields than texts.
     """
 
     teacher: str
@@ -59,13 +59,13 @@ class CompareSettings:
 
 
 def compare_models(settings: CompareSettings, progress: ProgressCallback | None = None) -> dict[str, Any]:
-    """Measure the fidelity of a student to its teacher; a text with many unknown tokens is a `UserWarning`.
+    """Measure the agreement of a student with its teacher; warns about text with many unknown tokens.
 
     Returns:
         The content of the JSON file.
 
     Raises:
-        ValueError: for what cannot be read or compared.
+        ValueError: for files that cannot be read, and models that cannot be compared.
     """
     pairs_by_file = {str(path): read_pairs(path, settings.columns) for path in settings.sts}
     teacher = load_encoder(settings.teacher, settings.tokenizer, settings.pooling)
@@ -100,10 +100,10 @@ def windows_by_length(
     tokens: int,
     seed: int = 0,
 ) -> tuple[dict[int, Sequence[Row]], dict[int, str], float]:
-    """Windows for each length, about `tokens` tokens of them but four at least.
+    """Cut windows of each length, about `tokens` tokens but at least four windows.
 
     Returns:
-        Windows by length; lengths that the text does not fill, with the reason; share of unknown tokens.
+        Windows by length; skipped lengths, which the text does not fill, with the reason; share of unknown tokens.
 
     Raises:
         TextError: for text that cannot be read, or fills none of the lengths.
@@ -115,7 +115,7 @@ def windows_by_length(
         try:
             cut = cut_windows(tokenizer, read_texts(text, field), max(tokens, 4 * length), (length,), 0.0, seed)
         except TextError as error:
-            if length == min(lengths):  # longer ones will not do either, or it cannot be read at all
+            if length == min(lengths):  # longer windows fail, too
                 raise
             skipped[length] = str(error)
         else:
@@ -126,7 +126,7 @@ def windows_by_length(
 def compare_similarity(
     teacher: Encoder, student: Encoder, pairs: Sequence[Pair], progress: ProgressCallback | None = None
 ) -> dict[str, Any]:
-    """Spearman × 100 of both models, their difference with its range, and the cosines of their sentence vectors."""
+    """Spearman × 100 of both models, their difference with a 95 % range, and the cosines of their sentence vectors."""
     vectors = [pair_vectors(encoder, pairs, progress) for encoder in (teacher, student)]
     scores = np.array([pair.score for pair in pairs])
     cosines = [similarities(each) for each in vectors]

@@ -1,7 +1,7 @@
-"""Texts and rows of token ids to hidden states and sentence vectors.
+"""Compute hidden states and sentence vectors of texts and rows of token ids.
 
-The results of a row do not depend on the other rows of its batch.
-Letters: B rows of a batch, L tokens of a row, D hidden size.
+The result of a row does not depend on the other rows of its batch.
+Shapes: B rows of a batch, L tokens of a row, D hidden size.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from ..data.batching import BATCH_TOKENS, Row, batch_indices, pad_rows
 from .inspection import model_max_length
 
 
-# Called as progress(description, completed, total) while something long runs.
+# Called as progress(description, completed, total) during a long computation.
 ProgressCallback = Callable[[str, int, int], None]
 
 POOLINGS = ("mean", "cls")
@@ -30,7 +30,7 @@ def check_pooling(pooling: str) -> None:
 
 
 def pad_batch(rows: Sequence[Row], model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
-    """`pad_rows` with the padding id of a model, on its device: ids (B, L) int64, mask (B, L) bool."""
+    """`pad_rows` with a model's padding id, on its device: ids (B, L) int64, mask (B, L) bool."""
     ids, mask = pad_rows(rows, getattr(model.config, "pad_token_id", None) or 0)
     return ids.to(model.device), mask.to(model.device)
 
@@ -43,20 +43,20 @@ def hidden_states(
     position_ids: torch.Tensor | None = None,
     token_type_ids: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Last hidden states of one batch, (B, L, D) in float32 at least.
+    """Last hidden states of one batch, (B, L, D), at least float32.
 
     Args:
-        model: any with `last_hidden_state`, or with a head on top of such a one; its mode is left as it is.
+        model: a model with `last_hidden_state`, or with a head on such a model; its mode (train or eval) is kept.
         ids: (B, L).
         mask: (B, L), true for tokens that are not padding.
         position_ids: (B, L), or None for the model's own.
         token_type_ids: (B, L), or None for zeros.
 
     Raises:
-        ValueError: for hidden states of real tokens that are not finite.
+        ValueError: if hidden states of real tokens are not finite.
     """
     extra = {"position_ids": position_ids, "token_type_ids": token_type_ids}
-    extra = {name: tensor for name, tensor in extra.items() if tensor is not None}  # not every model takes them
+    extra = {name: tensor for name, tensor in extra.items() if tensor is not None}  # some models lack these arguments
     hidden = model.base_model(input_ids=ids, attention_mask=mask.long(), **extra).last_hidden_state
     hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
     if not hidden[mask].isfinite().all():
@@ -69,11 +69,11 @@ def hidden_states(
 
 
 def pool(hidden: torch.Tensor, mask: torch.Tensor, pooling: str = "mean") -> torch.Tensor:
-    """Sentence vectors, (B, D), of hidden states (B, L, D).
+    """Sentence vectors, (B, D), from hidden states (B, L, D).
 
     Args:
         mask: (B, L), true for tokens that are not padding.
-        pooling: `mean` over these tokens, special ones included, or `cls`, the first one.
+        pooling: `mean` over these tokens, special tokens included, or `cls`, the first token.
 
     Raises:
         ValueError: for an unknown pooling.
@@ -90,11 +90,11 @@ class Encoder:
     """A model that turns texts into vectors.
 
     Attributes:
-        model: any with `last_hidden_state`, in eval mode.
+        model: a model with `last_hidden_state`, in eval mode.
         tokenizer: its tokenizer.
         pooling: `mean` or `cls`.
-        max_length: tokens read of a text, special ones included; None for the model's maximum length.
-        batch_tokens: tokens of a batch.
+        max_length: tokens read of a text, special tokens included; None for the model's maximum length.
+        batch_tokens: tokens per batch.
     """
 
     model: PreTrainedModel
@@ -107,10 +107,10 @@ class Encoder:
         check_pooling(self.pooling)
 
     def limit(self, length: int | None = None) -> int | None:
-        """The least of `length`, `max_length` and the maximum length of the model; None where there is none.
+        """The smallest of `length`, `max_length` and the model's maximum length; None without any limit.
 
         Raises:
-            ValueError: for a `length` past the model's maximum.
+            ValueError: for a `length` above the model's maximum.
         """
         longest = model_max_length(self.model)
         if length is not None and longest is not None and length > longest:
@@ -121,7 +121,7 @@ class Encoder:
         return min((n for n in (length, self.max_length, longest) if n is not None), default=None)
 
     def tokenize(self, texts: Sequence[str], length: int | None = None) -> list[list[int]]:
-        """Rows of at most `length` tokens, special ones included; None for the whole text."""
+        """Rows of at most `length` tokens, special tokens included; None for the whole text."""
         cut = {} if length is None else {"truncation": True, "max_length": length}
         rows = self.tokenizer(list(texts), add_special_tokens=True, verbose=False, **cut).input_ids
         return [row or [self.tokenizer.pad_token_id or 0] for row in rows]
@@ -136,7 +136,7 @@ class Encoder:
         """Sentence vectors, (texts, D) on the CPU, not normalised.
 
         Args:
-            length: read this many tokens of a text at most.
+            length: maximum number of tokens read of a text.
         """
         return self.encode_rows(self.tokenize(texts, self.limit(length)), progress, what)
 

@@ -1,4 +1,4 @@
-"""Everything that `hf-relpos evaluate` measures: one model on the tasks for which data are given."""
+"""Measurements of `hf-relpos evaluate`: one model on the tasks for which data are given."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -24,30 +24,30 @@ from .similarity import pair_vectors, similarities
 from .statistics import rank_correlation
 
 
-# Tokens of text in which tokens are masked, for each length, and in which passkeys are hidden.
+# Tokens of text for each length of the masked-token task, and for passkeys.
 MASKED_TOKENS = 32_768
 FILLER_TOKENS = 100_000
 
 
 @dataclass(frozen=True)
 class EvaluateSettings:
-    """Settings of `evaluate_model`; a task without data is left out.
+    """Settings of `evaluate_model`; tasks without data are skipped.
 
     Attributes:
         model: folder or Hub repository.
         sts: files of scored sentence pairs.
-        columns: their columns: score, first and second sentence.
+        columns: columns of these files: score, first and second sentence.
         retrieval: files of documents (id, text) and of queries (query, doc).
         mlm: text whose masked tokens are predicted.
         passkey: text in which keys are hidden.
-        field: key or column of these texts; one for both, or one for each, that of `mlm` first.
-        lengths: tokens per window or text, for `mlm` and `passkey`; None for some up to the model's maximum length.
+        field: key or column of `mlm` and `passkey`; one for both, or one for each.
+        lengths: tokens per window or text, for `mlm` and `passkey`; None for several up to the model's maximum length.
         max_length: tokens read of a document in retrieval.
-        pooling: `mean` or `cls`; None for that of the model's repository, else `mean`.
+        pooling: `mean` or `cls`; None for that of the model's repository, or `mean` if it has none.
         tokenizer: folder or Hub repository of the tokenizer; None for the model's.
 
     Raises:
-        ValueError: when there is nothing to measure, and for another number of fields than texts.
+        ValueError: when there is nothing to measure, and for a different number of fields than texts.
     """
 
     model: str
@@ -69,23 +69,23 @@ class EvaluateSettings:
             self.fields()
 
     def fields(self) -> dict[str, str]:
-        """`mlm` and `passkey`, as far as they are given, to the field of their text.
+        """The field for each given text of `mlm` and `passkey`.
 
         Raises:
-            ValueError: for another number of fields than texts.
+            ValueError: for a different number of fields than texts.
         """
         given = {name: text for name, text in (("mlm", self.mlm), ("passkey", self.passkey)) if text}
         return {name: field for name, (_, field) in zip(given, pair_fields(given.values(), self.field), strict=True)}
 
 
 def evaluate_model(settings: EvaluateSettings, progress: ProgressCallback | None = None) -> dict[str, Any]:
-    """Measure one model; a length that it does not read and a text with many unknown tokens are `UserWarning`s.
+    """Measure one model; warns about lengths past its maximum and text with many unknown tokens.
 
     Returns:
         The content of the JSON file.
 
     Raises:
-        ValueError: for what cannot be read, and when the model reads none of the lengths.
+        ValueError: for files that cannot be read, and if all lengths are past the model's maximum.
     """
     pairs_by_file = {str(path): read_pairs(path, settings.columns) for path in settings.sts}
     documents = read_documents(settings.retrieval[0]) if settings.retrieval else {}
@@ -115,10 +115,10 @@ def evaluate_model(settings: EvaluateSettings, progress: ProgressCallback | None
 
 
 def _lengths(settings: EvaluateSettings, limit: int | None) -> list[int]:
-    """The lengths that the model reads, ascending.
+    """The lengths that the model can read, ascending.
 
     Raises:
-        ValueError: when it reads none of them.
+        ValueError: if it can read none of them.
     """
     lengths = sorted(set(settings.lengths or (length for length in default_lengths(limit) if length >= 64)))
     fitting = [length for length in lengths if limit is None or length <= limit]
@@ -132,13 +132,13 @@ def _lengths(settings: EvaluateSettings, limit: int | None) -> list[int]:
 
 
 def _documents(source: str, field: str, tokenizer: PreTrainedTokenizerBase, tokens: int) -> list[str]:
-    """The first documents of a text, enough for that many tokens; warns of many unknown tokens.
+    """The first documents of a text, enough for that many tokens; warns about many unknown tokens.
 
     Raises:
-        TextError: for what cannot be read, and a text that is empty.
+        TextError: for text that cannot be read, and an empty text.
     """
     documents: list[str] = []
-    characters = 12 * tokens  # more characters a token than any text has
+    characters = 12 * tokens  # no text has more characters per token
     for document in read_texts(source, field):
         documents.append(document[:characters])
         characters -= len(documents[-1])
@@ -166,10 +166,10 @@ def evaluate_retrieval(
     length: int = 2048,
     progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
-    """Retrieval with each strategy that the model allows, and what the others gain on `truncate`.
+    """Retrieval with each strategy that the model allows, and the gain of each over `truncate`.
 
     Args:
-        length: tokens that `chunks` and `full` read of a document; no `full` past the model's maximum length.
+        length: tokens that `chunks` and `full` read of a document; past the model's maximum, `full` is skipped.
     """
     limit = model_max_length(encoder.model)
     chunk = CHUNK if limit is None else min(CHUNK, limit)
@@ -193,7 +193,7 @@ def evaluate_retrieval(
 def evaluate_passkeys(
     encoder: Encoder, filler: Row, length: int, progress: ProgressCallback | None = None
 ) -> dict[str, dict[str, float]]:
-    """Accuracy by the vector of the text and, for a model with a masked-token head, at masked tokens."""
+    """Passkey accuracy by text vectors and, for a model with a masked-token head, at masked tokens."""
     results = {"vector": passkey_by_vector(encoder, passkeys(encoder.tokenizer, filler, length), progress)}
     if has_mlm_head(encoder.model):
         trials = passkeys(encoder.tokenizer, filler, length, masked=True)

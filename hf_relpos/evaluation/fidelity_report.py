@@ -1,4 +1,4 @@
-"""Results of comparing a student with its teacher, as values and as JSON, with a summary in words."""
+"""Results of comparing a student with its teacher, as values, as JSON and as a summary in words."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -6,21 +6,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-# Thresholds of `verdict` for safe and usable: mean cosine of sentence vectors and of tokens to the teacher's. A
-# conversion with sentence cosine .95 lost 0.1 to 0.4 points of STS-B in shared measurements on all-MiniLM-L6-v2, whose
-# own agreement under a shift of 16 positions is .96; with .85 to .90 it lost 0.7 to 1.9.
+# Thresholds of `verdict` for safe and usable: mean cosines of sentence vectors and of tokens to the teacher's. On
+# all-MiniLM-L6-v2, whose own agreement under a shift of 16 positions is .96, a conversion with sentence cosine .95
+# lost 0.1 to 0.4 points of STS-B, and one with .85 to .90 lost 0.7 to 1.9.
 SAFE = (0.95, 0.92)
 USABLE = (0.85, 0.80)
 
 
 @dataclass(frozen=True)
 class ShiftConsistency:
-    """Cosines of a model's hidden states to those of the same texts at positions shifted by some.
+    """Cosines between a model's hidden states of the same texts at shifted and unshifted positions.
 
     Attributes:
         windows: number of texts.
-        token_cosine: of the mean over all shifts to the unshifted states, mean over tokens.
-        sentence_cosine: the same of sentence vectors.
+        token_cosine: cosine between the mean hidden state over all shifts and the unshifted one, mean over tokens.
+        sentence_cosine: the same for sentence vectors, mean over texts.
         by_shift: token and sentence cosine of each shift.
     """
 
@@ -36,9 +36,9 @@ class MaskedAgreement:
 
     Attributes:
         tokens: number of masked tokens.
-        agreement: share of them for which both models predict the same token.
-        teacher_accuracy: share that the teacher predicts right.
-        student_accuracy: share that the student predicts right.
+        agreement: share of masked tokens for which both models predict the same token.
+        teacher_accuracy: share that the teacher predicts correctly.
+        student_accuracy: share that the student predicts correctly.
     """
 
     tokens: int
@@ -49,22 +49,22 @@ class MaskedAgreement:
 
 @dataclass(frozen=True)
 class LengthFidelity:
-    """Fidelity on windows of one length.
+    """Agreement with the teacher on windows of one length.
 
     Attributes:
         length: tokens of the longest window.
-        windows: their number.
-        tokens: of all windows.
+        windows: number of windows.
+        tokens: number of tokens in all windows.
         reference: `teacher`, or past its maximum length `windowed teacher`.
         token_cosine: mean over all tokens of the cosine of the last hidden states.
         sentence_cosine: mean over windows of the cosine of the sentence vectors.
-        token_cosine_by_quarter: the token cosine in each quarter of the windows, from their beginning.
+        token_cosine_by_quarter: token cosine in each quarter of the windows, from the beginning.
         divergence: KL(teacher‖student) of the attention weights in nats, for each layer, mean over heads and query
             tokens; None past the maximum length and for models whose weights cannot be compared.
-        masked: None unless both models predict masked tokens, and past the maximum length.
-        ceiling: the teacher's agreement with itself when its input is shifted; None where no shift fits into its
-            positions. Past the maximum length, when its windows start elsewhere (3/8 of a window apart instead of a
-            half), without `by_shift`.
+        masked: agreement on masked tokens; None past the maximum length and unless both models predict masked tokens.
+        ceiling: the teacher's agreement with itself under shifts of its input; None if no shift fits into its
+            positions. Past the maximum length it is measured on windows that start elsewhere (3/8 of a window apart
+            instead of 1/2), without `by_shift`.
     """
 
     length: int
@@ -80,13 +80,13 @@ class LengthFidelity:
 
     @property
     def cosines(self) -> list[float | None]:
-        """Token and sentence cosine, then the same of the teacher with itself; None where they were not measured."""
+        """Token and sentence cosine, then those of the teacher with itself; None if not measured."""
         shifted = (None, None) if self.ceiling is None else (self.ceiling.token_cosine, self.ceiling.sentence_cosine)
         return [self.token_cosine, self.sentence_cosine, *shifted]
 
     @property
     def masked_shares(self) -> list[float | None]:
-        """Agreement, accuracy of the teacher and of the student on masked tokens; None where not measured."""
+        """Agreement, accuracy of the teacher and of the student on masked tokens; None if not measured."""
         found = self.masked
         return [found.agreement, found.teacher_accuracy, found.student_accuracy] if found else [None] * 3
 
@@ -98,8 +98,8 @@ class Fidelity:
     Attributes:
         teacher_limit: maximum length of the teacher; None for no limit.
         student_limit: maximum length of the student; None for no limit.
-        pooling: of the sentence vectors.
-        lengths: by length, ascending.
+        pooling: pooling of the sentence vectors.
+        lengths: results by length, ascending.
         skipped: lengths that were not measured, with the reason.
     """
 
@@ -110,7 +110,7 @@ class Fidelity:
     skipped: dict[int, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it and the verdict, as JSON takes it (keys are strings)."""
+        """All fields and the verdict in a form for JSON (keys are strings)."""
         plain = dataclasses.asdict(self)
         plain["skipped"] = {str(length): reason for length, reason in self.skipped.items()}
         for entry in plain["lengths"]:
@@ -126,7 +126,7 @@ class Fidelity:
         """The inverse of `to_dict`; other keys are ignored.
 
         Raises:
-            ValueError: for a mapping of another form.
+            ValueError: for a mapping with missing or invalid entries.
         """
         try:
             lengths = [_length_from_dict(entry) for entry in plain["lengths"]]
@@ -153,10 +153,10 @@ def _length_from_dict(plain: Mapping[str, Any]) -> LengthFidelity:
 
 
 def failed_thresholds(fidelity: Fidelity) -> list[str]:
-    """The thresholds of `USABLE` that a student fails, with the lengths, in words; [] for none.
+    """The thresholds of `USABLE` that a student fails, with the lengths, in words.
 
-    Past the teacher's limit only the token cosine counts, to the teacher's windows; a length past it that was skipped
-    is named, too.
+    Past the teacher's limit only the token cosine to the teacher's windows counts. Skipped lengths past it are listed,
+    too.
     """
     sentence, token = USABLE
     found = []
@@ -173,9 +173,9 @@ def failed_thresholds(fidelity: Fidelity) -> list[str]:
 def verdict(fidelity: Fidelity) -> str:
     """The result in words: up to which length the student can replace the teacher.
 
-    A length is safe if the sentence cosine is at least .95 and the token cosine at least .92 (`SAFE`) there and at all
-    shorter lengths; usable after fine-tuning, .85 and .80 (`USABLE`). No length past the teacher's maximum is called
-    safe: the teacher reads windows there.
+    A length is safe if the sentence cosine is at least .95 and the token cosine at least .92 (`SAFE`), there and at
+    all shorter lengths. It is usable after fine-tuning with .85 and .80 (`USABLE`). No length past the teacher's
+    maximum is called safe, since the teacher reads windows there.
     """
     inside = [entry for entry in fidelity.lengths if entry.reference == "teacher"]
     outside = [entry for entry in fidelity.lengths if entry.reference != "teacher"]

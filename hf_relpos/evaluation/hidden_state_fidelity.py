@@ -1,8 +1,8 @@
-"""Cosines of the hidden states of two models, and of a model with itself when its input is shifted.
+"""Cosines between the hidden states of two models, and of one model with itself when its input is shifted.
 
-An absolute model does not agree with itself when its input is shifted by some positions. `shift_consistency` measures
-this, as a scale for the distance between teacher and student. It is not a bound: [CLS] stays at its position, and the
-distance to it tells a relative model, too, where a token is.
+The hidden states of an absolute model change when its input is shifted by some positions. `shift_consistency` measures
+this, as a scale for the distance between teacher and student. It is not a bound: [CLS] stays at its position, so a
+relative model can tell the position of a token by its distance to [CLS].
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ SHIFTS = (1, 4, 16, 32, 64)
 
 
 class CosineMeans:
-    """Means of cosines over tokens and over windows, batch by batch."""
+    """Mean cosines over tokens and over windows, accumulated by batch."""
 
     def __init__(self, pooling: str) -> None:
         self.pooling = pooling
@@ -30,10 +30,10 @@ class CosineMeans:
         self.sentence, self.windows = 0.0, 0
 
     def add(self, one: torch.Tensor, other: torch.Tensor, mask: torch.Tensor) -> None:
-        """Add the hidden states (B, L, D) of both models, with their mask (B, L)."""
+        """Add the hidden states of both models, (B, L, D), with the mask, (B, L)."""
         cosines = nn.functional.cosine_similarity(one.double(), other.double(), dim=-1)
         positions = torch.arange(mask.shape[1], device=mask.device)
-        quarters = 4 * positions // mask.sum(1, keepdim=True)  # of each window by its own length
+        quarters = 4 * positions // mask.sum(1, keepdim=True)  # quarters of each window's own length
         self.token.index_add_(0, quarters[mask].cpu(), cosines[mask].cpu())
         self.count.index_add_(0, quarters[mask].cpu(), torch.ones_like(cosines[mask]).cpu())
         left, right = (pool(hidden.double(), mask, self.pooling) for hidden in (one, other))
@@ -45,7 +45,7 @@ class CosineMeans:
         return float(self.token.sum() / self.count.sum()), self.sentence / self.windows
 
     def quarters(self) -> list[float]:
-        """Token cosine by quarter of the windows; a quarter without tokens is left out."""
+        """Token cosine by quarter of the windows; quarters without tokens are omitted."""
         return [float(total / count) for total, count in zip(self.token, self.count, strict=True) if count]
 
 
@@ -59,13 +59,13 @@ def shift_consistency(
     """Agreement of a model with itself when its input is shifted; [CLS] stays at the first position.
 
     Args:
-        teacher: a model that accepts `position_ids`.
+        teacher: a model that takes `position_ids`.
         windows: rows of tokens, `[CLS] … [SEP]`.
-        shifts: in positions; those that move the longest window past the model's maximum length are left out.
+        shifts: shifts in positions; those that move the longest window past the model's maximum length are skipped.
         pooling: `mean` or `cls`.
 
     Raises:
-        ValueError: when no shift fits, or the model accepts no position ids.
+        ValueError: if no shift fits, or the model takes no position ids.
     """
     check_pooling(pooling)
     if not accepts_position_ids(teacher):

@@ -1,4 +1,4 @@
-"""Models, tokenizers and poolings from a folder or Hub repository, with errors that name the remedy."""
+"""Load models, tokenizers and poolings from a folder or Hub repository, with errors that name the remedy."""
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -23,16 +23,18 @@ from ..models.patch import patch_transformers
 from .encoder import Encoder, check_pooling
 
 
-# Endings of `config.architectures` whose head predicts masked tokens.
+# Suffixes of class names in `config.architectures` whose head predicts masked tokens.
 MASKED_HEADS = ("ForMaskedLM", "ForPreTraining")
 
 
 @contextmanager
 def refusing_code(name: str | Path) -> Iterator[None]:
-    """Around `from_pretrained(name, trust_remote_code=False)`, which without that argument asks in a terminal.
+    """Context for `from_pretrained(name, trust_remote_code=False)`, which explains why code is not run.
+
+    Without that argument Transformers would ask in the terminal.
 
     Raises:
-        ValueError: for what cannot be loaded without running code of the checkpoint; says what to do.
+        ValueError: for a checkpoint that cannot be loaded without running its code; names the remedy.
     """
     try:
         yield
@@ -47,15 +49,15 @@ def refusing_code(name: str | Path) -> Iterator[None]:
 
 
 def load_model(name: str | Path, masked: bool | None = None, device: str = "cpu") -> PreTrainedModel:
-    """A stock or relpos_bert checkpoint in eval mode and float32; a stock config with relative positions is honoured.
+    """Load a stock or relpos_bert checkpoint in eval mode and float32, with the relative positions of its config.
 
     Args:
         name: local folder or Hub repository.
-        masked: with its masked-token head; None: if config.json says that there is one.
-        device: to put it on.
+        masked: load the masked-token head; None: if config.json names a class with one.
+        device: device of the model.
 
     Raises:
-        ValueError: when there is no such model, it has no such head, or its weights are incomplete or not finite.
+        ValueError: for an unknown model, a missing head, and weights that are incomplete or not finite.
     """
     check_folder(name)
     try:
@@ -71,7 +73,7 @@ def load_model(name: str | Path, masked: bool | None = None, device: str = "cpu"
                 f"{name}: architectures = {heads} has no head that predicts masked tokens; give a checkpoint of a "
                 "…ForMaskedLM or …ForPreTraining"
             )
-        if model is None or missing:  # ELECTRA's …ForPreTraining, for one, has another head
+        if model is None or missing:  # such as ELECTRA's …ForPreTraining, which has another head
             model, missing = load_quietly(AutoModel, name, dtype=torch.float32)
     except OSError as error:
         raise ValueError(no_such_model(name, error)) from error
@@ -89,7 +91,7 @@ def check_folder(name: str | Path) -> None:
     """Check the files of a local checkpoint; does nothing for a Hub repository.
 
     Raises:
-        ValueError: for a config.json or weights that are broken or not there; names the file.
+        ValueError: for a config.json or weights that are broken or missing; names the file.
     """
     if Path(name).is_dir():
         check_config(name)
@@ -99,7 +101,7 @@ def check_folder(name: str | Path) -> None:
 def refuse_missing(name: str | Path, missing: Collection[str]) -> None:
     """
     Raises:
-        ValueError: for weights that a file lacks.
+        ValueError: if there are missing weights.
     """
     if missing:
         raise ValueError(
@@ -109,7 +111,7 @@ def refuse_missing(name: str | Path, missing: Collection[str]) -> None:
 
 
 def no_such_model(name: str | Path, error: OSError) -> str:
-    """The error of `from_pretrained` for a model that is not there, in one line, with the remedy."""
+    """One-line message, with the remedy, for the error of `from_pretrained` on an unknown model."""
     reason = shorten(str(error), 160, placeholder=" …")
     return (
         f"{name}: no such folder, and no model of this name could be had from the Hub ({reason}). Give a folder "
@@ -120,44 +122,44 @@ def no_such_model(name: str | Path, error: OSError) -> str:
 def load_quietly(
     auto: Any, name: str | Path, new_head: bool = False, **arguments: Any
 ) -> tuple[PreTrainedModel, set[str]]:
-    """A model, and the names of missing weights but for a pooler's, whose output is not used.
+    """Load a model without a load report; also returns the names of missing weights, except the unused pooler's.
 
     Args:
-        auto: class with `from_pretrained`, which is given the other arguments.
-        new_head: a head of other sizes than the file's starts anew, and is among the missing weights.
+        auto: class with `from_pretrained`, which gets the other arguments.
+        new_head: a head whose shapes differ from the file's is initialised and counts as missing.
     """
     verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # no load report: heads are left out on purpose
+    logging.set_verbosity_error()  # no load report, since heads are omitted on purpose
     try:
         with patch_transformers(), refusing_code(name):
             model, info = auto.from_pretrained(
                 name, output_loading_info=True, trust_remote_code=False, ignore_mismatched_sizes=True, **arguments
             )
-    except (OSError, ValueError):  # of no such model, and those that name what is wrong
+    except (OSError, ValueError):  # unknown models, and errors that name the cause
         raise
-    except Exception as error:  # of broken files and fields any
+    except Exception as error:  # broken files and fields raise errors of any type
         reason = shorten(str(error), 160, placeholder=" …")
         raise ValueError(
             f"{name}: cannot be loaded ({type(error).__name__}: {reason}); restore config.json and the weights"
         ) from error
     finally:
         logging.set_verbosity(verbosity)
-    anew = {key for key, *_ in info["mismatched_keys"] if new_head and not key.startswith(model.base_model_prefix)}
-    for key, found, expected in sorted(each for each in info["mismatched_keys"] if each[0] not in anew):
+    resized = {key for key, *_ in info["mismatched_keys"] if new_head and not key.startswith(model.base_model_prefix)}
+    for key, found, expected in sorted(each for each in info["mismatched_keys"] if each[0] not in resized):
         raise ValueError(
             f"{name}: {key} has shape {tuple(found)}, and config.json makes it {tuple(expected)}; correct config.json "
             "or take the weights that belong to it"
         )
     if isinstance(model, BertPreTrainedModel):
         check_loaded(model, info, name, arguments)
-    return model, {key for key in info["missing_keys"] if "pooler." not in key} | anew
+    return model, {key for key in info["missing_keys"] if "pooler." not in key} | resized
 
 
 def load_tokenizer(name: str | Path) -> Any:
-    """The tokenizer of a checkpoint.
+    """Load the tokenizer of a checkpoint.
 
     Raises:
-        ValueError: when there is none.
+        ValueError: if there is none.
     """
     tokenizer, reason = find_tokenizer(name)
     if reason:
@@ -169,17 +171,17 @@ def load_tokenizer(name: str | Path) -> Any:
 
 
 def find_tokenizer(name: str | Path, **arguments: Any) -> tuple[Any, str]:
-    """The tokenizer of a checkpoint, and why there is none; empty where there is one.
+    """Load the tokenizer of a checkpoint; returns it, or None, and the reason, empty on success.
 
     Args:
-        arguments: of `AutoTokenizer.from_pretrained`.
+        arguments: passed on to `AutoTokenizer.from_pretrained`.
     """
     try:
         with refusing_code(name):
             tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **arguments)
-    except Exception as error:  # of broken files any: tokenizers raises no type of its own
+    except Exception as error:  # tokenizers raises plain Exceptions for broken files
         return None, shorten(f"{type(error).__name__}: {error}", 400, placeholder=" …")
-    # of a folder without its files, Transformers v5 makes an empty one without an error
+    # for a folder without tokenizer files, Transformers v5 returns an empty tokenizer without an error
     if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
         return None, "it knows no tokens but special ones"
     return tokenizer, ""
@@ -198,7 +200,7 @@ def pooling_of(name: str | Path) -> str | None:
 
         try:
             path = Path(hf_hub_download(str(name), "1_Pooling/config.json"))
-        except (OSError, HFValidationError):  # not there, or no connection: loading the model will say so
+        except (OSError, HFValidationError):  # missing, or no connection: loading the model reports that
             return None
     if not path.is_file():
         return None
@@ -229,19 +231,19 @@ def load_encoder(
     masked: bool | None = None,
     device: str = "cpu",
 ) -> Encoder:
-    """Model, tokenizer and pooling together.
+    """Load model, tokenizer and pooling.
 
     Args:
         name: local folder or Hub repository.
         tokenizer: folder or Hub repository of the tokenizer; None for the model's.
-        pooling: `mean` or `cls`; None for that of the repository, else `mean`.
+        pooling: `mean` or `cls`; None for that of the repository, or `mean` if it has none.
         max_length: tokens read of a text; None for the model's maximum length.
         masked: as in `load_model`.
-        device: of the model.
+        device: device of the model.
 
     Raises:
-        ValueError: for an unknown pooling, what `load_model` and `load_tokenizer` refuse, and a tokenizer with more
-            tokens than the model knows.
+        ValueError: for an unknown pooling, as `load_model` and `load_tokenizer`, and for a tokenizer with more tokens
+            than the model's vocabulary.
     """
     pooling = pooling or pooling_of(name) or "mean"
     check_pooling(pooling)

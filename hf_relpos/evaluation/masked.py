@@ -1,4 +1,4 @@
-"""Accuracy of a masked language model on text, also with its tokens in random order."""
+"""Accuracy of a masked language model on text, in order and with tokens shuffled."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ from .inspection import model_max_length
 
 
 def token_ids(tokenizer: PreTrainedTokenizerBase, paragraphs: Sequence[str]) -> list[int]:
-    """The token ids of a text, its paragraphs concatenated, without special tokens."""
+    """Token ids of the concatenated paragraphs of a text, without special tokens."""
     return [
         token for text in paragraphs for token in tokenizer(text, add_special_tokens=False, verbose=False).input_ids
     ]
@@ -33,16 +33,16 @@ def masked_windows(
 
     Args:
         paragraphs: the text; their tokens are concatenated.
-        length: tokens per window, special ones included.
-        limit: windows at most.
+        length: tokens per window, special tokens included.
+        limit: maximum number of windows.
         rng: decides which tokens are masked.
-        rate: probability of each token.
+        rate: probability that a token is masked.
 
     Returns:
-        Token ids with [MASK], (windows, length), and labels, the same shape, −100 where nothing is masked.
+        Token ids with [MASK], (windows, length), and labels of the same shape, −100 at tokens that are not masked.
 
     Raises:
-        ValueError: when the text does not fill one window.
+        ValueError: if the text does not fill one window.
     """
     inner = length - 2
     ids = token_ids(tokenizer, paragraphs)
@@ -78,11 +78,11 @@ def masked_accuracy(
     """Accuracy on the masked tokens, in percent, and their mean negative log-likelihood, in nats.
 
     Args:
-        model: a masked language model; its mode (train or eval) is left as it is.
+        model: a masked language model; its mode (train or eval) is kept.
         inputs: token ids, (windows, length).
-        labels: the same shape, −100 where nothing is to be predicted.
+        labels: the same shape, −100 at tokens that are not predicted.
         position_ids: the same shape, or None for the model's own.
-        progress: called with the length, the windows done, and their total.
+        progress: called with the length, the number of windows done, and their total.
     """
     right, loss, count = 0, 0.0, 0
     for start in range(0, len(inputs), batch_size):
@@ -101,12 +101,12 @@ def masked_accuracy(
 
 @torch.inference_mode()
 def masked_predictions(model: PreTrainedModel, rows: Sequence[Row], masked: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Logits at some positions of one batch of rows, (positions of all rows, V) in float32, row by row.
+    """Logits at masked tokens of one batch of rows, (masked tokens of all rows, V) in float32.
 
     Args:
         model: a masked language model.
         rows: token ids, of any lengths.
-        masked: for each row a boolean for each of its tokens.
+        masked: one boolean tensor per row, true at masked tokens.
     """
     ids, mask = pad_batch(rows, model)
     out = model(input_ids=ids, attention_mask=mask.long())
@@ -125,14 +125,14 @@ def masked_accuracy_by_length(
     seed: int = 0,
     progress: ProgressCallback | None = None,
 ) -> dict[int, dict[str, float]]:
-    """`masked_accuracy` of windows of several lengths, on about as much text for each; keys are lengths.
+    """`masked_accuracy` by window length, on about the same amount of text for each.
 
     Args:
-        lengths: tokens per window; those past the model's maximum length are left out.
-        tokens: of text for each length, at most (one window at least).
+        lengths: tokens per window; lengths past the model's maximum are skipped.
+        tokens: maximum number of tokens for each length (but at least one window).
 
     Raises:
-        ValueError: when the text does not fill one window, or the model reads none of the lengths.
+        ValueError: if the text does not fill one window, or all lengths are past the model's maximum.
     """
     limit = model_max_length(model)
     fitting = [length for length in lengths if limit is None or length <= limit]
@@ -160,9 +160,9 @@ def masked_agreement(
 
     Args:
         windows: rows of tokens, `[CLS] … [SEP]`; the first and the last token are never masked.
-        mask_token_id: [MASK].
+        mask_token_id: id of [MASK].
         seed: decides which tokens are masked.
-        rate: probability of each token.
+        rate: probability that a token is masked.
 
     Raises:
         ValueError: for windows without a token between the first and the last.

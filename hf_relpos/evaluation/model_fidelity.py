@@ -1,4 +1,4 @@
-"""Fidelity of a converted model to its source: hidden states, sentence vectors, attention, masked tokens."""
+"""Agreement of a converted model with its source: hidden states, sentence vectors, attention, masked tokens."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -27,15 +27,16 @@ class FidelitySettings:
     """Settings of `fidelity`.
 
     Attributes:
-        pooling: of the sentence vectors, `mean` or `cls`.
-        mask_token_id: [MASK], for the agreement on masked tokens where both models predict them; None for without.
-        divergence: compare attention weights, which switches both models to eager attention.
-        ceiling: measure the teacher's agreement with itself.
-        shifts: for the ceiling, in positions.
-        sample: tokens of each length whose attention is compared and whose ceiling is measured, which take several
-            times as long as the cosines; whole windows, spread evenly, at least one. None for all.
+        pooling: pooling of the sentence vectors, `mean` or `cls`.
+        mask_token_id: id of [MASK], to measure the agreement on masked tokens if both models predict them; None skips
+            this.
+        divergence: compare attention weights; this switches both models to eager attention.
+        ceiling: measure the teacher's agreement with itself under shifts.
+        shifts: shifts for `ceiling`, in positions.
+        sample: tokens of each length used for `divergence` and `ceiling`, which take several times as long as the
+            cosines. Whole windows are used, evenly spread, at least one. None for all.
         seed: decides which tokens are masked.
-        batch_tokens: tokens of a batch.
+        batch_tokens: tokens per batch.
 
     Raises:
         ValueError: for an unknown pooling.
@@ -55,10 +56,7 @@ class FidelitySettings:
 
 
 def default_lengths(limit: int | None) -> list[int]:
-    """Window lengths up to a teacher's maximum length, that length, and twice and four times as much.
-
-    A teacher without a limit is taken for one of 512.
-    """
+    """Window lengths up to a teacher's maximum length (512 for no limit), and twice and four times this length."""
     limit = limit or LENGTHS[-1]
     return sorted({*(length for length in LENGTHS if length <= limit), limit, 2 * limit, 4 * limit})
 
@@ -72,19 +70,20 @@ def fidelity(
 ) -> Fidelity:
     """Compare a student with its teacher on windows of text of several lengths.
 
-    Past the teacher's maximum length the reference are its states of overlapping windows (`windowed_hidden_states`),
-    and neither attention nor masked tokens are compared. Lengths past the student's maximum are skipped and listed.
+    Past the teacher's maximum length the reference is its hidden states of overlapping windows
+    (`windowed_hidden_states`), and neither attention nor masked tokens are compared. Lengths past the student's
+    maximum are skipped and listed.
 
     Args:
-        teacher: any model with `last_hidden_state`, or with a head on top of such a one; in eval mode.
+        teacher: a model with `last_hidden_state`, or with a head on such a model, in eval mode.
         student: likewise, of the same hidden size and tokenizer, on the same device.
-        windows_by_length: for each length rows of tokens, `[CLS] … [SEP]`, of that length at most.
+        windows_by_length: for each length, rows of at most that many tokens, `[CLS] … [SEP]`.
         settings: None for the defaults.
-        progress: called with the length, the tokens done, and their total.
+        progress: called with the length, the number of tokens done, and their total.
 
     Raises:
-        ValueError: for a length without windows, windows longer than it, models of different widths or vocabularies,
-            and hidden states that are not finite.
+        ValueError: for a length without windows, windows that are too long, models of different widths or
+            vocabularies, and hidden states that are not finite.
     """
     settings = settings or FidelitySettings()
     _check(teacher, student, windows_by_length)
@@ -113,7 +112,7 @@ def fidelity(
 def _check(teacher: PreTrainedModel, student: PreTrainedModel, windows_by_length: Mapping[int, Sequence[Row]]) -> None:
     """
     Raises:
-        ValueError: for models and windows that `fidelity` does not accept.
+        ValueError: for models and windows that `fidelity` rejects.
     """
     for name in ("hidden_size", "vocab_size"):
         sizes = [getattr(model.base_model.config, name, None) for model in (teacher, student)]
@@ -139,7 +138,7 @@ def _within_limit(
     settings: FidelitySettings,
     advance: Callable[[int], None],
 ) -> LengthFidelity:
-    """Windows that both models read whole."""
+    """Compare windows that both models read whole."""
     cosines = CosineMeans(settings.pooling)
     attention = AttentionDivergence(teacher, student) if settings.divergence else None
     sample, others = _sampled(windows, settings.sample)
@@ -164,7 +163,7 @@ def _within_limit(
 
 
 def _sampled(windows: Sequence[Row], tokens: int | None) -> tuple[Sequence[Row], Sequence[Row]]:
-    """Windows of about so many tokens, spread evenly, and the others."""
+    """Evenly spread windows of about that many tokens, and the other windows."""
     total = sum(map(len, windows))
     if tokens is None or tokens >= total:
         return windows, []
@@ -179,7 +178,7 @@ def _sampled(windows: Sequence[Row], tokens: int | None) -> tuple[Sequence[Row],
 def _batches(
     windows: Sequence[Row], model: PreTrainedModel, settings: FidelitySettings
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Ids and mask of each batch of windows, on the model's device."""
+    """Yield ids and mask of each batch of windows, on the model's device."""
     for indices in batch_indices(windows, settings.batch_tokens):
         yield pad_batch([windows[index] for index in indices], model)
 
@@ -187,7 +186,7 @@ def _batches(
 def _states(
     teacher: PreTrainedModel, student: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Last hidden states of both, each (B, L, D)."""
+    """Last hidden states of both models, (B, L, D) each."""
     return hidden_states(teacher, ids, mask), hidden_states(student, ids, mask)
 
 
@@ -199,7 +198,7 @@ def _past_limit(
     settings: FidelitySettings,
     advance: Callable[[int], None],
 ) -> LengthFidelity:
-    """Windows that the teacher reads in overlapping pieces; the ceiling is for pieces that start elsewhere."""
+    """Compare windows that the teacher reads in overlapping pieces; `ceiling` is for pieces that start elsewhere."""
     limit = model_max_length(teacher)
     assert limit is not None
     cosines, ceiling = CosineMeans(settings.pooling), CosineMeans(settings.pooling)
@@ -225,6 +224,6 @@ def _past_limit(
 
 
 def _entry(length: int, windows: Sequence[Row], reference: str, cosines: CosineMeans, **more: Any) -> LengthFidelity:
-    """The fidelity on windows of one length, from the sums over its batches."""
+    """Results for windows of one length, from the sums over its batches."""
     tokens = sum(map(len, windows))
     return LengthFidelity(length, len(windows), tokens, reference, *cosines.means(), cosines.quarters(), **more)

@@ -1,8 +1,7 @@
-"""Vectors of the passages of a text, each token read in the context of the whole text ("late chunking").
+"""Passage vectors in the context of the whole text ("late chunking").
 
 Günther et al. 2024, "Late chunking: contextual chunk embeddings using long-context embedding models", arXiv
-2409.04701: the text is encoded first and cut into passages afterwards, so that a pronoun knows its name in another
-passage.
+2409.04701: the text is encoded first and cut into passages afterwards, so that tokens attend to other passages.
 """
 
 from collections.abc import Sequence
@@ -15,24 +14,25 @@ from .sliding_windows import windowed_hidden_states
 
 
 def passage_vectors(encoder: Encoder, text: str, borders: Sequence[tuple[int, int]]) -> torch.Tensor:
-    """The mean of the last hidden states of each passage's tokens, after the whole text was read at once.
+    """Mean of the last hidden states of each passage's tokens, where the model reads the whole text at once.
 
-    Special tokens belong to no passage. Without passages that cross or leave out text, their vectors weighted by their
-    tokens are the text's own, but for the special tokens.
+    Special tokens belong to no passage. If passages cover the text once, the mean of their vectors, weighted by their
+    numbers of tokens, is the vector of the text without special tokens.
 
     Args:
-        encoder: of `load_encoder`, or `Encoder(model, tokenizer)`; a text longer than its model's maximum length is
-            read in windows that overlap by half, and each token is taken from the one in whose middle it is most.
+        encoder: from `load_encoder`, or `Encoder(model, tokenizer)`. A text longer than the model's maximum length is
+            read in windows that overlap by half, and each token is taken from the window where it is most central.
         text: the whole text.
-        borders: of each passage its first character and the one after its last, 0 ≤ start < end ≤ len(text). They
-            may overlap, and be in any order. A token that crosses a border belongs to where it begins.
+        borders: first character of each passage and the character after its last, 0 ≤ start < end ≤ len(text).
+            Passages may overlap and be in any order. A token that crosses a border belongs to the passage in which it
+            begins.
 
     Returns:
         (passages, D) on the CPU, not normalised.
 
     Raises:
-        ValueError: for a tokenizer that does not say where its tokens begin, borders outside of the text, and a
-            passage in which no token begins.
+        ValueError: for a tokenizer without character offsets, borders outside the text, and a passage in which no
+            token begins.
     """
     for number, (start, end) in enumerate(borders):
         if not 0 <= start < end <= len(text):
@@ -40,7 +40,7 @@ def passage_vectors(encoder: Encoder, text: str, borders: Sequence[tuple[int, in
                 f"borders[{number}] = ({start}, {end}): the text has {len(text)} characters; give 0 ≤ start < end ≤ "
                 f"{len(text)}"
             )
-    ids, begins = _tokens(encoder.tokenizer, text)  # SentencePiece counts the space before a word as the word's
+    ids, begins = _tokens(encoder.tokenizer, text)  # in SentencePiece a word's token includes the space before
     begins = torch.tensor([_past_space(text, begin) for begin in begins.tolist()])
     limit = encoder.limit()
     if limit is None or len(ids) <= limit:
@@ -60,14 +60,14 @@ def passage_vectors(encoder: Encoder, text: str, borders: Sequence[tuple[int, in
 
 
 def _past_space(text: str, begin: int) -> int:
-    """The first character from there on that is no white space, if there is one; −1 stays."""
+    """Index of the first character from `begin` on that is not white space, if there is one; −1 is returned as is."""
     while 0 <= begin < len(text) - 1 and text[begin].isspace():
         begin += 1
     return begin
 
 
 def _tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[int], torch.Tensor]:
-    """Ids of a text with special tokens, and the character at which each begins, −1 for special ones."""
+    """Token ids of a text with special tokens, and the character at which each token begins, −1 for special tokens."""
     if not tokenizer.is_fast:
         raise ValueError(
             f"{type(tokenizer).__name__} does not say where its tokens begin; load one with AutoTokenizer"

@@ -1,7 +1,7 @@
-"""Passkey retrieval: a number hidden in filler text, recognised by the text's vector or predicted at masks.
+"""Passkey retrieval: a number hidden in filler text is recognised by the text's vector or predicted at masked tokens.
 
-The task, and the words of the needle, are those of Mohtashami and Jaggi 2023, "Landmark attention: random-access
-infinite context length for Transformers", arXiv 2305.16300.
+The task and the wording of the needle are from Mohtashami and Jaggi 2023, "Landmark attention: random-access infinite
+context length for Transformers", arXiv 2305.16300.
 """
 
 from collections.abc import Sequence
@@ -28,9 +28,9 @@ class Passkey:
 
     Attributes:
         row: tokens, `[CLS] … [SEP]`.
-        depth: where the key is, 0 (beginning) to 1 (end).
-        keys: the candidates, each of five digits; all have as many tokens.
-        right: index of the one in the text.
+        depth: place of the key, from 0 (beginning) to 1 (end).
+        keys: candidates of five digits each, all with the same number of tokens.
+        right: index of the key in the text.
         masked: positions in `row` of the masked tokens of the key; empty in a text for sentence vectors.
     """
 
@@ -42,7 +42,7 @@ class Passkey:
 
 
 def key_tokens(tokenizer: PreTrainedTokenizerBase, key: str) -> list[int]:
-    """The tokens of a key inside the statement; alone it has others with tokenizers that mark spaces."""
+    """Tokens of a key inside the statement. Tokenizers that mark spaces give other tokens for the key alone."""
     before, after = STATEMENT.split("{key}")
     parts = [tokenizer(text, add_special_tokens=False, verbose=False).input_ids for text in (before.rstrip(), after)]
     whole = tokenizer(STATEMENT.format(key=key), add_special_tokens=False, verbose=False).input_ids
@@ -59,20 +59,20 @@ def passkeys(
     masked: bool = False,
     seed: int = 0,
 ) -> list[Passkey]:
-    """Texts made of any filler, with a key each.
+    """Make texts of filler with one key each.
 
     Args:
-        tokenizer: of the model to be tested.
-        filler: tokens of the text, without special ones; each passkey takes a piece from anywhere in it.
-        length: tokens of each text, special ones included.
-        candidates: keys to choose from.
+        tokenizer: tokenizer of the model.
+        filler: tokens of a text, without special tokens; each passkey uses a random piece of it.
+        length: tokens of each text, special tokens included.
+        candidates: number of keys to choose from.
         per_depth: texts for each depth.
-        depths: where the key is put, 0 to 1.
-        masked: end the text with the statement of the key, its tokens masked.
-        seed: decides on pieces and keys.
+        depths: places of the key, from 0 (beginning) to 1 (end).
+        masked: end the text with the statement of the key, whose tokens are masked.
+        seed: seed of the random pieces and keys.
 
     Raises:
-        ValueError: when the filler is too short, or the length too short for key and statement.
+        ValueError: if the filler is too short, or the length is too short for key and statement.
     """
     if candidates < 2 or not all(0 <= depth <= 1 for depth in depths):
         raise ValueError(
@@ -83,7 +83,7 @@ def passkeys(
     def tokens(text: str) -> list[int]:
         return tokenizer(text, add_special_tokens=False, verbose=False).input_ids
 
-    # keys with equally many tokens, so that neither the length of a sentence nor its number of masks gives one away
+    # keys have equally many tokens, so that neither the length of a sentence nor its number of masks reveals the key
     drawn = [str(key) for key in rng.choice(np.arange(10_000, 100_000), 40 * candidates, replace=False)]
     sizes = [len(key_tokens(tokenizer, key)) for key in drawn]
     common = max(set(sizes), key=sizes.count)
@@ -120,7 +120,7 @@ def passkeys(
 
 
 def _shares(trials: Sequence[Passkey], hits: Sequence[bool]) -> dict[str, float]:
-    """Accuracy over all texts and by depth, and that of chance."""
+    """Accuracy over all texts and by depth, and the accuracy of chance."""
     depths = sorted({trial.depth for trial in trials})
     by_depth = {
         f"depth {depth:g}": float(np.mean([hit for t, hit in zip(trials, hits, strict=True) if t.depth == depth]))

@@ -1,6 +1,6 @@
-"""Figures: what a scheme adds to the attention scores of a model, and the fidelity of a conversion.
+"""Figures of what a scheme adds to attention scores, and of the agreement of a converted model with its source.
 
-Needs matplotlib (extra `plot`).
+They need matplotlib (extra `plot`).
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def figure_class() -> type["Figure"]:
-    """The figure class of matplotlib, imported on first use; also checks before long work that it is installed.
+    """The figure class of matplotlib, imported on first use.
 
     Raises:
         ModuleNotFoundError: without matplotlib; names the extra.
@@ -37,11 +37,11 @@ def check_picture(path: Path, option: str) -> None:
     """
     Args:
         path: picture to write.
-        option: of the command line, that it was given with.
+        option: command-line option that named it.
 
     Raises:
         ModuleNotFoundError: without matplotlib.
-        ValueError: for a file that could not be written, or an extension that matplotlib does not know.
+        ValueError: for a file that cannot be written, or an extension that matplotlib does not know.
     """
     formats = figure_class()().canvas.get_supported_filetypes()
     if path.suffix and path.suffix[1:].lower() not in formats:
@@ -59,7 +59,7 @@ def _figure(width: float, height: float) -> "Figure":
 
 
 def save_figure(figure: "Figure", path: str | Path, dpi: int = 150) -> Path:
-    """Write a figure atomically, in the format that the suffix names; the file, which without a suffix is a .png."""
+    """Write a figure atomically, in the format of the suffix (.png without one); returns the file."""
     path = Path(path)
     path = path if path.suffix else path.with_name(f"{path.name}.png")
     with atomic_file(path) as partial:
@@ -76,7 +76,7 @@ def plot_scheme(
     """The scores that a scheme adds, over all pairs and for the query in the middle.
 
     Args:
-        model: a model, or a configuration, which stands for a fresh model with seed 0.
+        model: a model, or a configuration, from which a model is initialised with seed 0.
         layer: number of the layer.
         head: number of the head.
         inputs: arguments of `forward`; None for `example_inputs`.
@@ -107,7 +107,7 @@ def plot_scheme(
 
 
 def _draw_map(figure: "Figure", axes: Any, values: torch.Tensor, title: str) -> None:
-    """Heat map over (i, j), white at zero, grey where hidden."""
+    """Draw a heat map over (i, j): zero is white, hidden keys are grey."""
     limit = float(values.nan_to_num().abs().max()) or 1.0
     axes.set_facecolor("0.6")
     image = axes.imshow(values.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
@@ -121,7 +121,7 @@ def _draw_map(figure: "Figure", axes: Any, values: torch.Tensor, title: str) -> 
 
 
 def _draw_curves(axes: Any, maps: torch.Tensor, head: int, label: str) -> None:
-    """The row of the middle query over r = j − i: every head thin, the chosen one bold, a step for each offset."""
+    """Draw the scores of the middle query over r = j − i: all heads as thin lines, the chosen head bold."""
     i = maps.shape[1] // 2
     r = torch.arange(maps.shape[2]) - i
     for number, values in enumerate(maps[:, i]):
@@ -152,16 +152,16 @@ def plot_checkpoint(
         out: file to write, its format by its suffix; None for `<checkpoint>-layer<n>-head<n>.png` in this folder, or
             `<checkpoint>.png` for the whole model.
         layer: number of the layer; None for the whole model.
-        head: number of the head, if there is a layer.
+        head: number of the head; ignored if `layer` is None.
         text: file whose tokens give the mean query and key; None for random tokens.
-        length: tokens per window, at most.
+        length: maximum number of tokens per window.
 
     Returns:
         The file.
 
     Raises:
-        ValueError: for no such model, one of another kind, a layer or head that it does not have, a scheme that
-            `plot_model` refuses, a text without tokens, or a file that cannot be written.
+        ValueError: for an unknown model, a model of another package, an unknown layer or head, a scheme that
+            `plot_model` rejects, a text without tokens, and a file that cannot be written.
     """
     if out is not None:
         check_picture(Path(out), "--out")
@@ -195,7 +195,7 @@ def plot_checkpoint(
 
 
 def plot_model(model: RelPosBertPreTrainedModel, inputs: dict[str, torch.Tensor] | None = None) -> "Figure":
-    """Heat map of a whole model: what position adds to the score, every head of every layer against r = j − i.
+    """Heat map of a whole model: the score that position adds, for every head of every layer over r = j − i.
 
     Args:
         model: a model whose terms depend on r = j − i.
@@ -214,9 +214,9 @@ def plot_model(model: RelPosBertPreTrainedModel, inputs: dict[str, torch.Tensor]
     layers, heads, length = curves.shape
     figure = _figure(8, 1.2 + 0.13 * layers * heads)
     axes = figure.subplots()
-    # a constant in each row changes no softmax
+    # the softmax does not change when a constant is added to a row
     rows = (curves - curves.nanmean(-1, keepdim=True)).flatten(0, 1)
-    limit = float(rows.nan_to_num().abs().flatten().quantile(0.99)) or 1.0  # a few large ones would pale the rest
+    limit = float(rows.nan_to_num().abs().flatten().quantile(0.99)) or 1.0  # without outliers
     first = -(length // 2) - 0.5
     axes.set_facecolor("0.6")
     image = axes.imshow(
@@ -240,10 +240,10 @@ def plot_model(model: RelPosBertPreTrainedModel, inputs: dict[str, torch.Tensor]
 
 
 def fidelity_figure(report: Mapping[str, Any]) -> "Figure":
-    """Fidelity by length, that of the shifted teacher, and the attention's divergence by layer.
+    """Cosine to the teacher by length, with that of the shifted teacher, and divergence of attention by layer.
 
     Args:
-        report: what `evaluation.Fidelity.to_dict` returns, or the JSON of `hf-relpos compare`.
+        report: result of `evaluation.Fidelity.to_dict`, or the JSON of `hf-relpos compare`.
 
     Raises:
         ModuleNotFoundError: without matplotlib.
@@ -293,7 +293,7 @@ def plot_fidelity(report: Mapping[str, Any], path: str | Path) -> Path:
     """Write `fidelity_figure`.
 
     Args:
-        report: as there.
+        report: as in `fidelity_figure`.
         path: file to write, its format by its suffix.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The scores that a scheme adds in a layer, over all pairs (i, j) or by offset r = j − i."""
+"""The scores that a scheme adds in a layer, for all pairs (i, j) or by offset r = j − i."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.modeling_relpos_bert import RelPosBertModel, RelPosBertPreTrainedModel
 
 
-# Fields of Terms, and the letters they have in the formula.
+# Fields of Terms, and their letters in the formula.
 LETTERS = {
     "query_table": "A",
     "key_table": "B",
@@ -45,8 +45,8 @@ class LayerCall:
     Attributes:
         query: (B, H, L, d).
         key: (B, H, K, d).
-        terms: what the scheme adds.
-        context: the relations of queries and keys.
+        terms: terms of the scheme.
+        context: positions of queries and keys.
         added_to_input: output of the scheme's input module, (1 or B, L, D); None without one.
     """
 
@@ -58,22 +58,22 @@ class LayerCall:
 
     @property
     def letters(self) -> list[str]:
-        """The terms present, by their letters, in the order of the formula; `input` last."""
+        """Letters of the terms present, in the order of the formula; `input` is last."""
         present = [letter for field, letter in LETTERS.items() if getattr(self.terms, field) not in (None, ())]
         return list(dict.fromkeys(present)) + ["input"] * (self.added_to_input is not None)
 
 
 def example_inputs(config: RelPosBertConfig, length: int = 64, batch: int = 4) -> dict[str, torch.Tensor]:
-    """Random tokens, and whatever else the scheme requires: a square image, edges to the next tokens and the fourth.
+    """Random tokens, and required inputs of the scheme: a square image, edges to the next and the fourth token.
 
     Args:
-        length: at most P, which is the limit of some schemes.
+        length: number of tokens; limited to P, the maximum length of some schemes.
     """
     return inputs_of_length(config, min(length, config.max_position_embeddings), batch)
 
 
 def inputs_of_length(config: RelPosBertConfig, length: int, batch: int) -> dict[str, torch.Tensor]:
-    """`example_inputs` of exactly that many tokens."""
+    """`example_inputs` with exactly that many tokens."""
     positions = torch.arange(length)
     generator = torch.Generator().manual_seed(0)
     inputs = {"input_ids": torch.randint(config.vocab_size, (batch, length), generator=generator)}
@@ -93,7 +93,7 @@ def record_layer(
     """Run a model and record the attention call of one of its layers.
 
     Args:
-        model: a model, or a configuration, which stands for a fresh model with seed 0.
+        model: a model, or a configuration, from which a model is initialised with seed 0.
         layer: number of the layer.
         inputs: arguments of `forward`; None for `example_inputs`.
 
@@ -114,7 +114,7 @@ def record_layer(
 
     def keep(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, out: Any) -> None:
-            recorded.setdefault(name, out)  # a scheme may project something else later
+            recorded.setdefault(name, out)  # a scheme may call the module again for something else
 
         return hook
 
@@ -130,7 +130,7 @@ def record_layer(
         heads = (attention.num_attention_heads, attention.attention_head_size)
         query, key = (recorded[name].unflatten(-1, heads).transpose(1, 2) for name in ("query", "key"))
         context = attention.layer_context(recorded["context"], query, key.shape[2])
-        terms = attention.distance_embedding(context)  # before dropout is on again
+        terms = attention.distance_embedding(context)  # while dropout is off
     finally:
         model.train(training)
         for hook in hooks:
@@ -142,11 +142,11 @@ def record_layer(
 def attention_maps(
     model: RelPosBertPreTrainedModel, layer: int, inputs: dict[str, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention weights of one layer, and what they are without positions there.
+    """Attention weights of one layer, with and without positions in that layer.
 
     Without positions the weights are the softmax of the content product of the same queries and keys, so the layers
-    below keep theirs. A scheme that acts on the input is in queries and keys: its vectors are replaced by their mean
-    over the positions, which takes them from the layers below, too.
+    below keep their positions. For a scheme that acts on the input, its vectors are replaced by their mean over the
+    positions, which also removes positions from the layers below.
 
     Args:
         model: an encoder whose attention has no window.
@@ -154,10 +154,10 @@ def attention_maps(
         inputs: arguments of `forward`: one row, without padding.
 
     Returns:
-        Both (H, L, L), float32 on the CPU; rows are queries and sum to 1.
+        Both weights, (H, L, L), float32 on the CPU; each row is a query and sums to 1.
 
     Raises:
-        ValueError: for a layer that the model does not have, and for attention that does not reach all pairs.
+        ValueError: for a layer that the model does not have, and for attention that does not cover all pairs.
     """
     for field in ("attention_window", "is_decoder"):
         if value := getattr(model.config, field, None):
@@ -174,7 +174,7 @@ def attention_maps(
 
 @contextmanager
 def _mean_input_vectors(module: nn.Module) -> Iterator[None]:
-    """Within this context a module (1 or B, L, D) says the same at each position: its mean over them."""
+    """Context in which the output of a module, (1 or B, L, D), is replaced by its mean over positions."""
     handle = module.register_forward_hook(lambda module, args, out: out.mean(1, keepdim=True).expand_as(out))
     try:
         yield
@@ -186,14 +186,14 @@ def _mean_input_vectors(module: nn.Module) -> Iterator[None]:
 def score_map(
     call: LayerCall, head: int | None = None, query: torch.Tensor | None = None, key: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """What position adds to the score of a query at i and a key at j, by all terms but V and u (which has no r).
+    """The score that position adds for a query at i and a key at j, from all terms but V and u (which ignores r).
 
-    Terms that depend on content are given for one query and one key: q·A, k·B for `query` and `key`; rotations and
-    gains by what they change in the product of a vector of length 1 with itself.
+    Terms that depend on content are evaluated for one query and one key: q·A for `query`, k·B for `key`. Rotations and
+    gains are evaluated as the change of the product of a unit vector with itself.
 
     Args:
-        call: what `record_layer` returned.
-        head: its number, or None for all.
+        call: result of `record_layer`.
+        head: number of the head, or None for all.
         query: (H, d); None for the mean over the tokens of the call.
         key: (H, d), likewise.
 
@@ -227,7 +227,7 @@ def score_map(
 
 
 def input_map(call: LayerCall) -> torch.Tensor | None:
-    """Cosine of what the scheme adds to the input at i and at j, (L, L); None for a scheme without an input module."""
+    """Cosine of the vectors that the scheme adds to the input at i and j, (L, L); None without an input module."""
     if call.added_to_input is None:
         return None
     vectors = torch.nn.functional.normalize(call.added_to_input[0].float(), dim=-1)
@@ -235,15 +235,15 @@ def input_map(call: LayerCall) -> torch.Tensor | None:
 
 
 def offset_curves(model: RelPosBertPreTrainedModel, inputs: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
-    """The scores that position adds for the query in the middle, by offset, for every layer and head.
+    """The score that position adds for the query in the middle, by offset, for every layer and head.
 
     Args:
         model: a model whose terms depend on r = j − i.
         inputs: arguments of `forward`; None for `example_inputs`. Their length sets the range of offsets.
 
     Returns:
-        (layers, H, L): entry n is for r = n − L // 2. The terms of content are those of the mean query and key of the
-        layer, as in `score_map`; NaN where the scheme hides the key.
+        (layers, H, L): entry n is for r = n − L // 2. Terms that depend on content are for the mean query and key of
+        the layer, as in `score_map`. NaN where the scheme hides the key.
     """
     layers = range(len(model.base_model.encoder.layer))
     maps = (score_map(record_layer(model, layer, inputs)) for layer in layers)

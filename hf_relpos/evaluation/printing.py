@@ -1,4 +1,4 @@
-"""Tables of what `compare_models` and `evaluate_model` measured."""
+"""Print the results of `compare_models` and `evaluate_model` as tables."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +19,7 @@ def _cosine(value: float | None) -> str:
 
 
 def print_fidelity(fidelity: Fidelity, console: Console) -> None:
-    """Tables by length, and which lengths were not measured."""
+    """Print tables by length, and the lengths that were not measured."""
     past = [entry for entry in fidelity.lengths if entry.reference != "teacher"]
     rows: list[tuple[str, ...]] = []
     for entry in fidelity.lengths:
@@ -53,7 +53,7 @@ def print_fidelity(fidelity: Fidelity, console: Console) -> None:
 
 
 def print_comparison(results: Mapping[str, Any], console: Console) -> None:
-    """Tables of what `compare_models` returned, and the verdict."""
+    """Print the result of `compare_models` as tables, and its verdict."""
     print_fidelity(Fidelity.from_dict(results), console)
     if "similarity" in results:
         rows = []
@@ -69,7 +69,7 @@ def print_comparison(results: Mapping[str, Any], console: Console) -> None:
 
 
 def print_evaluation(results: Mapping[str, Any], console: Console) -> None:
-    """Tables of what `evaluate_model` returned."""
+    """Print the result of `evaluate_model` as tables."""
     rows: list[tuple[str, ...]]
     if "similarity" in results:
         rows = [(Path(n).name, f"{r['pairs']:,}", f"{r['spearman']:.2f}") for n, r in results["similarity"].items()]

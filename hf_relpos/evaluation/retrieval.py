@@ -1,4 +1,4 @@
-"""Retrieval: the document that answers a query, by the cosine of vectors; with strategies for long documents."""
+"""Retrieval by the cosine of query and document vectors, with strategies for long documents."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,10 +22,10 @@ CHUNK = 512
 
 @dataclass(frozen=True)
 class Retrieval:
-    """The rank of the right document for each query.
+    """The rank of the relevant document for each query.
 
     Attributes:
-        ranks: (queries,), from 1 on; a document with the same score as the right one counts as better.
+        ranks: (queries,), from 1; documents with the same score as the relevant one count as better.
     """
 
     ranks: NDArray[Any]
@@ -45,12 +45,12 @@ def difference(one: Retrieval, other: Retrieval, draws: int = 1000, seed: int = 
 
     Args:
         one: result of the first model or strategy.
-        other: of the second, for the same queries in the same order.
-        draws: number of resamplings.
-        seed: of the draws.
+        other: result of the second, for the same queries in the same order.
+        draws: number of bootstrap samples.
+        seed: seed of the bootstrap.
 
     Raises:
-        ValueError: for another number of queries.
+        ValueError: for different numbers of queries.
     """
     left, right = one.by_query(), other.by_query()
     if len(one.ranks) != len(other.ranks):
@@ -75,12 +75,12 @@ def document_vectors(
     """Vectors of documents, (texts, D).
 
     Args:
-        strategy: `full`: the first `length` tokens at once. `truncate`: the first `chunk` tokens. `chunks`: the first
-            `length` tokens in pieces of `chunk`, each between [CLS] and [SEP]; the mean of their vectors, weighted by
-            their tokens.
-        length: tokens read of a document, special ones included (in `chunks` those of one window are counted); None
+        strategy: `full` reads the first `length` tokens at once. `truncate` reads the first `chunk` tokens. `chunks`
+            reads the first `length` tokens in pieces of `chunk`, each between [CLS] and [SEP], and takes the mean of
+            their vectors, weighted by their numbers of tokens.
+        length: tokens read of a document, special tokens included (for `chunks`, [CLS] and [SEP] count once); None
             for all, or for the model's maximum length.
-        chunk: tokens of a piece, special ones included.
+        chunk: tokens of a piece, special tokens included.
 
     Raises:
         ValueError: for an unknown strategy, and for more tokens at once than the model's maximum length.
@@ -104,22 +104,22 @@ def document_vectors(
 
 
 def pieces(row: Row, size: int) -> list[Row]:
-    """A row `[CLS] … [SEP]` in pieces of at most `size` tokens, each between [CLS] and [SEP]."""
+    """Split a row `[CLS] … [SEP]` into pieces of at most `size` tokens, each between [CLS] and [SEP]."""
     inner, step = row[1:-1], size - 2
     return [[row[0], *inner[start : start + step], row[-1]] for start in range(0, max(len(inner), 1), step)]
 
 
 def rank_documents(queries: torch.Tensor, documents: torch.Tensor, right: torch.Tensor) -> NDArray[Any]:
-    """The rank of the right document for each query, by cosine.
+    """The rank of the relevant document for each query, by cosine.
 
     Args:
         queries: (Q, D).
         documents: (N, D).
-        right: (Q,), index of the right document.
+        right: (Q,), index of the relevant document.
 
     Returns:
-        (Q,), from 1 on. Of documents with the same score the right one comes last, so that a model with the same
-        vector for all documents ranks it last.
+        (Q,), from 1. Among documents with the same score the relevant one is last, so a model with the same vector for
+        all documents ranks it last.
     """
     scores = nn.functional.normalize(queries.double(), dim=-1) @ nn.functional.normalize(documents.double(), dim=-1).T
     own = scores.gather(1, right[:, None])
@@ -143,7 +143,7 @@ def retrieve(
         strategy, length, chunk: as in `document_vectors`.
 
     Raises:
-        ValueError: for a query whose document is not there, and for what `document_vectors` refuses.
+        ValueError: for a query whose document is missing, and as `document_vectors`.
     """
     number = {name: n for n, name in enumerate(documents)}
     for query in queries:

@@ -14,7 +14,7 @@ from .statistics import Difference, paired_bootstrap, rank_correlation
 
 
 def pair_vectors(encoder: Encoder, pairs: Sequence[Pair], progress: ProgressCallback | None = None) -> torch.Tensor:
-    """The vectors of both sentences of each pair, (pairs, 2, D); a repeated sentence is encoded once."""
+    """Vectors of both sentences of each pair, (pairs, 2, D); a repeated sentence is encoded once."""
     texts = [text for pair in pairs for text in (pair.sentence1, pair.sentence2)]
     distinct = list(dict.fromkeys(texts))
     number = {text: n for n, text in enumerate(distinct)}
@@ -38,8 +38,8 @@ def spearman(
     """Spearman's ρ between the scores and the cosines of the sentence vectors, × 100.
 
     Args:
-        model: any with `last_hidden_state`.
-        pairs: at least two.
+        model: a model with `last_hidden_state`.
+        pairs: at least two pairs.
         pooling: `mean` or `cls`.
         max_length: tokens read of a sentence; None for the model's maximum length.
     """
@@ -53,9 +53,9 @@ def spearman_difference(
     """Spearman's ρ × 100 of the second model minus that of the first, with its 95 % range over pairs.
 
     Args:
-        one: cosines by the first model, (pairs,).
-        other: by the second.
-        scores: human scores.
+        one: cosines of the first model, (pairs,).
+        other: cosines of the second model, (pairs,).
+        scores: human scores, (pairs,).
     """
     one, other, scores = (np.asarray(values) for values in (one, other, scores))
 

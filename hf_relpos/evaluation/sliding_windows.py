@@ -1,6 +1,6 @@
-"""Texts past the maximum length of a model, read in overlapping windows.
+"""Read texts longer than a model's maximum length in overlapping windows.
 
-The teacher's states of a long text that were read in this way are the reference for its student.
+The teacher's hidden states from these windows are the reference for its student.
 """
 
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from .inspection import model_max_length
 
 
 def _starts(length: int, window: int, stride: int) -> list[int]:
-    """Starts of the windows that cover `length` tokens, `stride` apart; the last window ends with the text."""
+    """Starts, `stride` apart, of windows that cover `length` tokens; the last window ends with the text."""
     if length <= window:
         return [0]
     return [*range(0, length - window, stride), length - window]
 
 
 def _central(starts: torch.Tensor, length: int, window: int) -> torch.Tensor:
-    """The window in which each of `length` tokens is farthest from the nearer end; the first of equals."""
+    """For each of `length` tokens, the window where it is farthest from the nearer end (the first of equals)."""
     index = torch.arange(length)
     last = starts[:, None] + min(window, length) - 1
     return torch.minimum(index - starts[:, None], last - index).argmax(0)
@@ -32,10 +32,10 @@ class OverlappingWindows:
     """W windows of w tokens that cover a row of L; each begins with the row's first token ([CLS]).
 
     Attributes:
-        columns: the position in the row of every token of every window, (W, w).
-        window: for each token of the row the window in which it is most central, that is, farthest from the nearer end
-            of the window (the first of equals), (L,).
-        position: its position there, (L,).
+        columns: position in the row of each token of each window, (W, w).
+        window: for each token of the row, the window where it is most central: farthest from the nearer end of the
+            window (the first of equals), (L,).
+        position: its position in that window, (L,).
     """
 
     columns: torch.Tensor
@@ -50,7 +50,7 @@ class OverlappingWindows:
             stride: tokens between the starts of two windows; None for half a window.
 
         Raises:
-            ValueError: for a window of fewer than three tokens or a stride that leaves tokens out.
+            ValueError: for a window of fewer than three tokens or a stride that skips tokens.
         """
         stride = size // 2 if stride is None else stride
         if size < 3 or not 1 <= stride <= size - 1:
@@ -68,11 +68,11 @@ class OverlappingWindows:
         return cls(columns, torch.cat([first, window]), torch.cat([first, position]))
 
     def to(self, device: torch.device) -> "OverlappingWindows":
-        """The same on a device."""
+        """The same windows on a device."""
         return OverlappingWindows(self.columns.to(device), self.window.to(device), self.position.to(device))
 
     def merge(self, states: torch.Tensor) -> torch.Tensor:
-        """(W, w, …) to (L, …): each token takes the values of its window, the first token the mean over windows."""
+        """Merge (W, w, …) to (L, …): a token gets the values of its window, the first token the mean over windows."""
         merged = states[self.window, self.position]
         merged[0] = states[:, 0].mean(0)
         return merged
@@ -87,21 +87,20 @@ def windowed_hidden_states(
 ) -> torch.Tensor:
     """Last hidden states of a text that may be longer than the maximum length of the model.
 
-    The windows are `OverlappingWindows`, and a token's state is that of the window in which it is most central; the
-    first token gets the mean. [SEP] is in the last window only, as a model that reads the whole text has it only at
-    the end.
+    The windows are `OverlappingWindows`. A token's state is from the window where it is most central; the first token
+    gets the mean over windows. Only the last window has [SEP], as for a model that reads the whole text.
 
     Args:
-        model: any with `last_hidden_state`.
+        model: a model with `last_hidden_state`.
         ids: one text, `[CLS] … [SEP]`, L tokens.
         length: tokens per window, [CLS] included; None for the maximum length of the model.
         stride: tokens between the starts of two windows; None for half a window.
 
     Returns:
-        (L, D), float32 at least.
+        (L, D), at least float32.
 
     Raises:
-        ValueError: for a window of fewer than three tokens or a stride that leaves tokens out.
+        ValueError: for a window of fewer than three tokens or a stride that skips tokens.
     """
     windows = OverlappingWindows.of(len(ids), length or model_max_length(model) or len(ids), stride)
     rows = torch.as_tensor(ids)[windows.columns].tolist()

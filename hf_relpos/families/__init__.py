@@ -1,9 +1,9 @@
 """Families of checkpoints: how each is recognised, renamed, read, exported, and accelerated in a live model.
 
-A family is one file with its entry, and one line in `registry`. Transformers' own mechanisms do not carry this.
-`register_checkpoint_conversion_mapping` is keyed by the class that is loaded, and here one class reads a dozen layouts
-that only config.json or the tensors tell apart; `save_pretrained` would undo such a conversion, so that a folder of
-`relpos_bert` would hold DeBERTa's names; and its operations split and join tensors, but neither copy one to several
-layers (ALBERT) nor add one to another. `register_patch_mapping` replaces classes of models that are still to be made,
-and `accelerate_attention` is for those that are loaded.
+A family is one file with its entry, and one line in `registry`. Transformers' own mechanisms do not suffice.
+`register_checkpoint_conversion_mapping` is keyed by the loaded class, but here one class reads many layouts that only
+config.json or the tensors distinguish. `save_pretrained` would undo such a conversion, so a folder of `relpos_bert`
+would have DeBERTa's names. Its operations split and join tensors, but do not copy one to several layers (ALBERT) or
+add one to another. `register_patch_mapping` replaces classes before a model is built, while `accelerate_attention`
+changes loaded models.
 """

@@ -1,4 +1,4 @@
-"""ALBERT (Lan et al., arXiv 1909.11942): layers share tensors, which become layers of their own."""
+"""ALBERT (Lan et al., arXiv 1909.11942): tensors that layers share are copied to each layer."""
 
 from collections.abc import Mapping
 from typing import Any

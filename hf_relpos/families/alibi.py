@@ -1,7 +1,7 @@
-"""BERTs with ALiBi and a gated feed-forward: JinaBERT v2, and MosaicBERT, whose code DNABERT-2 and mRNABERT run, too.
+"""BERTs with ALiBi and a gated feed-forward: JinaBERT v2, and MosaicBERT, whose code DNABERT-2 and mRNABERT use, too.
 
-Both call themselves "bert", and Transformers has no class for either. JinaBERT: the code that its repositories name in
-`auto_map` (jinaai/jina-bert-implementation). MosaicBERT: mosaicml/examples, examples/benchmarks/bert/src.
+Both have model_type "bert", and Transformers has no class for either. The original code of JinaBERT is named in
+`auto_map` (jinaai/jina-bert-implementation), that of MosaicBERT is mosaicml/examples, examples/benchmarks/bert/src.
 """
 
 import re
@@ -16,19 +16,19 @@ from .family import ALL, Family, Layout, Positions, Tensors, renamed
 from .names import Rule
 
 
-# In the feed-forward; the heads have `hidden_act`.
+# Activations of the feed-forward; the heads use `hidden_act`.
 JINA_ACTIVATIONS = {"geglu": "gelu", "reglu": "relu"}
 LANGUAGE_HEADS = ("ForMaskedLM", "ForPreTraining")
 GATED_RULES = (
     Rule("*.mlp.gated_layers.weight", "*.intermediate.dense.weight"),
     *renamed({"mlp.wo": "output.dense", "mlp.layernorm": "output.LayerNorm"}),
 )
-# A layer's own, not those of its attention.
+# Feed-forward tensors of a layer, without those of its attention.
 FEED_FORWARD = re.compile(r"(\bencoder\.layer\.\d+\.)(intermediate\.dense|output\.dense|output\.LayerNorm)(?=\.)")
 GATED_NAMES = {"intermediate.dense": "mlp.gated_layers", "output.dense": "mlp.wo", "output.LayerNorm": "mlp.layernorm"}
 GATED = r"\.mlp\.gated_layers\."
 JINA_CODE = ".mlp.up_gated_layer."
-# Set in a configuration by what its tensors say.
+# Fields set in a configuration from the tensors.
 ABSOLUTE_TABLE, CODE_VARIANT = "_absolute_table", "_code_variant"
 
 FUSED = ".attention.self.Wqkv."
@@ -40,14 +40,14 @@ def _alibi(config: Mapping[str, Any]) -> Positions:
 
 
 def _language_head(config: Mapping[str, Any]) -> str:
-    """The class of the head, if it models language; empty if not."""
+    """The class of a language modelling head; empty for other heads."""
     listed = config.get("architectures") or [""]
     name = str(listed[0] if isinstance(listed, list) else listed)
     return name if name.endswith(LANGUAGE_HEADS) else ""
 
 
 def _other_activation(config: Mapping[str, Any], activation: str) -> str:
-    """Why a head of language modelling whose activation is not the feed-forward's is refused; empty if it is not."""
+    """Why a language modelling head cannot be converted because of its activation; empty if it can."""
     head, own = _language_head(config), config.get("hidden_act", "gelu")
     if not head or own == activation:
         return ""
@@ -73,7 +73,7 @@ def _absolute_table(config: Mapping[str, Any], names: list[str]) -> dict[str, An
 
 
 def _mosaic_by_tensors(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
-    """Its own field, whose value decides on nothing, is what a model that is exported is known by."""
+    """Adds the field that marks an exported model; its value has no effect."""
     return {"alibi_starting_size": config.get("alibi_starting_size", 512), **_absolute_table(config, names)}
 
 
@@ -120,10 +120,10 @@ def _mosaic_unsupported_reason(config: Mapping[str, Any]) -> str:
 
 
 def split_projections(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
-    """`Wqkv` (3·D, …) as the queries', keys' and values' projections, in this order.
+    """Split `Wqkv` (3·D, …) into the projections of queries, keys and values, in this order.
 
     Raises:
-        ConversionError: for one whose rows are not three times as many as `hidden_size`.
+        ConversionError: for a tensor whose number of rows is not three times `hidden_size`.
     """
     split: dict[str, torch.Tensor] = {}
     rows = 3 * config.get("hidden_size", 768)
@@ -141,14 +141,14 @@ def split_projections(config: Mapping[str, Any], tensors: Tensors) -> dict[str, 
 
 
 def gated_names(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Tensors of a gated model, the feed-forward under the names of the original code."""
+    """Tensors of a gated model, with the feed-forward under the names of the original code."""
     if _jina_fields(config)["feed_forward_type"] == "mlp" and "alibi_starting_size" not in config:
         return dict(tensors)
     return {FEED_FORWARD.sub(lambda part: part[1] + GATED_NAMES[part[2]], name): t for name, t in tensors.items()}
 
 
 def join_projections(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
-    """The inverse of `split_projections`, under the names of the original code, whose head has one bias."""
+    """The inverse of `split_projections`, with the names of the original code, whose head has one bias."""
     joined: dict[str, torch.Tensor] = {}
     query, *others = PROJECTIONS
     tensors = gated_names(config, tensors)

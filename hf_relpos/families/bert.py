@@ -1,9 +1,9 @@
-"""BERT, as it is and with `relative_key` or `relative_key_query`; and what this package writes itself."""
+"""BERT with absolute positions, `relative_key` or `relative_key_query`, and checkpoints of this package."""
 
 from .family import ALL, Family, copy_of_bert
 
 
-# This package's own, whose positions are what its configuration says.
+# Checkpoints of this package, whose configuration names their positions.
 OWN = Family(
     class_prefixes=("RelPosBert",),
     suffixes=(*ALL, "LMHeadModel"),

@@ -1,6 +1,6 @@
-"""Reading a checkpoint of any release: locate it, check it, rename its tensors as in stock BERT.
+"""Read a checkpoint of any release: locate it, check it, rename its tensors as in stock BERT.
 
-JSON and safetensors are read, and pickles of tensors if the caller asks for it. No code of a repository is run.
+It reads JSON and safetensors, and pickles of tensors if the caller asks for it. It never runs code of a repository.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -49,15 +49,15 @@ class Checkpoint:
     """A checkpoint whose tensors have their stock names.
 
     Attributes:
-        name: as the caller gave it.
-        folder: on this machine, downloaded if it is on the Hub.
+        name: name given by the caller.
+        folder: local folder, downloaded if the checkpoint is on the Hub.
         revision: commit of the Hub repository; None for a local folder.
-        config: config.json.
+        config: content of config.json.
         architecture: stock class.
-        tensors: stock name to tensor, of one dtype, complete but for a missing pooler of BertModel.
-        origin: stock name to the name in the file; also of the tensors in `extra`.
-        extra: tensors that are not in the architecture, under their stock names.
-        cut: stock name of a tensor to its first rows, which are left out; `tensors` has the others.
+        tensors: tensors by stock name, of one dtype, complete except for a missing pooler of BertModel.
+        origin: name in the file by stock name, also for tensors in `extra`.
+        extra: tensors that are not in the architecture, by stock name.
+        cut: first rows of tensors, by stock name, which are removed; `tensors` has the other rows.
     """
 
     name: str
@@ -77,10 +77,10 @@ class Checkpoint:
 
 
 def local_folder(source: str | Path, revision: str | None) -> Path | None:
-    """The folder of that name on this machine; None for what may be a Hub repository.
+    """The local folder of that name; None for a possible Hub repository.
 
     Raises:
-        ConversionError: for a file, and a revision of a folder.
+        ConversionError: for a file, and for a local folder with a revision.
     """
     folder = Path(source).expanduser()
     if folder.is_dir():
@@ -95,14 +95,14 @@ def local_folder(source: str | Path, revision: str | None) -> Path | None:
 
 
 def download(repository: str, revision: str | None, folder: str, patterns: Iterable[str]) -> tuple[Path, str]:
-    """Files of a Hub repository, and the commit they were downloaded at.
+    """Download files of a Hub repository; returns their folder and the commit.
 
     Args:
-        folder: of the repository; empty for its top, of which no folder is downloaded.
-        patterns: of the files in that folder.
+        folder: folder of the repository; empty for its top, without subfolders.
+        patterns: patterns of the files in that folder.
 
     Raises:
-        ConversionError: when there is no such repository, or it cannot be downloaded.
+        ConversionError: for an unknown repository, or a failed download.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
@@ -129,7 +129,7 @@ def download(repository: str, revision: str | None, folder: str, patterns: Itera
             f"source = {repository!r}: there is no such folder, and no such Hub repository{at} that you may read; "
             "check the spelling, or log in with `hf auth login`"
         ) from error
-    except OSError as error:  # no connection, offline mode, the Hub's own errors, a full disk
+    except OSError as error:  # no connection, offline mode, errors of the Hub, a full disk
         reason = shorten(str(error), 160, placeholder=" …")
         raise ConversionError(
             f"source = {repository!r}: there is no such folder, and the Hub repository could not be downloaded "
@@ -140,14 +140,14 @@ def download(repository: str, revision: str | None, folder: str, patterns: Itera
 
 
 def read_json(path: Path, kind: type[dict[str, Any]] | type[list[Any]] = dict) -> Any:
-    """A JSON object, or list of objects.
+    """Read a JSON object, or a list of objects.
 
     Args:
         path: the file.
         kind: dict or list.
 
     Raises:
-        ConversionError: for a file that cannot be read or holds something else.
+        ConversionError: for a file that cannot be read or has other content.
     """
     try:
         return checkpoint_files.read_json(path, kind)
@@ -156,13 +156,13 @@ def read_json(path: Path, kind: type[dict[str, Any]] | type[list[Any]] = dict) -
 
 
 def check_link(path: Path, folder: Path) -> None:
-    """Refuse to copy a file that is a link out of its checkpoint: it could be any file of this machine.
+    """Reject a link out of its checkpoint folder, since the copy could be any file of this machine.
 
-    Weights are not copied, but read as tensors, so they may be anywhere. In the cache of the Hub every file is a link
+    Weights are read as tensors and not copied, so they may be anywhere. In the cache of the Hub every file is a link
     to one of its `blobs`.
 
     Raises:
-        ConversionError: names the link, and the file it leads to.
+        ConversionError: for such a link; names the link and its target.
     """
     real, top = path.resolve(), folder.resolve()
     places = [top, *(above.parent / "blobs" for above in (top, *top.parents) if above.name == "snapshots")]
@@ -174,10 +174,10 @@ def check_link(path: Path, folder: Path) -> None:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a checkpoint.
+    """Read config.json of a checkpoint.
 
     Raises:
-        ConversionError: for a folder without it, and a quantised model.
+        ConversionError: for a folder without config.json, and a quantised model.
     """
     path = folder / "config.json"
     if not path.is_file():
@@ -199,15 +199,14 @@ def has_safetensors(folder: Path) -> bool:
 
 
 def read_tensors(folder: Path, allow_pickle: bool = False) -> dict[str, torch.Tensor]:
-    """All tensors of a folder, under the names in its files.
+    """Read all tensors of a folder, by their names in the files.
 
     Args:
-        folder: of the checkpoint.
-        allow_pickle: read `pytorch_model.bin`, or its shards, where there are no safetensors.
+        folder: folder of the checkpoint.
+        allow_pickle: read `pytorch_model.bin`, or its shards, if there are no safetensors.
 
     Raises:
-        ConversionError: for a folder without weights that may be read, and for files that are missing, cut short or
-            corrupt.
+        ConversionError: for a folder without readable weights, and for files that are missing, truncated or corrupt.
     """
     if (folder / WEIGHTS).is_file():
         return _read_file(folder / WEIGHTS)
@@ -238,10 +237,10 @@ def read_tensors(folder: Path, allow_pickle: bool = False) -> dict[str, torch.Te
 
 
 def tensor_names(folder: Path, allow_pickle: bool = False) -> list[str]:
-    """Names in the weights of a folder, whose tensors are not read from safetensors; none where they cannot be.
+    """Names of the tensors of a folder; only headers of safetensors are read. Empty if they cannot be read.
 
     Args:
-        folder: of the checkpoint.
+        folder: folder of the checkpoint.
         allow_pickle: as for `read_tensors`.
     """
     names: list[str] = []
@@ -257,12 +256,12 @@ def tensor_names(folder: Path, allow_pickle: bool = False) -> list[str]:
 
 
 def _read_shards(folder: Path, index: str, read: Callable[[Path], dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """All tensors of the files that an index names.
+    """Read all tensors of the files in an index.
 
     Args:
-        folder: of the index and the files.
+        folder: folder of the index and the files.
         index: name of the index.
-        read: reads one of the files.
+        read: function that reads one of the files.
     """
     try:
         where = checkpoint_files.read_index(folder / index)
@@ -289,10 +288,10 @@ def _read_file(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _read_pickle(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a file of `torch.save`, by the unpickler of PyTorch that makes tensors and nothing else."""
+    """Read the tensors of a `torch.save` file with PyTorch's unpickler for tensors only."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a corrupt pickle raises whatever its bytes lead to
+    except Exception as error:  # a corrupt pickle may raise any error
         reason = shorten(" ".join(str(error).split()), 160, placeholder=" …")
         raise ConversionError(
             f"{path}: corrupt, or holds other things than tensors, which are not read since they could run code "
@@ -324,16 +323,16 @@ def rename_and_validate(
     unused: Callable[[str], bool] = is_buffer,
     cut: int = 0,
 ) -> Checkpoint:
-    """A source whose tensors have their stock names, checked and completed by the second names of tied tensors.
+    """Rename the tensors of a source to their stock names, check them, and add both names of tied tensors.
 
     Args:
-        source: without tensors.
-        raw: name in the file to tensor.
-        expected: stock name to shape, of every tensor of the architecture with this configuration.
-        rename: name in the file to stock names: one, or several for a tensor that layers share.
+        source: the source without tensors.
+        raw: tensors by name in the file.
+        expected: shape of every tensor of the architecture with this configuration, by stock name.
+        rename: maps a name in the file to stock names: one, or several for a tensor that layers share.
         tied: `config.tie_word_embeddings`.
-        unused: whether a stock name in the body may be left out.
-        cut: so many rows at the front of the table of absolute positions are left out.
+        unused: whether a stock name in the body may be ignored.
+        cut: number of first rows of the absolute position embeddings to remove.
 
     Returns:
         The source with its tensors.
@@ -382,7 +381,7 @@ def rename_and_validate(
     for name, tensor in tensors.items():
         more = cut if is_table(name) else 0
         _check_tensor(folder, origin[name], tensor, torch.Size((expected[name][0] + more, *expected[name][1:])))
-    # a file of mixed types is widened to the common one, which changes no value
+    # tensors of mixed dtypes are cast to the common wider one, which changes no value
     dtype = next(iter(tensors.values())).dtype
     for tensor in tensors.values():
         dtype = torch.promote_types(dtype, tensor.dtype)
@@ -393,7 +392,7 @@ def rename_and_validate(
 
 
 def _complete(folder: Path, tensors: dict[str, torch.Tensor], origin: dict[str, str], tie: Tie, tied: bool) -> None:
-    """Fill in the name of a tie that the file leaves out; refuse a tie whose two tensors differ."""
+    """Add the second name of a tied tensor; reject a tie whose two tensors differ."""
     if tie.name in tensors and tie.other in tensors:
         if tied and not torch.equal(tensors[tie.name], tensors[tie.other]):
             raise ConversionError(

@@ -1,6 +1,6 @@
-"""DeBERTa v1, v2 and v3, and mDeBERTa: as Transformers' own classes have them.
+"""DeBERTa v1, v2 and v3, and mDeBERTa, as in Transformers.
 
-Their queries at padding attend to nothing, where ours attend to the real tokens, so that outputs at padding differ.
+Queries at padding attend to nothing there, and to the real tokens here, so outputs at padding differ.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from .family import LONG_INPUTS, Family, Layout, LiveFamily, Positions, Tensors,
 from .names import Rule
 
 
-# Configuration fields that follow from others here, or have no counterpart.
+# Configuration fields that follow from other fields here, or have no counterpart.
 NOT_KEPT = (
     "attention_head_size",
     "cls_dropout",
@@ -44,13 +44,13 @@ RULES = (
 
 
 def _kinds(config: Mapping[str, Any]) -> list[str]:
-    """`pos_att_type`, as Transformers reads it."""
+    """`pos_att_type` as in Transformers."""
     value = config.get("pos_att_type") or []
     return [name.strip() for name in value.lower().split("|")] if isinstance(value, str) else list(value)
 
 
 def _terms(config: Mapping[str, Any]) -> list[str]:
-    """The terms that are computed."""
+    """The terms of a configuration."""
     return [kind for kind in KINDS if kind in _kinds(config)]
 
 
@@ -76,13 +76,13 @@ def _positions_v2(config: Mapping[str, Any]) -> Positions:
     if config.get("relative_attention", False):
         buckets, shared = config.get("position_buckets", -1), bool(config.get("share_att_key", False))
         options |= {"buckets": buckets if buckets > 0 else None, "share_att_key": shared, "pos_key_bias": not shared}
-    elif options and positions.scheme is None:  # the normalisation is there, and of nothing
+    elif options and positions.scheme is None:  # there is a normalisation without embeddings
         options |= {"pos_att_type": [], "relative_attention": False}
     return Positions(positions.absolute, "deberta" if options else positions.scheme, {**positions.options, **options})
 
 
 def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Of heads: tokens have the dropout of hidden states, and the newer language head is always tied."""
+    """Fields of heads: token classifiers use the dropout of hidden states, and the newer language head is tied."""
     head = str((config.get("architectures") or [""])[0])
     fields = {
         "classifier_dropout": None if head.endswith("ForTokenClassification") else config.get("cls_dropout"),
@@ -149,13 +149,13 @@ def _unsupported_reason_v2(config: Mapping[str, Any]) -> str:
 
 
 def _told_by_tensors(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
-    """The published v3 has the newer language head, which its configuration does not say."""
+    """The published v3 has the newer language head, but no field for it."""
     newer = any(name.startswith("lm_predictions.") for name in names)
     return {"legacy": False} if newer and not any(name.startswith("cls.predictions.") for name in names) else {}
 
 
 def _unpack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
-    """in_proj (3D, D), which has q, k and v of one head after those of another, as three (D, D)."""
+    """Split in_proj (3D, D), with q, k and v of each head in turn, into three projections (D, D)."""
     heads, size = config["num_attention_heads"], config["hidden_size"]
     unpacked = {}
     for name, tensor in tensors.items():
@@ -196,7 +196,7 @@ COMMON: dict[str, Any] = {
     "told_by_tensors": _told_by_tensors,
     "read_directly": True,
     "masks_queries": True,
-    "tolerance": 1e-5,  # Transformers rounds the scale, and in v1 what is normalised, to float32
+    "tolerance": 1e-5,  # Transformers rounds the scale, and in v1 inputs of LayerNorms, to float32
 }
 PROJECTIONS = {f"attention.self.{name}_proj": f"attention.self.{name}" for name in ("query", "key", "value")}
 

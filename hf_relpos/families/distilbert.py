@@ -1,4 +1,4 @@
-"""DistilBERT (Sanh et al., arXiv 1910.01108): no token types, and names of its own."""
+"""DistilBERT (Sanh et al., arXiv 1910.01108): no token types, and other names."""
 
 from .family import Family, Layout, copy_of_bert, renamed
 from .names import Rule

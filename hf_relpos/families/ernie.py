@@ -1,4 +1,4 @@
-"""ERNIE (Sun et al., arXiv 1904.09223): BERT with its own prefix; later ones have task types beside token types."""
+"""ERNIE (Sun et al., arXiv 1904.09223): BERT with another prefix; later versions also have task types."""
 
 from .family import ALL, Family, Layout, copy_of_bert
 from .names import Rule

@@ -1,18 +1,18 @@
-"""The error of a conversion, and how its messages list names."""
+"""Errors and warnings of conversions."""
 
 from collections.abc import Iterable
 
 
 class ConversionError(ValueError):
-    """A checkpoint that cannot be converted, or a folder that cannot be written; says what to do about it."""
+    """Raised for a checkpoint that cannot be converted, or a folder that cannot be written; names the remedy."""
 
 
 class PoorConversionWarning(UserWarning):
-    """A result that was written, and is far from its source by its own check or was not checked; says how far."""
+    """Warns that a written result is far from its source by its own check, or was not checked."""
 
 
 def abbreviate(names: Iterable[str], limit: int = 4) -> str:
-    """The first few names, and how many more there are."""
+    """The first names, and the number of further names."""
     names = list(names)
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more

@@ -1,6 +1,6 @@
-"""What a family of checkpoints is: how its tensors, fields, heads and positions are spelled in BERT's words.
+"""Description of a family of checkpoints: how its tensors, fields, heads and positions correspond to BERT's.
 
-Each family is a file beside this one, and `registry` lists them.
+Each family is a file in this folder, and `registry` lists them.
 """
 
 import importlib
@@ -26,7 +26,7 @@ class LegacyAttention:
     Attributes:
         terms: letters of the formula: A is added to the keys, B to the queries, V to the values. All have the same
             vectors.
-        stored: whether the vectors are a table in the weights, one for each distance; if not, they are sinusoids,
+        stored: whether the vectors are a table in the weights, one for each distance; otherwise they are sinusoids,
             clipped at the option `max_relative_position`.
     """
 
@@ -34,7 +34,7 @@ class LegacyAttention:
     stored: bool = True
 
 
-# By scheme; the first two were values of `position_embedding_type` of stock BERT.
+# Legacy attention by scheme; the first two schemes were values of `position_embedding_type` of stock BERT.
 LEGACY_ATTENTION = {
     "relative_key": LegacyAttention("A"),
     "relative_key_query": LegacyAttention("AB"),
@@ -54,9 +54,9 @@ COUNTERPARTS = {
     "ForQuestionAnswering": "BertForQuestionAnswering",
     "ForQuestionAnsweringSimple": "BertForQuestionAnswering",
 }
-# Heads of language modelling that apply GELU whatever `hidden_act` says, where BERT's obeys it.
+# Language modelling heads that always apply GELU, where BERT's applies `hidden_act`.
 OWN_ACTIVATION = ("ForMaskedLM", "ForCausalLM")
-# A head of these that BERT does not have is left behind; one of a task is what the checkpoint is for, and refused.
+# Pre-training heads. One that BERT does not have is dropped; a task head that BERT does not have is rejected.
 PRETRAINING = ("ForPreTraining", "ForMaskedLM", "ForCausalLM", "LMHeadModel", "WithLMHead")
 TOKEN_TYPES = "embeddings.token_type_embeddings.weight"
 TASK_TYPES = "embeddings.task_type_embeddings.weight"
@@ -64,12 +64,12 @@ TASK_TYPES = "embeddings.task_type_embeddings.weight"
 
 @dataclass(frozen=True)
 class Positions:
-    """Where the positions of a checkpoint come from.
+    """The positions of a checkpoint.
 
     Attributes:
-        absolute: whether a table of absolute positions is added at the input.
+        absolute: whether absolute position embeddings are added to the input.
         scheme: key of `hf_relpos.SCHEMES`; None for no relative positions.
-        options: of that scheme.
+        options: options of that scheme.
     """
 
     absolute: bool = True
@@ -82,8 +82,8 @@ class Layout:
     """A layout of tensors that is not stock BERT's.
 
     Attributes:
-        name: of the models that have it.
-        tensors: regular expressions, each of which the name of some tensor matches.
+        name: name of the models with this layout.
+        tensors: regular expressions, each of which matches the name of some tensor.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Layout:
         return all(any(re.search(pattern, name) for name in names) for pattern in self.tensors)
 
 
-# What `LiveFamily.effect` says of several, from the measurements of the benchmark of live models.
+# `LiveFamily.effect` of several families, from the benchmark of live models.
 LONG_INPUTS = "faster from 1,024 tokens, as fast below; attention in memory linear in the length"
 ALREADY_ACCELERATED = "it is accelerated already"
 
@@ -106,12 +106,12 @@ class LiveFamily:
     Classes are given by name, so that modules are imported only for models that are there.
 
     Attributes:
-        name: for people.
+        name: name in messages.
         stock: the module of Transformers that has the stock classes.
         container: the stock class around the attention modules, which prepares what they share.
         attention: the stock class of the attention modules.
         code: the module of `families.live` that has our classes.
-        effect: what is gained.
+        effect: what the acceleration improves.
         classes: stock class to ours, which is a subclass of it; none where attention alone is not faster.
         unpadding: the same of the classes that take padding out of a batch; others are those of `classes`.
         unsupported: a function in `code`, from a container to reasons to leave it as it is; None for none.
@@ -129,7 +129,7 @@ class LiveFamily:
 
     @property
     def is_imported(self) -> bool:
-        """Whether there can be a model of it: somebody has imported its classes."""
+        """Whether its classes are imported, so that there may be a model."""
         return self.stock in sys.modules
 
     def stock_class(self, name: str) -> type[nn.Module]:
@@ -173,7 +173,7 @@ def copy_of_bert(name: str, module: str, prefix: str, encoder: str = "Encoder") 
     """The entry of an encoder with absolute positions whose code in Transformers is a copy of BERT's.
 
     Args:
-        name: for people.
+        name: name in messages.
         module: such as "xlm_roberta".
         prefix: of the names of its classes, such as "XLMRoberta".
         encoder: the name of the container, without the prefix.
@@ -196,44 +196,43 @@ class Family:
 
     Attributes:
         class_prefixes: prefixes of the names of its classes.
-        suffixes: keys of `COUNTERPARTS`: the heads whose outputs are those of BERT's.
-        rules: its own names, on the left, and BERT's.
-        stock: `model_type` of the Transformers class that has the same body, with absolute positions where it has a
-            legacy type; None where Transformers has none, and no outputs can be compared.
-        title: its name for people.
-        defaults: of its configuration, where they differ from BERT's.
+        suffixes: keys of `COUNTERPARTS`: the heads with the same outputs as BERT's.
+        rules: its own names (left) and BERT's.
+        stock: `model_type` of the Transformers class with the same body (with absolute positions for a legacy type);
+            None if there is none, so that no outputs can be compared.
+        title: name in documents.
+        defaults: defaults of its configuration that differ from BERT's.
         dropped_fields: fields of its configuration that BERT does not have.
-        renamed_fields: field of its configuration to BERT's field.
-        always_gelu: whether `OWN_ACTIVATION` holds for its heads.
-        legacy_types: values of `position_embedding_type` that Transformers ≤ 4.57 had besides `absolute`.
-        positions: configuration to its positions, unless `position_embedding_type` is a legacy type.
-        position_types: values of `position_embedding_type` that mean the same as `positions`, besides `absolute` where
-            that is what they are.
-        token_types: whether it has token type embeddings, where its configuration has a `type_vocab_size`; where not,
+        renamed_fields: BERT's field by field of its configuration.
+        always_gelu: whether its heads are `OWN_ACTIVATION` heads.
+        legacy_types: values of `position_embedding_type` in Transformers ≤ 4.57, other than `absolute`.
+        positions: function from a configuration to its positions, unless `position_embedding_type` is a legacy type.
+        position_types: values of `position_embedding_type` that mean the same as `positions`, other than `absolute`.
+        token_types: whether it has token type embeddings, if its configuration has a `type_vocab_size`; otherwise
             those of the result are zero.
-        padding: configuration to the id of the padding token, which is `padding_idx` of the position table, too;
-            position 0 is the row after it. None where position 0 is row 0.
-        layers: configuration to the prefix (`encoder.…`) of each layer's tensors, in order; layers that share tensors
-            have the same. None for BERT's prefixes.
+        padding: function from a configuration to the id of the padding token, which is also `padding_idx` of the
+            position embeddings; position 0 is the row after it. None if position 0 is row 0.
+        layers: function from a configuration to the prefix (`encoder.…`) of each layer's tensors, in order; layers
+            that share tensors have the same prefix. None for BERT's prefixes.
         tokenizer: class of its tokenizer, for files that do not name it; None for BERT's.
-        fields: configuration to fields of a RelPosBertConfig that BERT's configuration does not have, or that follow
-            from several of the family's.
-        unpack: configuration and tensors under their names in a file to tensors that are one to one with BERT's, for
-            projections that are stored as one, say; names that need no more than `rules` stay. None where all do.
+        fields: function from a configuration to fields of a RelPosBertConfig that BERT's configuration lacks, or that
+            follow from several fields of the family.
+        unpack: function from configuration and tensors, by their names in a file, to tensors that correspond to BERT's
+            one to one, such as for joint projections; names that `rules` cover do not change. None if all are covered.
         pack: the inverse of `unpack`.
-        marker: field that, set to true, marks it in a file whose `model_type` is "bert"; None for none.
-        not_marking: values of that field that mark nothing, since configurations of this package have them.
-        signature_tensors: regular expressions, each of which the name of some tensor matches, that mark it in a file
-            whose `model_type` is "bert"; () for none.
-        told_by_tensors: configuration and names of tensors to fields of the configuration that these correct.
+        marker: field that marks the family, if true, in a file whose `model_type` is "bert"; None for none.
+        not_marking: values of that field that do not mark it, since configurations of this package have them.
+        signature_tensors: regular expressions, each of which matches the name of some tensor, that mark the family in
+            a file whose `model_type` is "bert"; () for none.
+        told_by_tensors: function from configuration and tensor names to corrected fields of the configuration.
         read_directly: whether `from_pretrained` of our classes reads its checkpoints, as if they had been converted.
-        masks_queries: whether a token of padding attends to nothing, so that outputs at padding are others than here.
-        tolerance: of outputs in float64, relative to the largest, where Transformers computes parts in float32;
-            None where it does not.
-        unsupported_reason: configuration to why it cannot be converted; empty if it can.
-        since: the first release that reads it.
-        published: fields that its published checkpoints have and the defaults of its class have not.
-        layout: of its tensors, for messages about checkpoints that say nothing of their family; None for BERT's.
+        masks_queries: whether padding attends to nothing, so that outputs at padding differ from those here.
+        tolerance: tolerance of outputs in float64, relative to the largest, if Transformers computes parts in float32;
+            None if it does not.
+        unsupported_reason: function from a configuration to the reason why it cannot be converted; empty if it can.
+        since: the first release that reads the family.
+        published: fields of its published checkpoints that are not defaults of its class.
+        layout: layout of its tensors, for messages about checkpoints without a known family; None for BERT's.
         live: how its live models are accelerated; None if they are not.
     """
 
@@ -270,17 +269,17 @@ class Family:
     live: LiveFamily | None = None
 
     def heads(self, config: Mapping[str, Any]) -> dict[str, str]:
-        """Class of the family to class of BERT, for every head that this configuration lets BERT compute."""
+        """BERT's class by class of the family, for every head that BERT can compute with this configuration."""
         suffixes = self.suffixes
         if self.always_gelu and config.get("hidden_act", "gelu") != "gelu":
             suffixes = tuple(suffix for suffix in suffixes if suffix not in OWN_ACTIVATION)
         return {stem + suffix: COUNTERPARTS[suffix] for stem in self.class_prefixes for suffix in suffixes}
 
     def marked(self, config: Mapping[str, Any], names: Iterable[str]) -> str:
-        """What marks a checkpoint that calls itself a BERT as one of this family, in words; empty for nothing.
+        """The field or tensor that marks a checkpoint with BERT's model_type as one of this family; empty for none.
 
         Args:
-            names: of its tensors.
+            names: names of its tensors.
         """
         if self.marker is not None and config.get(self.marker) and config[self.marker] not in self.not_marking:
             return f"{self.marker} = {config[self.marker]!r}"
@@ -289,12 +288,12 @@ class Family:
         return f"the tensor {found[0]}" if found and None not in found else ""
 
     def naming(self, base: bool) -> tuple[Rule, ...]:
-        """All rules from a file to stock BERT; `base` for BertModel, which is the encoder itself."""
+        """All renaming rules from a file to stock BERT; `base` for BertModel, which is the encoder itself."""
         return (*RULES, *self.rules, *(BASE_RULES[len(RULES) :] if base else ()))
 
 
 def renamed(names: Mapping[str, str]) -> tuple[Rule, ...]:
-    """Rules for weight and bias of modules, old name to new."""
+    """Renaming rules for weight and bias of modules, from old to new names."""
     return tuple(
         Rule(f"*.{old}.{part}", f"*.{new}.{part}") for old, new in names.items() for part in ("weight", "bias")
     )

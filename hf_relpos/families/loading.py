@@ -1,6 +1,6 @@
-"""Checkpoints of other families as `from_pretrained` reads them, without a folder in between.
+"""Read checkpoints of other families in `from_pretrained`, without a converted folder.
 
-Only those whose layout or positions are their own: what stock BERT's names fit, Transformers reads by itself.
+This covers families whose layout or positions differ from stock BERT's; Transformers reads the others.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from .registry import FAMILIES
 from .registry import resemblance as resemblance
 
 
-# Fields of the source's config.json that describe the source and not the model.
+# Fields of the source's config.json that do not describe the model.
 NOT_KEPT = (
     "_name_or_path",
     "architectures",
@@ -31,13 +31,13 @@ NOT_KEPT = (
     "torch_dtype",
     "transformers_version",
 )
-# Downloading takes these names, and `subfolder` is a part of the path.
+# Arguments of downloads; `subfolder` becomes a part of the path.
 DOWNLOAD_ARGUMENTS = tuple(name for name in HUB_ARGUMENTS if name not in ("proxies", "subfolder"))
 DIRECT = tuple(family for family in FAMILIES.values() if family.read_directly)
 
 
 def _told_by_config(config: Mapping[str, Any]) -> bool:
-    """Whether the configuration says that the checkpoint is of one of these families."""
+    """Whether the configuration shows that the checkpoint belongs to one of these families."""
     model_type = str(config.get("model_type", "bert"))
     if model_type == "bert":
         return any(family.marked(config, ()) for family in DIRECT)
@@ -48,12 +48,12 @@ def config_fields(source: Any, config: Mapping[str, Any], architecture: str | No
     """Fields of a RelPosBertConfig, from those of a config.json.
 
     Args:
-        source: of the configuration, for errors.
-        config: what config.json holds.
-        architecture: class of stock BERT whose head is wanted; None for the one that the file names.
+        source: checkpoint of the configuration, for errors.
+        config: content of config.json.
+        architecture: class of stock BERT with the head to load; None for the class in the file.
 
     Returns:
-        None for a configuration that does not tell another architecture.
+        The fields; None for a configuration that does not show another architecture.
 
     Raises:
         ValueError: for a configuration that has no counterpart here.
@@ -70,22 +70,22 @@ def state_dict(
 
     Args:
         source: folder or Hub repository.
-        architecture: class of stock BERT whose head is wanted.
-        arguments: of `from_pretrained`.
-        by_tensors: whether one that calls itself a BERT may be told by its tensors.
+        architecture: class of stock BERT with the head to load.
+        arguments: arguments of `from_pretrained`.
+        by_tensors: also recognise another architecture with BERT's model_type by its tensors.
 
     Returns:
-        None for a checkpoint that is not of another architecture.
+        Fields and tensors; None for a checkpoint that is not of another architecture.
 
     Raises:
-        ValueError: for one that has no counterpart here, or is broken.
+        ValueError: for a checkpoint that has no counterpart here, or is broken.
     """
     hub = {name: arguments[name] for name in HUB_ARGUMENTS if arguments.get(name) is not None}
     config, _ = PreTrainedConfig.get_config_dict(source, **hub)
     model_type = config.get("model_type", "bert")
     if not (_told_by_config(config) or (by_tensors and model_type == "bert")):
         return None
-    # as in Transformers, whose unpickler makes tensors and nothing else, too
+    # as in Transformers, whose unpickler also makes tensors only
     allow_pickle = arguments.get("use_safetensors") is not True
     folder = _folder(source, hub)
     stored = read_tensors(folder, allow_pickle)
@@ -94,10 +94,10 @@ def state_dict(
     spec = recognise(folder, config, stored)
     spec = _with_head(spec, architecture)
     tensors = {
-        spelled: tensor
+        renamed: tensor
         for name, tensor in spec.unpack(stored).items()
-        for spelled in spec.rename(name, base=architecture == "BertModel")
-        if not is_buffer(spelled)
+        for renamed in spec.rename(name, base=architecture == "BertModel")
+        if not is_buffer(renamed)
     }
     return _fields(spec), tensors
 
@@ -121,7 +121,7 @@ def _folder(source: Any, hub: Mapping[str, Any]) -> Path:
 
 
 def _with_head(spec: CheckpointSpec, architecture: str | None) -> CheckpointSpec:
-    """The same for the head that is wanted; that of the file where none is, or the family does not have it."""
+    """The same for the given head; the file's head if none is given, or the family does not have it."""
     heads = spec.family.heads(spec.config)
     own = next((own for own, stock in heads.items() if stock == architecture), None)
     return spec if own is None else spec.with_head(Head(own, heads[own]))

@@ -1,4 +1,4 @@
-"""Paths of a machine, and tokens of the Hub, which files that travel there must not hold."""
+"""Remove local paths and access tokens from files that are uploaded."""
 
 import re
 from collections.abc import Mapping
@@ -6,19 +6,16 @@ from pathlib import Path
 from typing import Any
 
 
-# An absolute path, or one from a home or the working folder; of POSIX or Windows.
+# An absolute path, or a path relative to a home or working folder, of POSIX or Windows.
 LOCAL = re.compile(r"(/|~|\.{1,2}[/\\]|[A-Za-z]:[/\\]|\\\\|file:)")
-# Of tokenizers and models of older releases, such as `special_tokens_map_file`, `name_or_path` and `cache_dir`.
+# Fields of paths from older releases, such as `special_tokens_map_file`, `name_or_path` and `cache_dir`.
 FIELD = re.compile(r".*(_file|_path|_dir)")
-# In any field: what lies in the home of a user, and an access token.
+# Private values of any field: a path in the home of a user, and an access token.
 PRIVATE = re.compile(r"(file://)?(/home/|/Users/|/root/|~[/\\]|[A-Za-z]:[/\\]Users[/\\]).+|hf_[A-Za-z0-9]{20,}")
 
 
 def without_local_paths(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a configuration, nested ones too, but for those that name a file or folder of a machine.
-
-    Access tokens are left out as well; Hub ids stay.
-    """
+    """Remove local paths and access tokens from the fields of a configuration, nested ones included; Hub ids stay."""
     return {
         key: without_local_paths(value) if isinstance(value, Mapping) else value
         for key, value in fields.items()
@@ -31,5 +28,5 @@ def _is_private(key: str, value: str) -> bool:
 
 
 def last_name(folder: str | Path) -> str:
-    """The name of a folder without what it lies in."""
+    """The name of a folder without its parents."""
     return Path(folder).expanduser().resolve().name or "source"

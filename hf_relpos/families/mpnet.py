@@ -1,4 +1,4 @@
-"""MPNet (Song et al., arXiv 2004.09297): absolute positions, and T5's bias beside them."""
+"""MPNet (Song et al., arXiv 2004.09297): absolute positions and T5's bias."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from .names import Rule
 from .roberta import COMMON, HEADS
 
 
-# What Transformers computes, whatever the configuration says.
+# Number of buckets in Transformers, which ignores the configuration.
 MPNET_BUCKETS = 32
 
 
@@ -49,7 +49,7 @@ FAMILIES: dict[str, Family] = {
         always_gelu=True,
         legacy_types=(),
         token_types=False,
-        padding=lambda config: 1,  # whatever the configuration says
+        padding=lambda config: 1,  # Transformers ignores the configuration
         tokenizer="MPNetTokenizer",
         positions=lambda config: Positions(
             absolute=True, scheme="t5", options={"buckets": MPNET_BUCKETS, "max_distance": 128}

@@ -1,8 +1,8 @@
-"""Names of BERT's tensors in old files, in stock Transformers and here: tables that every conversion reads.
+"""Names of BERT's tensors in old files, in stock Transformers and here.
 
-old file  <-- RULES -->  stock BERT  <-- identity, but for SCHEME and TABLE -->  relpos_bert
+old file  <-- RULES -->  stock BERT  <-- identity, except SCHEME and TABLE -->  relpos_bert
 
-No conversion renames a tensor outside these tables. An export looks up which name of a file leads to which of ours.
+Conversions rename tensors by these rules only. An export looks up the name in a file for each of our names.
 """
 
 from collections.abc import Mapping
@@ -16,25 +16,26 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Rule:
-    """Two spellings of a name. `*` stands for the part they share.
+    """A renaming rule, in which `*` is the common part of both names.
 
     Attributes:
-        old: as in the file.
-        new: one step closer to stock BERT.
+        old: name in the file.
+        new: name one step closer to stock BERT.
     """
 
     old: str
     new: str
 
     def rename(self, name: str) -> str | None:
-        """The new spelling, or None where the rule does not apply."""
+        """The new name, or None if the rule does not apply."""
         start, end = self.old.split("*")
         if len(name) <= len(start) + len(end) or not (name.startswith(start) and name.endswith(end)):
             return None
         return self.new.replace("*", name[len(start) : len(name) - len(end)])
 
 
-# In this order, each at most once. They end in the names of a BERT with a head, whose encoder is called `bert`.
+# Rules are applied in this order, each at most once. The results are names of a BERT with a head, whose encoder is
+# called `bert`.
 RULES = (
     Rule("module.*", "*"),  # torch.nn.DataParallel
     Rule("model.*", "*"),  # a wrapper's attribute
@@ -47,22 +48,22 @@ RULES = (
 # BertModel is the encoder itself.
 BASE_RULES = (*RULES, Rule("bert.*", "*"))
 
-# Buffers of older releases: computed, never trained.
+# Buffers of older releases, which are not trained.
 BUFFERS = ("*embeddings.position_ids", "*embeddings.token_type_ids", "*.relative_positions_encoding.*")
-# Ours, not stock BERT's: parameters of the position scheme.
+# Parameters of the position scheme, which stock BERT does not have.
 SCHEME = "*.distance_embedding.*"
-# Stock BERT's; ours only where `config.has_absolute_table`.
+# Absolute position embeddings of stock BERT; here only if `config.has_absolute_table`.
 TABLE = "*embeddings.position_embeddings.weight"
 
 
 @dataclass(frozen=True)
 class Tie:
-    """Two names of one tensor, of which files may hold either.
+    """Two names of one tensor; files may have either.
 
     Attributes:
-        name: one of them.
-        other: the other one.
-        always: also when `config.tie_word_embeddings` is False.
+        name: the first name.
+        other: the second name.
+        always: also if `config.tie_word_embeddings` is False.
     """
 
     name: str
@@ -72,7 +73,7 @@ class Tie:
 
 TIES = (
     Tie("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight", always=False),
-    # one parameter in Transformers v4, whatever the configuration says; v5 unties it with the weight
+    # always one parameter in Transformers v4; v5 unties it with the weight
     Tie("cls.predictions.decoder.bias", "cls.predictions.bias", always=True),
 )
 
@@ -85,24 +86,24 @@ def to_stock(name: str, rules: tuple[Rule, ...]) -> str:
 
 
 def is_buffer(name: str) -> bool:
-    """Whether it is a buffer of an older release."""
+    """Whether the name is that of a buffer of an older release."""
     return any(fnmatchcase(name, pattern) for pattern in BUFFERS)
 
 
 def is_scheme(name: str) -> bool:
-    """Whether it is a parameter of a position scheme."""
+    """Whether the name is that of a parameter of a position scheme."""
     return fnmatchcase(name, SCHEME)
 
 
 def is_table(name: str) -> bool:
-    """Whether it is the table of absolute positions."""
+    """Whether the name is that of the absolute position embeddings."""
     return fnmatchcase(name, TABLE)
 
 
 def inverse(weights: Mapping[str, Value]) -> dict[str, Value]:
-    """Weights of a relpos_bert model under the names of stock BERT: all but the parameters of the scheme.
+    """Weights of a relpos_bert model, except the parameters of the scheme, by names of stock BERT.
 
     Args:
-        weights: as `state_dict()` of one of our models gives them.
+        weights: `state_dict()` of one of our models.
     """
     return {name: value for name, value in weights.items() if not is_scheme(name)}

@@ -34,7 +34,7 @@ FAMILIES: dict[str, Family] = {
         positions=lambda config: Positions(
             absolute=False, scheme="nezha", options={"max_relative_position": config["max_relative_position"]}
         ),
-        marker="use_relative_position",  # of the original layout
+        marker="use_relative_position",  # in the original layout
         unsupported_reason=_nezha_unsupported_reason,
         title="NEZHA",
         layout=Layout("NEZHA", (r"(^|\.)nezha\.|\.relative_positions_encoding\.",)),

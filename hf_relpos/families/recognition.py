@@ -1,4 +1,4 @@
-"""Recognising a checkpoint: its family, positions and head, from config.json and the names of its tensors."""
+"""Recognise the family, positions and head of a checkpoint from config.json and the names of its tensors."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -20,14 +20,14 @@ from .registry import FAMILIES, OWN, resemblance
 
 @dataclass(frozen=True)
 class CheckpointSpec:
-    """A checkpoint of one of the families, as its configuration describes it.
+    """The description of a checkpoint by its family and configuration.
 
     Attributes:
         family: value of `FAMILIES`, or `OWN`.
         evidence: the field that determines its positions, and its value.
-        absolute: it adds a table of absolute positions at the input.
-        scheme: key of `hf_relpos.SCHEMES`, or several that are combined: its relative positions; None for none.
-        options: of the scheme.
+        absolute: whether absolute position embeddings are added to the input.
+        scheme: key of `hf_relpos.SCHEMES`, or several combined schemes; None for no relative positions.
+        options: options of the scheme.
         config: config.json, completed with the family's defaults.
     """
 
@@ -40,7 +40,7 @@ class CheckpointSpec:
 
     @property
     def legacy_attention(self) -> LegacyAttention | None:
-        """Its self-attention, where Transformers v5 does not have it."""
+        """Its self-attention, if Transformers v5 does not have it."""
         if self.family is OWN or self.absolute or not isinstance(self.scheme, str):
             return None
         return LEGACY_ATTENTION.get(self.scheme)
@@ -52,12 +52,12 @@ class CheckpointSpec:
 
     @property
     def cut(self) -> int:
-        """Rows in front of the table of absolute positions that no token with a position reads."""
+        """Number of first rows of the absolute position embeddings that no token with a position uses."""
         return self.family.padding(self.config) + 1 if self.absolute and self.family.padding else 0
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What BERT's configuration takes over."""
+        """Fields for BERT's configuration."""
         family = self.family
         fields = {
             family.renamed_fields.get(key, key): value
@@ -79,21 +79,21 @@ class CheckpointSpec:
         return fields
 
     def folded_shapes(self, base: bool) -> dict[str, torch.Size]:
-        """Stock name and shape of tensors that a RelPosBert has no parameter for and that are folded into others."""
+        """Shapes by stock name of tensors that have no parameter in a RelPosBert and are added to others."""
         if not self.config.get("use_task_id"):
             return {}
         shape = torch.Size((self.config["task_type_vocab_size"], self.config.get("hidden_size", 768)))
         return {TASK_TYPES if base else f"bert.{TASK_TYPES}": shape}
 
     def with_head(self, head: "Head") -> "CheckpointSpec":
-        """The same for a head, on which some fields depend."""
+        """The same for another head, on which some fields depend."""
         return replace(self, config={**self.config, "architectures": [head.source]})
 
     def unpack(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Tensors under their names in a file as tensors that are one to one with BERT's.
+        """Convert tensors, by their names in a file, to tensors that correspond to BERT's one to one.
 
         Raises:
-            ConversionError: for a shape that the configuration does not allow.
+            ConversionError: for a shape that does not fit the configuration.
         """
         return dict(tensors) if self.family.unpack is None else self.family.unpack(self.config, tensors)
 
@@ -102,7 +102,7 @@ class CheckpointSpec:
         return dict(tensors) if self.family.pack is None else self.family.pack(self.config, tensors)
 
     def rename(self, name: str, base: bool) -> list[str]:
-        """The names in stock BERT of a tensor in a file: one, or one for each layer that shares it.
+        """The names in stock BERT for a tensor in a file: one, or one for each layer that shares it.
 
         Args:
             base: for BertModel, which is the encoder itself.
@@ -115,18 +115,18 @@ class CheckpointSpec:
 
 
 def recognise(folder: Path, config: Mapping[str, Any], names: Iterable[str] = ()) -> CheckpointSpec:
-    """Determine family and positions of a checkpoint from its config.json, and from its tensors where that misleads.
+    """Determine family and positions of a checkpoint from config.json, and from tensors if that is misleading.
 
     Args:
-        folder: of the checkpoint, for errors.
-        config: config.json.
-        names: of the tensors in its files; () if not known.
+        folder: folder of the checkpoint, for errors.
+        config: content of config.json.
+        names: names of the tensors in its files; () if not known.
 
     Raises:
         ConversionError: for an unknown architecture or kind of positions, and a configuration that the family does not
             support.
     """
-    model_type = config.get("model_type", "bert")  # the first BERT files have none
+    model_type = config.get("model_type", "bert")  # the first BERT files lack it
     if model_type == RelPosBertConfig.model_type:
         return _recognise_own(folder, config)
     if model_type not in FAMILIES:
@@ -166,8 +166,8 @@ def _recognise_own(folder: Path, config: Mapping[str, Any]) -> CheckpointSpec:
     """Positions of a checkpoint of this package.
 
     Raises:
-        ConversionError: for a configuration that is refused, positions that are no function of the order of tokens,
-            a table of absolute positions that is faded or is one of several combined schemes.
+        ConversionError: for an invalid configuration, positions that need other inputs than tokens, and absolute
+            position embeddings that are partly annealed or combined with other schemes.
     """
     kept = {key: value for key, value in without_local_paths(config).items() if key != "auto_map"}
     try:
@@ -193,22 +193,22 @@ def _recognise_own(folder: Path, config: Mapping[str, Any]) -> CheckpointSpec:
 
 
 def _hint(folder: Path, config: Mapping[str, Any]) -> str:
-    """What the weights look like, to be put at the end of an error; empty where there is nothing to say."""
+    """A sentence about the layout of the weights for the end of an error; empty for an unknown layout."""
     looks = resemblance(tensor_names(folder), folder, config.get("model_type", "bert"))
     return f". {looks}" if looks else ""
 
 
 def check_tables(spec: CheckpointSpec, folder: Path, names: Iterable[str]) -> None:
-    """Refuse weights that contradict the configuration.
+    """Reject weights that contradict the configuration.
 
     Args:
-        spec: of the source.
-        folder: of the source.
+        spec: description of the source.
+        folder: folder of the source.
         names: names of the tensors in the files.
 
     Raises:
-        ConversionError: for relative tables that are missing, or there although the configuration is absolute, and
-            position tables in a family whose positions are computed.
+        ConversionError: for missing relative tables, relative tables with an absolute configuration, and position
+            tables in a family whose positions are computed.
     """
     if spec.family is OWN:
         return
@@ -243,7 +243,7 @@ class Head:
     Attributes:
         source: class of the source.
         stock: class of stock BERT with the same outputs.
-        left_behind: a note on a pre-training head that BERT does not have; empty for none.
+        left_behind: a note on a dropped pre-training head, which BERT does not have; empty for none.
     """
 
     source: str
@@ -252,16 +252,16 @@ class Head:
 
 
 def choose_head(spec: CheckpointSpec, folder: Path, architecture: str | None = None) -> Head:
-    """The head to convert; a pre-training head that BERT does not have is left behind.
+    """The head to convert; a pre-training head that BERT does not have is dropped.
 
     Args:
-        spec: of the source.
-        folder: of the source.
+        spec: description of the source.
+        folder: folder of the source.
         architecture: class of the source or of stock BERT; None for the first of `config.architectures`.
 
     Raises:
-        ConversionError: for a class that is not the family's, one whose head computes something else than BERT's, and
-            one that BERT does not have although the caller named it.
+        ConversionError: for a class of another family, a head with other outputs than BERT's, and a given head that
+            BERT does not have.
     """
     family, heads = spec.family, spec.family.heads(spec.config)
     base = f"{family.class_prefixes[0]}Model"

@@ -1,7 +1,7 @@
 """The registry of families: one file each, and one line here.
 
-All else follows from their entries: what is recognised and how, the layouts that an error message knows, which live
-models can be accelerated, `hf-relpos families` and docs/families.md.
+All else follows from their entries: recognition of checkpoints, layouts in error messages, live models that can be
+accelerated, `hf-relpos families` and docs/families.md.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from .bert import OWN as OWN
 from .family import Family, Layout, LiveFamily
 
 
-# By `model_type`, or for those that call themselves BERTs by a name of their own.
+# Families by `model_type`, or by another name if their model_type is BERT's.
 FAMILIES: dict[str, Family] = {
     **bert.FAMILIES,
     **nezha.FAMILIES,
@@ -41,28 +41,28 @@ OTHER_LAYOUTS = {
         "not yet"
     ),
 }
-# Those of the families, the most particular first.
+# Layouts of the families, the most specific first.
 LAYOUTS = sorted({family.layout for family in FAMILIES.values() if family.layout}, key=lambda each: -len(each.tensors))
 
 
 def layout_of(names: Iterable[str]) -> Layout | None:
-    """The layout that tensors of these names have, if it is a known one and not stock BERT's."""
+    """The layout of tensors with these names, if it is known and not stock BERT's."""
     names = list(names)
     return next((layout for layout in (*OTHER_LAYOUTS, *LAYOUTS) if layout.fits(names)), None)
 
 
 def model_types(layout: Layout) -> list[str]:
-    """Values of `model_type` of the checkpoints that have a layout."""
+    """Values of `model_type` of checkpoints with a layout."""
     names = [name for name, family in FAMILIES.items() if family.layout == layout]
     return list(dict.fromkeys("bert" if FAMILIES[name].stock is None else name for name in names))
 
 
 def resemblance(names: Iterable[str], source: object, model_type: str = "") -> str:
-    """What tensors of these names look like and what reads them, as a sentence; empty where nobody knows.
+    """A sentence about the layout of tensors with these names and what reads them; empty for an unknown layout.
 
     Args:
         source: the checkpoint, for the commands.
-        model_type: of its configuration, which the sentence must not repeat.
+        model_type: the current model_type of its configuration, which the sentence must not suggest.
     """
     layout = layout_of(names)
     if layout is None or model_type in model_types(layout):

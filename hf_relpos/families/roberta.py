@@ -1,4 +1,4 @@
-"""RoBERTa, XLM-RoBERTa and CamemBERT: names of their own, and positions that begin after the padding token."""
+"""RoBERTa, XLM-RoBERTa and CamemBERT: other names, and position ids that begin after the padding id."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""RoFormer (Su et al., arXiv 2104.09864): BERT's body, rotary positions in adjacent pairs and no pooler."""
+"""RoFormer (Su et al., arXiv 2104.09864): BERT's body with rotary positions in adjacent pairs, without a pooler."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from .names import Rule
 
 
 TABLE = "encoder.embed_positions.weight"
-# Between a table of sinusoids in float32 or bfloat16 and its formula.
+# Tolerance between a table of sinusoids in float32 or bfloat16 and its formula.
 ROUNDED = 1e-2
 
 
@@ -24,7 +24,7 @@ def position_table(length: int, width: int) -> torch.Tensor:
 
 
 def leave_out_table(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
-    """All but the table, which is computed here.
+    """Remove the table, which is computed here.
 
     Raises:
         ConversionError: for a table that is not RoFormer's.
@@ -32,7 +32,7 @@ def leave_out_table(config: Mapping[str, Any], tensors: Tensors) -> dict[str, to
     kept = {name: tensor for name, tensor in tensors.items() if not name.endswith(TABLE)}
     for name in tensors.keys() - kept.keys():
         stored = tensors[name]
-        if stored.is_meta:  # of a class, whose names are all that is asked for
+        if stored.is_meta:  # only the names are needed
             continue
         if stored.dim() != 2 or not torch.allclose(
             stored.float(), position_table(*stored.shape), rtol=0, atol=ROUNDED
@@ -52,7 +52,7 @@ def put_table_back(config: Mapping[str, Any], tensors: Tensors) -> dict[str, tor
 
 
 def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Of its classifier, which is a pooler with the activation of the layers, between two dropouts."""
+    """Fields of its classifier, a pooler with the activation of the layers between two dropouts."""
     head = str((config.get("architectures") or [""])[0])
     if not head.endswith("ForSequenceClassification"):
         return {}
@@ -62,7 +62,7 @@ def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decoder_sees_the_future() -> bool:
-    """Whether RoFormer's class is that of the releases of Transformers whose decoder has no causal mask."""
+    """Whether the decoder of RoFormer in this release of Transformers lacks a causal mask."""
     from transformers.models.roformer import modeling_roformer
 
     return not hasattr(modeling_roformer, "create_causal_mask")

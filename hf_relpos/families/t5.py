@@ -1,4 +1,4 @@
-"""T5 and mT5 (Raffel et al., arXiv 1910.10683): encoders of live models; their checkpoints are not read."""
+"""T5 and mT5 (Raffel et al., arXiv 1910.10683): only encoders of live models; checkpoints are not read."""
 
 from .family import LONG_INPUTS, LiveFamily
 

@@ -1,4 +1,4 @@
-"""The families of checkpoints in words: the rows of docs/families.md and of `hf-relpos families`."""
+"""Rows of the table of families in docs/families.md and `hf-relpos families`."""
 
 import re
 from typing import Any
@@ -13,14 +13,14 @@ COLUMNS = ("checkpoints", "told by", "heads", "positions", "by", "compared with"
 
 
 def example(name: str) -> dict[str, Any]:
-    """A configuration as a family's published checkpoints have it."""
+    """A configuration like those of a family's published checkpoints."""
     stock = FAMILIES[name].stock
     known = CONFIG_MAPPING[stock if stock in CONFIG_MAPPING else "bert"]().to_dict()
     return {**known, **FAMILIES[name].defaults, **FAMILIES[name].published}
 
 
 def told_by(name: str, family: Family) -> str:
-    """What tells a checkpoint of the family."""
+    """The fields and tensors by which a checkpoint of the family is recognised."""
     signs = [f"`{family.marker}`"] if family.marker else []
     if family.signature_tensors:
         names = [re.sub(r"\\\\?\.|\\", ".", mark.split("|")[0]).strip(".") for mark in family.signature_tensors]
@@ -31,7 +31,7 @@ def told_by(name: str, family: Family) -> str:
 
 
 def positions(name: str, family: Family) -> str:
-    """The positions of its published checkpoints, and those that Transformers ≤ 4.57 had beside them."""
+    """The positions of its published checkpoints, and further ones of Transformers ≤ 4.57."""
     found = family.positions(example(name))
     kinds = ["absolute"] * found.absolute + [f"`{found.scheme}`"] * (found.scheme is not None)
     text = " + ".join(kinds)
@@ -39,21 +39,21 @@ def positions(name: str, family: Family) -> str:
 
 
 def heads(family: Family, config: dict[str, Any]) -> str:
-    """The heads that are kept, without the stem of their names."""
+    """The heads that are kept, without the prefix of their names."""
     names = dict.fromkeys(name.removeprefix(family.class_prefixes[0]) for name in family.heads(config))
     return ", ".join(name.removeprefix("For") for name in names if name in COUNTERPARTS)
 
 
 def row(name: str, family: Family) -> list[str]:
-    """What `COLUMNS` say of a family, in Markdown."""
+    """The values of `COLUMNS` for a family, in Markdown."""
     readers = ["convert"] + ["`from_pretrained`"] * (family.read_directly or name == "bert")
-    beside = "stored outputs" if family.stock is None else f"`{family.stock}` of Transformers"
+    compared = "stored outputs" if family.stock is None else f"`{family.stock}` of Transformers"
     return [
         family.title,
         told_by(name, family),
         heads(family, example(name)),
         positions(name, family),
         ", ".join(readers),
-        beside,
+        compared,
         family.since,
     ]

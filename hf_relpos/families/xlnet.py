@@ -10,12 +10,12 @@ from .family import Family, Layout, LiveFamily, Positions, Tensors, renamed
 from .names import Rule
 
 
-# (D, H, d) in a file, by the linear layer here: rows of the output for the last, of the input for the others.
+# Projections (D, H, d) in a file, by the linear layer here.
 INPUTS = {".rel_attn.q": "query", ".rel_attn.k": "key", ".rel_attn.v": "value"}
 OUTPUT = ".rel_attn.o"
 SELF, DENSE = ".attention.self.", ".attention.output.dense."
 SCHEME = ("r", "r_w_bias", "r_r_bias", "r_s_bias", "seg_embed")
-# Of permutation language modelling alone; a state dict of any XLNet has it.
+# Used in permutation language modelling only, but in the state dict of every XLNet.
 MASK = "mask_emb"
 
 
@@ -29,7 +29,7 @@ def _check(config: Mapping[str, Any], name: str, tensor: torch.Tensor) -> None:
 
 
 def as_linear_layers(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
-    """The projections (D, H, d) as weights (H·d, D) and (D, H·d), the latter with a bias of zeros.
+    """Convert projections (D, H, d) to weights (H·d, D) and (D, H·d), the latter with a zero bias.
 
     Raises:
         ConversionError: for a projection of another shape.
@@ -55,7 +55,7 @@ def as_projections(config: Mapping[str, Any], tensors: Tensors) -> dict[str, tor
     """The inverse of `as_linear_layers`; `mask_emb`, which an encoder does not use, is zero.
 
     Raises:
-        ConversionError: for a bias that XLNet has no place for.
+        ConversionError: for a nonzero bias that XLNet does not have.
     """
     size, heads = config["d_model"], config["n_head"]
     projections: dict[str, torch.Tensor] = {}
@@ -77,7 +77,7 @@ def as_projections(config: Mapping[str, Any], tensors: Tensors) -> dict[str, tor
 
 
 def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """No biases, token types that matter as relations only, one rate of dropout, and none before a classifier."""
+    """Fields of XLNet: no biases, token types as relations only, one dropout rate, none before a classifier."""
     dropout = config.get("dropout", 0.1)
     return {
         "attention_biases": [],

@@ -3,7 +3,7 @@
 from .installed import register_module
 
 
-# What the code of a saved model goes without; a module is imported when it is first needed.
+# Modules that saved code does not contain; each is imported when it is first needed.
 register_module("checks", f"{__name__}.configuration_checks")
 register_module("inputs", f"{__name__}.inputs")
 register_module("capabilities", f"{__name__}.capabilities")

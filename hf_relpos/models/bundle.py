@@ -1,12 +1,12 @@
-"""The code of a model as two files: what its configuration needs of this package, joined without relative imports.
+"""Bundle the code that a configuration needs into two files without relative imports, saved with a model.
 
-`trust_remote_code=True` reads relative imports of one folder only, and whoever runs such code should be able to read
-it. So a saved model has neither this package's folders nor its other schemes and fast backends: its two files hold the
-definitions that `RelPosBertConfig`, the schemes of the configuration and the heads refer to, directly or not, in their
-own order and with their own comments. What a module does when it is imported stays with its definitions.
+`trust_remote_code=True` resolves relative imports within one folder only, and users should be able to read the code
+that they run. So a saved model does not contain the package's folders, other schemes or fast backends. Its two files
+hold the definitions that `RelPosBertConfig`, the configuration's schemes and the heads use, directly or not, in their
+original order and with their comments. Statements that a module runs on import stay with its definitions.
 
-Modules that are joined share one namespace. Their top-level names must differ, and their relative imports must be of
-the form `from .module import name`; `BundleError` says where that does not hold.
+Bundled modules share one namespace. Their top-level names must differ, and their relative imports must have the form
+`from .module import name`; otherwise `BundleError` names the place.
 """
 
 import ast
@@ -45,7 +45,7 @@ SPDX-License-Identifier: Apache-2.0
 """'''
 
 
-# Modules that earlier versions saved beside these two, some 70 files.
+# Modules that earlier versions saved in addition to these two.
 EARLIER_MODULES = frozenset(
     "attention backend_chunked backend_eager backend_flex_attention backend_sdpa backend_strided backends band "
     "band_blocks capabilities checkpoint_files chunk_products chunked config_fields context convolution dense_bias "
@@ -60,13 +60,13 @@ EARLIER_MODULES = frozenset(
 
 @dataclass(frozen=True, eq=False)
 class Feature:
-    """Definitions that only some configurations need; in the code of the others a call of them is an error.
+    """Definitions that only some configurations need; in the code of other configurations they raise an error.
 
     Attributes:
-        setting: the field of the configuration, for the error.
-        is_used: whether a configuration needs them.
-        names: of the definitions.
-        instead: by name, other code than the error.
+        setting: field of the configuration, for the error.
+        is_used: whether a configuration needs the definitions.
+        names: names of the definitions.
+        instead: replacement code by name, if it is not the error.
     """
 
     setting: str
@@ -75,7 +75,7 @@ class Feature:
     instead: dict[str, str] = field(default_factory=dict)
 
     def left_out(self) -> dict[str, str]:
-        """By name, what stands for the definitions where they are left out."""
+        """Replacement code by name, for configurations that do not need the definitions."""
         error = f'raise made_without("{self.setting}")'
         return {
             name: self.instead.get(name, f"def {name}(*arguments, **keywords):\n    ERROR").replace("ERROR", error)
@@ -97,11 +97,11 @@ FEATURES = (
         (
             "SegmentMemory",
             "WITH_MEMORY",
-            "_beside_memory",
+            "_with_memory",
             "carries_memory",
             "check_memory",
-            "remember",
-            "tokens_to_remember",
+            "next_memory",
+            "tokens_to_keep",
         ),
         {
             "SegmentMemory": "class SegmentMemory:\n    def __init__(self, *arguments):\n        ERROR",
@@ -129,7 +129,7 @@ FEATURES = (
 
 
 class BundleError(Exception):
-    """A module that cannot be joined with others."""
+    """Raised for a module that cannot be bundled with others."""
 
 
 @dataclass(eq=False)
@@ -137,12 +137,12 @@ class Definition:
     """A statement at the top level of a module.
 
     Attributes:
-        module: its full name.
-        names: what it defines; empty for a statement that does something else, such as a registration.
+        module: full name of the module.
+        names: names that it defines; empty for other statements, such as a registration.
         source: its lines, with the comment above it.
-        uses: names that it reads, its local ones among them.
+        uses: names that it reads, including local names.
         is_block: whether it is a class or a function.
-        gap: whether an empty line is before it.
+        gap: whether an empty line precedes it.
     """
 
     module: str
@@ -158,8 +158,8 @@ class Module:
     """A module of this package.
 
     Attributes:
-        relative: names that it imports from this package, each with their module and their name there.
-        absolute: other names that it imports, each with its module and its name there, which is None for the module.
+        relative: names that it imports from this package, each with its module.
+        absolute: other names that it imports, each with its module and its name there (None for the module itself).
     """
 
     name: str
@@ -169,18 +169,18 @@ class Module:
     absolute: dict[str, tuple[str, str | None]] = field(default_factory=dict)
 
     def defining(self, name: str) -> Definition | None:
-        """The definition of a name; None for a name that is not defined here."""
+        """The definition of a name; None if the module does not define it."""
         return next((each for each in self.definitions if name in each.names), None)
 
 
 def bundle(config: Any) -> dict[str, str]:
-    """The two files for a configuration, by name; the same text for the same schemes, features and release.
+    """The text of the two files for a configuration, by name. It depends on schemes, features and release only.
 
     Args:
         config: a RelPosBertConfig.
 
     Raises:
-        NoCodeError: for a scheme that is not of this package.
+        NoCodeError: for a scheme that is not part of this package.
     """
     schemes = [scheme for scheme, _ in parts_with_absolute_table(config)]
     for scheme in schemes:
@@ -198,7 +198,7 @@ def _bundle(schemes: tuple[type[Scheme], ...], without: tuple[Feature, ...]) -> 
     configuration = _closure([*classes, *_public(CONFIGURATION_MODULE)], changed)
     error = _module(made_without.__module__).defining(made_without.__name__)
     modeling = _closure([*_public(MODELING_MODULE), error], changed) - configuration
-    # the code has no other scheme for a configuration without one, and says where the others are
+    # the default scheme must be in the code, and errors about unknown schemes must say where the others are
     changed |= {
         "DEFAULT_SCHEME": f'DEFAULT_SCHEME = "{schemes[0].name}"',
         "MORE_SCHEMES": 'MORE_SCHEMES = "; this code of a saved model has no others: `pip install hf-relpos` has all"',
@@ -212,7 +212,7 @@ def _bundle(schemes: tuple[type[Scheme], ...], without: tuple[Feature, ...]) -> 
 
 @functools.cache
 def _module(name: str) -> Module:
-    """A module of this package, read from its file."""
+    """Parse a module of this package from its file."""
     path = ROOT.joinpath(*name.split(".")[1:])
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     text = path.read_text(encoding="utf-8")
@@ -230,7 +230,7 @@ def _module(name: str) -> Module:
 
 
 def _read_import(module: Module, package: str, statement: ast.Import | ast.ImportFrom) -> None:
-    """Note what an import statement binds."""
+    """Record the names that an import statement binds."""
     for alias in statement.names:
         bound = alias.asname or alias.name
         if isinstance(statement, ast.Import):
@@ -250,7 +250,7 @@ def _read_import(module: Module, package: str, statement: ast.Import | ast.Impor
 
 
 def _defined(statement: ast.stmt) -> tuple[str, ...]:
-    """The names that a statement at the top level defines."""
+    """Names that a top-level statement defines."""
     if isinstance(statement, ast.FunctionDef | ast.ClassDef):
         return (statement.name,)
     targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
@@ -276,7 +276,7 @@ def _definition(module: str, names: tuple[str, ...], statement: ast.stmt, lines:
 
 
 def _names(tree: ast.AST) -> Iterator[str]:
-    """The names in a tree; those in an annotation that is a string, too."""
+    """Names in a tree, including names in string annotations."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
             yield node.id
@@ -287,25 +287,25 @@ def _names(tree: ast.AST) -> Iterator[str]:
 
 
 def _found(module: Module, name: str) -> Definition | tuple[str, str | None] | None:
-    """What a name means in a module: a definition, an absolute import, or something of Python's or local."""
+    """What a name in a module refers to: a definition or an absolute import; None for builtins and local names."""
     while name in module.relative:
         module = _module(module.relative[name])
     return module.defining(name) or module.absolute.get(name)
 
 
 def _public(module: str) -> list[Definition]:
-    """The definitions of `__all__`, by their file."""
+    """The definitions of a module's `__all__`."""
     names = sys.modules[module].__all__
     return [definition for definition in _module(module).definitions if set(definition.names) & set(names)]
 
 
 def _uses(definition: Definition, changed: Mapping[str, str]) -> frozenset[str]:
-    """Names that a definition reads; what stands for one that is left out reads none."""
+    """Names that a definition reads; replacement code reads none."""
     return frozenset() if set(definition.names) & set(changed) else definition.uses
 
 
 def _closure(roots: Iterable[Definition | None], changed: Mapping[str, str]) -> set[Definition]:
-    """Definitions, and all that they use, with the effects of the modules that they are in."""
+    """Definitions, all definitions that they use, and the import-time statements of their modules."""
     found: set[Definition] = set()
     rest = [root for root in roots if root is not None]
     while rest:
@@ -320,7 +320,7 @@ def _closure(roots: Iterable[Definition | None], changed: Mapping[str, str]) -> 
 
 
 def _in_order(modules: Iterable[str]) -> list[str]:
-    """Modules such that each comes after those that it imports, whatever the order in which they are given."""
+    """Sort modules so that each follows those that it imports; the order of the arguments has no effect."""
     done: dict[str, None] = {}
 
     def visit(name: str) -> None:
@@ -346,10 +346,10 @@ def _file(
     """One of the two files.
 
     Args:
-        definitions: what it holds.
-        imported: what it may import from the other one.
-        entry: the module whose `__all__` it has.
-        changed: by name, definitions that are other ones in saved code.
+        definitions: definitions in the file.
+        imported: definitions that it may import from the other file.
+        entry: module whose `__all__` the file has.
+        changed: replacement code by name.
     """
     names: dict[str, Any] = {}
     for module in _in_order({definition.module for definition in definitions}):
@@ -370,7 +370,7 @@ def _file(
     text = "\n\n".join(parts) + "\n"
     for module in _in_order({definition.module for definition in definitions}):
         kept = [each for each in _module(module).definitions if each in definitions]
-        kept = [each for each in kept if not each.names or names[each.names[0]] is each]  # of two alike, the first
+        kept = [each for each in kept if not each.names or names[each.names[0]] is each]  # the first of equal ones
         text += "\n\n" + _heading(_module(module)) + "\n"
         before: Definition | None = None
         for definition in kept:
@@ -383,10 +383,10 @@ def _file(
 
 
 def _claim(names: dict[str, Any], name: str, meaning: Any) -> None:
-    """Note what a name means in a file.
+    """Record the meaning of a name in a file.
 
     Raises:
-        BundleError: for one that means something else already, or hides a builtin.
+        BundleError: for a name that has another meaning already, or hides a builtin.
     """
     other = names.setdefault(name, meaning)
     alike = isinstance(other, Definition) and isinstance(meaning, Definition) and other.source == meaning.source
@@ -401,7 +401,7 @@ def _where(meaning: Definition | tuple[str, str | None]) -> str:
 
 
 def _imports(bound: dict[str, tuple[str, str | None]]) -> list[str]:
-    """Import statements, those of Python's own modules first."""
+    """Import statements, with those of the standard library first."""
     blocks = []
     for own in (True, False):
         of_block = {
@@ -439,17 +439,17 @@ def _from(module: str, names: list[str]) -> str:
 
 
 def _heading(module: Module) -> str:
-    """Where a module begins, and its docstring."""
+    """Comment that marks the beginning of a module, with its docstring."""
     path = module.name.removeprefix(f"{PACKAGE}.").replace(".", "/") + ".py"
     lines = [f"# {path} ".ljust(WIDTH, "-"), "#", *(f"# {line}".rstrip() for line in module.docstring.splitlines())]
     return "\n".join(lines)
 
 
 def shipped_files(folder: str | os.PathLike[str]) -> set[str]:
-    """Names of the files in a folder that are copies of this code, of this version or another one.
+    """Names of the files in a folder that are copies of this code, of this or another version.
 
-    They are the folder's own modeling file and what it imports, directly or not, under names that copies have: a file
-    of a user may have such a name, too, but is not imported from there.
+    These are the modeling file and the files that it imports, directly or not, if they have names that copies have. A
+    user's file may have such a name, too, but the modeling file does not import it.
     """
     found: set[str] = set()
     names = [MODELING]
@@ -465,5 +465,5 @@ def shipped_files(folder: str | os.PathLike[str]) -> set[str]:
         found.add(path.name)
         names += [f"{module}.py" for module in get_relative_imports(path)]
     if CONFIGURATION not in found:
-        found = set()  # a modeling file of a user
+        found = set()  # the modeling file is a user's
     return found | {name for name in (CONFIGURATION, MODELING) if is_generated(Path(folder, name))}

@@ -1,4 +1,4 @@
-"""What follows from a configuration's terms: the attention backends that compute them, and whether layers share them.
+"""Capabilities of a configuration: which attention backends compute its terms, and whether layers share them.
 
 Both are derived, not declared: a scheme is built on the meta device, without data, and its terms are inspected.
 """
@@ -20,7 +20,7 @@ from .temperature import trained_length
 
 
 class _Projection:
-    """Stands for the W_q or W_k of a layer, and remembers whether a scheme used it."""
+    """Placeholder for the W_q or W_k of a layer, which records whether a scheme used it."""
 
     used = False
 
@@ -34,7 +34,7 @@ MOST_PROBED = 64
 
 
 def _probe(config: PreTrainedConfig) -> tuple[Terms, AttentionContext, bool]:
-    """Terms for two tokens, their context, and whether all layers share them; made once for equal configurations."""
+    """Terms for two tokens, their context, and whether all layers share them; cached by configuration."""
     key = (*(scheme for scheme, _ in scheme_parts(config)), repr(sorted(vars(config).items())))
     if key not in _PROBED:
         if len(_PROBED) >= MOST_PROBED:
@@ -81,13 +81,13 @@ def probe_call(
     output_weights: bool = False,
     needs_gradients: bool = False,
 ) -> AttentionCall:
-    """A call of a model with this configuration, whose tensors hold no data, with no mask but that of its window.
+    """An attention call of a model with this configuration, on tensors without data, with only its window as mask.
 
     Args:
         config: a RelPosBertConfig.
         batch: B.
         length: L, of queries and keys.
-        device: where it would run; None for the meta device.
+        device: device of the call; None for the meta device.
     """
     terms, context, _ = _probe(config)
     if config.attention_temperature != "none" and length > trained_length(config):
@@ -109,7 +109,7 @@ def probe_call(
 
 
 def supported_implementations(config: PreTrainedConfig) -> list[str]:
-    """Values of `attn_implementation` that can compute the terms of a RelPosBertConfig, the default first."""
+    """Values of `attn_implementation` that can compute the terms of a RelPosBertConfig; the default is first."""
     return capable_implementations(probe_call(config))
 
 
@@ -117,11 +117,11 @@ def check_attention(config: PreTrainedConfig, requested: str | None) -> str:
     """The value of `attn_implementation` to use: the one requested, or the default for None.
 
     Raises:
-        ValueError: for one that cannot compute the terms; names the ones that can.
+        ValueError: for a backend that cannot compute the terms; names those that can.
     """
     return check_implementation(requested, probe_call(config), config.position_scheme_name)
 
 
 def layers_share_terms(config: PreTrainedConfig) -> bool:
-    """Whether the terms are the same in every layer: without parameters, dropout or projections of a layer's own."""
+    """Whether the terms are the same in every layer: no layer has its own parameters, dropout or projections."""
     return _probe(config)[2]

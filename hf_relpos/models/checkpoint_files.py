@@ -1,7 +1,7 @@
-"""Files of a checkpoint: JSON and safetensors, read with errors that name the file.
+"""Read and check the files of a checkpoint, JSON and safetensors, with errors that name the file.
 
-Transformers itself reads a folder's files only after this has looked at them: its own errors for broken ones do not
-say which file it is, and it neither keeps an index inside its folder nor minds weights of an integer type.
+Local files are checked before Transformers reads them: its errors for broken files do not name the file, and it
+accepts index entries outside the folder and weights of integer types.
 """
 
 import json
@@ -16,22 +16,22 @@ from safetensors import SafetensorError, safe_open
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
-# No file of a checkpoint is nested as deeply; what is costs Python its stack, in copies and when it is written.
+# Deepest nesting of a JSON file. Deeper files could exhaust Python's stack when they are copied or written.
 DEEPEST = 100
 LFS_POINTER = b"version https://git-lfs"
-# Types of safetensors that weights which are not quantized never have.
+# Types of safetensors that only quantized weights have.
 NO_WEIGHTS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "C64")
 
 
 def read_json(path: str | os.PathLike[str], kind: type[dict[str, Any]] | type[list[Any]] = dict) -> Any:
-    """A JSON object, or list of objects.
+    """Read a JSON object, or a list of objects.
 
     Args:
         path: the file.
         kind: dict or list.
 
     Raises:
-        ValueError: for a file that cannot be read or holds something else; names it.
+        ValueError: for a file that cannot be read or has other content; names the file.
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -57,7 +57,7 @@ def open_tensors(path: str | os.PathLike[str]) -> Iterator[Any]:
     """`safetensors.safe_open` of a file, for PyTorch.
 
     Raises:
-        ValueError: for a file that is cut short or corrupt, or is none; names it.
+        ValueError: for a file that is missing, truncated or corrupt; names the file.
     """
     try:
         if not os.path.isfile(path):
@@ -76,11 +76,11 @@ def open_tensors(path: str | os.PathLike[str]) -> Iterator[Any]:
 
 
 def read_index(path: str | os.PathLike[str]) -> dict[str, str]:
-    """The weight_map of an index: name of each tensor to its file, beside the index.
+    """The weight_map of an index: for each tensor, its file in the folder of the index.
 
     Raises:
-        ValueError: for an index that is broken, or names what is no file in its folder. A link there may lead
-            anywhere, as those of the Hub's cache do.
+        ValueError: for a broken index, and for names that are not files in its folder. Links may lead elsewhere, as
+            those of the Hub's cache do.
     """
     where = read_json(path).get("weight_map")
     if not isinstance(where, dict) or not where:
@@ -95,11 +95,11 @@ def read_index(path: str | os.PathLike[str]) -> dict[str, str]:
 def check_config(folder: str | os.PathLike[str], only_if_there: bool = False) -> None:
     """
     Args:
-        folder: of a checkpoint.
-        only_if_there: whether it may have no config.json.
+        folder: folder of a checkpoint.
+        only_if_there: accept a folder without config.json.
 
     Raises:
-        ValueError: for a folder without a config.json, or with a broken one.
+        ValueError: for a missing or broken config.json.
     """
     path = os.path.join(folder, CONFIG)
     if not os.path.isfile(path):
@@ -113,14 +113,14 @@ def check_config(folder: str | os.PathLike[str], only_if_there: bool = False) ->
 
 
 def weight_files(folder: str | os.PathLike[str], variant: str | None = None) -> list[str]:
-    """Paths of a folder's safetensors, of the one file or, by the index, of its shards; none for a folder without.
+    """Paths of a folder's safetensors: one file, or the shards in its index; an empty list without safetensors.
 
     Args:
-        folder: of the checkpoint.
-        variant: as `from_pretrained` takes it, such as `fp16`.
+        folder: folder of the checkpoint.
+        variant: as in `from_pretrained`, such as `fp16`.
 
     Raises:
-        ValueError: for what `read_index` refuses.
+        ValueError: as `read_index`.
     """
     stem, suffix = WEIGHTS.split(".", 1)
     stem = f"{stem}.{variant}" if variant else stem
@@ -132,16 +132,17 @@ def weight_files(folder: str | os.PathLike[str], variant: str | None = None) -> 
 
 
 def check_weights(files: Iterable[str]) -> None:
-    """Check safetensors by their headers, which is quick, but those of a quantized model.
+    """Check the headers of safetensors, which is fast.
 
     Raises:
-        ValueError: for a file that is broken, and for weights of integers, which would be taken for numbers; names it.
+        ValueError: for a broken file, and for integer weights in a model that is not quantized, which would be cast to
+            floats; names the file.
     """
     for path in files:
         with open_tensors(path) as tensors:
             types = {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}
-        # BERTs of older releases have buffers in the file, such as embeddings.position_ids; a name without a dot is
-        # of no module
+        # checkpoints of older releases have buffers, such as embeddings.position_ids; names without a dot belong to no
+        # module
         wrong = [n for n, kind in types.items() if kind in NO_WEIGHTS and "." in n and not n.endswith("_ids")]
         config = os.path.join(os.path.dirname(path), CONFIG)
         if wrong and not (os.path.isfile(config) and read_json(config).get("quantization_config")):
@@ -152,14 +153,14 @@ def check_weights(files: Iterable[str]) -> None:
 
 
 def check_local(checkpoint: Any, arguments: Mapping[str, Any]) -> None:
-    """Check the files of a local folder before `from_pretrained` loads them; does nothing for another checkpoint.
+    """Check the files of a local folder before `from_pretrained` loads them; does nothing for other checkpoints.
 
     Args:
-        checkpoint: what `from_pretrained` is given.
+        checkpoint: first argument of `from_pretrained`.
         arguments: its other arguments.
 
     Raises:
-        ValueError: for files that are broken, as the functions above, and weights without a config.json.
+        ValueError: for broken files, and weights without a config.json.
     """
     others = arguments.get("state_dict") is not None or arguments.get("gguf_file") is not None
     if others or arguments.get("use_safetensors") is False or not isinstance(checkpoint, str | os.PathLike):

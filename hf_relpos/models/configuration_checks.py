@@ -1,6 +1,6 @@
-"""Whether a configuration is one that a model can have; the installed package checks each that is made.
+"""Checks of a configuration, which the installed package runs whenever one is made.
 
-Each check names field, value and remedy. They are plain ValueErrors.
+Each raises a ValueError that names field, value and remedy.
 """
 
 from typing import Any
@@ -25,10 +25,10 @@ TEMPERATURES = ("none", "log")
 
 
 def check_settings(config: Any) -> None:
-    """Check how the settings of a RelPosBertConfig fit together.
+    """Check that the settings of a RelPosBertConfig are valid and fit together.
 
     Raises:
-        ValueError: for settings that do not.
+        ValueError: otherwise.
     """
     _check_heads(config)
     _check_position_scheme(config)
@@ -43,15 +43,15 @@ def check_settings(config: Any) -> None:
 def check_implementation_name(config: Any) -> None:
     """
     Raises:
-        ValueError: for an `attn_implementation` that is no name.
+        ValueError: for an `attn_implementation` that is not a name.
     """
     check_rules(ARGUMENTS, [("attn_implementation", config._attn_implementation)])  # may have been set since
 
 
 def check_fields(config: Any) -> None:
-    """Every field must hold what a model can have, and a token for padding be one of the vocabulary."""
+    """Fields must have valid values, and the padding token must be in the vocabulary."""
     check_rules(FIELDS, ((name, getattr(config, name)) for name in FIELDS))
-    # BERT's embeddings count a negative one from the end, and some configurations have −1
+    # some configurations have −1; BERT's embeddings count negative ids from the end
     if config.pad_token_id is not None and not -config.vocab_size <= config.pad_token_id < config.vocab_size:
         raise ValueError(
             f"pad_token_id = {config.pad_token_id} with vocab_size = {config.vocab_size}: give a token of the "
@@ -65,7 +65,7 @@ def check_fields(config: Any) -> None:
 
 
 def _check_heads(config: Any) -> None:
-    """Heads must divide the hidden size."""
+    """The number of heads must divide the hidden size."""
     if config.num_attention_heads < 1 or config.hidden_size % config.num_attention_heads:
         raise ValueError(
             f"hidden_size = {config.hidden_size} is not a multiple of num_attention_heads = "
@@ -90,7 +90,7 @@ def _check_position_scheme(config: Any) -> None:
 
 
 def _check_attention_window(config: Any) -> None:
-    """The window must be a positive number of positions, and global tokens make sense with a window only."""
+    """The window must be a positive number of positions; global tokens need a window."""
     if config.attention_window is not None and config.attention_window < 1:
         raise ValueError(f"attention_window = {config.attention_window}: give a positive number of positions, or None")
     if config.global_tokens is not None and (
@@ -103,7 +103,7 @@ def _check_attention_window(config: Any) -> None:
 
 
 def _check_attention_temperature(config: Any) -> None:
-    """The temperature must be known, and the trained length one whose logarithm can be divided by."""
+    """The temperature must be known, and the trained length at least 2, since its logarithm is a divisor."""
     if config.attention_temperature not in TEMPERATURES:
         raise ValueError(
             f"attention_temperature = {config.attention_temperature!r} is unknown; known: "
@@ -126,7 +126,7 @@ def _check_attention_temperature(config: Any) -> None:
 
 
 def _check_absolute_position_fade(config: Any) -> None:
-    """What fades must be there, by a share of it."""
+    """The fade must be from 0 to 1, and below 1 only if there is a table."""
     if not 0 <= config.absolute_position_fade <= 1:
         raise ValueError(f"absolute_position_fade = {config.absolute_position_fade}: give a number from 0 to 1")
     if config.absolute_position_fade != 1 and not config.absolute_position_embeddings:
@@ -137,7 +137,7 @@ def _check_absolute_position_fade(config: Any) -> None:
 
 
 def check_memory_settings(config: Any) -> None:
-    """A memory needs schemes whose distances extend to the left of a segment."""
+    """Recurrence memory needs schemes whose distances extend to the left of a segment."""
     if config.memory_length < 0:
         raise ValueError(f"memory_length = {config.memory_length}: give a number of tokens, or 0 for no memory")
     if config.memory_same_length and not config.memory_length:
@@ -163,7 +163,7 @@ def check_memory_settings(config: Any) -> None:
 
 
 def _check_convolution(config: Any) -> None:
-    """It keeps the length of a row, and has all tokens of it at once, whoever may attend to them."""
+    """The convolution must keep the length of a row, and needs an encoder that reads all of its tokens at once."""
     if not config.conv_kernel_size:
         return
     if config.conv_kernel_size % 2 == 0:
@@ -181,16 +181,16 @@ def _check_convolution(config: Any) -> None:
 
 
 def _check_parameter_count(config: Any) -> None:
-    """The weights must fit into some machine; a layer of the scheme is built without data to count its own."""
+    """The weights must fit into a machine; the scheme's modules are built without data to count their parameters."""
     with torch.device("meta"):
-        scheme, beside = build_scheme(config), (build_shared(config), build_input(config))
+        scheme, others = build_scheme(config), (build_shared(config), build_input(config))
     size, width = config.hidden_size, config.input_size
     layer = 4 * size**2 + (3 if config.is_gated else 2) * size * config.intermediate_size + _count(scheme)
     total = (
         (config.vocab_size + config.type_vocab_size) * width
         + (size * width if width != size else 0)
         + config.num_hidden_layers * layer
-        + sum(map(_count, filter(None, beside)))
+        + sum(map(_count, filter(None, others)))
         + size**2 // config.conv_groups * config.conv_kernel_size
     )
     if total > MAX_PARAMETERS:

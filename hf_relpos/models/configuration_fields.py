@@ -1,7 +1,7 @@
-"""What the fields of a configuration may hold, beyond their types: sizes that a model can have, names that are known.
+"""Valid values of the fields of a configuration, beyond their types: ranges of sizes, known names.
 
-Transformers checks the types of BERT's own fields; what it leaves to the modules of the model, or to no one, is here.
-Without it a wrong value ends in an error of PyTorch that names no field, or in a model that is never finished.
+Transformers checks the types of BERT's own fields only. Without these rules an invalid value would cause an error of
+PyTorch that names no field, or the construction of a model that does not end.
 """
 
 import inspect
@@ -15,10 +15,10 @@ from transformers.activations import ACT2FN
 from ..schemes.scheme import MAX_COUNT
 
 
-# DeepNet (Wang et al. 2022, arXiv 2203.00555) trains 1,000 layers; the objects of a million would fill a machine.
+# DeepNet (Wang et al. 2022, arXiv 2203.00555) trains 1,000 layers; a million module objects would fill the memory.
 MAX_LAYERS = 10_000
 MAX_LABELS = 10_000_000
-MAX_GLOBAL_TOKENS = 1_024  # each is a comparison of its own for every pair
+MAX_GLOBAL_TOKENS = 1_024  # each one is compared for every pair
 MAX_PARAMETERS = 2**40  # 4 TiB in float32
 MAX_NESTING = 100  # Python's own limit is reached at some 300 levels
 MAX_INITIALIZER_RANGE = 1_000
@@ -30,14 +30,14 @@ PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_class
 
 
 class Rule(NamedTuple):
-    """What a field may hold: a test, and the end of the sentence `field = value: give …`."""
+    """Valid values of a field: a test, and the end of the sentence `field = value: give …`."""
 
     accepts: Callable[[Any], bool]
     help: str
 
 
 def shown(value: Any) -> str:
-    """A value for an error message, cut where it is long."""
+    """A value for an error message, shortened if it is long."""
     return reprlib.repr(value)
 
 
@@ -134,7 +134,7 @@ FIELDS: dict[str, Rule] = {
         lambda value: value is None or value in PROBLEM_TYPES, f"one of {', '.join(map(repr, PROBLEM_TYPES))}, or None"
     ),
 }
-# Arguments that Transformers takes beside them.
+# Other arguments that Transformers takes.
 ARGUMENTS: dict[str, Rule] = {
     "num_labels": integer(0, MAX_LABELS),
     "torch_dtype": DTYPE,
@@ -157,10 +157,10 @@ ARGUMENTS: dict[str, Rule] = {
 def check_rules(rules: Mapping[str, Rule], values: Iterable[tuple[str, Any]]) -> None:
     """
     Args:
-        values: names and values; those without a rule are passed over.
+        values: names and values; names without a rule are skipped.
 
     Raises:
-        ValueError: for a value that its rule does not accept.
+        ValueError: for a value that its rule rejects.
     """
     for name, value in values:
         rule = rules.get(name)
@@ -169,10 +169,10 @@ def check_rules(rules: Mapping[str, Rule], values: Iterable[tuple[str, Any]]) ->
 
 
 def check_arguments(config_class: type, arguments: Mapping[str, Any]) -> None:
-    """Check what a configuration is given beside its fields, before Transformers makes attributes of it.
+    """Check the arguments of a configuration that are not fields, before Transformers sets them as attributes.
 
     Raises:
-        ValueError: for a value of the wrong kind, and for a name that the class has for something else.
+        ValueError: for an invalid value, and for the name of another attribute of the class.
     """
     check_rules(ARGUMENTS, arguments.items())
     for name, value in arguments.items():
@@ -187,7 +187,7 @@ def check_arguments(config_class: type, arguments: Mapping[str, Any]) -> None:
 
 
 def check_nesting(arguments: Mapping[str, Any]) -> None:
-    """Check how deep lists and dicts are nested in each other, which is as deep as functions that print them recurse.
+    """Check the nesting depth of lists and dicts, since functions that print them recurse as deep.
 
     Raises:
         ValueError: for more than `MAX_NESTING` levels; names the argument.
@@ -196,7 +196,7 @@ def check_nesting(arguments: Mapping[str, Any]) -> None:
         level = [value]
         for _ in range(MAX_NESTING):
             inner = [each for each in level if isinstance(each, list | tuple | dict)]
-            # an object that is met in several places is looked into once
+            # visits an object once, even if it occurs several times
             unique = {id(each): each for each in inner}.values()
             level = [item for each in unique for item in (each.values() if isinstance(each, dict) else each)]
             if not level:

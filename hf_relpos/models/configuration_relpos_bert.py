@@ -19,27 +19,27 @@ from ..schemes.registry import (
 from .installed import installed
 
 
-# Some files of stock BERTs have fields of these names, which stock BERT does not read.
+# Some stock BERT files have these fields, which stock BERT does not read.
 NOT_STOCK = {"embedding_size": None, "feed_forward_type": "mlp"}
 
 
 @contextmanager
 def _readable(path: str | os.PathLike[str]) -> Iterator[None]:
-    """What reading a configuration file raises on content that is not a JSON object, as errors that name the file."""
+    """Context in which errors about a configuration file that is not a JSON object name the file."""
     try:
         yield
     except RecursionError as error:
         raise ValueError(f"{path}: the JSON of its configuration is nested too deep to be read") from error
-    except (TypeError, AttributeError) as error:  # of something else than a dict
+    except (TypeError, AttributeError) as error:  # the content is not a dict
         raise ValueError(f"{path}: its configuration is not a JSON object ({error})") from error
 
 
 class OtherArchitecture(dict[str, Any]):
-    """Fields of a RelPosBertConfig that were made of those of another architecture, whose weights have other names."""
+    """Fields of a RelPosBertConfig for a checkpoint of another architecture, whose weights have other names."""
 
 
 def _other_architecture(source: Any, config: dict[str, Any]) -> OtherArchitecture | None:
-    """Our fields for a configuration of another architecture that the installed package reads; None for any other."""
+    """Fields of a RelPosBertConfig for another architecture that the installed package reads; None for others."""
     families = installed("families")
     fields = None if families is None else families.config_fields(source, config)
     return None if fields is None else OtherArchitecture(fields)
@@ -52,82 +52,83 @@ def _check_object(content: Any) -> None:
 
 @strict
 class RelPosBertConfig(BertConfig):
-    r"""BERT's configuration, and which position scheme its self-attention uses.
+    r"""BERT's configuration with the position scheme of its self-attention.
 
     Args:
         position_embedding_type (`str` or list of `str`, defaults to `"relative_key"`):
             Name of the scheme: a key of `hf_relpos.SCHEMES`. A list combines schemes: their terms are added.
         position_options (`dict`, *optional*):
-            Options of the scheme, which checks them itself; those not given take the scheme's defaults. For a
-            combination, a dict of such dicts by scheme name.
+            Options of the scheme; missing options have the scheme's defaults. For a combination, a dict of such dicts
+            by scheme name.
         attention_window (`int`, *optional*):
-            w: a token attends to tokens at most w positions away, and to the global ones. None: to all.
+            w: a token attends to tokens at most w positions away, and to global tokens. None for no window.
         global_tokens (`list[int]`, *optional*):
-            Positions that attend to all and are attended to by all, in spite of the window; None for `[0]`, the [CLS]
-            token. In packed rows they count within each document, in rows padded on the left from the first token on.
+            Positions that attend to all tokens and are attended to by all, despite the window; None for `[0]`, the
+            [CLS] token. In packed rows they count within each document, in rows padded on the left from the first
+            token.
         attention_temperature (`str`, defaults to `"none"`):
-            `"log"`: the scores of a query that may attend to n keys are multiplied by max(1, log n / log n₀), which
-            counters the flatter attention of rows longer than those trained on (Chiang and Cholak, arXiv 2202.12172).
+            `"log"`: the scores of a query that may attend to n keys are multiplied by max(1, log n / log n₀), since
+            attention is flatter for rows longer than in training (Chiang and Cholak, arXiv 2202.12172).
         attention_temperature_length (`int`, *optional*):
             n₀, the trained length; None for `max_position_embeddings`.
         absolute_position_embeddings (`bool`, defaults to `False`):
-            Also add a learned table of absolute positions at the input, as stock BERT does: the hybrid that a
-            converter with `method="keep"` starts from. Limits inputs to `max_position_embeddings` tokens.
+            Also add learned absolute position embeddings to the input, as stock BERT does. `convert` with
+            `method="keep"` makes such a model. Limits inputs to `max_position_embeddings` tokens.
         absolute_position_fade (`float`, defaults to 1.0):
-            f: of that table P with mean row m, m + f (P − m) is added. 1: the table; 0: the same vector everywhere,
-            which `hf_relpos.drop_absolute_positions` then folds into the token types.
-            `hf_relpos.AnnealAbsolutePositions` takes f from 1 to 0.
+            f: instead of that table P with mean row m, m + f (P − m) is added. 1: the table. 0: the same vector at
+            all positions, which `hf_relpos.drop_absolute_positions` then adds to the token type embeddings.
+            `hf_relpos.AnnealAbsolutePositions` reduces f from 1 to 0.
         embedding_size (`int`, *optional*):
-            Width of the embeddings, which a linear layer then takes to `hidden_size`, as in ALBERT and ELECTRA; None
-            for `hidden_size` and no such layer.
+            Width of the embeddings, which a linear layer projects to `hidden_size`, as in ALBERT and ELECTRA; None for
+            `hidden_size` and no such layer.
         embedding_norm (`bool`, defaults to `True`):
             Whether the embeddings are normalised; XLNet's are not.
         embedding_projection (`str`, defaults to `"after_norm"`):
-            Where that linear layer is: `"after_norm"`, as in ALBERT and ELECTRA, or `"before_norm"` and without a
-            bias, as in DeBERTa, whose normalisation is then `hidden_size` wide.
+            Place of that linear layer: `"after_norm"`, as in ALBERT and ELECTRA, or `"before_norm"` and without a
+            bias, as in DeBERTa; the normalisation then has width `hidden_size`.
         attention_biases (`list[str]`, *optional*):
-            Which projections of self-attention have a bias, of `"query"`, `"key"` and `"value"`; None for all.
+            Projections of self-attention with a bias: some of `"query"`, `"key"` and `"value"`; None for all.
         pooler_hidden_act (`str`, defaults to `"tanh"`):
             Activation of the pooler.
         pooler_dropout (`float`, defaults to 0.0):
             Probability of dropout on the input of the pooler.
         conv_kernel_size (`int`, defaults to 0):
-            k, odd: a convolution over k neighbouring tokens beside the first layer, as in DeBERTa v2-xlarge; 0: none.
+            k, odd: a convolution over k tokens parallel to the first layer, as in DeBERTa v2-xlarge; 0 for none.
         conv_groups (`int`, defaults to 1):
             Groups of the channels of that convolution, as in `torch.nn.Conv1d`.
         conv_act (`str`, defaults to `"tanh"`):
             Activation after that convolution.
         type_vocab_size (`int`, defaults to 2):
-            Rows of the table of token types; 0 for no such table, where only the scheme `xlnet` reads token types.
+            Number of token type embeddings. With 0 only the scheme `xlnet` reads token types.
         feed_forward_type (`str`, defaults to `"mlp"`):
             `"mlp"`: W₂ act(W₁ x + b₁) + b₂, as in BERT. `"glu"`: W₂ (act(W x) ∘ V x) + b₂, a gated linear unit
             (Shazeer, arXiv 2002.05202) as in MosaicBERT and JinaBERT v2; `intermediate.dense` is then W above V,
             (2·`intermediate_size`, D), without a bias, and dropout follows the product instead of W₂. The activation
             is `hidden_act` in both.
         unpad_inputs (`bool`, defaults to `False`):
-            Whether the layers compute on the real tokens of a padded batch only, which trains the faster the more
-            padding there is. The output is then zero at padding; everything else is the same. A batch with a cache, a
-            memory or cross-attention stays as it is.
+            Whether the layers compute only the real tokens of a padded batch, which makes training on much padding
+            faster. The output is then zero at padding. A batch with a cache, a memory or cross-attention is not
+            unpadded.
         memory_length (`int`, defaults to 0):
-            M: outputs carry a `memory`, the layer inputs of the last M tokens of each row, which `forward` takes with
-            the next segment of the same texts (Transformer-XL, Dai et al., arXiv 1901.02860). 0: none. It may be
+            M: outputs have a `memory`, the layer inputs of the last M tokens of each row, which `forward` takes with
+            the next segment of the same texts (Transformer-XL, Dai et al., arXiv 1901.02860). 0 for none. It may be
             changed at any time, and may be larger in evaluation than in training.
         memory_same_length (`bool`, defaults to `False`):
-            Whether a token sees at most M tokens, itself and those before it, so that all tokens of a segment have
-            equally long contexts (`same_length` of the original).
+            Whether a token attends to at most M tokens, itself and those before it, so that all tokens of a segment
+            have equally long contexts (`same_length` of the original).
         converted_from (`dict`, *optional*):
-            Of weights that were another architecture's: its `model_type`, and those fields of its configuration that
-            this one does not have. `hf_relpos.export_checkpoint` reads it.
+            For weights from another architecture: its `model_type`, and the fields of its configuration that this one
+            lacks. `hf_relpos.export_checkpoint` reads it.
         save_code (`bool`, defaults to `True`):
-            Whether `save_pretrained` and `push_to_hub` of a model put its code beside the weights, for loading with
+            Whether `save_pretrained` and `push_to_hub` of a model also save its code, for loading with
             `trust_remote_code=True` where hf_relpos is not installed.
         max_position_embeddings (`int`, defaults to 512):
-            P. Size of an absolute table, and trained range of the schemes whose tables cover 2P − 1 offsets.
+            P: size of absolute position embeddings, and trained range of schemes whose tables cover 2P − 1 offsets.
 
     Raises:
-        ValueError: for an unknown scheme, an unknown option, or an option value that the scheme refuses; for a
-            `hidden_size` that `num_attention_heads` does not divide; and for any other value that no model can have,
-            such as a size that is not positive, or sizes whose parameters no machine holds.
+        ValueError: for an unknown scheme or option, an invalid value of an option, a `hidden_size` that
+            `num_attention_heads` does not divide, and other invalid values, such as a size that is not positive, or
+            sizes with more parameters than a machine holds.
         StrictDataclassFieldValidationError: (of huggingface_hub) for a field of another type.
 
     Example:
@@ -167,7 +168,7 @@ class RelPosBertConfig(BertConfig):
     memory_same_length: bool = False
     save_code: bool = True
 
-    # BERT has no plans of its own, and the defaults of Transformers look for `layers.*`
+    # BERT has no such plan, and the defaults of Transformers look for `layers.*`
     base_model_tp_plan = {
         "encoder.layer.*.attention.self.query": "colwise",
         "encoder.layer.*.attention.self.key": "colwise",
@@ -181,7 +182,7 @@ class RelPosBertConfig(BertConfig):
     def __new__(cls, *args: Any, **kwargs: Any) -> "RelPosBertConfig":
         checks = installed("checks")
         if checks is not None:
-            checks.check_nesting(kwargs)  # first of all: an error about any field prints its value
+            checks.check_nesting(kwargs)  # first, since errors about fields print their values
         return super().__new__(cls)
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -190,27 +191,26 @@ class RelPosBertConfig(BertConfig):
             checks.check_arguments(type(self), kwargs)
             checks.check_fields(self)
         self.position_options = translate_options(self.position_embedding_type, self.position_options or {})
-        if self.is_gated:  # each process needs rows of W and the same rows of V
+        if self.is_gated:  # each process needs the same rows of W and V
             self.base_model_tp_plan = {
                 **self.base_model_tp_plan,
                 "encoder.layer.*.intermediate.dense": "packed_colwise",
             }
         super().__post_init__(**kwargs)
-        # here as plain ValueErrors; Transformers runs it again before it writes a configuration
+        # raises plain ValueErrors here; Transformers runs it again before it writes a configuration
         self.validate_settings()
 
     @classmethod
     def get_config_dict(
         cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """As in Transformers; the configuration of a stock BERT becomes one of ours, and so do those of the
-        relative architectures that the installed package reads.
+        """As in Transformers, but also reads stock BERT and, with the installed package, other relative architectures.
 
-        One without `position_embedding_type` (Transformers v5 no longer writes it) is absolute.
+        A configuration without `position_embedding_type` (Transformers v5 no longer writes it) is absolute.
 
         Raises:
-            ValueError: for another architecture, for the original layout of NEZHA, which calls itself BERT, and for a
-                file that holds no JSON object, or one that is nested too deep.
+            ValueError: for another architecture, for the original layout of NEZHA, whose model_type is BERT's, and for
+                a file that is not a JSON object or is nested too deep.
         """
         with _readable(pretrained_model_name_or_path):
             config, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
@@ -246,7 +246,7 @@ class RelPosBertConfig(BertConfig):
         """As in Transformers.
 
         Raises:
-            ValueError: for a file that holds no JSON object, or one that is nested too deep, and as the class.
+            ValueError: for a file that is not a JSON object or is nested too deep, and as the class.
         """
         with _readable(json_file):
             config = cls._dict_from_json_file(json_file)
@@ -255,14 +255,14 @@ class RelPosBertConfig(BertConfig):
 
     @classmethod
     def from_bert(cls, config: BertConfig, **changes: Any) -> "RelPosBertConfig":
-        """A stock BERT's configuration as one of ours, with its origin and its attention backend; ours as it is.
+        """Convert a BertConfig to a RelPosBertConfig, with its origin and attention backend.
 
         Args:
-            config: a BertConfig or a RelPosBertConfig.
-            changes: fields to set, in a copy.
+            config: a BertConfig, or a RelPosBertConfig, which is returned itself if there are no changes.
+            changes: fields to set in a copy.
 
         Raises:
-            ValueError: for a scheme or options that RelPosBertConfig refuses.
+            ValueError: as RelPosBertConfig.
         """
         own = config.model_type == cls.model_type  # of this class, or of the copy of it in a saved model's code
         if own and not changes:
@@ -273,7 +273,7 @@ class RelPosBertConfig(BertConfig):
             other = _other_architecture(config.name_or_path, values)
             values = other or {**values, **NOT_STOCK}
             known = ("eager", *ALL_ATTENTION_FUNCTIONS.valid_keys())
-            if other and backend not in known:  # of its own code: JinaBERT's files say "torch"
+            if other and backend not in known:  # a name of the checkpoint's own code, such as JinaBERT's "torch"
                 backend = None
         values |= {**changes, "model_type": cls.model_type}
         converted = cls(**values, attn_implementation=backend)
@@ -281,19 +281,19 @@ class RelPosBertConfig(BertConfig):
         return converted
 
     def validate_settings(self) -> None:
-        """The settings must fit together. Checked by the installed package; code of a saved model has passed it."""
+        """Check that the settings fit together. Only the installed package does so."""
         checks = installed("checks")
         if checks is not None:
             checks.check_settings(self)
 
     @property
     def input_size(self) -> int:
-        """Width of the embeddings, and of what schemes add to them."""
+        """Width of the embeddings, and of vectors that schemes add to them."""
         return self.hidden_size if self.embedding_size is None else self.embedding_size
 
     @property
     def norm_size(self) -> int:
-        """Width of the embeddings where they are normalised."""
+        """Width of the embeddings at their normalisation."""
         return self.hidden_size if self.embedding_projection == "before_norm" else self.input_size
 
     @property
@@ -303,23 +303,23 @@ class RelPosBertConfig(BertConfig):
 
     @property
     def position_scheme_name(self) -> str:
-        """The scheme's name, or those of a combination joined by `+`."""
+        """Name of the scheme, or names of a combination joined by `+`."""
         name = self.position_embedding_type
         return name if isinstance(name, str) else "+".join(name)
 
     @property
     def required_inputs(self) -> frozenset[str]:
-        """Inputs that `forward` must be given for the schemes: `grid`, `relation_ids`."""
+        """Inputs of `forward` that the schemes require: `grid`, `relation_ids`."""
         return frozenset().union(*(scheme.required_inputs for scheme, _ in scheme_parts(self)))
 
     @property
     def uses_absolute_positions(self) -> bool:
-        """Whether the terms of a scheme depend on positions themselves, not on their differences only."""
+        """Whether the terms of a scheme depend on absolute positions, not only on offsets."""
         return any(scheme.uses_absolute_positions for scheme, _ in scheme_parts(self))
 
     @property
     def has_absolute_table(self) -> bool:
-        """Whether the embeddings hold a learned table of absolute positions."""
+        """Whether the model has learned absolute position embeddings."""
         return any(scheme.learned_input_table for scheme, _ in parts_with_absolute_table(self))
 
 

@@ -1,4 +1,4 @@
-"""The convolution beside the first layer of DeBERTa v2 (He et al., arXiv 2006.03654, §A.5, nGram induced encoding)."""
+"""DeBERTa v2's convolution parallel to the first layer (He et al., arXiv 2006.03654, §A.5, nGram induced encoding)."""
 
 from typing import Any
 
@@ -22,10 +22,10 @@ class FirstLayerConvolution(nn.Module):
         self.activation = ACT2FN[config.conv_act]
 
     def forward(self, inputs: torch.Tensor, outputs: torch.Tensor, real: torch.Tensor | None) -> torch.Tensor:
-        """inputs and outputs (B, L, D) to (B, L, D).
+        """Map inputs and outputs of the layer, (B, L, D), to (B, L, D).
 
         Args:
-            real: (B, L), false at padding, whose inputs are zero to their neighbours; None where nothing is.
+            real: (B, L), false at padding, whose inputs count as zero; None without padding.
         """
         if real is not None:
             inputs = inputs * real.to(inputs)[..., None]
@@ -34,19 +34,19 @@ class FirstLayerConvolution(nn.Module):
 
 
 def tokens_to_convolve(attention_mask: Any, documents: torch.Tensor | None) -> torch.Tensor | None:
-    """Which tokens are no padding, (B, L); None for all.
+    """Which tokens are not padding, (B, L); None for all.
 
     Args:
-        attention_mask: as `forward` was given it.
-        documents: of the keys, where a row has several.
+        attention_mask: argument of `forward`.
+        documents: numbers of the keys' documents; None for one document per row.
 
     Raises:
-        ValueError: for several documents in a row, which the convolution would mix, and for a mask that does not say
+        ValueError: for several documents in a row, which the convolution would mix, and for a mask that does not tell
             which tokens are padding.
     """
     if documents is not None:
         raise ValueError(
-            "position_ids begin anew within a row: the convolution of conv_kernel_size would mix its documents; give "
+            "position_ids restart within a row: the convolution of conv_kernel_size would mix its documents; give "
             "each a row of its own"
         )
     if attention_mask is None:

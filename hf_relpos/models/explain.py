@@ -1,4 +1,4 @@
-"""Which attention backend a call takes, and why: `explain_backend`, and the command `hf-relpos doctor`."""
+"""Explain which attention backend a call uses: `explain_backend`, and the command `hf-relpos doctor`."""
 
 from dataclasses import replace
 
@@ -26,25 +26,25 @@ def explain_backend(
     gradients: bool = False,
     check_kernels: bool = False,
 ) -> str:
-    """The attention backend of a forward pass of that size without padding, and why no earlier one takes it.
+    """The attention backend of a forward pass of that size without padding, and why others are rejected.
 
-    With an `attention_window` it also says whether that backend reads only the keys in it, which none does in a graph
-    (`torch.compile`, export).
+    With an `attention_window` it also tells whether that backend reads only the keys in the window; none does in a
+    graph (`torch.compile`, export).
 
     Args:
-        target: a model, or a configuration, whose backend is then the default if it names none.
+        target: a model, or a configuration, which has the default backend if it names none.
         batch: rows.
-        length: tokens of a row.
+        length: tokens per row.
         device: "cpu", "cuda", …; None for the model's own, or the CPU.
         dtype: None for the model's own, or float32.
         dropout: probability of dropping an attention weight, 0 outside training.
         output_attentions: whether the attention weights are returned.
-        gradients: whether there will be a backward pass.
-        check_kernels: compare GPU kernels that would be taken with eager now, as the first such call does.
+        gradients: whether a backward pass follows.
+        check_kernels: compare GPU kernels with eager attention, as the first such call does.
 
     Returns:
-        The backend on the first line, then a line for each one that was passed over, with what it does not support,
-        and under an attention window one about the keys that are read.
+        The backend on the first line, then a line for each skipped backend with the rejection reasons, and with an
+        attention window a line about the keys that are read.
 
     Raises:
         ValueError: for a configuration that names a backend which cannot compute its terms.
@@ -87,13 +87,13 @@ def explain_backend(
 
 
 def named(implementation: str, call: AttentionCall) -> tuple[Backend, AttentionCall]:
-    """The backend that a value of `attn_implementation` other than `AUTO` names, and the call that it gets."""
-    # it returns the weights, under a window too
+    """The backend that a value of `attn_implementation` other than `AUTO` names, and its call."""
+    # eager attention returns the weights, even with a window
     return BY_NAME[implementation], replace(call, by_name=True, output_weights=implementation == Eager.name)
 
 
 def _about_window(config: RelPosBertConfig, backend: Backend, call: AttentionCall) -> list[str]:
-    """A line about the keys that a call reads under an attention window; none without one."""
+    """A line about the keys that a call reads with an attention window; empty without one."""
     window = config.attention_window
     if window is None:
         return []

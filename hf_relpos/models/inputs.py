@@ -1,6 +1,6 @@
-"""What `forward` is given: kinds, dtypes and shapes, checked before they meet in an operation that names none of them.
+"""Check kinds, dtypes and shapes of the arguments of `forward`, with errors that name the argument.
 
-Only what the host knows is read, never the contents of a tensor on a device; graphs are recorded without these checks.
+The checks never read the contents of tensors on a device. Traced graphs do not contain them.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig
 from ..attention.tracing import is_traced
 
 
-INDICES = (torch.int64, torch.int32)  # what embeddings take
+INDICES = (torch.int64, torch.int32)  # dtypes of ids for embeddings
 LABELS = (*INDICES, torch.int16, torch.int8, torch.uint8)
 VECTORS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -20,7 +20,7 @@ VECTORS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 def check_tensor(name: str, value: Any, dtypes: tuple[torch.dtype, ...] = INDICES) -> None:
     """
     Raises:
-        TypeError: for something else than a tensor.
+        TypeError: for a value that is not a tensor.
         ValueError: for a tensor of another dtype.
     """
     if not isinstance(value, torch.Tensor):
@@ -47,13 +47,13 @@ def check_inputs(
 
     Args:
         config: a RelPosBertConfig.
-        dtype: of the model.
+        dtype: dtype of the model.
         required: inputs that the scheme reads: `relation_ids`.
-        has_cache: whether there are keys of earlier calls, which a mask then has, too.
+        has_cache: whether a mask also covers keys of earlier calls.
 
     Raises:
-        TypeError: for something else than tensors.
-        ValueError: for dtypes and shapes that do not fit; names the argument, and what it must be.
+        TypeError: for values that are not tensors.
+        ValueError: for wrong dtypes and shapes; names the argument and its valid values.
     """
     if is_traced():
         return

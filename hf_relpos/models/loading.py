@@ -1,8 +1,8 @@
-"""What a load may leave to chance: heads and tables asked for by name, and nothing else of the encoder.
+"""Loading with checks: a model whose encoder would have random weights is rejected.
 
-Transformers initialises whatever a file lacks, and says so in a report. For a head that is to be trained this is what
-one wants; an encoder with a random feed-forward is another model at every load. Here such a load ends in an error,
-which says what the file looks like and what reads it.
+Transformers initialises all weights that a file lacks, and lists them in a report. That is right for a head that is to
+be trained, but an encoder with random weights is a different model at every load. Here such a load raises an error
+with the likely cause and remedy. Only heads, and tables that the caller asked for, may be initialised.
 """
 
 import os
@@ -18,30 +18,30 @@ from .configuration_relpos_bert import OtherArchitecture
 from .installed import installed
 
 
-TENSORS = "hf_relpos_tensors"  # among arguments: those of a checkpoint of another architecture, under our names
+TENSORS = "hf_relpos_tensors"  # argument with the renamed tensors of a checkpoint of another architecture
 HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 
-# Parts of the encoder that a caller may ask for where the file has none, and the fields that ask for them.
+# Parts of the encoder that may be initialised if the caller sets certain fields.
 POSITION_FIELDS = ("position_embedding_type", "position_options", "absolute_position_embeddings")
 FRESH_PARTS = {
     "distance_embedding.": POSITION_FIELDS,
     "embeddings.position_embeddings.": POSITION_FIELDS,
     ".crossattention.": ("add_cross_attention",),
 }
-# Parts of the encoder that `ignore_mismatched_sizes` may leave fresh.
+# Parts of the encoder that `ignore_mismatched_sizes` may initialise.
 RESIZED_PARTS = ("embeddings.word_", "embeddings.position_", "embeddings.token_type_", "distance_embedding.")
 
 
 def load(
     kind: type[PreTrainedModel], from_pretrained: Callable[..., Any], source: Any, args: Any, arguments: dict[str, Any]
 ) -> Any:
-    """`from_pretrained` of our classes: as in Transformers, with checks, and of other architectures.
+    """`from_pretrained` of our classes: as in Transformers, with checks, and for other architectures, too.
 
     config.json is read once.
 
     Args:
         kind: our class.
-        from_pretrained: that of Transformers, bound to it.
+        from_pretrained: the method of Transformers, bound to the class.
         source: folder or Hub repository; None for a `state_dict`.
         args: further positional arguments.
         arguments: keyword arguments.
@@ -50,14 +50,14 @@ def load(
         The model, and with `output_loading_info=True` its loading info.
 
     Raises:
-        ValueError: for files that are broken, and for what `check_loaded` refuses.
+        ValueError: for broken files, and as `check_loaded`.
     """
     output_loading_info = arguments.pop("output_loading_info", False)
     check_local(source, arguments)
     model, info = load_prepared(from_pretrained, source, args, _prepared(kind, source, arguments))
     if output_loading_info:
         return model, info
-    if model._hf_peft_config_loaded:  # then the info is that of adapters
+    if model._hf_peft_config_loaded:  # the info is about the adapters
         info = {"missing_keys": model._missing_from_base, "unexpected_keys": (), "mismatched_keys": ()}
     try:
         check_loaded(model, info, source, arguments)
@@ -73,7 +73,7 @@ def load(
 def load_prepared(
     from_pretrained: Callable[..., Any], source: Any, args: Any, arguments: Mapping[str, Any]
 ) -> tuple[Any, Any]:
-    """Model and loading info, by Transformers; arguments may be those that `read_other_architecture` returns."""
+    """Model and loading info from Transformers; `arguments` may be from `read_other_architecture`."""
     rest = dict(arguments)
     if TENSORS not in rest:
         model, info = from_pretrained(source, *args, output_loading_info=True, **rest)
@@ -85,12 +85,12 @@ def load_prepared(
 
 
 def _prepared(kind: type[PreTrainedModel], source: Any, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments with a configuration of ours, and the tensors of another architecture, if it is one."""
+    """The arguments with a RelPosBertConfig and, for another architecture, its renamed tensors."""
     config = arguments.get("config")
     if _is_given(source, arguments):
         return arguments
     if config is not None:
-        # that of the checkpoint itself, from an Auto class: it has been read, and says that it is one of ours
+        # an Auto class has read the configuration of the checkpoint itself, and it is a RelPosBertConfig
         own = isinstance(config, PreTrainedConfig) and config.name_or_path == str(source) and not config.converted_from
         return arguments if own else read_other_architecture(kind, source, arguments) or arguments
     try:
@@ -98,14 +98,14 @@ def _prepared(kind: type[PreTrainedModel], source: Any, arguments: Mapping[str, 
     except (OSError, ValueError):
         if os.path.isdir(source):
             check_config(os.path.join(source, arguments.get("subfolder") or ""), only_if_there=True)
-        return arguments  # an adapter's folder, or no checkpoint: Transformers reads it, or says so
+        return arguments  # an adapter's folder, or no checkpoint: left to Transformers
     if isinstance(fields, OtherArchitecture):
         return read_other_architecture(kind, source, arguments) or arguments
     return _with_config(kind, fields, arguments)
 
 
 def _is_given(source: Any, arguments: Mapping[str, Any]) -> bool:
-    """Whether there are tensors, or a file in another format, instead of a checkpoint."""
+    """Whether tensors, or a file in another format, are given instead of a checkpoint."""
     given = any(arguments.get(name) is not None for name in ("state_dict", "gguf_file"))
     return given or not isinstance(source, str | os.PathLike)
 
@@ -117,9 +117,9 @@ def _hub_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
 def _with_config(
     kind: type[PreTrainedModel], fields: Mapping[str, Any], arguments: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The arguments with a configuration made of the fields of a file and of those among the arguments."""
+    """The arguments with a configuration from the fields of a file and those among the arguments."""
     rest = dict(arguments)
-    # these are of the loading, and a configuration has them, too
+    # arguments of loading, which are also fields of a configuration
     own = {name: rest.pop(name) for name in ("dtype", "torch_dtype", "quantization_config") if name in rest}
     config, rest = kind.config_class.from_dict(dict(fields), return_unused_kwargs=True, **rest)
     return {**rest, **own, "config": config}
@@ -128,17 +128,17 @@ def _with_config(
 def read_other_architecture(
     kind: type[PreTrainedModel], source: Any, arguments: Mapping[str, Any], by_tensors: bool = False
 ) -> dict[str, Any] | None:
-    """What `from_pretrained` of Transformers is to be given to load a checkpoint of another architecture.
+    """Read a checkpoint of another architecture, for `from_pretrained` of Transformers.
 
     Args:
         kind: our class.
         source: folder or Hub repository.
-        arguments: of `from_pretrained`.
-        by_tensors: whether one that calls itself a BERT may be told by its tensors.
+        arguments: arguments of `from_pretrained`.
+        by_tensors: also recognise another architecture with BERT's model_type by its tensors.
 
     Returns:
-        The arguments for `load_prepared`, with a configuration of ours and the tensors under our names; None for a
-        checkpoint that Transformers reads by itself.
+        The arguments for `load_prepared`, with a RelPosBertConfig and the renamed tensors; None for a checkpoint that
+        Transformers can read.
 
     Raises:
         ValueError: for a checkpoint that is not supported, or broken.
@@ -148,7 +148,7 @@ def read_other_architecture(
         return None
     try:
         found = families.state_dict(source, kind.__name__.removeprefix("RelPos"), arguments, by_tensors)
-    except OSError:  # no such checkpoint, or an adapter's folder: Transformers says so, or reads it
+    except OSError:  # an adapter's folder, or no checkpoint: left to Transformers
         return None
     if found is None:
         return None
@@ -159,25 +159,24 @@ def read_other_architecture(
 
 
 def in_body(name: str) -> bool:
-    """Whether a tensor of that name, stock BERT's or ours, is between the inputs and the last hidden state."""
+    """Whether a tensor of that name, in stock BERT or here, belongs to the encoder, up to the last hidden state."""
     return name.removeprefix("bert.").startswith(("embeddings.", "encoder."))
 
 
 def check_loaded(
     model: PreTrainedModel, info: Mapping[str, Iterable[Any]], source: Any, arguments: Mapping[str, Any]
 ) -> None:
-    """Refuse a model whose encoder is not what the checkpoint holds. An empty `state_dict` asks for a fresh model.
+    """Reject a model whose encoder differs from the checkpoint. With an empty `state_dict` all weights may be new.
 
     Args:
-        model: a BERT, stock or ours, as `from_pretrained` returned it.
+        model: a BERT, stock or ours, from `from_pretrained`.
         info: its loading info: `missing_keys`, `unexpected_keys` and `mismatched_keys`.
-        source: what was loaded; None for a `state_dict`.
+        source: checkpoint that was loaded; None for a `state_dict`.
         arguments: keyword arguments of `from_pretrained`.
 
     Raises:
-        ValueError: for weights of the encoder that the file lacks, unless they are `FRESH_PARTS` that the caller asked
-            for, or has in other sizes, unless they are `RESIZED_PARTS`; and for tables of distances and layers that
-            the configuration has no place for.
+        ValueError: for missing weights of the encoder, except `FRESH_PARTS` that the caller asked for; for weights of
+            other sizes, except `RESIZED_PARTS`; and for tables of distances and layers that the configuration lacks.
     """
     if source is None and not arguments.get("state_dict"):
         return
@@ -191,7 +190,7 @@ def check_loaded(
     _check_sizes(name, info["mismatched_keys"])
     if not missing and not tables and not surplus:
         return
-    # of an adapter's folder, the base model is elsewhere
+    # the base model of an adapter is in another folder
     saved = _saved_config(type(model.config), source and model.config.name_or_path, arguments)
     missing = [name for name in missing if not _asked_for(name, model.config, saved)]
     if missing:
@@ -213,10 +212,10 @@ def check_loaded(
 
 
 def _check_sizes(name: str, mismatched: Iterable[tuple[str, Any, Any]]) -> None:
-    """Refuse other sizes of what `ignore_mismatched_sizes` is not for.
+    """Reject tensors of other sizes, except those for which `ignore_mismatched_sizes` is meant.
 
     Args:
-        name: of the checkpoint.
+        name: name of the checkpoint.
         mismatched: name, size in the file and size in the model of each tensor whose sizes differ.
     """
     wrong = [each for each in sorted(mismatched) if in_body(each[0]) and not any(p in each[0] for p in RESIZED_PARTS)]
@@ -230,7 +229,7 @@ def _check_sizes(name: str, mismatched: Iterable[tuple[str, Any, Any]]) -> None:
 
 
 def _saved_config(kind: type[PreTrainedConfig], source: Any, arguments: Mapping[str, Any]) -> PreTrainedConfig | None:
-    """The configuration beside the weights; None where there is none that can be read."""
+    """The configuration saved with the weights; None if there is none that can be read."""
     if source is None:
         return None
     hub = {name: arguments[name] for name in HUB_ARGUMENTS if name in arguments}
@@ -241,7 +240,7 @@ def _saved_config(kind: type[PreTrainedConfig], source: Any, arguments: Mapping[
 
 
 def _changed(fields: Iterable[str], config: PreTrainedConfig, saved: PreTrainedConfig | None) -> bool:
-    """Whether the caller set one of the fields: all are the caller's where there is no saved configuration."""
+    """Whether the caller set one of the fields; true without a saved configuration."""
     return saved is None or any(getattr(config, field, None) != getattr(saved, field, None) for field in fields)
 
 
@@ -250,13 +249,13 @@ def _asked_for(name: str, config: PreTrainedConfig, saved: PreTrainedConfig | No
 
 
 def _reason(model: PreTrainedModel, missing: list[str], body: list[str], unexpected: list[str], source: Any) -> str:
-    """Why these weights are missing, and what to do about it.
+    """Why these weights are missing, and the remedy.
 
     Args:
         missing: names of missing weights of the encoder.
-        body: names of all its weights.
-        unexpected: names in the file that the model has no place for.
-        source: what was loaded.
+        body: names of all weights of the encoder.
+        unexpected: names in the file that the model does not have.
+        source: checkpoint that was loaded.
     """
     config = model.config
     if all("distance_embedding." in name for name in missing):
@@ -279,7 +278,7 @@ def _reason(model: PreTrainedModel, missing: list[str], body: list[str], unexpec
 
 
 def _correction(missing: list[str], body: list[str], unexpected: list[str], config: PreTrainedConfig) -> str:
-    """What may be wrong with a checkpoint of no known layout."""
+    """Likely remedy for a checkpoint of unknown layout."""
     prefix = _common_prefix(missing, unexpected)
     if prefix:
         return f"Its names have a prefix; pass key_mapping={{{f'^{re.escape(prefix)}'!r}: ''}} to take it off"
@@ -290,14 +289,14 @@ def _correction(missing: list[str], body: list[str], unexpected: list[str], conf
 
 
 def _layer(name: str) -> int | None:
-    """The number of the layer that a tensor belongs to; None for one that is in none."""
+    """The number of the layer that a tensor belongs to; None for tensors outside layers."""
     match = re.search(r"encoder\.layer\.(\d+)\.", name)
     return int(match[1]) if match else None
 
 
 def _common_prefix(missing: list[str], unexpected: list[str]) -> str:
-    """What stands before each of the missing names in the file; empty for nothing, or not the same."""
-    # a position table is not reported, since old files hold one that nothing uses
+    """The prefix of all missing names in the file; empty if there is no common prefix."""
+    # position tables are not reported as unexpected, since old files have unused ones
     cores = [name.removeprefix("bert.") for name in missing if not any(part in name for part in FRESH_PARTS)]
     if not cores:
         return ""
@@ -309,7 +308,7 @@ def _common_prefix(missing: list[str], unexpected: list[str]) -> str:
 
 
 def _listed(names: Iterable[str], limit: int = 3) -> str:
-    """The first names, of those that differ in the number of a layer only one, and how many more there are."""
+    """The first names, one for all layers, and the number of further names."""
     names = list(names)
     first: dict[str, str] = {}
     for name in names:

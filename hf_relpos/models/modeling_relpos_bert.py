@@ -1,7 +1,7 @@
-"""BERT whose self-attention knows relative positions.
+"""BERT with relative positions in self-attention.
 
-Everything but embeddings, self-attention and masks is Transformers' own BERT, by inheritance: the heads keep their
-`forward`, the modules keep their names, so that weights of stock BERT fit as they are.
+All but embeddings, self-attention and masks is inherited from Transformers' BERT. Heads keep their `forward`, and
+modules keep their names, so that stock BERT weights load unchanged.
 """
 
 import os
@@ -58,20 +58,20 @@ from .configuration_relpos_bert import RelPosBertConfig
 from .convolution import FirstLayerConvolution, tokens_to_convolve
 from .installed import installed
 from .packing import packed_position_ids
-from .recurrence import WITH_MEMORY, SegmentMemory, carries_memory, check_memory, remember
+from .recurrence import WITH_MEMORY, SegmentMemory, carries_memory, check_memory, next_memory
 from .remote_code import CONFIGURATION, MODELING, save_code
-from .sequence import PositionInputs, row_metadata, sequence_metadata, tokens_to_remember
+from .sequence import PositionInputs, row_metadata, sequence_metadata, tokens_to_keep
 from .temperature import temperature
 
 
 logger = logging.get_logger(__name__)
 
-# Tensor parallelism keeps the decoder whole, since it is tied to the word embeddings; 5.14 has no word for that
+# Tensor parallelism must not split the decoder, which is tied to the word embeddings; 5.14 has no style for that
 DECODER_PLAN = {"cls.predictions.decoder": "replicate"} if "replicate" in ALL_PARALLEL_STYLES.valid_keys() else {}
 
 
 class RelPosBertEmbeddings(nn.Module):
-    """Word and token type embeddings, and whatever the scheme adds to the input."""
+    """Word and token type embeddings, and vectors that the scheme adds to the input."""
 
     def __init__(self, config: RelPosBertConfig):
         super().__init__()
@@ -97,16 +97,16 @@ class RelPosBertEmbeddings(nn.Module):
         past_length: int | torch.Tensor = 0,
         attention_mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """input_ids, token_type_ids, position_ids (B, L) or inputs_embeds (B, L, E) to embeddings (B, L, D).
+        """Map input_ids, token_type_ids, position_ids (B, L) or inputs_embeds (B, L, E) to embeddings (B, L, D).
 
         E is D, or `config.embedding_size`.
 
         Args:
-            position_ids: on a grid (B, L, 2); a module that does not take these counts the tokens of a row instead.
+            position_ids: (B, L, 2) for a grid; modules that do not take grids count the tokens of a row instead.
 
         Raises:
-            ValueError: for an input longer than a table of absolute positions, if there is one.
-            IndexError: for numbers that a table has no row for.
+            ValueError: for an input longer than the absolute position embeddings, if there are any.
+            IndexError: for ids outside an embedding table.
         """
         if inputs_embeds is None:
             inputs_embeds = look_up(self.word_embeddings, input_ids, "input_ids", "vocab_size", self.config.vocab_size)
@@ -128,7 +128,7 @@ class RelPosBertEmbeddings(nn.Module):
                 if not computed or not self.position_embeddings.takes_grid:
                     position_ids = None
             if position_ids is None:
-                if hasattr(self.position_embeddings, "check_length"):  # a table that ends
+                if hasattr(self.position_embeddings, "check_length"):  # a table with a maximum length
                     self.position_embeddings.check_length(
                         length if isinstance(past_length, torch.Tensor) else past_length + length
                     )
@@ -146,9 +146,9 @@ class RelPosBertEmbeddings(nn.Module):
 
     @torch.no_grad()
     def add_everywhere(self, vector: torch.Tensor) -> None:
-        """Add a vector (D,) to the embedding of every token, whatever its word and position, for good.
+        """Add a vector (D,) to the embeddings of all tokens, permanently.
 
-        It goes into the token types, of which each token has one and to which no output layer is tied.
+        It is added to the token type embeddings: each token has one, and no output layer is tied to them.
 
         Raises:
             ValueError: for a model without token types.
@@ -160,7 +160,7 @@ class RelPosBertEmbeddings(nn.Module):
 
 
 class RelPosBertSelfAttention(BertSelfAttention):
-    """BERT's self-attention with the terms of a position scheme, which is its module `distance_embedding`."""
+    """BERT's self-attention with the terms of a position scheme, its module `distance_embedding`."""
 
     def __init__(self, config: RelPosBertConfig, is_causal: bool = False, layer_idx: int | None = None):
         super().__init__(config, is_causal=is_causal, layer_idx=layer_idx)
@@ -179,18 +179,18 @@ class RelPosBertSelfAttention(BertSelfAttention):
         shared_terms: SharedTerms | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """hidden_states (B, L, D) to (B, L, D) and the attention weights (B, H, L, K) where the backend holds them.
+        """Map hidden_states (B, L, D) to (B, L, D) and the attention weights (B, H, L, K), if the backend has them.
 
         Args:
-            context: what the model knows about the pairs of this call; None for consecutive tokens without a cache.
-                If it has `padding`, the hidden states, here and returned, are (1, T, D), the real tokens.
-            memory: what earlier segments left behind. Its keys come first, before those of a cache.
-            shared_terms: the terms of the scheme, where they are the same in every layer; None for the layer's own.
+            context: positions of queries and keys in this call; None for consecutive tokens without a cache. If it has
+                `padding`, the hidden states, here and returned, are (1, T, D), the real tokens.
+            memory: recurrence memory of earlier segments. Its keys come first, before those of a cache.
+            shared_terms: terms of the scheme, if they are the same in every layer; None to compute the layer's own.
         """
         padding = None if context is None else context.padding
-        hidden_keys, remembered = hidden_states, 0
+        hidden_keys, memory_length = hidden_states, 0
         if memory is not None:
-            remembered = memory.length
+            memory_length = memory.length
             states = memory.states[self.layer_idx].detach().to(hidden_states.device, hidden_states.dtype)
             hidden_keys = torch.cat([states, hidden_states], dim=1)
         query, key, value = (
@@ -200,12 +200,14 @@ class RelPosBertSelfAttention(BertSelfAttention):
             for vectors in (self.query(hidden_states), self.key(hidden_keys), self.value(hidden_keys))
         )
         if past_key_values is not None:
-            (old_key, key), (old_value, value) = (states.tensor_split([remembered], dim=2) for states in (key, value))
+            (old_key, key), (old_value, value) = (
+                states.tensor_split([memory_length], dim=2) for states in (key, value)
+            )
             cache = past_key_values
             if isinstance(cache, EncoderDecoderCache):
                 cache = cache.self_attention_cache
             key, value = cache.update(key, value, self.layer_idx)
-            if remembered:
+            if memory_length:
                 key, value = torch.cat([old_key, key], dim=2), torch.cat([old_value, value], dim=2)
         if context is None:
             context = AttentionContext(query.shape[2], key.shape[2])
@@ -235,7 +237,7 @@ class RelPosBertSelfAttention(BertSelfAttention):
         return (out if padding is None else padding.remove(out)).contiguous(), weights
 
     def layer_context(self, context: AttentionContext, query: torch.Tensor, key_length: int) -> AttentionContext:
-        """The context of a call with what this layer knows: device, dtype and projections.
+        """The context of a call with the layer's device, dtype and projections.
 
         Args:
             query: only its device and dtype are read.
@@ -252,13 +254,13 @@ class RelPosBertSelfAttention(BertSelfAttention):
         )
 
     def make_shared_terms(self, context: AttentionContext, hidden_states: torch.Tensor) -> SharedTerms:
-        """The terms of this layer's scheme, for all layers.
+        """The terms of this layer's scheme, to be shared by all layers.
 
         Args:
             hidden_states: (B, L, D); only device and dtype are read.
         """
         device, dtype = hidden_states.device, hidden_states.dtype
-        if device.type != "meta" and torch.is_autocast_enabled(device.type):  # which knows no meta device
+        if device.type != "meta" and torch.is_autocast_enabled(device.type):  # autocast fails on the meta device
             dtype = torch.get_autocast_dtype(device.type)
         like = torch.empty(0, self.attention_head_size, device=device, dtype=dtype)
         context = replace(context, device=device, dtype=torch.promote_types(dtype, torch.float32))
@@ -276,20 +278,20 @@ class RelPosBertGatedIntermediate(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """hidden_states (B, L, D) to (B, L, I)."""
+        """Map hidden_states (B, L, D) to (B, L, I)."""
         gate, value = self.dense(hidden_states).chunk(2, dim=-1)
         return self.dropout(self.intermediate_act_fn(gate) * value)
 
 
 class RelPosBertLayer(BertLayer):
-    """BERT's layer; cross-attention, if any, stays absolute, since its queries and keys share no sequence."""
+    """BERT's layer. Cross-attention has no relative positions, since its queries and keys are of two sequences."""
 
     def __init__(self, config: RelPosBertConfig, layer_idx: int | None = None):
         super().__init__(config, layer_idx=layer_idx)
         self.attention.self = RelPosBertSelfAttention(config, is_causal=config.is_decoder, layer_idx=layer_idx)
         if config.is_gated:
             self.intermediate = RelPosBertGatedIntermediate(config)
-            self.output.dropout = nn.Identity()  # it is on the product
+            self.output.dropout = nn.Identity()  # dropout is applied to the product
 
 
 class RelPosBertEncoder(BertEncoder):
@@ -317,8 +319,8 @@ class RelPosBertEncoder(BertEncoder):
         """As BertEncoder's.
 
         Args:
-            layer_inputs: a list to put the input of every layer in, (B, L, D) each, or None.
-            real_tokens: (B, L), false at padding, for a convolution; None where there is none of either.
+            layer_inputs: a list to which the input of every layer is appended, (B, L, D) each, or None.
+            real_tokens: (B, L), false at padding, for a convolution; None without padding or convolution.
         """
         embeddings = hidden_states
         for number, layer in enumerate(self.layer):
@@ -327,7 +329,7 @@ class RelPosBertEncoder(BertEncoder):
             hidden_states = layer(
                 hidden_states,
                 attention_mask,
-                encoder_hidden_states,  # positional, or gradient checkpointing would lose its gradient
+                encoder_hidden_states,  # positional, since gradient checkpointing drops gradients of keywords
                 encoder_attention_mask=encoder_attention_mask,
                 past_key_values=past_key_values,
                 **kwargs,
@@ -348,12 +350,12 @@ class RelPosBertPooler(BertPooler):
         self.activation = ACT2FN[config.pooler_hidden_act]
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """hidden_states (B, L, D) to (B, D), from the first token of each row."""
+        """Map hidden_states (B, L, D) to (B, D), from the first token of each row."""
         return self.activation(self.dense(self.dropout(hidden_states[:, 0])))
 
 
 class RelPosBertPreTrainedModel(BertPreTrainedModel):
-    """Loading, saving and initialisation, common to all heads."""
+    """Loading, saving and initialisation for all heads."""
 
     config: RelPosBertConfig
     config_class = RelPosBertConfig
@@ -363,7 +365,7 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
     _supports_flash_attn = False
     _supports_attention_backend = True
     _no_split_modules = ["RelPosBertEmbeddings", "RelPosBertLayer"]
-    # BERT's losses are means over what they are given; the Trainer must divide when it accumulates gradients
+    # BERT's losses are means over a batch; the Trainer must divide them when it accumulates gradients
     accepts_loss_kwargs = False
     # Transformers ≤ 4.57 saved an unused absolute table, and buffers, with every relative BERT
     _keys_to_ignore_on_load_unexpected = [r"embeddings\.position_embeddings\.weight", r"embeddings\.position_ids"]
@@ -391,23 +393,24 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
             module.init_weights(self.config.initializer_range)
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
-        """As for Transformers' own models. For custom code it passes by modules without parameters of their own.
+        """Initialise as in Transformers' own models.
 
-        A scheme whose parameters are all in layers inside of it would then never get its `init_weights`.
+        For custom code Transformers skips modules without direct parameters, such as schemes whose parameters are all
+        in submodules.
         """
         super()._initialize_weights(module)
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        """The backend to use: the one requested if it can compute the scheme's terms, a capable one for None.
+        """The backend to use: the requested one if it can compute the scheme's terms, or the default for None.
 
         Raises:
-            ValueError: when the one requested cannot; names the ones that can.
+            ValueError: if the requested backend cannot compute the terms; names those that can.
         """
         if requested_attention is not None and requested_attention not in [
             "eager",
             *ALL_ATTENTION_FUNCTIONS.valid_keys(),
         ]:
-            return super().get_correct_attn_implementation(requested_attention, is_init_check)  # no such name: raises
+            return super().get_correct_attn_implementation(requested_attention, is_init_check)  # raises
         capabilities = installed("capabilities")
         if capabilities is not None:
             requested_attention = capabilities.check_attention(self.config, requested_attention)
@@ -417,13 +420,13 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
     def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
         """As in Transformers; also reads BERT checkpoints of Transformers ≤ 4.57 with relative positions.
 
-        Where hf_relpos is installed, also those of other architectures with relative positions, as
-        `hf_relpos.convert` does: the families that are `read_directly`. There a checkpoint is checked, too.
+        The installed package also reads other architectures with relative positions, those families that are
+        `read_directly`, and checks checkpoints.
 
         Raises:
-            ValueError: for a local folder with an index or safetensors that are broken, or without a config.json.
-            ValueError: for a checkpoint that lacks weights of the encoder, which would be random: one of another
-                architecture, say, or one that lost its tables when stock Transformers v5 loaded and saved it. A new
+            ValueError: for a local folder with a broken index or broken safetensors, or without a config.json.
+            ValueError: for a checkpoint that lacks weights of the encoder, which would be random, such as one of
+                another architecture, or one that lost its tables when stock Transformers v5 loaded and saved it. A new
                 head is only reported, and so are tables of a `position_embedding_type` that is not the saved one.
                 With `output_loading_info=True` the names of missing weights are returned, and nothing is raised.
         """
@@ -435,18 +438,18 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
         return loading.load(cls, super().from_pretrained, pretrained_model_name_or_path, args, kwargs)
 
     def tie_weights(self, missing_keys=None, **kwargs):
-        """As in Transformers, whose `from_pretrained` calls it with the names that the file lacks."""
+        """As in Transformers, whose `from_pretrained` calls it with the names of missing weights."""
         super().tie_weights(missing_keys=missing_keys, **kwargs)
         if missing_keys is not None:
-            self._missing_from_base = frozenset(missing_keys)  # read by `loading.load`, for a folder of an adapter
+            self._missing_from_base = frozenset(missing_keys)  # read by `loading.load` for adapters
 
     def save_pretrained(self, save_directory, is_main_process: bool = True, **kwargs) -> None:
-        """As in Transformers, and the code with it, so that `trust_remote_code=True` loads the result anywhere.
+        """As in Transformers, but also saves the model's code, so that `trust_remote_code=True` loads it anywhere.
 
         The code is two files, made for this configuration, and `config.auto_map` names every head in them. Set
-        `model.config.save_code = False` to leave the code out. A checkpoint of the Trainer has none, since the folder
-        above has it. A folder that holds a file of another origin with the name of one of them gets no code and no
-        `auto_map`, with a warning; neither does a model with a position scheme of your own.
+        `model.config.save_code = False` to omit the code. Checkpoints of the Trainer have none, since the output
+        folder has it. With a warning, code and `auto_map` are also omitted if the folder has another file of the same
+        name, and for a position scheme of your own.
         """
         saves_code = self.config.save_code
         if saves_code and is_main_process and not os.path.isfile(save_directory):
@@ -455,7 +458,7 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
             self.config.auto_map = dict(AUTO_MAP)
         elif getattr(self.config, "auto_map", None) is not None:
             del self.config.auto_map
-        # classes that were loaded with `trust_remote_code` would copy their code themselves
+        # classes loaded with `trust_remote_code` would copy their code themselves
         self.config._auto_class = None
         auto_class, type(self)._auto_class = type(self)._auto_class, None
         try:
@@ -466,7 +469,7 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
             apply_umask(Path(save_directory).glob("model*.safetensors"))
 
     def _get_files_timestamps(self, working_dir) -> dict[str, float]:
-        """What `save_pretrained(push_to_hub=True)` takes for old and does not push; the code just saved is new."""
+        """File times, by which `save_pretrained(push_to_hub=True)` skips old files; the saved code counts as new."""
         times = super()._get_files_timestamps(working_dir)
         return {name: time for name, time in times.items() if name not in (CONFIGURATION, MODELING)}
 
@@ -510,23 +513,23 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         """As BertModel's, with these differences.
 
         Args:
-            position_ids: (B, L). Distances follow them. Where they stop increasing a new document begins, and no
-                token attends to another document (packed sequences). For schemes on a grid (B, L, 2), row and column
-                of each token, negative for tokens outside the grid. Without them `cu_seq_lens_q`, as Transformers'
-                DataCollatorWithFlattening gives it, says where the documents of a single packed row begin.
+            position_ids: (B, L). They determine the distances. Where they stop increasing a new document begins, and
+                no token attends to another document (packed sequences). For schemes on a grid (B, L, 2), row and
+                column of each token, negative for tokens outside the grid. Without them `cu_seq_lens_q`, from
+                Transformers' DataCollatorWithFlattening, tells where the documents of a single packed row begin.
             attention_mask: (B, L), or prepared (B, 1, L, K), boolean (True: may attend) or additive.
             relation_ids: (B, L, L), labels of the edges from i to j, for the schemes that need them.
-            memory: of the outputs for the segment before, where `config.memory_length` is not 0. The first document
-                of a row goes on with it, whatever its first position id; `memory.reset` empties rows. It is not
-                changed, and attention_mask does not cover its tokens. With a cache, which then holds this segment
-                only, it must be given in every call, and no new memory is returned.
-            memory_sink: a list that takes the new memory as well, for heads, whose outputs are not this model's.
+            memory: recurrence memory from the outputs for the previous segment, if `config.memory_length` is not 0.
+                The first document of a row continues it, whatever its first position id; `memory.reset` empties rows.
+                It is not changed, and attention_mask does not cover its tokens. With a cache, which then holds this
+                segment only, it must be given in every call, and no new memory is returned.
+            memory_sink: a list to which the new memory is appended, for heads, which build their own outputs.
 
         Raises:
-            TypeError: for something else than tensors.
-            ValueError: for inputs that the scheme requires and does not get, for dtypes and shapes that do not fit, an
-                empty batch or row among them, and for a memory that is not of this model and batch.
-            IndexError: for tokens, token types and absolute positions that the embeddings do not have.
+            TypeError: for inputs that are not tensors.
+            ValueError: for missing inputs that the scheme requires, wrong dtypes and shapes, an empty batch or row,
+                and a memory of another model or batch.
+            IndexError: for tokens, token types and absolute positions outside the embedding tables.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
@@ -573,7 +576,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             caller_has_cache,
         )
         context = replace(metadata.context(token_type_ids, relation_ids), device=tokens.device)
-        # a checkpointed layer computes again in its backward, and must not use a graph outside of it
+        # a checkpointed layer is recomputed in the backward pass, and must not use tensors of an outer graph
         checkpointed = self.training and any(layer.gradient_checkpointing for layer in self.encoder.layer)
         if self.encoder.distance_embedding is not None:
             shared = partial(self.encoder.distance_embedding, context)
@@ -630,15 +633,15 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         )
         if layer_inputs is None:
             return outputs
-        keep, in_order = tokens_to_remember(layer_inputs[0], memory, attention_mask, position_ids)
-        new_memory = remember(memory, tuple(layer_inputs), keep, in_order, self.config.memory_length)
+        keep, in_order = tokens_to_keep(layer_inputs[0], memory, attention_mask, position_ids)
+        new_memory = next_memory(memory, tuple(layer_inputs), keep, in_order, self.config.memory_length)
         if memory_sink is not None:
             memory_sink.append(new_memory)
         return WITH_MEMORY[type(outputs)](**outputs, memory=new_memory)
 
 
 def _fit_decoder(head: BertOnlyMLMHead | BertPreTrainingHeads, config: RelPosBertConfig) -> None:
-    """The decoder, which is tied to the word embeddings, takes vectors of their width, as in ALBERT and ELECTRA."""
+    """Give the decoder, which is tied to the word embeddings, their width, as in ALBERT and ELECTRA."""
     size, predictions = config.input_size, head.predictions
     if size != config.hidden_size:
         predictions.transform.dense = nn.Linear(config.hidden_size, size)
@@ -687,14 +690,14 @@ class RelPosBertLMHeadModel(RelPosBertPreTrainedModel, BertLMHeadModel):
         RelPosBertPreTrainedModel.__init__(self, config)
         if not config.is_decoder:
             logger.warning("RelPosBertLMHeadModel with config.is_decoder = False sees the future; set it to True.")
-        self.loss_type = "ForCausalLM"  # Transformers reads it off the class name, which BERT's does not have
+        self.loss_type = "ForCausalLM"  # Transformers derives it from class names, but not from BERT's
         self.bert = RelPosBertModel(config, add_pooling_layer=False)
         self.cls = BertOnlyMLMHead(config)
         _fit_decoder(self.cls, config)
         self.post_init()
 
     def _expand_inputs_for_generation(self, expand_size: int = 1, memory: SegmentMemory | None = None, **kwargs):
-        """As in Transformers, for which a memory is no tensor: every beam has that of its row."""
+        """As in Transformers, which does not expand a memory: each beam gets that of its row."""
         input_ids, kwargs = super()._expand_inputs_for_generation(expand_size=expand_size, **kwargs)
         if memory is not None:
             rows = torch.arange(memory.mask.shape[0], device=memory.mask.device)
@@ -703,7 +706,7 @@ class RelPosBertLMHeadModel(RelPosBertPreTrainedModel, BertLMHeadModel):
 
     @staticmethod
     def create_masks_for_generate(config, inputs_embeds, attention_mask, past_key_values, **kwargs):
-        """The mask that `generate` prepares for a static cache; Transformers' own has no attention window."""
+        """The mask that `generate` prepares for a static cache; that of Transformers lacks attention windows."""
         metadata = row_metadata(config, inputs_embeds, attention_mask, past_key_values)
         return metadata.tensor_mask(config, inputs_embeds, attention_mask, past_key_values)
 

@@ -1,4 +1,4 @@
-"""Packed documents: where they begin in a row, from position ids or cumulative lengths."""
+"""Find where packed documents begin in a row, from position ids or cumulative lengths."""
 
 import reprlib
 
@@ -9,25 +9,25 @@ from .inputs import check_tensor
 
 
 def packed_position_ids(tokens: torch.Tensor, cu_seq_lens: torch.Tensor) -> torch.Tensor:
-    """Position ids of the documents of one packed row, as Transformers' flattening collator describes it.
+    """Position ids of the documents of one packed row, from the output of Transformers' flattening collator.
 
     Args:
         tokens: (1, L) or (1, L, D); only its shape and device are read.
-        cu_seq_lens: where the documents begin, and L at last, (documents + 1,).
+        cu_seq_lens: starts of the documents, then L, (documents + 1,).
 
     Returns:
-        (1, L), from 0 on in every document.
+        (1, L), from 0 in every document.
 
     Raises:
-        TypeError: for something else than a tensor.
-        ValueError: for several rows, and for lengths that are not those of the row (where the host can see them).
+        TypeError: for a value that is not a tensor.
+        ValueError: for several rows, and for lengths that do not fit the row (if the host can read them).
     """
     check_tensor("cu_seq_lens_q", cu_seq_lens)
     rows, length = tokens.shape[:2]
     if rows != 1 or cu_seq_lens.dim() != 1 or cu_seq_lens.shape[0] < 2:
         raise ValueError(
             f"cu_seq_lens_q has shape {tuple(cu_seq_lens.shape)} and the input {rows} rows: it describes one row; "
-            "give position_ids, which begin anew with each document"
+            "give position_ids, which restart with each document"
         )
     if cu_seq_lens.device.type == "cpu" and not torch.compiler.is_compiling():
         if int(cu_seq_lens[-1]) != length:
@@ -45,11 +45,11 @@ def packed_position_ids(tokens: torch.Tensor, cu_seq_lens: torch.Tensor) -> torc
 def position_steps(
     position_ids: torch.Tensor, is_token: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The step to each token's position from that of the token before it, and where there is such a token.
+    """The difference of each token's position to that of the previous token, and which tokens have a previous one.
 
     Args:
         position_ids: (B, L).
-        is_token: boolean (B, L), False for padding, which is passed over; None where that need not be known.
+        is_token: boolean (B, L), False for padding, which is skipped; None for no padding.
 
     Returns:
         Steps (B, L), and boolean (B, L). A document begins where a step is not positive.
@@ -64,5 +64,5 @@ def position_steps(
 
 
 def document_numbers(steps: torch.Tensor, follows: torch.Tensor) -> torch.Tensor:
-    """The number of each token's document in its row, from 0 on, (B, L); takes what `position_steps` returns."""
+    """The number of each token's document in its row, from 0, (B, L), from the result of `position_steps`."""
     return (follows & (steps <= 0)).long().cumsum(-1)

@@ -1,14 +1,14 @@
-"""Opt-in: stock BERT classes and Auto classes that honour `position_embedding_type`, and how to undo it.
+"""Opt-in patch with which stock BERT classes and Auto classes honour `position_embedding_type`.
 
-Transformers v5 ignores the field: it loads such a checkpoint as an absolute BERT, silently wrong. Inside
-`patch_transformers()` the same code gets our classes, which subclass the stock ones:
+Transformers v5 ignores this field and loads such a checkpoint as an absolute BERT, with wrong outputs and no warning.
+Inside `patch_transformers()` the same code gets our classes, which subclass the stock ones:
 
     with patch_transformers():
         model = AutoModelForMaskedLM.from_pretrained("old/relative-bert")  # a RelPosBertForMaskedLM
 
-Two attributes of the nine stock heads are replaced, `__init__` and `from_pretrained`. The Auto classes stay as they
-are: they call one or the other. The `__init__` of the stock modules inside them is replaced by one that refuses such
-configurations.
+The patch replaces two attributes of the nine stock heads, `__init__` and `from_pretrained`. The Auto classes are not
+changed, since they call one of the two. The `__init__` of the stock modules inside the heads is replaced by one that
+rejects such configurations.
 """
 
 import functools
@@ -39,14 +39,14 @@ from .modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
 
 logger = logging.get_logger(__name__)
 
-# Each stock head and ours, which inherits from it: BertModel → RelPosBertModel.
+# Each stock head and our subclass of it: BertModel → RelPosBertModel.
 STOCK_HEADS: dict[type[BertPreTrainedModel], type[RelPosBertPreTrainedModel]] = {
     getattr(transformers, ours.__name__.removeprefix("RelPos")): ours for ours in HEADS.values()
 }
-# Fields of our configuration alone; the Auto classes, which read a BertConfig, pass them on to the model.
+# Fields of our configuration only; the Auto classes, which read a BertConfig, pass them on to the model.
 OWN_FIELDS = {field.name for field in fields(RelPosBertConfig)} - {field.name for field in fields(BertConfig)}
-# Modules of the stock heads, and the configurations that they must not be built with if these are relative. Ours build
-# some of them with a RelPosBertConfig, and put their self-attention into them.
+# Modules of the stock heads, and the classes of relative configurations that they reject. Our models build some of
+# them with a RelPosBertConfig and replace their self-attention.
 STOCK_PARTS: dict[type, tuple[type[BertConfig], ...]] = {
     BertEmbeddings: (BertConfig, RelPosBertConfig),
     BertEncoder: (BertConfig, RelPosBertConfig),
@@ -54,7 +54,7 @@ STOCK_PARTS: dict[type, tuple[type[BertConfig], ...]] = {
     BertAttention: (BertConfig,),
     BertSelfAttention: (BertConfig,),
 }
-# What tensors say, whatever a configuration says.
+# Fields that are read from tensors, not from the configuration.
 LAYOUT_FIELDS = (
     "position_embedding_type",
     "position_options",
@@ -62,14 +62,14 @@ LAYOUT_FIELDS = (
     "feed_forward_type",
     "hidden_act",
 )
-MISSING = object()  # for an attribute that the class inherits
+MISSING = object()  # the class inherits the attribute
 
 
 class Patch:
-    """The handle that `patch_transformers` returns: call `undo()`, or use it as a context manager."""
+    """Handle of `patch_transformers`: call `undo()`, or use it as a context manager."""
 
     def undo(self) -> None:
-        """End this patch; the last one restores the stock classes. A second call does nothing."""
+        """Undo this patch; undoing the last patch restores the stock classes. A second call does nothing."""
         with _lock:
             if self in _active:
                 _active.remove(self)
@@ -86,7 +86,7 @@ class Patch:
 
 
 _lock = RLock()
-# A subclass of a stock head is being built: it gets the stock parts.
+# True while a subclass of a stock head is built, which gets stock parts.
 _in_subclass: ContextVar[bool] = ContextVar("_in_subclass", default=False)
 _active: list[Patch] = []
 # (class, attribute, original, replacement)
@@ -96,25 +96,25 @@ _replaced: list[tuple[type, str, Any, Any]] = []
 def patch_transformers() -> Patch:
     """Make the stock BERT classes build our models for configurations with relative positions.
 
-    Affected, in the whole process, are the nine stock heads and the Auto classes that lead to them, and only where
-    `position_embedding_type` names a scheme of `SCHEMES` other than `"absolute"`, or another field, or tensors, tell a
-    relative architecture that calls itself BERT (JinaBERT v2, MosaicBERT, DNABERT-2):
+    The patch affects the nine stock heads and their Auto classes in the whole process, if `position_embedding_type`
+    names a scheme of `SCHEMES` other than `"absolute"`, or other fields or tensors show a relative architecture with
+    BERT's model_type (JinaBERT v2, MosaicBERT, DNABERT-2):
 
-    - `BertForX.from_pretrained`, `AutoModelForX.from_pretrained`, `pipeline`, and whatever calls them;
+    - `BertForX.from_pretrained`, `AutoModelForX.from_pretrained`, `pipeline`, and code that calls them;
     - `AutoModelForX.from_config(config)` and `BertForX(config)`.
 
-    The results are `RelPosBertForX`, with a copy of the configuration as `RelPosBertConfig`; they outlive the patch.
-    Absolute configurations, subclasses of `BertConfig` and subclasses of the stock heads are not affected (of a
-    relative subclass of `BertModel` a warning says so); but where other code builds an exact stock class inside its
-    own, such as `self.bert = BertModel(config)`, that one is ours. A `BertEncoder`, `BertLayer` or another part of a
-    model cannot be, since the model prepares positions and masks for it: `BertEncoder(config)` raises a `ValueError`.
-    The stock heads themselves then refuse what ours refuse: to load an encoder with weights that would be random.
+    The results are `RelPosBertForX`, with a copy of the configuration as `RelPosBertConfig`; they remain valid after
+    the patch. Absolute configurations, subclasses of `BertConfig` and subclasses of the stock heads are not affected
+    (a relative subclass of `BertModel` gives a warning). But an exact stock class inside other code, such as
+    `self.bert = BertModel(config)`, becomes ours. A part of a model such as `BertEncoder` or `BertLayer` cannot be
+    replaced, since the model prepares positions and masks for it: `BertEncoder(config)` raises a `ValueError`. Stock
+    heads also reject checkpoints whose encoder would have random weights, as ours do.
 
     Patches may be nested and undone in any order: when the last one is undone, the classes have their original
     attributes again.
 
     Returns:
-        The handle: call `undo()`, or use it in a `with` statement, which undoes it on errors too.
+        The handle: call `undo()`, or use it in a `with` statement, which undoes the patch on errors, too.
 
     Example:
 
@@ -140,7 +140,7 @@ def is_relative(scheme: Any) -> bool:
 
 
 def is_ours(config: Any, changes: Mapping[str, Any] | None = None) -> bool:
-    """Whether a model of this configuration, exactly a BertConfig or a RelPosBertConfig, needs our classes.
+    """Whether a configuration, exactly a BertConfig or a RelPosBertConfig, needs our classes.
 
     Args:
         config: any object.
@@ -155,13 +155,13 @@ def is_ours(config: Any, changes: Mapping[str, Any] | None = None) -> bool:
 
 
 def _tells_another_architecture(source: Any, config: dict[str, Any]) -> bool:
-    """Whether a configuration that calls itself a BERT's is one of a relative architecture that we read."""
+    """Whether a configuration with BERT's model_type belongs to a relative architecture that we read."""
     families = installed("families")
     return families is not None and families.config_fields(source, config) is not None
 
 
 def _is_saved_as_ours(path: Any, config: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether `from_pretrained(path, config=config, **kwargs)` would read a configuration that needs our classes."""
+    """Whether `from_pretrained(path, config=config, **kwargs)` reads a configuration that needs our classes."""
     source = path if config is None else config
     if source is None or kwargs.get("gguf_file") is not None:
         return False
@@ -176,12 +176,12 @@ def _is_saved_as_ours(path: Any, config: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def _read_by_tensors(ours: Any, path: Any, config: Any, kwargs: dict[str, Any]) -> Any:
-    """A checkpoint that only its tensors tell to be no BERT, read by our class; None if it is one.
+    """Load a checkpoint that only its tensors show to be another architecture; None for a BERT.
 
     Args:
-        ours: the class.
-        path: of the checkpoint.
-        config: a BertConfig, which the stock class was given; None for that of the checkpoint.
+        ours: our class.
+        path: path of the checkpoint.
+        config: a BertConfig given to the stock class; None for that of the checkpoint.
         kwargs: other arguments of `from_pretrained`.
     """
     found = read_other_architecture(ours, path, kwargs, by_tensors=True)
@@ -196,7 +196,7 @@ def _read_by_tensors(ours: Any, path: Any, config: Any, kwargs: dict[str, Any]) 
 
 
 def _routed_init(stock: Any, ours: Any) -> Callable[..., None]:
-    """`__init__` for a stock head: an exact instance of it becomes one of ours if its configuration is relative."""
+    """`__init__` for a stock head: an exact instance becomes one of ours if its configuration is relative."""
     before = stock.__init__
 
     @functools.wraps(before)
@@ -220,11 +220,11 @@ def _routed_init(stock: Any, ours: Any) -> Callable[..., None]:
 
 
 def _refusing_init(part: Any, configs: tuple[type[BertConfig], ...]) -> Callable[..., None]:
-    """`__init__` for a module of the stock heads: an exact instance of it is refused a relative configuration.
+    """`__init__` for a module of the stock heads: an exact instance rejects relative configurations.
 
     Args:
         part: class of the module.
-        configs: classes of configuration that it refuses.
+        configs: classes of configuration to reject.
     """
     before = part.__init__
 
@@ -244,7 +244,7 @@ def _refusing_init(part: Any, configs: tuple[type[BertConfig], ...]) -> Callable
 
 
 def _routed_from_pretrained(stock: Any, ours: Any) -> "classmethod[Any, ..., Any]":
-    """`from_pretrained` for a stock head; subclasses, ours among them, use the original method."""
+    """`from_pretrained` for a stock head; subclasses, including ours, use the original method."""
     before = vars(stock).get("from_pretrained")
 
     @functools.wraps(stock.from_pretrained.__func__)
@@ -269,7 +269,7 @@ def _routed_from_pretrained(stock: Any, ours: Any) -> "classmethod[Any, ..., Any
         )
         if output_loading_info:
             return model, info
-        if type(model.config) is BertConfig and not model._hf_peft_config_loaded:  # then `info` is the adapter's
+        if type(model.config) is BertConfig and not model._hf_peft_config_loaded:  # otherwise `info` is the adapter's
             try:
                 check_loaded(model, info, pretrained_model_name_or_path, kwargs)
             except ValueError:
@@ -299,7 +299,7 @@ def _restore() -> None:
     while _replaced:
         stock, name, before, routed = _replaced.pop()
         if vars(stock).get(name) is not routed:
-            continue  # other code has wrapped ours since; inside its wrapper ours does nothing any more
+            continue  # other code has wrapped the replacement, which has no effect any more
         if before is MISSING:
             delattr(stock, name)
         else:

@@ -1,9 +1,8 @@
-"""Segment recurrence (Dai et al., Transformer-XL, arXiv 1901.02860, §3.2): the memory of earlier segments.
+"""Segment recurrence with memory (Dai et al., Transformer-XL, arXiv 1901.02860, §3.2).
 
-Every layer attends to its own inputs of the segments before as well, to the left of the segment at hand. They are
-constants: gradients reach the key and value projections through them, and never the layers that made them. A memory
-holds real tokens only: no padding, no placeholder for segments that were not there, and no tokens of a document that
-has ended.
+Every layer also attends to its inputs for earlier segments, to the left of the current segment. They are constants:
+gradients reach the key and value projections through them, but not earlier segments. A memory holds real tokens only,
+without padding, and no tokens of a document that has ended.
 """
 
 import functools
@@ -36,11 +35,11 @@ class SegmentMemory(ModelOutput):
 
     Attributes:
         states: one tensor (B, M, D) per layer, without a gradient.
-        mask: boolean (B, M), True for a token. The tokens of a row are its last ones, without gaps, so that the next
+        mask: boolean (B, M), True for a token. The tokens of a row are at its end, without gaps, so that the next
             segment follows on the right.
     """
 
-    # always there; ModelOutput wants defaults
+    # always set; ModelOutput requires defaults
     states: tuple[torch.Tensor, ...] = None  # type: ignore[assignment]
     mask: torch.Tensor = None  # type: ignore[assignment]
 
@@ -53,12 +52,12 @@ class SegmentMemory(ModelOutput):
         """A memory in which some rows are empty.
 
         Args:
-            rows: boolean (B,), True for a row to empty: one in which a new document begins.
+            rows: boolean (B,), True for rows to empty, where a new document begins.
         """
         return SegmentMemory(self.states, self.mask & ~rows.to(self.mask.device)[:, None])
 
     def select(self, rows: torch.Tensor) -> "SegmentMemory":
-        """The memory of other rows: of the beams that were kept, of a batch in another order.
+        """Select or reorder rows, such as the remaining beams.
 
         Args:
             rows: numbers of rows, (N,), which may repeat.
@@ -67,16 +66,16 @@ class SegmentMemory(ModelOutput):
         return SegmentMemory(tuple(state.index_select(0, rows) for state in self.states), self.mask[rows])
 
     def to_tensors(self) -> dict[str, torch.Tensor]:
-        """Tensors by name, as a safetensors file takes them."""
+        """Tensors by name, for a safetensors file."""
         tensors = {f"states.{layer}": state.contiguous() for layer, state in enumerate(self.states)}
         return {**tensors, "mask": self.mask.contiguous()}
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, torch.Tensor]) -> "SegmentMemory":
-        """The memory of which these are `to_tensors()`.
+        """The inverse of `to_tensors`.
 
         Raises:
-            ValueError: for tensors of something else.
+            ValueError: for tensors that are not a memory.
         """
         names = [f"states.{layer}" for layer in range(len(tensors) - 1)]
         if set(tensors) != {*names, "mask"}:
@@ -87,21 +86,21 @@ class SegmentMemory(ModelOutput):
 
 
 def check_memory(config: PreTrainedConfig, memory: SegmentMemory, batch: int) -> None:
-    """Refuse a memory that this model cannot have made of this batch.
+    """Reject a memory that does not fit the model or the batch.
 
     Args:
         config: a RelPosBertConfig.
         batch: B, rows of the segment.
 
     Raises:
-        TypeError: for something else than a SegmentMemory.
-        ValueError: for a model without memory, another number of layers, rows or features, or more tokens than
+        TypeError: for a value that is not a SegmentMemory.
+        ValueError: for a model without memory, a different number of layers, rows or features, or more tokens than
             `memory_length`.
     """
     if not isinstance(memory, SegmentMemory):
         raise TypeError(f"memory is a {type(memory).__name__}; give the `memory` of the outputs of the last segment")
     if not config.memory_length:
-        raise ValueError("memory was given, and config.memory_length = 0; set it to the tokens to remember")
+        raise ValueError("memory was given, and config.memory_length = 0; set it to the number of tokens to keep")
     checks = None if is_traced() else installed("checks")
     if checks is not None:
         checks.check_memory_settings(config)  # memory_length may have been set since
@@ -137,20 +136,20 @@ def check_memory(config: PreTrainedConfig, memory: SegmentMemory, batch: int) ->
 
 
 @torch.no_grad()
-def remember(
+def next_memory(
     memory: SegmentMemory | None,
     inputs: tuple[torch.Tensor, ...],
     keep: torch.Tensor,
     in_order: bool,
     length: int,
 ) -> SegmentMemory:
-    """The last tokens of the memory and of the segment after it.
+    """The memory for the next segment: the last tokens of a memory and of the segment after it.
 
     Args:
         inputs: the input of each layer, (B, L, D).
         keep: boolean (B, M + L), which tokens to keep.
-        in_order: whether these are a run of tokens up to the end of each row.
-        length: how many to keep at most.
+        in_order: whether these tokens are consecutive up to the end of each row.
+        length: maximum number of tokens to keep.
     """
     joined = [
         state.detach() if memory is None else torch.cat([old.to(state.device, state.dtype), state.detach()], dim=1)
@@ -158,7 +157,7 @@ def remember(
     ]
     if in_order:
         return SegmentMemory(tuple(state[:, -length:].clone() for state in joined), keep[:, -length:].clone())
-    # tokens to the right, in their order
+    # moves tokens to the right, in their order
     order = keep.to(torch.uint8).argsort(dim=-1, stable=True)[:, -length:]
     states = tuple(
         state.gather(1, order.to(state.device)[..., None].expand(-1, -1, state.shape[-1])) for state in joined
@@ -246,7 +245,7 @@ WITH_MEMORY: dict[type[ModelOutput], type[ModelOutput]] = {
 
 
 def carries_memory(head: Any) -> Any:
-    """Class decorator: the `forward` that the head inherits, with `memory` as an argument and in what it returns."""
+    """Class decorator that adds `memory` to the arguments and outputs of the inherited `forward`."""
     stock = head.forward
     signature = inspect.signature(stock)
     own = inspect.Parameter("memory", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=SegmentMemory | None)
@@ -257,7 +256,7 @@ def carries_memory(head: Any) -> Any:
     def forward(self: Any, *args: Any, memory: SegmentMemory | None = None, **kwargs: Any) -> Any:
         if memory is None and not self.config.memory_length:
             return stock(self, *args, **kwargs)
-        left: list[SegmentMemory] = []  # the base model puts it here, since stock heads build their own outputs
+        left: list[SegmentMemory] = []  # filled by the base model, since stock heads build their own outputs
         outputs = stock(self, *args, memory=memory, memory_sink=left, **kwargs)
         if not left:
             return outputs

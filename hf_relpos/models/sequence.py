@@ -1,8 +1,8 @@
-"""The metadata of the tokens of one forward call: keys, documents and positions, and the masks that follow.
+"""Sequence metadata of one forward call: keys, documents, positions, and the masks that follow from them.
 
-Keys are, in this order: the memory of earlier segments, what a cache holds, and the tokens of the call. A document
-ends where position ids stop increasing. Everything that decides which key a query attends to is here: padding,
-causality, borders of packed documents, windows and memory.
+Keys are, in this order: the memory of earlier segments, the keys in a cache, and the tokens of the call. A document
+ends where position ids stop increasing. This module decides which keys a query attends to: by padding, causality,
+borders of packed documents, windows and memory.
 """
 
 from collections.abc import Callable
@@ -25,18 +25,19 @@ from .packing import document_numbers, position_steps
 from .recurrence import SegmentMemory
 
 
-# Whether a query attends to a key, from index tensors (batch, head, query, key), as Transformers' masks are made of.
+# Whether a query attends to a key, from index tensors (batch, head, query, key), as in Transformers' masking
+# utilities.
 MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class PositionInputs:
-    """What the position scheme of a model reads of its input; resolved once per model.
+    """Inputs that the position scheme of a model reads; made once per model.
 
     Attributes:
-        required: inputs that `forward` must be given: `grid`, `relation_ids`.
-        absolute: whether terms depend on the positions themselves and not on offsets alone.
-        scheme: its name, for messages.
+        required: required inputs of `forward`: `grid`, `relation_ids`.
+        absolute: whether terms depend on absolute positions, not only on offsets.
+        scheme: name of the scheme, for messages.
     """
 
     required: frozenset[str]
@@ -56,14 +57,14 @@ class SequenceMetadata:
     Attributes:
         query_length: L.
         key_length: K, memory and cache included.
-        start: index of the first query among the keys; a tensor of one element where a static cache keeps it.
-        positions: (B, K), the position of each key where that is not its index; None for consecutive tokens.
-        max_distance: the largest |r| that `positions` can make; read only with `positions`.
-        documents: (B, K), the number of the document of each key; None where no row has more than one.
-        index_in_document: (B, K), the index (packed: position id) of each key within its document or row, by which
-            global tokens are counted; None where that is its index among the keys.
+        start: index of the first query among the keys; a tensor of one element for a static cache.
+        positions: (B, K), position of each key; None for consecutive tokens, whose positions are their indices.
+        max_distance: largest |r| of `positions`; read only with `positions`.
+        documents: (B, K), number of each key's document; None if no row has more than one.
+        index_in_document: (B, K), the index (packed: position id) of each key within its document or row, which
+            selects global tokens; None if that is its index among the keys.
         grid: (B, L, 2), row and column of each token; or None.
-        memory: what earlier segments left behind; or None.
+        memory: recurrence memory of earlier segments; or None.
         is_token: boolean (B, K), False for padding; only with a memory.
         prepared_mask: boolean (1 or B, 1, L, K − M), a mask that the caller prepared; only with a memory.
     """
@@ -81,7 +82,7 @@ class SequenceMetadata:
     prepared_mask: torch.Tensor | None = None
 
     def context(self, token_type_ids: torch.Tensor | None, relation_ids: torch.Tensor | None) -> AttentionContext:
-        """The context that attention gets.
+        """The context for attention.
 
         Args:
             token_type_ids: (B, L), or None.
@@ -105,7 +106,7 @@ class SequenceMetadata:
         attention_mask: torch.Tensor | None,
         past_key_values: Cache | None = None,
     ) -> torch.Tensor | LazyMask | BlockMask | None:
-        """The attention mask of the call, for the backend that the configuration names.
+        """The attention mask of the call, for the backend of the configuration.
 
         Args:
             config: a RelPosBertConfig.
@@ -114,7 +115,7 @@ class SequenceMetadata:
             past_key_values: the cache, or None.
 
         Returns:
-            `lazy_mask`, or else `tensor_mask`.
+            `lazy_mask`, or `tensor_mask` if that is None.
         """
         mask = self.lazy_mask(config, hidden_states, attention_mask)
         return self.tensor_mask(config, hidden_states, attention_mask, past_key_values) if mask is None else mask
@@ -129,11 +130,11 @@ class SequenceMetadata:
         """The mask of all pairs; arguments as those of `mask`.
 
         Returns:
-            What Transformers makes for that backend; with a memory boolean (1 or B, 1, L, K). None where every query
-            attends to every key, or, in a decoder, to all keys before it.
+            The mask that Transformers makes for that backend; with a memory, boolean (1 or B, 1, L, K). None if every
+            query attends to every key, or, in a decoder, to all keys before it.
         """
         if self.memory is not None:
-            return self._mask_beside_memory(config, self.memory, hidden_states.shape[0], hidden_states.device)
+            return self._mask_with_memory(config, self.memory, hidden_states.shape[0], hidden_states.device)
         functions = self._mask_functions(config)
         arguments = {"config": config, "inputs_embeds": hidden_states, "attention_mask": attention_mask}
         and_mask = and_masks(*functions) if functions else None
@@ -144,7 +145,7 @@ class SequenceMetadata:
     def lazy_mask(
         self, config: PreTrainedConfig, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None
     ) -> LazyMask | None:
-        """A mask that is not made whole; None where there is no way to make one. Arguments as those of `mask`."""
+        """A mask that is not materialised, if there is one. Arguments as those of `mask`."""
         made = (make(self, config, hidden_states, attention_mask) for make in LAZY_MASKS)
         return next((mask for mask in made if mask is not None), None)
 
@@ -152,7 +153,7 @@ class SequenceMetadata:
         """Mask functions besides padding and causality: borders of documents, the window, the length of the memory."""
         functions: list[MaskFunction] = []
         documents, index_in_document, window = self.documents, self.index_in_document, config.attention_window
-        # beside a memory the padding between it and the segment must not count
+        # padding between a memory and the segment must not count as distance
         positions = self.positions if self.memory is not None else None
 
         if documents is not None:
@@ -183,13 +184,13 @@ class SequenceMetadata:
             functions.append(in_memory_length)
         return functions
 
-    def _mask_beside_memory(
+    def _mask_with_memory(
         self, config: PreTrainedConfig, memory: SegmentMemory, batch: int, device: torch.device
     ) -> torch.Tensor | None:
         functions = self._mask_functions(config)
         is_token = self.is_token
-        assert is_token is not None, "metadata beside a memory say which keys are tokens"
-        # a single query that comes last sees all, as in an encoder
+        assert is_token is not None, "metadata with a memory tell which keys are tokens"
+        # a single last query attends to all keys, as in an encoder
         causal = config.is_decoder and (self.query_length > 1 or isinstance(self.start, torch.Tensor))
         if not (causal or functions or self.prepared_mask is not None or is_traced()) and bool(is_token.all()):
             return None
@@ -200,8 +201,8 @@ class SequenceMetadata:
         visible = is_token[:, None, None, :]
         if self.prepared_mask is not None:
             prepared = self.prepared_mask.expand(batch, -1, self.query_length, -1)
-            remembered = memory.mask.to(device)[:, None, None, :].expand(*prepared.shape[:-1], -1)
-            visible = torch.cat([remembered, prepared], dim=-1)
+            memory_mask = memory.mask.to(device)[:, None, None, :].expand(*prepared.shape[:-1], -1)
+            visible = torch.cat([memory_mask, prepared], dim=-1)
         elif config.is_decoder:
             visible = visible & (keys <= queries)
         for function in functions:
@@ -209,14 +210,14 @@ class SequenceMetadata:
         return visible.expand(-1, -1, self.query_length, -1)
 
 
-# Functions that make a mask which need not be whole, with the arguments of `SequenceMetadata.lazy_mask`, or None. The
+# Functions with the arguments of `SequenceMetadata.lazy_mask` that make a mask which is not materialised, or None. The
 # code of a saved model has none.
 MakeLazyMask = Callable[[SequenceMetadata, PreTrainedConfig, torch.Tensor, torch.Tensor | None], LazyMask | None]
 LAZY_MASKS: list[MakeLazyMask] = []
 
 
 def global_tokens_of(config: PreTrainedConfig) -> tuple[int, ...]:
-    """The global tokens of an attention window, by their index in a document."""
+    """The global tokens of an attention window, as indices in a document."""
     return (0,) if config.global_tokens is None else tuple(dict.fromkeys(config.global_tokens))
 
 
@@ -227,7 +228,7 @@ def row_metadata(
     past_key_values: Cache | None = None,
     past_length: int | torch.Tensor = 0,
 ) -> SequenceMetadata:
-    """The metadata of rows that are one document each, by index.
+    """The metadata of rows of one document each, with indices as positions.
 
     Args:
         config: a RelPosBertConfig.
@@ -236,11 +237,11 @@ def row_metadata(
         past_length: tokens in the cache.
     """
     length = tokens.shape[1]
-    # a static cache has all of its keys from the beginning, whatever it holds
+    # a static cache always has all of its keys, filled or not
     keys = length if past_key_values is None else past_key_values.get_mask_sizes(length, 0)[0]
     index_in_document = None
     if config.attention_window is not None and attention_mask is not None and attention_mask.dim() == 2:
-        # rows padded on the left begin where their mask does
+        # a row padded on the left begins where its mask does
         begins = attention_mask.long().argmax(-1, keepdim=True)
         index_in_document = torch.arange(keys, device=tokens.device) - begins
     return SequenceMetadata(length, keys, past_length, index_in_document=index_in_document)
@@ -262,19 +263,19 @@ def sequence_metadata(
 
     Args:
         config: a RelPosBertConfig.
-        inputs: what its scheme reads.
+        inputs: inputs that its scheme reads.
         tokens: (B, L) or (B, L, D); only its shape and device are read.
         attention_mask: (B, K), or prepared (B, 1, L, K), K the keys without the memory; or None.
         position_ids: (B, L) or (1, L), or (B, L, 2) for a grid; or None.
         relation_ids: (B, L, L), or None; only its presence is checked.
         past_length: tokens in the cache.
-        memory: of earlier segments, or None.
-        caller_has_cache: whether the cache was given by the caller. The ids are then those of the new tokens only,
-            whose distances to the keys in the cache follow from `past_length`.
+        memory: recurrence memory of earlier segments, or None.
+        caller_has_cache: whether the caller gave the cache. The ids are then those of the new tokens only, whose
+            distances to the keys in the cache follow from `past_length`.
 
     Raises:
-        ValueError: for inputs that the scheme requires and does not get, ids of another shape, and a prepared mask
-            beside a memory, which does not show where rows begin.
+        ValueError: for missing inputs that the scheme requires, ids of another shape, and a prepared mask together
+            with a memory if it does not show where rows begin.
     """
     metadata = row_metadata(config, tokens, attention_mask, past_key_values, past_length)
     if caller_has_cache and position_ids is not None and position_ids.dim() != 3:
@@ -283,7 +284,7 @@ def sequence_metadata(
     grid, position_ids = _check_inputs(inputs, tokens, position_ids, relation_ids)
     metadata = replace(metadata, grid=grid)
     if memory is not None:
-        return _beside_memory(config, metadata, memory, tokens, attention_mask, position_ids)
+        return _with_memory(config, metadata, memory, tokens, attention_mask, position_ids)
     if position_ids is not None and (metadata.query_length > 1 or inputs.absolute):
         return _with_position_ids(metadata, inputs, tokens, position_ids)
     if inputs.absolute and config.is_decoder and isinstance(attention_mask, torch.Tensor):
@@ -330,12 +331,12 @@ def _check_inputs(
 def _with_position_ids(
     metadata: SequenceMetadata, inputs: PositionInputs, tokens: torch.Tensor, position_ids: torch.Tensor
 ) -> SequenceMetadata:
-    """Documents, and positions where the ids have gaps."""
+    """Add documents, and positions if the ids have gaps."""
     batch, length = tokens.shape[:2]
     steps, follows = position_steps(position_ids)
     documents: torch.Tensor | None = document_numbers(steps, follows).expand(batch, -1)
     positions, max_distance = None, 0
-    # a graph cannot look at the data: it takes documents to be numbered 0, 1, 2, … and rows as packed
+    # a graph cannot read the data: it assumes packed rows whose documents count from 0, 1, 2, …
     if is_traced():
         if inputs.absolute:
             positions, max_distance = position_ids.expand(batch, -1), length - 1
@@ -360,10 +361,10 @@ def _with_position_ids(
 
 
 def _with_positions_of_mask(metadata: SequenceMetadata, batch: int, attention_mask: torch.Tensor) -> SequenceMetadata:
-    """Positions of rows padded on the left, which begin where their mask does.
+    """Add positions of rows padded on the left, which begin where their mask does.
 
-    In a prepared mask that is the first key that a query sees. (One query with a window does not see its beginning:
-    the mask of a static cache then counts from the window.)
+    In a prepared mask, a row begins at the first key to which a query attends. (A single query with a window does not
+    attend to the beginning: the mask of a static cache then counts from the window.)
     """
     seen = is_visible(attention_mask)
     seen = seen if seen.dim() == 2 else seen[:, 0].any(-2)
@@ -376,7 +377,7 @@ def _with_positions_of_mask(metadata: SequenceMetadata, batch: int, attention_ma
 def _largest_distance(positions: torch.Tensor) -> int:
     """
     Raises:
-        ValueError: for positions that are further apart than schemes count.
+        ValueError: for distances larger than schemes support.
     """
     largest = (positions.amax(-1) - positions.amin(-1)).aminmax()
     smallest, distance = int(largest.min), int(largest.max)
@@ -388,7 +389,7 @@ def _largest_distance(positions: torch.Tensor) -> int:
     return distance
 
 
-def _beside_memory(
+def _with_memory(
     config: PreTrainedConfig,
     metadata: SequenceMetadata,
     memory: SegmentMemory,
@@ -396,10 +397,10 @@ def _beside_memory(
     attention_mask: torch.Tensor | None,
     position_ids: torch.Tensor | None,
 ) -> SequenceMetadata:
-    """The metadata with the memory's keys first; `metadata` is that of the segment and the cache alone."""
+    """Add the memory's keys in front of `metadata`, which covers the segment and the cache only."""
     batch, device = tokens.shape[0], tokens.device
     keys, before = metadata.key_length, memory.length
-    remembered = memory.mask.to(device)
+    memory_mask = memory.mask.to(device)
     if (
         attention_mask is not None
         and attention_mask.dim() == 4
@@ -407,11 +408,11 @@ def _beside_memory(
     ):
         raise ValueError(
             f"attention_mask has shape {tuple(attention_mask.shape)}, as `generate` prepares it for a static "
-            "cache; beside a memory, with attention_window or memory_same_length, it does not show where a row "
+            "cache; with a memory and attention_window or memory_same_length, it does not show where a row "
             "begins: use a dynamic cache, or give (batch, length)"
         )
     is_token = token_mask(attention_mask, batch, keys, device)
-    with_memory = torch.cat([remembered, is_token], dim=-1)
+    with_memory = torch.cat([memory_mask, is_token], dim=-1)
     documents, positions, max_distance = None, None, 0
     ids, has_gaps = None, False
     if position_ids is not None:
@@ -425,9 +426,9 @@ def _beside_memory(
     # padding between the memory and the segment
     has_holes = attention_mask is not None and (is_traced() or bool(_count_runs(with_memory).gt(1).any()))
     if has_holes or has_gaps:
-        if ids is None or is_traced():  # a graph cannot look at the ids: it takes the tokens to be consecutive
+        if ids is None or is_traced():  # a graph cannot read the ids: it assumes consecutive tokens
             ids = (is_token.long().cumsum(-1) - 1).clamp(min=0)
-        positions, max_distance = _positions_beside_memory(remembered, is_token, ids)
+        positions, max_distance = _positions_with_memory(memory_mask, is_token, ids)
     return replace(
         metadata,
         key_length=before + keys,
@@ -452,20 +453,20 @@ def token_mask(attention_mask: torch.Tensor | None, batch: int, keys: int, devic
     return is_visible(attention_mask).any(-2).any(1).expand(batch, -1)
 
 
-def _positions_beside_memory(
-    remembered: torch.Tensor, is_token: torch.Tensor, ids: torch.Tensor
+def _positions_with_memory(
+    memory_mask: torch.Tensor, is_token: torch.Tensor, ids: torch.Tensor
 ) -> tuple[torch.Tensor, int]:
-    """Positions of all keys, (B, M + K), and their largest distance; the memory ends where the first token begins.
+    """Positions of all keys, (B, M + K), and their largest distance; the memory ends before the first token.
 
     Args:
-        remembered: the mask of the memory, (B, M).
-        is_token: which of the other keys are no padding, (B, K).
-        ids: positions of these, (B, K).
+        memory_mask: mask of the memory, (B, M).
+        is_token: which of the other keys are not padding, (B, K).
+        ids: positions of the other keys, (B, K).
     """
     first = ids.gather(1, is_token.long().argmax(-1, keepdim=True))
-    left = first - remembered.long().flip(-1).cumsum(-1).flip(-1)
-    positions, real = torch.cat([left, ids], dim=-1), torch.cat([remembered, is_token], dim=-1)
-    # padding gets the position of a token, so that it makes no larger distance
+    left = first - memory_mask.long().flip(-1).cumsum(-1).flip(-1)
+    positions, real = torch.cat([left, ids], dim=-1), torch.cat([memory_mask, is_token], dim=-1)
+    # padding gets the position of a token, so that it does not increase the largest distance
     positions = torch.where(real, positions, positions.gather(1, real.long().argmax(-1, keepdim=True)))
     if is_traced():
         return positions, positions.shape[1] - 1
@@ -473,11 +474,11 @@ def _positions_beside_memory(
 
 
 def _count_runs(is_token: torch.Tensor) -> torch.Tensor:
-    """How many runs of tokens without padding each row has, (B,)."""
+    """Number of stretches of tokens without padding in each row, (B,)."""
     return (is_token & ~nn.functional.pad(is_token, (1, 0))[:, :-1]).sum(-1)
 
 
-def tokens_to_remember(
+def tokens_to_keep(
     tokens: torch.Tensor,
     memory: SegmentMemory | None,
     attention_mask: torch.Tensor | None,
@@ -487,11 +488,11 @@ def tokens_to_remember(
 
     Args:
         tokens: (B, L) or (B, L, D), the segment; only its shape and device are read.
-        attention_mask: (B, L), or prepared (B, 1, L, L): a token that none may attend to is padding; or None.
-        position_ids: (B, L) or (1, L), or None. Of a row with several documents only the last is kept.
+        attention_mask: (B, L), or prepared (B, 1, L, L), where a token to which no query attends is padding; or None.
+        position_ids: (B, L) or (1, L), or None. Only the last document of a row is kept.
 
     Returns:
-        Boolean (B, M + L); and whether every row keeps a run of tokens up to its end.
+        Boolean (B, M + L); and whether every row keeps consecutive tokens up to its end.
     """
     batch, length = tokens.shape[:2]
     device = tokens.device

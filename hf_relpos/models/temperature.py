@@ -1,4 +1,4 @@
-"""The temperature τ of a query, which grows with the logarithm of how many keys it may attend to."""
+"""The attention temperature τ of a query, which grows with the logarithm of the number of visible keys."""
 
 import math
 
@@ -18,12 +18,11 @@ def visible_keys(
     is_causal: bool,
     device: torch.device,
 ) -> torch.Tensor:
-    """How many keys each query may attend to.
+    """Number of keys to which each query may attend.
 
     Args:
-        mask: as `SequenceMetadata.mask` returns it: boolean or additive (B, 1 or H, L, K), a LazyMask, a
-            BlockMask, or None.
-        is_causal: that without a mask a query sees no later key.
+        mask: from `SequenceMetadata.mask`: boolean or additive (B, 1 or H, L, K), a LazyMask, a BlockMask, or None.
+        is_causal: whether a query without a mask attends to no later key.
 
     Returns:
         (1 or B, 1 or H, L), integers.
@@ -53,18 +52,17 @@ def temperature(
 ) -> torch.Tensor | None:
     """τ of the formula: max(1, log n / log n₀) for a query that may attend to n keys, with n₀ the trained length.
 
-    A softmax over more keys is flatter; a factor that grows with log n keeps its entropy about where training put it
+    A softmax over more keys is flatter. A factor that grows with log n keeps its entropy close to that in training
     (Chiang and Cholak 2022, arXiv 2202.12172; Su 2021, kexue.fm/archives/8823; YaRN's attention factor, Peng et
-    al. 2023, arXiv 2309.00071, §3.4, serves the same end). Rows of at most n₀ keys are left exactly as they are. It
-    depends on n alone, so that padding and the rest of a batch change nothing. Keys that a scheme itself hides
-    (`disan`) are counted.
+    al. 2023, arXiv 2309.00071, §3.4, has the same purpose). Rows of at most n₀ keys do not change. τ depends on n
+    only, so padding and the rest of a batch have no effect. Keys that a scheme itself hides (`disan`) are counted.
 
     Args:
         config: a RelPosBertConfig.
-        mask: as `visible_keys` takes it.
+        mask: as in `visible_keys`.
 
     Returns:
-        (1 or B, 1 or H, L) in float32; None where every τ is 1, which costs nothing.
+        (1 or B, 1 or H, L) in float32; None if every τ is 1.
     """
     if config.attention_temperature == "none":
         return None

@@ -1,4 +1,4 @@
-"""The mask of an attention window as vectors, for backends that read only the keys in it."""
+"""The mask of an attention window as vectors, for backends that read only the keys in the window."""
 
 import torch
 from transformers import PreTrainedConfig
@@ -14,11 +14,11 @@ def window_mask(
     hidden_states: torch.Tensor,
     attention_mask: torch.Tensor | None = None,
 ) -> SlidingWindowMask | None:
-    """The mask of an attention window; None without one, and where a mask must be a tensor or shows more.
+    """The mask of an attention window; None without a window, and if the mask must be a tensor.
 
     Args:
         metadata: the tokens of the call.
-        config, hidden_states, attention_mask: as those of `SequenceMetadata.mask`.
+        config, hidden_states, attention_mask: as in `SequenceMetadata.mask`.
     """
     if (
         config.attention_window is None
@@ -49,6 +49,6 @@ def window_mask(
 
 
 def register_window_mask() -> None:
-    """Let models make this mask. Idempotent."""
+    """Register this mask for models. Idempotent."""
     if window_mask not in LAZY_MASKS:
         LAZY_MASKS.append(window_mask)

@@ -1,4 +1,4 @@
-"""Training: distillation, streams with a memory, fading out absolute positions, and going on after a crash."""
+"""Training: distillation, streams with recurrence memory, annealing of absolute positions, and resumption."""
 
 import importlib
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .stream import SegmentDataset, StreamTrainer
 
 
-# Imported on first use: most of these bring the Trainer.
+# Imported on first use, since most of these import the Trainer.
 _LAZY = {
     "AnnealAbsolutePositions": "anneal",
     "DistillationReport": "distillation_settings",

@@ -1,9 +1,8 @@
-"""Fading out a table of absolute positions beside relative terms during fine-tuning.
+"""Anneal the absolute position embeddings of a model with relative terms during fine-tuning.
 
-`convert(…, method="keep")` gives a model that computes what its source computes and still needs the table. During
-fine-tuning `AnnealAbsolutePositions` fades the table P out to its mean row m: m + f (P − m) is added to the input, and
-f goes from 1 to 0. The vector that is left, the same for all tokens, is folded into the token types by
-`drop_absolute_positions`.
+`convert(…, method="keep")` gives a model with the outputs of its source, which still needs the table. During
+fine-tuning `AnnealAbsolutePositions` reduces the table P to its mean row m: m + f (P − m) is added to the input, and f
+goes from 1 to 0. `drop_absolute_positions` then adds the mean row to the token type embeddings and removes the table.
 """
 
 import math
@@ -27,20 +26,20 @@ class AnnealAbsolutePositions(TrainerCallback):
 
         Trainer(model, …, callbacks=[AnnealAbsolutePositions(0.5)])
 
-    The fade depends only on the number of optimizer steps done, so that a resumed run and every process of a
-    distributed one have the same. A checkpoint's config.json holds that of its step; after
-    `load_best_model_at_end` the model has that of the best step.
+    The value depends only on the number of optimizer steps done, so it is the same in a resumed run and in every
+    process of a distributed run. A checkpoint's config.json holds the value of its step; after
+    `load_best_model_at_end` the model has the value of the best step.
     """
 
     def __init__(self, steps: int | float = 0.5, schedule: str = "linear") -> None:
         """
         Args:
-            steps: until f is 0: a number of optimizer steps (integer), or a share of the run (float in (0, 1]), as
-                in `TrainingArguments.warmup_steps`. The rest of the run trains without the table.
+            steps: steps until f is 0: a number of optimizer steps (integer), or a share of the run (float in (0, 1]),
+                as in `TrainingArguments.warmup_steps`. The rest of the run trains without the table.
             schedule: `"linear"`, or `"cosine"`, which starts and ends slowly.
 
         Raises:
-            ValueError: for a number of steps or a schedule that is not one of these.
+            ValueError: for invalid steps or an unknown schedule.
         """
         whole = isinstance(steps, int) and not isinstance(steps, bool) and steps >= 1
         if not whole and not (isinstance(steps, float) and 0 < steps <= 1):
@@ -54,14 +53,14 @@ class AnnealAbsolutePositions(TrainerCallback):
         self.schedule = schedule
 
     def fade(self, step: int, max_steps: int) -> float:
-        """f after `step` optimizer steps of a run of `max_steps`; exactly 1.0 at its beginning and 0.0 at its end."""
+        """f after `step` optimizer steps of a run of `max_steps`; exactly 1.0 at first and 0.0 at the end."""
         steps = self.steps if isinstance(self.steps, int) else math.ceil(self.steps * max_steps)
         return SCHEDULES[self.schedule](step / steps) if step < steps else 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         """
         Raises:
-            ValueError: for a model without a table to fade out.
+            ValueError: for a model without a table to anneal.
         """
         _check_table(model)
         self._set(model, state.global_step, state)
@@ -70,7 +69,7 @@ class AnnealAbsolutePositions(TrainerCallback):
         self._set(model, state.global_step, state)
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        # evaluation and checkpoints now are of the next step
+        # evaluation and checkpoints use the value of the next step
         self._set(model, state.global_step, state)
 
     def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
@@ -83,18 +82,19 @@ class AnnealAbsolutePositions(TrainerCallback):
 
 @torch.no_grad()
 def drop_absolute_positions(model: PreTrainedModel) -> PreTrainedModel:
-    """Remove a faded table of absolute positions and its limit on length from a model; the outputs stay the same.
+    """Remove annealed absolute position embeddings, and their limit on length, from a model; its outputs are the same.
 
-    The mean row of the table, all that is left of it at `absolute_position_fade` = 0, is added to the token types.
+    At `absolute_position_fade` = 0 only the mean row of the table has an effect. It is added to the token type
+    embeddings.
 
     Args:
-        model: any head of RelPosBert, changed in place; save it afterwards, and make new optimizers.
+        model: a RelPosBert with any head, changed in place. Save it afterwards, and make new optimizers.
 
     Returns:
         The model.
 
     Raises:
-        ValueError: for a model without such a table, one whose scheme is absolute itself, and a fade above 0.
+        ValueError: for a model without such a table, an absolute scheme, and `absolute_position_fade` above 0.
     """
     config = model.config
     _check_table(model)
@@ -120,7 +120,7 @@ def _check_table(model: PreTrainedModel) -> None:
         )
     if not config.absolute_position_embeddings:
         raise ValueError(
-            f"{type(model).__name__} has no table of absolute positions beside its scheme "
+            f"{type(model).__name__} has no table of absolute positions besides its scheme "
             "(absolute_position_embeddings = False), so there is nothing to fade or drop; one converted with "
             "method='keep' has"
         )

@@ -1,22 +1,22 @@
-"""Complete checkpoints of a Trainer, from which a run that was killed resumes."""
+"""Find complete checkpoints of a Trainer, from which a killed run can resume."""
 
 import json
 from pathlib import Path
 
 
-# The last file that the Trainer writes into a checkpoint. It is not written atomically: half of it is no JSON.
+# The last file that the Trainer writes into a checkpoint. It is not written atomically, so it may be invalid JSON.
 TRAINER_STATE = "trainer_state.json"
 CHECKPOINT = "checkpoint-"
 
 
 def checkpoints(folder: str | Path) -> dict[int, Path]:
-    """Checkpoints in the output folder of a Trainer by step, complete or not."""
+    """All checkpoints in the output folder of a Trainer, by step, complete or not."""
     paths = (path for path in Path(folder).glob(f"{CHECKPOINT}*") if path.is_dir())
     return {int(step): path for path in paths if (step := path.name.removeprefix(CHECKPOINT)).isdecimal()}
 
 
 def is_complete(checkpoint: str | Path) -> bool:
-    """Whether a checkpoint was written to its end, rather than up to where the process was killed."""
+    """Whether a checkpoint was written completely, before the process was killed."""
     try:
         return isinstance(json.loads((Path(checkpoint) / TRAINER_STATE).read_bytes()), dict)
     except (FileNotFoundError, ValueError):
@@ -26,7 +26,8 @@ def is_complete(checkpoint: str | Path) -> bool:
 def last_checkpoint(output_dir: str | Path) -> str | None:
     """The last complete checkpoint of a Trainer, or None.
 
-    `resume_from_checkpoint=True` takes the last one of all, and fails if the run was killed while it wrote that:
+    `resume_from_checkpoint=True` takes the last of all checkpoints, and fails if the run was killed while writing it.
+    Use instead:
 
         trainer.train(resume_from_checkpoint=last_checkpoint(trainer.args.output_dir))
 

@@ -1,8 +1,7 @@
-"""Distillation: a converted student is trained to compute what its teacher with absolute positions computes.
+"""Distillation: train a converted student to reproduce the outputs of its teacher with absolute positions.
 
-No labels: the targets of the student are the hidden states of the frozen teacher on windows of text, and its attention
-weights or its predictions. The training loop is Transformers' `Trainer`, so mixed precision, several processes and
-checkpoints work as they do there.
+It needs no labels: the targets are the frozen teacher's hidden states on windows of text, and its attention weights or
+predictions. The training loop is Transformers' `Trainer`, with its mixed precision, distribution and checkpoints.
 """
 
 import math
@@ -38,7 +37,7 @@ from .distillation_settings import DistillationReport, DistillationSettings
 from .distillation_trainer import TABLES, DistillationTrainer
 
 
-# Modules that no part of the loss reaches. Several processes wait for the gradient of whatever is trained.
+# Modules that no part of the loss reaches. They are frozen, since DDP waits for gradients of all trained parameters.
 UNREACHED = ("pooler", "seq_relationship")
 
 
@@ -53,27 +52,27 @@ def distil(
     progress: bool = False,
     callbacks: Sequence[TrainerCallback] = (),
 ) -> DistillationReport:
-    """Train a relative student to compute what an absolute teacher computes.
+    """Train a student with relative positions to reproduce the outputs of a teacher with absolute positions.
 
-    The student is trained in place and is left on its device and in evaluation mode. In several processes
-    (`accelerate launch`) each takes batches of its own, so that a step reads that many times `batch_tokens`.
+    The student is trained in place; it stays on its device and is left in evaluation mode. With several processes
+    (`accelerate launch`) each process has its own batches of `batch_tokens`.
 
     Args:
-        student: of this package.
-        teacher: a model with BERT's outputs and the student's sizes, which stays as it is; or a function from a batch,
-            `input_ids` and `attention_mask` (B, L) on the training device, to Targets: see `row_targets`. One that has
-            an attribute `reads_token_types = True` gets `token_type_ids` as well, where some are not 0.
-        windows: token ids, special tokens included, of different lengths: a list or dataset of lists, such as
-            `hf_relpos.data.cut_windows(…).ids`, or of mappings with `input_ids` and, for pairs of segments,
+        student: a model of this package.
+        teacher: a model with BERT's outputs and the student's sizes, which is not changed; or a function from a batch,
+            `input_ids` and `attention_mask` (B, L) on the training device, to Targets: see `row_targets`. A function
+            with an attribute `reads_token_types = True` also gets `token_type_ids`, if some are not 0.
+        windows: token ids of different lengths, special tokens included: a list or dataset of lists, such as
+            `hf_relpos.data.cut_windows(…).ids`, or of mappings with `input_ids` and, for segment pairs,
             `token_type_ids`; or an iterable that can be iterated over again, such as a streamed Hub dataset, tokenized
-            and shuffled. A length that is not trained on does not improve: 512 tokens need windows of 512. Of windows
-            that are longer than a teacher reads the targets are those of overlapping windows, and the attention is
-            not compared: see `model_targets`.
+            and shuffled. Only the lengths of these windows improve: 512 tokens need windows of 512. For windows longer
+            than the teacher's maximum length the targets come from overlapping windows, and attention is not compared:
+            see `model_targets`.
         settings: None for the defaults.
-        output_dir: for checkpoints, kept afterwards; None for none.
+        output_dir: folder for checkpoints, which is kept; None for no checkpoints.
         resume: continue from the last checkpoint in `output_dir`, if there is one.
-        progress: show a progress bar; where there is no terminal, a line every half minute.
-        callbacks: of the Trainer.
+        progress: show a progress bar; without a terminal, a line every half minute.
+        callbacks: callbacks of the Trainer.
 
     Raises:
         ValueError: for models, windows and settings that do not fit each other, before anything is trained or written;
@@ -106,7 +105,7 @@ def distil(
         "trainer_arguments": dict(settings.trainer_arguments),
     }
     started = time.perf_counter()
-    trained = student if "logits" in losses else student.base_model  # a head that is not compared is not computed
+    trained = student if "logits" in losses else student.base_model  # skips a head that is not compared
     with (
         checkpoint_folder(output_dir) as folder,
         _prepared(student, settings),
@@ -160,13 +159,13 @@ def _as_model(teacher: PreTrainedModel | TargetFunction) -> PreTrainedModel | No
 
 
 def _max_length(student: PreTrainedModel, limit: int | None, losses: Mapping[str, float]) -> int | None:
-    """The longest window: the student's limit, and the teacher's where only the attention is compared."""
+    """Length of the longest window: the student's limit, and the teacher's if only the attention is compared."""
     limits = [model_max_length(student), limit if set(losses) == {"attention"} else None]
     return min((each for each in limits if each is not None), default=None)
 
 
 def _token_types(student: PreTrainedModel, teacher: PreTrainedModel | TargetFunction) -> int:
-    """How many token types both read; a function reads none, unless it says so."""
+    """Number of token types that both read; 0 for a function without `reads_token_types`."""
     own: int = student.config.type_vocab_size
     if isinstance(teacher, nn.Module):
         return min(own, getattr(teacher.config, "type_vocab_size", 0))
@@ -174,7 +173,7 @@ def _token_types(student: PreTrainedModel, teacher: PreTrainedModel | TargetFunc
 
 
 class _Progress(TrainerCallback):
-    """Reports the number of steps that are done."""
+    """Reports the number of completed steps."""
 
     def __init__(self, update: Callable[[str, int, int], None]) -> None:
         self.update = update
@@ -186,7 +185,7 @@ class _Progress(TrainerCallback):
 
 
 def _training_arguments(settings: DistillationSettings, folder: Path, saves: bool) -> TrainingArguments:
-    """`TrainingArguments` for the settings; `trainer_arguments` replace the first of them."""
+    """`TrainingArguments` for the settings; `trainer_arguments` override some of them."""
     logging_steps = max(1, settings.steps // 20)
     defaults = {
         "save_strategy": "steps" if saves else "no",
@@ -204,7 +203,7 @@ def _training_arguments(settings: DistillationSettings, folder: Path, saves: boo
         seed=settings.seed,
         disable_tqdm=True,  # see _Progress
         logging_steps=logging_steps,
-        per_device_train_batch_size=1,  # of our batches
+        per_device_train_batch_size=1,  # an item of the data set is a batch
         accelerator_config={"dispatch_batches": False, "split_batches": False},
         include_num_input_tokens_seen="non_padding",
         remove_unused_columns=False,
@@ -213,19 +212,19 @@ def _training_arguments(settings: DistillationSettings, folder: Path, saves: boo
 
 
 def _default_losses(student: PreTrainedModel, teacher: PreTrainedModel | None, dropout: bool) -> dict[str, float]:
-    """`DEFAULT_LOSSES`, as far as these models can be compared."""
+    """The parts of `DEFAULT_LOSSES` that these models support."""
     comparable = teacher is not None and not dropout and _returns_attention(student) and _returns_attention(teacher)
     return {name: weight for name, weight in DEFAULT_LOSSES.items() if comparable or name != "attention"}
 
 
 def _returns_attention(model: PreTrainedModel) -> bool:
-    """Whether a model can return its attention weights."""
+    """Whether a model returns its attention weights."""
     return model.config._attn_implementation in ("eager", AUTO)
 
 
 @contextmanager
 def _prepared(student: PreTrainedModel, settings: DistillationSettings) -> Iterator[None]:
-    """Context in which only the trained parameters require gradients, and dropout is as set."""
+    """Context in which only the trained parameters require gradients, and dropout follows the settings."""
     device = student.device
     probabilities = {module: module.p for module in student.modules() if isinstance(module, nn.Dropout)}
     flags = {parameter: parameter.requires_grad for parameter in student.parameters()}
@@ -263,7 +262,7 @@ def _evaluating(teacher: PreTrainedModel | None) -> Iterator[None]:
 def _check_models(student: PreTrainedModel, teacher: PreTrainedModel | None, losses: Mapping[str, float]) -> None:
     """
     Raises:
-        ValueError: for models that cannot be compared, or lack what a part of the loss compares.
+        ValueError: for models that cannot be compared, or lack outputs that a part of the loss compares.
     """
     if student is teacher:
         raise ValueError("student and teacher are one model; load the teacher a second time")

@@ -1,4 +1,4 @@
-"""The folder in which a distillation keeps its checkpoints and the settings that it is resumed with."""
+"""The folder with the checkpoints and settings of a distillation."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ SETTINGS_FILE = "distil.json"
 
 @contextmanager
 def checkpoint_folder(output_dir: str | Path | None) -> Iterator[Path]:
-    """The folder of checkpoints; without one, a temporary folder that is removed afterwards."""
+    """Context with the folder of checkpoints; for None, a temporary folder."""
     if output_dir is not None:
         yield Path(output_dir)
         return
@@ -31,7 +31,7 @@ def checkpoint_folder(output_dir: str | Path | None) -> Iterator[Path]:
 
 
 def model_fingerprint(model: PreTrainedModel) -> str:
-    """Class of a model and a checksum of its weights. For a student they are taken before the first step."""
+    """Class of a model and a checksum of its weights; a student's is computed before the first step."""
     checksum = 0
     for name, tensor in sorted(model.state_dict().items()):
         checksum = zlib.crc32(name.encode(), checksum)
@@ -43,8 +43,8 @@ def prepare_folder(folder: Path, settings: Mapping[str, Any], resume: bool) -> N
     """Check the folder, remove checkpoints that are incomplete, and write the settings.
 
     Raises:
-        ValueError: for a path that is no folder, and for a distillation that is there already and is not resumed, or
-            has other settings.
+        ValueError: for a path that is not a folder, and for a folder with an earlier distillation if `resume` is not
+            set or its settings differ.
     """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"output_dir = '{folder}' is a file; choose a folder")

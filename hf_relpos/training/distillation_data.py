@@ -13,7 +13,7 @@ import torch
 from ..data.batching import pad_rows
 
 
-# Windows whose lengths fall into one of this many intervals of an octave share batches: at most 19 % is padding.
+# Number of length groups per factor of two; windows of one group share batches, so at most 19 % is padding.
 PER_OCTAVE = 4
 
 
@@ -36,10 +36,10 @@ class Window:
 class WindowBatches(torch.utils.data.IterableDataset[list[Window]]):
     """An endless stream of batches of windows of similar length, bounded by their number of tokens.
 
-    Each epoch of a list is shuffled anew; an iterable keeps its order. A window goes into the open batch of its length
-    group, which is complete when no further window fits: at most `batch_tokens` tokens with padding, or one longer
+    A list is shuffled in each epoch; an iterable keeps its order. A window goes into the open batch of its length
+    group. A batch is complete when no further window fits: at most `batch_tokens` tokens with padding, or one longer
     window. A batch that is incomplete after an epoch is filled up in the next, unless its group made no other. The
-    same arguments give the same batches, which resuming relies on.
+    same arguments give the same batches, which resumption relies on.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class WindowBatches(torch.utils.data.IterableDataset[list[Window]]):
                 mappings with `input_ids`, and with `token_type_ids` where these are not all 0.
             batch_tokens: tokens of a batch.
             vocab_size: number of token ids.
-            max_length: of a window; None for no limit.
-            seed: of the shuffling.
-            token_types: how many both models know; 0 or 1 where no window may have others than 0.
+            max_length: maximum length of a window; None for no limit.
+            seed: seed of the shuffling.
+            token_types: number of token types of both models; with 0 or 1, all token types must be 0.
         """
         self.token_types = token_types
         self.windows = windows
@@ -69,15 +69,15 @@ class WindowBatches(torch.utils.data.IterableDataset[list[Window]]):
         self.seed = seed
 
     def fingerprint(self) -> str | None:
-        """Check the windows before training: all of a list, the first of any other iterable.
+        """Check the windows before training: all of a list, the first of another iterable.
 
         Returns:
             Number and checksum of the windows of a list; None for other iterables.
 
         Raises:
-            ValueError: when there is none, and for one that `_window` refuses.
+            ValueError: if there are no windows, and as `_window`.
         """
-        if isinstance(self.windows, Iterator):  # what is taken now would be missing later
+        if isinstance(self.windows, Iterator):  # a window read here would be missing later
             return None
         is_list = isinstance(self.windows, list | tuple)
         count = checksum = 0
@@ -93,7 +93,7 @@ class WindowBatches(torch.utils.data.IterableDataset[list[Window]]):
     def __iter__(self) -> Iterator[list[Window]]:
         batches = self._batches()
         worker = torch.utils.data.get_worker_info()
-        if worker is not None:  # a data loader takes from its workers in turn
+        if worker is not None:  # a data loader reads from its workers in turn
             batches = itertools.islice(batches, worker.id, None, worker.num_workers)
         return batches
 
@@ -130,10 +130,10 @@ class WindowBatches(torch.utils.data.IterableDataset[list[Window]]):
             yield number, self.windows[number]
 
     def _window(self, number: int, given: Any) -> Window:
-        """A window, checked.
+        """Check a window and return it.
 
         Raises:
-            ValueError: for one that is empty, too long, has ids outside its vocabulary, or types that do not fit.
+            ValueError: for a window that is empty or too long, ids outside the vocabulary, and invalid token types.
         """
         ids = _listed(given["input_ids"] if isinstance(given, Mapping) else given)
         types = given.get("token_type_ids") if isinstance(given, Mapping) else None
@@ -166,12 +166,12 @@ class WindowBatches(torch.utils.data.IterableDataset[list[Window]]):
 
 
 def _listed(numbers: Any) -> list[int]:
-    """A tensor, an array or an iterable as a list."""
+    """Convert a tensor, an array or an iterable to a list."""
     return numbers.tolist() if hasattr(numbers, "tolist") else list(numbers)
 
 
 def _first(windows: Iterable[Any]) -> list[Any]:
-    """The first window, or nothing."""
+    """The first window, or an empty list."""
     if _indexed(windows):
         return [windows[0]] if len(windows) else []
     return list(itertools.islice(windows, 1))
@@ -183,10 +183,10 @@ def _indexed(windows: Iterable[Any]) -> TypeGuard[Sequence[Any]]:
 
 
 def collate(batches: Sequence[Sequence[Window]], pad_token_id: int) -> dict[str, torch.Tensor]:
-    """Batches of windows (one, unless the Trainer has several devices) to padded tensors (B, L).
+    """Join batches of windows (one, unless the Trainer has several devices) into padded tensors (B, L).
 
     Returns:
-        `input_ids`, and `attention_mask`, 1 for real tokens; `token_type_ids` where some are not 0.
+        `input_ids`, `attention_mask` with 1 for real tokens, and `token_type_ids` if some are not 0.
     """
     windows = [window for batch in batches for window in batch]
     ids, mask = pad_rows([window.ids for window in windows], pad_token_id)

@@ -1,4 +1,4 @@
-"""Parts of the distillation loss, the outputs of a model that they compare, and targets from functions."""
+"""Parts of the distillation loss, the model outputs that they compare, and targets from functions."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from ..data.batching import Row
 from ..evaluation.sliding_windows import OverlappingWindows
 
 
-# Parts of the loss, and what each compares.
+# Parts of the loss, and the outputs that each compares.
 LOSSES = {
     "hidden": "the last hidden states",
     "layers": "the hidden states after every layer",
@@ -20,24 +20,24 @@ LOSSES = {
     "logits": "the predictions of the masked language model heads",
 }
 # Weights and learning rates are the best of those tried on all-MiniLM-L6-v2 with `tables` from zero, 50 steps of 512
-# tokens. Mean token cosine on fresh text: .831 before; with rates of 3e-4 and 1e-2 .909 for layers alone, .935 with
-# attention, .941 at weight 3; .956 with the rates below. Attention supervises the tables directly. It is left
-# out where a model does not return its weights.
+# tokens. Mean token cosine on unseen text: .831 before; with rates of 3e-4 and 1e-2 .909 for layers alone, .935 with
+# attention, .941 at weight 3; .956 with the default rates. Attention supervises the tables directly. It is omitted
+# if a model does not return its weights.
 DEFAULT_LOSSES = {"layers": 1.0, "attention": 3.0}
 
 
-ROW_INPUTS = ("input_ids", "token_type_ids")  # of a batch, (B, L)
+ROW_INPUTS = ("input_ids", "token_type_ids")  # entries of a batch, (B, L)
 
 
 @dataclass(frozen=True)
 class Targets:
-    """Outputs of a model for a batch, those of the teacher being targets; None for what is not compared.
+    """Outputs of a model for a batch; the teacher's are the targets. None for outputs that are not compared.
 
     Attributes:
-        hidden_states: of every layer, the embeddings first, (B, L, D) each; or the last one alone.
+        hidden_states: hidden states of every layer, the embeddings first, (B, L, D) each; or the last one only.
         attentions: attention weights of every layer, (B, H, L, L) each.
         logits: predictions, (B, L, vocabulary).
-        without: keys of `LOSSES` that do not count in this batch.
+        without: keys of `LOSSES` that are skipped in this batch.
     """
 
     hidden_states: tuple[torch.Tensor, ...]
@@ -46,12 +46,12 @@ class Targets:
     without: frozenset[str] = frozenset()
 
 
-# From a batch, `input_ids` and `attention_mask` (B, L), and perhaps `token_type_ids` (see `distil`), to the targets.
+# Maps a batch, `input_ids` and `attention_mask` (B, L), and perhaps `token_type_ids` (see `distil`), to the targets.
 TargetFunction = Callable[[Mapping[str, torch.Tensor]], Targets]
 
 
 def token_means(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Mean over the real tokens of each example, then over the examples: a scalar.
+    """Mean over the real tokens of each example, then over the examples, a scalar.
 
     Args:
         values: (B, L).
@@ -62,10 +62,10 @@ def token_means(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def hidden_loss(student: torch.Tensor, target: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Squared error over the teacher's variance: 0 for equal states, 1 for a student whose states are all the mean.
+    """Squared error divided by the teacher's variance: 0 for equal states, 1 if all student states are their mean.
 
-    The variance is that of the batch's real tokens about their mean, summed over features, so that the parts of
-    different layers and models are on one scale.
+    The variance is over the batch's real tokens, summed over features, so that losses of different layers and models
+    have the same scale.
 
     Args:
         student: (B, L, D).
@@ -101,7 +101,7 @@ def logits_loss(
         student: (B, L, vocabulary).
         target: the same shape.
         mask: (B, L), 1 for real tokens.
-        temperature: both logits are divided by it. The factor keeps the size of gradients (Hinton et al. 2015,
+        temperature: divides both logits. The factor temperature² keeps the size of gradients (Hinton et al. 2015,
             arXiv 1503.02531, §2).
     """
     student = functional.log_softmax(student.float() / temperature, dim=-1)
@@ -116,12 +116,12 @@ def loss_parts(
     """The parts of the loss, keys of `LOSSES`, as scalars.
 
     Args:
-        outputs: the student's.
-        targets: the teacher's.
+        outputs: outputs of the student.
+        targets: outputs of the teacher.
         mask: (B, L), 1 for real tokens.
 
     Raises:
-        ValueError: for targets that lack what a part compares.
+        ValueError: for targets that lack outputs which a part compares.
     """
     student, teacher = outputs.hidden_states, targets.hidden_states
     parts = {}
@@ -134,7 +134,7 @@ def loss_parts(
                     f"losses: 'layers' compares {len(student)} hidden states and the targets hold {len(teacher)}; "
                     "let the function return those of every layer, the embeddings first, or use 'hidden'"
                 )
-            # not the embeddings: the teacher's hold the positions, which the student's cannot
+            # without the embeddings: only the teacher's contain positions
             values = [hidden_loss(a, b, mask) for a, b in zip(student[1:], teacher[1:], strict=True)]
             parts[name] = reduce(torch.add, values) / len(values)
         elif name == "attention":
@@ -151,10 +151,10 @@ def loss_parts(
 
 
 def compute_outputs(model: nn.Module, batch: Mapping[str, torch.Tensor], names: Iterable[str]) -> Targets:
-    """The outputs of a model for a batch that some parts of the loss compare.
+    """Outputs of a model for a batch, as needed for the given parts of the loss.
 
     Args:
-        model: with BERT's outputs; with a masked language model's head if `names` holds "logits".
+        model: a model with BERT's outputs, and a masked language model head if `names` contains "logits".
         batch: `input_ids` and `attention_mask`, (B, L), and `token_type_ids` if they are not all 0.
         names: keys of `LOSSES`.
     """
@@ -174,15 +174,15 @@ def compute_outputs(model: nn.Module, batch: Mapping[str, torch.Tensor], names: 
 def model_targets(
     model: nn.Module, limit: int | None, batch: Mapping[str, torch.Tensor], names: Iterable[str]
 ) -> Targets:
-    """`compute_outputs`. Rows that are longer than the model reads come from overlapping windows, without attention.
+    """`compute_outputs`, with overlapping windows for rows longer than the model's maximum length.
 
-    The windows are `OverlappingWindows`, as `windowed_hidden_states` has them: what they say of a token in their
-    middle is the target, for hidden states and for predictions. Their attention ends at their borders, where that of
-    a student that reads the whole row need not.
+    The windows are `OverlappingWindows`, as in `windowed_hidden_states`: the target for a token is from the window
+    where it is most central, for hidden states and predictions. Attention is omitted for such rows, since it ends at
+    the borders of the windows.
 
     Args:
         model: as in `compute_outputs`.
-        limit: how many tokens it reads; None for any number.
+        limit: maximum length of the model; None for no limit.
         batch: as in `compute_outputs`.
         names: keys of `LOSSES`.
     """
@@ -202,26 +202,25 @@ def model_targets(
 
 
 def _pad(rows: Sequence[torch.Tensor]) -> torch.Tensor:
-    """(L, …) each to (B, L, …)."""
+    """Stack tensors (L, …) to (B, L, …), padded with zeros."""
     return nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
 
 
 def _read_in_windows(model: nn.Module, limit: int, row: Mapping[str, torch.Tensor], names: Iterable[str]) -> Targets:
-    """`compute_outputs` of one row, inputs (L,), each tensor (L, …)."""
+    """`compute_outputs` of one row, read in windows: inputs (L,), outputs (L, …)."""
     ids = row["input_ids"]
-    reading = OverlappingWindows.of(len(ids), limit).to(ids.device)
-    windows = {name: tensor[reading.columns] for name, tensor in row.items()}
+    overlapping = OverlappingWindows.of(len(ids), limit).to(ids.device)
+    windows = {name: tensor[overlapping.columns] for name, tensor in row.items()}
     outputs = compute_outputs(model, {**windows, "attention_mask": torch.ones_like(windows["input_ids"])}, names)
-    logits = None if outputs.logits is None else reading.merge(outputs.logits)
-    return Targets(tuple(map(reading.merge, outputs.hidden_states)), logits=logits)
+    logits = None if outputs.logits is None else overlapping.merge(outputs.logits)
+    return Targets(tuple(map(overlapping.merge, outputs.hidden_states)), logits=logits)
 
 
 def row_targets(hidden_states: Callable[[Row], torch.Tensor]) -> TargetFunction:
-    """Targets for `losses={"hidden": …}` from a function of one window, however long it is.
+    """Targets for `losses={"hidden": …}` from a function of one window of any length.
 
-    With `partial(hf_relpos.evaluation.windowed_hidden_states, teacher, stride=64)` the student learns, on windows past
-    the teacher's maximum length, the teacher's states of windows that overlap by more than the half of them that
-    `distil` takes.
+    For example `partial(hf_relpos.evaluation.windowed_hidden_states, teacher, stride=64)` gives targets past the
+    teacher's maximum length from windows that overlap by more than the half that `distil` uses.
 
     Args:
         hidden_states: maps the token ids of one window, of one segment, to its last hidden states, (L, D).

@@ -16,7 +16,7 @@ from .distillation_losses import LOSSES
 TRAIN = ("all", "tables")
 SCHEDULES = ("linear", "cosine", "constant_with_warmup")
 
-# `TrainingArguments` that `distil` sets itself, and the setting or argument that they follow, if there is one.
+# `TrainingArguments` that `distil` sets itself, and the setting or argument of `distil` to use instead, if any.
 OWN_ARGUMENTS = {
     "output_dir": "output_dir",
     "max_steps": "steps",
@@ -41,20 +41,20 @@ class DistillationSettings:
 
     Attributes:
         steps: optimizer steps.
-        batch_tokens: tokens of a batch, padding included; a longer window makes a batch of its own.
-        learning_rate: peak, of everything but the tables.
-        table_learning_rate: peak, of the scheme's parameters.
-        schedule: of `SCHEDULES`; each warms up over the first tenth of the steps.
+        batch_tokens: tokens of a batch, padding included; a longer window is a batch by itself.
+        learning_rate: peak learning rate of all parameters except the scheme's.
+        table_learning_rate: peak learning rate of the scheme's parameters.
+        schedule: one of `SCHEDULES`; each warms up over the first tenth of the steps.
         train: `all`, or `tables` for the scheme's parameters only.
-        losses: keys of `LOSSES` to weights; None for `DEFAULT_LOSSES`, without `attention` unless both models have
-            attn_implementation='eager'. Load the teacher with that: it improves the result much.
-        temperature: of the logits.
-        dropout: keep the student's dropout. Its targets are deterministic, so by default there is none.
-        seed: of batches and dropout.
-        trainer_arguments: more of `TrainingArguments`: `bf16`, `gradient_accumulation_steps`, `save_steps`, …
+        losses: weights by key of `LOSSES`; None for `DEFAULT_LOSSES`, without `attention` unless both models have
+            attn_implementation='eager'. Load the teacher with that: it improves the result considerably.
+        temperature: temperature of the logits.
+        dropout: keep the student's dropout; off by default, since the targets are deterministic.
+        seed: seed of batches and dropout.
+        trainer_arguments: other `TrainingArguments`: `bf16`, `gradient_accumulation_steps`, `save_steps`, …
 
     Raises:
-        ValueError: for a value that is not accepted; names it and what is.
+        ValueError: for an invalid value; names the setting and its valid values.
     """
 
     steps: int = setting(200, "a whole number from 1 on", is_count)
@@ -90,7 +90,7 @@ class DistillationSettings:
 def _check_losses(losses: Mapping[str, float]) -> None:
     """
     Raises:
-        ValueError: for an unknown part, a weight that is not positive, and no part at all.
+        ValueError: for an unknown part, a weight that is not positive, and an empty mapping.
     """
     for name, weight in losses.items():
         if name not in LOSSES:
@@ -104,7 +104,7 @@ def _check_losses(losses: Mapping[str, float]) -> None:
 def _check_trainer_arguments(arguments: Mapping[str, Any]) -> None:
     """
     Raises:
-        ValueError: for a field that `distil` sets itself, and one that `TrainingArguments` does not have.
+        ValueError: for fields that `distil` sets itself, and fields that `TrainingArguments` lacks.
     """
     known = {each.name for each in dataclasses.fields(TrainingArguments)}
     for name, value in arguments.items():
@@ -120,11 +120,11 @@ class DistillationReport:
     """The result of a distillation.
 
     Attributes:
-        steps: optimizer steps, those before a resumption included.
-        tokens: tokens that the student read in them without padding, over all processes.
+        steps: optimizer steps, including those before a resumption.
+        tokens: tokens that the student read in these steps, without padding, over all processes.
         seconds: wall time of this call.
         processes: number of processes.
-        losses: each part of the loss, and `total`, to its mean at the `start` and at the `end`: over the first and the
+        losses: for each part of the loss, and `total`, its mean at the `start` and the `end`: over the first and the
             last twentieth of the steps that had it. Parts are unweighted, `total` is weighted.
         settings: the settings, and a fingerprint of the windows.
     """
@@ -137,10 +137,10 @@ class DistillationReport:
     settings: dict[str, Any]
 
     def summary(self) -> str:
-        """One line."""
+        """The result in one line."""
         parts = ", ".join(f"{name} {ends['start']:.4f} to {ends['end']:.4f}" for name, ends in self.losses.items())
         return f"{self.steps:,} steps, {self.tokens:,} tokens, {self.seconds:.0f} s; loss: {parts}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """The report as plain values."""
         return asdict(self)

@@ -1,4 +1,4 @@
-"""`Trainer` for distillation: targets in place of labels, and a learning rate for the tables."""
+"""`Trainer` for distillation: targets instead of labels, and a separate learning rate for the tables."""
 
 from collections.abc import Mapping
 from functools import reduce
@@ -11,14 +11,14 @@ from transformers import Trainer
 from .distillation_losses import TargetFunction, Targets, compute_outputs, loss_parts
 
 
-# Parameters of the position schemes are in modules of this name, in every model of this package.
+# Name of the modules with the parameters of position schemes, in every model of this package.
 TABLES = "distance_embedding"
 
 
 class DistillationTrainer(Trainer):
-    """`Trainer` with targets in place of labels, and a learning rate for the tables.
+    """`Trainer` with targets instead of labels, and a separate learning rate for the tables.
 
-    Logs the mean of each part of the loss since the last log, as `loss_<part>`.
+    It logs the mean of each part of the loss since the last log as `loss_<part>`.
     """
 
     optimizer: torch.optim.Optimizer | None
@@ -34,21 +34,21 @@ class DistillationTrainer(Trainer):
     ) -> None:
         """
         Args:
-            args: as Trainer's.
-            targets: maps a batch, as `collate` makes them, to Targets.
-            losses: keys of `LOSSES` to weights.
-            temperature: of the logits.
+            args: positional arguments of Trainer.
+            targets: maps a batch from `collate` to Targets.
+            losses: weights by key of `LOSSES`.
+            temperature: temperature of the logits.
             table_learning_rate: for parameters named `distance_embedding`; None for `args.learning_rate`.
-            kwargs: as Trainer's.
+            kwargs: keyword arguments of Trainer.
         """
         super().__init__(*args, **kwargs)
         self.targets = targets
         self.losses = dict(losses)
         self.temperature = temperature
         self.table_learning_rate = self.args.learning_rate if table_learning_rate is None else table_learning_rate
-        # a mean over a batch of its own: the Trainer divides it by the number of batches that it accumulates
+        # the loss is a mean over the batch, so the Trainer divides it by the number of accumulated batches
         self.model_accepts_loss_kwargs = False
-        self._sums = torch.zeros(2, len(self.losses), device=self.args.device)  # of the parts; of their batches
+        self._sums = torch.zeros(2, len(self.losses), device=self.args.device)  # sum and number of batches, by part
 
     def compute_loss(
         self,
@@ -57,7 +57,7 @@ class DistillationTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, Targets]:
-        """The weighted sum of the parts; `inputs` as `targets` takes them."""
+        """The weighted sum of the parts; `inputs` is a batch for `targets`."""
         with torch.no_grad(), self.accelerator.autocast():
             targets = self.targets(inputs)
         names = [name for name in self.losses if name not in targets.without]
@@ -79,7 +79,7 @@ class DistillationTrainer(Trainer):
         super().log(logs, start_time)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """The optimizer that the arguments name, with two groups: the tables, and everything else that is trained."""
+        """The optimizer of the arguments, with two groups: the tables, and all other trained parameters."""
         if self.optimizer is None:
             model = self.model if model is None else model
             trained = [(TABLES in name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -93,6 +93,6 @@ class DistillationTrainer(Trainer):
         return self.optimizer
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """As Trainer's. Waits for all processes, since the first one then writes the last file of the checkpoint."""
+        """As Trainer's, but waits for all processes, since the first one then writes the checkpoint's last file."""
         super()._save_rng_state(output_dir)
         self.accelerator.wait_for_everyone()

@@ -1,9 +1,8 @@
-"""Training on a stream of text: contiguous segments in every row of a batch, and a memory carried from step to step.
+"""Training on a stream of text with recurrence memory: each row of a batch continues the row of the previous batch.
 
-A `SegmentDataset` cuts the concatenated documents into rows of equal length. Batch t holds segment t of all rows, so
-that each row of a batch continues the same row of the previous batch. A `StreamTrainer` gives the model the memory of
-the previous step, and saves it with its checkpoints. Where a document ends inside a row, `position_ids` restart and
-the next one does not attend to it.
+A `SegmentDataset` cuts the concatenated documents into rows of equal length. Batch t holds segment t of all rows. A
+`StreamTrainer` gives the model the memory of the previous step, and saves it in checkpoints. Where a document ends
+inside a row, `position_ids` restart, and the next document does not attend to it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,9 +28,9 @@ class SegmentDataset(Dataset[dict[str, torch.Tensor]]):
     """Segments of documents, ordered so that consecutive batches of `rows` segments continue each other.
 
     Item t · rows + b is segment t of row b: `input_ids` and `position_ids`, which count from the beginning of the
-    document, or of the row if that is later. With `next_token` also `labels` and `shift_labels`, both the token that
-    follows each, also past the end of the segment; −100 where a document ends. All segments of a batch have the same
-    length, which is shorter in the last batch.
+    document, or of the row if that is later. With `next_token` it also has `labels` and `shift_labels`: both hold the
+    next token, even past the end of the segment, and −100 where a document ends. All segments of a batch have the same
+    length; the last batch is shorter.
     """
 
     def __init__(
@@ -39,10 +38,10 @@ class SegmentDataset(Dataset[dict[str, torch.Tensor]]):
     ) -> None:
         """
         Args:
-            documents: token ids of each.
-            rows: the batch size of all processes together.
+            documents: token ids of each document.
+            rows: batch size of all processes together.
             segment_length: L, tokens of a segment.
-            next_token: return labels of the next token, for a causal model; a collator can make others.
+            next_token: return labels of the next token, for a causal model; a collator can make other labels.
 
         Raises:
             ValueError: for a document without tokens, too few tokens for the rows, or sizes that are not positive.
@@ -83,7 +82,7 @@ class SegmentDataset(Dataset[dict[str, torch.Tensor]]):
         begin = row * self.row_length
         start = begin + step * self.segment_length
         stop = min(start + self.segment_length, begin + self.row_length)
-        # a document that continues from the previous row counts from the beginning of this one
+        # positions of a document that continues from the previous row count from the beginning of this row
         positions = torch.minimum(self.positions[start:stop], torch.arange(start, stop) - begin)
         item = {"input_ids": self.ids[start:stop], "position_ids": positions}
         if self.next_token:
@@ -92,23 +91,22 @@ class SegmentDataset(Dataset[dict[str, torch.Tensor]]):
 
 
 class StreamTrainer(Trainer):
-    """A `Trainer` that carries the memory of a model with `config.memory_length` from each step to the next.
+    """A `Trainer` that carries the recurrence memory of a model with `config.memory_length` from step to step.
 
-    Datasets are `SegmentDataset`s whose `rows` are the batch size of all processes together; they are read in order,
-    epoch by epoch, and so is the evaluation set, with a memory of its own. Rows in which a document or the stream
-    begins start with an empty memory. Every process has the memory of its rows, and saves it in checkpoints as
+    Datasets are `SegmentDataset`s whose `rows` are the batch size of all processes together. They are read in order,
+    epoch by epoch. The evaluation set is, too, with a separate memory. Rows in which a document or the stream begins
+    start with an empty memory. Every process saves the memory of its rows in checkpoints as
     `memory-<process>-of-<processes>.safetensors`, so that a resumed run has the losses of an uninterrupted one.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """
         Raises:
-            ValueError: for a model without memory, datasets that are not as described, or several GPUs in one
-                process.
+            ValueError: for a model without memory, unsuitable datasets, or several GPUs in one process.
         """
         super().__init__(*args, **kwargs)
         self.args.remove_unused_columns = False  # shift_labels is not in the signature of heads
-        self.memories: dict[str, SegmentMemory] = {}  # of training and of evaluation
+        self.memories: dict[str, SegmentMemory] = {}  # for training and for evaluation
         length = getattr(self.model.config, "memory_length", 0)
         if not length:
             raise ValueError(f"model.config.memory_length = {length}: StreamTrainer needs a model with a memory")
@@ -151,7 +149,7 @@ class StreamTrainer(Trainer):
         return SequentialSampler(eval_dataset)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """As Trainer's, from an empty memory or that of the checkpoint to resume from."""
+        """As Trainer's, from an empty memory or the memory of the checkpoint."""
         self.memories.pop("train", None)
         return super().train(*args, **kwargs)
 
@@ -167,7 +165,7 @@ class StreamTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
-        """As Trainer's, with the memory of the previous step, but in rows whose position_ids start at 0."""
+        """As Trainer's, with the memory of the previous step, except in rows whose position_ids start at 0."""
         split = "train" if model.training else "eval"
         memory = self.memories.get(split)
         if memory is not None:
@@ -182,17 +180,17 @@ class StreamTrainer(Trainer):
         return Path(folder) / f"memory-{self.args.process_index}-of-{self.args.world_size}.safetensors"
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """The state of each process: that of its random generators, and the memory of its rows."""
+        """Save the state of each process: its random generators and the memory of its rows."""
         super()._save_rng_state(output_dir)
         if "train" in self.memories:
             write_tensors(self._memory_file(output_dir), self.memories["train"].to_tensors())
-        self.accelerator.wait_for_everyone()  # the first process ends the checkpoint when all have written
+        self.accelerator.wait_for_everyone()  # the first process completes the checkpoint when all have written
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Load the state that `_save_rng_state` saved.
 
         Raises:
-            ValueError: for a checkpoint of another number of processes.
+            ValueError: for a checkpoint of a different number of processes.
         """
         super()._load_rng_state(checkpoint)
         if checkpoint is None:

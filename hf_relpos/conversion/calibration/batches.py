@@ -1,4 +1,4 @@
-"""Batches of calibration: windows of text, and rows that are longer than the teacher reads."""
+"""Batches of calibration: windows of text, and rows past the teacher's maximum length."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,11 +18,11 @@ class Batch:
         ids: (B, L), padded on the right.
         mask: (B, L), 1 for tokens.
         types: token types, (B, L).
-        held_out: enters no fit.
-        longest: of the windows of all batches.
-        reading: how the teacher reads a row that is too long for it; None for rows that it reads as they are.
-        teacher: hidden states, (B, L, D); empty before the embeddings are computed.
-        student: likewise.
+        held_out: whether the batch is held out from all fits.
+        longest: length of the longest window of all batches.
+        long_row: windows in which the teacher reads a row past its maximum length; None for other batches.
+        teacher: hidden states of the teacher, (B, L, D); empty before the embeddings are computed.
+        student: hidden states of the student, likewise.
     """
 
     number: int
@@ -31,53 +31,53 @@ class Batch:
     types: torch.Tensor
     held_out: bool
     longest: int
-    reading: "Reading | None" = None
+    long_row: "LongRow | None" = None
     teacher: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     student: torch.Tensor = field(default_factory=lambda: torch.empty(0))
 
     def to(self, device: torch.device) -> "Batch":
         """The same on a device."""
-        reading = None if self.reading is None else self.reading.to(device)
+        long_row = None if self.long_row is None else self.long_row.to(device)
         tensors = {name: getattr(self, name).to(device) for name in ("ids", "mask", "types", "teacher", "student")}
-        return replace(self, reading=reading, **tensors)
+        return replace(self, long_row=long_row, **tensors)
 
     def real(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The rows of tokens, (N, …), of (B, L, …)."""
+        """Select real tokens: (B, L, …) to (N, …)."""
         return tensor[self.mask.bool()]
 
 
 @dataclass
-class Reading:
-    """One row in overlapping windows, as `windowed_hidden_states` reads it.
+class LongRow:
+    """One row in overlapping windows, as in `windowed_hidden_states`.
 
     Attributes:
-        windows: the windows, (W, w), and the teacher's hidden states of them.
-        overlapping: where they are in the row.
+        windows: the windows, (W, w), with the teacher's hidden states.
+        overlapping: their positions in the row.
     """
 
     windows: Batch
     overlapping: OverlappingWindows
 
     @classmethod
-    def of(cls, ids: torch.Tensor, limit: int) -> "Reading":
-        """A row (1, L) in windows of `limit` tokens, half a window apart."""
+    def of(cls, ids: torch.Tensor, limit: int) -> "LongRow":
+        """Split a row (1, L) into windows of `limit` tokens, half a window apart."""
         overlapping = OverlappingWindows.of(ids.shape[1], limit)
         rows = ids[0, overlapping.columns]
         return cls(Batch(0, rows, torch.ones_like(rows), torch.zeros_like(rows), False, limit), overlapping)
 
-    def to(self, device: torch.device) -> "Reading":
+    def to(self, device: torch.device) -> "LongRow":
         """The same on a device."""
-        return Reading(self.windows.to(device), self.overlapping.to(device))
+        return LongRow(self.windows.to(device), self.overlapping.to(device))
 
     def merge(self, states: torch.Tensor) -> torch.Tensor:
-        """(W, w, D) to (1, L, D)."""
+        """Merge (W, w, D) to (1, L, D)."""
         return self.overlapping.merge(states)[None]
 
     def weights(self, attention: Callable[[torch.Tensor], torch.Tensor], rows: slice) -> torch.Tensor:
         """The attention of the m queries `rows` over the whole row, (1, H, m, L).
 
         Args:
-            attention: from N indices of `windows` to their attention, (N, H, w, w).
+            attention: function from N indices of windows to their attention, (N, H, w, w).
         """
         where = self.overlapping
         numbers, which = torch.unique(where.window[rows], return_inverse=True)
@@ -97,16 +97,16 @@ def make_batches(
     limit: int | None = None,
     types: Sequence[Sequence[int]] | None = None,
 ) -> list[Batch]:
-    """Windows in batches of about the same length; those of this process.
+    """Make batches of windows of similar length, and return those of this process.
 
     Args:
         windows: token ids.
-        pad: token id.
+        pad: id of the padding token.
         batch_tokens: tokens in a batch.
-        holdout: one of so many batches is held out.
+        holdout: one in so many batches is held out.
         rank: index of this process.
         world: number of processes.
-        limit: tokens that the teacher reads; a longer row is a batch of its own, of one segment. None for no limit.
+        limit: maximum length of the teacher; a longer row is a batch by itself, of one segment. None for no limit.
         types: token types of the windows; None for zeros.
     """
     order = sorted(range(len(windows)), key=lambda index: (len(windows[index]), index))
@@ -124,10 +124,10 @@ def make_batches(
         if number % world != rank:
             continue
         ids, mask = pad_rows([windows[index] for index in group], pad)
-        reading = Reading.of(ids, limit) if limit is not None and ids.shape[1] > limit else None
+        long_row = LongRow.of(ids, limit) if limit is not None and ids.shape[1] > limit else None
         own_types = torch.zeros_like(ids)
-        if types is not None and reading is None:
+        if types is not None and long_row is None:
             own_types, _ = pad_rows([types[index] for index in group], 0)
         held_out = number % holdout == holdout // 2
-        batches.append(Batch(number, ids, mask.long(), own_types, held_out, len(windows[order[-1]]), reading))
+        batches.append(Batch(number, ids, mask.long(), own_types, held_out, len(windows[order[-1]]), long_row))
     return batches

@@ -1,4 +1,4 @@
-"""Rows of attention that the fits read, and their products with tables by relative shift: strided views, no gather."""
+"""Rows of attention for the fits, and their products with tables by relative shift: strided views, no gather."""
 
 import torch
 from torch import nn
@@ -11,16 +11,17 @@ ROWS = 32
 class Block:
     """Up to `ROWS` consecutive query rows of several windows of one length, with all their keys.
 
-    Tensors have the heads first, so that all windows of a head are one matrix product, and the rows in descending
-    order, so that the offset grows with the row as it does with the key. m rows, L keys, and P = L + m − 1 offsets.
+    Heads are the first dimension of tensors, so that all windows of a head are one matrix product. Rows are in
+    descending order, so that offsets grow with the row as with the key. There are m rows, L keys, and P = L + m − 1
+    offsets.
 
     Attributes:
         first: position of the first row.
         query: the student's q, (H, B, m, d).
         tiles: the student's k in tiles of keys, padded with zeros, (H, T, B, ROWS, d): a tile needs few offsets.
-        content: the student's scores without what is fitted, (H, B, m, L); −inf at hidden keys.
+        content: the student's scores without the fitted terms, (H, B, m, L); −inf at hidden keys.
         target: the teacher's attention, (H, B, m, L); 0 at hidden keys, rows sum to 1.
-        weight: of each row, (B, m, 1); 0 for padding.
+        weight: weight of each row, (B, m, 1); 0 for padding.
         values: the student's v, (H, B, L, d).
         target_output: the teacher's output of each head, (H, B, m, d).
     """
@@ -38,7 +39,7 @@ class Block:
     ):
         """
         Args:
-            query, content, target, target_output: as above, but (B, H, m, …), rows in ascending order.
+            query, content, target, target_output: as the attributes, but (B, H, m, …), rows in ascending order.
             key, values: (B, H, L, d).
             weight: (B, m).
         """
@@ -59,7 +60,7 @@ class Block:
         return self.tiles.transpose(1, 2).flatten(2, 3)[:, :, : self.length]
 
     def part(self, table: torch.Tensor) -> torch.Tensor:
-        """The entries of a table over all offsets, (H or 1, 2N − 1, …), that occur here, (H or 1, P, …)."""
+        """Select the offsets of this block from a table over all offsets: (H or 1, 2N − 1, …) to (H or 1, P, …)."""
         low = table.shape[1] // 2 + 1 - self.first - self.rows
         return table[:, low : low + self.span]
 
@@ -71,12 +72,11 @@ class Block:
         return tensor.as_strided((*tensor.shape[:-1], width), strides, tensor.storage_offset())
 
     def skew(self, per_offset: torch.Tensor) -> torch.Tensor:
-        """(…, m, P), a row per query and a column per offset, to (…, m, L), a column per key: the relative shift, as a
-        view."""
+        """Relative shift, as a view: (…, m, P), a column per offset, to (…, m, L), a column per key."""
         return self._diagonals(per_offset, self.length)
 
     def unskew(self, per_pair: torch.Tensor) -> torch.Tensor:
-        """The inverse of `skew`: (…, m, L) to (…, m, P), zero where an offset does not occur in a row."""
+        """The inverse of `skew`: (…, m, L) to (…, m, P), zero if an offset does not occur in a row."""
         out = per_pair.new_zeros(*per_pair.shape[:-1], self.span)
         self.skew(out).copy_(per_pair)
         return out

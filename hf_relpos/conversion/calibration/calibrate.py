@@ -1,19 +1,19 @@
 """Calibration: fit a relative BERT to an absolute one on unlabelled text, layer by layer, without gradients.
 
-Teacher and student read the same windows of text, the student through its own, already fitted lower layers. In each
-layer, in this order:
+Teacher and student read the same windows of text, the student through its already fitted lower layers. Each layer is
+fitted in this order:
 
-1. tables of the scores (A, B, c, u) bring the student's attention closest to the teacher's;
-2. the value table V brings the outputs of the heads closest;
-3. a ridge regression corrects the output projection of the attention, W_o, for what is still missing in the residual
-   stream, and after the feed-forward part a second one corrects W_2.
+1. score tables (A, B, c, u), so that the student's attention is closest to the teacher's;
+2. the value table V, so that the outputs of the heads are closest;
+3. the output projection of the attention, W_o, by a ridge regression of the remaining difference in the residual
+   stream, and likewise W_2 of the feed-forward part.
 
-Every sixth batch enters no fit of any layer; the strength of each ridge is the one that is best there. Before the
-first layer the position vectors are folded into the embeddings: that of position 0 into the word vector
-of the first token, the mean of the others into all tokens; then gain and bias of the LayerNorm are fitted.
+Every sixth batch is held out from all fits and selects the strength of each ridge. Before the first layer the position
+vectors are added to other embeddings: that of position 0 to the word embedding of the first token, the mean of the
+others to all token types. Then gain and bias of the LayerNorm are fitted.
 
-Rows longer than the teacher reads are fitted, too: the teacher reads them in overlapping windows, and the target of
-every token comes from the window where it is most central.
+The teacher reads rows past its maximum length in overlapping windows. The target of a token comes from the window
+where it is most central.
 """
 
 import functools
@@ -39,12 +39,12 @@ from .settings import CalibrationReport, CalibrationSettings, LayerReport
 from .values import ValueFit
 
 
-# Factors of the penalties, tried in turn while a fit does harm on held-out text.
+# Factors of the penalties, tried in turn while a fit is harmful on held-out text.
 PENALTY_FACTORS = (1.0, 30.0, 1000.0, 30_000.0)
 
 
 class Calibrator:
-    """Fits a student to its teacher on batches of text, a layer at a time."""
+    """Fits a student to its teacher on batches of text, one layer at a time."""
 
     def __init__(
         self,
@@ -57,9 +57,9 @@ class Calibrator:
     ):
         """
         Args:
-            teacher: absolute, or relative with whatever scheme.
-            student: of the same sizes; the parameters of its scheme are fitted from zero.
-            batches: those of this process, from `make_batches`; they are read on the device of the models.
+            teacher: a model with absolute positions or any scheme.
+            student: a model of the same sizes; the parameters of its scheme are fitted from zero.
+            batches: batches of this process, from `make_batches`; they are moved to the device of the models.
             reduce: sums over processes.
             progress: called as `progress(description, completed, total)`.
         """
@@ -84,7 +84,7 @@ class Calibrator:
 
     @torch.no_grad()
     def embed(self) -> None:
-        """The embeddings of both, and the student's LayerNorm fitted to the teacher's, dimension by dimension."""
+        """Compute the embeddings of both, and fit the student's LayerNorm to the teacher's, dimension by dimension."""
         inputs = (batch.real(self.student.embed(batch)[0]) for batch in self.fitted)
         targets = (batch.real(self._teacher_embeddings(batch)) for batch in self.fitted)
         if self.student.model.config.embedding_norm:
@@ -96,11 +96,11 @@ class Calibrator:
 
     def _teacher_embeddings(self, batch: Batch) -> torch.Tensor:
         """The input of the teacher's first layer, (B, L, D)."""
-        if batch.reading is None:
+        if batch.long_row is None:
             return self.teacher.embed(batch)[1]
-        windows = batch.reading.windows
+        windows = batch.long_row.windows
         windows.teacher = self.teacher.embed(windows)[1]
-        return batch.reading.merge(windows.teacher)
+        return batch.long_row.merge(windows.teacher)
 
     def _missing(self) -> float:
         """Mean square difference of student and teacher on held-out text, relative to the teacher's variance."""
@@ -116,7 +116,7 @@ class Calibrator:
 
     @torch.no_grad()
     def fit_layer(self, layer: int) -> LayerReport:
-        """Fit one layer, and take all batches through it."""
+        """Fit one layer, and run all batches through it."""
         self._step(f"layer {layer}: attention")
         teacher_contexts: dict[int, torch.Tensor] = {}
         blocks: list[Block] = []
@@ -133,7 +133,7 @@ class Calibrator:
         }
 
         self._step(f"layer {layer}: output of the attention")
-        # the teacher goes on as soon as its sum is known, the student once its layer is corrected
+        # the teacher's states advance during the correction, the student's after it
         strength_attention = self._correct(
             self.student.layers[layer].attention.output.dense,
             lambda batch: self._attention_residual(layer, batch, *contexts[batch.number]),
@@ -154,7 +154,7 @@ class Calibrator:
 
     @torch.no_grad()
     def pass_layer(self, layer: int) -> None:
-        """Take all batches through a layer that is fitted already."""
+        """Run all batches through a layer that is fitted already."""
         for part in ("attention", "output of the attention", "output of the feed-forward part"):
             self._step(f"layer {layer}: {part}")
         for batch in self.batches:
@@ -166,14 +166,13 @@ class Calibrator:
             batch.student = self.student.after_output(layer, batch.student)
 
     def _teacher_attention(self, layer: int, batch: Batch) -> tuple[torch.Tensor, Callable[[slice], torch.Tensor]]:
-        """The teacher's context, (B, L, D), and a function from a slice of m queries to their attention,
-        (B, H, m, L)."""
+        """The teacher's context, (B, L, D), and a function from m queries to their attention, (B, H, m, L)."""
         teacher, hidden = self.teacher, batch.teacher
-        if batch.reading is None:
+        if batch.long_row is None:
             projections = teacher.projections(layer, hidden)
             context = teacher.context(layer, batch, hidden, projections)
             return context, lambda rows: teacher.weights(layer, batch, hidden, projections, rows)
-        reading, windows = batch.reading, batch.reading.windows
+        long_row, windows = batch.long_row, batch.long_row.windows
         hidden = windows.teacher
         projections = teacher.projections(layer, hidden)
 
@@ -185,25 +184,25 @@ class Calibrator:
 
         context = teacher.context(layer, windows, hidden, projections)
         windows.teacher = teacher.after_attention(layer, context, hidden)
-        return reading.merge(context), lambda rows: reading.weights(attention, rows)
+        return long_row.merge(context), lambda rows: long_row.weights(attention, rows)
 
     def _teacher_output(self, layer: int, batch: Batch) -> torch.Tensor:
         """The teacher's hidden states after the layer, from those after its attention."""
-        if batch.reading is None:
+        if batch.long_row is None:
             return self.teacher.after_output(layer, batch.teacher)
-        windows = batch.reading.windows
+        windows = batch.long_row.windows
         windows.teacher = self.teacher.after_output(layer, windows.teacher)
-        return batch.reading.merge(windows.teacher)
+        return batch.long_row.merge(windows.teacher)
 
     def _blocks(
         self, layer: int, batch: Batch, context: torch.Tensor, weights: Callable[[slice], torch.Tensor]
     ) -> list[Block]:
-        """The rows of a batch that the fits of scores and values read; proportionally more of rows in windows."""
+        """Rows of a batch for the fits of scores and values; proportionally more for rows in windows."""
         length = batch.ids.shape[1]
         starts = list(range(0, length, ROWS))
         count = max(1, self.settings.rows // ROWS)
-        if batch.reading is not None:
-            count *= len(batch.reading.windows.ids) // 2
+        if batch.long_row is not None:
+            count *= len(batch.long_row.windows.ids) // 2
         count = min(len(starts), count)
         generator = torch.Generator("cpu").manual_seed(self.settings.seed * 1_000_003 + batch.number)
         chosen = sorted(torch.randperm(len(starts), generator=generator, device="cpu")[:count].tolist())
@@ -231,7 +230,7 @@ class Calibrator:
     def _fit_tables(
         self, scheme: Scheme | None, blocks: list[Block], held_out: list[Block]
     ) -> tuple[float | None, float | None, float | None]:
-        """Fit scores and values; divergence on held-out rows before and after, and the share that V leaves."""
+        """Fit scores and values; returns the divergence on held-out rows before and after, and the error left by V."""
         if scheme is None:
             return None, None, None
         settings = self.settings
@@ -252,12 +251,12 @@ class Calibrator:
                 )
                 best = parameters.flat()
                 after = self._divergence(fit, best, held_out)
-                if before is None or after is None:  # nothing is held out to judge by
+                if before is None or after is None:  # no rows are held out
                     break
                 candidates.append((after, best))
                 if after <= before:
                     break
-            else:  # too little text for any fit
+            else:  # there is too little text for a fit
                 candidates += [] if before is None else [(before, zeros)]
             if candidates:
                 after, best = min(candidates, key=lambda candidate: candidate[0])
@@ -281,24 +280,24 @@ class Calibrator:
     def _attention_residual(
         self, layer: int, batch: Batch, teacher_context: torch.Tensor, student_context: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The input of the student's W_o, and what is missing after it, each (B, L, D); the teacher goes on."""
+        """The input of the student's W_o and its residual, (B, L, D) each; advances the teacher."""
         target = self.teacher.attention_sum(layer, teacher_context, batch.teacher)
         batch.teacher = self.teacher.layers[layer].attention.output.LayerNorm(target)
         return student_context, target - self.student.attention_sum(layer, student_context, batch.student)
 
     def _output_residual(self, layer: int, batch: Batch, inner: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The input of the student's W_2, and what is missing after it; the teacher goes on."""
+        """The input of the student's W_2 and its residual; advances the teacher."""
         target = self.teacher.output_sum(layer, self.teacher.inner(layer, batch.teacher), batch.teacher)
-        if batch.reading is None:
+        if batch.long_row is None:
             batch.teacher = self.teacher.layers[layer].output.LayerNorm(target)
-        else:  # from its windows
+        else:  # the teacher reads windows
             batch.teacher = self._teacher_output(layer, batch)
         return inner, target - self.student.output_sum(layer, inner, batch.student)
 
     def _correct(
         self, dense: nn.Linear, residual: Callable[[Batch], tuple[torch.Tensor, torch.Tensor]]
     ) -> float | None:
-        """Correct a linear layer for what is missing after it; the chosen strength."""
+        """Correct a linear layer by a regression of its residual; returns the chosen strength."""
         sums = [Ridge(dense.in_features, dense.out_features, self.device) for _ in range(2)]
         for batch in self.batches:
             inputs, missing = residual(batch)
@@ -310,7 +309,7 @@ class Calibrator:
         judge = held_out if held_out.count > 0 else fitted
         mean = fitted.y / fitted.count
         zeros = torch.zeros_like(fitted.xy)
-        # strength, weights and bias; the first ones win where none is better on held-out text
+        # strength, weights and bias; the first candidate is kept if no other is better on held-out text
         candidates: list[tuple[float | None, torch.Tensor, torch.Tensor]]
         candidates = [(None, zeros, torch.zeros_like(mean)), (None, zeros, mean)]
         if self.settings.output == "ridge":
@@ -326,7 +325,7 @@ class Calibrator:
         """Fit embeddings and all layers.
 
         Args:
-            saved: where fitted layers are stored, and loaded from if they are there.
+            saved: store of fitted layers, from which existing layers are loaded.
         """
         for layer in range(len(self.student.layers)):
             if (scheme := self.student.scheme(layer)) is not None:

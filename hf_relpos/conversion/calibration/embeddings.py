@@ -1,4 +1,4 @@
-"""Absolute position embeddings folded into the other embeddings of a student, and their LayerNorm fitted."""
+"""Add absolute position embeddings to the other embeddings of a student, and fit their LayerNorm."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,7 @@ from ...processes import Reduce
 from .batches import Batch
 
 
-# Positions whose mean is folded where no text tells how often each occurs.
+# Number of positions whose mean is used without text, which tells how often each occurs.
 DEFAULT_POSITIONS = 128
 
 
@@ -21,17 +21,17 @@ def fold_positions(
     first_token: int | None,
     counts: torch.Tensor | None = None,
 ) -> dict[str, str]:
-    """Put the position vectors of a teacher into the student's embeddings.
+    """Add the position vectors of a teacher to the student's embeddings.
 
     Args:
-        student: without a table of absolute positions.
-        table: the teacher's, (P, D).
-        first_token: id of the token at position 0 of every text; its word vector takes the position vector 0.
-            None: texts begin with different tokens, and the mean is over all positions.
-        counts: how often each position occurs, (P,); None for the first `DEFAULT_POSITIONS` positions alike.
+        student: a model without absolute position embeddings.
+        table: absolute position embeddings of the teacher, (P, D).
+        first_token: id of the token at position 0 of every text; position vector 0 is added to its word embedding.
+            None if texts begin with different tokens; the mean is then over all positions.
+        counts: how often each position occurs, (P,); None to weight the first `DEFAULT_POSITIONS` positions equally.
 
     Returns:
-        Name to a note, for each tensor changed.
+        A note for each changed tensor, by name.
     """
     embeddings = student.base_model.embeddings
     weight = torch.zeros(len(table), dtype=torch.float64, device=table.device)
@@ -85,16 +85,16 @@ def correct_first_token_bias(
     batches: Iterable[Batch],
     reduce: Reduce,
 ) -> None:
-    """Undo what folding a position vector into the word vector of the first token did to a language model's logits.
+    """Correct the logit of the first token, to whose word embedding a position vector was added.
 
-    The output layer is tied to the word vectors, so that position vector 0, folded into that of [CLS], would raise its
-    logit everywhere. Its bias takes back the mean over the text.
+    The output layer is tied to the word embeddings, so position vector 0 in that of [CLS] would raise its logit
+    everywhere. The mean increase over the text is subtracted from its bias.
 
     Args:
-        student: changed in place; a model without a tied output layer stays as it is.
+        student: changed in place; a model without a tied output layer is not changed.
         first_token: token id.
-        original: its word vector before the fold, (D,).
-        batches: with the student's last hidden states.
+        original: its word embedding before the addition, (D,).
+        batches: batches with the student's last hidden states.
         reduce: sums over processes.
     """
     predictions = getattr(getattr(student, "cls", None), "predictions", None)

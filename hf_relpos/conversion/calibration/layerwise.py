@@ -1,4 +1,4 @@
-"""A model evaluated one layer at a time, so that a layer is fitted to what the layers below it compute."""
+"""Evaluate a model one layer at a time, so that a layer is fitted on the outputs of the layers below it."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -59,7 +59,7 @@ class LayerwiseModel:
         return query, key, value
 
     def scheme(self, layer: int) -> Scheme | None:
-        """The scheme of a layer that can be fitted, which may be one of a combination; None for none."""
+        """The scheme of a layer that can be fitted, perhaps one of a combination; None for none."""
         scheme = self.layers[layer].attention.self.distance_embedding
         parts: Iterable[Any] = scheme.parts if isinstance(scheme, Combination) else [scheme]
         return next((part for part in parts if part.linear_parameters), None)
@@ -87,7 +87,7 @@ class LayerwiseModel:
         """The outputs of the heads, concatenated, (B, L, D).
 
         Args:
-            projections: q, k and v where they are known.
+            projections: q, k and v if they are known.
         """
         terms, context = self.terms(layer, hidden)
         module = self.layers[layer].attention.self
@@ -99,7 +99,7 @@ class LayerwiseModel:
     def weights(
         self, layer: int, batch: Batch, hidden: torch.Tensor, projections: tuple[torch.Tensor, ...], rows: slice
     ) -> torch.Tensor:
-        """The attention of the m queries `rows`, (B, H, m, L), from q, k and v."""
+        """The attention weights of the m queries `rows`, (B, H, m, L), from q, k and v."""
         query, key, value = projections
         terms, context = self.terms(layer, hidden, rows)
         return attend(query[:, :, rows], key, value, terms, context, self.visible(batch, hidden)[:, :, rows])[1]
@@ -107,8 +107,10 @@ class LayerwiseModel:
     def fixed_scores(
         self, layer: int, batch: Batch, hidden: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Callable[[slice], torch.Tensor]]:
-        """q, k and v, rotated if the scheme rotates, and a function from a slice of queries to their scores without
-        the terms that are fitted, whose parameters are zero when this is called."""
+        """q, k and v, rotated if the scheme rotates, and a function from queries to scores without the fitted terms.
+
+        The parameters of the fitted terms must be zero.
+        """
         terms, context = self.terms(layer, hidden)
         query, key, value = self.projections(layer, hidden)
         content, query, key = content_vectors(query, key, terms, context)
@@ -142,7 +144,7 @@ class LayerwiseModel:
         """The hidden states after the layer.
 
         Args:
-            inner: the input of W_2 where it is known.
+            inner: the input of W_2 if it is known.
         """
         inner = self.inner(layer, hidden) if inner is None else inner
         return self.layers[layer].output.LayerNorm(self.output_sum(layer, inner, hidden))

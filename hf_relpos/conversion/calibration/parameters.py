@@ -1,4 +1,4 @@
-"""The parameters of a scheme as one vector, with the penalty and the preconditioner of their fit."""
+"""The parameters of a scheme as one vector, with the penalty and preconditioner of their fit."""
 
 import torch
 
@@ -7,20 +7,19 @@ from .tables import Tables, tables_of
 
 
 class Parameters:
-    """Some parameters of a scheme as one vector θ: the tables they make, and a penalty that keeps them sensible.
+    """Some parameters of a scheme as one vector θ, with their tables and a penalty.
 
-    Tables depend linearly on θ, and so `made`, those of the parameters as they were at first, serve for their
-    derivative at any θ.
+    Tables depend linearly on θ, so the initial tables, `made`, give their derivative at any θ.
 
-    The penalty is ridge · θ² plus smooth · (difference of neighbouring distances)², so that a distance which the text
-    never shows takes the value of its neighbours. Both are relative to the mean curvature of a head.
+    The penalty is ridge · θ² plus smooth · (difference of neighbouring distances)², so that a distance which does not
+    occur in the text gets the value of its neighbours. Both are relative to the mean curvature of a head.
     """
 
     def __init__(self, scheme: Scheme, letters: str, length: int):
         """
         Args:
-            letters: of the tables to fit; parameters that make none of them are left out.
-            length: tables are made for offsets up to length − 1 in size.
+            letters: letters of the tables to fit; parameters of other tables are excluded.
+            length: tables cover offsets from −(length − 1) to length − 1.
         """
         self.scheme, self.letters, self.length = scheme, letters, length
         self.names = [name for name, _ in scheme.named_parameters() if name in scheme.linear_parameters]
@@ -58,7 +57,7 @@ class Parameters:
         return torch.cat([self.scheme.get_parameter(name).detach().double().flatten() for name in self.names])
 
     def split(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:
-        """A vector as tensors of the parameters' shapes."""
+        """Split a vector into tensors of the parameters' shapes."""
         parts = vector.split([shape.numel() for shape in self.shapes])
         return {name: part.view(shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)}
 
@@ -70,7 +69,7 @@ class Parameters:
 
     @torch.no_grad()
     def tables(self, vector: torch.Tensor) -> Tables:
-        """The tables that θ makes; the parameters stay as they are."""
+        """The tables for θ; the parameters are not changed."""
         before = self.flat()
         self.assign(vector)
         made = tables_of(self.scheme, self.length, self.letters)
@@ -78,7 +77,7 @@ class Parameters:
         return made
 
     def pull(self, gradient: Tables) -> torch.Tensor:
-        """A gradient by table entry, per head, as gradient by θ."""
+        """Convert a gradient with respect to table entries, per head, to one with respect to θ."""
         outputs, gradients = [], []
         for letter, tensor in self.made.items():
             per_head = getattr(gradient, letter)
@@ -90,13 +89,13 @@ class Parameters:
         return torch.cat([part.double().flatten() for part in parts])
 
     def letters_of(self, name: str) -> str:
-        """The letters of the fitted tables that a parameter enters."""
+        """The letters of the fitted tables that depend on a parameter."""
         return "".join(letter for letter in self.scheme.linear_parameters[name].letters if letter in self.letters)
 
     def bases(self) -> dict[str, torch.Tensor]:
-        """Name to how much each of the N rows of a parameter weighs at each offset, (2 · length − 1, N), not negative.
+        """Nonnegative weights of the N rows of a parameter at each offset, (2 · length − 1, N), by name.
 
-        Of the parameters (H or 1, N, d) or (N, d) whose rows, so weighted, add up to a table.
+        They exist for parameters (H or 1, N, d) or (N, d) whose weighted rows add up to a table.
         """
         found = {}
         size = self.scheme.head_size
@@ -104,7 +103,7 @@ class Parameters:
             if len(shape) not in (2, 3) or shape[-1] != size or self.letters_of(name) not in ("A", "B", "AB"):
                 continue
             letter, columns = self.letters_of(name)[0], []
-            for start in range(0, shape[-2], size):  # `size` rows at a time, each in a coordinate of its own
+            for start in range(0, shape[-2], size):  # `size` rows at a time, each in another coordinate
                 probe = {other: torch.zeros_like(part) for other, part in self.split(self.flat()).items()}
                 rows = torch.arange(min(size, shape[-2] - start), device=self.device)
                 probe[name][..., start + rows, rows] = 1
@@ -116,21 +115,21 @@ class Parameters:
         return found
 
     def _is_sum_of_rows(self, name: str, letter: str, basis: torch.Tensor) -> bool:
-        """Whether a table is that parameter's rows, weighted by a basis."""
+        """Whether a table is the sum of that parameter's rows, weighted by a basis."""
         probe = {other: torch.zeros_like(part) for other, part in self.split(self.flat()).items()}
         probe[name].copy_(torch.linspace(-1, 1, probe[name].numel(), device=self.device).cos().view_as(probe[name]))
         made = getattr(self.tables(torch.cat([part.flatten() for part in probe.values()])), letter)
         return torch.allclose(made, torch.matmul(basis, probe[name].to(basis.dtype)), rtol=0, atol=1e-4)
 
     def weigh(self, curvature: Tables, moments: dict[str, torch.Tensor], ridge: float, smooth: float) -> None:
-        """Set penalty and preconditioner: one block for each row of a parameter, of which its moments tell the shape.
+        """Set penalty and preconditioner, which has one block for each row of a parameter.
 
         Args:
-            curvature: per table entry, how strongly the objective curves there.
-            moments: name to the outer products of what each row is multiplied with, (H, N, d, d), up to a factor; rows
-                of other parameters have diagonal blocks.
+            curvature: curvature of the objective by table entry.
+            moments: outer products of the vectors multiplied with each row, (H, N, d, d), by name and up to a factor;
+                rows of other parameters have diagonal blocks.
             ridge: weight of θ², in units of a parameter's mean curvature.
-            smooth: of the squared differences, likewise.
+            smooth: weight of the squared differences, likewise.
         """
         for name, part in self.split(self.pull(curvature)).items():
             declared = self.scheme.linear_parameters[name]
@@ -164,7 +163,7 @@ class Parameters:
         return torch.cat(out)
 
     def precondition(self, vector: torch.Tensor) -> torch.Tensor:
-        """An approximate inverse of the normal matrix, times a vector."""
+        """Multiply a vector by an approximate inverse of the normal matrix."""
         out = []
         for name, part in self.split(vector).items():
             if name in self.blocks:

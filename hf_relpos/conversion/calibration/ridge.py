@@ -1,4 +1,4 @@
-"""Ridge regression of what is missing in the output of a linear layer on its inputs."""
+"""Ridge regression of the residual of a linear layer on its inputs."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ import torch
 from ...processes import Reduce
 
 
-# Columns of a part of a Gram matrix: of each pair of parts only one product is computed, the other is its transpose.
+# Columns of a part of a Gram matrix. Only one product of each pair of parts is computed; the other is its transpose.
 PART = 512
 
 
@@ -27,9 +27,9 @@ def gram(x: torch.Tensor) -> torch.Tensor:
 
 
 def best_of(strengths: Sequence[float], error: Callable[[float], float]) -> float:
-    """The strength of least error, from the middle one on in the direction in which it falls.
+    """The strength with the smallest error, searched from the middle in the direction in which the error falls.
 
-    This is the best strength if the error first falls and then rises, as it does on held-out text.
+    This is the best strength if the error first falls and then rises, as on held-out text.
     """
     ordered = sorted(set(strengths))
     tried: dict[int, float] = {}
@@ -49,9 +49,9 @@ def best_of(strengths: Sequence[float], error: Callable[[float], float]) -> floa
 
 
 class Ridge:
-    """Sums for the regression of outputs on inputs, mergeable; and its solution for any strength.
+    """Sums for the regression of outputs on inputs, which can be merged, and its solution for any strength.
 
-    Inputs and outputs are centred, so that a bias goes with the weights and is not penalised.
+    Inputs and outputs are centred, so that there is a bias, which is not penalised.
     """
 
     def __init__(self, inputs: int, outputs: int, device: torch.device | str = "cpu"):
@@ -73,7 +73,7 @@ class Ridge:
         self.yy += y.double().square().sum()
 
     def merge(self, other: "Ridge") -> "Ridge":
-        """The sums of both."""
+        """The merged sums of both."""
         total = Ridge(len(self.x), len(self.y), self.x.device)
         for name, tensor in vars(self).items():
             setattr(total, name, tensor + getattr(other, name))
@@ -87,10 +87,9 @@ class Ridge:
         return total
 
     def solver(self) -> Callable[[float], tuple[torch.Tensor, torch.Tensor]]:
-        """The function from a strength to weights W (inputs, outputs) and bias b that minimise
-        Σ|y − xW − b|² + strength · t · |W|².
+        """Function from a strength to the minimiser W (inputs, outputs), b of Σ|y − xW − b|² + strength · t · |W|².
 
-        t is the mean of the inputs' sums of squares, so that strength has no unit.
+        t is the mean of the inputs' sums of squares, which makes the strength dimensionless.
         """
         mean_x, mean_y = self.x / self.count, self.y / self.count
         xx = self.xx.addr(mean_x, mean_x, alpha=-float(self.count))

@@ -1,4 +1,4 @@
-"""Layers that an interrupted calibration has fitted, for the same command to resume from."""
+"""Saved layers of an interrupted calibration, from which the same command resumes."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,13 +19,13 @@ LOCK = "lock"
 
 @contextmanager
 def one_process(folder: Path | None) -> Iterator[None]:
-    """Lock a folder: within this context no other process resumes from it or writes into it.
+    """Context with a lock on a folder, so that no other process reads from it or writes into it.
 
     Args:
-        folder: created, and removed again if it stays empty; None for none.
+        folder: created, and removed again if it is empty; None for none.
 
     Raises:
-        CalibrationError: where another process is at it, and where the folder cannot be created.
+        CalibrationError: if another process uses the folder, or it cannot be created.
     """
     if folder is None:
         yield
@@ -46,24 +46,24 @@ def one_process(folder: Path | None) -> Iterator[None]:
         lock.release()
         with suppress(OSError):
             (folder / LOCK).unlink(missing_ok=True)
-            folder.rmdir()  # unless there are layers to resume from
+            folder.rmdir()  # fails if there are layers to resume from
 
 
 class Saved:
     """Fitted layers in a folder, from which an interrupted calibration resumes.
 
-    Layers of another calibration are removed. Other files in the folder stay.
+    Layers of another calibration are removed. Other files in the folder are kept.
     """
 
     def __init__(self, folder: Path, fingerprint: str, writes: bool = True):
         """
         Args:
             folder: created if it does not exist.
-            fingerprint: of everything that the fits depend on.
-            writes: whether this process writes; one of several does.
+            fingerprint: digest of all inputs of the fits.
+            writes: whether this process writes; only one of several does.
 
         Raises:
-            CalibrationError: where the folder cannot be created.
+            CalibrationError: if the folder cannot be created.
         """
         self.folder, self.writes = folder, writes
         if not writes:
@@ -79,7 +79,7 @@ class Saved:
                 raise CalibrationError(describe_write_error(error, folder)) from error
 
     def load(self, layer: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:
-        """Tensors and report of a layer, or None: also where they are broken, so that the layer is fitted anew."""
+        """Tensors and report of a layer; None if they are missing or broken, so that the layer is fitted again."""
         path = self.folder / f"layer-{layer}"
         if not path.with_suffix(".json").is_file():  # written last
             return None
@@ -94,7 +94,7 @@ class Saved:
         """Save a layer.
 
         Raises:
-            CalibrationError: where it cannot be written.
+            CalibrationError: if it cannot be written.
         """
         if not self.writes:
             return

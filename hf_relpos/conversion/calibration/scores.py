@@ -1,17 +1,17 @@
 """Fit of the score tables A, B, c and u to a teacher's attention.
 
-For query rows i of a text, with the teacher's attention a^T and the student's scores s(θ) = s⁰ + Jθ, where θ are the
-entries of the tables, on which the scores depend linearly,
+For query rows i of a text, with the teacher's attention a^T and the student's scores s(θ) = s⁰ + Jθ, which are linear
+in the entries θ of the tables,
 
     F(θ) = Σ_i KL(a^T_i ‖ softmax s_i(θ)) + penalty(θ)
 
 is convex (multinomial logistic regression). Its second-order expansion around the teacher is a weighted least-squares
-problem, Σ_i Var_{j~a^T_i}(s^T_ij − s_ij(θ)); that gives the first step, Newton's method the others. The normal matrix
-couples all distances and is never built: conjugate gradients need its products only, and J is a pair of Toeplitz
-matrices.
+problem, Σ_i Var_{j~a^T_i}(s^T_ij − s_ij(θ)), which gives the first step; the other steps are Newton's. The normal
+matrix couples all distances and is never built: conjugate gradients only need its products, and J is a pair of
+Toeplitz matrices.
 
-Everything a fit reads of the text is a sum over batches, so that processes which hold different batches add theirs up
-(`Reduce`) and all solve the same problem.
+A fit reads the text only through sums over batches. Processes with different batches add up their sums (`Reduce`), so
+that all solve the same problem.
 """
 
 import functools
@@ -24,12 +24,12 @@ from .solver import Fit, conjugate_gradients
 from .tables import Tables, scores, scores_gradient
 
 
-# Vectors whose outer products are held at a time.
+# Number of vectors whose outer products are in memory at a time.
 MOMENT_CHUNK = 128
 
 
 class ScoreFit(Fit):
-    """Tables A, B, c and u that bring the student's attention closest to the teacher's."""
+    """Fit of the tables A, B, c and u so that the student's attention is closest to the teacher's."""
 
     def attention(self, block: Block, tables: Tables) -> torch.Tensor:
         """The student's attention, (H, B, m, L)."""
@@ -48,7 +48,7 @@ class ScoreFit(Fit):
         return self.sum(parts()), self.sum(rows)
 
     def _centred(self, pairs: torch.Tensor, attention: torch.Tensor, block: Block) -> torch.Tensor:
-        """The covariance of each row under its attention, times a vector of pairs."""
+        """Multiply a vector of pairs by the covariance of each row under its attention."""
         mean = (attention * pairs).sum(-1, keepdim=True)
         return attention * (pairs - mean) * block.weight
 
@@ -67,7 +67,7 @@ class ScoreFit(Fit):
         return product
 
     def weigh(self, ridge: float, smooth: float) -> None:
-        """Penalty and preconditioner, from the curvature under the teacher's attention."""
+        """Set penalty and preconditioner from the curvature at the teacher's attention."""
         self.parameters.weigh(*self._curvature, ridge, smooth)
 
     @functools.cached_property
@@ -95,11 +95,11 @@ class ScoreFit(Fit):
         return curvature, self._moments(variances)
 
     def _moments(self, variances: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """By parameter, for each of its N rows, the mean outer product of the vectors that the row is multiplied with:
-        q for A, k for B, (H, N, d, d), up to a factor for each row.
+        """Mean outer product of the vectors multiplied with each of a parameter's N rows, (H, N, d, d), by name.
 
-        All blocks are read: with a sample, which lacks what other texts attend to, the fit takes five times as many
-        iterations."""
+        The vectors are q for A and k for B. Each row has an arbitrary factor. All blocks are read, since the fit takes
+        five times as many iterations with moments from a sample.
+        """
         parameters, moments = self.parameters, {}
         for name, basis in parameters.bases().items():
             letters = parameters.letters_of(name)
@@ -125,9 +125,9 @@ class ScoreFit(Fit):
         """Fit the parameters in place.
 
         Args:
-            newton: steps of Newton's method after the first, quadratic one.
-            iterations: of conjugate gradients in each; twice as many where the preconditioner is diagonal.
-            tolerance: of conjugate gradients; and Newton's method stops when a step gains less than this share.
+            newton: Newton steps after the first, quadratic step.
+            iterations: conjugate gradient iterations of each step; twice as many with a diagonal preconditioner.
+            tolerance: tolerance of conjugate gradients; Newton's method stops if a step gains less than this share.
 
         Returns:
             Objective per row at zero and after each step.

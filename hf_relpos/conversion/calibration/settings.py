@@ -1,4 +1,4 @@
-"""Settings and reports of a calibration, and the memory that it takes."""
+"""Settings, reports and memory use of a calibration."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -10,27 +10,27 @@ from ...settings import check_settings, setting, setting_of
 
 
 class CalibrationError(ValueError):
-    """Text that is too short to fit to, or a folder that cannot be written; says what to do about it."""
+    """Raised for text that is too short for a fit, or a folder that cannot be written; names the remedy."""
 
 
-# Penalties are relative to the curvature of what is fitted: smaller ones are lost in the rounding of float64, and from
-# larger ones on all tables stay at zero.
+# Valid penalties, relative to the curvature: smaller ones are lost in the rounding of float64, and with larger ones
+# all tables stay at zero.
 PENALTIES = (1e-12, 1e3)
 PENALTY_RANGE = f"a positive number, from {PENALTIES[0]:g} to {PENALTIES[1]:g}"
 STRENGTHS = (1e-4, 1e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
 
 
 def is_penalty(value: Any) -> bool:
-    """Whether a value is a penalty inside `PENALTIES`."""
+    """Whether a value is a penalty within `PENALTIES`."""
     return is_number(value) and PENALTIES[0] <= value <= PENALTIES[1]
 
 
 @dataclass(frozen=True)
 class CalibrationSettings:
-    """Settings of a calibration. Each field says what it means and what it accepts.
+    """Settings of a calibration. Each field has its explanation and valid values.
 
     Raises:
-        CalibrationError: for a value that is not accepted.
+        CalibrationError: for an invalid value.
     """
 
     rows: int = setting(
@@ -76,12 +76,12 @@ class LayerReport:
     """The result of calibrating one layer.
 
     Attributes:
-        divergence_before: KL(teacher ‖ student) of the attention on held-out text, nats per row, tables at zero; None
-            where no score is fitted.
+        divergence_before: KL(teacher ‖ student) of the attention on held-out text, nats per row, with tables at zero;
+            None if no scores are fitted.
         divergence_after: the same after the fit.
-        value_missing: share of the mean square difference of the heads' outputs that V leaves, on the fitted text;
-            None without V.
-        strength_attention: chosen ridge strength for W_o; None where only the bias, or nothing, was corrected.
+        value_missing: share of the mean square difference of the heads' outputs that remains after the fit of V, on
+            the fitted text; None without V.
+        strength_attention: chosen ridge strength for W_o; None if only the bias, or nothing, was corrected.
         strength_output: the same for W_2.
         missing: mean square difference of the hidden states to the teacher's after the layer, relative to the
             teacher's variance, on held-out text.
@@ -101,11 +101,11 @@ class CalibrationReport:
     """The result of a calibration.
 
     Attributes:
-        tokens: of text, special ones included; those held out, too.
+        tokens: number of tokens, special and held-out tokens included.
         windows: number of windows.
         embedding_missing: mean square difference of the embeddings to the teacher's, relative to the teacher's
             variance, on held-out text.
-        layers: one report each.
+        layers: one report per layer.
         settings: fields of `CalibrationSettings`.
     """
 
@@ -116,21 +116,21 @@ class CalibrationReport:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """The report as plain values."""
         return asdict(self)
 
 
 def estimate_memory(
     lengths: Sequence[int], settings: CalibrationSettings, config: RelPosBertConfig, limit: int, processes: int = 1
 ) -> int:
-    """Estimate of the bytes that a process holds besides the models: hidden states, and rows of the score fits.
+    """Estimate of a process's memory in bytes without the models: hidden states, and rows of the score fits.
 
     Args:
-        lengths: of the windows of all processes.
-        settings: of the calibration.
-        config: of the student.
-        limit: tokens that the teacher reads.
-        processes: their number.
+        lengths: lengths of the windows of all processes.
+        settings: settings of the calibration.
+        config: configuration of the student.
+        limit: maximum length of the teacher.
+        processes: number of processes.
     """
     width, heads = config.hidden_size, config.num_attention_heads
     states = 6 * sum(lengths) * width

@@ -1,4 +1,4 @@
-"""Conjugate gradients, and what the fits of scores and values share."""
+"""Conjugate gradients, and the base class of the fits of scores and values."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -17,9 +17,9 @@ def conjugate_gradients(
     iterations: int,
     tolerance: float,
 ) -> torch.Tensor:
-    """Solve M x = right for symmetric positive M, given as a product.
+    """Solve M x = right for symmetric positive M, given as a function for its products.
 
-    Stops after `iterations`, or once the residual is below `tolerance` of the right-hand side (2-norm).
+    Stops after `iterations`, or if the residual is below `tolerance` times the right-hand side (2-norm).
     """
     x = torch.zeros_like(right)
     residual = right.clone()
@@ -43,13 +43,13 @@ def conjugate_gradients(
 
 
 class Fit:
-    """Base of the fits of scores and values: θ, the blocks of this process, and the sum over processes."""
+    """Base class of the fits of scores and values: θ, the blocks of this process, and sums over processes."""
 
     def __init__(self, parameters: Parameters, blocks: Sequence[Block], reduce: Reduce = local_sum):
         self.parameters, self.blocks, self.reduce = parameters, blocks, reduce
 
     def collect(self, add: Callable[[Block, Tables], None]) -> Tables:
-        """Sum over blocks and processes of what `add` adds to per-head tables."""
+        """Per-head tables to which `add` adds each block, summed over processes."""
         total = zeros_like(self.parameters.made, self.parameters.heads)
         for block in self.blocks:
             add(block, total)
@@ -58,6 +58,6 @@ class Fit:
         return total
 
     def sum(self, values: Iterable[torch.Tensor]) -> float:
-        """Sum over blocks and processes of numbers."""
+        """Sum numbers over blocks and processes."""
         zero = torch.zeros((), dtype=torch.float64, device=self.parameters.device)
         return float(self.reduce(torch.stack([zero, *(value.double() for value in values)]).sum()))

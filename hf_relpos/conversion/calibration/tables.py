@@ -1,4 +1,4 @@
-"""The terms of a layer as tables by offset, and the scores that depend on them linearly."""
+"""The terms of a layer as tables by offset, and scores, which are linear in them."""
 
 import functools
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from .blocks import Block
 
 @dataclass
 class Tables:
-    """The terms of one layer by offset, with their scale: what scores and outputs depend on linearly.
+    """The terms of one layer by offset, with their scale. Scores and outputs are linear in them.
 
     Attributes:
         A, B, V: (H or 1, 2N − 1, d), or None.
@@ -29,7 +29,7 @@ class Tables:
     V: torch.Tensor | None = None
 
     def items(self) -> list[tuple[str, torch.Tensor]]:
-        """Letter and tensor of those there are."""
+        """Letters and tensors of the tables that are not None."""
         return [(letter, tensor) for letter, tensor in vars(self).items() if tensor is not None]
 
 
@@ -65,7 +65,7 @@ def tables_of(scheme: Scheme, length: int, only: str = "ABcuV") -> Tables:
 
 
 def scores(tables: Tables, block: Block) -> torch.Tensor:
-    """Jθ: what the tables add to the scores of a block, (H, B, m, L) or what expands to it."""
+    """Jθ: the part of the scores of a block from the tables, expandable to (H, B, m, L)."""
     parts = []
     if tables.A is not None:
         parts.append(block.query_scores(tables.A))
@@ -80,7 +80,7 @@ def scores(tables: Tables, block: Block) -> torch.Tensor:
 
 
 def scores_gradient(block: Block, pairs: torch.Tensor, into: Tables) -> None:
-    """Jᵀw for w (H, B, m, L), added to the tables there are in `into`, per head."""
+    """Add Jᵀw for w (H, B, m, L) to the tables in `into`, per head."""
     if into.A is not None or into.c is not None:
         per_offset = block.unskew(pairs)
         if into.A is not None:
@@ -94,7 +94,7 @@ def scores_gradient(block: Block, pairs: torch.Tensor, into: Tables) -> None:
 
 
 def zeros_like(tables: Tables, heads: int) -> Tables:
-    """Zeros of the same kind, per head, in float64."""
+    """Tables of zeros of the same kind, per head, in float64."""
     return Tables(
         **{
             letter: tensor.new_zeros((heads, *tensor.shape[1:]), dtype=torch.float64)

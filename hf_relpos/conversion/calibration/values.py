@@ -1,4 +1,4 @@
-"""Fit of the value table V: out_i = Σ_j a_ij (v_j + V_r) is linear in V, so least squares on the mass per distance."""
+"""Fit of the value table V by least squares, since out_i = Σ_j a_ij (v_j + V_r) is linear in V."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -12,7 +12,7 @@ from .tables import Tables
 
 
 class ValueFit(Fit):
-    """The table V that brings the heads' outputs closest to the teacher's, given the student's attention."""
+    """Fit of the table V so that the heads' outputs are closest to the teacher's, given the student's attention."""
 
     def __init__(
         self,
@@ -23,13 +23,13 @@ class ValueFit(Fit):
     ):
         """
         Args:
-            attentions: the student's, (H, B, m, L), of each block.
+            attentions: attention weights of the student for each block, (H, B, m, L).
         """
         super().__init__(parameters, blocks, reduce)
         self.attentions = attentions
 
     def solve(self, ridge: float, smooth: float, iterations: int = 20, tolerance: float = 1e-4) -> tuple[float, float]:
-        """Fit the parameters in place; the mean square that was missing, and that is missing still."""
+        """Fit the parameters in place; returns the mean square errors before and after."""
         parameters = self.parameters
         index = [block.unskew(attention) for block, attention in zip(self.blocks, self.attentions, strict=True)]
 
@@ -84,6 +84,6 @@ class ValueFit(Fit):
 
 
 def _values(tables: Tables) -> torch.Tensor:
-    """V, which these parameters make."""
+    """The table V."""
     assert tables.V is not None
     return tables.V

@@ -1,4 +1,4 @@
-"""Windows of text to calibrate on: from files or at random, masked, and warnings of what they lack."""
+"""Windows of tokens for calibration, from text or at random, masked, with warnings about too little text."""
 
 import warnings
 from collections.abc import Iterable, Sequence
@@ -16,9 +16,9 @@ from ...evaluation.inspection import has_mlm_head
 from .settings import CalibrationError
 
 
-# Lengths of the windows that are fitted, beside single sentences, as far as the teacher reads them.
+# Lengths of the windows, up to the teacher's maximum length; there are also single sentences.
 LENGTHS = (128, 256, 512)
-# Below this the report warns; below the second figure nothing can be fitted.
+# Below the first number of tokens the report warns; below the second nothing can be fitted.
 FEW, TOO_FEW = 10_000, 500
 
 
@@ -38,13 +38,13 @@ def gather(
     short: float = 0.5,
     passage: int | None = None,
 ) -> Windows:
-    """Windows of a text: of files, each with the same share of the tokens, or of documents.
+    """Cut windows from files, each with the same share of the tokens, or from documents.
 
     Args:
-        texts: as `paths_or_documents` takes them.
-        part: as `cut_windows` takes it.
-        field: of files and datasets, one for all or one for each.
-        passage: as `cut_windows` takes it.
+        texts: as in `paths_or_documents`.
+        part: as in `cut_windows`.
+        field: field of files and datasets, one for all or one for each.
+        passage: as in `cut_windows`.
 
     Raises:
         TextError: for text that cannot be read, or does not fill one window.
@@ -72,7 +72,7 @@ def gather_all(
     """The windows to fit. If `length` is longer than all `lengths`, half of the tokens are in rows of that length.
 
     Raises:
-        TextError: for text that does not fill them.
+        TextError: for text that does not fill the windows.
     """
     if length <= max(lengths):
         return gather(tokenizer, texts, tokens, lengths, "fit", field, seed)
@@ -82,13 +82,13 @@ def gather_all(
 
 
 def random_windows(tokenizer: Any, tokens: int, limit: int, seed: int) -> Windows:
-    """Windows of random tokens, for a calibration without text: much of a model's attention is to positions.
+    """Windows of random tokens, for a calibration without text, since much of a model's attention is to positions.
 
-    Tokens are drawn by Zipf's law in the order of the vocabulary, which roughly is that of their frequency. Most
+    Tokens are drawn by Zipf's law in the order of the vocabulary, which is roughly that of their frequency. Most
     windows are short.
 
     Args:
-        limit: tokens of the longest window.
+        limit: length of the longest window.
     """
     rng = np.random.default_rng(seed)
     special = set(tokenizer.all_special_ids)
@@ -109,10 +109,10 @@ def random_windows(tokenizer: Any, tokens: int, limit: int, seed: int) -> Window
 
 
 def mask_windows(windows: Windows, model: PreTrainedModel, tokenizer: Any, share: float, seed: int) -> Windows:
-    """Mask a share of the tokens in half of the windows; for a model that predicts masked tokens only.
+    """Mask a share of the tokens in half of the windows, only for a model that predicts masked tokens.
 
-    Fitted to unmasked text alone, the result keeps fewer of the source's predictions of masked tokens; with every
-    window masked it would never see unmasked text.
+    Without masks the result would keep fewer of the source's predictions of masked tokens. With masks in every window
+    it would never see unmasked text.
     """
     mask = tokenizer.mask_token_id
     if not share or mask is None or not has_mlm_head(model):
@@ -128,7 +128,7 @@ def mask_windows(windows: Windows, model: PreTrainedModel, tokenizer: Any, share
 
 
 def check_windows(windows: Windows, limit: int) -> list[str]:
-    """Notes on what the text lacks, for the report; each is also a warning.
+    """Notes on shortcomings of the text, for the report; each is also a warning.
 
     Raises:
         CalibrationError: for text too short to fit anything.
@@ -158,13 +158,13 @@ def check_windows(windows: Windows, limit: int) -> list[str]:
 
 
 def shared_first_token(windows: Sequence[Sequence[int]]) -> int | None:
-    """The token that every window begins with, [CLS] or the like; None where they differ."""
+    """The first token of all windows, such as [CLS]; None if they differ."""
     firsts = {ids[0] for ids in windows}
     return firsts.pop() if len(firsts) == 1 else None
 
 
 def distance_histogram(windows: Iterable[Sequence[int]]) -> dict[str, int]:
-    """How many pairs of tokens the windows have at each distance, by octave: "1", "2-3", "4-7", …."""
+    """Number of token pairs in the windows by distance, in octaves: "1", "2-3", "4-7", …."""
     counts: dict[str, int] = {}
     for ids in windows:
         low = 1

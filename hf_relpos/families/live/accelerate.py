@@ -1,7 +1,7 @@
-"""A live stock model, in place: its self-attention computes with our backends, and how to undo it.
+"""Accelerate the self-attention of a live stock model with our backends, in place, and undo it.
 
-The class of the modules concerned is replaced by a subclass of the stock one, on the instance: parameters, names and
-hooks are untouched, `isinstance` holds, and copies, pickles and replicas of the model are what the model is.
+The class of a module instance is replaced by a subclass of the stock class. Parameters, names and hooks are unchanged,
+`isinstance` holds, and copies, pickles and replicas of the model are accelerated, too.
 """
 
 from dataclasses import dataclass, field
@@ -21,12 +21,12 @@ logger = logging.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Accelerated:
-    """One encoder that computes with our backends now.
+    """An encoder that now computes attention with our backends.
 
     Attributes:
-        name: of the module in the model, "" for the model itself.
-        family: such as "DeBERTa v2, v3".
-        layers: how many attention modules it has.
+        name: name of the module in the model, "" for the model itself.
+        family: name of the family, such as "DeBERTa v2, v3".
+        layers: number of attention modules.
         effect: what is faster or smaller, and what is not.
     """
 
@@ -38,12 +38,12 @@ class Accelerated:
 
 @dataclass(frozen=True)
 class Skipped:
-    """One encoder that was left as it is.
+    """An encoder that was skipped.
 
     Attributes:
-        name: of the module in the model.
-        kind: its class.
-        reason: why.
+        name: name of the module in the model.
+        kind: name of its class.
+        reason: why it was skipped.
     """
 
     name: str
@@ -53,11 +53,11 @@ class Skipped:
 
 @dataclass
 class AcceleratedAttention:
-    """What `accelerate_attention` did, and the handle that undoes it; also a context manager. `print` it to read it.
+    """Report of `accelerate_attention` and handle to undo it; also a context manager. It can be printed.
 
     Attributes:
-        accelerated: the encoders that it changed.
-        left: the encoders of these families that it left as they are, and why.
+        accelerated: encoders that were changed.
+        left: encoders of these families that were skipped, with the reason.
     """
 
     accelerated: tuple[Accelerated, ...]
@@ -65,7 +65,7 @@ class AcceleratedAttention:
     _modules: list[nn.Module] = field(default_factory=list, repr=False)
 
     def undo(self) -> None:
-        """Give the stock attention back to the modules that this call changed. A second call does nothing."""
+        """Restore stock attention in the modules that this call changed. A second call does nothing."""
         while self._modules:
             restore(self._modules.pop())
 
@@ -87,26 +87,26 @@ class AcceleratedAttention:
 
 
 def accelerate_attention(model: Any) -> AcceleratedAttention:
-    """Let the relative self-attention of a loaded stock model compute with the backends of this package.
+    """Compute the relative self-attention of a loaded stock model with the backends of this package.
 
-    It changes the encoders of stock DeBERTa v1, v2 and v3, MPNet, RoFormer, XLNet, T5 and mT5 wherever they are in
-    `model`, in place. Parameters, their names, the state dict and what `save_pretrained` writes stay as they are; so
-    do training, gradient checkpointing, autocast, adapters and quantised projections. `output_attentions` is computed
-    by the eager backend. The outputs are those of stock up to rounding, padding included.
+    It changes the encoders of stock DeBERTa v1, v2 and v3, MPNet, RoFormer, XLNet, T5 and mT5 anywhere in `model`, in
+    place. Parameters, their names, the state dict and saved files do not change. Training, gradient checkpointing,
+    autocast, adapters and quantised projections work as before. `output_attentions` uses the eager backend. The
+    outputs are those of stock up to rounding, also at padding.
 
-    Where dropout is active, other random numbers are drawn; in DeBERTa queries that are padding have no dropout of
-    attention weights, and XLNet drops the same position features in all rows of a batch.
+    Active dropout draws other random numbers. In DeBERTa, queries at padding have no dropout of attention weights, and
+    XLNet drops the same position features in all rows of a batch.
 
-    Copies, pickles and replicas of the model are accelerated, too; to load such a pickle takes this package. Calls
-    that these classes do not compute, such as those with explicit relative positions, go to the stock code. So do
-    short inputs on the CPU and graphs, where it is as fast, except in DeBERTa (docs/live.md).
+    Copies, pickles and replicas of the model are accelerated, too; loading such a pickle requires this package. The
+    stock code computes calls that these classes do not support, such as explicit relative positions. Except in DeBERTa
+    it also computes short inputs on the CPU, and graphs, where it is as fast (docs/live.md).
 
     Args:
-        model: a PreTrainedModel, a CrossEncoder or SentenceTransformer, a GLiNER, any other module with one of these
-            encoders inside; or a pipeline, whose `model` is taken.
+        model: a PreTrainedModel, a CrossEncoder or SentenceTransformer, a GLiNER, another module that contains one of
+            these encoders, or a pipeline with such a `model`.
 
     Returns:
-        The report of what was changed, what was left and why, which is also the handle to undo it.
+        The report of changed and skipped encoders, which is also the handle to undo it.
 
     Raises:
         TypeError: if `model` neither is a module nor has one as its `model`.

@@ -1,4 +1,4 @@
-"""What the accelerated attention modules have in common: a call of the formula with what a stock module is given."""
+"""Common parts of the accelerated attention modules: they map the arguments of a stock module to an attention call."""
 
 import math
 
@@ -15,7 +15,7 @@ from ...attention.tracing import is_traced, may_read
 
 
 def split_heads(vectors: torch.Tensor, heads: int) -> torch.Tensor:
-    """(B, L, H·d) to (B, H, L, d)."""
+    """Reshape (B, L, H·d) to (B, H, L, d)."""
     return vectors.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
@@ -32,13 +32,13 @@ def offsets_of(states: torch.Tensor, length: int | None = None) -> AttentionCont
 
 
 def is_worthwhile(module: nn.Module, query_length: int, key_length: int, batch: int, heads: int) -> bool:
-    """Whether our backends are faster than the stock code that MPNet, RoFormer, T5 and XLNet have.
+    """Whether our backends are faster than the stock code of MPNet, RoFormer, T5 and XLNet.
 
-    On the CPU they are as soon as there are scores enough for chunks; in shorter calls, and in graphs, stock is as
-    fast. The facts are in docs/results/benchmarks/cpu-live.md.
+    On the CPU they are faster if there are enough scores for chunks; for shorter calls, and in graphs, stock is as
+    fast. See docs/results/benchmarks/cpu-live.md.
 
     Args:
-        module: for its device.
+        module: the module, for its device.
         query_length: L.
         key_length: K.
         batch: B.
@@ -61,20 +61,20 @@ def attend_as_stock(
     dropout: float,
     output_attentions: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attention by the backend that the call suits.
+    """Attention by the best backend for the call.
 
     Args:
         module: the stock module, for its training mode.
         query: (B, H, L, d).
         key: (B, H, K, d).
-        value: likewise.
+        value: (B, H, K, d).
         mask: boolean (True: may attend) or additive, broadcastable to (B, H, L, K); or None.
         dropout: probability of dropping an attention weight in training.
 
     Returns:
-        (B, L, H·d), and the attention weights (B, H, L, K) where they were asked for.
+        (B, L, H·d), and the attention weights (B, H, L, K) if `output_attentions` is set.
     """
-    dtype = torch.promote_types(query.dtype, value.dtype)  # a bias in float32 after a projection under autocast
+    dtype = torch.promote_types(query.dtype, value.dtype)  # under autocast a bias may be float32
     call = AttentionCall(
         query.to(dtype),
         key.to(dtype),
@@ -92,11 +92,11 @@ def attend_as_stock(
 
 
 def as_boolean(mask: torch.Tensor | None) -> torch.Tensor | None:
-    """An additive mask that only hides keys as a boolean one, which the fast backends take; None if it hides nothing.
+    """Convert an additive mask that only hides keys to a boolean mask, for fast backends; None if it hides nothing.
 
-    The contents decide, so that a mask with other values stays additive, and one that hides the same keys from every
-    query becomes (B, 1, 1, K). Elsewhere than on the CPU, and in a graph, to read them would be to wait or to break
-    the graph: there the mask is returned as it is.
+    A mask with other values stays additive. A mask that hides the same keys from every query becomes (B, 1, 1, K). The
+    mask is unchanged on other devices than the CPU and in graphs, since reading its contents would synchronise the
+    device or break the graph.
 
     Args:
         mask: additive or boolean, broadcastable to (B, H, L, K); or None.
@@ -115,6 +115,6 @@ def as_boolean(mask: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def in_single_precision(number: float) -> float:
-    """The float32 nearest to a number: stock modules keep their scale in float32, whatever they compute in."""
+    """Round a number to float32, in which stock modules keep their scale."""
     mantissa, exponent = math.frexp(number)
     return math.ldexp(round(math.ldexp(mantissa, 24)), exponent - 24)

@@ -1,8 +1,8 @@
-"""DeBERTa v1, v2 and v3: disentangled attention of the stock classes through our backends.
+"""Accelerated DeBERTa v1, v2 and v3: disentangled attention of the stock classes with our backends.
 
-The encoder hands its layers the row of each offset instead of the L·L row numbers, and the padding mask as it came
-instead of its L·L products. What the accelerated classes do not cover, such as queries from elsewhere
-(`query_states`), explicit `relative_pos` and attention modules that are called alone, goes to the stock code.
+The encoder gives its layers the row of each offset instead of L·L row numbers, and the original padding mask instead
+of an L·L mask. The stock code computes calls that the accelerated classes do not support: other queries
+(`query_states`), explicit `relative_pos`, and attention modules called directly.
 """
 
 import math
@@ -33,7 +33,7 @@ from .unpadding import RowGroup, UnpaddedBatch, unpadded
 def padding_mask(attention_mask: torch.Tensor | UnpaddedBatch) -> torch.Tensor | UnpaddedBatch | None:
     """A mask (B, L) as the accelerated layers take it: boolean, or None if no token is padding.
 
-    The contents are read on the CPU alone, and never in a graph.
+    The contents are read on the CPU only, and never in a graph.
     """
     if isinstance(attention_mask, UnpaddedBatch):
         return attention_mask
@@ -42,7 +42,7 @@ def padding_mask(attention_mask: torch.Tensor | UnpaddedBatch) -> torch.Tensor |
 
 
 def stock_mask(mask: torch.Tensor | None, hidden_states: torch.Tensor) -> torch.Tensor:
-    """What the stock encoder makes of a mask that `padding_mask` made: (B, 1, L, L)."""
+    """The stock encoder's mask (B, 1, L, L) for a mask from `padding_mask`."""
     if mask is None:
         batch, length = hidden_states.shape[:2]
         return torch.ones(batch, 1, 1, length, dtype=torch.bool, device=hidden_states.device)
@@ -103,15 +103,15 @@ def position_terms(
     key_projection: nn.Module | None,
     query_projection: nn.Module | None,
 ) -> Terms:
-    """A and B of one layer.
+    """The tables A and B of one layer.
 
     Args:
         rel_embeddings: P, (2·span, D).
         row_of_offset: of every offset of the call, or of more on both sides, its row of P.
         span: half the rows.
         one_to_one: distances up to this one have a row each.
-        key_projection: for A, or None without the term.
-        query_projection: for B, likewise.
+        key_projection: projection for A, or None without this term.
+        query_projection: projection for B, or None without this term.
     """
     first, last = rows_in_use(context, span, one_to_one)
     beyond = (row_of_offset.shape[0] - context.high + context.low - 1) // 2
@@ -122,7 +122,7 @@ def position_terms(
 
 
 class _Shared:
-    """What both encoders make once for all layers."""
+    """Inputs that both encoders make once for all layers."""
 
     def get_attention_mask(self, attention_mask: torch.Tensor) -> torch.Tensor | UnpaddedBatch | None:
         """A padding mask as it is, boolean (B, L), or None; another mask as stock has it."""
@@ -136,7 +136,7 @@ class _Shared:
         query_states: torch.Tensor | None = None,
         relative_pos: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
-        """The row of every offset, (2L − 1,), in the order of `AttentionContext.offsets`; else as stock has it."""
+        """The row of every offset, (2L − 1,), in the order of `AttentionContext.offsets`; otherwise as in stock."""
         if not self.relative_attention or query_states is not None or relative_pos is not None:  # type: ignore
             return super().get_rel_pos(hidden_states, query_states, relative_pos)  # type: ignore[misc]
         distance = -offsets_of(hidden_states).offsets(hidden_states.device)  # i − j
@@ -198,13 +198,13 @@ class UnpaddingDebertaEncoder(_Unpadding, AcceleratedDebertaEncoder):
 
 
 def is_covered(module: Any, query_states: torch.Tensor | None, relative_pos: torch.Tensor | None) -> bool:
-    """Whether a call comes from an accelerated encoder about its own tokens."""
+    """Whether a call comes from an accelerated encoder, for its own tokens."""
     by_offset = relative_pos is not None and relative_pos.dim() == 1
     return query_states is None and (by_offset or not module.relative_attention)
 
 
 class AcceleratedDisentangledSelfAttention(DisentangledSelfAttention):
-    """Self-attention of DeBERTa v2 and v3 by terms."""
+    """Self-attention of DeBERTa v2 and v3 with our backends."""
 
     def forward(
         self,
@@ -218,7 +218,7 @@ class AcceleratedDisentangledSelfAttention(DisentangledSelfAttention):
         """As stock; `attention_mask` and `relative_pos` are those of the accelerated encoder or stock's own."""
         if not is_covered(self, query_states, relative_pos):
             if relative_pos is not None and relative_pos.dim() == 1:
-                relative_pos = None  # stock makes its own
+                relative_pos = None  # the stock code makes it
             mask = stock_mask(attention_mask, hidden_states)
             return super().forward(hidden_states, mask, output_attentions, query_states, relative_pos, rel_embeddings)
         kinds = [kind for kind in KINDS if kind in self.pos_att_type]
@@ -250,7 +250,7 @@ class AcceleratedDisentangledSelfAttention(DisentangledSelfAttention):
 
 
 class AcceleratedDebertaSelfAttention(DebertaSelfAttention):
-    """Self-attention of DeBERTa v1 by terms."""
+    """Self-attention of DeBERTa v1 with our backends."""
 
     def forward(
         self,
@@ -295,6 +295,6 @@ class AcceleratedDebertaSelfAttention(DebertaSelfAttention):
 
 
 def talking_heads(encoder: nn.Module) -> list[str]:
-    """Why an encoder of DeBERTa v1 stays as it is."""
+    """Reasons to skip an encoder of DeBERTa v1."""
     has_them = any(getattr(module, "talking_head", False) for module in encoder.modules())
-    return ["talking heads mix the scores of all heads, which is no sum of terms"] if has_them else []
+    return ["talking heads mix the scores of all heads"] if has_them else []

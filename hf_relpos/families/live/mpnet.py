@@ -1,4 +1,4 @@
-"""MPNet: the stock classes with the bias by offset, (H, 2L − 1), instead of (B, H, L, L)."""
+"""Accelerated MPNet: the stock classes with the bias by offset, (H, 2L − 1), instead of (B, H, L, L)."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ class AcceleratedMPNetEncoder(MPNetEncoder):
     ) -> torch.Tensor:
         """The bias of every offset, (H, 2L − 1), in the order of `AttentionContext.offsets`.
 
-        Stock's own, (B, H, L, L), where the layers are to run stock's code, too.
+        It is stock's bias, (B, H, L, L), if the layers run the stock code.
         """
         batch, length = x.shape[:2]
         if position_ids is not None or not is_worthwhile(self, length, length, batch, self.n_heads):
@@ -51,7 +51,7 @@ class UnpaddingMPNetEncoder(AcceleratedMPNetEncoder):
 
 
 class AcceleratedMPNetSelfAttention(MPNetSelfAttention):
-    """MPNet's self-attention by terms."""
+    """MPNet's self-attention with our backends."""
 
     def forward(
         self,

@@ -1,4 +1,4 @@
-"""RoFormer: queries and keys are rotated by stock's own function, and the rest is attention without any term."""
+"""Accelerated RoFormer: the stock function rotates queries and keys, and the rest is attention without terms."""
 
 from typing import Any
 
@@ -84,6 +84,6 @@ class AcceleratedRoFormerSelfAttention(RoFormerSelfAttention):
 
 
 def decoder(encoder: nn.Module) -> list[str]:
-    """Why an encoder stays as it is."""
+    """Reasons to skip an encoder."""
     config: Any = encoder.config
     return ["it is a decoder, whose cache and causal mask stay with stock"] if config.is_decoder else []

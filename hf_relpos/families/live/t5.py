@@ -1,4 +1,4 @@
-"""The encoders of T5 and mT5: the first layer hands on a bias by offset, (H, 2L − 1), where stock has (1, H, L, L)."""
+"""Accelerated encoders of T5 and mT5: layers share a bias by offset, (H, 2L − 1), instead of (1, H, L, L)."""
 
 import inspect
 from typing import Any
@@ -13,14 +13,14 @@ from .attention import as_boolean, attend_as_stock, is_worthwhile, offsets_of, s
 from .unpadding import UnpaddedBatch, records_of, unpadded, with_states
 
 
-# Up to Transformers 5.14 the weights are in the result only where they are asked for.
+# Up to Transformers 5.14 the result has attention weights on request only.
 ALWAYS_THREE = "output_attentions" not in inspect.signature(T5Attention.forward).parameters
 
 OUTPUTS = ("output_hidden_states", "output_attentions")
 
 
 class _ByOffset:
-    """Self-attention of an encoder; both stock modules have the same code and names."""
+    """Self-attention of an encoder, for both stock modules, which have the same code."""
 
     def forward(
         self,
@@ -115,13 +115,13 @@ class UnpaddingMT5Stack(_Unpadding, MT5Stack):
 
 
 class AcceleratedT5Attention(_ByOffset, T5Attention):
-    """T5's self-attention by terms."""
+    """T5's self-attention with our backends."""
 
 
 class AcceleratedMT5Attention(_ByOffset, MT5Attention):
-    """mT5's self-attention by terms."""
+    """mT5's self-attention with our backends."""
 
 
 def decoder(stack: nn.Module) -> list[str]:
-    """Why a stack stays as it is."""
+    """Reasons to skip a stack."""
     return ["it is a decoder, whose cache and cross-attention stay with stock"] if stack.is_decoder else []

@@ -1,4 +1,4 @@
-"""XLNet as an encoder: one stream, attention in both directions, with or without memory (`mems`)."""
+"""Accelerated XLNet as an encoder: one stream, attention in both directions, with or without memory (`mems`)."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,7 +13,7 @@ from .attention import attend_as_stock, is_worthwhile
 
 
 class AcceleratedXLNetRelativeAttention(XLNetRelativeAttention):
-    """XLNet's attention by terms."""
+    """XLNet's attention with our backends."""
 
     def forward(
         self,
@@ -58,15 +58,15 @@ class AcceleratedXLNetRelativeAttention(XLNetRelativeAttention):
     def terms(
         self, context: AttentionContext, query: torch.Tensor, r: torch.Tensor, seg_mat: torch.Tensor | None
     ) -> Terms:
-        """A, u and c, and a dense bias where there are token types.
+        """A, u and c, and a dense bias if there are token types.
 
-        Of the two segment terms (q_i + w)·s_0 and (q_i + w)·s_1 it holds their difference, for pairs of different
-        types: what a query has in common for all its keys cancels in the softmax.
+        The dense bias is the difference of the segment terms (q_i + w)·s_0 and (q_i + w)·s_1, for pairs of different
+        types: a term that is equal for all keys of a query cancels in the softmax.
 
         Args:
             query: (B, H, L, d).
-            r: (K + L, B or 1, D), of distances K, K − 1, …, 1 − L; the rows of a batch differ in dropout alone, and
-                that of the first one is taken.
+            r: (K + L, B or 1, D), for distances K, K − 1, …, 1 − L. The rows of a batch differ in dropout only; the
+                first row is used.
             seg_mat: (L, K, B, 2), one-hot: whether the token types differ; or None.
         """
         rows = torch.einsum("nD,Dhd->hnd", r[1:, 0].to(self.r.dtype), self.r)  # (H, N, d)
@@ -86,7 +86,7 @@ class AcceleratedXLNetRelativeAttention(XLNetRelativeAttention):
 
 
 def other_uses(model: nn.Module) -> list[str]:
-    """Why a model stays as it is."""
+    """Reasons to skip a model."""
     config: Any = model.config
     reasons = []
     if config.attn_type != "bi":
