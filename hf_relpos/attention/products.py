@@ -1,14 +1,14 @@
 """Matrix products of float32 on the CPU, by the faster of the two libraries inside PyTorch.
 
-PyTorch multiplies float32 matrices with MKL, which takes its AVX2 path on processors that are not Intel's: half of what
-AVX-512 gives there. oneDNN, in the same wheel, does not. On first use both are timed on a few shapes and compared with
-float64; oneDNN is taken where it is faster by a tenth at least and as exact.
+PyTorch multiplies float32 matrices with MKL, which takes its AVX2 path on processors that are not Intel's: half of
+what AVX-512 gives there. oneDNN, in the same wheel, does not. On first use both are timed and compared with float64;
+oneDNN is taken where it is faster by a tenth at least and as exact.
 
 - `linear` calls oneDNN's own operator on the weight as it is, forward and backward. Nothing is packed, so that every
   change of a weight is seen, and no global state is touched.
-- PyTorch has no such operator for `bmm`. Inside `fast_bmm()` the setting `torch.backends.mkldnn.matmul.fp32_precision`,
-  which other threads see, too, allows oneDNN for products; it is restored at the end. oneDNN then may round to
-  bfloat16, and does on processors with AMX: the measurement finds that error and refuses.
+- PyTorch has no such operator for `bmm`. `fast_bmm()` changes `torch.backends.mkldnn.matmul.fp32_precision`, which
+  other threads see, too, and restores it at the end. oneDNN then may round to bfloat16, and does on processors with
+  AMX: the measurement finds that error and refuses.
 
 `HF_RELPOS_FAST_PRODUCTS=0` turns both off, `HF_RELPOS_FAST_PRODUCTS=linear` the second one alone.
 """
@@ -90,7 +90,7 @@ def _compare(
         exact: the first rows of the result.
         work: floating-point operations.
     """
-    seconds = {run: [] for run in (plain, fast) if run is not None}
+    seconds: dict[Callable[[], torch.Tensor], list[float]] = {run: [] for run in (plain, fast) if run is not None}
     with torch.inference_mode():
         errors = [
             float((run().flatten(0, -2)[: len(exact)] - exact).abs().max() / exact.abs().max()) for run in seconds
@@ -218,7 +218,7 @@ _before = ""  # the setting of the others
 def _switched() -> Iterator[None]:
     """PyTorch's setting that allows oneDNN for products of float32; the first to enter sets it, the last restores."""
     global _inside, _before
-    matmul = torch.backends.mkldnn.matmul
+    matmul: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     with _lock:
         if _inside == 0:
             _before = matmul.fp32_precision

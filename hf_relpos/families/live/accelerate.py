@@ -83,7 +83,10 @@ class AcceleratedAttention:
             for each in self.accelerated
         ]
         lines += [f"left {each.name or 'the model'} ({each.kind}): {each.reason}" for each in self.left]
-        return "\n".join(lines) or f"no attention of {', '.join(family.name for family in LIVE if family.classes)} was found"
+        return (
+            "\n".join(lines)
+            or f"no attention of {', '.join(family.name for family in LIVE if family.classes)} was found"
+        )
 
 
 def accelerate_attention(model: Any) -> AcceleratedAttention:

@@ -4,7 +4,6 @@ The subclasses are made when they are asked for, by the name that a pickle has, 
 model does not come from are not imported.
 """
 
-import importlib
 from typing import Any
 
 import torch

@@ -72,8 +72,9 @@ def attend_disentangled(
         terms = terms_of(offsets_of(vectors[0], mask.groups[0].length))  # of the longest rows, and so of all
 
         def attend(group: RowGroup, *rows: torch.Tensor) -> torch.Tensor:
+            query, key, value = heads_of(*rows)
             context = offsets_of(rows[0])
-            return attend_as_stock(module, *heads_of(*rows), terms, context, group.visible, dropout, False)[0]
+            return attend_as_stock(module, query, key, value, terms, context, group.visible, dropout, False)[0]
 
         return mask.by_group(attend, *vectors), None
     if mask is None or mask.dim() == 4:

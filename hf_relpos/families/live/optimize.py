@@ -1,6 +1,5 @@
 """A live model, faster on the CPU, in place: attention, unpadding and products; and how to undo it."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -33,12 +32,12 @@ class Optimized:
     left: tuple[Skipped, ...]
     linear: int
     products: str
-    _undo: list[Callable[[], None]] = field(default_factory=list, repr=False)
+    _modules: list[nn.Module] = field(default_factory=list, repr=False)
 
     def undo(self) -> None:
         """Give the model back what it had. A second call does nothing."""
-        while self._undo:
-            self._undo.pop()()
+        while self._modules:
+            restore(self._modules.pop())
 
     def __enter__(self) -> "Optimized":
         return self
@@ -49,7 +48,9 @@ class Optimized:
         self.undo()
 
     def __str__(self) -> str:
-        lines = [f"{each.name or 'the model'}: {each.family}, {each.layers} layers; {each.effect}" for each in self.encoders]
+        lines = [
+            f"{each.name or 'the model'}: {each.family}, {each.layers} layers; {each.effect}" for each in self.encoders
+        ]
         lines.append(f"{self.linear} linear layers: {self.products}")
         lines += [f"left {each.name or 'the model'} ({each.kind}): {each.reason}" for each in self.left]
         return "\n".join(lines)
@@ -96,34 +97,30 @@ def optimize(model: Any, precision: str = "float32", unpad: bool = True) -> Opti
     if precision not in PRECISIONS:
         raise ValueError(f"precision = {precision!r} is not one of {', '.join(map(repr, PRECISIONS))}")
     encoders, left, changed = substitute(root, unpad)
-    undo: list[Callable[[], None]] = [lambda module=module: restore(module) for module in changed]
     for name, module in root.named_modules():
         if unpad and isinstance(module, RelPosBertModel) and not module.unpads:
             module.unpads = True
-            undo.append(lambda module=module: restore(module))
-            layers = len(module.encoder.layer)
-            encoders.append(Accelerated(name, type(module).__name__, layers, "padding is taken out"))
-    count, products = _change_linear(root, precision, undo)
-    return Optimized(tuple(encoders), tuple(left), count, products, undo)
+            changed.append(module)
+            count = len(module.encoder.layer)
+            encoders.append(Accelerated(name, type(module).__name__, count, "padding is taken out"))
+    layers, products = _change_linear(root, precision)
+    return Optimized(tuple(encoders), tuple(left), len(layers), products, changed + layers)
 
 
-def _change_linear(root: nn.Module, precision: str, undo: list[Callable[[], None]]) -> tuple[int, str]:
-    """Give linear layers the class of a precision; returns how many, and what that means."""
+def _change_linear(root: nn.Module, precision: str) -> tuple[list[nn.Module], str]:
+    """Give linear layers the class of a precision; returns them, and what they compute with."""
     library = linear_library()
     rates = (
         f"oneDNN {library.onednn_rate:.0f} GFLOP/s, error {library.onednn_error:.0e}; PyTorch's own "
         f"{library.torch_rate:.0f}, {library.torch_error:.0e}"
     )
     if precision == "float32" and not library.is_used:
-        return 0, f"PyTorch's own products are kept ({rates})"
-    kind = PRECISIONS[precision]
-    layers = _linear_layers(root if precision == "float32" else nn.ModuleList(_encoders(root)))
+        return [], f"PyTorch's own products are kept ({rates})"
+    inside = [root] if precision == "float32" else _encoders(root)
+    layers: list[nn.Module] = [layer for each in inside for layer in _linear_layers(each)]
     for layer in layers:
-        layer.__class__ = kind
-        undo.append(lambda layer=layer: restore(layer))
-    if precision == "float32":
-        return len(layers), f"products by oneDNN ({rates})"
-    return len(layers), "products in bfloat16"
+        layer.__class__ = PRECISIONS[precision]
+    return layers, f"products by oneDNN ({rates})" if precision == "float32" else "products in bfloat16"
 
 
 def _linear_layers(root: nn.Module) -> list[nn.Linear]:

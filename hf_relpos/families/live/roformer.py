@@ -9,7 +9,7 @@ from transformers.models.roformer.modeling_roformer import RoFormerEncoder, RoFo
 
 from ...attention.formula import Terms
 from .attention import as_boolean, attend_as_stock, is_worthwhile, offsets_of, split_heads
-from .unpadding import UnpaddedBatch, unpadded
+from .unpadding import RowGroup, UnpaddedBatch, unpadded
 
 
 class UnpaddingRoFormerEncoder(RoFormerEncoder):
@@ -46,8 +46,11 @@ class AcceleratedRoFormerSelfAttention(RoFormerSelfAttention):
         """As stock, whose code runs for short inputs; without the attention weights unless they are asked for."""
         if isinstance(attention_mask, UnpaddedBatch):
             vectors = [projection(hidden_states) for projection in (self.query, self.key, self.value)]
-            out = attention_mask.by_group(lambda group, *rows: self.attend(sinusoidal_pos, group.visible, *rows)[0], *vectors)
-            return out, None
+
+            def attend(group: RowGroup, *rows: torch.Tensor) -> torch.Tensor:
+                return self.attend(sinusoidal_pos, group.visible, *rows)[0]
+
+            return attention_mask.by_group(attend, *vectors), None
         batch, length = hidden_states.shape[:2]
         long = is_worthwhile(self, length, length, batch, self.num_attention_heads)
         if not long or encoder_hidden_states is not None or past_key_values is not None:
@@ -78,9 +81,7 @@ class AcceleratedRoFormerSelfAttention(RoFormerSelfAttention):
             query, key, *last = self.apply_rotary_position_embeddings(positions, *rotated)
             value = last[0] if last else value
         context = offsets_of(vectors[0])
-        return attend_as_stock(
-            self, query, key, value, Terms(), context, mask, self.dropout.p, output_attentions
-        )
+        return attend_as_stock(self, query, key, value, Terms(), context, mask, self.dropout.p, output_attentions)
 
 
 def decoder(encoder: nn.Module) -> list[str]:

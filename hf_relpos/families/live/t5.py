@@ -92,16 +92,17 @@ class _Unpadding:
         records_of(stack)
         batch = None
         asked = {name: kwargs.get(name, getattr(stack.config, name, False)) for name in OUTPUTS}
-        if (input_ids is None) != (inputs_embeds is None) and encoder_hidden_states is None and attention_mask is not None:
-            like = inputs_embeds if input_ids is None else input_ids[..., None]
+        like = inputs_embeds if input_ids is None else input_ids[..., None]
+        is_encoder = encoder_hidden_states is None and (input_ids is None or inputs_embeds is None)
+        if like is not None and is_encoder:
             batch = unpadded(stack, like, attention_mask, {**kwargs, **asked})
         if batch is None:
             rest = (encoder_hidden_states, encoder_attention_mask, inputs_embeds)
             return super().forward(input_ids, attention_mask, *rest, **kwargs)  # type: ignore[misc]
+        assert like is not None, "there is a batch"
+        states = batch.remove(like)
         if inputs_embeds is None:
-            states = stack.embed_tokens(batch.remove(input_ids[..., None])[..., 0])  # type: ignore[index]
-        else:
-            states = batch.remove(inputs_embeds)
+            states = stack.embed_tokens(states[..., 0])
         outputs = super().forward(inputs_embeds=states, unpadded_batch=batch, **kwargs)  # type: ignore[misc]
         return with_states(outputs, batch)
 

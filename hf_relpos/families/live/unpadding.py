@@ -168,7 +168,7 @@ def unpadded(
         or states.shape[0] < 2
         or any(outputs.get(name) for name in ("output_hidden_states", "output_attentions", "past_key_values"))
         or outputs.get("encoder_hidden_states") is not None
-        or getattr(config, "chunk_size_feed_forward", 0)
+        or bool(getattr(config, "chunk_size_feed_forward", False))
         or _is_watched(encoder)
     ):
         return None
