@@ -82,6 +82,8 @@ def state_dict(
     """
     hub = {name: arguments[name] for name in HUB_ARGUMENTS if arguments.get(name) is not None}
     config, _ = PreTrainedConfig.get_config_dict(source, **hub)
+    if not config:  # an adapter's folder, which Transformers before 5.23 raises an OSError for
+        return None
     model_type = config.get("model_type", "bert")
     if not (_told_by_config(config) or (by_tensors and model_type == "bert")):
         return None

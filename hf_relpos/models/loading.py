@@ -99,6 +99,8 @@ def _prepared(kind: type[PreTrainedModel], source: Any, arguments: Mapping[str, 
         if os.path.isdir(source):
             check_config(os.path.join(source, arguments.get("subfolder") or ""), only_if_there=True)
         return arguments  # an adapter's folder, or no checkpoint: Transformers reads it, or says so
+    if not fields:  # an adapter's folder, which Transformers before 5.23 raises an OSError for
+        return arguments
     if isinstance(fields, OtherArchitecture):
         return read_other_architecture(kind, source, arguments) or arguments
     return _with_config(kind, fields, arguments)
