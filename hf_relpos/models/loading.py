@@ -80,7 +80,8 @@ def load_prepared(
         return model, info
     tensors = rest.pop(TENSORS)
     model, info = from_pretrained(None, *args, output_loading_info=True, state_dict=tensors, **rest)
-    model.config.name_or_path = str(source)
+    # the model read it off its configuration when there was none yet; PEFT writes it into adapters
+    model.config.name_or_path = model.name_or_path = model.base_model.name_or_path = str(source)
     return model, info
 
 
