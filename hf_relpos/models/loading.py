@@ -91,8 +91,10 @@ def _prepared(kind: type[PreTrainedModel], source: Any, arguments: Mapping[str, 
     if _is_given(source, arguments):
         return arguments
     if config is not None:
-        # that of the checkpoint itself, from an Auto class: it has been read, and says that it is one of ours
-        own = isinstance(config, PreTrainedConfig) and config.name_or_path == str(source) and not config.converted_from
+        # that of the checkpoint itself, from an Auto class: it has been read, and says that it is one of ours, or is a
+        # stock one, which the class refuses
+        own = isinstance(config, PreTrainedConfig) and config.name_or_path == str(source)
+        own = own and not getattr(config, "converted_from", None)
         return arguments if own else read_other_architecture(kind, source, arguments) or arguments
     try:
         fields, _ = kind.config_class.get_config_dict(source, **_hub_arguments(arguments))
