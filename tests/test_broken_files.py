@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+from errors import raises
 from launching import SERVER, run_python
 from transformers import BertConfig, BertForMaskedLM
 from typer.testing import CliRunner
@@ -223,6 +224,16 @@ def test_a_broken_checkpoint_is_refused_by_name(tmp_path, checkpoints, name, spo
     with pytest.raises(ValueError, match=str(folder)) as caught:  # stock ones, too
         load_model(folder)
     assert words in str(caught.value)
+
+
+def test_a_broken_shard_of_a_variant_is_refused_by_name(tmp_path, checkpoints):
+    model = RelPosBertModel.from_pretrained(checkpoints / "ours")
+    model.save_pretrained(tmp_path, variant="fp16", max_shard_size="4KB")
+    assert RelPosBertModel.from_pretrained(tmp_path, variant="fp16")
+    shard = sorted(tmp_path.glob("*.safetensors"))[-1]
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with raises(ValueError, shard):
+        RelPosBertModel.from_pretrained(tmp_path, variant="fp16")
 
 
 @pytest.mark.parametrize("command", ["convert", "evaluate", "compare", "plot"])

@@ -15,6 +15,7 @@ import onnxruntime
 import pytest
 import torch
 import transformers
+from errors import raises
 from safetensors.torch import load_file, save_file
 from stock import in_float64, random_model
 from torch.export import Dim
@@ -353,6 +354,32 @@ def test_a_pickle_and_shards_are_read_as_transformers_does(tmp_path):
         read(folder, use_safetensors=True)
 
 
+@pytest.mark.parametrize("files", ["one", "shards", "pickle", "pickled shards"])
+def test_a_variant(tmp_path, files):
+    """The weights of the variant are read, beside others and alone, from files named as Transformers names them."""
+    stock, folder = saved(tmp_path / "stock", "deberta", **BOTH)
+    with torch.no_grad():
+        for parameter in stock.parameters():
+            parameter.mul_(1.5)
+    if files in ("one", "shards"):
+        stock.save_pretrained(folder, variant="fp16", max_shard_size="20KB" if files == "shards" else "1GB")
+    elif files == "pickle":
+        torch.save(stock.state_dict(), folder / "pytorch_model.fp16.bin")
+    else:
+        shard = "pytorch_model.fp16-00001-of-00001.bin"
+        torch.save(stock.state_dict(), folder / shard)
+        index = {"weight_map": dict.fromkeys(stock.state_dict(), shard)}
+        (folder / "pytorch_model.bin.index.fp16.json").write_text(json.dumps(index))
+    expected = {name: tensor for name, tensor in read(folder).state_dict().items() if "pooler" not in name}
+    for _ in ("beside others", "alone"):
+        found = read(folder, variant="fp16").state_dict()
+        for name, tensor in expected.items():
+            torch.testing.assert_close(found[name], 1.5 * tensor, msg=name)
+        (folder / "model.safetensors").unlink(missing_ok=True)
+    with raises(ConversionError, "model.bf16.safetensors", "model.safetensors.index.bf16.json"):
+        read(folder, variant="bf16")
+
+
 @pytest.mark.full
 def test_a_repository_of_the_hub(tmp_path, hub):
     """Safetensors in a subfolder, and a pickle alone, which Transformers reads, too; neither brings anything else."""
@@ -362,6 +389,11 @@ def test_a_repository_of_the_hub(tmp_path, hub):
     hub.put("user/inside", {f"v3/{name}": data for name, data in content.items()} | {"tf_model.h5": b"large"})
     files = {"config.json": content["config.json"], "pytorch_model.bin": (tmp_path / "pytorch_model.bin").read_bytes()}
     hub.put("user/pickle", {**files, "flax_model.msgpack": b"large"})
+    stock.save_pretrained(tmp_path / "variant", variant="fp16", max_shard_size="20KB")
+    shards = {path.name: path.read_bytes() for path in (tmp_path / "variant").iterdir()}
+    hub.put("user/variant", {**shards, "model.safetensors": b"others", "pytorch_model.bin": b"others"})
+    bins = {"config.json": content["config.json"], "pytorch_model.fp16.bin": files["pytorch_model.bin"]}
+    hub.put("user/pickled-variant", {**bins, "model.safetensors": b"others", "pytorch_model.bin": b"others"})
     ids = torch.arange(6)[None]
     torch.save(stock(ids).logits.detach(), tmp_path / "logits.pt")
     hub.run(
@@ -370,7 +402,12 @@ def test_a_repository_of_the_hub(tmp_path, hub):
         from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM
 
         expected = torch.load({str(tmp_path / "logits.pt")!r})
-        for name, more in (("user/inside", {{"subfolder": "v3"}}), ("user/pickle", {{"revision": "main"}})):
+        for name, more in (
+            ("user/inside", {{"subfolder": "v3"}}),
+            ("user/pickle", {{"revision": "main"}}),
+            ("user/variant", {{"variant": "fp16"}}),
+            ("user/pickled-variant", {{"variant": "fp16"}}),
+        ):
             model = RelPosBertForMaskedLM.from_pretrained(name, **more).eval()
             assert model.config.name_or_path == name
             assert RelPosBertConfig.from_pretrained(name, **more).position_embedding_type == "deberta"
@@ -378,7 +415,9 @@ def test_a_repository_of_the_hub(tmp_path, hub):
         """,
         without=(),
     )
-    assert not [each for each in hub.requests if each.path.endswith((".h5", ".msgpack"))]
+    fetched = [request.path for request in hub.requests]
+    assert not [path for path in fetched if path.endswith((".h5", ".msgpack"))]
+    assert not [path for path in fetched if "variant" in path and path.endswith(("l.safetensors", "l.bin"))]
 
 
 def test_arguments_of_from_pretrained(tmp_path):

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from test_legacy import LEGACY, check_old_outputs
 from transformers import (
     CONFIG_MAPPING,
+    AutoConfig,
     AutoModel,
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
@@ -432,8 +433,8 @@ def test_ways_to_load(tmp_path, arguments):
         AutoModel.from_pretrained(bad, **arguments)
 
 
-@pytest.mark.parametrize("door", [AutoModel, RelPosBertModel])
-def test_adapters_on_a_checkpoint(tmp_path, door):
+@pytest.mark.parametrize("door, beside", [(AutoModel, False), (RelPosBertModel, False), (RelPosBertModel, True)])
+def test_adapters_on_a_checkpoint(tmp_path, door, beside):
     """An adapter's folder names its base model, whose weights are checked as without it."""
     from peft import LoraConfig, get_peft_model
 
@@ -441,7 +442,7 @@ def test_adapters_on_a_checkpoint(tmp_path, door):
     base = written(tmp_path / "base", tensors("shaw"), **fields)
     adapted = get_peft_model(AutoModel.from_pretrained(base), LoraConfig(target_modules=["query"]))
     adapted.save_pretrained(tmp_path / "adapter")
-    if door is not AutoModel:  # which reads the configuration of the base model
+    if beside:  # the base model's own files
         (tmp_path / "adapter" / "config.json").write_bytes((base / "config.json").read_bytes())
         (tmp_path / "adapter" / "model.safetensors").write_bytes((base / "model.safetensors").read_bytes())
     model = door.from_pretrained(tmp_path / "adapter")
@@ -454,6 +455,16 @@ def test_adapters_on_a_checkpoint(tmp_path, door):
             written(folder, jina(), **fields | {"position_embedding_type": "alibi"})
     with pytest.raises(ValueError, match="weights lack 12 of"):
         door.from_pretrained(tmp_path / "adapter")
+
+
+@pytest.mark.parametrize("kind", ["deberta", "roberta"])
+def test_a_stock_configuration_of_another_family(tmp_path, kind):
+    """The checkpoint's own, whether it would be read without one or not."""
+    sizes = {name: size for name, size in SIZES.items() if name != "max_position_embeddings"}
+    model = AutoModel.from_config(CONFIG_MAPPING[kind](**sizes))
+    model.save_pretrained(tmp_path)
+    with raises(TypeError, "RelPosBertConfig", type(model.config).__name__):
+        RelPosBertModel.from_pretrained(tmp_path, config=AutoConfig.from_pretrained(tmp_path))
 
 
 def test_a_model_saved_with_adapters_in_it(tmp_path):

@@ -5,8 +5,9 @@ import torch
 import transformers
 from oracles import extra_inputs, padding, tiny_model
 from packaging.version import Version
-from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
+from peft import IA3Config, LoraConfig, PeftConfig, PeftModel, get_peft_model
 from selection import FEATURE_SCHEMES
+from stock import random_model
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 
 from hf_relpos import RelPosBertForSequenceClassification
@@ -147,3 +148,12 @@ def test_layers_of_the_scheme_are_adapted_like_any_other(scheme):
     assert not silent
     expected = logits(model, inputs)
     torch.testing.assert_close(logits(model.merge_and_unload(), inputs), expected, atol=1e-5, rtol=0)
+
+
+def test_an_adapter_of_another_family_names_its_base(tmp_path):
+    sizes = {"vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3}
+    random_model("roformer", "RoFormerModel", tmp_path / "base", intermediate_size=20, **sizes)
+    base = RelPosBertForSequenceClassification.from_pretrained(tmp_path / "base")
+    assert base.name_or_path == base.bert.name_or_path == base.config.name_or_path == str(tmp_path / "base")
+    get_peft_model(base, LoraConfig(task_type="SEQ_CLS")).save_pretrained(tmp_path / "adapter")
+    assert PeftConfig.from_pretrained(tmp_path / "adapter").base_model_name_or_path == str(tmp_path / "base")

@@ -12,17 +12,17 @@ from typing import Any
 import torch
 
 from ..models import checkpoint_files
+from ..models.checkpoint_files import INDEX, WEIGHTS, variant_name
 from ..models.loading import in_body
 from .errors import ConversionError, abbreviate
 from .names import TIES, Tie, is_buffer, is_table
 from .registry import resemblance
 
 
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 PICKLED_WEIGHTS = "pytorch_model.bin"
 PICKLED_INDEX = "pytorch_model.bin.index.json"
-CHECKPOINT_FILES = ("config.json", "generation_config.json", "model*.safetensors", INDEX)
+SAFETENSORS_FILES = ("model*.safetensors", INDEX)
+CHECKPOINT_FILES = ("config.json", "generation_config.json", *SAFETENSORS_FILES)
 PICKLED_FILES = (PICKLED_WEIGHTS, "pytorch_model-*.bin", PICKLED_INDEX)
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 TOKENIZER_FILES = (
@@ -193,45 +193,48 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def has_safetensors(folder: Path) -> bool:
+def has_safetensors(folder: Path, variant: str | None = None) -> bool:
     """Whether a folder has weights in safetensors, in one file or in shards."""
-    return (folder / WEIGHTS).is_file() or (folder / INDEX).is_file()
+    return any((folder / variant_name(name, variant)).is_file() for name in (WEIGHTS, INDEX))
 
 
-def read_tensors(folder: Path, allow_pickle: bool = False) -> dict[str, torch.Tensor]:
-    """Read all tensors of a folder, by their names in the files.
+def read_tensors(folder: Path, allow_pickle: bool = False, variant: str | None = None) -> dict[str, torch.Tensor]:
+    """All tensors of a folder, under the names in its files.
 
     Args:
-        folder: folder of the checkpoint.
-        allow_pickle: read `pytorch_model.bin`, or its shards, if there are no safetensors.
+        folder: of the checkpoint.
+        allow_pickle: read `pytorch_model.bin`, or its shards, where there are no safetensors.
+        variant: as `from_pretrained` takes it, such as `fp16`.
 
     Raises:
         ConversionError: for a folder without readable weights, and for files that are missing, truncated or corrupt.
     """
-    if (folder / WEIGHTS).is_file():
-        return _read_file(folder / WEIGHTS)
-    if (folder / INDEX).is_file():
-        return _read_shards(folder, INDEX, _read_file)
-    if allow_pickle and (folder / PICKLED_WEIGHTS).is_file():
-        return _read_pickle(folder / PICKLED_WEIGHTS)
-    if allow_pickle and (folder / PICKLED_INDEX).is_file():
-        return _read_shards(folder, PICKLED_INDEX, _read_pickle)
+    weights, index = variant_name(WEIGHTS, variant), variant_name(INDEX, variant)
+    pickled, pickled_index = variant_name(PICKLED_WEIGHTS, variant), variant_name(PICKLED_INDEX, variant)
+    if (folder / weights).is_file():
+        return _read_file(folder / weights)
+    if (folder / index).is_file():
+        return _read_shards(folder, index, _read_file)
+    if allow_pickle and (folder / pickled).is_file():
+        return _read_pickle(folder / pickled)
+    if allow_pickle and (folder / pickled_index).is_file():
+        return _read_shards(folder, pickled_index, _read_pickle)
     if allow_pickle:
         raise ConversionError(
-            f"{folder}: no {WEIGHTS}, {INDEX}, {PICKLED_WEIGHTS} or {PICKLED_INDEX}; give a folder with weights"
+            f"{folder}: no {weights}, {index}, {pickled} or {pickled_index}; give a folder with weights"
         )
     remedy = (
-        f"If you trust where it comes from, pass allow_pickle=True (--allow-pickle), which reads {PICKLED_WEIGHTS} or "
+        f"If you trust where it comes from, pass allow_pickle=True (--allow-pickle), which reads {pickled} or "
         "its shards, and from them tensors only"
     )
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if pickles:
         raise ConversionError(
-            f"{folder}: no {WEIGHTS}, only {abbreviate(pickles)}. Pickles are not read unasked, since loading one can "
+            f"{folder}: no {weights}, only {abbreviate(pickles)}. Pickles are not read unasked, since loading one can "
             f"run code. {remedy}"
         )
     raise ConversionError(
-        f"{folder}: no {WEIGHTS} and no {INDEX}; give a folder with safetensors weights. A checkpoint of older "
+        f"{folder}: no {weights} and no {index}; give a folder with safetensors weights. A checkpoint of older "
         f"releases may have a pickle instead. {remedy}"
     )
 

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
+from ..models.checkpoint_files import variant_name
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.loading import HUB_ARGUMENTS
 from ..schemes.registry import STOCK_SCHEME
-from .checkpoint import CHECKPOINT_FILES, PICKLED_FILES, has_safetensors, read_tensors
+from .checkpoint import PICKLED_FILES, SAFETENSORS_FILES, has_safetensors, read_tensors
 from .names import is_buffer
 from .recognition import CheckpointSpec, Head, recognise
 from .registry import FAMILIES
@@ -82,13 +83,16 @@ def state_dict(
     """
     hub = {name: arguments[name] for name in HUB_ARGUMENTS if arguments.get(name) is not None}
     config, _ = PreTrainedConfig.get_config_dict(source, **hub)
+    if not config:  # an adapter's folder, which Transformers before 5.23 raises an OSError for
+        return None
     model_type = config.get("model_type", "bert")
     if not (_told_by_config(config) or (by_tensors and model_type == "bert")):
         return None
     # as in Transformers, whose unpickler also makes tensors only
     allow_pickle = arguments.get("use_safetensors") is not True
-    folder = _folder(source, hub)
-    stored = read_tensors(folder, allow_pickle)
+    variant = arguments.get("variant")
+    folder = _folder(source, hub, variant)
+    stored = read_tensors(folder, allow_pickle, variant)
     if model_type == "bert" and not any(family.marked(config, stored) for family in DIRECT):
         return None
     spec = recognise(folder, config, stored)
@@ -102,7 +106,7 @@ def state_dict(
     return _fields(spec), tensors
 
 
-def _folder(source: Any, hub: Mapping[str, Any]) -> Path:
+def _folder(source: Any, hub: Mapping[str, Any], variant: str | None) -> Path:
     """The folder of the weights, downloaded if it is on the Hub."""
     subfolder = hub.get("subfolder") or ""
     if Path(source).is_dir():
@@ -113,11 +117,12 @@ def _folder(source: Any, hub: Mapping[str, Any]) -> Path:
     prefix = f"{subfolder}/" if subfolder else ""
 
     def fetch(patterns: tuple[str, ...]) -> Path:
-        wanted = [prefix + pattern for pattern in patterns]
+        # shards of a variant: model.fp16-00001-of-00002.safetensors, once model-00001-of-00002.fp16.safetensors
+        wanted = [prefix + variant_name(pattern, variant and f"{variant}*") for pattern in patterns]
         return Path(snapshot_download(str(source), allow_patterns=wanted, **options), subfolder)
 
-    folder = fetch(CHECKPOINT_FILES)
-    return folder if has_safetensors(folder) else fetch((*CHECKPOINT_FILES, *PICKLED_FILES))
+    folder = fetch(SAFETENSORS_FILES)
+    return folder if has_safetensors(folder, variant) else fetch((*SAFETENSORS_FILES, *PICKLED_FILES))
 
 
 def _with_head(spec: CheckpointSpec, architecture: str | None) -> CheckpointSpec:

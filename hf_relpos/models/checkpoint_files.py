@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 # Deepest nesting of a JSON file. Deeper files could exhaust Python's stack when they are copied or written.
 DEEPEST = 100
 LFS_POINTER = b"version https://git-lfs"
@@ -112,6 +113,17 @@ def check_config(folder: str | os.PathLike[str], only_if_there: bool = False) ->
     read_json(path)
 
 
+def variant_name(name: str, variant: str | None) -> str:
+    """What Transformers calls a file of a variant: model.fp16.safetensors, model.safetensors.index.fp16.json.
+
+    Args:
+        name: of the file without a variant.
+        variant: as `from_pretrained` takes it.
+    """
+    stem, ending = name.rsplit(".", 1)
+    return f"{stem}.{variant}.{ending}" if variant else name
+
+
 def weight_files(folder: str | os.PathLike[str], variant: str | None = None) -> list[str]:
     """Paths of a folder's safetensors: one file, or the shards in its index; an empty list without safetensors.
 
@@ -122,9 +134,7 @@ def weight_files(folder: str | os.PathLike[str], variant: str | None = None) -> 
     Raises:
         ValueError: as `read_index`.
     """
-    stem, suffix = WEIGHTS.split(".", 1)
-    stem = f"{stem}.{variant}" if variant else stem
-    single, index = (os.path.join(folder, f"{stem}.{ending}") for ending in (suffix, f"{suffix}.index.json"))
+    single, index = (os.path.join(folder, variant_name(name, variant)) for name in (WEIGHTS, INDEX))
     if os.path.isfile(single):
         return [single]
     names = set(read_index(index).values()) if os.path.isfile(index) else ()

@@ -80,7 +80,8 @@ def load_prepared(
         return model, info
     tensors = rest.pop(TENSORS)
     model, info = from_pretrained(None, *args, output_loading_info=True, state_dict=tensors, **rest)
-    model.config.name_or_path = str(source)
+    # the model read it off its configuration when there was none yet; PEFT writes it into adapters
+    model.config.name_or_path = model.name_or_path = model.base_model.name_or_path = str(source)
     return model, info
 
 
@@ -90,15 +91,19 @@ def _prepared(kind: type[PreTrainedModel], source: Any, arguments: Mapping[str, 
     if _is_given(source, arguments):
         return arguments
     if config is not None:
-        # an Auto class has read the configuration of the checkpoint itself, and it is a RelPosBertConfig
-        own = isinstance(config, PreTrainedConfig) and config.name_or_path == str(source) and not config.converted_from
+        # an Auto class has read the configuration of the checkpoint itself: one of ours, or a stock one that the class
+        # refuses
+        own = isinstance(config, PreTrainedConfig) and config.name_or_path == str(source)
+        own = own and not getattr(config, "converted_from", None)
         return arguments if own else read_other_architecture(kind, source, arguments) or arguments
     try:
         fields, _ = kind.config_class.get_config_dict(source, **_hub_arguments(arguments))
     except (OSError, ValueError):
         if os.path.isdir(source):
             check_config(os.path.join(source, arguments.get("subfolder") or ""), only_if_there=True)
-        return arguments  # an adapter's folder, or no checkpoint: left to Transformers
+        return arguments  # an adapter's folder, or no checkpoint: Transformers reads it, or says so
+    if not fields:  # an adapter's folder, which Transformers before 5.23 raises an OSError for
+        return arguments
     if isinstance(fields, OtherArchitecture):
         return read_other_architecture(kind, source, arguments) or arguments
     return _with_config(kind, fields, arguments)
