@@ -20,7 +20,9 @@ from hf_relpos.training.distillation_data import Window, WindowBatches, collate
 from hf_relpos.training.distillation_losses import (
     DEFAULT_LOSSES,
     LOSSES,
+    attention_loss,
     compute_outputs,
+    logits_loss,
     loss_parts,
     model_targets,
 )
@@ -466,3 +468,19 @@ def test_what_the_models_lack_is_named(tmp_path):
     with pytest.raises(ValueError, match=f"has {LIMIT + 1} tokens, and at most {LIMIT} can be compared"):
         run(student, roberta, [[1] * (LIMIT + 1)], losses={"attention": 1.0})
     assert run(student, roberta, [[1] * (LIMIT + 1)], steps=1).steps == 1  # in two windows
+
+
+def test_divergences_are_pytorchs():
+    """KL(teacher ‖ student) of the real tokens: of predictions times temperature², of weights by query."""
+    torch.manual_seed(0)
+    student, target, mask = torch.randn(2, 5, 7), torch.randn(2, 5, 7), torch.tensor([[1] * 5, [1] * 3 + [0] * 2])
+
+    def mean(by_token):
+        return sum(by_token[row, : mask[row].sum()].mean() for row in range(2)) / 2
+
+    for temperature in (1.0, 3.0):
+        p, q = ((each / temperature).softmax(-1) for each in (target, student))
+        expected = temperature**2 * mean((p * (p / q).log()).sum(-1))
+        assert torch.allclose(logits_loss(student, target, mask, temperature), expected)
+    q, p = (torch.randn(2, 3, 5, 5).softmax(-1) for _ in range(2))
+    assert torch.allclose(attention_loss(q, p, mask), mean((p * (p / q).log()).sum(-1).mean(1)))

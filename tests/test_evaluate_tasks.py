@@ -256,6 +256,9 @@ def test_masked_accuracy_by_length(encoder, tokenizer):
     inputs, labels = masked_windows(tokenizer, text, 32, 6, np.random.default_rng(0))
     expected = masked_accuracy(model, inputs, labels)
     assert found[32] == {"windows": 6, "masked": int((labels != -100).sum()), **expected}
+    asked = labels != -100
+    right = model(inputs).logits.argmax(-1)[asked] == labels[asked]
+    assert expected["accuracy"] == pytest.approx(100 * float(right.double().mean()))
     with pytest.raises(ValueError, match=r"lengths = \[64\]"):
         masked_accuracy_by_length(model, tokenizer, text, [64])
 

@@ -155,6 +155,7 @@ CASES = {
     "all, two blocks": (ALL, 1, 1, 111, 111, 0, None, False),
     "value term, whole blocks": ("AV", 1, 1, 64, 64, 0, None, False),
     "padding": ("ABV", 2, 1, 100, 100, 0, padding([100, 33], 100)[:, None, None, :], False),
+    "padding, a key after whole blocks": ("A", 3, 1, 100, 100, 0, padding([17, 33, 65], 100)[:, None, None, :], False),
     "padding for each query": ("B", 2, 1, 63, 63, 0, padding([63, 0], 63)[:, None, None].expand(2, 1, 63, 63), False),
     "holes": ("Bu", 1, 1, 63, 63, 0, HOLES, False),
     "window": ("AV", 1, 1, 63, 63, 0, window(63, 9), False),
