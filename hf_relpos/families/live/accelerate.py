@@ -12,8 +12,10 @@ from torch import nn
 from transformers.utils import logging
 
 from ...attention.products import FastLinear
+from ...models.modeling_relpos_bert import RelPosBertEncoder
 from ..family import ALREADY_ACCELERATED
 from ..registry import LIVE
+from .unpadding import HOOK
 
 
 logger = logging.get_logger(__name__)
@@ -162,7 +164,7 @@ def substitute(root: nn.Module, unpad: bool) -> tuple[list[Accelerated], list[Sk
     containers = [(family, family.stock_class(family.container)) for family in families]
     for name, module in root.named_modules():
         family = next((family for family, container in containers if isinstance(module, container)), None)
-        if family is None:
+        if family is None or isinstance(module, RelPosBertEncoder):
             continue
         reason = family.unsupported_reason(module)
         if reason is not None:
@@ -175,6 +177,10 @@ def substitute(root: nn.Module, unpad: bool) -> tuple[list[Accelerated], list[Sk
             if type(part) in replacements:
                 part.__class__ = replacements[type(part)]
                 changed.append(part)
+        if unpad:
+            watch = getattr(module, "watch", None)
+            around = [each for each in root.modules() if each._modules.get("encoder") is module]
+            changed += [each for each in around if watch is not None and watch(each)]
         effects = [family.effect, "padding is taken out" if unpad and family.unpadding else ""]
         accelerated.append(Accelerated(name, family.name, layers, "; ".join(filter(None, effects))))
     return accelerated, left, changed
@@ -193,6 +199,8 @@ def restore_attention(model: nn.Module) -> None:
 def restore(module: nn.Module) -> None:
     """Give a module the class that it had: the first of its bases that is not of this package."""
     vars(module).pop("unpads", None)  # of this package's own models
+    module._forward_pre_hooks.pop(HOOK, None)  # type: ignore[call-overload]
+    module._forward_pre_hooks_with_kwargs.pop(HOOK, None)  # type: ignore[call-overload]
     ours = __package__.partition(".")[0]
     if _is_substitute(type(module)):
         kinds = (kind for kind in type(module).__mro__ if issubclass(kind, nn.Module))

@@ -47,7 +47,9 @@ def is_worthwhile(module: nn.Module, query_length: int, key_length: int, batch: 
     if is_traced():
         return False
     scores = batch * heads * query_length * key_length
-    return scores >= backend_chunked.FEWEST_SCORES or next(module.parameters()).device.type != "cpu"
+    parameter = next(module.parameters(), None)  # quantized projections have none
+    on_cpu = parameter is None or parameter.device.type == "cpu"
+    return scores >= backend_chunked.FEWEST_SCORES or not on_cpu
 
 
 def attend_as_stock(
@@ -94,7 +96,8 @@ def attend_as_stock(
 def as_boolean(mask: torch.Tensor | None) -> torch.Tensor | None:
     """Convert an additive mask that only hides keys to a boolean mask, for fast backends; None if it hides nothing.
 
-    A mask with other values stays additive. A mask that hides the same keys from every query becomes (B, 1, 1, K). The
+    A mask with other values stays additive, and so does one that hides all keys from some query: with the lowest number
+    added to all of its scores, it attends to all of them alike. A mask that hides the same keys from every query becomes (B, 1, 1, K). The
     mask is unchanged on other devices than the CPU and in graphs, since reading its contents would synchronise the
     device or break the graph.
 
@@ -105,7 +108,7 @@ def as_boolean(mask: torch.Tensor | None) -> torch.Tensor | None:
         return mask
     if mask.dtype != torch.bool:
         visible = is_visible(mask)
-        if not bool((~visible | (mask == 0)).all()):
+        if not bool((~visible | (mask == 0)).all()) or not bool(visible.any(-1).all()):
             return mask
         mask = visible
     if bool(mask.all()):

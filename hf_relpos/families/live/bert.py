@@ -30,8 +30,10 @@ class _SelfAttention:
         batch, length = hidden_states.shape[:2]
         is_unpadded = isinstance(attention_mask, UnpaddedBatch)
         if not is_unpadded:
-            other = attention_mask is not None or module.is_causal or args or kwargs.get("output_attentions")
+            other = attention_mask is not None or module.is_causal or kwargs.get("is_causal") or args
             other = other or kwargs.get("past_key_values") is not None or hidden_states.device.type != "cpu"
+            # eager attention has weights, which hooks and callers may want
+            other = other or module.config._attn_implementation != "sdpa"
             if other or not is_worthwhile(module, length, length, batch, heads):
                 return super().forward(hidden_states, attention_mask, *args, **kwargs)  # type: ignore[misc]
 

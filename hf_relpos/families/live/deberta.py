@@ -7,27 +7,33 @@ of an L·L mask. The stock code computes calls that the accelerated classes do n
 
 import math
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
-from transformers.models.deberta.modeling_deberta import DebertaEncoder
+from transformers.models.deberta.modeling_deberta import DebertaEncoder, DebertaModel
 from transformers.models.deberta.modeling_deberta import DisentangledSelfAttention as DebertaSelfAttention
 from transformers.models.deberta.modeling_deberta import build_relative_position as build_offsets
 from transformers.models.deberta_v2.modeling_deberta_v2 import (
     DebertaV2Encoder,
+    DebertaV2Model,
     DisentangledSelfAttention,
     make_log_bucket_position,
 )
 
 from ...attention.context import AttentionContext
 from ...attention.formula import Terms
-from ...attention.tracing import may_read
+from ...attention.tracing import is_traced, may_read
 from ...schemes.deberta import KINDS, disentangled_terms, rows_in_use
 from .attention import attend_as_stock, in_single_precision, offsets_of, split_heads
-from .unpadding import RowGroup, UnpaddedBatch, unpadded
+from .unpadding import HOOK, RowGroup, UnpaddedBatch, unpadded
+
+
+# Where `output_hidden_states` is among the arguments of both models.
+STATES_ARGUMENT = 6
 
 
 def padding_mask(attention_mask: torch.Tensor | UnpaddedBatch) -> torch.Tensor | UnpaddedBatch | None:
@@ -153,8 +159,32 @@ class AcceleratedDebertaV2Encoder(_Shared, DebertaV2Encoder):
     """`DebertaV2Encoder` without L·L matrices."""
 
 
+# Of the call of a model that is running: its encoder's id, and whether the caller asked for hidden states.
+_call: ContextVar[tuple[int, bool]] = ContextVar("call", default=(0, True))
+
+
+def note_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A hook before the forward of a stock model, which asks its encoder for hidden states whatever its caller wants.
+
+    It tells the encoder what the caller wants.
+    """
+    if is_traced():
+        return
+    asked = kwargs.get("output_hidden_states", args[STATES_ARGUMENT] if len(args) > STATES_ARGUMENT else None)
+    _call.set((id(model.encoder), bool(model.config.output_hidden_states if asked is None else asked)))
+
+
 class _Unpadding:
     """An encoder of either version that takes padding out; the states of padding are zeros."""
+
+    def watch(self, model: nn.Module) -> bool:
+        """Hear from the stock model around it what its callers want; returns whether it is one."""
+        if type(model).forward not in (DebertaModel.forward, DebertaV2Model.forward):
+            return False
+        # the key is no number, since those of a loaded pickle would be given to other hooks again
+        model._forward_pre_hooks[HOOK] = note_call  # type: ignore[index]
+        model._forward_pre_hooks_with_kwargs[HOOK] = True  # type: ignore[index]
+        return True
 
     def forward(
         self,
@@ -169,17 +199,22 @@ class _Unpadding:
         """As stock."""
         encoder: Any = self
         whole = query_states is not None or relative_pos is not None or getattr(encoder, "conv", None) is not None
-        given = {"output_attentions": output_attentions}
+        asked = output_hidden_states
+        if not is_traced():
+            caller, wanted = _call.get()
+            asked = wanted if caller == id(encoder) else asked
+            _call.set((0, True))
+        given = {"output_attentions": output_attentions, "output_hidden_states": asked}
         batch = None if whole else unpadded(encoder, hidden_states, attention_mask, given)
         rest = (output_hidden_states, output_attentions, query_states, relative_pos, return_dict)
         if batch is None:
             return super().forward(hidden_states, attention_mask, *rest)  # type: ignore[misc]
         outputs = super().forward(batch.remove(hidden_states), batch, *rest)  # type: ignore[misc]
-        # the model reads the last of all states, and asks for all of them whatever its caller wants
+        # of all states the model reads the last two at most
         states = None
         if output_hidden_states:
             found = outputs[1] if isinstance(outputs, tuple) else outputs.hidden_states
-            states = (hidden_states, *map(batch.restore, found[1:]))
+            states = tuple(map(batch.restore, found[-2:]))
         last = states[-1] if states else batch.restore(outputs[0])
         if isinstance(outputs, tuple):
             return (last, states) if states else (last,)

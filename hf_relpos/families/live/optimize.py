@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...attention.products import FastLinear, linear_library
-from ...models.modeling_relpos_bert import RelPosBertModel
+from ...attention.products import FastLinear, Library, linear_library
+from ...models.modeling_relpos_bert import RelPosBertEncoder, RelPosBertModel
 from ..registry import LIVE
 from .accelerate import Accelerated, Skipped, module_of, restore, substitute
 from .low_precision import Bfloat16Linear
@@ -96,6 +96,7 @@ def optimize(model: Any, precision: str = "float32", unpad: bool = True) -> Opti
     root = module_of(model, "optimize")
     if precision not in PRECISIONS:
         raise ValueError(f"precision = {precision!r} is not one of {', '.join(map(repr, PRECISIONS))}")
+    library = linear_library()  # before anything is changed, since the environment may be wrong
     encoders, left, changed = substitute(root, unpad)
     for name, module in root.named_modules():
         if unpad and isinstance(module, RelPosBertModel) and not module.unpads:
@@ -103,13 +104,12 @@ def optimize(model: Any, precision: str = "float32", unpad: bool = True) -> Opti
             changed.append(module)
             count = len(module.encoder.layer)
             encoders.append(Accelerated(name, type(module).__name__, count, "padding is taken out"))
-    layers, products = _change_linear(root, precision)
+    layers, products = _change_linear(root, precision, library)
     return Optimized(tuple(encoders), tuple(left), len(layers), products, changed + layers)
 
 
-def _change_linear(root: nn.Module, precision: str) -> tuple[list[nn.Module], str]:
+def _change_linear(root: nn.Module, precision: str, library: Library) -> tuple[list[nn.Module], str]:
     """Give linear layers the class of a precision; returns them, and what they compute with."""
-    library = linear_library()
     rates = (
         f"oneDNN {library.onednn_rate:.0f} GFLOP/s, error {library.onednn_error:.0e}; PyTorch's own "
         f"{library.torch_rate:.0f}, {library.torch_error:.0e}"
@@ -117,9 +117,11 @@ def _change_linear(root: nn.Module, precision: str) -> tuple[list[nn.Module], st
     if precision == "float32" and not library.is_used:
         return [], f"PyTorch's own products are kept ({rates})"
     inside = [root] if precision == "float32" else _encoders(root)
-    layers: list[nn.Module] = [layer for each in inside for layer in _linear_layers(each)]
-    for layer in layers:
-        layer.__class__ = PRECISIONS[precision]
+    layers: list[nn.Module] = []
+    for each in inside:
+        for layer in _linear_layers(each):
+            layer.__class__ = PRECISIONS[precision]
+            layers.append(layer)
     return layers, f"products by oneDNN ({rates})" if precision == "float32" else "products in bfloat16"
 
 
@@ -137,7 +139,7 @@ def _linear_layers(root: nn.Module) -> list[nn.Linear]:
 
 
 def _encoders(root: nn.Module) -> list[nn.Module]:
-    """The modules around the layers of the encoders that this package knows."""
-    kinds = [family.stock_class(family.container) for family in LIVE if family.is_imported]
-    found = [module for module in root.modules() if isinstance(module, tuple(kinds))]
-    return found + [module.encoder for module in root.modules() if isinstance(module, RelPosBertModel)]
+    """The modules around the layers of the encoders that this package knows; those of its own models are BERT's."""
+    kinds = (RelPosBertEncoder, *(family.stock_class(family.container) for family in LIVE if family.is_imported))
+    found = [module for module in root.modules() if isinstance(module, kinds)]
+    return [module for module in found if not getattr(getattr(module, "config", None), "is_decoder", False)]

@@ -42,7 +42,7 @@ class _ByOffset:
         )
         if unpadded_batch is not None:
             length = unpadded_batch.groups[0].length
-        elif not by_offset or key_value_states is not None or past_key_values is not None:
+        elif not by_offset or kwargs.get("is_causal") or key_value_states is not None or past_key_values is not None:
             return super().forward(  # type: ignore[misc]
                 hidden_states, mask, key_value_states, position_bias, past_key_values, **kwargs
             )
@@ -57,7 +57,7 @@ class _ByOffset:
             position_bias = module.relative_attention_bias(bucket).transpose(0, 1)
         terms = Terms(scale=1.0, bias=(toeplitz_table(position_bias, context),))
         vectors = [projection(hidden_states) for projection in (module.q, module.k, module.v)]
-        wanted = bool(kwargs.get("output_attentions"))
+        wanted = bool(kwargs.get("output_attentions", getattr(module.config, "output_attentions", False)))
         wanted = wanted and (not ALWAYS_THREE or module.config._attn_implementation == "eager")  # as stock gives them
 
         def attend(mask: torch.Tensor | None, *vectors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -91,7 +91,7 @@ class _Unpadding:
         stack: Any = self
         records_of(stack)
         batch = None
-        asked = {name: kwargs.get(name, getattr(stack.config, name, False)) for name in OUTPUTS}
+        asked = {name: kwargs.get(name, getattr(stack.config, name, False)) for name in (*OUTPUTS, "is_causal")}
         like = inputs_embeds if input_ids is None else input_ids[..., None]
         is_encoder = encoder_hidden_states is None and (input_ids is None or inputs_embeds is None)
         if like is not None and is_encoder:

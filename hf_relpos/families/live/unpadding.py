@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.utils.import_utils import is_fake_tensor
 
 from ...attention.masks import is_visible
 from ...attention.tracing import may_read
@@ -24,6 +25,17 @@ from ...attention.tracing import may_read
 SHORTEST = 0.8
 # Rows of so few tokens are together in any case.
 SHORT = 16
+# The key of a hook of ours.
+HOOK = "hf_relpos"
+# Hooks of all modules.
+GLOBAL_HOOKS = (
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+)
+# Values of `_attn_implementation` that are attention as it is known here; others are code of somebody else's.
+IMPLEMENTATIONS = (None, "eager", "sdpa")
 # A batch is left as it is where less than this share of its tokens are padding.
 FEWEST = 0.05
 
@@ -165,10 +177,13 @@ def unpadded(
     if (
         mask is None
         or not may_read(states.device)
+        or _is_transformed(states, mask)
         or states.shape[0] < 2
-        or any(outputs.get(name) for name in ("output_hidden_states", "output_attentions", "past_key_values"))
-        or outputs.get("encoder_hidden_states") is not None
+        or any(outputs.get(name) for name in ("output_hidden_states", "output_attentions"))
+        or any(outputs.get(name) is not None for name in ("encoder_hidden_states", "past_key_values"))
+        or outputs.get("is_causal")
         or bool(getattr(config, "chunk_size_feed_forward", False))
+        or getattr(config, "_attn_implementation", None) not in IMPLEMENTATIONS
         or _is_watched(encoder)
     ):
         return None
@@ -176,8 +191,13 @@ def unpadded(
     return None if real is None or real.shape != states.shape[:2] else UnpaddedBatch.of(real)
 
 
+def _is_transformed(*tensors: torch.Tensor) -> bool:
+    """Whether tensors have no contents that may be read: in transforms of `torch.func`, and tensors without data."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or any(map(is_fake_tensor, tensors))
+
+
 def _is_watched(encoder: nn.Module) -> bool:
-    """Whether states of single layers are read by others: by forward hooks, or because a caller wants them.
+    """Whether states of single layers are read by others: by hooks, or because a caller wants them.
 
     Transformers' own hooks read only where `output_hidden_states` or `output_attentions` asks for it.
     """
@@ -186,7 +206,11 @@ def _is_watched(encoder: nn.Module) -> bool:
     collected = output_capturing._active_collector.get()
     if collected:
         return True
+    if any(getattr(torch.nn.modules.module, name) for name in GLOBAL_HOOKS):
+        return True
     for module in encoder.modules():
+        if module._backward_hooks or module._backward_pre_hooks:
+            return True
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
         if any(getattr(hook, "__module__", "") != output_capturing.__name__ for hook in hooks):
             return True
@@ -210,9 +234,9 @@ class UnpaddingEncoder:
     def forward(self, hidden_states: torch.Tensor, attention_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
         """As stock; the states of padding are zeros."""
         encoder: Any = self
-        # by position come, in all of these classes, what a decoder needs
-        given = {**kwargs, "encoder_hidden_states": next((each for each in args if each is not None), None)}
-        batch = unpadded(encoder, hidden_states, attention_mask, given)
+        # by position comes, in all of these classes, what a decoder needs
+        is_decoder = any(each is not None for each in args)
+        batch = None if is_decoder else unpadded(encoder, hidden_states, attention_mask, kwargs)
         if batch is None:
             return super().forward(hidden_states, attention_mask, *args, **kwargs)  # type: ignore[misc]
         outputs = super().forward(batch.remove(hidden_states), batch, *args, **kwargs)  # type: ignore[misc]
