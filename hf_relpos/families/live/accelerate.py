@@ -198,7 +198,8 @@ def restore_attention(model: nn.Module) -> None:
 
 def restore(module: nn.Module) -> None:
     """Give a module the class that it had: the first of its bases that is not of this package."""
-    vars(module).pop("unpads", None)  # of this package's own models
+    for name in ("unpads", "_int8"):  # of this package's own models, and of layers in int8
+        vars(module).pop(name, None)
     module._forward_pre_hooks.pop(HOOK, None)  # type: ignore[call-overload]
     module._forward_pre_hooks_with_kwargs.pop(HOOK, None)  # type: ignore[call-overload]
     ours = __package__.partition(".")[0]

@@ -1,7 +1,15 @@
 """Linear layers that multiply in a lower precision than their weights have."""
 
+from typing import Any
+
 import torch
 from torch import nn
+
+from ...attention.products import linear
+
+
+LARGEST = 127  # of an int8, on both sides of zero
+TINY = torch.finfo(torch.float32).tiny
 
 
 class Bfloat16Linear(nn.Linear):
@@ -14,3 +22,44 @@ class Bfloat16Linear(nn.Linear):
         """As `torch.nn.Linear`, the result in the dtype of the input."""
         bias = None if self.bias is None else self.bias.bfloat16()
         return nn.functional.linear(input.bfloat16(), self.weight.bfloat16(), bias).to(input.dtype)
+
+
+class Int8Linear(nn.Linear):
+    """`torch.nn.Linear` with products of int8, for inference; with gradients it computes in float32.
+
+    Activations have a scale for each token and weights one for each output feature: a token with large values, as
+    BERTs have them, costs others nothing, and padding changes no number (Dettmers et al. 2022, arXiv 2208.07339, §2).
+    The weights are rounded once. A change of theirs is noticed by PyTorch's version counter, which writes through
+    `.data` do not move.
+    """
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """As `torch.nn.Linear`."""
+        weight = self.weight
+        has_gradients = torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad)
+        if has_gradients or input.dtype != torch.float32 or weight.device.type != "cpu" or weight.dtype != input.dtype:
+            return linear(input, weight, self.bias)
+        key = (weight.data_ptr(), 0 if weight.is_inference() else weight._version)
+        kept: tuple[Any, ...] | None = vars(self).get("_int8")
+        if kept is None or kept[0] != key:
+            kept = vars(self)["_int8"] = (key, *round_weight(weight))
+        return multiply_int8(input, kept[1], kept[2], self.bias)
+
+
+def round_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A weight, (E, D), in int8, (D, E), and the scale of each output feature, (E,)."""
+    with torch.inference_mode(False), torch.no_grad():
+        weight = weight.detach()
+        scales = weight.abs().amax(1).clamp(min=TINY) / LARGEST
+        return (weight / scales[:, None]).round().to(torch.int8).t().contiguous(), scales
+
+
+def multiply_int8(
+    input: torch.Tensor, rounded: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """The output of a linear layer, (…, E), of inputs, (…, D), and a weight that `round_weight` made."""
+    rows = input.reshape(-1, input.shape[-1])
+    steps = rows.abs().amax(-1, keepdim=True).clamp(min=TINY) / LARGEST
+    out = torch._int_mm((rows / steps).round_().to(torch.int8), rounded) * steps
+    out = out * scales if bias is None else torch.addcmul(bias, out, scales)
+    return out.unflatten(0, input.shape[:-1]) if input.dim() != 2 else out

@@ -7,14 +7,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...attention.products import FastLinear, Library, linear_library
+from ...attention.products import FastLinear, linear_library
 from ...models.modeling_relpos_bert import RelPosBertEncoder, RelPosBertModel
 from ..registry import LIVE
 from .accelerate import Accelerated, Skipped, module_of, restore, substitute
-from .low_precision import Bfloat16Linear
+from .agreement import Agreement, Sample, quantize
+from .low_precision import Bfloat16Linear, Int8Linear
 
 
-PRECISIONS: dict[str, type[nn.Linear]] = {"float32": FastLinear, "bfloat16": Bfloat16Linear}
+PRECISIONS = ("float32", "bfloat16", "int8")
 
 
 @dataclass
@@ -24,14 +25,18 @@ class Optimized:
     Attributes:
         encoders: whose attention or padding it changed.
         left: what it left as it is, and why.
-        linear: how many linear layers have other products.
-        products: what these are, with the rates and errors measured on this machine.
+        linear: how many linear layers compute in float32.
+        products: by which library, with the rates and errors measured on this machine.
+        rounded: how many linear layers compute in a lower precision, as a sentence.
+        agreement: of the model in int8 with that in float32.
     """
 
     encoders: tuple[Accelerated, ...]
     left: tuple[Skipped, ...]
     linear: int
     products: str
+    rounded: str = ""
+    agreement: Agreement | None = None
     _modules: list[nn.Module] = field(default_factory=list, repr=False)
 
     def undo(self) -> None:
@@ -51,12 +56,13 @@ class Optimized:
         lines = [
             f"{each.name or 'the model'}: {each.family}, {each.layers} layers; {each.effect}" for each in self.encoders
         ]
-        lines.append(f"{self.linear} linear layers: {self.products}")
+        lines.append(f"{self.linear} linear layers in float32: {self.products}")
+        lines += [str(each) for each in (self.rounded, self.agreement) if each]
         lines += [f"left {each.name or 'the model'} ({each.kind}): {each.reason}" for each in self.left]
         return "\n".join(lines)
 
 
-def optimize(model: Any, precision: str = "float32", unpad: bool = True) -> Optimized:
+def optimize(model: Any, precision: str = "float32", unpad: bool = True, sample: Sample = None) -> Optimized:
     """Make a loaded model faster on the CPU, in place, without another format or runtime.
 
     - Relative attention computes with the backends of this package, as by `accelerate_attention`.
@@ -72,16 +78,21 @@ def optimize(model: Any, precision: str = "float32", unpad: bool = True) -> Opti
     Args:
         model: a PreTrainedModel, a CrossEncoder or SentenceTransformer, a GLiNER, any other module with encoders
             inside; or a pipeline, whose `model` is taken.
-        precision: of the products of linear layers inside the encoders: "float32", whose outputs are those of before
-            up to rounding, or "bfloat16", with errors of about 1e-2 of the largest value; weights stay as they are.
+        precision: of the products of linear layers inside the encoders. "float32": the outputs are those of before up
+            to rounding. "bfloat16": with errors of about 1e-2 of the largest value. "int8", for inference: a scale for
+            each token and each output feature; the outputs are compared with those in float32, layers that do harm
+            stay in float32, and `agreement` of the result says how close it is. Weights stay as they are.
         unpad: whether to take padding out.
+        sample: what "int8" is compared on: texts, where the model comes with its tokenizer, or inputs of the model;
+            None for random tokens of its vocabulary, which say less.
 
     Returns:
         The report of what was changed, what was left and why, and what was measured; also the handle to undo it.
 
     Raises:
         TypeError: if `model` neither is a module nor has one as its `model`.
-        ValueError: for an unknown precision.
+        ValueError: for an unknown precision, and for "int8" on a module without a PreTrainedModel inside, or with
+            texts and no tokenizer.
 
     Example:
 
@@ -104,25 +115,29 @@ def optimize(model: Any, precision: str = "float32", unpad: bool = True) -> Opti
             changed.append(module)
             count = len(module.encoder.layer)
             encoders.append(Accelerated(name, type(module).__name__, count, "padding is taken out"))
-    layers, products = _change_linear(root, precision, library)
-    return Optimized(tuple(encoders), tuple(left), len(layers), products, changed + layers)
-
-
-def _change_linear(root: nn.Module, precision: str, library: Library) -> tuple[list[nn.Module], str]:
-    """Give linear layers the class of a precision; returns them, and what they compute with."""
+    layers = _linear_layers(root)
+    inside = {layer for encoder in _encoders(root) for layer in encoder.modules()}
+    rounded = [layer for layer in layers if precision != "float32" and layer in inside]
     rates = (
         f"oneDNN {library.onednn_rate:.0f} GFLOP/s, error {library.onednn_error:.0e}; PyTorch's own "
         f"{library.torch_rate:.0f}, {library.torch_error:.0e}"
     )
-    if precision == "float32" and not library.is_used:
-        return [], f"PyTorch's own products are kept ({rates})"
-    inside = [root] if precision == "float32" else _encoders(root)
-    layers: list[nn.Module] = []
-    for each in inside:
-        for layer in _linear_layers(each):
-            layer.__class__ = PRECISIONS[precision]
-            layers.append(layer)
-    return layers, f"products by oneDNN ({rates})" if precision == "float32" else "products in bfloat16"
+    products = f"by oneDNN ({rates})" if library.is_used else f"PyTorch's own products are kept ({rates})"
+    for layer in layers if library.is_used else ():
+        layer.__class__ = FastLinear
+    handle = Optimized(tuple(encoders), tuple(left), 0, products, _modules=[*changed, *layers])
+    try:
+        if precision == "bfloat16":
+            for layer in rounded:
+                layer.__class__ = Bfloat16Linear
+        elif precision == "int8":
+            handle.agreement = quantize(model, root, rounded, sample)
+    except BaseException:
+        handle.undo()
+        raise
+    count = sum(isinstance(layer, Bfloat16Linear | Int8Linear) for layer in layers)
+    handle.linear, handle.rounded = len(layers) - count, f"{count} linear layers in {precision}" if count else ""
+    return handle
 
 
 def _linear_layers(root: nn.Module) -> list[nn.Linear]:
@@ -140,6 +155,7 @@ def _linear_layers(root: nn.Module) -> list[nn.Linear]:
 
 def _encoders(root: nn.Module) -> list[nn.Module]:
     """The modules around the layers of the encoders that this package knows; those of its own models are BERT's."""
-    kinds = (RelPosBertEncoder, *(family.stock_class(family.container) for family in LIVE if family.is_imported))
+    kinds: tuple[type[nn.Module], ...] = (RelPosBertEncoder,)
+    kinds += tuple(family.stock_class(family.container) for family in LIVE if family.is_imported)
     found = [module for module in root.modules() if isinstance(module, kinds)]
     return [module for module in found if not getattr(getattr(module, "config", None), "is_decoder", False)]
