@@ -60,6 +60,20 @@ def doctor(
         write_json(json_file, found)
 
 
+def _rates(library: Any, user: str) -> str:
+    """Both rates of a kind of product in float32 on the CPU, and which library is used."""
+    if library.is_used:
+        used = f"oneDNN is used by {user}"
+    elif not library.allowed:
+        used = "PyTorch's own is used, as HF_RELPOS_FAST_PRODUCTS says"
+    else:
+        used = "PyTorch's own is used"
+    return (
+        f"float32 products: oneDNN {library.onednn_rate:.0f} GFLOP/s, error {library.onednn_error:.0e}; PyTorch's own "
+        f"{library.torch_rate:.0f} GFLOP/s, {library.torch_error:.0e}; {used}"
+    )
+
+
 def _print_versions(console: Console, devices: list[str]) -> dict[str, str]:
     import platform
 
@@ -67,6 +81,7 @@ def _print_versions(console: Console, devices: list[str]) -> dict[str, str]:
     import transformers
 
     from .. import __version__
+    from ..attention.products import bmm_library, linear_library
 
     versions = {
         "hf_relpos": __version__,
@@ -74,6 +89,8 @@ def _print_versions(console: Console, devices: list[str]) -> dict[str, str]:
         "transformers": transformers.__version__,
         "python": platform.python_version(),
         "devices": ", ".join(devices),
+        "linear": _rates(linear_library(), "hf_relpos.optimize(model)"),
+        "bmm": _rates(bmm_library(), "attention in chunks"),
     }
     for name, value in versions.items():
         console.print(f"{name:13}{value}", markup=False, highlight=False)

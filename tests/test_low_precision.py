@@ -1,0 +1,99 @@
+"""Linear layers in int8 and the gate of `optimize(precision="int8")`."""
+
+import pytest
+import torch
+from errors import raises
+from torch import nn
+from transformers import BertConfig, BertForSequenceClassification, BertModel
+
+import hf_relpos
+from hf_relpos.families.live.low_precision import Int8Linear
+
+
+SIZES = dict(
+    vocab_size=200, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128, num_labels=3
+)
+
+
+def layer_and_rows():
+    torch.manual_seed(0)
+    rows = torch.randn(6, 96)
+    rows[2] *= 1000  # a token with large values must cost the others nothing
+    return Int8Linear(96, 160), rows
+
+
+def classifier():
+    torch.manual_seed(0)
+    return BertForSequenceClassification(BertConfig(**SIZES)).eval()
+
+
+def test_every_token_has_its_own_scale():
+    layer, rows = layer_and_rows()
+    with torch.no_grad():
+        exact, found = nn.functional.linear(rows, layer.weight, layer.bias), layer(rows)
+        assert ((found - exact).norm(dim=-1) / exact.norm(dim=-1)).max() <= 0.02
+        assert torch.equal(layer(rows[None, :1])[0], found[:1])  # and what others hold changes no number
+        assert layer(rows[:0]).shape == (0, 160) and layer(torch.zeros(2, 96)).isfinite().all()
+    assert not torch.equal(found, exact)
+
+
+def test_changed_weights_are_rounded_again():
+    layer, rows = layer_and_rows()
+    with torch.no_grad():
+        before = layer(rows) - layer.bias
+        layer.weight.mul_(2)
+        assert torch.allclose(layer(rows) - layer.bias, 2 * before, rtol=1e-3, atol=1e-2)
+
+
+def test_with_gradients_it_computes_in_float32():
+    layer, rows = layer_and_rows()
+    out = layer(rows)
+    assert torch.allclose(out, nn.functional.linear(rows, layer.weight, layer.bias), rtol=1e-4, atol=1e-3)
+    out.sum().backward()
+    assert torch.allclose(layer.weight.grad, rows.sum(0).expand(160, -1), rtol=1e-4, atol=1e-2)
+
+
+def test_the_report_measures_agreement():
+    model = classifier()
+    names = set(model.state_dict())
+    inputs = {"input_ids": torch.randint(5, 200, (4, 12))}
+    with torch.no_grad():
+        before = model(**inputs).logits
+        handle = hf_relpos.optimize(model, precision="int8", sample=inputs)
+        after = model(**inputs).logits
+    found = handle.agreement
+    cosines = nn.functional.cosine_similarity(before, after)
+    assert found.rows == 4 and found.cosine == pytest.approx(float(cosines.mean()), abs=1e-6) and found.cosine > 0.99
+    assert found.least == pytest.approx(float(cosines.min()), abs=1e-6)
+    assert found.decisions == float((before.argmax(1) == after.argmax(1)).double().mean())
+    assert not torch.equal(before, after) and set(model.state_dict()) == names
+    assert "12 linear layers in int8" in str(handle) and str(found) in str(handle) and handle.linear == 2
+    handle.undo()
+    with torch.no_grad():
+        assert torch.equal(model(**inputs).logits, before)
+    assert not any("_int8" in vars(module) for module in model.modules())
+
+
+def test_a_layer_that_does_harm_stays_in_float32(monkeypatch):
+    """A feature a thousand times as large as the others takes all steps of its token's scale."""
+    model = BertModel(BertConfig(**SIZES)).eval()
+    with torch.no_grad():
+        model.encoder.layer[1].output.dense.weight[:, 0] = 0.0
+        model.encoder.layer[1].intermediate.dense.bias[0] = 3000.0
+    handle = hf_relpos.optimize(model, precision="int8")
+    assert "encoder.layer.1.output.dense" in handle.agreement.in_float32
+    assert not isinstance(model.encoder.layer[1].output.dense, Int8Linear)
+    assert isinstance(model.encoder.layer[0].output.dense, Int8Linear)
+    assert handle.agreement.cosine >= 0.995 and handle.agreement.decisions is None
+    assert "random tokens" in str(handle) and not model.training
+
+
+def test_refused(tmp_path):
+    model = classifier()
+    with raises(ValueError, "precision", "'int4'", "int8"):
+        hf_relpos.optimize(model, precision="int4")
+    with raises(ValueError, "sample", "tokenizer"):
+        hf_relpos.optimize(model, precision="int8", sample=["a text"])
+    with raises(ValueError, "int8", "PreTrainedModel"):
+        hf_relpos.optimize(nn.Linear(3, 3), precision="int8")
+    assert {type(module) for module in model.modules()} == {type(module) for module in classifier().modules()}
