@@ -96,10 +96,10 @@ def attend_as_stock(
 def as_boolean(mask: torch.Tensor | None) -> torch.Tensor | None:
     """Convert an additive mask that only hides keys to a boolean mask, for fast backends; None if it hides nothing.
 
-    A mask with other values stays additive, and so does one that hides all keys from some query: with the lowest number
-    added to all of its scores, it attends to all of them alike. A mask that hides the same keys from every query becomes (B, 1, 1, K). The
-    mask is unchanged on other devices than the CPU and in graphs, since reading its contents would synchronise the
-    device or break the graph.
+    A mask with other values stays additive, and so does one that hides all keys from some query: with the lowest
+    number added to all of its scores, it attends to all of them alike. A mask that hides the same keys from every query
+    becomes (B, 1, 1, K). The mask is unchanged on other devices than the CPU and in graphs, since reading its contents
+    would synchronise the device or break the graph.
 
     Args:
         mask: additive or boolean, broadcastable to (B, H, L, K); or None.

@@ -99,7 +99,11 @@ def optimize(model: Any, precision: str = "float32", unpad: bool = True) -> Opti
     library = linear_library()  # before anything is changed, since the environment may be wrong
     encoders, left, changed = substitute(root, unpad)
     for name, module in root.named_modules():
-        if unpad and isinstance(module, RelPosBertModel) and not module.unpads:
+        if not unpad or not isinstance(module, RelPosBertModel):
+            continue
+        if module.unpads:
+            left.append(Skipped(name, type(module).__name__, "it takes padding out already"))
+        else:
             module.unpads = True
             changed.append(module)
             count = len(module.encoder.layer)
@@ -114,15 +118,17 @@ def _change_linear(root: nn.Module, precision: str, library: Library) -> tuple[l
         f"oneDNN {library.onednn_rate:.0f} GFLOP/s, error {library.onednn_error:.0e}; PyTorch's own "
         f"{library.torch_rate:.0f}, {library.torch_error:.0e}"
     )
+    already = sum(type(module) in PRECISIONS.values() for module in root.modules())
+    note = f"; {already} have other products already" if already else ""
     if precision == "float32" and not library.is_used:
-        return [], f"PyTorch's own products are kept ({rates})"
+        return [], f"PyTorch's own products are kept ({rates}){note}"
     inside = [root] if precision == "float32" else _encoders(root)
     layers: list[nn.Module] = []
     for each in inside:
         for layer in _linear_layers(each):
             layer.__class__ = PRECISIONS[precision]
             layers.append(layer)
-    return layers, f"products by oneDNN ({rates})" if precision == "float32" else "products in bfloat16"
+    return layers, (f"products by oneDNN ({rates})" if precision == "float32" else "products in bfloat16") + note
 
 
 def _linear_layers(root: nn.Module) -> list[nn.Linear]:
