@@ -110,7 +110,11 @@ def optimize(model: Any, precision: str = "float32", unpad: bool = True, sample:
     library = linear_library()  # before anything is changed, since the environment may be wrong
     encoders, left, changed = substitute(root, unpad)
     for name, module in root.named_modules():
-        if unpad and isinstance(module, RelPosBertModel) and not module.unpads:
+        if not unpad or not isinstance(module, RelPosBertModel):
+            continue
+        if module.unpads:
+            left.append(Skipped(name, type(module).__name__, "it takes padding out already"))
+        else:
             module.unpads = True
             changed.append(module)
             count = len(module.encoder.layer)
@@ -123,6 +127,8 @@ def optimize(model: Any, precision: str = "float32", unpad: bool = True, sample:
         f"{library.torch_rate:.0f}, {library.torch_error:.0e}"
     )
     products = f"by oneDNN ({rates})" if library.is_used else f"PyTorch's own products are kept ({rates})"
+    if already := sum(isinstance(module, FastLinear | Bfloat16Linear | Int8Linear) for module in root.modules()):
+        products += f"; {already} are as an earlier call left them"
     for layer in layers if library.is_used else ():
         layer.__class__ = FastLinear
     handle = Optimized(tuple(encoders), tuple(left), 0, products, _modules=[*changed, *layers])

@@ -115,6 +115,11 @@ class UnpaddingMT5Stack(_Unpadding, MT5Stack):
     """`MT5Stack` of an encoder without padding."""
 
 
+# `save_pretrained` of a stack by itself writes this name as the architecture.
+UnpaddingT5Stack.__name__ = T5Stack.__name__
+UnpaddingMT5Stack.__name__ = MT5Stack.__name__
+
+
 class AcceleratedT5Attention(_ByOffset, T5Attention):
     """T5's self-attention with our backends."""
 

@@ -27,6 +27,9 @@ SHORTEST = 0.8
 SHORT = 16
 # The key of a hook of ours.
 HOOK = "hf_relpos"
+# Modules whose hooks may see states without padding: those that collect outputs where a caller asks, and those that
+# make embeddings require gradients, for gradient checkpointing.
+UNAWARE = ("transformers.utils.output_capturing", "transformers.modeling_utils", "peft.peft_model")
 # Hooks of all modules.
 GLOBAL_HOOKS = (
     "_global_forward_hooks",
@@ -173,7 +176,8 @@ def unpadded(
         mask: what `key_mask` takes.
         outputs: further arguments, of which those that ask for hidden states and attention weights count.
     """
-    config: Any = getattr(encoder, "config", None)
+    # not all encoders have their configuration themselves
+    config: Any = next((vars(each)["config"] for each in encoder.modules() if "config" in vars(each)), None)
     if (
         mask is None
         or not may_read(states.device)
@@ -199,7 +203,7 @@ def _is_transformed(*tensors: torch.Tensor) -> bool:
 def _is_watched(encoder: nn.Module) -> bool:
     """Whether states of single layers are read by others: by hooks, or because a caller wants them.
 
-    Transformers' own hooks read only where `output_hidden_states` or `output_attentions` asks for it.
+    Transformers' hooks read only where `output_hidden_states` or `output_attentions` asks for it.
     """
     from transformers.utils import output_capturing
 
@@ -212,7 +216,7 @@ def _is_watched(encoder: nn.Module) -> bool:
         if module._backward_hooks or module._backward_pre_hooks:
             return True
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        if any(getattr(hook, "__module__", "") != output_capturing.__name__ for hook in hooks):
+        if any(getattr(hook, "__module__", "") not in UNAWARE for hook in hooks):
             return True
     return False
 
