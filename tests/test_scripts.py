@@ -208,6 +208,36 @@ def test_conversion_is_measured_row_by_row(teacher, tmp_path, capsys):
     assert "fits none; --list names them" in capsys.readouterr().err
 
 
+def test_encoders_are_timed_beside_peers(tmp_path, monkeypatch):
+    """Graphs included; a peer that is not installed is named on the page, and other families' results are kept."""
+    bench = import_script("bench_encoder")
+    small = {**bench.SIZES, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24}
+    monkeypatch.setitem(bench.FAMILIES, "BERT", ("BertModel", small))
+    monkeypatch.setitem(bench.FAMILIES, "MPNet", ("MPNetModel", small))
+    monkeypatch.setattr(bench, "start_quietly", lambda threads: None)  # of the process that runs the tests
+    monkeypatch.setattr(bench, "compiled", lambda model: model)
+    monkeypatch.setitem(sys.modules, "nncf", None)
+
+    def run(*more):
+        monkeypatch.setattr("sys.argv", ["bench_encoder.py", "--quick", "--out", str(tmp_path), *more])
+        bench.main()
+        return json.loads((tmp_path / "cpu-encoder-quick.json").read_text())["families"]
+
+    run("--families", "MPNet")
+    found = run("--families", "BERT", "--peers")
+    (missing, reason), rows = *found["BERT"]["absent"].items(), found["BERT"]["times"]
+    assert missing == "OpenVINO, int8" and "nncf" in reason
+    assert [(row["case"], row["pass"]) for row in rows] == [
+        (case, kind) for kind in bench.PASSES for case in bench.QUICK
+    ]
+    assert (
+        set(rows[0]["seconds"]) == set(bench.ORDER) - {missing, bench.ATTENTION}
+        and rows[1]["errors"]["ONNX Runtime"] < 1e-5
+    )
+    page = (tmp_path / "cpu-encoder-quick.md").read_text()
+    assert f"{missing} is left out" in page and "| ONNX Runtime, int8 |" in page and set(found) == {"MPNet", "BERT"}
+
+
 def test_training_text_shares_nothing_with_the_evaluation(teacher):
     training_passages = import_script("conversion_quality.texts").training_passages
     held = [str(teacher / "held.txt")]

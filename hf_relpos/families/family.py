@@ -94,7 +94,7 @@ class Layout:
         return all(any(re.search(pattern, name) for name in names) for pattern in self.tensors)
 
 
-# `LiveFamily.effect` of several families, from the benchmark of live models.
+# `LiveFamily.effect` of several families, from scripts/benchmarks/bench_encoder.py.
 LONG_INPUTS = "faster from 1,024 tokens, as fast below; attention in memory linear in the length"
 ALREADY_ACCELERATED = "it is accelerated already"
 

@@ -501,7 +501,7 @@ def run_model(out: Out, seconds: float) -> None:
 
 def deberta(variant: str, training: bool, layers: int, device: str, dtype: torch.dtype) -> nn.Module:
     """The model of DeBERTa v3, base size, stock or with another attention; the weights are the same."""
-    from bench_live import FAMILIES as SIZES
+    from bench_encoder import FAMILIES as SIZES
     from transformers import DebertaV2Config, DebertaV2Model
 
     config = DebertaV2Config(**{**SIZES["DeBERTa v3"][1], "num_hidden_layers": layers})

@@ -24,7 +24,7 @@ sys.path.append(str(ROOT / "scripts" / "benchmarks"))  # their modules write the
 CARDS = {
     "benchmarks/conversion.json": "conversion_quality.card",
     "benchmarks/cpu-attention.json": "bench_attention",
-    "benchmarks/cpu-live.json": "bench_live",
+    "benchmarks/cpu-encoder.json": "bench_encoder",
     "benchmarks/cpu-model.json": "bench_model",
     "benchmarks/cpu-model-quick.json": "bench_model",
     "benchmarks/gpu-attention.json": "bench_gpu",

@@ -35,7 +35,7 @@ def is_worthwhile(module: nn.Module, query_length: int, key_length: int, batch: 
     """Whether our backends are faster than the stock code of MPNet, RoFormer, T5 and XLNet.
 
     On the CPU they are faster if there are enough scores for chunks; for shorter calls, and in graphs, stock is as
-    fast. See docs/results/benchmarks/cpu-live.md.
+    fast. See docs/results/benchmarks/cpu-encoder.md.
 
     Args:
         module: the module, for its device.

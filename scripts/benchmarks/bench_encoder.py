@@ -1,0 +1,420 @@
+"""Stock encoders on the CPU, and what makes them faster: `hf_relpos.optimize`, torch.compile, ONNX Runtime, OpenVINO.
+
+    python scripts/benchmarks/bench_encoder.py                     # DeBERTa v3 with all peers; half an hour
+    python scripts/benchmarks/bench_encoder.py --families          # the other families, stock and ours; an hour
+    python scripts/benchmarks/bench_encoder.py --quick             # two cases, one round; some minutes, to compile
+    python scripts/benchmarks/bench_encoder.py --families BERT --peers --cases "1 × 128"
+
+Two layers of the size of a base model (hidden size 768, 12 heads), random weights, no dropout, float32. Cases: full
+rows; 32 padded rows, whose lengths are the quantiles of a log-normal distribution from 8 to 190 (28 % are tokens); and
+the same rows sorted by length into batches of 8, as sentence-transformers makes them. Forward passes, and training
+steps (a loss of the states of tokens, backward), by one thread. Peers: onnxruntime, onnx, onnxscript, openvino and
+nncf, each left out where it is not installed. The graph of ONNX Runtime and OpenVINO is that of the stock model by
+torch.onnx.export for any size of batch; int8 is `quantize_dynamic` in the one and `nncf.quantize` in the other.
+
+Before any time is taken the states of all tokens are compared with stock's, and after a training step the gradients;
+where ours differ by more than 1e-5 in float32 the run ends. Memory is the growth of the largest resident size over a
+training step of the longest row in a process of its own. Written to docs/results/benchmarks after each measurement,
+family by family, those of earlier runs being kept: cpu-encoder.json and .md; a quick run's to cpu-encoder-quick.
+"""
+
+import argparse
+import contextlib
+import copy
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from shared.arguments import benchmark_parser
+from shared.measuring import environment, peak_memory, reset_peak_memory, run_worker, time_in_turns
+from shared.process import start_quietly
+from shared.reports import Table, describe, markdown_sections, print_tables, write_report
+from shared.runtimes import Inputs, Run, compiled, runtimes, versions
+
+
+SIZES = {
+    "vocab_size": 1000,  # the embeddings are not what is measured
+    "hidden_size": 768,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 2048 + 2,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+RELATIVE = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False}
+V3 = {"position_buckets": 256, "max_relative_positions": 512, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
+T5 = {"vocab_size": 1000, "num_layers": 2, "d_model": 768, "d_ff": 3072, "num_heads": 12, "dropout_rate": 0.0}
+XLNET = {"vocab_size": 1000, "n_layer": 2, "d_model": 768, "d_inner": 3072, "n_head": 12, "dropout": 0.0}
+DISTIL = {"vocab_size": 1000, "n_layers": 2, "dim": 768, "hidden_dim": 3072, "n_heads": 12, "dropout": 0.0}
+FAMILIES = {  # class, configuration
+    "DeBERTa v3": ("DebertaV2Model", {**SIZES, **RELATIVE, **V3}),
+    "DeBERTa v1": ("DebertaModel", {**SIZES, **RELATIVE, "max_relative_positions": 512}),
+    "BERT": ("BertModel", SIZES),
+    "RoBERTa": ("RobertaModel", SIZES),
+    "DistilBERT": ("DistilBertModel", {**DISTIL, "attention_dropout": 0.0, "max_position_embeddings": 2048}),
+    "MPNet": ("MPNetModel", SIZES),
+    "RoFormer": ("RoFormerModel", SIZES),
+    "T5 encoder": ("T5EncoderModel", T5),
+    "XLNet": ("XLNetModel", XLNET),
+}
+ABSOLUTE = ("BERT", "RoBERTa", "DistilBERT")  # no relative attention to accelerate
+FULL = {"1 × 128": (1, 128), "8 × 128": (8, 128), "1 × 512": (1, 512), "4 × 512": (4, 512)}
+LONG = {"1 × 1,024": (1, 1024), "1 × 2,048": (1, 2048)}  # where the attention is most of the time; one round
+PADDED, SORTED = "32 rows, padded", "32 rows, sorted"
+CASES = [*FULL, PADDED, SORTED, *LONG]
+QUICK = ["1 × 128", PADDED]
+STOCK, COMPILED, ATTENTION, OURS, BFLOAT16 = (
+    "stock PyTorch",
+    "torch.compile",
+    "accelerate_attention",
+    "optimize",
+    "optimize, bfloat16",
+)
+EXACT = (ATTENTION, OURS)
+PASSES = ("forward", "training")
+LARGEST_ERROR = 1e-5
+PROTOCOL = (
+    "CPU seconds of the process (time.process_time), which other jobs on the machine change less than wall time; "
+    "variants take turns; the median of the rounds after the first; of the longest rows one round"
+)
+
+
+def model_of(family: str) -> torch.nn.Module:
+    import transformers
+
+    name, fields = FAMILIES[family]
+    head = getattr(transformers, name)
+    torch.manual_seed(0)
+    return head(head.config_class(**fields))
+
+
+def lengths_of(count: int = 32, least: int = 8, most: int = 190, median: float = 40, spread: float = 0.8) -> list[int]:
+    """Quantiles of a log-normal distribution, in an order that is not theirs."""
+    quantiles = torch.special.ndtri((torch.arange(count) + 0.5) / count)
+    lengths = (median * (spread * quantiles).exp()).round().clamp(least, most)
+    return lengths[torch.randperm(count, generator=torch.Generator().manual_seed(0))].int().tolist()
+
+
+def batches_of(family: str, case: str) -> list[Inputs]:
+    """With token types for XLNet, whose tokenizer always makes them and whose layers have a term for them."""
+    if case in (PADDED, SORTED):
+        lengths = lengths_of()
+        size = 8 if case == SORTED else len(lengths)
+        lengths = sorted(lengths, reverse=True) if case == SORTED else lengths
+    else:
+        size, length = {**FULL, **LONG}[case]
+        lengths = [length] * size
+    generator = torch.Generator().manual_seed(1)
+    batches = []
+    for start in range(0, len(lengths), size):
+        rows = torch.tensor(lengths[start : start + size])
+        mask = (torch.arange(int(rows.max())) < rows[:, None]).long()
+        ids = torch.randint(5, 1000, mask.shape, generator=generator)
+        batch = {"input_ids": torch.where(mask == 1, ids, padding_id(family)), "attention_mask": mask}
+        if family == "XLNet":
+            batch["token_type_ids"] = (torch.arange(mask.shape[1]) >= mask.shape[1] // 2).long().repeat(len(rows), 1)
+        batches.append(batch)
+    return batches
+
+
+def padding_id(family: str) -> int:
+    import transformers
+
+    name, fields = FAMILIES[family]
+    return getattr(transformers, name).config_class(**fields).pad_token_id or 0
+
+
+def forward(model: torch.nn.Module) -> Run:
+    """States of a batch, in inference."""
+
+    def run(inputs: Inputs) -> torch.Tensor:
+        with torch.inference_mode():
+            return model(**inputs)[0]
+
+    return run
+
+
+def step(model: torch.nn.Module, inputs: Inputs) -> None:
+    """Gradients of a loss of the states of tokens: of their product with a fixed vector, since their norm is fixed."""
+    states = model(**inputs)[0]
+    mask = inputs["attention_mask"]
+    direction = torch.linspace(-1, 1, states.shape[-1])
+    (((states @ direction) * mask).square().sum() / mask.sum()).backward()
+
+
+def training(model: torch.nn.Module, batches: list[Inputs]) -> Callable[[], None]:
+    """Training steps of these batches."""
+
+    def run() -> None:
+        for inputs in batches:
+            model.zero_grad()
+            step(model, inputs)
+
+    return run
+
+
+def encoding(run: Run, batches: list[Inputs]) -> Callable[[], list[torch.Tensor]]:
+    """Forward passes of these batches."""
+    return lambda: [run(inputs) for inputs in batches]
+
+
+def states_errors(runs: dict[str, Run], batches: list[Inputs]) -> dict[str, float]:
+    """Of each variant: the largest difference of the states of tokens from stock's, relative to the largest state."""
+    real = [inputs["attention_mask"].bool() for inputs in batches]
+
+    def states(run: Run) -> torch.Tensor:
+        return torch.cat([run(inputs)[mask] for inputs, mask in zip(batches, real, strict=True)])
+
+    expected = states(runs[STOCK])
+    return {
+        name: float((states(run) - expected).abs().max() / expected.abs().max())
+        for name, run in runs.items()
+        if name != STOCK
+    }
+
+
+def gradients_errors(models: dict[str, torch.nn.Module], inputs: Inputs) -> dict[str, float]:
+    """Of each variant: the norm of the difference of all gradients from stock's, relative to their norm."""
+
+    def gradients(model: torch.nn.Module) -> torch.Tensor:
+        model.zero_grad()
+        step(model, inputs)
+        return torch.cat([weight.grad.flatten() for weight in model.parameters() if weight.grad is not None])
+
+    expected = gradients(models[STOCK])
+    return {
+        name: float((gradients(model) - expected).norm() / expected.norm())
+        for name, model in models.items()
+        if name != STOCK
+    }
+
+
+def changed(stock: torch.nn.Module, variant: str) -> torch.nn.Module:
+    """A copy of a model, changed by one of our functions."""
+    import hf_relpos
+
+    model = copy.deepcopy(stock)
+    if variant == ATTENTION:
+        hf_relpos.accelerate_attention(model)
+    else:
+        hf_relpos.optimize(model, precision="bfloat16" if variant == BFLOAT16 else "float32")
+    return model
+
+
+def measure(family: str, cases: list[str], rounds: int, with_peers: bool, absent: dict[str, str]) -> Iterator[dict]:
+    """Times of all variants, in turns, case by case.
+
+    Args:
+        absent: filled with the peers that do not run, and why.
+    """
+    stock = model_of(family).eval()
+    ours = [OURS, BFLOAT16] if family in ABSOLUTE else [ATTENTION, OURS, BFLOAT16]
+    models = {STOCK: stock, **{each: changed(stock, each) for each in ours}}
+    if with_peers:
+        models[COMPILED] = compiled(copy.deepcopy(stock))
+    runs: dict[str, Run] = {name: forward(model) for name, model in models.items()}
+    with contextlib.closing(runtimes(stock, batches_of(family, SORTED))) as graphs:
+        for name, make in graphs if with_peers else ():
+            try:
+                runs[name] = make()
+            except Exception as error:  # whatever a peer raises: the others are measured
+                absent[name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+                print(f"{name} is left out: {absent[name]}", file=sys.stderr)
+        for case in cases:
+            yield timed(family, case, "forward", rounds, runs, models)
+    runs.clear()
+    models.pop(BFLOAT16)  # for inference
+    for model in models.values():
+        model.train()
+    for case in cases:
+        yield timed(family, case, "training", rounds, {}, models)
+
+
+def timed(
+    family: str, case: str, kind: str, rounds: int, runs: dict[str, Run], models: dict[str, torch.nn.Module]
+) -> dict:
+    """One row of the results."""
+    batches = batches_of(family, case)
+    if kind == "forward":
+        calls = {name: encoding(run, batches) for name, run in runs.items()}
+        errors = states_errors(runs, batches)
+    else:
+        calls = {name: training(model, batches) for name, model in models.items()}
+        errors = gradients_errors(models, batches[0])
+    for name in EXACT:
+        if not errors.get(name, 0.0) <= LARGEST_ERROR:
+            raise SystemExit(f"{family}, {case}, {kind}: {name} differs by {errors[name]:.1e}; no times are shown")
+    taken = time_in_turns(calls, 1 if case in LONG else rounds, clock=time.process_time)
+    gc.collect()
+    return {
+        "family": family,
+        "case": case,
+        "pass": kind,
+        "seconds": {name: round(seconds, 4) for name, seconds in taken.items()},
+        "errors": {name: float(f"{error:.2g}") for name, error in errors.items()},
+    }
+
+
+def memory(family: str, variant: str, case: str) -> float:
+    """MB by which a training step of a case grows the process."""
+    model = model_of(family)
+    if variant == OURS:
+        model = changed(model, OURS)
+    training(model, batches_of(family, "1 × 128"))()  # gradients exist from now on
+    run = training(model, batches_of(family, case))
+    gc.collect()
+    reset_peak_memory()
+    before = peak_memory()
+    run()
+    return round(peak_memory() - before, 1)
+
+
+# The page ------------------------------------------------------------------------------------------------------------
+
+ORDER = (
+    STOCK,
+    COMPILED,
+    "ONNX Runtime",
+    "ONNX Runtime, int8",
+    "OpenVINO",
+    "OpenVINO, int8",
+    ATTENTION,
+    OURS,
+    BFLOAT16,
+)
+
+
+def faster(rows: list[dict], name: str, case: str) -> str:
+    """Stock's time ÷ that of a variant."""
+    for row in rows:
+        if row["case"] == case and name in row["seconds"]:
+            return f"{row['seconds'][STOCK] / row['seconds'][name]:.2f}"
+    return "–"
+
+
+def largest_error(rows: list[dict], name: str) -> str:
+    """Over the cases, of a variant."""
+    errors = [row["errors"][name] for row in rows if name in row["errors"]]
+    return f"{max(errors):.0e}" if errors else "–"
+
+
+def tables_of(runs: dict[str, dict]) -> list[Table]:
+    """Tables of the families that were measured by one command."""
+    found: list[Table] = []
+    for kind in PASSES:
+        lines, cases = [], []
+        for family, run in runs.items():
+            rows = [row for row in run["times"] if row["pass"] == kind]
+            cases = cases or [row["case"] for row in rows]
+            for name in ORDER:
+                if any(name in row["seconds"] for row in rows) and (name != STOCK or len(runs) == 1):
+                    label = [name] if len(runs) == 1 else [family, name]
+                    lines.append([*label, *(faster(rows, name, case) for case in cases), largest_error(rows, name)])
+        of = f"{next(iter(runs))}: t" if len(runs) == 1 else "T"
+        said = "forward pass" if kind == "forward" else "training step"
+        error = "largest error of states" if kind == "forward" else "error of gradients"
+        if lines:
+            head = ["", *cases, error] if len(runs) == 1 else ["family", "", *cases, error]
+            found.append((f"{of}imes faster than stock, {said}", head, lines))
+    grown = [
+        [family, run["longest"], f"{of[STOCK]:.0f}", f"{of[OURS]:.0f}", f"{of[STOCK] / of[OURS]:.1f}"]
+        for family, run in runs.items()
+        if (of := run["memory"])
+    ]
+    if grown:
+        columns = ["family", "case", "stock, MB", "optimize, MB", "ratio"]
+        found.append((f"Memory of a training step{f', {grown[0][0]}' if len(grown) == 1 else ''}", columns, grown))
+    return found
+
+
+def tables(results: dict) -> list[tuple[dict, dict[str, str], list[Table]]]:
+    """Of every command: its environment, the peers that it left out, and its tables."""
+    commands: dict[str, dict[str, dict]] = {}
+    for family, run in results["families"].items():
+        commands.setdefault(json.dumps(run["environment"], sort_keys=True), {})[family] = run
+    return [
+        (json.loads(key), {name: why for run in runs.values() for name, why in run["absent"].items()}, tables_of(runs))
+        for key, runs in commands.items()
+    ]
+
+
+def card(results: dict) -> str:
+    """cpu-encoder.md."""
+    text = (
+        "# Stock encoders on the CPU, and what makes them faster\n\n"
+        "Two layers of a base model's shape, one thread, everything in turn in one process. `optimize` is "
+        "[hf_relpos.optimize](../../live.md), `accelerate_attention` its attention alone. Numbers are stock's time ÷ "
+        'the time taken: higher is better. "32 rows" have 8 to 190 tokens each: in one padded batch, of which '
+        f"{100 * sum(lengths_of()) / (len(lengths_of()) * max(lengths_of())):.0f} % are tokens, or sorted by length "
+        "into batches of 8. Errors are of the states of tokens, against stock's, relative to the largest state; of "
+        "training steps, of all gradients, relative to their norm.\n\n"
+        "What this does not say: weights are random, and so are the errors of int8 and bfloat16; a real model can be "
+        "better or worse, and has to be evaluated. Ratios repeat within a tenth. On another processor, or with "
+        "several threads, they are others.\n"
+    )
+    for found, absent, parts in tables(results):
+        left = "".join(f"\n{name} is left out: {why}\n" for name, why in absent.items())
+        packages = ", ".join(f"{name} {number}" for name, number in found["packages"].items())
+        text += f"\n{describe(found)}\nPeers: {packages or 'none'}.\n{left}{markdown_sections(parts)}"
+    return text
+
+
+def earlier(path: Path) -> dict:
+    """The results of earlier runs, for families that this one does not measure."""
+    stored = path.with_name(f"{path.name}.json")
+    return json.loads(stored.read_text(encoding="utf-8")) if stored.is_file() else {"families": {}}
+
+
+def arguments() -> argparse.Namespace:
+    parser = benchmark_parser(__doc__.splitlines()[0])
+    first, *others = FAMILIES
+    parser.add_argument(
+        "--families",
+        nargs="*",
+        choices=FAMILIES,
+        metavar="FAMILY",
+        help=f"instead of {first}, stock and ours alone; without a name: {', '.join(others)}",
+    )
+    parser.add_argument("--peers", action="store_true", help="the peers for these families, too")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES, metavar="CASE", help=", ".join(CASES))
+    parser.add_argument("--quick", action="store_true", help=f"one round, {' and '.join(QUICK)} alone")
+    args = parser.parse_args()
+    args.peers = args.peers or args.families is None
+    args.families = [first] if args.families is None else args.families or others
+    args.cases = QUICK if args.quick else args.cases
+    args.rounds = 1 if args.quick else args.rounds
+    return args
+
+
+def main() -> None:
+    args = arguments()
+    start_quietly(threads=1)
+    if args.worker:
+        print(json.dumps(memory(*args.worker.split("/"))))
+        return
+    path = args.out / ("cpu-encoder-quick" if args.quick else "cpu-encoder")
+    results = earlier(path)
+    about = {**environment(), "protocol": PROTOCOL, "packages": versions() if args.peers else {}}
+    for family in args.families:
+        run: dict = {"environment": about, "absent": {}, "times": [], "longest": args.cases[-1], "memory": {}}
+        results["families"][family] = run
+        for row in measure(family, args.cases, args.rounds, args.peers, run["absent"]):
+            print(json.dumps(row, ensure_ascii=False), file=sys.stderr)
+            run["times"].append(row)
+            write_report(path, results, card(results))
+        if not args.quick:
+            run["memory"] = {
+                variant: run_worker(sys.executable, __file__, "--worker", f"{family}/{variant}/{run['longest']}")
+                for variant in (STOCK, OURS)
+            }
+        write_report(path, results, card(results))
+    print_tables([table for _, _, parts in tables(results) for table in parts])
+
+
+if __name__ == "__main__":
+    main()

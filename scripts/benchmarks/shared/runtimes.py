@@ -1,0 +1,155 @@
+"""Other ways to run a stock encoder on the CPU by one thread: torch.compile, ONNX Runtime, OpenVINO; int8, too.
+
+Each takes a model and the inputs that it is made with, and returns a call: inputs to the last hidden states. What is
+not installed raises ModuleNotFoundError.
+"""
+
+import contextlib
+import functools
+import io
+import logging
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+
+Inputs = dict[str, torch.Tensor]
+Run = Callable[[Inputs], torch.Tensor]
+PACKAGES = ("onnx", "onnxscript", "onnxruntime", "openvino", "nncf")
+
+
+def versions() -> dict[str, str]:
+    """Those of the packages of this module that are installed."""
+    found = {}
+    for name in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+class LastStates(nn.Module):
+    """An encoder that returns its last hidden states alone, as a graph should."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+        return self.model(input_ids=input_ids, attention_mask=attention_mask, **types)[0]
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """Without what exporters and quantizers print and log."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    """By torch.compile, for inputs of any size."""
+    return torch.compile(model, dynamic=True)
+
+
+def export(model: nn.Module, inputs: Inputs, path: Path) -> None:
+    """Write an ONNX graph for any number and length of rows."""
+    import onnxscript  # noqa: F401  # what the exporter is written in
+
+    sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
+    with silence(), torch.no_grad():
+        program = torch.onnx.export(
+            LastStates(model).eval(),
+            kwargs=inputs,
+            dynamo=True,
+            input_names=list(inputs),
+            dynamic_shapes={name: sizes for name in inputs},
+            verbose=False,
+        )
+        program.save(str(path))
+
+
+def onnxruntime_session(path: Path) -> Run:
+    """A graph in ONNX Runtime."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return lambda inputs: torch.from_numpy(session.run(None, {name: each.numpy() for name, each in inputs.items()})[0])
+
+
+def quantize_onnx(path: Path) -> Path:
+    """The graph with dynamic int8 products, by ONNX Runtime."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    quantized = path.with_name(f"{path.stem}-int8.onnx")
+    with silence():
+        quantize_dynamic(str(path), str(quantized), weight_type=QuantType.QInt8)
+    return quantized
+
+
+def openvino_model(model: Any) -> Run:
+    """A graph in OpenVINO, as small requests one after another would have it."""
+    import openvino
+
+    settings = {
+        "INFERENCE_NUM_THREADS": 1,
+        "NUM_STREAMS": 1,
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": "f32",
+        "ENABLE_CPU_PINNING": False,
+    }
+    compiled_model = openvino.Core().compile_model(model, "CPU", settings)
+    return lambda inputs: torch.from_numpy(compiled_model({name: each.numpy() for name, each in inputs.items()})[0])
+
+
+def quantize_openvino(path: Path, samples: list[Inputs]) -> Any:
+    """The graph with int8 products, by nncf: scales of these samples, SmoothQuant."""
+    import nncf
+    import openvino
+
+    nncf.set_log_level(logging.ERROR)
+    data = nncf.Dataset([{name: each.numpy() for name, each in inputs.items()} for inputs in samples])
+    with silence():
+        return nncf.quantize(
+            openvino.Core().read_model(str(path)),
+            data,
+            model_type=nncf.ModelType.TRANSFORMER,
+            subset_size=len(samples),
+        )
+
+
+def runtimes(model: nn.Module, samples: list[Inputs]) -> Iterator[tuple[str, Callable[[], Run]]]:
+    """Names of the graphs, each with what makes it; the files are there until the iterator is closed.
+
+    Args:
+        model: a stock encoder.
+        samples: batches, for the shapes of the export and the scales of int8.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+
+        @functools.cache
+        def graph() -> Path:
+            export(model, samples[0], path)
+            return path
+
+        yield "ONNX Runtime", lambda: onnxruntime_session(graph())
+        yield "ONNX Runtime, int8", lambda: onnxruntime_session(quantize_onnx(graph()))
+        yield "OpenVINO", lambda: openvino_model(str(graph()))
+        yield "OpenVINO, int8", lambda: openvino_model(quantize_openvino(graph(), samples))
