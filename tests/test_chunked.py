@@ -34,6 +34,7 @@ from hf_relpos.attention.backends.chunked import chunked_attention
 from hf_relpos.attention.call import AttentionCall
 from hf_relpos.attention.dispatch import choose, run_attention
 from hf_relpos.attention.formula import TABLE_FIELDS, content_vectors
+from hf_relpos.attention.products import Library
 from hf_relpos.attention.toeplitz import to_toeplitz
 from hf_relpos.cli import app
 from hf_relpos.schemes.registry import build_scheme
@@ -638,6 +639,7 @@ def chosen(*arguments, **changes):
 
 def test_what_is_chosen(monkeypatch):
     monkeypatch.undo()
+    monkeypatch.setattr(backend_chunked, "bmm_library", lambda: Library(100.0, 90.0, 1e-7, 1e-7))
     value_term, _ = random_terms(frozenset("V"), True)
     assert chosen(length=512)[0] == chosen(value_term, length=512)[0] == "chunked"
     assert chosen(length=32)[0] == "sdpa" and "too few" in chosen(length=32)[1]
@@ -652,6 +654,10 @@ def test_what_is_chosen(monkeypatch):
         taken, why = chosen(length=512, **changes)
         assert taken != "chunked" and reason in why
     assert chosen(Terms(), length=512, dropout=0.1)[0] == "chunked"
+    monkeypatch.setattr(backend_chunked, "bmm_library", lambda: Library(100.0, 200.0, 1e-7, 1e-7))
+    assert (
+        chosen(Terms(), length=512)[0] == "chunked" and chosen(Terms(), length=512, dtype=torch.bfloat16)[0] == "sdpa"
+    )
 
 
 def test_what_is_chosen_elsewhere(monkeypatch):

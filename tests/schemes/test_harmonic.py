@@ -17,12 +17,14 @@ from torch.autograd import gradcheck
 from torch.func import functional_call
 
 from hf_relpos import AttentionContext, RelPosBertConfig, RelPosBertModel, Terms, explain_backend
+from hf_relpos.attention.backends import chunked
 from hf_relpos.attention.backends.chunked import Chunked
 from hf_relpos.attention.call import AttentionCall
 from hf_relpos.attention.dispatch import choose, run_attention
 from hf_relpos.attention.formula import TABLE_FIELDS, attend
 from hf_relpos.attention.fourier_features import with_fourier_features
 from hf_relpos.attention.fourier_tables import FourierTable, geometric
+from hf_relpos.attention.products import Library
 
 
 HEADS, SIZE, WAVES, PERIOD, KEYS = 3, 8, 3, 23, 9
@@ -208,10 +210,13 @@ def test_chunks_take_the_features_under_dropout(none_too_short):
 
 
 @pytest.mark.parametrize("heads", [64, 32])
-def test_sdpa_takes_long_rows_and_no_table_is_made(heads, monkeypatch):
+@pytest.mark.parametrize("rate, taken", [(90.0, "sdpa"), (200.0, "chunked")])
+def test_long_rows_are_plain_attention_and_no_table_is_made(rate, taken, heads, monkeypatch):
+    """By the backend that is faster for it, which the rate of oneDNN's products decides."""
+    monkeypatch.setattr(chunked, "bmm_library", lambda: Library(100.0, rate, 1e-7, 1e-7))
     config = RelPosBertConfig(position_embedding_type="harmonic", num_attention_heads=768 // heads)
     assert explain_backend(config, batch=4, length=2048, gradients=True).startswith(
-        "attn_implementation='relpos' takes sdpa"
+        f"attn_implementation='relpos' takes {taken}"
     )
     monkeypatch.setattr(FourierTable, "rows", property(lambda table: pytest.fail("the rows are made")))
     call = Case("padding").call()
