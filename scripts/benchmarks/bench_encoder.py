@@ -48,7 +48,8 @@ SIZES = {
 }
 RELATIVE = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False}
 V3 = {"position_buckets": 256, "max_relative_positions": 512, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
-T5 = {"vocab_size": 1000, "num_layers": 2, "d_model": 768, "d_ff": 3072, "num_heads": 12, "dropout_rate": 0.0}
+T5 = {"vocab_size": 1000, "num_layers": 2, "d_model": 768, "d_ff": 2048, "num_heads": 12, "dropout_rate": 0.0}
+GATED = {"feed_forward_proj": "gated-gelu"}  # of v1.1; the gradient of ReLU jumps at rounding errors
 XLNET = {"vocab_size": 1000, "n_layer": 2, "d_model": 768, "d_inner": 3072, "n_head": 12, "dropout": 0.0}
 DISTIL = {"vocab_size": 1000, "n_layers": 2, "dim": 768, "hidden_dim": 3072, "n_heads": 12, "dropout": 0.0}
 FAMILIES = {  # class, configuration
@@ -59,7 +60,7 @@ FAMILIES = {  # class, configuration
     "DistilBERT": ("DistilBertModel", {**DISTIL, "attention_dropout": 0.0, "max_position_embeddings": 2048}),
     "MPNet": ("MPNetModel", SIZES),
     "RoFormer": ("RoFormerModel", SIZES),
-    "T5 encoder": ("T5EncoderModel", T5),
+    "T5 encoder": ("T5EncoderModel", {**T5, **GATED}),
     "XLNet": ("XLNetModel", XLNET),
 }
 ABSOLUTE = ("BERT", "RoBERTa", "DistilBERT")  # no relative attention to accelerate
@@ -288,6 +289,25 @@ ORDER = (
     BFLOAT16,
 )
 
+INTRODUCTION = """# Stock encoders on the CPU, and what makes them faster
+
+Two layers of a base model's shape, random weights, float32, one thread, all variants in turn in one process.
+`optimize` is `hf_relpos.optimize`; `accelerate_attention` changes the attention alone ([live models](../../live.md)).
+Numbers are stock's time ÷ the time of the variant: higher is faster.
+
+- "4 × 512" is 4 full rows of 512 tokens. "32 rows" have 8 to 190 tokens each: "padded" in one batch, of which
+  {real:.0f} % are tokens; "sorted" by length into batches of 8, as sentence-transformers makes them.
+- Errors are the largest of all cases. Of a forward pass: of the states of tokens, against stock's, relative to the
+  largest state. Of a training step: of all gradients, relative to their norm.
+- The graph of ONNX Runtime and OpenVINO is the stock model's, exported once for all sizes; they have no training.
+  int8 is `quantize_dynamic` of ONNX Runtime, and `nncf.quantize` for OpenVINO.
+- Memory is what one training step adds to the resident size.
+
+Limits: weights are random, so that errors of int8 and bfloat16 are not those of a real model, which has to be
+evaluated. Differences below a tenth are noise. Other processors and more threads give other numbers. Time to export,
+to quantize and to compile is not counted.
+"""
+
 
 def faster(rows: list[dict], name: str, case: str) -> str:
     """Stock's time ÷ that of a variant."""
@@ -333,34 +353,28 @@ def tables_of(runs: dict[str, dict]) -> list[Table]:
 
 
 def tables(results: dict) -> list[tuple[dict, dict[str, str], list[Table]]]:
-    """Of every command: its environment, the peers that it left out, and its tables."""
-    commands: dict[str, dict[str, dict]] = {}
+    """Of families that were measured alike: their environment, the peers that were left out, and the tables."""
+    alike: dict[str, dict[str, dict]] = {}
     for family, run in results["families"].items():
-        commands.setdefault(json.dumps(run["environment"], sort_keys=True), {})[family] = run
-    return [
-        (json.loads(key), {name: why for run in runs.values() for name, why in run["absent"].items()}, tables_of(runs))
-        for key, runs in commands.items()
-    ]
+        fixed = {name: value for name, value in run["environment"].items() if name not in ("date", "load", "command")}
+        alike.setdefault(json.dumps(fixed, sort_keys=True), {})[family] = run
+    found = []
+    for runs in alike.values():
+        commands = dict.fromkeys(run["environment"]["command"] for run in runs.values())
+        about = {**next(iter(runs.values()))["environment"], "command": "`\n\n`".join(commands)}
+        absent = {name: reason for run in runs.values() for name, reason in run["absent"].items()}
+        found.append((about, absent, tables_of(runs)))
+    return found
 
 
 def card(results: dict) -> str:
     """cpu-encoder.md."""
-    text = (
-        "# Stock encoders on the CPU, and what makes them faster\n\n"
-        "Two layers of a base model's shape, one thread, everything in turn in one process. `optimize` is "
-        "[hf_relpos.optimize](../../live.md), `accelerate_attention` its attention alone. Numbers are stock's time ÷ "
-        'the time taken: higher is better. "32 rows" have 8 to 190 tokens each: in one padded batch, of which '
-        f"{100 * sum(lengths_of()) / (len(lengths_of()) * max(lengths_of())):.0f} % are tokens, or sorted by length "
-        "into batches of 8. Errors are of the states of tokens, against stock's, relative to the largest state; of "
-        "training steps, of all gradients, relative to their norm.\n\n"
-        "What this does not say: weights are random, and so are the errors of int8 and bfloat16; a real model can be "
-        "better or worse, and has to be evaluated. Ratios repeat within a tenth. On another processor, or with "
-        "several threads, they are others.\n"
-    )
-    for found, absent, parts in tables(results):
+    real = 100 * sum(lengths_of()) / (len(lengths_of()) * max(lengths_of()))
+    text = INTRODUCTION.format(real=real)
+    for about, absent, parts in tables(results):
         left = "".join(f"\n{name} is left out: {why}\n" for name, why in absent.items())
-        packages = ", ".join(f"{name} {number}" for name, number in found["packages"].items())
-        text += f"\n{describe(found)}\nPeers: {packages or 'none'}.\n{left}{markdown_sections(parts)}"
+        packages = ", ".join(f"{name} {number}" for name, number in about["packages"].items())
+        text += f"\n{describe(about)}\nPeers: {packages or 'none'}.\n{left}{markdown_sections(parts)}"
     return text
 
 

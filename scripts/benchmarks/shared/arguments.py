@@ -4,6 +4,7 @@ import argparse
 import fnmatch
 import hashlib
 import json
+import shlex
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -59,5 +60,5 @@ def reproducing_command(
         if word.startswith("--"):
             omit = word in omitted
         if not omit:
-            words.append(Path(word).name if "/" in word else word)
+            words.append(shlex.quote(Path(word).name if "/" in word else word))
     return " ".join(words)
