@@ -394,7 +394,7 @@ def test_runs_are_eagers(kind, heads, mask):
     terms, context = terms_of_runs(*RUNS[kind], heads), AttentionContext(length, length)
     tensors, seen = vectors(length, length), MASKS[mask](length)
     form = to_toeplitz(terms, context, tensors[0], by_run=True)
-    assert form.B.shape[1] <= 2 * RUNS[kind][1] and form.row_of_B.shape == (2 * length - 1,)
+    assert form.key_table.rows.shape[1] <= 2 * RUNS[kind][1] and form.key_table.row_of.shape == (2 * length - 1,)
     expected = run("eager", tensors, terms, context, seen)
     assert largest(expected, run("chunked", tensors, terms, context, seen)) <= 1e-11
 
@@ -480,7 +480,7 @@ def test_what_needs_no_gradients_keeps_no_probabilities(monkeypatch):
 def test_many_runs_are_lowered_to_offsets():
     terms, context = terms_of_runs(*RUNS["buckets"], HEADS), AttentionContext(40, 40)
     form = to_toeplitz(terms, context, torch.empty(SIZE, dtype=torch.float64), by_run=True)
-    assert form.row_of_B is None and form.B.shape[1] == 79
+    assert form.key_table.row_of is None and form.key_table.rows.shape[1] == 79
 
 
 @pytest.mark.parametrize("rows, by_run", [(toeplitz.MOST_RUNS, True), (toeplitz.MOST_RUNS + 1, False)])
@@ -488,8 +488,8 @@ def test_runs_whose_products_would_grow_with_the_square_of_the_length_are_lowere
     length = 4 * toeplitz.MOST_RUNS
     table = Table(torch.zeros(1, rows, SIZE), lambda r: (r + rows // 2).clamp(0, rows - 1))
     form = to_toeplitz(Terms(key_table=(table,)), AttentionContext(length, length), torch.empty(SIZE), by_run=True)
-    assert (form.row_of_B is not None) == by_run
-    assert form.B.shape[1] == (rows if by_run else 2 * length - 1)
+    assert (form.key_table.row_of is not None) == by_run
+    assert form.key_table.rows.shape[1] == (rows if by_run else 2 * length - 1)
 
 
 def test_workspace_is_kept_and_released(monkeypatch):
@@ -728,7 +728,7 @@ def test_shared_terms_under_activation_checkpointing_from_outside(name, monkeypa
     monkeypatch.setattr(
         toeplitz,
         "_rows_by_offset",
-        lambda table, r, low, factor=1.0: (factor * table.rows[:, table.row_of(r)], (1, 1)),
+        lambda table, r, low, factor=1.0: toeplitz.OffsetTable(factor * table.rows[:, table.row_of(r)]),
     )
     model, ids = tiny_model(RelPosBertForMaskedLM, name).train(), torch.randint(1, 50, (2, 9))
     gradients = []

@@ -181,9 +181,8 @@ def test_tables_are_read_by_row(case, interpreted, monkeypatch):
     letters, batch, heads, length, keys, start, mask, causal = CASES[case]
     exact, context = make(letters, batch, heads, length, keys), AttentionContext(length, keys, start)
     form = to_toeplitz(terms_of(exact), context, exact["query"], by_row=True)
-    for letter in "ABV":
-        rows, row_of = getattr(form, letter), getattr(form, f"row_of_{letter}")
-        assert (rows is None and row_of is None) or (rows.shape[1] == 19 and len(row_of) == length + keys - 1)
+    for table in (form.query_table, form.key_table, form.value_table):
+        assert table is None or (table.rows.shape[1] == 19 and len(table.row_of) == length + keys - 1)
     leaves = of_dtype(exact, torch.float32)
     expected = with_gradients(by_formula, exact, context, mask, causal)
     got = with_gradients(by_kernels, leaves, context, mask, causal, by_row=True)
@@ -282,11 +281,11 @@ def test_dropout_is_fair(rate):
 def test_operators_keep_their_word(by_row, interpreted):
     leaves, context = make("AcV", 1, 1, 12, 12, torch.float32), AttentionContext(12, 12)
     form = to_toeplitz(terms_of(leaves), context, leaves["query"], by_row=by_row)
-    tables = [x.detach().requires_grad_() for x in (form.A, form.c, form.V)]
+    tables = [x.detach().requires_grad_() for x in (form.query_table.rows, form.bias, form.value_table.rows)]
     mask = padding([9], 12)[:, None, None, :]
     vectors = [leaves[name] for name in ("query", "key", "value")]
     given = (vectors[0], None, *vectors[1:], tables[0], None, *tables[1:])
-    given += (form.row_of_A, None, form.row_of_V, mask, None, 0, 0.25, False, 0)
+    given += (form.query_table.row_of, None, form.value_table.row_of, mask, None, 0, 0.25, False, 0)
     torch.library.opcheck(ops.attention, given)
     out, lse = ops.attention(*given)
     given = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in (out, out, lse, *given))
@@ -520,9 +519,10 @@ def test_check_finds_one_wrong_entry_of_a_table(interpreted, monkeypatch):
     assert right.passed
 
     def wrong(content, query, key, value, form, *rest):
-        bent = form.V.clone()
-        bent[0, form.V.shape[1] // 2, 0] += 0.01
-        return kernels.attention(content, query, key, value, replace(form, V=bent), *rest)
+        bent = form.value_table.rows.clone()
+        bent[0, bent.shape[1] // 2, 0] += 0.01
+        form = replace(form, value_table=form.value_table.with_rows(bent))
+        return kernels.attention(content, query, key, value, form, *rest)
 
     self_check.OUTCOMES.clear()
     assert not self_check.check(kind, wrong).passed

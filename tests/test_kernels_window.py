@@ -235,7 +235,7 @@ def test_no_tensor_is_of_all_pairs(padded, monkeypatch):
 def test_operators_with_a_window_keep_their_word(small_tiles):
     leaves = make("AcV", 1, 1, 40, 40, torch.float32)
     form = to_toeplitz(terms_of(leaves), AttentionContext(40, 40), leaves["query"])
-    tables = [x.detach().requires_grad_() for x in (form.A, form.c, form.V)]
+    tables = [x.detach().requires_grad_() for x in (form.query_table.rows, form.bias, form.value_table.rows)]
     vectors = [leaves[name] for name in ("query", "key", "value")]
     rest, rest_lse = torch.randn(1, 40, 1, 16, requires_grad=True), torch.randn(1, 1, 40, requires_grad=True)
     given = (vectors[0], None, *vectors[1:], tables[0], None, *tables[1:], None, None, None, None, None)

@@ -25,12 +25,12 @@ def by_pair(rows, context):
 def scores_of(form, query, key, context):
     """All of the score but the content, from the Toeplitz form, by plain products of every pair."""
     total = torch.zeros(())
-    if form.A is not None:
-        total = total + (query[..., :, None, :] * by_pair(form.A, context)).sum(-1)
-    if form.B is not None:
-        total = total + (key[..., None, :, :] * by_pair(form.B, context)).sum(-1)
-    if form.c is not None:
-        total = total + by_pair(form.c, context)
+    if form.query_table is not None:
+        total = total + (query[..., :, None, :] * by_pair(form.query_table.rows, context)).sum(-1)
+    if form.key_table is not None:
+        total = total + (key[..., None, :, :] * by_pair(form.key_table.rows, context)).sum(-1)
+    if form.bias is not None:
+        total = total + by_pair(form.bias, context)
     return total if form.dense is None else total + form.dense
 
 
@@ -48,14 +48,14 @@ def test_scores_and_values_are_the_formulas(chosen, shared, length, keys, start)
     expected = position_scores(query, key, terms, context)
     if expected is not None:
         assert (scores_of(form, query, key, context) - expected).abs().max() <= 1e-12
-    assert (form.A is None, form.B is None, form.V is None) == (
+    assert (form.query_table is None, form.key_table is None, form.value_table is None) == (
         not terms.query_table,
         not terms.key_table,
         not terms.value_table,
     )
     if terms.value_table:
         weights = torch.rand(2, HEADS, length, keys, dtype=torch.float64)
-        values = (weights[..., None] * by_pair(form.V, context)).sum(-2)
+        values = (weights[..., None] * by_pair(form.value_table.rows, context)).sum(-2)
         assert (values - position_values(weights, terms, context)).abs().max() <= 1e-12
 
 
@@ -118,21 +118,20 @@ def test_tails_are_those_of_the_map(max_distance, length, tails):
         AttentionContext(length, length),
         torch.zeros(1, 1, length, SIZE),
     )
-    assert form.clamped_A == tails
+    assert form.query_table.clamped == tails
     whole = Table(rows, torch.zeros_like)
-    assert to_toeplitz(Terms(query_table=(whole,)), AttentionContext(3, 3), torch.zeros(1, 1, 3, SIZE)).clamped_A == (
-        5,
-        1,
-    )
+    form = to_toeplitz(Terms(query_table=(whole,)), AttentionContext(3, 3), torch.zeros(1, 1, 3, SIZE))
+    assert form.query_table.clamped == (5, 1)
     both = Terms(query_table=(Table(rows, clipped(max_distance)), Table(rows, clipped(max_distance - 1))))
-    assert to_toeplitz(both, AttentionContext(length, length), torch.zeros(1, 1, length, SIZE)).clamped_A == tails
+    form = to_toeplitz(both, AttentionContext(length, length), torch.zeros(1, 1, length, SIZE))
+    assert form.query_table.clamped == tails
 
 
 def test_tables_of_that_form_are_not_copied():
     context = AttentionContext(4, 4)
     rows = torch.randn(1, 7, SIZE)
     form = to_toeplitz(Terms(value_table=(toeplitz_table(rows, context),)), context, torch.zeros(1, 1, 4, SIZE))
-    assert form.V.data_ptr() == rows.data_ptr()
+    assert form.value_table.rows.data_ptr() == rows.data_ptr()
 
 
 def test_gradients_reach_the_tables():
@@ -163,5 +162,5 @@ def test_terms_that_layers_share_follow_the_dtype_of_a_call():
     for dtype in (torch.float32, torch.float64):
         query = torch.randn(1, HEADS, 5, SIZE, dtype=dtype)
         call = AttentionCall(query, query, query, terms, context, shared=shared)
-        assert toeplitz_of(call).A.dtype == dtype
+        assert toeplitz_of(call).query_table.rows.dtype == dtype
         assert (toeplitz_of(call) is toeplitz_of(call)) == (dtype == torch.float32)

@@ -43,7 +43,7 @@ class Library:
     """One kind of product on this machine.
 
     Attributes:
-        torch_rate: of PyTorch's own product, in GFLOP/s.
+        torch_rate: of PyTorch's own product on one thread, in GFLOP/s.
         onednn_rate: of oneDNN's; 0 where PyTorch has it not.
         torch_error: the largest error of PyTorch's own product, relative to the largest value.
         onednn_error: of oneDNN's.
@@ -82,7 +82,7 @@ def _onednn_linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor 
 def _compare(
     plain: Callable[[], torch.Tensor], fast: Callable[[], torch.Tensor] | None, exact: torch.Tensor, work: float
 ) -> Library:
-    """Time two ways of one product in turns, and compare them with the same in float64.
+    """Time two ways of one product in turns, on one thread, and compare them with the same in float64.
 
     Args:
         plain: PyTorch's own.
@@ -91,15 +91,20 @@ def _compare(
         work: floating-point operations.
     """
     seconds: dict[Callable[[], torch.Tensor], list[float]] = {run: [] for run in (plain, fast) if run is not None}
-    with torch.inference_mode():
-        errors = [
-            float((run().flatten(0, -2)[: len(exact)] - exact).abs().max() / exact.abs().max()) for run in seconds
-        ]
-        for _ in range(4):
-            for run, taken in seconds.items():
-                start = time.perf_counter()
-                run()
-                taken.append(time.perf_counter() - start)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # several would wait for each other where the machine has other work
+    try:
+        with torch.inference_mode():
+            errors = [
+                float((run().flatten(0, -2)[: len(exact)] - exact).abs().max() / exact.abs().max()) for run in seconds
+            ]
+            for _ in range(6):
+                for run, taken in seconds.items():
+                    start = time.perf_counter()
+                    run()
+                    taken.append(time.perf_counter() - start)
+    finally:
+        torch.set_num_threads(threads)
     rates = [work / min(taken) / 1e9 for taken in seconds.values()]
     return Library(rates[0], rates[-1] if fast else 0.0, errors[0], errors[-1])
 

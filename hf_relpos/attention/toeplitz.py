@@ -18,7 +18,7 @@ import torch
 
 from .call import SHARED_FORMS, AttentionCall
 from .context import AttentionContext
-from .formula import TABLE_FIELDS, Table, Terms, content_scale, total_of
+from .formula import Table, Terms, content_scale, total_of
 from .sliding_window import SlidingWindowMask
 from .tracing import is_traced, may_read
 
@@ -31,52 +31,69 @@ RUNS = 1.25
 # grow with the square of its length; these take as much as an activation of that width. At 4,096 keys, 1,024 runs take
 # 0.6 of the time of offsets, 2,048 take 0.7 and 4,096 take 0.9.
 MOST_RUNS = 1024
+# Fields of `Terms` and of `ToeplitzTerms` that hold tables of vectors.
+TABLES = ("query_table", "key_table", "value_table")
+
+
+@dataclass(frozen=True)
+class OffsetTable:
+    """Vectors by offset, of which several may share a row.
+
+    Attributes:
+        rows: (H or 1, N, d).
+        row_of: (P,), the row of each offset; None where there is a row for each of the P offsets, in their order.
+        clamped: how many offsets at the beginning and at the end are known to share a row of the scheme's table, so
+            that their products and gradients may be taken once; (1, 1) where none are.
+    """
+
+    rows: torch.Tensor
+    row_of: torch.Tensor | None = None
+    clamped: tuple[int, int] = (1, 1)
+
+    def with_rows(self, rows: torch.Tensor) -> "OffsetTable":
+        """The same with other rows."""
+        return replace(self, rows=rows)
 
 
 @dataclass(frozen=True)
 class ToeplitzTerms:
-    """The terms of one attention call by offset: P = high − low + 1 rows in ascending order of p.
+    """The terms of one attention call by offset: P = high − low + 1 offsets in ascending order.
 
     Attributes:
-        low: the offset of row 0.
+        low: the first offset.
         scale: s, of the content product.
-        A: s·A, (H or 1, P, d), or None.
-        B: s·B, (H or 1, P, d), or None.
-        c: s·c + c', (H or 1, P), or None.
-        V: (H or 1, P, d), or None.
+        query_table: s·A, or None.
+        key_table: s·B, or None.
+        bias: s·c + c', (H or 1, P), or None.
+        value_table: V, or None.
         allow: which offsets may be attended to, boolean (H or 1, P), or None.
         dense: a dense bias outside the scale, (1 or B, 1 or H, L, K), or None.
-        clamped_A: how many rows at the beginning and at the end of A are one row of the scheme's table, so that their
-            products and gradients may be taken once; (1, 1) where no two are known to be.
-        clamped_V: the same of V.
-        clamped_B: the same of B; read only with `row_of_B`.
-        row_of_A: (P,), for an A of fewer rows than offsets, (H or 1, N, d), the row of each offset; None where A has a
-            row for each. See `to_toeplitz` for which rows these are.
-        row_of_B: the same of B.
-        row_of_V: the same of V.
     """
 
     low: int
     scale: float
-    A: torch.Tensor | None = None
-    B: torch.Tensor | None = None
-    c: torch.Tensor | None = None
-    V: torch.Tensor | None = None
+    query_table: OffsetTable | None = None
+    key_table: OffsetTable | None = None
+    bias: torch.Tensor | None = None
+    value_table: OffsetTable | None = None
     allow: torch.Tensor | None = None
     dense: torch.Tensor | None = None
-    clamped_A: tuple[int, int] = (1, 1)
-    clamped_V: tuple[int, int] = (1, 1)
-    clamped_B: tuple[int, int] = (1, 1)
-    row_of_A: torch.Tensor | None = None
-    row_of_B: torch.Tensor | None = None
-    row_of_V: torch.Tensor | None = None
 
     def to(self, dtype: torch.dtype) -> "ToeplitzTerms":
         """The same with tables and biases in another dtype."""
-        A, B, c, V, dense = (
-            None if table is None else table.to(dtype) for table in (self.A, self.B, self.c, self.V, self.dense)
+        tables = {name: getattr(self, name) for name in TABLES}
+        return replace(
+            self,
+            **{name: table and table.with_rows(table.rows.to(dtype)) for name, table in tables.items()},
+            bias=None if self.bias is None else self.bias.to(dtype),
+            dense=None if self.dense is None else self.dense.to(dtype),
         )
-        return replace(self, A=A, B=B, c=c, V=V, dense=dense)
+
+    def without_tensors(self) -> "ToeplitzTerms":
+        """The same for a graph, which saves the tensors itself and would otherwise hold them twice."""
+        tables = {name: getattr(self, name) for name in TABLES}
+        empty = {name: table and table.with_rows(table.rows.new_empty(0)) for name, table in tables.items()}
+        return replace(self, **empty, bias=None, dense=None)
 
 
 def toeplitz_unsupported(terms: Terms, context: AttentionContext) -> list[str]:
@@ -122,7 +139,7 @@ def to_toeplitz(
         query: (…, d), for its head size, device and dtype, which the result has; products with s are made before
             rounding to it.
         by_run: whether B may have one row for each run of offsets that share it, where that is less to compute; its
-            `row_of_B` then ascends.
+            `row_of` then ascends.
         by_row: whether A, B and V may have the rows of the scheme's table, in their order, where these are fewer than
             offsets; the rows of offsets are then int32.
     """
@@ -130,38 +147,29 @@ def to_toeplitz(
     offsets = context.offsets(query.device)
     if by_row and has_rows(terms, context):
         return _by_row(terms, context, query, offsets)
-    A, clamped_A = _sum_by_offset(terms.query_table, offsets, context.low, scale)
-    B, clamped_B, row_of_B = None, (1, 1), None
+    key_table = None
     if by_run and terms.key_table and may_read(offsets.device):
-        B, clamped_B, row_of_B = _sum_by_run(
-            terms.key_table, offsets, scale, most=min(RUNS * context.query_length, MOST_RUNS)
-        )
-    if B is None:
-        B, clamped_B = _sum_by_offset(terms.key_table, offsets, context.low, scale)
-    inner, _ = _sum_by_offset(terms.scaled_bias, offsets, context.low, scale)
-    outer, _ = _sum_by_offset(terms.bias, offsets, context.low)
-    V, clamped_V = _sum_by_offset(terms.value_table, offsets, context.low)
-    scalars = [c for c in (inner, outer) if c is not None]
-    c = total_of(scalars) if scalars else None
+        most = min(RUNS * context.query_length, MOST_RUNS)
+        key_table = _sum_by_run(terms.key_table, offsets, scale, most)
+    if key_table is None:
+        key_table = _sum_by_offset(terms.key_table, offsets, context.low, scale)
+    inner = _sum_by_offset(terms.scaled_bias, offsets, context.low, scale)
+    outer = _sum_by_offset(terms.bias, offsets, context.low)
+    scalars = [table.rows for table in (inner, outer) if table is not None]
     allow = None
     for table in terms.allow:
-        rows = _rows_by_offset(table, offsets, context.low)[0]
+        rows = _rows_by_offset(table, offsets, context.low).rows
         allow = rows if allow is None else allow & rows
-    dense = total_of(terms.dense) if terms.dense else None
     return ToeplitzTerms(
         low=context.low,
         scale=scale,
-        A=None if A is None else A.to(dtype),
-        B=None if B is None else B.to(dtype),
-        c=None if c is None else c.to(dtype),
-        V=None if V is None else V.to(dtype),
+        query_table=_sum_by_offset(terms.query_table, offsets, context.low, scale),
+        key_table=key_table,
+        bias=total_of(scalars) if scalars else None,
+        value_table=_sum_by_offset(terms.value_table, offsets, context.low),
         allow=allow,
-        dense=None if dense is None else dense.to(dtype),
-        clamped_A=clamped_A,
-        clamped_V=clamped_V,
-        clamped_B=clamped_B,
-        row_of_B=row_of_B,
-    )
+        dense=total_of(terms.dense) if terms.dense else None,
+    ).to(dtype)
 
 
 def _is_by_row(tables: tuple[Table, ...], offsets: int) -> bool:
@@ -172,15 +180,14 @@ def _is_by_row(tables: tuple[Table, ...], offsets: int) -> bool:
 def _by_row(terms: Terms, context: AttentionContext, query: torch.Tensor, offsets: torch.Tensor) -> ToeplitzTerms:
     """`to_toeplitz` with the tables that are read by row left as they are, but for the scale."""
     scale = content_scale(query, terms)
-    factors = {"A": scale, "B": scale, "V": 1.0}
-    tables = {letter: getattr(terms, TABLE_FIELDS[letter]) for letter in factors}
-    tables = {letter: group for letter, group in tables.items() if _is_by_row(group, len(offsets))}
-    others: dict[str, Any] = {TABLE_FIELDS[letter]: () for letter in tables}
-    changed: dict[str, Any] = {}
-    for letter, (table,) in tables.items():
-        changed[letter] = _precise(table.rows, factors[letter]).to(query.dtype)
-        changed[f"row_of_{letter}"] = table.row_of(offsets).int()
-    return replace(to_toeplitz(replace(terms, **others), context, query), **changed)
+    read_by_row = [name for name in TABLES if _is_by_row(getattr(terms, name), len(offsets))]
+    found: dict[str, Any] = {}
+    for name in read_by_row:
+        (table,) = getattr(terms, name)
+        rows = _precise(table.rows, 1.0 if name == "value_table" else scale).to(query.dtype)
+        found[name] = OffsetTable(rows, table.row_of(offsets).int())
+    others: dict[str, Any] = dict.fromkeys(read_by_row, ())
+    return replace(to_toeplitz(replace(terms, **others), context, query), **found)
 
 
 def _shared_toeplitz(terms: Terms, context: AttentionContext, like: torch.Tensor) -> ToeplitzTerms | None:
@@ -208,14 +215,13 @@ def toeplitz_of(call: AttentionCall, by_run: bool = False, by_row: bool = False)
 
 def _sum_by_offset(
     tables: tuple[Table, ...], offsets: torch.Tensor, low: int, factor: float = 1.0
-) -> tuple[torch.Tensor | None, tuple[int, int]]:
-    """factor · Σ of the tables, (H or 1, P, …), or None without any; and the clamped ends common to all of them."""
-    total, clamped = None, (1, 1)
-    for table in tables:
-        rows, ends = _rows_by_offset(table, offsets, low, factor)
-        clamped = ends if total is None else (min(clamped[0], ends[0]), min(clamped[1], ends[1]))
-        total = rows if total is None else total + rows
-    return total, clamped
+) -> OffsetTable | None:
+    """factor · Σ of the tables, rows (H or 1, P, …), or None without any; and the clamped ends common to all."""
+    parts = [_rows_by_offset(table, offsets, low, factor) for table in tables]
+    if not parts:
+        return None
+    left, right = (min(ends) for ends in zip(*(part.clamped for part in parts), strict=True))
+    return OffsetTable(total_of([part.rows for part in parts]), clamped=(left, right))
 
 
 def _precise(rows: torch.Tensor, factor: float) -> torch.Tensor:
@@ -230,9 +236,7 @@ def _starts(index: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pad(index[1:] != index[:-1], (1, 0))
 
 
-def _sum_by_run(
-    tables: tuple[Table, ...], offsets: torch.Tensor, factor: float, most: float
-) -> tuple[torch.Tensor | None, tuple[int, int], torch.Tensor | None]:
+def _sum_by_run(tables: tuple[Table, ...], offsets: torch.Tensor, factor: float, most: float) -> OffsetTable | None:
     """factor · Σ of the tables, one row for each run of offsets in which none of them changes its row.
 
     As for clamped ends, runs are read from the maps and never from the values.
@@ -241,26 +245,24 @@ def _sum_by_run(
         most: how many runs are worth it.
 
     Returns:
-        (H or 1, N, d), the sizes of the first and the last run, and the run of each offset; or None, (1, 1) and None.
+        The runs, the sizes of the first and the last one as clamped ends; None where there are too many.
     """
     indices = [table.row_of(offsets) for table in tables]
     changes = total_of([_starts(index) for index in indices])  # the sum of booleans is their disjunction
     run_of = changes.cumsum(0)
     count = int(run_of[-1]) + 1
     if count > most or count == offsets.shape[0]:
-        return None, (1, 1), None
+        return None
     sizes = torch.bincount(run_of)
     starts = sizes.cumsum(0) - sizes
     rows = [
         _precise(table.rows, factor).index_select(1, index[starts])
         for table, index in zip(tables, indices, strict=True)
     ]
-    return total_of(rows), (int(sizes[0]), int(sizes[-1])), run_of
+    return OffsetTable(total_of(rows), run_of, (int(sizes[0]), int(sizes[-1])))
 
 
-def _rows_by_offset(
-    table: Table, offsets: torch.Tensor, low: int, factor: float = 1.0
-) -> tuple[torch.Tensor, tuple[int, int]]:
+def _rows_by_offset(table: Table, offsets: torch.Tensor, low: int, factor: float = 1.0) -> OffsetTable:
     """factor · one row for each offset of `offsets`; and how many at either end are the same row of the table.
 
     The clamped ends are read from the map and never from the values. Rows that are equal only now, such as fresh
@@ -269,12 +271,12 @@ def _rows_by_offset(
     index, rows = table.row_of(offsets), table.rows
     readable = may_read(offsets.device)
     if readable and rows.shape[1] == offsets.shape[0] and torch.equal(index, offsets - low):
-        return (rows if factor == 1.0 else factor * rows), (1, 1)  # it is in this form already
+        return OffsetTable(rows if factor == 1.0 else factor * rows)  # it is in this form already
     if not readable:  # where the backward of `index_select` has no fixed order either
-        return _precise(rows, factor)[:, index], (1, 1)
+        return OffsetTable(_precise(rows, factor)[:, index])
     steps = _starts(index).nonzero()
     clamped = (int(steps[0]), index.shape[0] - int(steps[-1])) if len(steps) else (index.shape[0], 1)
-    return _precise(rows, factor).index_select(1, index), clamped
+    return OffsetTable(_precise(rows, factor).index_select(1, index), clamped=clamped)
 
 
 def unsupported_by_offset(

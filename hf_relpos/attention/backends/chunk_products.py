@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import pad
 
+from ..toeplitz import OffsetTable
 from .bucketed_keys import KeyRuns
 from .chunk_schedule import ALIGNED, ChunkedCall, QueryChunk, rounded_up, workspace
 from .relative_shift import Diagonals, add_product, diagonal_sums
@@ -71,25 +72,28 @@ class HeadGroup:
         self.count = self.grid[0] * self.grid[1]
         self.keys = inputs.key.shape[2]
         self.key, self.value = (self.padded(self.by_head(x)) for x in (inputs.key, inputs.value))
-        self.A, self.V = self.diagonals(inputs.A, call.terms.clamped_A), self.diagonals(inputs.V, call.terms.clamped_V)
-        self.c, self.allow = self.of_heads(inputs.c), self.of_heads(call.allow)
+        terms = call.terms
+        self.A, self.V = self.diagonals(inputs.A, terms.query_table), self.diagonals(inputs.V, terms.value_table)
+        self.c, self.allow = self.of_heads(inputs.c), self.of_heads(call.terms.allow)
         self.dense = None if inputs.dense is None else self.by_head(inputs.dense)
         self.mask = None if call.tensor_mask is None else self.by_head(call.tensor_mask)
         self.B = self.runs = None
-        if call.terms.row_of_B is None:
-            self.B = self.diagonals(inputs.B, (1, 1))
+        if terms.key_table is None or terms.key_table.row_of is None:
+            self.B = self.diagonals(inputs.B, None)
             self.key_by_position = None if self.B is None else self.by_position(inputs.key).contiguous()
         else:
             first, keys = -call.start - call.terms.low, self.key[:, : self.keys]
-            self.runs = KeyRuns(keys, self.of_heads(inputs.B), call.terms.row_of_B, call.terms.clamped_B, first)
+            self.runs = KeyRuns(keys, self.of_heads(inputs.B), terms.key_table.row_of, terms.key_table.clamped, first)
 
     def of_heads(self, table: torch.Tensor | None) -> torch.Tensor | None:
         """The part of a table, (H or 1, …), that belongs to these heads."""
         return table if table is None or table.shape[0] == 1 else table[self.heads]
 
-    def diagonals(self, table: torch.Tensor | None, clamped: tuple[int, int]) -> Diagonals | None:
+    def diagonals(self, table: torch.Tensor | None, of: OffsetTable | None) -> Diagonals | None:
         """Products with the part of a table, (H or 1, P + ALIGNED − 1, d), that belongs to these heads."""
-        return None if table is None else Diagonals(self.of_heads(table), clamped, self.grid)
+        return (
+            None if table is None else Diagonals(self.of_heads(table), (1, 1) if of is None else of.clamped, self.grid)
+        )
 
     def by_head(self, tensor: torch.Tensor) -> torch.Tensor:
         """The part of a tensor, (B or 1, H or 1, …), that belongs to these heads and rows: (h or 1, r or 1, …)."""

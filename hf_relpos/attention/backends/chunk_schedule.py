@@ -79,11 +79,10 @@ class ChunkedCall:
     """What one call is, besides tensors with gradients.
 
     Attributes:
-        terms: scale, first offset and clamped ends of the terms; their tensors are left out.
+        terms: the terms, without the tensors that have gradients.
         start: index of the first query among the keys.
         mask: boolean (1 or B, 1 or H, L, K), True: may attend; that of an attention window; or None.
         causal: whether a query sees no later key; only without a mask.
-        allow: boolean (H or 1, P), which offsets the scheme lets through; or None.
         dropout: probability of dropping an attention weight, in units of 2^−16.
         seed: of the dropout.
         ends: of every row, how many of its queries are computed, the first ones; None for all.
@@ -94,7 +93,6 @@ class ChunkedCall:
     start: int = 0
     mask: torch.Tensor | SlidingWindowMask | None = None
     causal: bool = False
-    allow: torch.Tensor | None = None
     dropout: int = 0
     seed: int = 0
     ends: tuple[int, ...] | None = None
@@ -136,7 +134,8 @@ def groups(
     if call.window_mask is not None:
         keys = min(keys, queries + 2 * call.window_mask.window)
     count = max(1, most // (queries * keys))
-    together = call.ends is None and call.terms.row_of_B is None
+    has_runs = call.terms.key_table is not None and call.terms.key_table.row_of is not None
+    together = call.ends is None and not has_runs
     return _alike(batch, max(1, count // (2 * heads)) if together else 1), _alike(heads, count)
 
 

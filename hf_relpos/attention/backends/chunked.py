@@ -7,7 +7,6 @@ calls, since fresh pages cost as much as the arithmetic (`release_workspace` fre
 """
 
 import functools
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -120,19 +119,20 @@ def chunked_attention(
         terms = terms.to(torch.float32)
     drop = round(dropout * 65536)
     call = ChunkedCall(
-        terms=replace(terms, A=None, B=None, c=None, V=None, allow=None, dense=None),
+        terms=terms.without_tensors(),
         start=start,
         mask=mask,
         causal=causal,
-        allow=terms.allow,
         dropout=drop,
         seed=int(torch.randint(1 << 62, ())) if drop else 0,
         ends=ends,
         has_backward=torch.is_grad_enabled(),
     )
-    A, V = (None if table is None else padded(table) for table in (terms.A, terms.V))
-    B = terms.B if terms.B is None or terms.row_of_B is not None else padded(terms.B)
-    out = _Chunked.apply(content, query, key, value, A, B, terms.c, V, terms.dense, call)
+    tables = (terms.query_table, terms.key_table, terms.value_table)
+    A, B, V = (
+        None if table is None else padded(table.rows) if table.row_of is None else table.rows for table in tables
+    )
+    out = _Chunked.apply(content, query, key, value, A, B, terms.bias, V, terms.dense, call)
     return out.to(dtype)
 
 

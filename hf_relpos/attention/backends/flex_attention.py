@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import BlockMask, and_masks, create_block
 from ..call import AttentionCall
 from ..formula import Terms, content_scale, content_vectors, position_scores
 from ..sliding_window import SlidingWindowMask
-from ..toeplitz import to_toeplitz
+from ..toeplitz import OffsetTable, to_toeplitz
 from ..tracing import is_traced
 from .sdpa import unsupported_as_bias
 
@@ -140,10 +140,9 @@ def _modifications(
     # the offset of a pair, as an address in the arrays by offset
     of_key = context.key_positions(query.device).expand(batch, -1)
     of_query = (context.query_positions(query.device) + context.low).expand(batch, -1)
-    query_products = None if form.A is None else torch.matmul(query, form.A.transpose(-1, -2))
-    key_products = None if form.B is None else torch.matmul(key, form.B.transpose(-1, -2))
-    query_row, key_row = form.row_of_A, form.row_of_B
-    bias = None if form.c is None else form.c.expand(heads, -1)
+    query_products, query_row = _products(query, form.query_table)
+    key_products, key_row = _products(key, form.key_table)
+    bias = None if form.bias is None else form.bias.expand(heads, -1)
     dense = None if dense is None else dense.expand(batch, heads, length, keys)
     tau = None if context.temperature is None else context.temperature.expand(batch, heads, length)
     allow = None if form.allow is None else form.allow.expand(heads, -1)
@@ -167,6 +166,11 @@ def _modifications(
 
     adds = any(each is not None for each in (query_products, key_products, bias, dense))
     return score_mod if adds else None, None if allow is None else mask_mod
+
+
+def _products(vectors: torch.Tensor, table: OffsetTable | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Products of vectors, (B, H, L, d), with the rows of a table, (B, H, L, N), and the row of each offset."""
+    return (None, None) if table is None else (torch.matmul(vectors, table.rows.transpose(-1, -2)), table.row_of)
 
 
 def _block_mask(call: AttentionCall, allow: MaskMod | None) -> BlockMask | None:

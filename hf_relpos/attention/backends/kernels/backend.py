@@ -166,7 +166,7 @@ def attention(
         mask: boolean, or a SlidingWindowMask of which `reads_window` may be said.
         seed: of the dropout, int64, one number on the device; None to draw one.
     """
-    c = terms.c
+    c = terms.bias
     if terms.allow is not None:
         c = torch.where(terms.allow, content.new_zeros(()) if c is None else c, -torch.inf)
     drop = round(dropout * 65536)
@@ -175,25 +175,28 @@ def attention(
         seed = torch.randint(torch.iinfo(torch.int32).max, (1,), device=content.device)
     window = global_tokens = rest = rest_lse = None
     if isinstance(mask, SlidingWindowMask):
-        own, window = replace(terms, c=c, allow=None), mask.offsets
+        own, window = replace(terms, bias=c, allow=None), mask.offsets
         global_tokens = GlobalTokens(content, query, key, value, own, mask, drop, seed if drop else None)
         rest, rest_lse = global_tokens.seen_from_afar()
         mask = None if mask.is_token is None else mask.is_token[:, None, None]
     if mask is not None and ops.is_mask_of_keys(mask):
         mask = mask[:, :, :1]
     rotated = None if query is content else query
+    tables = (terms.query_table, terms.key_table, terms.value_table)
+    A, B, V = (None if table is None else table.rows for table in tables)
+    row_of_A, row_of_B, row_of_V = (None if table is None else table.row_of for table in tables)
     out: torch.Tensor = ops.attention(
         content,
         rotated,
         key,
         value,
-        terms.A,
-        terms.B,
+        A,
+        B,
         c,
-        terms.V,
-        terms.row_of_A,
-        terms.row_of_B,
-        terms.row_of_V,
+        V,
+        row_of_A,
+        row_of_B,
+        row_of_V,
         mask,
         seed,
         start,

@@ -106,7 +106,7 @@ class GlobalTokens:
             weights = weights * torch.stack(stays, -1)
         weights = weights.to(self.value.dtype)
         out = weights @ torch.cat([taken(self.value, place) for place, _ in tokens], 2)
-        if self.terms.V is not None:
+        if self.terms.value_table is not None:
             for number, (place, _) in enumerate(tokens):
                 out = out + again(self._positional, weights[..., number : number + 1], place - query)
         return out.transpose(1, 2), lse
@@ -131,8 +131,8 @@ class GlobalTokens:
                 weights = weights * self._stays(row, key)
             weights = weights[:, :, None].to(self.value.dtype)
             line = weights @ self.value
-            if self.terms.V is not None:
-                line = line + weights @ _at(self.terms.V, self.terms.row_of_V, key - row + self.length - 1)
+            if (table := self.terms.value_table) is not None:
+                line = line + weights @ _at(table.rows, table.row_of, key - row + self.length - 1)
             index = row[:, :, None, None].expand(len(out), 1, *out.shape[2:])
             line = torch.where(there[:, :, None, None], line.transpose(1, 2), out.gather(1, index))
             out = out.scatter(1, index, line)
@@ -163,20 +163,23 @@ class GlobalTokens:
             c: torch.Tensor | None,
         ) -> torch.Tensor:
             scores = terms.scale * (content @ key.transpose(2, 3)).flatten(2).float()
-            if A is not None:
-                scores = scores + (query * _at(A, terms.row_of_A, row)).sum(-1, dtype=torch.float32)
-            if B is not None:
-                scores = scores + (key * _at(B, terms.row_of_B, row)).sum(-1, dtype=torch.float32)
+            if A is not None and terms.query_table is not None:
+                scores = scores + (query * _at(A, terms.query_table.row_of, row)).sum(-1, dtype=torch.float32)
+            if B is not None and terms.key_table is not None:
+                scores = scores + (key * _at(B, terms.key_table.row_of, row)).sum(-1, dtype=torch.float32)
             if c is not None:
                 scores = scores + _at(c, None, row)
             return LOG2E * scores
 
-        return again(line, content, query, key, terms.A, terms.B, terms.c)
+        tables = (terms.query_table, terms.key_table)
+        A, B = (None if table is None else table.rows for table in tables)
+        return again(line, content, query, key, A, B, terms.bias)
 
     def _positional(self, weights: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
         """α V of a column, (B, H, L, d), for weights (B, H, L, 1)."""
-        assert self.terms.V is not None, "there is a value term"
-        return weights * _at(self.terms.V, self.terms.row_of_V, offset + self.length - 1)
+        table = self.terms.value_table
+        assert table is not None, "there is a value term"
+        return weights * _at(table.rows, table.row_of, offset + self.length - 1)
 
     def _stays(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         """The factors of dropout, (B, H, N), of indices as the kernels count them."""
