@@ -13,11 +13,14 @@ from transformers import initialization as init
 from ..attention.context import AttentionContext
 from ..attention.formula import Table, Terms
 from ..attention.tracing import is_traced
-from .projection_cache import project
 from .scheme import Option, RangeOption, Scheme, SharedScheme, choice, is_count
 
 
 KINDS = ("c2p", "p2c")
+Projection = Callable[[torch.Tensor], torch.Tensor]
+# Functions that project rows in place of the projection itself, of which the last is taken: a cache is put here by the
+# package, and the code of a saved model has none.
+PROJECT: list[Callable[[Projection, torch.Tensor], torch.Tensor]] = []
 
 
 def kinds_of(value: Any) -> tuple[str, ...]:
@@ -176,7 +179,8 @@ def disentangled_terms(
     def table(projection: Callable[[torch.Tensor], torch.Tensor] | None) -> tuple[Table, ...]:
         if projection is None:
             return ()
-        rows = project(projection, embeddings).unflatten(-1, (num_heads, -1)).transpose(0, 1)  # (H, N, d)
+        projected = PROJECT[-1](projection, embeddings) if PROJECT else projection(embeddings)
+        rows = projected.unflatten(-1, (num_heads, -1)).transpose(0, 1)  # (H, N, d)
         return (Table(rows, row_of=lambda r: row_of_offset[r - context.low]),)
 
     return Terms(query_table=table(key_projection), key_table=table(query_projection))
@@ -186,7 +190,7 @@ def rows_in_use(context: AttentionContext, span: int, one_to_one: int) -> tuple[
     """First and last of the 2·span rows that the offsets of a call can have; all in a graph, which is for any length.
 
     Without gradients they are those up to the next power of two, so that inputs of similar lengths have the same rows,
-    whose projections are kept (`kept_projections`).
+    whose projections are kept (`projection_cache`).
 
     Args:
         one_to_one: distances up to this one have a row each, before logarithmic buckets begin.

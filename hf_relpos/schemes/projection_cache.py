@@ -15,6 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ..attention.products import FastLinear
 from ..attention.tracing import is_traced
+from .deberta import PROJECT
 
 
 # Rows of a result, and results of a weight (for inputs of different lengths), up to which they are kept: what is kept
@@ -61,6 +62,9 @@ def project(projection: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tens
             kept.results.pop(next(iter(kept.results)), None)
         kept.results[len(rows)] = (_copy(rows), result)
     return result
+
+
+PROJECT.append(project)
 
 
 def _may_keep(projection: nn.Linear, rows: torch.Tensor) -> bool:
