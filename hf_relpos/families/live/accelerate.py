@@ -15,7 +15,7 @@ from ...attention.products import FastLinear
 from ...models.modeling_relpos_bert import RelPosBertEncoder
 from ..family import ALREADY_ACCELERATED
 from ..registry import LIVE
-from .unpadding import HOOK
+from .unpadding import HOOK, is_by_token
 
 
 logger = logging.get_logger(__name__)
@@ -170,6 +170,10 @@ def substitute(root: nn.Module, unpad: bool) -> tuple[list[Accelerated], list[Sk
         if reason is not None:
             left.append(Skipped(name, type(module).__name__, reason))
             continue
+        strange = next((type(part).__name__ for part in module.modules() if not is_by_token(type(part))), None)
+        padding = ""
+        if unpad and family.unpadding:
+            padding = f"padding stays, as {strange} may read several tokens" if strange else "padding is taken out"
         replacements, attention = family.replacements(unpad), family.stock_class(family.attention)
         layers = 0
         for part in module.modules():
@@ -181,7 +185,7 @@ def substitute(root: nn.Module, unpad: bool) -> tuple[list[Accelerated], list[Sk
             watch = getattr(module, "watch", None)
             around = [each for each in root.modules() if each._modules.get("encoder") is module]
             changed += [each for each in around if watch is not None and watch(each)]
-        effects = [family.effect, "padding is taken out" if unpad and family.unpadding else ""]
+        effects = [family.effect, padding]
         accelerated.append(Accelerated(name, family.name, layers, "; ".join(filter(None, effects))))
     return accelerated, left, changed
 

@@ -4,6 +4,8 @@ import math
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
+from transformers.utils.import_utils import is_fake_tensor
 
 from ...attention.backends import chunked as backend_chunked
 from ...attention.call import AttentionCall
@@ -89,8 +91,18 @@ def attend_as_stock(
         needs_gradients=torch.is_grad_enabled(),
         layer=module,
     )
-    out, weights = run_attention(AUTO, call)
+    # other kernels have no derivatives in forward mode
+    out, weights = run_attention("eager" if forward_ad._current_level >= 0 else AUTO, call)
     return out.flatten(2), weights if output_attentions else None
+
+
+def has_contents(tensor: torch.Tensor) -> bool:
+    """Whether the contents of a tensor may decide what is computed: `may_read`, and it is not one of `torch.func`.
+
+    Nor is it a tensor of a shape alone.
+    """
+    is_transformed = torch._C._functorch.peek_interpreter_stack() is not None
+    return may_read(tensor.device) and not is_transformed and not is_fake_tensor(tensor)
 
 
 def as_boolean(mask: torch.Tensor | None) -> torch.Tensor | None:
@@ -104,7 +116,7 @@ def as_boolean(mask: torch.Tensor | None) -> torch.Tensor | None:
     Args:
         mask: additive or boolean, broadcastable to (B, H, L, K); or None.
     """
-    if mask is None or not may_read(mask.device) or mask.dim() != 4:
+    if mask is None or not has_contents(mask) or mask.dim() != 4:
         return mask
     if mask.dtype != torch.bool:
         visible = is_visible(mask)

@@ -26,9 +26,9 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import (
 
 from ...attention.context import AttentionContext
 from ...attention.formula import Terms
-from ...attention.tracing import is_traced, may_read
+from ...attention.tracing import is_traced
 from ...schemes.deberta import KINDS, disentangled_terms, rows_in_use
-from .attention import attend_as_stock, in_single_precision, offsets_of, split_heads
+from .attention import attend_as_stock, has_contents, in_single_precision, offsets_of, split_heads
 from .unpadding import HOOK, RowGroup, UnpaddedBatch, unpadded
 
 
@@ -44,7 +44,7 @@ def padding_mask(attention_mask: torch.Tensor | UnpaddedBatch) -> torch.Tensor |
     if isinstance(attention_mask, UnpaddedBatch):
         return attention_mask
     real = attention_mask.bool()
-    return None if may_read(real.device) and bool(real.all()) else real
+    return None if has_contents(real) and bool(real.all()) else real
 
 
 def stock_mask(mask: torch.Tensor | None, hidden_states: torch.Tensor) -> torch.Tensor:

@@ -8,16 +8,16 @@ An unpadding encoder hands its layers an `UnpaddedBatch` in place of the attenti
 checkpointing and copies of a model need nothing of their own.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from transformers.utils.import_utils import is_fake_tensor
 
 from ...attention.masks import is_visible
-from ...attention.tracing import may_read
+from .attention import has_contents
 
 
 # A group has rows of at least this share of the length of its longest one. Smaller groups have less padding, and more
@@ -30,6 +30,9 @@ HOOK = "hf_relpos"
 # Modules whose hooks may see states without padding: those that collect outputs where a caller asks, and those that
 # make embeddings require gradients, for gradient checkpointing.
 UNAWARE = ("transformers.utils.output_capturing", "transformers.modeling_utils", "peft.peft_model")
+# Packages with modules that may be inside an encoder without padding, and PyTorch's modules that may not.
+BY_TOKEN = (__name__.partition(".")[0], "apex", "bitsandbytes", "peft", "torch", "torchao", "transformers")
+NOT_BY_TOKEN = ("batchnorm", "conv", "flatten", "fold", "instancenorm", "padding", "pooling", "rnn", "transformer")
 # Hooks of all modules.
 GLOBAL_HOOKS = (
     "_global_forward_hooks",
@@ -180,8 +183,7 @@ def unpadded(
     config: Any = next((vars(each)["config"] for each in encoder.modules() if "config" in vars(each)), None)
     if (
         mask is None
-        or not may_read(states.device)
-        or _is_transformed(states, mask)
+        or not (has_contents(states) and has_contents(mask))
         or states.shape[0] < 2
         or any(outputs.get(name) for name in ("output_hidden_states", "output_attentions"))
         or any(outputs.get(name) is not None for name in ("encoder_hidden_states", "past_key_values"))
@@ -195,13 +197,20 @@ def unpadded(
     return None if real is None or real.shape != states.shape[:2] else UnpaddedBatch.of(real)
 
 
-def _is_transformed(*tensors: torch.Tensor) -> bool:
-    """Whether tensors have no contents that may be read: in transforms of `torch.func`, and tensors without data."""
-    return torch._C._functorch.peek_interpreter_stack() is not None or any(map(is_fake_tensor, tensors))
+@functools.cache
+def is_by_token(kind: type[nn.Module]) -> bool:
+    """Whether a module inside an encoder is known to treat each token by itself, or to be attention as it is here.
+
+    So are those of Transformers, layers of PyTorch but for those that have neighbours or statistics of a batch, and
+    adapters and quantized layers of other libraries.
+    """
+    package, *inner = kind.__module__.split(".")
+    has_neighbours = inner[:2] == ["nn", "modules"] and inner[-1] in NOT_BY_TOKEN
+    return package in BY_TOKEN and not has_neighbours and not issubclass(kind, nn.MultiheadAttention)
 
 
 def _is_watched(encoder: nn.Module) -> bool:
-    """Whether states of single layers are read by others: by hooks, or because a caller wants them.
+    """Whether states of single layers are read by others: by hooks, by modules of theirs, or as a caller wants.
 
     Transformers' hooks read only where `output_hidden_states` or `output_attentions` asks for it.
     """
@@ -213,7 +222,7 @@ def _is_watched(encoder: nn.Module) -> bool:
     if any(getattr(torch.nn.modules.module, name) for name in GLOBAL_HOOKS):
         return True
     for module in encoder.modules():
-        if module._backward_hooks or module._backward_pre_hooks:
+        if module._backward_hooks or module._backward_pre_hooks or not is_by_token(type(module)):
             return True
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
         if any(getattr(hook, "__module__", "") not in UNAWARE for hook in hooks):
