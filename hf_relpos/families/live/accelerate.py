@@ -170,7 +170,7 @@ def substitute(root: nn.Module, unpad: bool) -> tuple[list[Accelerated], list[Sk
         if reason is not None:
             left.append(Skipped(name, type(module).__name__, reason))
             continue
-        strange = next((type(part).__name__ for part in module.modules() if not is_by_token(type(part))), None)
+        strange = next((type(part).__name__ for part in module.modules() if not is_by_token(part)), None)
         padding = ""
         if unpad and family.unpadding:
             padding = f"padding stays, as {strange} may read several tokens" if strange else "padding is taken out"

@@ -197,16 +197,19 @@ def unpadded(
     return None if real is None or real.shape != states.shape[:2] else UnpaddedBatch.of(real)
 
 
-@functools.cache
-def is_by_token(kind: type[nn.Module]) -> bool:
+def is_by_token(module: nn.Module) -> bool:
     """Whether a module inside an encoder is known to treat each token by itself, or to be attention as it is here.
 
     So are those of Transformers, layers of PyTorch but for those that have neighbours or statistics of a batch, and
     adapters and quantized layers of other libraries.
     """
-    package, *inner = kind.__module__.split(".")
-    has_neighbours = inner[:2] == ["nn", "modules"] and inner[-1] in NOT_BY_TOKEN
-    return package in BY_TOKEN and not has_neighbours and not issubclass(kind, nn.MultiheadAttention)
+    return _holds_modules_by_token(type(module).__module__) and not isinstance(module, nn.MultiheadAttention)
+
+
+@functools.cache
+def _holds_modules_by_token(file: str) -> bool:
+    package, *inner = file.split(".")
+    return package in BY_TOKEN and not (inner[:2] == ["nn", "modules"] and inner[-1] in NOT_BY_TOKEN)
 
 
 def _is_watched(encoder: nn.Module) -> bool:
@@ -222,7 +225,7 @@ def _is_watched(encoder: nn.Module) -> bool:
     if any(getattr(torch.nn.modules.module, name) for name in GLOBAL_HOOKS):
         return True
     for module in encoder.modules():
-        if module._backward_hooks or module._backward_pre_hooks or not is_by_token(type(module)):
+        if module._backward_hooks or module._backward_pre_hooks or not is_by_token(module):
             return True
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
         if any(getattr(hook, "__module__", "") not in UNAWARE for hook in hooks):
