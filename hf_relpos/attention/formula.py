@@ -184,9 +184,9 @@ def position_scores(
         index = table.index(context).expand(batch, heads, length, key_length)
         inner.append(torch.matmul(query, table.rows.to(query.dtype).transpose(-1, -2)).gather(-1, index))
     for table in terms.key_table:
-        index = table.index(context).transpose(-1, -2).expand(batch, heads, key_length, length)
-        by_key = torch.matmul(key, table.rows.to(query.dtype).transpose(-1, -2)).gather(-1, index)
-        inner.append(by_key.transpose(-1, -2))
+        # rows by keys, so that nothing of the size of the scores is transposed
+        index = table.index(context).expand(batch, heads, length, key_length)
+        inner.append(torch.matmul(table.rows.to(query.dtype), key.transpose(-1, -2)).gather(-2, index))
     inner.extend(table.scalars(context) for table in terms.scaled_bias)
     outer.extend(table.scalars(context) for table in terms.bias)
     outer.extend(terms.dense)

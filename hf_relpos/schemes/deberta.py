@@ -232,7 +232,10 @@ class RelativeEmbeddings(SharedScheme):
         if self.rel_embeddings is None:
             return ()
         first, last = rows_in_use(context, self.span, self.span if self.buckets is None else self.buckets // 2)
-        rows = self.rel_embeddings(torch.arange(first, last + 1, device=context.device))
+        if torch.compiler.is_exporting() and type(self.rel_embeddings) is nn.Embedding:
+            rows = self.rel_embeddings.weight  # all of them: without a look-up, runtimes fold what is made of constants
+        else:
+            rows = self.rel_embeddings(torch.arange(first, last + 1, device=context.device))
         distance = -context.offsets(rows.device)  # i − j
         if self.buckets is not None:
             distance = log_bucket(distance, self.buckets, self.max_distance)

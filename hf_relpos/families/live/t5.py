@@ -57,7 +57,8 @@ class _ByOffset:
             position_bias = module.relative_attention_bias(bucket).transpose(0, 1)
         terms = Terms(scale=1.0, bias=(toeplitz_table(position_bias, context),))
         vectors = [projection(hidden_states) for projection in (module.q, module.k, module.v)]
-        wanted = bool(kwargs.get("output_attentions", getattr(module.config, "output_attentions", False)))
+        config = getattr(module, "config", None)  # which modules of Transformers 5.14 do not have
+        wanted = bool(kwargs.get("output_attentions", getattr(config, "output_attentions", False)))
         wanted = wanted and (not ALWAYS_THREE or module.config._attn_implementation == "eager")  # as stock gives them
 
         def attend(mask: torch.Tensor | None, *vectors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
