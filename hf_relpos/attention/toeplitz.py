@@ -7,8 +7,8 @@ The scale is folded into A, B and c. p is an address: clipping, buckets, knots a
 resolved. A backend that computes this form therefore computes every scheme that has it. The backward pass is
 autograd's: an `index_select`, whose backward adds up the rows, on arrays of the size of the tables.
 
-Three kinds of terms have no such form: a table whose relation is not the offset (a grid, labelled edges, token types),
-offsets that follow explicit positions, and gains. `toeplitz_unsupported` names them. Backends that hold (L, K) matrices
+Tables whose relation is not the offset (a grid, labelled edges, token types), offsets that follow explicit positions,
+gains and a temperature have no such form. `toeplitz_unsupported` names them. Backends that hold (L, K) matrices
 compute them.
 """
 
@@ -227,7 +227,7 @@ def _sum_by_offset(
 
 
 def _precise(rows: torch.Tensor, factor: float) -> torch.Tensor:
-    """Return factor · rows in float32 at least: in half precision, gradients of many offsets could not be summed."""
+    """Return factor · rows, in float32 at least: gradients of offsets that share a row are not summed in half."""
     if rows.is_floating_point():
         rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
     return rows if factor == 1.0 else factor * rows
