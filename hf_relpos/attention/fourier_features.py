@@ -114,8 +114,7 @@ def _products(vectors: torch.Tensor, table: FourierTable) -> torch.Tensor:
 def _by_head(vectors: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
     """Multiply vectors (B, N, H, x) by matrices (H or 1, x, y): (B, N, H, y).
 
-    There is one product per head, over all tokens. Heads come first, which copies nothing if they are adjacent in
-    memory.
+    There is one product per head, over all tokens. Heads come first; this copies nothing if they are adjacent.
     """
     batch, tokens, heads, _ = vectors.shape
     if matrices.shape[0] == 1:

@@ -3,8 +3,7 @@
     A_r = Σ_w a_w cos ω_w r + b_w sin ω_w r,     r = j − i
 
 A cosine of a difference is a sum of products of functions of i and of j. Such a term is therefore a product of
-features of the query and of the key (`fourier_features.py`). A backend may also read the rows by offset, as with any
-table.
+features of the query and of the key (`fourier_features.py`). A backend may also read the rows by offset, as usual.
 
 All frequencies are multiples of 2π / 2^24. Phases are reduced by integer arithmetic, so that those of far tokens are
 as exact as those of near ones, in any dtype and on any device. Far from position 0, a float32 product would be off by

@@ -240,10 +240,10 @@ def _switched() -> Iterator[None]:
 
 
 def fast_bmm(like: torch.Tensor) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which `mm`, `bmm` and the like use the faster library. Use it for short, and for products
-    only.
+    """Return a context in which `mm`, `bmm` and the like use the faster library.
 
-    `scaled_dot_product_attention` must not be called in it, since it then takes four times as long for short rows.
+    Keep it short, and only compute products in it: `scaled_dot_product_attention` takes four times as long in it for
+    short rows.
 
     Args:
         like: a tensor of the device and dtype of the products.

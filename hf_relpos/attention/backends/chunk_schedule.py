@@ -19,12 +19,10 @@ from ..tracing import may_read
 # Best number of scores in a chunk, and of its queries, measured on a core with 1 MB of L2.
 BUFFER = 1 << 19
 QUERIES = 256
-# From this number of keys on, chunks have twice as many queries: the buffer of a single head exceeds the best size
-# anyway. This does not hold if queries see different keys, since a chunk computes all keys that any of its queries
-# sees.
+# From this number of keys on, chunks have twice as many queries, as the buffer of a single head exceeds the best size
+# anyway. They do not if queries see different keys, since a chunk computes all keys that any of its queries sees.
 LONG = 2048
-# Queries of a chunk under a window. They are few, since a chunk computes the keys of its first query for its last,
-# too.
+# Queries of a chunk under a window. They are few, since a chunk computes the keys of each query for all of them.
 WINDOWED = 64
 # Vectors in a block of products by offset. With n on the other side, it computes (BLOCK + n − 1) / n of what is used.
 BLOCK = 32
@@ -149,15 +147,14 @@ def _alike(count: int, most: int) -> list[slice]:
 
 @dataclass(frozen=True)
 class QueryChunk:
-    """m queries in reverse order, the ranges of keys that any of them sees, and the layout of their scores in a
-    buffer.
+    """m queries in reverse order, the ranges of keys that any of them sees, and the layout of their scores.
 
     Attributes:
         first: the first query.
         rows: m.
         key_ranges: (first key, number of keys n) of every range.
-        begins: the first column of each range in the buffer.
-        width: the width of the buffer. Each range has n columns, padded to a multiple of ALIGNED unless `is_packed`.
+        begins: the first column of each range in the buffer of scores.
+        width: the width of that buffer. Each range has n columns, padded to a multiple of ALIGNED unless `is_packed`.
         is_masked: whether the mask may hide any pair.
         has_empty_rows: whether some query may see no key at all.
         hidden: under a window, for every range, some of its columns and which pairs in these are hidden, last query
@@ -184,10 +181,10 @@ class QueryChunk:
 
     @property
     def is_packed(self) -> bool:
-        """Whether the ranges outside of the window share the padding: columns up to the next multiple of ALIGNED, or
-        two.
+        """Whether the ranges outside of the window are so few columns that they are stored in the padding.
 
-        One product with consecutive keys then covers all columns, which form a contiguous matrix.
+        All ranges then end at the next multiple of ALIGNED, or the one after it. One product with consecutive keys
+        covers all columns, which form a contiguous matrix.
         """
         return self.window is not None and _is_packed(self.key_ranges)
 

@@ -106,8 +106,9 @@ def chunked_attention(
             visible key average all keys, or those of their chunk.
         causal: whether to hide later keys; only without a mask.
         dropout: probability of dropping an attention weight, rounded to a multiple of 2^−16, at most 1 − 2^−8.
-        ends: for every row, how many queries are computed, from the first one on; the others get zeros. None means
-            all.
+        ends: for every row, how many queries are computed, from the first one on; `None` means all.
+            The others get zeros.
+
     Returns:
         (B, L, H, d), contiguous.
     """

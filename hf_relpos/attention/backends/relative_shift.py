@@ -25,8 +25,8 @@ class DistinctColumns(NamedTuple):
 
     Attributes:
         width: the number of offsets.
-        left: the first of these columns; columns before it have the same row.
-        right: the last of these columns; columns after it have the same row.
+        left: the first of these columns; columns before it have its row.
+        right: the last of these columns; columns after it have its row.
     """
 
     width: int
@@ -87,8 +87,7 @@ class Blocks(NamedTuple):
 
 def padded(table: torch.Tensor) -> torch.Tensor:
     """Pad a table, (…, P, d), with ALIGNED − 1 rows of zeros at its end, for products of rounded sizes."""
-    # `pad` would first fill everything with zeros, and under a window, tables are longer than what is computed with
-    # them
+    # `pad` would first fill everything with zeros; under a window, few rows of a long table are computed with
     return torch.cat([table, table.new_zeros(*table.shape[:-2], ALIGNED - 1, table.shape[-1])], dim=-2)
 
 
@@ -235,7 +234,7 @@ class Diagonals:
         return result
 
     def table_gradient(self, pairs: torch.Tensor, vectors: torch.Tensor, first: int, total: torch.Tensor) -> None:
-        """Add Σ pairs_ij · vectors_i, over the pairs of each row of the table, to that row of `total`."""
+        """Add Σ pairs_ij · vectors_i, over the pairs of each row of the table, to that row of `total`, of its shape."""
         for blocks, by_row in self.transposed(pairs, first):
             self._add_to_table(total, blocks, by_row, vectors)
 

@@ -21,8 +21,7 @@ from ..sliding_window import SlidingWindowMask
 
 
 QUERIES = 128  # queries of a block
-# Calls with fewer keys than this many times those of a block are computed whole: overlapping blocks would cost as
-# much.
+# Calls with fewer keys than this many times a block's are computed whole: blocks would overlap as much.
 FEWEST = 4
 
 TABLES = (
