@@ -10,8 +10,7 @@ c stands inside the scale and c' outside; c' may also be a dense bias, with an e
 rotated first (RoPE). There is no term that depends on i alone, since the softmax would cancel it. g is a gain on the
 content score, 1 unless a scheme has one. The multiplicative methods of Huang et al. need it; it may also be a vector,
 with one factor for each feature of q_i·k_j. A scheme may also hide keys by their offset (`allow`). τ, the temperature
-of a query, belongs to no scheme: it is 1 unless the configuration sets one, and it comes with the context
-(`models/temperature.py`).
+of a query, is 1 unless the configuration sets one. It comes with the context, not a scheme (`models/temperature.py`).
 
 Letters, everywhere: B batch, H heads, L queries, K keys, D model size, d = D / H head size, R rows of a table.
 

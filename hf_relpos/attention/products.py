@@ -147,9 +147,8 @@ def _forbidden(found: Library) -> Library:
 def linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Compute `torch.nn.functional.linear`, forward and backward, with the faster library.
 
-    Gradients of any order are those of `linear`. PyTorch's own function computes calls that oneDNN is not used for:
-    other dtypes and devices, autocast, subclasses of tensors, graphs, forward-mode derivatives and transforms of
-    `torch.func`.
+    Gradients of any order are those of `linear`. PyTorch's own function takes calls that oneDNN is not for: other
+    dtypes and devices, autocast, tensor subclasses, graphs, forward-mode derivatives and transforms of `torch.func`.
 
     Args:
         rows: (…, D).

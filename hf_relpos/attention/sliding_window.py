@@ -42,10 +42,10 @@ class _Extents(NamedTuple):
     """The range of keys of every query, over some rows of the batch, with and without the window.
 
     Attributes:
-        low: first key in the window, (L,) integers.
-        high: last key in the window, (L,) integers.
-        first: first key that is visible without the window, such as the first of the document or row, (L,) integers.
-        last: last key that is visible without the window, (L,) integers.
+        low: first key in the window, (L,) integers; `high`, `first` and `last` likewise.
+        high: last key in the window.
+        first: first key that is visible without the window, such as the first of the document or row.
+        last: last key that is visible without the window.
         far: whether the query is a global token with visible keys outside of its window, (L,) booleans.
         keys: the keys that are global tokens, in ascending order.
     """

@@ -8,8 +8,7 @@ resolved. A backend that computes this form therefore computes every scheme that
 autograd's: an `index_select`, whose backward adds up the rows, on arrays of the size of the tables.
 
 Tables whose relation is not the offset (a grid, labelled edges, token types), offsets that follow explicit positions,
-gains and a temperature have no such form. `toeplitz_unsupported` names them. Backends that hold (L, K) matrices
-compute them.
+gains and a temperature have no such form (`toeplitz_unsupported`). Backends that hold (L, K) matrices compute them.
 """
 
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ from .tracing import is_traced, may_read
 
 # Backends that draw dropout in units of 2^−16 accept no larger dropout.
 MAX_DROPOUT = 1 - 2**-8
-# The most runs of B for each query. With more, products by offset are fewer (1.24 in `chunk_products`).
+# The most runs of B for each query. With more, products by offset are fewer (`chunk_products`: 1.24 for each query).
 RUNS = 1.25
 # The most runs in all. Their products are held for all keys, so that with more of them the memory of a long call would
 # grow with the square of its length. These take as much as an activation of that width. At 4,096 keys, 1,024 runs take
@@ -43,9 +42,8 @@ class OffsetTable:
     Attributes:
         rows: (H or 1, N, d).
         row_of: (P,), the row of each offset; None if each of the P offsets has a row of its own, in their order.
-        clamped: the sizes of the clamped ends: how many offsets at the beginning, and how many at the end, are known
-            to share a row of the scheme's table. Their products and gradients may be computed once. (1, 1) means that
-            none share a row.
+        clamped: how many offsets at the beginning and at the end are known to share a row of the scheme's table, so
+            that their products and gradients may be computed once; (1, 1) if none do.
     """
 
     rows: torch.Tensor

@@ -366,7 +366,7 @@ class HeadGroup:
             self.runs.finish(total.key[:, : self.keys], self.of_heads(total.B))
 
     def dropout_factors(self, chunk: QueryChunk, generator: torch.Generator | None) -> list[torch.Tensor]:
-        """Return 1 for pairs to keep, 0 for pairs to drop, (g, m, c) for every range, by the generator's next numbers."""
+        """Return 1 for pairs to keep and 0 for pairs to drop, (g, m, c) for every range, drawn by the generator."""
         if generator is None:
             return []
         drawn_masks = []

@@ -159,10 +159,9 @@ class QueryChunk:
         has_empty_rows: whether some query may see no key at all.
         hidden: under a window, for every range, some of its columns and which pairs in these are hidden, last query
             first, boolean (1 or r, 1, m, c); else None.
-        window: if the terms of the first range are computed by offset, in a separate buffer: the columns of that
-            buffer which are within the window; else None. Column x belongs to the offset from query 0, the last one,
-            to key x of the range. For query i, key x is in column i + x. `hidden` of this range refers to the columns
-            of that buffer.
+        window: the columns within the window, if the terms of the first range are computed by offset in a separate
+            buffer; else None. Column x of it belongs to the offset from query 0, the last one, to key x of the range.
+            For query i, key x is in column i + x. `hidden` of this range refers to columns of that buffer.
     """
 
     first: int
@@ -181,10 +180,9 @@ class QueryChunk:
 
     @property
     def is_packed(self) -> bool:
-        """Whether the ranges outside of the window are so few columns that they are stored in the padding.
+        """Whether the ranges outside of the window lie in the columns up to the next multiple of ALIGNED, or two.
 
-        All ranges then end at the next multiple of ALIGNED, or the one after it. One product with consecutive keys
-        covers all columns, which form a contiguous matrix.
+        One product with consecutive keys then covers all columns, which form a contiguous matrix.
         """
         return self.window is not None and _is_packed(self.key_ranges)
 

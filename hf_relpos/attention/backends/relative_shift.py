@@ -234,7 +234,7 @@ class Diagonals:
         return result
 
     def table_gradient(self, pairs: torch.Tensor, vectors: torch.Tensor, first: int, total: torch.Tensor) -> None:
-        """Add Σ pairs_ij · vectors_i, over the pairs of each row of the table, to that row of `total`, of its shape."""
+        """Add Σ pairs_ij · vectors_i, over the pairs of each row of the table, to that row of `total`."""
         for blocks, by_row in self.transposed(pairs, first):
             self._add_to_table(total, blocks, by_row, vectors)
 
