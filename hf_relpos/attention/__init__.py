@@ -1,4 +1,7 @@
-"""The formula, one call of it, and the backends that compute it, which know its terms and no scheme."""
+"""The attention formula, one call of it, and the backends that compute it.
+
+Backends know the terms of the formula and never a scheme.
+"""
 
 from .backends.chunked import Chunked
 from .backends.flex_attention import FlexAttention
@@ -7,8 +10,8 @@ from .dispatch import BACKENDS, BY_NAME, REWRITES
 from .fourier_features import with_fourier_features
 
 
-# The code of a saved model has eager and sdpa alone, which make the mask of a window whole. All else comes with the
-# package: windows by blocks, Fourier tables as features, and other backends in the order in which they are tried.
+# The code of a saved model has only eager and sdpa, which build the dense mask of a window. The package adds windows
+# by blocks, Fourier tables as features, and further backends. They are tried in the order of BACKENDS.
 BY_NAME.update({name: ByBlocks(backend) for name, backend in BY_NAME.items()})
 BACKENDS[:] = [FlexAttention(), Chunked(), *BY_NAME.values()]
 BY_NAME[FlexAttention.name] = FlexAttention()

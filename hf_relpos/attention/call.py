@@ -1,4 +1,4 @@
-"""One self-attention call, and what a backend is. Backends know the terms of the formula, never a scheme."""
+"""One self-attention call, and the interface of a backend. Backends know the terms of the formula, never a scheme."""
 
 import functools
 from collections.abc import Callable, Hashable, Mapping
@@ -15,36 +15,36 @@ from .tracing import is_traced
 
 
 class LazyMask:
-    """A mask that backends may read in parts, without making it whole."""
+    """A mask that backends can read in parts, without building the dense mask."""
 
     @functools.cached_property
     def dense(self) -> torch.Tensor:
-        """All pairs, boolean (1 or B, 1, L, K), True: may attend."""
+        """The dense mask, boolean (1 or B, 1, L, K); True means that the query may attend."""
         raise NotImplementedError
 
     @functools.cached_property
     def visible_keys(self) -> torch.Tensor:
-        """How many keys each query attends to, (1 or B, 1, L); of padding any number."""
+        """Number of keys that each query attends to, (1 or B, 1, L). It is arbitrary for padding."""
         raise NotImplementedError
 
 
-# Forms of the terms that backends want made once where all layers share them, by name: from the terms, the context and
-# a tensor of the head size, device and dtype of the queries.
+# Functions that bring the terms into the form that a backend wants, by name. Where all layers share the terms, each
+# form is made once. Arguments: the terms, the context, and a tensor with the queries' head size, device and dtype.
 SHARED_FORMS: dict[str, Callable[[Terms, AttentionContext, torch.Tensor], Any]] = {}
 
 
 class SharedTerms:
-    """The terms of a scheme that are the same in every layer, and the forms that backends want: made once per forward.
+    """The terms of a scheme that are the same in every layer, made once per forward together with backends' forms.
 
-    They are made before the first layer and never in one, so that a layer which is computed again in the backward
-    (activation checkpointing) finds what it found the first time.
+    They are made before the first layer and never inside one. A layer that is recomputed in the backward pass
+    (activation checkpointing) then sees the same terms as in the forward.
 
     Args:
-        terms: of every layer.
-        signature: of the scheme, `Scheme.signature`; a layer whose scheme has another makes its own.
-        context: of the call.
-        like: (…, d), a tensor of the head size, device and dtype of the queries. A layer elsewhere, or in another
-            dtype, makes its own.
+        terms: the terms of every layer.
+        signature: `Scheme.signature` of the scheme. A layer whose scheme has another signature makes its own terms.
+        context: the context of the call.
+        like: (…, d), a tensor with the head size, device and dtype of the queries. A layer on another device, or with
+            another dtype, makes its own terms.
     """
 
     def __init__(self, terms: Terms, signature: Hashable, context: AttentionContext, like: torch.Tensor):
@@ -56,27 +56,27 @@ class SharedTerms:
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One layer's attention: what a backend needs to compute it, or to say why it cannot.
+    """One layer's attention: the data with which a backend computes it, or says why it cannot.
 
     Attributes:
         query: (B, H, L, d), before any rotation.
-        key: (B, H, K, d), likewise.
+        key: (B, H, K, d), before any rotation.
         value: (B, H, K, d).
         terms: what the scheme adds to the formula.
-        context: offsets of the L queries and K keys, and what else is known of them.
-        mask: boolean (True: may attend) or additive, broadcastable to (B, H, L, K); a LazyMask, under an attention
+        context: offsets of the L queries and K keys, and the other relations of the pairs.
+        mask: boolean (True: may attend) or additive, broadcastable to (B, H, L, K); a LazyMask under an attention
             window; a BlockMask for flex_attention; or None.
-        is_causal: whether a query attends to no later key; only without a mask.
+        is_causal: whether queries attend to no later key. It is only set without a mask.
         dropout: probability of dropping an attention weight; 0 outside training.
         output_weights: whether the caller wants the attention weights.
-        needs_gradients: whether autograd is on, so that there may be a backward pass.
-        shared: the terms of all layers, where `terms` are these.
-        layer: the attention module, from which Transformers' attention functions read `is_causal` and `training`.
+        needs_gradients: whether autograd is on, so that a backward pass may follow.
+        shared: the terms that all layers share, if `terms` are these; or None.
+        layer: the attention module. Transformers' attention functions read `is_causal` and `training` from it.
         options: further keyword arguments for these functions.
-        runs_on: the device of the call, where the tensors are only a description of it (on the meta device).
-        by_name: whether the caller named the backend. A faster backend is then no reason against it.
-        value_size: how many of the first features of the values are not padding. A backend may return only these.
-            None for all.
+        runs_on: the device on which the call would run, if its tensors only describe it (on the meta device); or None.
+        by_name: whether the caller named the backend. A backend then does not refuse because another one is faster.
+        value_size: the number of leading value features that are not zero padding. A backend may return only these.
+            None means all of them.
     """
 
     query: torch.Tensor
@@ -98,7 +98,7 @@ class AttentionCall:
 
     @property
     def device(self) -> torch.device:
-        """Where the call is computed."""
+        """The device on which the call is computed."""
         return self.query.device if self.runs_on is None else self.runs_on
 
     @property
@@ -108,10 +108,10 @@ class AttentionCall:
 
     @property
     def tensor_mask(self) -> torch.Tensor | None:
-        """The mask as a tensor. A LazyMask becomes the mask of all pairs, once for all layers.
+        """The mask as a tensor. A LazyMask builds its dense mask once for all layers.
 
         Raises:
-            TypeError: for a BlockMask, which such a backend should have refused.
+            TypeError: for a BlockMask, which the backend should have refused.
         """
         if isinstance(self.mask, BlockMask):
             raise TypeError("the mask is a BlockMask, made for flex_attention; this backend takes tensors")
@@ -119,61 +119,61 @@ class AttentionCall:
 
     @property
     def causal_mask(self) -> torch.Tensor:
-        """Boolean, (1 or B, 1, L, K): which keys are not later than the query."""
+        """Boolean (1 or B, 1, L, K); True where the key is not later than the query."""
         return (self.context.matrix(self.query.device) <= 0)[..., None, :, :]
 
     @property
     def scores(self) -> int:
-        """How many scores there are: B·H·L·K."""
+        """The number of scores, B·H·L·K."""
         batch, heads, length, _ = self.query.shape
         return batch * heads * length * self.key.shape[2]
 
     @property
     def is_traced(self) -> bool:
-        """Whether a graph is being recorded, which must not depend on the data."""
+        """Whether a graph is being recorded. The computation must then not depend on the data."""
         return is_traced()
 
 
-# Makes the output (B, L, H, d) of a call from that of the call that a backend got in its place.
+# A function from the output (B, L, H, d) of a rewritten call, which backends got, to the output of the original call.
 Finish = Callable[[torch.Tensor], torch.Tensor]
 
 
 def unchanged(out: torch.Tensor) -> torch.Tensor:
-    """The output of a call that a backend got as it is."""
+    """Return the output as it is, for a call that was not rewritten."""
     return out
 
 
 class Backend(Protocol):
-    """One way to compute the formula. A new one is a file with such a class, and a line in `backends.BACKENDS`.
+    """One way to compute the formula. A new backend is a file with such a class and a line in `dispatch.BACKENDS`.
 
-    A backend that reads only the keys in the window of a LazyMask says so by a method `reads_window_only`; see the
-    function of that name.
+    A backend that reads only the keys in the window of a LazyMask has a method `reads_window_only`; see the function
+    of that name.
     """
 
     name: str
 
     def unsupported(self, call: AttentionCall) -> list[str]:
-        """The reasons why this backend does not compute that call.
+        """Return the reasons why this backend does not compute a call.
 
-        It may also say that another one is faster, unless the call names it (`call.by_name`): then every reason is an
-        error. Must not read the contents of any tensor, nor sizes where the call is being traced: the graph would
-        hold for these sizes only.
+        A reason may be that another backend is faster, unless the caller named this one (`call.by_name`): then every
+        reason is an error. The method must not read the contents of any tensor. It must not read sizes while the call
+        is being traced either, since the graph would hold for these sizes only.
 
         Returns:
-            Reasons, each part of a sentence; empty for a call that it takes.
+            Reasons, each a part of a sentence. The list is empty if the backend takes the call.
         """
         ...
 
     def run(self, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Compute a call for which nothing is unsupported.
+        """Compute a call for which `unsupported` gives no reason.
 
         Returns:
-            The output (B, L, H, d), and the attention weights (B, H, L, K) or None where they are not kept.
+            The output (B, L, H, d), and the attention weights (B, H, L, K) or None if they are not kept.
         """
         ...
 
 
 def reads_window_only(backend: Backend, call: AttentionCall) -> bool:
-    """Whether a backend reads only the keys in the window of a call. The others make the mask of all pairs."""
+    """Whether a backend reads only the keys in the window of a call. Other backends build the dense mask."""
     method = getattr(backend, "reads_window_only", None)  # not every backend has one
     return isinstance(call.mask, LazyMask) and method is not None and bool(method(call))

@@ -1,4 +1,4 @@
-"""What one attention call knows about its pairs (i, j)."""
+"""The positions of one attention call, and the other relations between its queries i and keys j."""
 
 import dataclasses
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from .padding import Padding
 
 
 def _moved(value: Any, device: torch.device) -> Any:
-    """Tensors, alone or in a tuple, and padding on that device; anything else as it is."""
+    """Move a tensor, a tuple of them, or padding to a device; return anything else as it is."""
     if isinstance(value, torch.Tensor | Padding):
         return value.to(device)
     return tuple(_moved(each, device) for each in value) if isinstance(value, tuple) else value
@@ -24,24 +24,24 @@ class AttentionContext:
     Attributes:
         query_length: L.
         key_length: K.
-        start: index of the first query among the keys: 0 without a cache, the number of cached tokens with one. A
-            tensor of one element when a static cache keeps it on the device.
-        positions: (B, K), the position of each key where that is not its index in the row; None for consecutive
+        start: index of the first query among the keys: 0 without a cache, the number of cached tokens with one. It is
+            a tensor of one element when a static cache keeps it on the device.
+        positions: (B, K), the position of each key if it is not the key's index in the row; None for consecutive
             tokens, which is the fast case. The queries are the L keys from `start` on.
-        max_distance: the largest |r| that `positions` can make; read only with `positions`.
-        keys: (K,), the index of each key, and column of `positions`, where a call has only some keys of its rows; None
-            for 0, 1, 2, …
-        grid: (B, L, 2), row and column of each token of an image, negative outside of it; or None.
+        max_distance: the largest |r| possible with `positions`; only read with `positions`.
+        keys: (K,), the index of each key, and its column of `positions`, if the call has only some keys of its rows;
+            None means 0, 1, 2, …
+        grid: (B, L, 2), row and column of each token of an image, negative for tokens outside of it; or None.
         token_type_ids: (B, L), or None.
         relation_ids: (B, L, L), the label of each directed edge from i to j; or None.
-        shared: what the scheme's module shared by all layers returned for this call, or, until a layer has called it,
-            a function that returns that; or None.
+        shared: the result, for this call, of the scheme's module that all layers share. Until a layer has called it,
+            this is a function that returns the result. None if there is no such module.
         query_projection: W_q of the layer, D to H·d; or None.
-        key_projection: its W_k.
-        temperature: τ of the formula, (1 or B, 1 or H, L); None for 1.
-        padding: where the real tokens are, if the layer is given only these; or None.
-        device: where the layer computes; None for the default device.
-        dtype: in which angles, slopes and the like are computed: that of the layer, float32 at least.
+        key_projection: W_k of the layer, D to H·d; or None.
+        temperature: τ of the formula, (1 or B, 1 or H, L); None means 1.
+        padding: the indices of the real tokens, if the layer is given only these; or None.
+        device: the device on which the layer computes; None means the default device.
+        dtype: the dtype for angles, slopes and the like: that of the layer, but at least float32.
     """
 
     query_length: int
@@ -62,14 +62,14 @@ class AttentionContext:
     dtype: torch.dtype = torch.float32
 
     def to(self, device: torch.device | str | int) -> "AttentionContext":
-        """The same on another device; accelerate asks for it where a layer is not on the device of the input."""
+        """Return a copy on another device. accelerate asks for it if a layer is not on the device of the input."""
         device = torch.device(device)
         moved = {field.name: _moved(getattr(self, field.name), device) for field in dataclasses.fields(self)}
         return AttentionContext(**{**moved, "device": device})
 
     @property
     def low(self) -> int:
-        """Smallest offset that can occur."""
+        """The smallest offset that can occur."""
         if self.positions is not None:
             return -self.max_distance
         last = self.key_length if isinstance(self.start, torch.Tensor) else self.start + self.query_length
@@ -77,31 +77,31 @@ class AttentionContext:
 
     @property
     def high(self) -> int:
-        """Largest offset that can occur."""
+        """The largest offset that can occur."""
         if self.positions is not None:
             return self.max_distance
         return self.key_length - 1 - (0 if isinstance(self.start, torch.Tensor) else self.start)
 
     def query_positions(self, device: torch.device | None) -> torch.Tensor:
-        """Positions of the queries, (L,), or (B, L) with explicit positions."""
+        """Return the positions of the queries, (L,), or (B, L) with explicit positions."""
         indices = torch.arange(self.query_length, device=device) + self.start
         return indices if self.positions is None else self.positions[:, indices]
 
     def key_positions(self, device: torch.device | None) -> torch.Tensor:
-        """Positions of the keys, (K,), or (B, K) with explicit positions."""
+        """Return the positions of the keys, (K,), or (B, K) with explicit positions."""
         if self.positions is not None:
             return self.positions if self.keys is None else self.positions[:, self.keys]
         return torch.arange(self.key_length, device=device) if self.keys is None else self.keys
 
     def matrix(self, device: torch.device | None) -> torch.Tensor:
-        """r = j − i for every query and key, (L, K), or (B, L, K) with explicit positions."""
+        """Return r = j − i for every query and key, (L, K), or (B, L, K) with explicit positions."""
         return self.key_positions(device)[..., None, :] - self.query_positions(device)[..., :, None]
 
     def grid_offsets(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Rows and columns from query to key, and whether both are on the grid, each (B, L, L).
+        """Return row steps and column steps from query to key, and whether both are on the grid, each (B, L, L).
 
         Raises:
-            ValueError: for a grid that is not of all keys.
+            ValueError: if the grid does not cover all keys.
         """
         if self.grid is None or tuple(self.grid.shape[1:]) != (self.key_length, 2):
             raise ValueError(
@@ -115,5 +115,5 @@ class AttentionContext:
         return steps[..., 0], steps[..., 1], inside[:, None, :] & inside[:, :, None]
 
     def offsets(self, device: torch.device | None) -> torch.Tensor:
-        """Every offset from `low` to `high`, ascending, (high − low + 1,)."""
+        """Return every offset from `low` to `high` in ascending order, (high − low + 1,)."""
         return torch.arange(self.low, self.high + 1, device=device)

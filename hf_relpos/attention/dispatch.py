@@ -1,7 +1,7 @@
 """Dispatch: the attention backends in the order in which `attn_implementation="relpos"` tries them.
 
-`relpos` runs each call on the first backend that has nothing unsupported in it. "sdpa", "eager" and "flex_attention"
-may also be requested by name, as in any model of Transformers; what they cannot compute is then an error.
+`relpos` runs each call on the first backend that supports it. "sdpa", "eager" and "flex_attention" may also be
+requested by name, as in any model of Transformers. A call that the named backend cannot compute is then an error.
 """
 
 from collections.abc import Callable
@@ -19,30 +19,30 @@ from .call import AttentionCall, Backend, Finish, unchanged
 
 logger = logging.get_logger(__name__)
 
-AUTO = "relpos"  # the value of `attn_implementation` that chooses for each call
-# Those that `attn_implementation` may name; for the others Transformers would not know which mask to make.
+AUTO = "relpos"  # the value of `attn_implementation` that chooses a backend for each call
+# Backends that `attn_implementation` may name. For any other name, Transformers would not know which mask to make.
 BY_NAME: dict[str, Backend] = {Sdpa.name: Sdpa(), Eager.name: Eager()}
 BACKENDS: list[Backend] = list(BY_NAME.values())
-# Functions that put another call in the place of one before backends get it, or None. The first that does is taken.
+# Functions that replace a call before backends get it, or return None. The first replacement is used.
 REWRITES: list[Callable[[AttentionCall], tuple[AttentionCall, Finish] | None]] = []
 
-# For Transformers' own attention beside ours (cross-attention), and for the masks, it is sdpa.
+# Transformers' own attention (cross-attention) and its masks use sdpa under this name.
 ALL_ATTENTION_FUNCTIONS.register(AUTO, ALL_ATTENTION_FUNCTIONS["sdpa"])
 ALL_MASK_ATTENTION_FUNCTIONS.register(AUTO, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
 
 
 def register_backend(backend: Backend) -> None:
-    """Let `relpos` try a backend before all others; one of the same name is replaced."""
+    """Let `relpos` try a backend before all others. It replaces a backend of the same name."""
     BACKENDS[:] = [backend, *(other for other in BACKENDS if other.name != backend.name)]
 
 
 def rewritten(call: AttentionCall) -> tuple[AttentionCall, Finish]:
-    """A call as backends get it, and the function that makes the output of the call from theirs."""
+    """Return a call as backends get it, and the function from their output to the output of the original call."""
     return next((made for rewrite in REWRITES if (made := rewrite(call)) is not None), (call, unchanged))
 
 
 def choose(call: AttentionCall) -> tuple[Backend, dict[str, list[str]]]:
-    """The backend that `relpos` takes for a call, after `rewritten`.
+    """Return the backend that `relpos` takes for a call, after `rewritten`.
 
     Returns:
         The first of `BACKENDS` without a reason against the call, and the reasons of those before it, by name.
@@ -51,7 +51,7 @@ def choose(call: AttentionCall) -> tuple[Backend, dict[str, list[str]]]:
 
 
 def _first_capable(call: AttentionCall) -> tuple[Backend, dict[str, list[str]]]:
-    """`choose` of a call as backends get it."""
+    """`choose` for a call that has been rewritten."""
     rejected: dict[str, list[str]] = {}
     for backend in BACKENDS:
         reasons = backend.unsupported(call)
@@ -62,21 +62,21 @@ def _first_capable(call: AttentionCall) -> tuple[Backend, dict[str, list[str]]]:
 
 
 def run_attention(implementation: str, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attention with the terms of a scheme.
+    """Compute attention with the terms of a scheme.
 
-    Backends get calls as `REWRITES` make them. Eager by name is the reference and gets them as they are.
+    Backends get calls as rewritten by `REWRITES`. Eager requested by name is the reference, and gets calls unchanged.
 
     Args:
         implementation: a value of `attn_implementation`: `AUTO` or a key of `BY_NAME`.
 
     Returns:
-        The output (B, L, H, d), and the attention weights (B, H, L, K) or None where the backend does not keep them.
+        The output (B, L, H, d), and the attention weights (B, H, L, K) or None if the backend does not keep them.
 
     Raises:
-        ValueError: for a backend that cannot compute the call; names those that can.
+        ValueError: if the named backend cannot compute the call. The message names those that can.
     """
     finish: Finish = unchanged
-    if implementation == Eager.name:  # by name it returns the weights, under a window too
+    if implementation == Eager.name:  # by name it returns the weights, also under a window
         call = replace(call, output_weights=True)
     else:
         call, finish = rewritten(call)
@@ -92,14 +92,14 @@ def run_attention(implementation: str, call: AttentionCall) -> tuple[torch.Tenso
 
 
 def check_implementation(requested: str | None, call: AttentionCall, scheme: str | None = None) -> str:
-    """`requested` if it can compute the terms of a call, `AUTO` for None.
+    """Return `requested` if it can compute the terms of a call, and `AUTO` for None.
 
     Args:
         requested: a value of `attn_implementation`, or None.
-        scheme: the value of `position_embedding_type`, for the message.
+        scheme: the value of `position_embedding_type`, for the error message.
 
     Raises:
-        ValueError: when it cannot; names the ones that can.
+        ValueError: if it cannot. The message names the values that can.
     """
     if requested is None or requested == AUTO:
         return AUTO
@@ -119,6 +119,6 @@ def check_implementation(requested: str | None, call: AttentionCall, scheme: str
 
 
 def capable_implementations(call: AttentionCall) -> list[str]:
-    """Values of `attn_implementation` that can compute a call, the default first."""
+    """Return the values of `attn_implementation` that can compute a call, the default first."""
     call = replace(rewritten(call)[0], by_name=True)
     return [AUTO, *(name for name, backend in BY_NAME.items() if not backend.unsupported(call))]

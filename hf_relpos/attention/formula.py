@@ -1,22 +1,22 @@
-"""The one formula. Every scheme declares which of its terms it has; every backend computes it.
+"""The formula of attention. Every scheme declares which of its terms it has, and every backend computes it.
 
     score_ij = τ_i · { s · [ g_r (q_i·k_j + u·k_j) + q_i·A_r + k_j·B_r + c_r ] + c'_r } + mask_ij,     r = r(i, j)
     out_i    = Σ_j softmax_j(score)_ij · (v_j + V_r)
 
-i is a query, j a key, r = j − i their offset (key minus query: a key to the left has r < 0). A, B and V are tables of
-d-vectors, c and c' of scalars, u is one d-vector per head. Each table has its own map from r to a row, so that one may
-be clipped where another is bucketed; a table may also be indexed by another relation of the pair than its offset. c
-stands inside the scale, c' outside; c' may also be a dense bias, with an entry for each pair. q and k may be rotated
-first (RoPE). A term that depends on i alone would cancel in the softmax, so there is none. g, a gain on the content
-score (1 unless a scheme has one), is what the multiplicative methods of Huang et al. need; it may also be a vector,
-one factor for each feature of q_i·k_j. A scheme may also hide keys by their offset (`allow`). τ, the temperature of a
-query, is no scheme's: it is 1 unless the configuration sets one, and comes with the context (`temperature.py`).
+i is a query, j a key, and r = j − i their offset: a key to the left has r < 0. A, B and V are tables of d-vectors, c
+and c' are tables of scalars, and u is one d-vector per head. Each table has its own map from r to a row, so that one
+may be clipped while another is bucketed. A table may also be indexed by another relation of the pair than its offset.
+c stands inside the scale and c' outside; c' may also be a dense bias, with an entry for each pair. q and k may be
+rotated first (RoPE). There is no term that depends on i alone, since the softmax would cancel it. g is a gain on the
+content score, 1 unless a scheme has one. The multiplicative methods of Huang et al. need it; it may also be a vector,
+with one factor for each feature of q_i·k_j. A scheme may also hide keys by their offset (`allow`). τ, the temperature
+of a query, is 1 unless the configuration sets one. It comes with the context, not a scheme (`models/temperature.py`).
 
 Letters, everywhere: B batch, H heads, L queries, K keys, D model size, d = D / H head size, R rows of a table.
 
-Cost: q·A is one product with the R rows followed by a gather, k·B the same, and the value side sums the probabilities
-that fall on each row before one product with V. Nothing of size L·K·d exists at any time. The gain by feature is the
-one term that takes L·K·d multiplications.
+Cost: q·A is one product with the R rows followed by a gather, and so is k·B. The value side sums the probabilities
+that fall on each row before one product with V. No tensor of size L·K·d exists at any time. The gain by feature is the
+only term that takes L·K·d multiplications.
 """
 
 import dataclasses
@@ -39,9 +39,9 @@ class Table:
 
     Attributes:
         rows: (H or 1, R, d) for A, B and V; (H or 1, R) for c, c' and the gain; boolean (H or 1, R) for `allow`. A
-            leading 1 means shared by all heads.
+            leading 1 means that all heads share the rows.
         row_of: maps the relation, a LongTensor of any shape, to row numbers in [0, R) of the same shape.
-        relation: (L, K) or (B, L, K), what `row_of` is given; None for the offset r = j − i.
+        relation: (L, K) or (B, L, K), the input of `row_of`; None means the offset r = j − i.
     """
 
     rows: torch.Tensor
@@ -50,23 +50,23 @@ class Table:
 
     @property
     def device(self) -> torch.device:
-        """Where the rows are."""
+        """The device of the rows."""
         return self.rows.device
 
     def index(self, context: AttentionContext) -> torch.Tensor:
-        """Row of every pair, (1, 1, L, K) or (B, 1, L, K)."""
+        """Return the row of every pair, (1, 1, L, K) or (B, 1, L, K)."""
         relation = context.matrix(self.device) if self.relation is None else self.relation
         index = self.row_of(relation)
         return index[None, None] if index.dim() == 2 else index[:, None]
 
     def scalars(self, context: AttentionContext) -> torch.Tensor:
-        """The entry of every pair, for a table of scalars: (1 or B, H or 1, L, K)."""
+        """Return the entry of every pair, for a table of scalars, (1 or B, H or 1, L, K)."""
         index = self.index(context)[:, 0]  # (1 or B, L, K)
         return self.rows[:, index].transpose(0, 1)
 
 
 def toeplitz_table(rows: torch.Tensor, context: AttentionContext) -> Table:
-    """A table that has one row for each offset of this call.
+    """Make a table that has one row for each offset of this call.
 
     Args:
         rows: (H or 1, high − low + 1, …), in the order of `context.offsets`.
@@ -74,27 +74,27 @@ def toeplitz_table(rows: torch.Tensor, context: AttentionContext) -> Table:
     return Table(rows, row_of=lambda r: r - context.low)
 
 
-# The fields of `Terms` that hold tables of offsets, by their letters in the formula.
+# The fields of `Terms` that hold tables by offset, by their letters in the formula.
 TABLE_FIELDS = {"A": "query_table", "B": "key_table", "c": "scaled_bias", "V": "value_table"}
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What a scheme contributes to one attention call. Several tables of one field are summed (gains multiplied).
+    """What a scheme adds to one attention call. Several tables of one field are summed; gains are multiplied.
 
     Attributes:
-        scale: s; None stands for 1/√d and leaves the choice to another scheme in a combination.
+        scale: s; None means 1/√d, and lets another scheme of a combination set it.
         query_table: A, rows (H or 1, R, d).
         key_table: B, rows (H or 1, R, d).
         content_bias: u, (H, d).
         scaled_bias: c, scalars inside the scale, rows (H or 1, R).
         bias: c', scalars outside the scale, rows (H or 1, R).
-        dense: dense biases outside the scale, more of c': tensors (1 or B, 1 or H, L, K).
+        dense: dense biases outside the scale, added to c': tensors (1 or B, 1 or H, L, K).
         value_table: V, rows (H or 1, R, d).
         gain: factors of the content score, rows (H or 1, R).
         feature_gain: factors of each feature of the content score, Σ_c q_ic k_jc g_{r,c}, rows (H or 1, R, d).
-        allow: which offsets a query may attend to, boolean rows (H or 1, R); all must agree. A query that may attend
-            to no key gets zeros.
+        allow: which offsets a query may attend to, boolean rows (H or 1, R). All tables must allow a key. A query that
+            may attend to no key gets zeros.
         rotate: maps ((B, H, N, d) vectors, (N,) or (B, N) positions) to rotated vectors; applied to q and k.
     """
 
@@ -113,14 +113,14 @@ class Terms:
 
     @property
     def only_content(self) -> bool:
-        """Whether there is no term beside the content product: at most a scale and a rotation."""
+        """Whether the content product is the only term, with at most a scale and a rotation."""
         return self == Terms(scale=self.scale, rotate=self.rotate)
 
     def __add__(self, other: "Terms") -> "Terms":
-        """The terms of both, of which at most one may have a scale of its own, one a rotation, and one a feature_gain.
+        """Return the terms of both. At most one of them may set a scale, a rotation or a feature_gain.
 
         Raises:
-            ValueError: where both have.
+            ValueError: if both set the same one of these; equal scales are allowed.
         """
         merged = {}
         for field in dataclasses.fields(self):
@@ -141,7 +141,7 @@ class Terms:
 def content_vectors(
     query: torch.Tensor, key: torch.Tensor, terms: Terms, context: AttentionContext
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The vectors of the products of the formula.
+    """Return the vectors of the products of the formula.
 
     Args:
         query: (B, H, L, d).
@@ -160,21 +160,21 @@ def content_vectors(
 
 
 def content_scale(query: torch.Tensor, terms: Terms) -> float:
-    """s, which is 1/√d unless the scheme says otherwise."""
+    """Return s, which is 1/√d unless the scheme sets it."""
     return query.shape[-1] ** -0.5 if terms.scale is None else terms.scale
 
 
 def position_scores(
     query: torch.Tensor, key: torch.Tensor, terms: Terms, context: AttentionContext
 ) -> torch.Tensor | None:
-    """τ_i {s · [q_i·A_r + k_j·B_r + c_r] + c'_r}: all of the score but the content product and the mask.
+    """Compute τ_i {s · [q_i·A_r + k_j·B_r + c_r] + c'_r}: the score without the content product and the mask.
 
     Args:
         query: q̂, (B, H, L, d), rotated if the scheme rotates.
-        key: k̂, (B, H, K, d), likewise.
+        key: k̂, (B, H, K, d), rotated if the scheme rotates.
 
     Returns:
-        (B or 1, H or 1, L, K) in the dtype of `query`, or None when no table has anything to say.
+        (B or 1, H or 1, L, K) in the dtype of `query`, or None if there are no such terms.
     """
     batch, heads, length, _ = query.shape
     key_length = key.shape[2]
@@ -200,18 +200,18 @@ def position_scores(
 
 
 def total_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The sum of at least one tensor, in their order."""
+    """Return the sum of at least one tensor, added in their order."""
     return functools.reduce(operator.add, tensors)
 
 
 def featurewise_scores(
     query: torch.Tensor, key: torch.Tensor, table: Table, context: AttentionContext
 ) -> torch.Tensor:
-    """Σ_c q_ic k_jc g_{r,c}: the content score with a gain for every feature.
+    """Compute Σ_c q_ic k_jc g_{r,c}: the content score with a gain for every feature.
 
-    There is no factorised form: the gain differs from pair to pair and from feature to feature, so this takes L·K·d
-    multiplications where q·A takes R·L·d in one matrix product. It takes them one feature at a time, forward and
-    backward, so that memory holds a few (B, H, L, K) tensors and none d times as large.
+    There is no factorised form, since the gain differs from pair to pair and from feature to feature. This takes L·K·d
+    multiplications, while q·A takes R·L·d in one matrix product. The features are taken one at a time, forward and
+    backward, so that memory holds a few (B, H, L, K) tensors and none that is d times as large.
 
     Args:
         query: (B, H, L, d).
@@ -225,9 +225,9 @@ def featurewise_scores(
 
 
 class _FeaturewiseScores(torch.autograd.Function):
-    """`featurewise_scores` of rows (H or 1, R, d) and index (1 or B, L, K); autograd would keep every feature's share.
+    """`featurewise_scores` of rows (H or 1, R, d) and an index (1 or B, L, K).
 
-    Sums are made in float32 at least, as in a matrix product.
+    Autograd would keep the share of every feature. Sums are made in float32 at least, as in a matrix product.
     """
 
     @staticmethod
@@ -262,7 +262,7 @@ class _FeaturewiseScores(torch.autograd.Function):
 
 
 def position_values(probabilities: torch.Tensor, terms: Terms, context: AttentionContext) -> torch.Tensor | None:
-    """Σ_j α_ij V_r: the value-side term.
+    """Compute Σ_j α_ij V_r, the value-side term.
 
     Args:
         probabilities: α, (B, H, L, K), after dropout.
@@ -281,7 +281,7 @@ def position_values(probabilities: torch.Tensor, terms: Terms, context: Attentio
 
 
 def allowed(terms: Terms, context: AttentionContext, mask: torch.Tensor | None) -> torch.Tensor | None:
-    """The pairs that both the scheme and the mask let through, or None for a scheme that hides no key.
+    """Return the pairs that both the scheme and the mask allow, or None if the scheme hides no key.
 
     Args:
         mask: broadcastable to (B, H, L, K); boolean (True: may attend) or additive; or None.
@@ -308,16 +308,16 @@ def attend(
     mask: torch.Tensor | None = None,
     dropout: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The formula, as it stands: the eager backend, and the reference of all others.
+    """Compute the formula as it stands. This is the eager backend and the reference for all others.
 
     Args:
         query: (B, H, L, d).
         key: (B, H, K, d).
         value: (B, H, K, d).
         terms: what the scheme adds.
-        context: r for every query and key.
-        mask: broadcastable to (B, H, L, K); boolean (True: may attend) or additive. A row that the mask alone leaves
-            without keys gets finite weights, as in Transformers' own eager attention.
+        context: the offset r of every query and key.
+        mask: broadcastable to (B, H, L, K); boolean (True: may attend) or additive. If the mask alone hides all keys
+            of a query, its weights are finite, as in Transformers' own eager attention.
         dropout: probability of dropping an attention weight (0 outside training).
 
     Returns:
@@ -337,7 +337,7 @@ def attend(
     if mask is not None:
         if mask.dtype == torch.bool:
             scores = scores.masked_fill(~mask, lowest)
-        else:  # min + a negative score may overflow to -inf in float16, and a row of -inf is NaN
+        else:  # min plus a negative score may overflow to -inf in float16, and the softmax of a row of -inf is NaN
             scores = (scores + mask).clamp(min=lowest)
     visible = allowed(terms, context, mask)
     if visible is not None:
@@ -345,7 +345,7 @@ def attend(
     probabilities = torch.softmax(scores, dim=-1)
     if visible is not None:
         probabilities = probabilities.masked_fill(~visible, 0.0)
-    if dropout > 0.0:  # in a graph for any dropout this is no bool, and `training` must be one
+    if dropout > 0.0:  # in a graph for any dropout this is not a bool, and `training` must be one
         probabilities = torch.nn.functional.dropout(probabilities, p=dropout)
     out = torch.matmul(probabilities, value)
     positional = position_values(probabilities, terms, context)

@@ -1,16 +1,17 @@
-"""Augmented queries, keys and values: with the features of Fourier tables the formula has only its content term.
+"""Fourier tables as features: wider queries, keys and values, with which the formula has only its content term.
 
 With α_w = q_i·a_w + a_w^c and β_w = q_i·b_w + b_w^c, the terms A and c of a pair are
 
     Σ_w α cos ω(j − i) + β sin ω(j − i) = Σ_w (α cos ωi − β sin ωi) cos ωj + (α sin ωi + β cos ωi) sin ωj,
 
-2W features beside the query, which are (α, β) turned by ωi, times 2W beside the key, (cos ωj, sin ωj). B is the same
-with (k_j·a_w, k_j·b_w), turned by −ωj, beside the key. Of V, attention averages 2W further columns of the value,
-(cos ωj, sin ωj), and these averages, turned by −ωi, are what its coefficients multiply:
+that is, 2W further features of the query, which are (α, β) rotated by ωi, times 2W further features of the key,
+(cos ωj, sin ωj). B is the same with further features of the key (k_j·a_w, k_j·b_w), rotated by −ωj. For V, the value
+gets 2W further columns (cos ωj, sin ωj). Attention averages them, and the coefficients of V multiply these averages
+after a rotation by −ωi:
 
     Σ_j α_ij cos ω(j − i) = cos ωi (Σ_j α_ij cos ωj) + sin ωi (Σ_j α_ij sin ωj).
 
-So heads of d become heads of d + 4W, or d + 2W without B or with B alone, and any attention whatever computes them.
+So heads of d become heads of d + 4W, or d + 2W without B or with B alone, and any attention can compute them.
 """
 
 from collections.abc import Sequence
@@ -28,14 +29,14 @@ Phases = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, (N, 1, W) or (B
 
 
 def with_fourier_features(call: AttentionCall) -> tuple[AttentionCall, Finish] | None:
-    """A call with its Fourier tables as features of wider heads, (B, H, L, d + …).
+    """Turn the Fourier tables of a call into features of wider heads, (B, H, L, d + …).
 
-    Not all terms fit beside them: other tables of vectors do not, nor Fourier tables of other frequencies, nor gains,
-    which would multiply the features.
+    Some terms cannot be combined with these features: other tables of vectors, Fourier tables of other frequencies,
+    and gains, which would multiply the features.
 
     Returns:
-        The call, and the function that makes (B, L, H, d) of its output. None without such tables, and where some term
-        does not fit.
+        The new call, and the function that makes (B, L, H, d) of its output. None if the call has no Fourier tables,
+        or has a term that cannot be combined with them.
     """
     terms = call.terms
     fourier: dict[str, tuple[FourierTable, ...]] = {}
@@ -55,7 +56,7 @@ def with_fourier_features(call: AttentionCall) -> tuple[AttentionCall, Finish] |
     augmented = replace(call, query=query, key=key, value=value, value_size=value_size, terms=rest, shared=None)
 
     def finish(out: torch.Tensor) -> torch.Tensor:
-        content = out[..., :size]  # backends return all features or only these (`AttentionCall.value_size`)
+        content = out[..., :size]  # backends return all features or fewer (`AttentionCall.value_size`)
         if not value_tables:
             return content
         cosines, sines = _phases(value_tables[0], context.query_positions(out.device), out)
@@ -69,10 +70,10 @@ def with_fourier_features(call: AttentionCall) -> tuple[AttentionCall, Finish] |
 def _augmented_vectors(
     call: AttentionCall, fourier: dict[str, tuple[FourierTable, ...]]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """q̂ + u, k̂ and v with their features, of one width, as fused kernels need.
+    """Return q̂ + u, k̂ and v with their features, padded to one width, as fused kernels need.
 
-    (B, H, N, …) as any of them, but the heads of a token lie side by side in memory, as projections leave them and
-    fused kernels return them.
+    The shape is (B, H, N, …), but in memory the heads of a token are adjacent, as projections leave them and fused
+    kernels return them.
     """
     terms, context, query, key, device = call.terms, call.context, call.query, call.key, call.query.device
     if terms.rotate is not None:
@@ -100,20 +101,20 @@ def _augmented_vectors(
 
 
 def _phases(table: FourierTable, positions: torch.Tensor, like: torch.Tensor) -> Phases:
-    """Cosines and sines at positions (N,) or (B, N); in float32 at least."""
+    """Return cosines and sines at positions (N,) or (B, N), in float32 at least."""
     precise = torch.promote_types(like.dtype, torch.float32)
     return phases(positions[..., None], table.frequencies, precise)
 
 
 def _products(vectors: torch.Tensor, table: FourierTable) -> torch.Tensor:
-    """α and β: vectors (B, N, H, d) to (B, N, H, 2W)."""
+    """Compute α and β: vectors (B, N, H, d) to (B, N, H, 2W)."""
     return _by_head(vectors, table.coefficients.to(vectors.dtype).transpose(-1, -2))
 
 
 def _by_head(vectors: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
-    """Vectors (B, N, H, x) times matrices (H or 1, x, y): (B, N, H, y).
+    """Multiply vectors (B, N, H, x) by matrices (H or 1, x, y): (B, N, H, y).
 
-    One product for each head and all tokens: heads come first, which copies nothing where they lie side by side.
+    There is one product per head, over all tokens. Heads come first; this copies nothing if they are adjacent.
     """
     batch, tokens, heads, _ = vectors.shape
     if matrices.shape[0] == 1:
@@ -123,14 +124,14 @@ def _by_head(vectors: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
 
 
 def _turned(pairs: torch.Tensor, by: Phases) -> torch.Tensor:
-    """(x, y), (…, 2W), to (x cos − y sin, y cos + x sin), computed in the dtype of the phases."""
+    """Rotate (x, y), (…, 2W), to (x cos − y sin, y cos + x sin), computed in the dtype of the phases."""
     cosines, sines = by
     x, y = pairs.to(cosines.dtype).chunk(2, dim=-1)
     return torch.cat([x * cosines - y * sines, y * cosines + x * sines], dim=-1).to(pairs.dtype)
 
 
 def _beside(parts: Sequence[torch.Tensor], width: int) -> torch.Tensor:
-    """Vectors (B, N, H, d), features that expand to (B, N, H, …), and zeros up to a width: (B, H, N, width)."""
+    """Concatenate vectors (B, N, H, d), features that expand to (B, N, H, …) and zero padding: (B, H, N, width)."""
     first = parts[0]
     features = [part.to(first.dtype).expand(*first.shape[:-1], -1) for part in parts[1:]]
     missing = width - sum(part.shape[-1] for part in parts)

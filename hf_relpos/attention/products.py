@@ -1,16 +1,16 @@
 """Matrix products of float32 on the CPU, by the faster of the two libraries inside PyTorch.
 
-PyTorch multiplies float32 matrices with MKL, which takes its AVX2 path on processors that are not Intel's: half of
-what AVX-512 gives there. oneDNN, in the same wheel, does not. On first use both are timed and compared with float64;
-oneDNN is taken where it is faster by a tenth at least and as exact.
+PyTorch multiplies float32 matrices with MKL. On processors that are not Intel's, MKL takes its AVX2 path, which has
+half the speed of AVX-512. oneDNN, in the same wheel, does not. On first use both are timed and compared with float64.
+oneDNN is used if it is faster by at least a tenth and as exact.
 
-- `linear` calls oneDNN's own operator on the weight as it is, forward and backward. Nothing is packed, so that every
-  change of a weight is seen, and no global state is touched.
-- PyTorch has no such operator for `bmm`. `fast_bmm()` changes `torch.backends.mkldnn.matmul.fp32_precision`, which
-  other threads see, too, and restores it at the end. oneDNN then may round to bfloat16, and does on processors with
-  AMX: the measurement finds that error and refuses.
+- `linear` calls oneDNN's own operator on the weight as it is, forward and backward. Weights are not packed, so that
+  every change of a weight is seen. No global state is changed.
+- PyTorch has no such operator for `bmm`. `fast_bmm()` changes `torch.backends.mkldnn.matmul.fp32_precision` and
+  restores it at the end. Other threads see this setting, too. With it oneDNN may round to bfloat16, and does on
+  processors with AMX. The measurement finds that error, and oneDNN is then not used.
 
-`HF_RELPOS_FAST_PRODUCTS=0` turns both off, `HF_RELPOS_FAST_PRODUCTS=linear` the second one alone.
+`HF_RELPOS_FAST_PRODUCTS=0` turns both off; `HF_RELPOS_FAST_PRODUCTS=linear` turns off the second one only.
 """
 
 import contextlib
@@ -31,23 +31,23 @@ from .tracing import is_traced
 
 SETTING = "HF_RELPOS_FAST_PRODUCTS"
 VALUES = ("0", "linear", "1")
-# Rows of a matrix below which a product is bound by memory, and neither library is faster.
+# With fewer rows of a matrix, a product is bound by memory and neither library is faster.
 FEWEST_ROWS = 4
-FASTER = 1.1  # times, from which on oneDNN is taken
-# The largest error of a product in float32, relative to its largest value; of bfloat16 it is 1e-3 and more.
+FASTER = 1.1  # oneDNN is used if it is at least so many times as fast
+# The largest error of a float32 product, relative to its largest value. With bfloat16 the error is 1e-3 and more.
 LARGEST_ERROR = 1e-5
 
 
 @dataclass(frozen=True)
 class Library:
-    """One kind of product on this machine.
+    """Measurements of one kind of product on this machine.
 
     Attributes:
-        torch_rate: of PyTorch's own product on one thread, in GFLOP/s.
-        onednn_rate: of oneDNN's; 0 where PyTorch has it not.
+        torch_rate: speed of PyTorch's own product on one thread, in GFLOP/s.
+        onednn_rate: speed of oneDNN's product; 0 if PyTorch does not have it.
         torch_error: the largest error of PyTorch's own product, relative to the largest value.
-        onednn_error: of oneDNN's.
-        allowed: whether `HF_RELPOS_FAST_PRODUCTS` lets oneDNN be used.
+        onednn_error: the largest error of oneDNN's product, relative to the largest value.
+        allowed: whether `HF_RELPOS_FAST_PRODUCTS` allows oneDNN.
     """
 
     torch_rate: float
@@ -58,7 +58,7 @@ class Library:
 
     @property
     def is_used(self) -> bool:
-        """Whether oneDNN is taken."""
+        """Whether oneDNN is used."""
         exact = self.onednn_error <= max(LARGEST_ERROR, self.torch_error)
         return self.allowed and exact and self.onednn_rate >= FASTER * self.torch_rate
 
@@ -82,17 +82,17 @@ def _onednn_linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor 
 def _compare(
     plain: Callable[[], torch.Tensor], fast: Callable[[], torch.Tensor] | None, exact: torch.Tensor, work: float
 ) -> Library:
-    """Time two ways of one product in turns, on one thread, and compare them with the same in float64.
+    """Time two ways to compute one product in turns, on one thread, and compare the results with float64.
 
     Args:
-        plain: PyTorch's own.
-        fast: oneDNN's, or None.
-        exact: the first rows of the result.
-        work: floating-point operations.
+        plain: computes the product with PyTorch's own library.
+        fast: computes the product with oneDNN; or None.
+        exact: the first rows of the result in float64.
+        work: the number of floating-point operations.
     """
     seconds: dict[Callable[[], torch.Tensor], list[float]] = {run: [] for run in (plain, fast) if run is not None}
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # several would wait for each other where the machine has other work
+    torch.set_num_threads(1)  # on a busy machine, several threads would wait for each other
     try:
         with torch.inference_mode():
             errors = [
@@ -111,7 +111,7 @@ def _compare(
 
 @functools.cache
 def linear_library() -> Library:
-    """Rates and errors of linear layers, measured once per process in some milliseconds."""
+    """Measure rates and errors of linear layers, once per process, in some milliseconds."""
     generator = torch.Generator().manual_seed(0)
     rows, weight = (torch.randn(size, generator=generator) for size in ((128, 768), (768, 768)))
     exact = rows[:16].double() @ weight.double().t()
@@ -122,7 +122,7 @@ def linear_library() -> Library:
 
 @functools.cache
 def bmm_library() -> Library:
-    """The same of batches of products, of the sizes that attention has."""
+    """Measure rates and errors of batched products, of the sizes that attention has, once per process."""
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(6, 128, 64, generator=generator) for _ in range(2))
     exact = left[0].double() @ right[0].double().t()
@@ -145,10 +145,10 @@ def _forbidden(found: Library) -> Library:
 
 
 def linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """`torch.nn.functional.linear`, forward and backward by the faster library.
+    """Compute `torch.nn.functional.linear`, forward and backward, with the faster library.
 
-    Gradients of any order are those of `linear`. Calls that oneDNN is not for are PyTorch's own: other dtypes and
-    devices, autocast, subclasses of tensors, graphs, forward-mode derivatives and transforms of `torch.func`.
+    Gradients of any order are those of `linear`. PyTorch's own function takes calls that oneDNN is not for: other
+    dtypes and devices, autocast, tensor subclasses, graphs, forward-mode derivatives and transforms of `torch.func`.
 
     Args:
         rows: (…, D).
@@ -167,7 +167,7 @@ def linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None =
 
 
 def _is_plain(*tensors: torch.Tensor | None) -> bool:
-    """Whether a product of these is one that oneDNN is for."""
+    """Whether oneDNN may compute a product of these tensors."""
     given = [tensor for tensor in tensors if tensor is not None]
     rows = given[0]
     return (
@@ -205,23 +205,23 @@ class _Linear(torch.autograd.Function):
 
 
 class FastLinear(nn.Linear):
-    """`torch.nn.Linear` whose products are `linear`'s: the class that a live layer is given."""
+    """`torch.nn.Linear` with the products of `linear`. A live layer is given this class."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """As `torch.nn.Linear`."""
+        """Compute the layer as `torch.nn.Linear` does."""
         return linear(input, self.weight, self.bias)
 
 
 # Batches of products -------------------------------------------------------------------------------------------------
 
 _lock = threading.Lock()
-_inside = 0  # how many threads, or calls of one, are in `_switched`
-_before = ""  # the setting of the others
+_inside = 0  # number of threads, or nested calls of one thread, in `_switched`
+_before = ""  # the setting outside of `_switched`
 
 
 @contextlib.contextmanager
 def _switched() -> Iterator[None]:
-    """PyTorch's setting that allows oneDNN for products of float32; the first to enter sets it, the last restores."""
+    """Set PyTorch's option that allows oneDNN for float32 products. The first to enter sets it, the last resets it."""
     global _inside, _before
     matmul: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     with _lock:
@@ -239,9 +239,10 @@ def _switched() -> Iterator[None]:
 
 
 def fast_bmm(like: torch.Tensor) -> contextlib.AbstractContextManager[None]:
-    """A context in which `mm`, `bmm` and the like take the faster library; for products alone, and for short.
+    """Return a context in which `mm`, `bmm` and the like use the faster library.
 
-    Not for calls of `scaled_dot_product_attention`, which takes four times as long for short rows then.
+    Keep it short, and only compute products in it: `scaled_dot_product_attention` takes four times as long in it for
+    short rows.
 
     Args:
         like: a tensor of the device and dtype of the products.

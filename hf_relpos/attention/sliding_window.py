@@ -1,9 +1,9 @@
-"""The mask of an attention window, kept as vectors and made block by block.
+"""The mask of an attention window, kept as vectors and built block by block.
 
-A dense mask of L queries has L² entries, and with it both time and memory of a window grow as without one. Here
-padding, documents and positions stay vectors of the K keys; for a block of queries they say which ranges of keys any
-of its queries sees, and which pairs of these are hidden. With a window of w, m queries see 2w + m keys and
-the global tokens. Queries that are global tokens see far keys, and are blocks of their own.
+A dense mask of L queries has L² entries, so that time and memory would grow as without a window. Here padding,
+documents and positions stay vectors of the K keys. For a block of queries they give the ranges of keys that any of
+its queries sees, and the hidden pairs in these ranges. With a window of w, m queries see 2w + m keys and the global
+tokens. Queries that are global tokens see far keys, and form blocks of their own.
 """
 
 import functools
@@ -16,7 +16,7 @@ import torch
 from .call import LazyMask
 
 
-# Keys between two ranges up to which these are one: a range of its own is padded to this many columns.
+# Ranges with fewer keys than this between them are merged, since each range is padded to this many columns.
 GAP = 16
 
 
@@ -24,11 +24,11 @@ class Block(NamedTuple):
     """Some queries, and the keys that any of them sees.
 
     Attributes:
-        first: the first of the queries.
-        queries: how many.
-        key_ranges: (first key, count), in ascending order.
-        is_far: whether they are global tokens, with keys outside of their window.
-        global_keys: the global tokens among the keys, in ascending order; of far queries none.
+        first: the first query.
+        queries: the number of queries.
+        key_ranges: (first key, count) of each range, in ascending order.
+        is_far: whether the queries are global tokens with keys outside of their window.
+        global_keys: the global tokens among the keys, in ascending order; empty for far queries.
     """
 
     first: int
@@ -42,11 +42,11 @@ class _Extents(NamedTuple):
     """The range of keys of every query, over some rows of the batch, with and without the window.
 
     Attributes:
-        low: first key in the window, (L,) integers, as the others.
+        low: first key in the window, (L,) integers; `high`, `first` and `last` likewise.
         high: last key in the window.
-        first: first key of the document or row.
-        last: last key of it.
-        far: whether it is a global token and there are keys outside of its window, booleans.
+        first: first key that is visible without the window, such as the first of the document or row.
+        last: last key that is visible without the window.
+        far: whether the query is a global token with visible keys outside of its window, (L,) booleans.
         keys: the keys that are global tokens, in ascending order.
     """
 
@@ -61,7 +61,7 @@ class _Extents(NamedTuple):
 def distances(
     positions: torch.Tensor | None, row: torch.Tensor, query: torch.Tensor, key: torch.Tensor
 ) -> torch.Tensor:
-    """How far keys are before queries, of index tensors that broadcast; of positions (B, K), None for indices."""
+    """Return how far keys are before queries, by `positions` (B, K), or by index if it is None. Indices broadcast."""
     return query - key if positions is None else positions[row, query] - positions[row, key]
 
 
@@ -77,7 +77,7 @@ def in_window(
     """Whether query and key are at most `window` apart, or one of them is a global token.
 
     Args:
-        positions: (B, K), as `SlidingWindowMask` has them; likewise the two before and the one after.
+        window, global_tokens, positions, index_in_document: as in `SlidingWindowMask`.
         row: index of the row of the batch, a tensor; row, query and key broadcast.
     """
     near = distances(positions, row, query, key).abs() <= window
@@ -89,7 +89,7 @@ def in_window(
 
 
 def merged(spans: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
-    """(first, count) of spans (first, last + 1), in ascending order; those less than `GAP` apart are one."""
+    """Convert spans (first, last + 1), ascending, to (first, count). Spans less than `GAP` apart are merged."""
     ends = [list(spans[0])]
     for begin, stop in spans[1:]:
         if begin - ends[-1][1] < GAP:
@@ -103,23 +103,23 @@ def merged(spans: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
 class SlidingWindowMask(LazyMask):
     """The pairs of L queries and K keys that an attention window lets through.
 
-    Query and key must be at most `window` apart, or one of them be a global token. Both must be of one document; the
-    key must be no padding, and neither later than a causal query nor `max_lookback` or more positions before it. Only
-    padding can see no key at all. Its output is finite, and otherwise undefined.
+    Query and key must be at most `window` apart, or one of them must be a global token. Both must belong to one
+    document. The key must not be padding, not later than a causal query, and not `max_lookback` or more positions
+    before the query. Only padding can see no key at all. Its output is finite, and otherwise undefined.
 
     Attributes:
         query_length: L.
         key_length: K.
         window: the largest distance.
-        device: of the masks that are made.
+        device: the device of the masks that are built.
         start: index of the first query among the keys.
-        global_tokens: which tokens of a document are global, by their index in it.
-        is_causal: whether a query sees no later key.
-        max_lookback: one more than how far a query sees to the left, global tokens or not; None for no such limit.
-        positions: (B, K), by which distances are counted; padding may have any. None for indices.
-        documents: (B, K), the number of each key's document, ascending; None for one in each row.
-        index_in_document: (B, K), by which global tokens are counted; None for the index among the keys.
-        is_token: boolean (B, K), False for padding; None without any.
+        global_tokens: the global tokens of a document, by their index in it.
+        is_causal: whether queries see no later key.
+        max_lookback: one more than how far queries see to the left, also for global tokens; None for no limit.
+        positions: (B, K), the positions from which distances are computed, arbitrary for padding; None for indices.
+        documents: (B, K), the number of each key's document, ascending; None for one document in each row.
+        index_in_document: (B, K), the index by which tokens are global; None for the index among the keys.
+        is_token: boolean (B, K), False for padding; None without padding.
     """
 
     query_length: int
@@ -136,7 +136,7 @@ class SlidingWindowMask(LazyMask):
     is_token: torch.Tensor | None = None
 
     def to(self, device: torch.device | str | int) -> "SlidingWindowMask":
-        """The same on another device, made once for each; itself where it is there."""
+        """Return the mask on another device, made once for each device. On its own device, return the mask itself."""
         device = torch.device(device)
         if device == self.device:
             return self
@@ -164,7 +164,7 @@ class SlidingWindowMask(LazyMask):
 
     @property
     def offsets(self) -> tuple[int, int] | None:
-        """The first and the last offset, key minus query, within the window; None where these are no indices."""
+        """First and last offset within the window, key minus query; None if distances are not those of indices."""
         if self.positions is not None:
             return None
         left = self.window if self.max_lookback is None else min(self.window, self.max_lookback - 1)
@@ -172,20 +172,20 @@ class SlidingWindowMask(LazyMask):
 
     @functools.cached_property
     def cached(self) -> dict[Any, Any]:
-        """A cache: backends keep here what they make of the mask once for all layers, under keys of their own."""
+        """A cache in which backends keep what they make of the mask once for all layers, under their own keys."""
         return {}
 
     @functools.cached_property
     def dense(self) -> torch.Tensor:
-        """The mask of all pairs, boolean (1 or B, 1, L, K), for what needs it whole."""
+        """The dense mask, boolean (1 or B, 1, L, K), for backends that need it whole."""
         return self.visible(slice(0, self.query_length), torch.arange(self.key_length, device=self.device))
 
     def visible(self, queries: slice, keys: torch.Tensor, rows: slice = slice(None)) -> torch.Tensor:
-        """Whether queries attend to keys, boolean (1 or rows, 1, m, n).
+        """Return whether queries attend to keys, boolean (1 or rows, 1, m, n).
 
         Args:
             keys: (n,), indices of keys.
-            rows: of the batch.
+            rows: the rows of the batch.
         """
 
         vectors = (self.positions, self.documents, self.index_in_document, self.is_token)
@@ -196,7 +196,7 @@ class SlidingWindowMask(LazyMask):
         return seen[:, None]
 
     def sees(self, row: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        """Whether a query attends to a key, of index tensors that broadcast; `query` is an index among the keys."""
+        """Whether queries attend to keys, for index tensors that broadcast. `query` is an index among the keys."""
         seen = in_window(self.window, self.global_tokens, self.positions, self.index_in_document, row, query, key)
         if self.max_lookback is not None:
             seen = seen & (distances(self.positions, row, query, key) < self.max_lookback)
@@ -210,7 +210,7 @@ class SlidingWindowMask(LazyMask):
 
     @functools.cached_property
     def visible_keys(self) -> torch.Tensor:
-        """How many keys each query attends to, (1 or B, 1, L); of padding any number."""
+        """Number of keys that each query attends to, (1 or B, 1, L). It is arbitrary for padding."""
         counts = []
         for block in self.blocks(slice(None), max(self.window, GAP)):
             keys = self.keys_of(block)
@@ -218,19 +218,19 @@ class SlidingWindowMask(LazyMask):
         return torch.cat(counts, dim=-1)
 
     def keys_of(self, block: Block) -> torch.Tensor:
-        """The indices of a block's keys, (n,)."""
+        """Return the indices of a block's keys, (n,)."""
         ranges = [torch.arange(begin, begin + count, device=self.device) for begin, count in block.key_ranges]
         return torch.cat(ranges)
 
     def blocks(self, rows: slice, size: int, length: int | None = None) -> list[Block]:
-        """Blocks of queries and the keys that any query of some rows of the batch sees.
+        """Return blocks of queries with the keys that any query sees in some rows of the batch.
 
-        The vectors are read, which on a device is to wait for it; so do it once for all layers.
+        This reads the vectors, so that the CPU must wait for a device. Call it once for all layers.
 
         Args:
-            size: how many queries a block may have; of those that see all keys, so many fewer that there are no more
-                pairs.
-            length: of the queries, how many of the first ones; None for all.
+            size: the largest number of queries in a block. Blocks of queries that see all keys have fewer, so that
+                they have no more pairs.
+            length: how many queries to cover, from the first one on; None means all.
         """
         extents = self._extents(rows)
         length = self.query_length if length is None else length
@@ -270,7 +270,7 @@ class SlidingWindowMask(LazyMask):
         lookback = self.key_length + 1 if self.max_lookback is None else self.max_lookback
         if positions is None:
             low, high, first = queries - self.window, queries + self.window, queries - lookback + 1
-        else:  # ascending, but for padding, which then has the position of the token before it
+        else:  # ascending, once each padding token is given the position of the token before it
             assert is_token is not None, "positions come with a memory, and it says which keys are tokens"
             ascending = torch.where(is_token, positions, -(1 << 62)).cummax(-1).values
             own = ascending[:, queries[0]].contiguous()

@@ -1,14 +1,14 @@
-"""Terms that depend only on the offset j − i, as arrays with one row for each offset of the call (Toeplitz form).
+"""Terms that depend only on the offset j − i, as arrays with one row for each offset of the call (Toeplitz terms).
 
     score_ij = s · (q_i + u)·k_j + q_i·A_p + k_j·B_p + c_p + dense_ij,     p = j − i in [low, high]
     out_i    = Σ_j softmax_j(score)_ij · (v_j + V_p)
 
-The scale is folded in. Clipping, buckets, knots and sums of several tables are gone: p is an address, and a backend
-that computes this form computes every scheme that has it. The backward is autograd's: an `index_select` whose backward
-adds the rows up, on arrays of the size of the tables.
+The scale is folded into A, B and c. p is an address: clipping, buckets, knots and sums of several tables have been
+resolved. A backend that computes this form therefore computes every scheme that has it. The backward pass is
+autograd's: an `index_select`, whose backward adds up the rows, on arrays of the size of the tables.
 
-A table whose relation is not the offset (a grid, labelled edges, token types), offsets that follow explicit positions,
-and gains have no such form: `toeplitz_unsupported` names them, and backends that hold (L, K) matrices compute them.
+Tables whose relation is not the offset (a grid, labelled edges, token types), offsets that follow explicit positions,
+gains and a temperature have no such form (`toeplitz_unsupported`). Backends that hold (L, K) matrices compute them.
 """
 
 from dataclasses import dataclass, replace
@@ -23,27 +23,27 @@ from .sliding_window import SlidingWindowMask
 from .tracing import is_traced, may_read
 
 
-# Backends that draw dropout in units of 2^−16 take no larger one.
+# Backends that draw dropout in units of 2^−16 accept no larger dropout.
 MAX_DROPOUT = 1 - 2**-8
-# Runs of B for each query up to which products with runs are fewer than with offsets (`chunk_products`: 1.24).
+# The most runs of B for each query. With more, products by offset are fewer (`chunk_products`: 1.24 for each query).
 RUNS = 1.25
-# The most runs at all. Their products are held for all keys, so that with more of them the memory of a long call would
-# grow with the square of its length; these take as much as an activation of that width. At 4,096 keys, 1,024 runs take
+# The most runs in all. Their products are held for all keys, so that with more of them the memory of a long call would
+# grow with the square of its length. These take as much as an activation of that width. At 4,096 keys, 1,024 runs take
 # 0.6 of the time of offsets, 2,048 take 0.7 and 4,096 take 0.9.
 MOST_RUNS = 1024
-# Fields of `Terms` and of `ToeplitzTerms` that hold tables of vectors.
+# The fields of `Terms` and of `ToeplitzTerms` that hold tables of vectors.
 TABLES = ("query_table", "key_table", "value_table")
 
 
 @dataclass(frozen=True)
 class OffsetTable:
-    """Vectors by offset, of which several may share a row.
+    """Vectors by offset. Several offsets may share a row.
 
     Attributes:
         rows: (H or 1, N, d).
-        row_of: (P,), the row of each offset; None where there is a row for each of the P offsets, in their order.
+        row_of: (P,), the row of each offset; None if each of the P offsets has a row of its own, in their order.
         clamped: how many offsets at the beginning and at the end are known to share a row of the scheme's table, so
-            that their products and gradients may be taken once; (1, 1) where none are.
+            that their products and gradients may be computed once; (1, 1) if none do.
     """
 
     rows: torch.Tensor
@@ -51,17 +51,17 @@ class OffsetTable:
     clamped: tuple[int, int] = (1, 1)
 
     def with_rows(self, rows: torch.Tensor) -> "OffsetTable":
-        """The same with other rows."""
+        """Return a copy with other rows."""
         return replace(self, rows=rows)
 
 
 @dataclass(frozen=True)
 class ToeplitzTerms:
-    """The terms of one attention call by offset: P = high − low + 1 offsets in ascending order.
+    """The terms of one attention call by offset, for P = high − low + 1 offsets in ascending order.
 
     Attributes:
         low: the first offset.
-        scale: s, of the content product.
+        scale: s, the scale of the content product.
         query_table: s·A, or None.
         key_table: s·B, or None.
         bias: s·c + c', (H or 1, P), or None.
@@ -80,7 +80,7 @@ class ToeplitzTerms:
     dense: torch.Tensor | None = None
 
     def to(self, dtype: torch.dtype) -> "ToeplitzTerms":
-        """The same with tables and biases in another dtype."""
+        """Return a copy with tables and biases in another dtype."""
         tables = {name: getattr(self, name) for name in TABLES}
         return replace(
             self,
@@ -90,14 +90,14 @@ class ToeplitzTerms:
         )
 
     def without_tensors(self) -> "ToeplitzTerms":
-        """The same for a graph, which saves the tensors itself and would otherwise hold them twice."""
+        """Return a copy without tensors for a graph. The graph saves these itself, and would hold them twice."""
         tables = {name: getattr(self, name) for name in TABLES}
         empty = {name: table and table.with_rows(table.rows.new_empty(0)) for name, table in tables.items()}
         return replace(self, **empty, bias=None, dense=None)
 
 
 def toeplitz_unsupported(terms: Terms, context: AttentionContext) -> list[str]:
-    """Why these terms have no Toeplitz form; empty where they have one."""
+    """Return the reasons why these terms have no Toeplitz form. The list is empty if they have one."""
     reasons = []
     tables = {
         "A": terms.query_table,
@@ -120,9 +120,9 @@ def toeplitz_unsupported(terms: Terms, context: AttentionContext) -> list[str]:
 
 
 def has_rows(terms: Terms, context: AttentionContext) -> bool:
-    """Whether `to_toeplitz` leaves some table as it is when it is asked to by row: one with fewer rows than offsets.
+    """Whether `to_toeplitz(…, by_row=True)` keeps the rows of some table, because they are fewer than the offsets.
 
-    Not in a graph, which is for any length.
+    It never does while a graph is traced, since the graph must hold for any length.
     """
     offsets = context.high - context.low + 1
     return not is_traced() and any(
@@ -133,15 +133,15 @@ def has_rows(terms: Terms, context: AttentionContext) -> bool:
 def to_toeplitz(
     terms: Terms, context: AttentionContext, query: torch.Tensor, by_run: bool = False, by_row: bool = False
 ) -> ToeplitzTerms:
-    """The Toeplitz form of terms for which `toeplitz_unsupported` has no reason.
+    """Bring terms into Toeplitz form. `toeplitz_unsupported` must give no reason against them.
 
     Args:
-        query: (…, d), for its head size, device and dtype, which the result has; products with s are made before
-            rounding to it.
-        by_run: whether B may have one row for each run of offsets that share it, where that is less to compute; its
-            `row_of` then ascends.
-        by_row: whether A, B and V may have the rows of the scheme's table, in their order, where these are fewer than
-            offsets; the rows of offsets are then int32.
+        query: (…, d), a tensor whose head size, device and dtype the result has. Products with s are computed before
+            rounding to this dtype.
+        by_run: whether B may have one row for each run of offsets with the same row, if that is less to compute. Its
+            `row_of` is then ascending.
+        by_row: whether A, B and V may keep the rows of the scheme's table, in their order, if these are fewer than the
+            offsets. Their `row_of` is then int32.
     """
     scale, dtype = content_scale(query, terms), query.dtype
     offsets = context.offsets(query.device)
@@ -173,12 +173,12 @@ def to_toeplitz(
 
 
 def _is_by_row(tables: tuple[Table, ...], offsets: int) -> bool:
-    """Whether there is one table alone, and it has fewer rows than there are offsets."""
+    """Whether there is exactly one table, and it has fewer rows than there are offsets."""
     return len(tables) == 1 and tables[0].rows.shape[1] < offsets
 
 
 def _by_row(terms: Terms, context: AttentionContext, query: torch.Tensor, offsets: torch.Tensor) -> ToeplitzTerms:
-    """`to_toeplitz` with the tables that are read by row left as they are, but for the scale."""
+    """`to_toeplitz`, but tables that are read by row keep their rows, multiplied by the scale."""
     scale = content_scale(query, terms)
     read_by_row = [name for name in TABLES if _is_by_row(getattr(terms, name), len(offsets))]
     found: dict[str, Any] = {}
@@ -191,7 +191,7 @@ def _by_row(terms: Terms, context: AttentionContext, query: torch.Tensor, offset
 
 
 def _shared_toeplitz(terms: Terms, context: AttentionContext, like: torch.Tensor) -> ToeplitzTerms | None:
-    """The form of terms that all layers share; None where they have none."""
+    """Return the Toeplitz form of terms that all layers share, or None if they have none."""
     return None if toeplitz_unsupported(terms, context) else to_toeplitz(terms, context, like)
 
 
@@ -199,11 +199,11 @@ SHARED_FORMS["toeplitz"] = _shared_toeplitz
 
 
 def toeplitz_of(call: AttentionCall, by_run: bool = False, by_row: bool = False) -> ToeplitzTerms:
-    """The terms of a call as arrays by offset; those that the layers share are made once per forward.
+    """Return the Toeplitz form of the terms of a call. Terms that all layers share are converted once per forward.
 
     Args:
-        by_run: see `to_toeplitz`; for terms that layers do not share.
-        by_row: the same.
+        by_run: see `to_toeplitz`; it has no effect on shared terms.
+        by_row: see `to_toeplitz`; it has no effect on shared terms.
     """
     if call.shared is None:
         return to_toeplitz(call.terms, call.context, call.query, by_run, by_row)
@@ -216,7 +216,7 @@ def toeplitz_of(call: AttentionCall, by_run: bool = False, by_row: bool = False)
 def _sum_by_offset(
     tables: tuple[Table, ...], offsets: torch.Tensor, low: int, factor: float = 1.0
 ) -> OffsetTable | None:
-    """factor · Σ of the tables, rows (H or 1, P, …), or None without any; and the clamped ends common to all."""
+    """Return factor · Σ of the tables, rows (H or 1, P, …), with their common clamped ends; None without tables."""
     parts = [_rows_by_offset(table, offsets, low, factor) for table in tables]
     if not parts:
         return None
@@ -225,30 +225,30 @@ def _sum_by_offset(
 
 
 def _precise(rows: torch.Tensor, factor: float) -> torch.Tensor:
-    """factor · rows; in float32 at least, or gradients of many offsets with one row would be added up in half."""
+    """Return factor · rows, in float32 at least: gradients of offsets that share a row are not summed in half."""
     if rows.is_floating_point():
         rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
     return rows if factor == 1.0 else factor * rows
 
 
 def _starts(index: torch.Tensor) -> torch.Tensor:
-    """Boolean, (P,): the offsets, but the first, whose row is another than that of the offset before."""
+    """Boolean (P,): the offsets whose row differs from that of the offset before, without the first offset."""
     return torch.nn.functional.pad(index[1:] != index[:-1], (1, 0))
 
 
 def _sum_by_run(tables: tuple[Table, ...], offsets: torch.Tensor, factor: float, most: float) -> OffsetTable | None:
-    """factor · Σ of the tables, one row for each run of offsets in which none of them changes its row.
+    """Return factor · Σ of the tables, with one row for each run of offsets in which no table changes its row.
 
-    As for clamped ends, runs are read from the maps and never from the values.
+    Like clamped ends, runs are read from the maps and never from the values.
 
     Args:
-        most: how many runs are worth it.
+        most: the largest number of runs that is worth it.
 
     Returns:
-        The runs, the sizes of the first and the last one as clamped ends; None where there are too many.
+        The runs, with the sizes of the first and the last run as clamped ends; None if there are too many runs.
     """
     indices = [table.row_of(offsets) for table in tables]
-    changes = total_of([_starts(index) for index in indices])  # the sum of booleans is their disjunction
+    changes = total_of([_starts(index) for index in indices])  # the sum of booleans is a logical or
     run_of = changes.cumsum(0)
     count = int(run_of[-1]) + 1
     if count > most or count == offsets.shape[0]:
@@ -263,16 +263,16 @@ def _sum_by_run(tables: tuple[Table, ...], offsets: torch.Tensor, factor: float,
 
 
 def _rows_by_offset(table: Table, offsets: torch.Tensor, low: int, factor: float = 1.0) -> OffsetTable:
-    """factor · one row for each offset of `offsets`; and how many at either end are the same row of the table.
+    """Return factor · the row of each offset in `offsets`, with the sizes of the clamped ends.
 
-    The clamped ends are read from the map and never from the values. Rows that are equal only now, such as fresh
-    zeros, have gradients of their own.
+    The clamped ends are read from the map and never from the values. Rows that are equal only for now, such as fresh
+    zeros, have separate gradients.
     """
     index, rows = table.row_of(offsets), table.rows
     readable = may_read(offsets.device)
     if readable and rows.shape[1] == offsets.shape[0] and torch.equal(index, offsets - low):
-        return OffsetTable(rows if factor == 1.0 else factor * rows)  # it is in this form already
-    if not readable:  # where the backward of `index_select` has no fixed order either
+        return OffsetTable(rows if factor == 1.0 else factor * rows)  # the table has this form already
+    if not readable:  # here the backward of `index_select` has no fixed order either
         return OffsetTable(_precise(rows, factor)[:, index])
     steps = _starts(index).nonzero()
     clamped = (int(steps[0]), index.shape[0] - int(steps[-1])) if len(steps) else (index.shape[0], 1)
@@ -282,11 +282,11 @@ def _rows_by_offset(table: Table, offsets: torch.Tensor, low: int, factor: float
 def unsupported_by_offset(
     call: AttentionCall, content_alone: bool = False, start_on_device: bool = False
 ) -> list[str]:
-    """Reasons against a call for backends that compute terms as arrays by offset and keep no attention weights.
+    """Return the reasons against a call, for backends that compute Toeplitz terms and keep no attention weights.
 
     Args:
-        content_alone: whether the backend takes calls without any term beside the content, too.
-        start_on_device: whether it takes calls in which the index of the first query is known to the device alone.
+        content_alone: whether the backend also takes calls with no term but the content product.
+        start_on_device: whether the backend takes calls in which only the device knows the index of the first query.
     """
     reasons = toeplitz_unsupported(call.terms, call.context)
     batch, heads, length, _ = call.query.shape

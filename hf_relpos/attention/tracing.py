@@ -4,13 +4,13 @@ import torch
 
 
 def is_traced() -> bool:
-    """Whether `torch.compile`, `torch.export` or `torch.jit.trace` records a graph, which must not depend on data."""
+    """Whether `torch.compile`, `torch.export` or `torch.jit.trace` records a graph. It must not depend on data."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
 def may_read(device: torch.device) -> bool:
-    """Whether the contents of tensors there may decide what is computed.
+    """Whether the contents of tensors on that device may decide what is computed.
 
-    On an accelerator the CPU would wait for the device, and a graph would hold for these contents alone.
+    On an accelerator the CPU would have to wait for the device. A graph would hold for these contents only.
     """
     return device.type == "cpu" and not is_traced()

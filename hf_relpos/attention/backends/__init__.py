@@ -1,1 +1,1 @@
-"""Ways to compute the formula, one file each; `hf_relpos.attention` lists them."""
+"""Ways to compute the formula, one in each file. `hf_relpos.attention` lists them."""

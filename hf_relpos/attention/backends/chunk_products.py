@@ -1,16 +1,16 @@
 """Forward and backward of one chunk: some rows of the batch, some heads, and some queries.
 
-The scores are one dense buffer: products by offset (`diagonals.py`) are written or added to it pair by pair, the
-content product is added in place. Each range of keys has columns up to a multiple of ALIGNED; those of no pair are
-−inf, so that one softmax over the whole buffer is the softmax of every row, with zeros there.
+The scores are one dense buffer. Products by offset (`relative_shift.py`) are written or added to it pair by pair, and
+the content product is added in place. The columns of each range of keys are padded to a multiple of ALIGNED. Padding
+columns are −inf, so that one softmax over the whole buffer is the softmax of every row, with zeros there.
 
-Under a window products by offset are of no more offsets than it has: a matrix for all queries of a chunk, in columns
-between others of −inf (`QueryChunk.window`), or of the lowest finite number where a query sees nothing. Copied to the
-scores pair by pair it is the window's mask as well. The content is added to the copy: libraries write products to
-memory that is read askew at half their speed.
+Under a window, products are computed only for the offsets within it: one matrix for all queries of a chunk. The
+columns on both sides of it (`QueryChunk.window`) are −inf, or the lowest finite number if a query sees nothing. Copied
+to the scores pair by pair, the matrix is also the mask of the window. The content product is added to that copy, since
+libraries write products to a view with shifted rows at half their speed.
 
-The backward computes the chunk's probabilities again, unless they were kept, and writes the gradients of
-the scores through the same views.
+The backward computes the chunk's probabilities again, unless they were kept. It writes the gradients of the scores
+through the same views.
 """
 
 from itertools import pairwise
@@ -26,7 +26,7 @@ from .relative_shift import Diagonals, add_product, diagonal_sums
 
 
 class Inputs(NamedTuple):
-    """The tensors of a call: content q̂ + u, query q̂ (the same object where there is no u), key, value, and terms."""
+    """The tensors of a call: content q̂ + u, query q̂ (the same object if there is no u), key, value, and terms."""
 
     content: torch.Tensor
     query: torch.Tensor
@@ -43,11 +43,12 @@ class Range(NamedTuple):
     """A range of keys in a buffer of a chunk.
 
     Attributes:
-        pairs: (g, m, n).
-        columns: all columns of the range, (g, m, c).
-        factors: the pairs, and as many columns beside them as there are `keys`; what is multiplied with vectors. Of
-            the first range of a packed chunk all columns, and those of other ranges are to be zeros then (`alone`).
-        keys: of the factors; there may be fewer, `vectors_at`.
+        pairs: the columns of the pairs, (g, m, n).
+        columns: all columns of the range with its padding, (g, m, c).
+        factors: the columns that are multiplied with vectors: the pairs and the columns after them, as many as
+            `keys`. For the first range of a packed chunk they are all columns of the buffer. The columns of the other
+            ranges must then be zero (`alone`).
+        keys: the keys of the factors; there may be fewer keys than that (`vectors_at`).
     """
 
     pairs: torch.Tensor
@@ -59,9 +60,9 @@ class Range(NamedTuple):
 class HeadGroup:
     """Some heads of some rows of the batch: their keys and values, and the products of one chunk at a time.
 
-    Scores have g = h · r matrices, h heads and r rows of the batch, those of one head together. Vectors are by
-    position, (r, m, h, d), as a layer's projections leave them and `diagonals.py` reads them, or the same as matrices,
-    (g, m, d), which for one row of the batch is a view.
+    Scores have g = h · r matrices, for h heads and r rows of the batch; those of one head are adjacent. Vectors are
+    either by position, (r, m, h, d), as a layer's projections leave them and `relative_shift.py` reads them, or
+    matrices, (g, m, d). For one row of the batch, the matrices are a view.
     """
 
     def __init__(self, call: ChunkedCall, rows: slice, heads: slice, inputs: Inputs):
@@ -86,17 +87,17 @@ class HeadGroup:
             self.runs = KeyRuns(keys, self.of_heads(inputs.B), terms.key_table.row_of, terms.key_table.clamped, first)
 
     def of_heads(self, table: torch.Tensor | None) -> torch.Tensor | None:
-        """The part of a table, (H or 1, …), that belongs to these heads."""
+        """Return the part of a table, (H or 1, …), that belongs to these heads."""
         return table if table is None or table.shape[0] == 1 else table[self.heads]
 
     def diagonals(self, table: torch.Tensor | None, of: OffsetTable | None) -> Diagonals | None:
-        """Products with the part of a table, (H or 1, P + ALIGNED − 1, d), that belongs to these heads."""
+        """Return `Diagonals` for the part of a table, (H or 1, P + ALIGNED − 1, d), that belongs to these heads."""
         return (
             None if table is None else Diagonals(self.of_heads(table), (1, 1) if of is None else of.clamped, self.grid)
         )
 
     def by_head(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The part of a tensor, (B or 1, H or 1, …), that belongs to these heads and rows: (h or 1, r or 1, …)."""
+        """Return the part of a tensor (B or 1, H or 1, …) for these heads and rows, (h or 1, r or 1, …)."""
         if tensor.shape[0] > 1:
             tensor = tensor[self.rows]
         if tensor.shape[1] > 1:
@@ -104,64 +105,64 @@ class HeadGroup:
         return tensor.transpose(0, 1)
 
     def by_position(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The part of vectors (B, H, L, d) that belongs to these rows and heads, (r, L, h, d)."""
+        """Return the part of vectors (B, H, L, d) for these rows and heads, (r, L, h, d)."""
         return tensor[self.rows, self.heads].transpose(1, 2)
 
     def by_row(self, tensor: torch.Tensor) -> torch.Tensor:
-        """(g, …) as (r, h, …), as the tensors of a call are."""
+        """Convert (g, …) to (r, h, …), the layout of the call's tensors."""
         return tensor.unflatten(0, self.grid).transpose(0, 1)
 
     def matrices(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Vectors by position, (r, m, h, d), as matrices, (g, m, d)."""
+        """Convert vectors by position, (r, m, h, d), to matrices, (g, m, d)."""
         return vectors.permute(2, 0, 1, 3).reshape(self.count, vectors.shape[1], vectors.shape[3])
 
     def padded(self, keys: torch.Tensor) -> torch.Tensor:
-        """Keys or values (h, r, K, d) as (g, N, d), with zeros as far as the columns of any chunk go.
+        """Convert keys or values (h, r, K, d) to (g, N, d), with zeros up to the last column of any chunk.
 
-        Under a window, where that would be to copy all of them for a few chunks, without these.
+        Under a window there are no zeros: all keys would be copied for a few chunks.
         """
         missing = rounded_up(self.keys) - self.keys if self.call.tensor_mask is None else ALIGNED - 1
         keys = pad(keys, (0, 0, 0, missing)) if missing and self.call.window_mask is None else keys
         return keys.reshape(self.count, keys.shape[2], -1)
 
     def vectors_at(self, vectors: torch.Tensor, keys: slice) -> torch.Tensor:
-        """Some of the keys or values, (g, n, d), with zeros for those that there are not."""
+        """Return some of the keys or values, (g, n, d), with zeros after the last one."""
         own = vectors[:, keys]
         missing = keys.stop - keys.start - own.shape[1]
         return pad(own, (0, 0, 0, missing)) if missing else own
 
     @staticmethod
     def alone(buffer: torch.Tensor, chunk: QueryChunk, index: int) -> None:
-        """Make the factors of a range those of its pairs: called for one after the other, the first range last."""
+        """In a packed chunk, set the factors of the first range to zero outside of its pairs. Take that range last."""
         if chunk.is_packed and index == 0:
             buffer[:, :, chunk.key_ranges[0][1] :] = 0.0
 
     def first_row(self, chunk: QueryChunk, index: int) -> int:
-        """The row of the tables that belongs to the last query, i' = 0, and the first key of a range."""
+        """Return the row of the tables for the last query, i' = 0, and the first key of a range."""
         last = self.call.start + chunk.first + chunk.rows - 1
         return chunk.key_ranges[index][0] - last - self.call.terms.low
 
     def rows_of(self, tensor: torch.Tensor, chunk: QueryChunk) -> torch.Tensor:
-        """The chunk's rows, last first, of a tensor (h or 1, r or 1, L, …)."""
+        """Return the chunk's rows, last first, of a tensor (h or 1, r or 1, L, …)."""
         return tensor[:, :, chunk.first : chunk.first + chunk.rows].flip(2)
 
     def vectors_of(self, vectors: torch.Tensor, chunk: QueryChunk) -> torch.Tensor:
-        """The chunk's rows, last first, contiguous, (r, m, h, d), of vectors by position (r, L, h, d)."""
+        """Return the chunk's rows, last first, contiguous, (r, m, h, d), of vectors by position (r, L, h, d)."""
         return vectors[:, chunk.first : chunk.first + chunk.rows].flip(1)
 
     def workspace(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A buffer of that shape, of the dtype of the keys if no other is given."""
+        """Return a buffer of that shape, in the dtype of the keys unless another is given."""
         return workspace(name, shape, self.key.dtype if dtype is None else dtype, self.key.device)
 
     def buffer(self, name: str, chunk: QueryChunk) -> torch.Tensor:
-        """(g, m, N)."""
+        """Return a buffer for all columns of a chunk, (g, m, N)."""
         return self.workspace(name, (self.count, chunk.rows, chunk.width))
 
     @staticmethod
     def range_of(buffer: torch.Tensor, chunk: QueryChunk, index: int) -> Range:
-        """A range of keys in a buffer, (g, m, N)."""
+        """Return a range of keys in a buffer, (g, m, N)."""
         (begin, count), at = chunk.key_ranges[index], chunk.begins[index]
-        if chunk.is_packed:  # the product with the first range fills the buffer, and then those beside it are written
+        if chunk.is_packed:  # the product with the first range fills the buffer; the other ranges are written after it
             own = buffer[:, :, at : at + count]
             ends = [*chunk.begins[1:], chunk.width]
             factors, width = (own, count) if index else (buffer, chunk.width)
@@ -170,10 +171,10 @@ class HeadGroup:
         columns = buffer[:, :, at : at + width]
         return Range(buffer[:, :, at : at + count], columns, columns, slice(begin, begin + width))
 
-    # Masks: pairs that are hidden, and the scores that they stand beside ---------------------------------------------
+    # Masks: pairs that are hidden, and the value that their scores get -----------------------------------------------
 
     def hide_masked(self, part: Range, chunk: QueryChunk, index: int, value: float) -> None:
-        """Set the scores of pairs that the mask hides."""
+        """Set the scores of pairs that the mask hides to a value."""
         if not chunk.is_masked:
             return
         if chunk.is_by_offset(index):
@@ -195,7 +196,7 @@ class HeadGroup:
         by_head.masked_fill_(~(mask[:, :, :1] if constant else self.rows_of(mask, chunk)), value)
 
     def future(self, scores: torch.Tensor, chunk: QueryChunk, index: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """For a causal call: the columns of `scores` where some keys are later than the query, and these pairs."""
+        """Return the columns of `scores` with keys later than some query, and which pairs are; or None."""
         begin, count = chunk.key_ranges[index]
         own = self.call.start + chunk.first - begin  # the column of the key at the first query's position
         if not self.call.causal or own + 1 >= count:
@@ -206,18 +207,18 @@ class HeadGroup:
         return scores[:, :, from_column:], pairs
 
     def by_pair(self, scalars: torch.Tensor, chunk: QueryChunk, index: int) -> torch.Tensor:
-        """Scalars by offset, (h or 1, P), as scalars by pair, (h or 1, 1, m, n): a view in which all rows overlap."""
+        """View scalars by offset, (h or 1, P), as scalars by pair, (h or 1, 1, m, n), with overlapping rows."""
         scalars, first = scalars.contiguous(), self.first_row(chunk, index)
         shape = (scalars.shape[0], 1, chunk.rows, chunk.key_ranges[index][1])
         return scalars.as_strided(shape, (scalars.stride(0), 0, 1, 1), scalars.storage_offset() + first)
 
     def hide(self, part: Range, chunk: QueryChunk, index: int, value: float) -> None:
-        """Set the scores of pairs that the mask, causality or the scheme hide."""
+        """Set the scores of pairs that the mask, causality or the scheme hide to a value."""
         self.hide_masked(part, chunk, index, value)
         self.hide_by_offset(part, chunk, index, value)
 
     def hide_by_offset(self, part: Range, chunk: QueryChunk, index: int, value: float) -> None:
-        """Set the scores of pairs that causality or the scheme hide."""
+        """Set the scores of pairs that causality or the scheme hide to a value."""
         future = self.future(part.pairs, chunk, index)
         if future is not None:
             future[0].masked_fill_(future[1], value)
@@ -227,36 +228,36 @@ class HeadGroup:
     # A range with a window -------------------------------------------------------------------------------------------
 
     def window_buffer(self, chunk: QueryChunk) -> tuple[torch.Tensor, torch.Tensor]:
-        """A buffer by offset, (g, m, W), and the same by pair, (g, m, n)."""
+        """Return a buffer by offset, (g, m, W), and its view by pair, (g, m, n)."""
         by_offset = self.workspace("window", (self.count, chunk.rows, chunk.offset_columns))
         return by_offset, self.pairs_of(by_offset, chunk)
 
     @staticmethod
     def pairs_of(by_offset: torch.Tensor, chunk: QueryChunk) -> torch.Tensor:
-        """A contiguous buffer by offset, (g, m, W), by pair, (g, m, n): rows of W + 1 numbers."""
+        """View a contiguous buffer by offset, (g, m, W), by pair, (g, m, n): with rows of W + 1 numbers."""
         groups, rows, width = by_offset.shape
         shape = (groups, rows, chunk.key_ranges[0][1])
         return by_offset.as_strided(shape, (rows * width, width + 1, 1), by_offset.storage_offset())
 
     def window_of(self, scores: torch.Tensor, chunk: QueryChunk) -> torch.Tensor:
-        """Scores by pair, (g, m, n), by offset, (g, m, W): zeros where the window has no pair."""
+        """Convert scores by pair, (g, m, n), to scores by offset, (g, m, W), with zeros if the window has no pair."""
         by_offset, by_pair = self.window_buffer(chunk)
         assert chunk.window is not None
-        if chunk.window.start < chunk.rows - 1 or chunk.window.stop > scores.shape[2]:  # an end of the text
+        if chunk.window.start < chunk.rows - 1 or chunk.window.stop > scores.shape[2]:  # cut off at an end of the text
             by_offset.zero_()
         by_pair.copy_(scores)
         return by_offset
 
     @staticmethod
     def hide_beyond(by_offset: torch.Tensor, chunk: QueryChunk, value: float) -> None:
-        """Set pairs outside of the window, (g, m, W)."""
+        """Set pairs outside of the window, (g, m, W), to a value."""
         assert chunk.window is not None
         by_offset[:, :, : chunk.window.start] = value
         by_offset[:, :, chunk.window.stop :] = value
 
     @staticmethod
     def hide_in_window(by_offset: torch.Tensor, chunk: QueryChunk, value: float) -> None:
-        """Set pairs within the window, (h, r, m, W), that are hidden otherwise."""
+        """Set pairs within the window, (h, r, m, W), that the mask hides otherwise to a value."""
         assert chunk.hidden is not None
         for columns, hidden in chunk.hidden[0]:
             by_offset[..., columns].masked_fill_(hidden.transpose(0, 1), value)
@@ -265,12 +266,12 @@ class HeadGroup:
         """Set scores (g, m, n) to q · A + c in the window, and to −inf elsewhere.
 
         Args:
-            query: q̂, matrices of the chunk's queries, (g, m, d).
+            query: q̂, the chunk's queries as matrices, (g, m, d).
         """
         window, first = chunk.window, self.first_row(chunk, 0)
         assert window is not None and chunk.hidden is not None
         (heads, rows), width = self.grid, chunk.offset_columns
-        if self.A is None:  # as many matrices as differ
+        if self.A is None:  # make only as many matrices as differ
             heads = 1 if self.c is None else self.c.shape[0]
             rows = max([len(hidden) for _, hidden in chunk.hidden[0]], default=1)
         by_offset = self.workspace("window", (heads * rows, chunk.rows, width))
@@ -284,7 +285,7 @@ class HeadGroup:
         elif self.A is None:
             by_offset[:, :, window] = 0.0
         lowest = torch.finfo(scores.dtype).min
-        # a query that sees nothing, such as padding, is to average some keys: with −inf alone it would have NaN
+        # a query that sees nothing, such as padding, averages some keys; with −inf only, it would be NaN
         self.hide_beyond(by_offset, chunk, lowest if chunk.has_empty_rows else -torch.inf)
         self.hide_in_window(by_head, chunk, lowest)
         scores.unflatten(0, self.grid).copy_(self.pairs_of(by_offset, chunk).unflatten(0, (heads, rows)))
@@ -294,11 +295,11 @@ class HeadGroup:
     def probabilities(
         self, chunk: QueryChunk, content: torch.Tensor, query: torch.Tensor, buffer: torch.Tensor
     ) -> torch.Tensor:
-        """softmax of the scores, with zeros in columns of no pair, written to `buffer`, (g, m, N).
+        """Compute the softmax of the scores, with zeros in padding columns, in `buffer`, (g, m, N).
 
         Args:
-            content: q̂ + u, matrices of the chunk's queries, (g, m, d).
-            query: q̂, the same by position, (r, m, h, d).
+            content: q̂ + u, the chunk's queries as matrices, (g, m, d).
+            query: q̂, the chunk's queries by position, (r, m, h, d).
         """
         for index in range(len(chunk.key_ranges)):
             part = self.range_of(buffer, chunk, index)
@@ -314,7 +315,7 @@ class HeadGroup:
                     by_head.copy_(by_pair) if self.A is None else by_head.add_(by_pair)
                 beta = float(self.A is not None or self.c is not None)
             own = self.vectors_at(self.key, keys).transpose(1, 2)
-            if chunk.is_packed and index:  # a few columns far apart, which libraries would take matrix by matrix
+            if chunk.is_packed and index:  # a few columns far apart; libraries would compute them matrix by matrix
                 products = torch.bmm(content, own)
                 if beta:
                     part.factors.add_(products, alpha=self.call.terms.scale)
@@ -326,19 +327,19 @@ class HeadGroup:
             if self.dense is not None:
                 by_head += self.rows_of(self.dense, chunk)[..., keys.start : keys.start + scores.shape[2]]
             lowest = torch.finfo(buffer.dtype).min
-            if not chunk.is_by_offset(index):  # else what the window hides is in the scores
+            if not chunk.is_by_offset(index):  # by offset, `start_window` has hidden them already
                 self.hide_masked(part, chunk, index, lowest)
             self.hide_by_offset(part, chunk, index, lowest)
             if part.columns.shape[2] > scores.shape[2]:
                 part.columns[:, :, scores.shape[2] :] = -torch.inf
         torch.softmax(buffer, dim=-1, out=buffer)
-        if self.allow is not None:  # a query that may attend to nothing gets zeros
+        if self.allow is not None:  # a query that may attend to no key gets zeros
             for index in range(len(chunk.key_ranges)):
                 self.hide(self.range_of(buffer, chunk, index), chunk, index, 0.0)
         return buffer
 
     def add_key_side(self, scores: torch.Tensor, chunk: QueryChunk, index: int) -> None:
-        """scores (g, m, n) += k_j · B_p."""
+        """Add k_j · B_p to scores (g, m, n)."""
         if self.runs is not None:
             self.runs.add_to(scores, chunk, index)
         elif self.B is not None:
@@ -347,9 +348,9 @@ class HeadGroup:
             self.B.add_to(scores.transpose(1, 2), keys, self.first_row(chunk, index))
 
     def key_side_gradients(self, scores: torch.Tensor, chunk: QueryChunk, index: int, d_key, d_B) -> None:
-        """From the gradient of the scores (g, m, n): add to those of the keys (g, N, d) and of B.
+        """From the gradient of the scores (g, m, n), add to the gradients of the keys (g, N, d) and of B.
 
-        With runs they are only complete after `finish`.
+        With runs, the gradients are only complete after `finish`.
         """
         if self.runs is not None:
             self.runs.collect(scores, chunk, index)
@@ -360,12 +361,12 @@ class HeadGroup:
             d_key[:, begin : begin + count] += self.matrices(weighed)
 
     def finish(self, total: "Gradients") -> None:
-        """Add what is multiplied once for all chunks to the gradients."""
+        """Add the products that are computed once for all chunks to the gradients."""
         if self.runs is not None:
             self.runs.finish(total.key[:, : self.keys], self.of_heads(total.B))
 
     def dropout_factors(self, chunk: QueryChunk, generator: torch.Generator | None) -> list[torch.Tensor]:
-        """1 for pairs to keep and 0 for those to drop, (g, m, c) for every range: the generator's next numbers."""
+        """Return 1 for pairs to keep and 0 for pairs to drop, (g, m, c) for every range, drawn by the generator."""
         if generator is None:
             return []
         drawn_masks = []
@@ -375,24 +376,24 @@ class HeadGroup:
             words = self.workspace("bits", (-(-total // 8),), torch.int64)
             words.random_(-(1 << 63), None, generator=generator)
             drawn = words.view(torch.uint8)[:total].view(shape)
-            # a byte for each weight, and for each query which multiple of 2^−8 it is compared with: on the average
-            # the requested multiple of 2^−16
+            # One byte is drawn for each weight, and for each query the multiple of 2^−8 that its bytes are compared
+            # with. On average, this is the requested multiple of 2^−16.
             low, rest = divmod(self.call.dropout, 256)
             least = torch.randint(256, (*shape[:2], 1), generator=generator, device=drawn.device) < rest
-            factors = self.workspace(f"kept{index}", shape)  # a product takes a tenth of a masked_fill
+            factors = self.workspace(f"kept{index}", shape)  # multiplying takes a tenth of the time of masked_fill
             drawn_masks.append(torch.ge(drawn, least.to(torch.uint8) + low, out=factors))
         return drawn_masks
 
     def forward(
         self, chunk: QueryChunk, generator: torch.Generator | None, kept: list[torch.Tensor] | None = None
     ) -> torch.Tensor:
-        """What the chunk's queries get, in their order, (r, m, h, d).
+        """Return the output for the chunk's queries, in their original order, (r, m, h, d).
 
         Args:
-            kept: where to put the probabilities, if the backward is not to compute them again.
+            kept: a list that gets the probabilities, if the backward is not to compute them again; or None.
         """
         content, query = self.queries(chunk)
-        # packed, what the keys beside the window had is cleared below, and the backward needs it
+        # below, a packed chunk clears probabilities outside of the window, which the backward needs
         no_copy = kept is not None and generator is None and not chunk.is_packed
         buffer = self.key.new_empty((self.count, chunk.rows, chunk.width)) if no_copy else self.buffer("scores", chunk)
         self.probabilities(chunk, self.matrices(content), query, buffer)
@@ -417,7 +418,7 @@ class HeadGroup:
         return out.flip(1)
 
     def queries(self, chunk: QueryChunk) -> tuple[torch.Tensor, torch.Tensor]:
-        """q̂ + u and q̂ of a chunk, last first, (r, m, h, d)."""
+        """Return q̂ + u and q̂ of a chunk, last first, (r, m, h, d)."""
         content = self.vectors_of(self.content, chunk)
         return content, content if self.query is None else self.vectors_of(self.query, chunk)
 
@@ -432,8 +433,8 @@ class HeadGroup:
         """Add the chunk's share to all gradients.
 
         Args:
-            d_out: gradient of what `forward` gave, of the whole call, (B, H, L, d).
-            probabilities: what `forward` kept for the chunk, or None.
+            d_out: gradient of the output of the whole call, (B, H, L, d).
+            probabilities: the probabilities that `forward` kept for the chunk, or None.
         """
         terms = self.call.terms
         content_by_position, query = self.queries(chunk)
@@ -443,7 +444,7 @@ class HeadGroup:
         content, d_out = self.matrices(content_by_position), self.matrices(d_out_by_position)
         if probabilities is None:
             buffer = self.probabilities(chunk, content, query, self.buffer("scores", chunk))
-        else:  # what is written to is a copy
+        else:  # copied if it is written to below
             is_read = generator is None and not chunk.is_packed
             buffer = probabilities if is_read else self.buffer("scores", chunk).copy_(probabilities)
         gradients = self.buffer("gradients", chunk)
@@ -470,13 +471,13 @@ class HeadGroup:
         for index, (begin, count) in reversed(list(enumerate(chunk.key_ranges))):
             part, weights = self.range_of(gradients, chunk, index), self.range_of(buffer, chunk, index)
             scores, keys, first = part.pairs, part.keys, self.first_row(chunk, index)
-            # in this order: where a weight is near 1 the difference is near 0
+            # the subtraction comes first: where a weight is near 1, the difference is near 0
             part.columns.sub_(mean).mul_(weights.columns)
             if kept:
                 weights.columns.mul_(kept[index])
             if (
                 chunk.has_empty_rows and self.allow is None
-            ):  # their weights are not zero, and no score of theirs matters
+            ):  # empty rows have nonzero weights, but the gradients of their scores must be zero
                 self.hide_masked(part, chunk, index, 0.0)
             self.alone(gradients, chunk, index)
             self.alone(buffer, chunk, index)
@@ -514,13 +515,13 @@ class HeadGroup:
         d_out: torch.Tensor,
         total: "Gradients",
     ) -> torch.Tensor | float:
-        """Add to the gradients of the tables what a range by offset gives; returns that of the queries, (r, m, h, d).
+        """Add the share of a range by offset to the gradients of the tables; return that of the queries, (r, m, h, d).
 
         Args:
-            gradients: of the scores, (g, m, n).
-            weights: after dropout, (g, m, n).
+            gradients: gradients of the scores, (g, m, n).
+            weights: attention weights after dropout, (g, m, n).
             query: (r, m, h, d).
-            d_out: matrices, (g, m, d).
+            d_out: as matrices, (g, m, d).
         """
         window, first = chunk.window, self.first_row(chunk, 0)
         assert window is not None
@@ -538,13 +539,13 @@ class HeadGroup:
         return self.A.weigh_columns(by_offset, window, first)
 
     def add_to_scalars(self, total: "Gradients", by_offset: torch.Tensor, first: int) -> None:
-        """Add scalars by head and offset, (h, x), to the gradient of c from row `first` on."""
+        """Add scalars by head and offset, (h, x), to the gradient of c, from row `first` on."""
         into = self.of_heads(total.c)[:, first : first + by_offset.shape[1]]
         into += by_offset.sum(0, keepdim=True) if into.shape[0] == 1 else by_offset
 
 
 class Gradients:
-    """What the backward fills: gradients like the inputs, summed in float32 at least; key and value of one group."""
+    """The gradients that the backward fills, summed in float32 at least. Those of key and value are of one group."""
 
     def __init__(self, inputs: Inputs, needs_dense: bool, gaps: bool):
         self.content = (torch.zeros_like if gaps else torch.empty_like)(inputs.content)
@@ -554,15 +555,15 @@ class Gradients:
         self.dense = zeros_like_sum(inputs.dense) if needs_dense else None
 
     def start_group(self, group: HeadGroup) -> None:
-        """Zeros for the key and value of another group."""
-        beyond = 0 if group.call.window_mask is None else 2 * ALIGNED  # of columns that are no pairs
+        """Make zeros for the gradients of another group's key and value."""
+        beyond = 0 if group.call.window_mask is None else 2 * ALIGNED  # for columns without pairs
         self.key, self.value = (
             zeros_like_sum(vectors, (vectors.shape[0], vectors.shape[1] + beyond, vectors.shape[2]))
             for vectors in (group.key, group.value)
         )
 
     def of_terms(self, inputs: Inputs) -> list[torch.Tensor | None]:
-        """Those of A, B, c, V and dense, in the dtypes of these."""
+        """Return the gradients of A, B, c, V and dense, in the dtypes of these."""
         names = ("A", "B", "c", "V", "dense")
         sums = (getattr(self, name) for name in names)
         return [
@@ -572,6 +573,6 @@ class Gradients:
 
 
 def zeros_like_sum(like: torch.Tensor, shape: tuple[int, ...] | None = None) -> torch.Tensor:
-    """Zeros of that shape, or another, to add to, in float32 at least."""
+    """Make zeros to add to, in float32 at least, of the shape of `like` or another."""
     precise = torch.promote_types(like.dtype, torch.float32)
     return torch.zeros(like.shape if shape is None else shape, dtype=precise, device=like.device)

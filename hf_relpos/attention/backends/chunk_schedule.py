@@ -1,8 +1,8 @@
 """Chunks: some rows of the batch, some heads and some queries, whose scores are computed together.
 
-What is computed is decided by sizes and by the mask: how many of each make a chunk, and which keys any of its queries
-sees. Queries of a chunk are in reverse order, so that a query i', counted so, and key j meet at row i' + j of a table
-by offset (`diagonals.py`).
+The schedule follows from sizes and from the mask: how many rows, heads and queries form a chunk, and which keys any of
+its queries sees. The queries of a chunk are in reverse order. Counted so, query i' and key j meet at row i' + j of a
+table by offset (`relative_shift.py`).
 """
 
 import threading
@@ -16,20 +16,20 @@ from ..toeplitz import ToeplitzTerms
 from ..tracing import may_read
 
 
-# Scores of a chunk, and its queries: by measurement, on a core with 1 MB of L2.
+# Best number of scores in a chunk, and of its queries, measured on a core with 1 MB of L2.
 BUFFER = 1 << 19
 QUERIES = 256
-# Keys from which on chunks are twice as large, for the buffer of a single head is larger than the best anyway; not
-# where other queries see other keys, since a chunk computes those that any of its queries sees.
+# From this number of keys on, chunks have twice as many queries, as the buffer of a single head exceeds the best size
+# anyway. They do not if queries see different keys, since a chunk computes all keys that any of its queries sees.
 LONG = 2048
-# Queries under a window: few, since a chunk computes the keys of its first query for its last one as well.
+# Queries of a chunk under a window. They are few, since a chunk computes the keys of each query for all of them.
 WINDOWED = 64
-# Vectors of a block of products by offset, which cost (BLOCK + n − 1) / n of what is used of them.
+# Vectors in a block of products by offset. With n on the other side, it computes (BLOCK + n − 1) / n of what is used.
 BLOCK = 32
-SHORT = 512  # twice as many for more on the other side
-# Sizes of products are multiples of this: the numbers of a vector register, with which libraries are fastest.
+SHORT = 512  # with more on the other side, a block has twice as many vectors
+# Sizes of products are multiples of the numbers in a vector register, with which libraries are fastest.
 ALIGNED = 16
-# The same on other devices, where a launch costs more than a cache: all heads of a row of BERT-base in one go.
+# Sizes on other devices, where launches cost more than caches: all heads of one row of BERT-base at once.
 DEVICE_BUFFER = 1 << 24
 DEVICE_QUERIES = 1024
 
@@ -37,8 +37,8 @@ _local = threading.local()
 
 
 def workspace(name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A buffer of this thread, with whatever was last written to it."""
-    if device.type != "cpu":  # PyTorch keeps memory of other devices itself, stream by stream
+    """Return a buffer of this thread. It contains whatever was last written to it."""
+    if device.type != "cpu":  # PyTorch itself caches memory of other devices, for each stream
         return torch.empty(shape, dtype=dtype, device=device)
     buffers = _local.__dict__.setdefault("buffers", {})
     count = 1
@@ -47,7 +47,7 @@ def workspace(name: str, shape: tuple[int, ...], dtype: torch.dtype, device: tor
     flat = buffers.get((name, dtype))
     if flat is None or flat.numel() < count:
         buffers.pop((name, dtype), None)
-        with torch.inference_mode(False):  # or it could not be written to outside of that mode
+        with torch.inference_mode(False):  # else it could not be written to outside of inference mode
             flat = buffers[name, dtype] = torch.empty(count, dtype=dtype)
     return flat[:count].view(shape)
 
@@ -58,34 +58,34 @@ def release_workspace() -> None:
 
 
 def rounded_up(count: int) -> int:
-    """The next multiple of ALIGNED."""
+    """Round up to a multiple of ALIGNED."""
     return -(-count // ALIGNED) * ALIGNED
 
 
 def vectors_per_block(others: int, device: torch.device) -> int:
-    """How many vectors a block of products by offset has, with `others` on the other side."""
+    """Return the number of vectors in a block of products by offset, with `others` on the other side."""
     if device.type != "cpu":
         return DEVICE_QUERIES
     return BLOCK if others <= SHORT else 2 * BLOCK
 
 
 def blocks_at_once(products: int) -> int:
-    """How many blocks of that many products by offset are one batch: half of what the scores of a chunk take."""
+    """Return how many blocks, of so many products each, form one batch: half the size of a chunk's scores."""
     return max(1, BUFFER // 2 // products)
 
 
 @dataclass(frozen=True)
 class ChunkedCall:
-    """What one call is, besides tensors with gradients.
+    """One call, without its tensors that have gradients.
 
     Attributes:
         terms: the terms, without the tensors that have gradients.
         start: index of the first query among the keys.
-        mask: boolean (1 or B, 1 or H, L, K), True: may attend; that of an attention window; or None.
-        causal: whether a query sees no later key; only without a mask.
+        mask: boolean (1 or B, 1 or H, L, K), True: may attend; the mask of an attention window; or None.
+        causal: whether queries see no later key. It is only set without a mask.
         dropout: probability of dropping an attention weight, in units of 2^−16.
-        seed: of the dropout.
-        ends: of every row, how many of its queries are computed, the first ones; None for all.
+        seed: the seed of the dropout.
+        ends: for every row, how many of its queries are computed, from the first one on; None means all.
         has_backward: whether gradients are recorded, so that a backward may follow.
     """
 
@@ -100,12 +100,12 @@ class ChunkedCall:
 
     @property
     def window_mask(self) -> SlidingWindowMask | None:
-        """The mask, if it is that of an attention window."""
+        """The mask if it is that of an attention window, else None."""
         return self.mask if isinstance(self.mask, SlidingWindowMask) else None
 
     @property
     def tensor_mask(self) -> torch.Tensor | None:
-        """The mask, if it is a tensor."""
+        """The mask if it is a tensor, else None."""
         return self.mask if isinstance(self.mask, torch.Tensor) else None
 
     @property
@@ -115,7 +115,7 @@ class ChunkedCall:
 
 
 def queries_per_chunk(call: ChunkedCall, keys: int, device: torch.device) -> int:
-    """How many queries a chunk has."""
+    """Return the number of queries in a chunk."""
     if device.type != "cpu":
         return DEVICE_QUERIES
     if call.window_mask is not None:
@@ -128,7 +128,7 @@ def queries_per_chunk(call: ChunkedCall, keys: int, device: torch.device) -> int
 def groups(
     call: ChunkedCall, batch: int, heads: int, queries: int, keys: int, device: torch.device
 ) -> tuple[list[slice], list[slice]]:
-    """Rows of the batch, and heads, so many at a time that their scores stay near the best size."""
+    """Return groups of rows of the batch, and groups of heads. The scores of a group are near the best size."""
     most = BUFFER if device.type == "cpu" else DEVICE_BUFFER
     queries = min(queries, queries_per_chunk(call, keys, device))
     if call.window_mask is not None:
@@ -140,29 +140,28 @@ def groups(
 
 
 def _alike(count: int, most: int) -> list[slice]:
-    """`count` in as few parts of at most that size as there can be, alike in size."""
+    """Split `count` into as few parts as possible, of at most that size and similar sizes."""
     size = -(-count // -(-count // min(count, most)))
     return [slice(first, min(first + size, count)) for first in range(0, count, size)]
 
 
 @dataclass(frozen=True)
 class QueryChunk:
-    """m queries in reverse order, the ranges of keys that any of them sees, and where their scores lie in a buffer.
+    """m queries in reverse order, the ranges of keys that any of them sees, and the layout of their scores.
 
     Attributes:
-        first: the first of the queries.
+        first: the first query.
         rows: m.
         key_ranges: (first key, number of keys n) of every range.
-        begins: the first column of each range in the buffer.
-        width: of the buffer; each range has its n columns and those up to a multiple of ALIGNED, but see `is_packed`.
-        is_masked: whether the mask may hide any pair of them.
-        has_empty_rows: whether one of the queries may see no key at all.
-        hidden: under a window, of every range, columns of it and which pairs of these are hidden, last query first,
-            boolean (1 or r, 1, m, c); else None.
-        window: where the terms of the first range are made by offset, in a buffer of their own, the columns of that
-            which are within the window; else None. Column x is that of the offset which query 0, the last one, has
-            from key x of the range; of query i key x is in column i + x. What `hidden` says of this range is by
-            column of that buffer.
+        begins: the first column of each range in the buffer of scores.
+        width: the width of that buffer. Each range has n columns, padded to a multiple of ALIGNED unless `is_packed`.
+        is_masked: whether the mask may hide any pair.
+        has_empty_rows: whether some query may see no key at all.
+        hidden: under a window, for every range, some of its columns and which pairs in these are hidden, last query
+            first, boolean (1 or r, 1, m, c); else None.
+        window: the columns within the window, if the terms of the first range are computed by offset in a separate
+            buffer; else None. Column x of it belongs to the offset from query 0, the last one, to key x of the range.
+            For query i, key x is in column i + x. `hidden` of this range refers to columns of that buffer.
     """
 
     first: int
@@ -176,20 +175,20 @@ class QueryChunk:
     window: slice | None = None
 
     def is_by_offset(self, index: int) -> bool:
-        """Whether the terms of a range are made by offset."""
+        """Whether the terms of a range are computed by offset."""
         return self.window is not None and index == 0
 
     @property
     def is_packed(self) -> bool:
-        """Whether the ranges beside the window are in columns up to the next multiple of ALIGNED, or two.
+        """Whether the ranges outside of the window lie in the columns up to the next multiple of ALIGNED, or two.
 
-        One product with keys that follow each other is then that of all columns, a contiguous matrix.
+        One product with consecutive keys then covers all columns, which form a contiguous matrix.
         """
         return self.window is not None and _is_packed(self.key_ranges)
 
     @property
     def offset_columns(self) -> int:
-        """How many columns the first range has by offset, a multiple of ALIGNED."""
+        """The number of columns that the first range has by offset, a multiple of ALIGNED."""
         return rounded_up(self.key_ranges[0][1] + self.rows - 1)
 
 
@@ -205,7 +204,7 @@ def query_chunk(
     has_empty_rows: bool,
     window: slice | None = None,
 ) -> QueryChunk:
-    """A chunk of the `rows` queries from `first` on, with its layout in the buffer."""
+    """Make a chunk of the `rows` queries from `first` on, with its layout in the buffer."""
     begins, width = [], 0
     ranges = tuple(key_ranges)
     is_packed = window is not None and _is_packed(ranges)
@@ -216,7 +215,7 @@ def query_chunk(
 
 
 def runs_of(seen: torch.Tensor, gap: int) -> list[tuple[int, int]]:
-    """First index and length of every run of True in a vector; runs less than `gap` apart are one."""
+    """Return first index and length of every run of True in a vector. Runs less than `gap` apart are merged."""
     edges = torch.nn.functional.pad(seen.to(torch.int8), (1, 1)).diff().nonzero().flatten().tolist()
     runs: list[list[int]] = []
     for begin, end in zip(edges[::2], edges[1::2], strict=True):
@@ -228,7 +227,7 @@ def runs_of(seen: torch.Tensor, gap: int) -> list[tuple[int, int]]:
 
 
 def schedule(call: ChunkedCall, rows: slice, length: int, keys: int, device: torch.device) -> list[QueryChunk]:
-    """The chunks of some rows of the batch, without the keys that no query of a chunk sees."""
+    """Return the chunks of some rows of the batch. They leave out keys that no query of a chunk sees."""
     if call.window_mask is not None:
         size = queries_per_chunk(call, keys, device)
         last = length if call.ends is None else call.ends[rows.start]
@@ -259,7 +258,7 @@ def schedule(call: ChunkedCall, rows: slice, length: int, keys: int, device: tor
 
 
 def _schedule_of_window(mask: SlidingWindowMask, rows: slice, size: int, length: int) -> list[QueryChunk]:
-    """`schedule` under a window: what follows from the mask is made once for all layers."""
+    """`schedule` under a window. The result depends on the mask only, and is computed once for all layers."""
     key = ("chunks", rows.start, rows.stop, size, length)
     if key not in mask.cached:
         mask.cached[key] = [_chunk_of_window(mask, rows, block) for block in mask.blocks(rows, size, length)]
@@ -279,9 +278,9 @@ def _chunk_of_window(mask: SlidingWindowMask, rows: slice, block: Block) -> Quer
 
 
 def _chunk_by_offset(mask: SlidingWindowMask, rows: slice, block: Block) -> QueryChunk | None:
-    """A chunk with the window by offset and, beside it, the global tokens that a query sees outside of its window.
+    """Make a chunk with the window by offset, and with ranges for global tokens that queries see outside of it.
 
-    None where offsets are no differences of indices, and where no query sees a key in its window.
+    The result is None if offsets are not differences of indices, or if no query sees a key in its window.
     """
     if mask.offsets is None:
         return None
@@ -293,7 +292,7 @@ def _chunk_by_offset(mask: SlidingWindowMask, rows: slice, block: Block) -> Quer
     if begin >= end:
         return None
 
-    # the window: a rectangle of columns, of which only what is hidden otherwise has to be known
+    # the window: a rectangle of columns; only pairs that are hidden for other reasons must be stored
     keys, device = end - begin, mask.device
     window = slice(max(low - (begin - last), 0), min(high - (begin - last) + 1, keys + count - 1))
     seen = torch.zeros(rows.stop - rows.start, 1, count, keys + count, dtype=torch.bool, device=device)
@@ -305,7 +304,7 @@ def _chunk_by_offset(mask: SlidingWindowMask, rows: slice, block: Block) -> Quer
         hidden = hidden[:1]
     pieces = [tuple((shifted(each, window.start), pairs) for each, pairs in _pieces(hidden))]
 
-    # global tokens, but for those that all queries have in their window
+    # global tokens, without those that all queries have in their window
     beside = [key for key in block.global_keys if not last + low <= key <= first + high]
     ranges, is_empty = [(begin, keys)], hidden.all(-1)
     for key, number in merged([(key, key + 1) for key in beside]) if beside else ():
@@ -321,11 +320,11 @@ def _chunk_by_offset(mask: SlidingWindowMask, rows: slice, block: Block) -> Quer
 
 
 def shifted(columns: slice, by: int) -> slice:
-    """The same number of columns further to the right."""
+    """Shift a slice of columns to the right."""
     return slice(columns.start + by, columns.stop + by)
 
 
 def _pieces(hidden: torch.Tensor) -> tuple[tuple[slice, torch.Tensor], ...]:
-    """Columns of (r, 1, m, n) with anything hidden, and what is hidden there."""
+    """Return the columns of (r, 1, m, n) in which anything is hidden, and what is hidden there."""
     columns = [slice(begin, begin + count) for begin, count in runs_of(hidden.flatten(0, 2).any(0), ALIGNED)]
     return tuple((each, hidden[..., each].clone()) for each in columns)

@@ -1,9 +1,9 @@
-"""Attention in chunks: relative terms at nearly the price of absolute attention, in memory linear in the length.
+"""Attention in chunks of queries. Relative terms cost little more than absolute attention; memory is linear in length.
 
-Plain PyTorch, exact gradients of all inputs and tables. Every sum has a fixed order, nothing is kept from the forward
-but its inputs (and the probabilities of a short call), and dropout is replayed from a seed. Buffers are kept between
-calls, since fresh pages cost as much as the arithmetic (`release_workspace` frees them). There is no second derivative
-(`once_differentiable`): `eager` has it.
+This is plain PyTorch with exact gradients of all inputs and tables. Every sum has a fixed order. Only the inputs of
+the forward are kept (and the probabilities of a short call), and dropout is replayed from a seed. Buffers are kept
+between calls, since new pages cost as much as the arithmetic; `release_workspace` frees them. There is no second
+derivative (`once_differentiable`); `eager` has one.
 """
 
 import functools
@@ -23,23 +23,23 @@ from .relative_shift import padded
 
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
-# Calls of fewer scores, B·H·L·K, are over before chunks have begun to pay (scripts/benchmarks/bench_attention.py).
+# Calls with fewer scores, B·H·L·K, are too short for chunks to pay (scripts/benchmarks/bench_attention.py).
 FEWEST_SCORES = 1 << 19
-# Bytes of scores up to which training keeps the probabilities of a call: 12 MB for one row of 512 tokens and 12 heads.
+# Training keeps the probabilities of a call up to so many bytes of scores: one row of 512 tokens, 12 heads has 12 MB.
 KEPT = 1 << 24
 
 
 class Chunked:
-    """`formula.attend` in chunks of queries: the fastest on the CPU, and elsewhere the one that saves memory."""
+    """`formula.attend` in chunks of queries. It is the fastest on the CPU, and saves memory on other devices."""
 
     name = "chunked"
 
     def unsupported(self, call: AttentionCall) -> list[str]:
-        """Terms without a Toeplitz form, graphs, and calls that another backend computes faster."""
-        if call.is_traced:  # before sizes are read, on which the graph would then depend
+        """Refuse terms without a Toeplitz form, graphs, and calls that another backend computes faster."""
+        if call.is_traced:  # before sizes are read, since the graph would then depend on them
             return ["the call is being traced, and chunks depend on the data at hand"]
         on_cpu = call.device.type == "cpu"
-        # with dropout, a window or fast products it is faster than sdpa on the CPU even without terms
+        # with dropout, a window or fast products, it is faster than sdpa on the CPU even without relative terms
         alone = on_cpu and (
             call.dropout > 0
             or isinstance(call.mask, SlidingWindowMask)
@@ -53,11 +53,11 @@ class Chunked:
         return reasons
 
     def reads_window_only(self, call: AttentionCall) -> bool:
-        """Every chunk does."""
+        """Return True: every chunk reads only the keys in the window."""
         return True
 
     def run(self, call: AttentionCall) -> tuple[torch.Tensor, None]:
-        """The output (B, L, H, d), and None."""
+        """Return the output (B, L, H, d), and None."""
         content, query, key = content_vectors(call.query, call.key, call.terms, call.context)
         padding = call.context.padding
         out = chunked_attention(
@@ -77,7 +77,7 @@ class Chunked:
 
 @functools.cache
 def _multiplies_bfloat16() -> bool:
-    """Whether the processor has instructions for products of bfloat16; without them those of float32 are faster."""
+    """Whether the processor has instructions for bfloat16 products. Without them, float32 products are faster."""
     capabilities: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()  # not in older PyTorch
     return not capabilities or any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
@@ -94,19 +94,20 @@ def chunked_attention(
     dropout: float = 0.0,
     ends: tuple[int, ...] | None = None,
 ) -> torch.Tensor:
-    """`formula.attend` of the Toeplitz form, without the weights.
+    """Compute `formula.attend` of Toeplitz terms, without the attention weights.
 
     Args:
-        content: q̂ + u, (B, H, L, d), one of `DTYPES`, on other devices also float16; the others likewise.
-        query: q̂, (B, H, L, d), for A; `content` itself where there is no u.
+        content: q̂ + u, (B, H, L, d), in one of `DTYPES`, on other devices also float16. The others have its dtype.
+        query: q̂, (B, H, L, d), for A; `content` itself if there is no u.
         key: k̂, (B, H, K, d).
-        value: (B, H, K, d); of another width, if there is no V.
+        value: (B, H, K, d); it may have another width if there is no V.
         start: index of the first query among the keys.
         mask: boolean, broadcastable to (B, H, L, K), True: may attend, or a SlidingWindowMask. Queries with no
             visible key average all keys, or those of their chunk.
-        causal: hide later keys; only without a mask.
+        causal: whether to hide later keys; only without a mask.
         dropout: probability of dropping an attention weight, rounded to a multiple of 2^−16, at most 1 − 2^−8.
-        ends: of every row, how many queries are computed, the first ones; the others get zeros. None for all.
+        ends: for every row, how many queries are computed, from the first one on; `None` means all.
+            The others get zeros.
 
     Returns:
         (B, L, H, d), contiguous.

@@ -1,8 +1,8 @@
-"""PyTorch's FlexAttention: the scores are modified by products that are looked up, not by a dense bias.
+"""PyTorch's FlexAttention: products are looked up and added to the scores, without a dense bias.
 
-A query table of R rows becomes one product q·Aᵀ, (B, H, L, R), a key table likewise k·Bᵀ, (B, H, K, R). `score_mod`
-adds their entries at the row of the pair's offset, so that nothing of the size B·H·L·K exists in the compiled kernel.
-Masks and hidden keys become a `mask_mod`, whose empty blocks the kernel skips.
+A query table of R rows becomes one product q·Aᵀ, (B, H, L, R), and a key table one product k·Bᵀ, (B, H, K, R).
+`score_mod` adds their entries at the row of the pair's offset, so that the compiled kernel holds no tensor of size
+B·H·L·K. Masks and hidden keys become a `mask_mod`, and the kernel skips blocks that it hides entirely.
 """
 
 import functools
@@ -21,10 +21,10 @@ from ..tracing import is_traced
 from .sdpa import unsupported_as_bias
 
 
-# What the compiled kernel takes.
+# Dtypes that the compiled kernel supports.
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 SMALLEST_HEAD = 16
-# Graphs of one process: every combination of terms and masks, and every change of a size, is one.
+# The most graphs in one process. Every combination of terms and masks, and every change of a size, needs one.
 GRAPHS = 64
 
 ScoreMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -32,12 +32,12 @@ MaskMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tor
 
 
 class FlexAttention:
-    """Fused attention with a `score_mod`: compiled on CUDA, PyTorch's unfused reference elsewhere."""
+    """Fused attention with a `score_mod`, compiled on CUDA. Other devices run PyTorch's unfused reference."""
 
     name = "flex_attention"
 
     def unsupported(self, call: AttentionCall) -> list[str]:
-        """It refuses gains, value tables and dropout; by default also other devices than CUDA and some calls there."""
+        """Refuse gains, value tables and dropout; by default also devices other than CUDA, and some calls on CUDA."""
         reasons = unsupported_as_bias(call)
         if call.terms.value_table:
             reasons.append("it never holds the attention weights, which the value-side term V needs")
@@ -50,7 +50,7 @@ class FlexAttention:
         return reasons
 
     def run(self, call: AttentionCall) -> tuple[torch.Tensor, None]:
-        """The output (B, L, H, d), and None. A query that sees no key gets zeros."""
+        """Return the output (B, L, H, d), and None. A query that sees no key gets zeros."""
         content, query, key = content_vectors(call.query, call.key, call.terms, call.context)
         score_mod, mask_mod = _modifications(call, query, key)
         block_mask = _block_mask(call, mask_mod)
@@ -59,7 +59,7 @@ class FlexAttention:
 
 
 def _reasons_by_default(call: AttentionCall) -> list[str]:
-    """Why `relpos` does not take it for a call that it could compute."""
+    """Return the reasons why `relpos` does not take this backend for a call that it could compute."""
     if call.device.type != "cuda":
         return ["by default it is for CUDA alone"]
     reasons = []
@@ -91,10 +91,10 @@ def _attention(
     block_mask: BlockMask | None,
     scale: float,
 ) -> torch.Tensor:
-    """`flex_attention`, (B, H, L, d): compiled on CUDA, in a graph traced as it stands.
+    """Compute `flex_attention`, (B, H, L, d): compiled on CUDA, and as it stands while a graph is traced.
 
-    Elsewhere PyTorch traces its unfused reference by itself: without a trace, tensors that `score_mod` captures would
-    get no gradients.
+    On other devices PyTorch itself traces its unfused reference. Without a trace, tensors that `score_mod` captures
+    would get no gradients.
     """
     if is_traced():
         out: torch.Tensor = flex_attention(query, key, value, score_mod, block_mask, scale)
@@ -108,7 +108,7 @@ def _attention(
 
 
 def _split(terms: Terms) -> tuple[Terms, Terms]:
-    """The terms that depend on the offset alone, and those of other relations and dense biases, without `allow`."""
+    """Return the terms that depend only on the offset, and the others (relations, dense biases) without `allow`."""
     by_offset: dict[str, Any] = {}
     by_pair: dict[str, Any] = {}
     for field in ("query_table", "key_table", "scaled_bias", "bias"):
@@ -124,11 +124,11 @@ def _split(terms: Terms) -> tuple[Terms, Terms]:
 def _modifications(
     call: AttentionCall, query: torch.Tensor, key: torch.Tensor
 ) -> tuple[ScoreMod | None, MaskMod | None]:
-    """The `score_mod` that adds the terms, and the `mask_mod` of hidden keys; None for nothing.
+    """Return the `score_mod` that adds the terms and the `mask_mod` of hidden keys, or None for one that does nothing.
 
     Args:
         query: q̂, (B, H, L, d), rotated if the scheme rotates.
-        key: k̂, (B, H, K, d), likewise.
+        key: k̂, (B, H, K, d), rotated if the scheme rotates.
     """
     context, (batch, heads, length, _), keys = call.context, query.shape, key.shape[2]
     by_offset, by_pair = _split(call.terms)
@@ -137,7 +137,7 @@ def _modifications(
     if isinstance(call.mask, torch.Tensor) and call.mask.dtype != torch.bool:
         lowest = torch.finfo(query.dtype).min
         dense = (call.mask if dense is None else dense + call.mask).clamp(min=lowest)
-    # the offset of a pair, as an address in the arrays by offset
+    # the difference of these is the offset of a pair, as an address in the arrays by offset
     of_key = context.key_positions(query.device).expand(batch, -1)
     of_query = (context.query_positions(query.device) + context.low).expand(batch, -1)
     query_products, query_row = _products(query, form.query_table)
@@ -169,14 +169,14 @@ def _modifications(
 
 
 def _products(vectors: torch.Tensor, table: OffsetTable | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Products of vectors, (B, H, L, d), with the rows of a table, (B, H, L, N), and the row of each offset."""
+    """Return products of vectors (B, H, L, d) with a table's rows, (B, H, L, N), and the row of each offset."""
     return (None, None) if table is None else (torch.matmul(vectors, table.rows.transpose(-1, -2)), table.row_of)
 
 
 def _block_mask(call: AttentionCall, allow: MaskMod | None) -> BlockMask | None:
-    """The pairs that the mask and the scheme (`allow`) let through; None for all.
+    """Return the pairs that the mask and the scheme (`allow`) let through; None means all.
 
-    A window's mask is made once for all layers where the scheme hides nothing.
+    The mask of a window is made once for all layers if the scheme hides nothing.
     """
     (batch, heads, length, _), keys, device = call.query.shape, call.key.shape[2], call.query.device
     mask = call.mask if isinstance(call.mask, BlockMask | SlidingWindowMask) else call.tensor_mask

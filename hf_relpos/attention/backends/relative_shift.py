@@ -1,13 +1,13 @@
-"""Products of vectors with the rows of a table that belong to their offsets, read by pair, and their gradients.
+"""Relative shift: products of vectors with the table rows of their offsets, read by pair, and their gradients.
 
     pairs_{g,i,j} = vectors_{g,i} · table_{h, first + i + j}
 
-That is q_i·A_{j−i} for queries in reverse order, and k_j·B_{j−i} with i and j exchanged. For a block of s vectors and
-n on the other side it is one product with n + s − 1 rows of the table, in a buffer of rows of W numbers. Element
-(i, j) is at i·W + (i + j) = i·(W + 1) + j: the same buffer, read with rows of W + 1 numbers, is by pair, without a
-gather. What that view does not cover are gaps. A block is short, so that few of the products are of no pair and the
-buffer stays in the cache; the blocks of a chunk are one batch of products, with windows of the table that are views. A
-table is padded and W rounded, because products whose sizes are no multiples of a vector register's take up to twice as
+For queries in reverse order this is q_i·A_{j−i}; with i and j exchanged it is k_j·B_{j−i}. For a block of s vectors
+and n on the other side, one product with n + s − 1 rows of the table fills a buffer with rows of W numbers. Element
+(i, j) is at i·W + (i + j) = i·(W + 1) + j. So the same buffer, read with rows of W + 1 numbers, is by pair, without a
+gather. Numbers outside of that view belong to no pair. A block is short, so that few products belong to no pair and
+the buffer stays in the cache. The blocks of a chunk are one batch of products, with views of the table. A table is
+padded and W is rounded up, because products whose sizes are not multiples of a vector register take up to twice as
 long.
 """
 
@@ -25,8 +25,8 @@ class DistinctColumns(NamedTuple):
 
     Attributes:
         width: the number of offsets.
-        left: the first of them; those before have the row of this one.
-        right: the last; those after have the row of this one.
+        left: the first of these columns; columns before it have its row.
+        right: the last of these columns; columns after it have its row.
     """
 
     width: int
@@ -35,18 +35,18 @@ class DistinctColumns(NamedTuple):
 
     @classmethod
     def of(cls, first: int, width: int, count: int, clamped: tuple[int, int]) -> "DistinctColumns":
-        """That of `width` offsets from row `first` on, in a table of `count` rows with these clamped ends."""
+        """Return the columns for `width` offsets from row `first` on, in a table of `count` rows with clamped ends."""
         left = min(max(clamped[0] - 1 - first, 0), width - 1)
         return cls(width, left, min(max(count - clamped[1] - first, left), width - 1))
 
     @property
     def aligned(self) -> tuple[int, int]:
-        """These, and what is computed besides, for its begin and its size to be multiples of ALIGNED."""
+        """Begin and end of these columns, extended so that the begin and the size are multiples of ALIGNED."""
         begin = self.left - self.left % ALIGNED
         return begin, begin + rounded_up(self.right + 1 - begin)
 
     def fill(self, products: torch.Tensor) -> None:
-        """Set the other columns, (…, W)."""
+        """Copy the first and the last of these columns to the columns beyond them, in (…, W)."""
         left, right = self.left, self.right
         if left:
             products[..., :left] = products[..., left : left + 1]
@@ -54,7 +54,7 @@ class DistinctColumns(NamedTuple):
             products[..., right + 1 : self.width] = products[..., right : right + 1]
 
     def gather(self, products: torch.Tensor) -> None:
-        """Add the other columns to the first and the last of these."""
+        """Add the columns beyond these to the first and the last of these, in (…, W)."""
         left, right = self.left, self.right
         if left:
             products[..., left] += products[..., :left].sum(-1)
@@ -63,14 +63,14 @@ class DistinctColumns(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """Blocks of vectors one after the other, and the products of one of them.
+    """Consecutive blocks of vectors, and the columns of their products.
 
     Attributes:
-        vectors: those of all of them.
-        number: how many.
-        size: s, vectors of one.
-        first: the row of the table of the first offset of the first of them; the next has the row s further.
-        distinct: of their products.
+        vectors: the vectors of all these blocks.
+        number: the number of blocks.
+        size: s, the number of vectors in one block.
+        first: the row of the table for the first offset of the first block. Each further block begins s rows later.
+        distinct: the distinct columns of a block's products.
     """
 
     vectors: slice
@@ -80,31 +80,31 @@ class Blocks(NamedTuple):
     distinct: DistinctColumns
 
     def rows(self, block: int) -> slice:
-        """Of the table, the distinct ones of one block."""
+        """Return the distinct rows of the table for one block."""
         first = self.first + block * self.size
         return slice(first + self.distinct.left, first + self.distinct.right + 1)
 
 
 def padded(table: torch.Tensor) -> torch.Tensor:
-    """A table, (…, P, d), with ALIGNED − 1 rows of zeros at its end, up to which products may be taken."""
-    # `pad` would fill all of it with zeros first, and under a window tables are long beside what is computed with them
+    """Pad a table, (…, P, d), with ALIGNED − 1 rows of zeros at its end, for products of rounded sizes."""
+    # `pad` would first fill everything with zeros; under a window, few rows of a long table are computed with
     return torch.cat([table, table.new_zeros(*table.shape[:-2], ALIGNED - 1, table.shape[-1])], dim=-2)
 
 
 def unpadded(table: torch.Tensor) -> torch.Tensor:
-    """What `padded` was given."""
+    """Undo `padded`."""
     return table[:, : table.shape[1] - ALIGNED + 1]
 
 
 class Diagonals:
     """A table for some heads, and the products with it.
 
-    Pairs are (g, m, n) with g = h · r matrices, those of one head together. Vectors are by position, (r, m, h, d), as
-    a layer's projection leaves them: heads that share a table make a matrix of a block without being copied.
+    Pairs are (g, m, n) with g = h · r matrices; those of one head are adjacent. Vectors are by position, (r, m, h, d),
+    as a layer's projection leaves them. Heads that share a table then make one matrix of a block without a copy.
 
     Args:
         table: (h or 1, P + ALIGNED − 1, d), `padded`.
-        clamped: how many rows at the beginning and at the end of it are one.
+        clamped: the number of equal rows at the beginning and at the end of the table.
         grid: (h, r), heads and rows of the batch.
     """
 
@@ -114,13 +114,13 @@ class Diagonals:
         self.is_shared = table.shape[0] == 1
 
     def blocks(self, pairs: torch.Tensor, first: int) -> Iterator[Blocks]:
-        """The blocks of pairs (g, m, n), of those with the same distinct columns as many at once as a buffer holds."""
+        """Yield the blocks of pairs (g, m, n), several at once if they share distinct columns and fit the buffer."""
         groups, rows, others = pairs.shape
         size = vectors_per_block(others, pairs.device)
         width, number = size + others - 1, max(1, rows // size)
         distinct = DistinctColumns.of(first, width + (number - 1) * size, self.count, self.clamped)
         most = blocks_at_once(groups * size * rounded_up(width))
-        if distinct.left or distinct.right + 1 < distinct.width:  # equal rows begin elsewhere in each block
+        if distinct.left or distinct.right + 1 < distinct.width:  # equal rows begin at another column in each block
             most = 1
         begin = 0
         while begin < rows:
@@ -131,16 +131,16 @@ class Diagonals:
             begin += count
 
     def buffer(self, pairs: torch.Tensor, blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """For pairs (g, b · s, n) of b blocks.
+        """Make a buffer for pairs (g, b · s, n) of b blocks.
 
         Returns:
-            A buffer; the same by product, (r, b, s · h, W) or (r, b, h, s, W); and by pair, (h, r, b, s, n).
+            The buffer; its view by product, (r, b, s · h, W) or (r, b, h, s, W); its view by pair, (h, r, b, s, n).
         """
         (heads, rows), others = self.grid, pairs.shape[2]
         count, size, width = blocks.number, blocks.size, rounded_up(blocks.distinct.width)
         if self.is_shared:
             head, vector = width, heads * width
-            block = size * (vector + (count > 1))  # from vector to vector it is then one step, across blocks too
+            block = size * (vector + (count > 1))  # the step from vector to vector is then the same across blocks
         else:
             head, vector = size * width, width
             block = heads * head
@@ -154,16 +154,16 @@ class Diagonals:
         return buffer, products, by_pair
 
     def of_blocks(self, pairs: torch.Tensor, blocks: Blocks) -> torch.Tensor:
-        """Pairs (g, m, n) of some blocks, (h, r, b, s, n)."""
+        """View pairs (g, m, n) of some blocks as (h, r, b, s, n)."""
         return pairs[:, blocks.vectors].unflatten(0, self.grid).unflatten(2, (blocks.number, blocks.size))
 
     def vectors(self, vectors: torch.Tensor, blocks: Blocks) -> torch.Tensor:
-        """Of (r, m, h, d), those of some blocks, as `buffer` has products: (r, b, s · h, d) or (r, b, h, s, d)."""
+        """View vectors (r, m, h, d) of some blocks in the layout of products: (r, b, s · h, d) or (r, b, h, s, d)."""
         by_block = vectors[:, blocks.vectors].unflatten(1, (blocks.number, blocks.size))
         return by_block.flatten(2, 3) if self.is_shared else by_block.transpose(2, 3)
 
     def windows(self, blocks: Blocks, begin: int, end: int) -> torch.Tensor:
-        """The rows of the table from `begin` to `end` of each block, a view (h or 1, b, end − begin, d)."""
+        """View the rows of the table from `begin` to `end` of each block, (h or 1, b, end − begin, d)."""
         table, step = self.table, self.table.stride(1)
         return table.as_strided(
             (table.shape[0], blocks.number, end - begin, table.shape[2]),
@@ -172,7 +172,7 @@ class Diagonals:
         )
 
     def multiply(self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
-        """out = left · right for each block.
+        """Write left · right to `out` for each block.
 
         Args:
             left: (r, b, s · h, x) or (r, b, h, s, x).
@@ -189,11 +189,11 @@ class Diagonals:
                 torch.bmm(left[row], right[0], out=out[row])
 
     def add_to(self, pairs: torch.Tensor, vectors: torch.Tensor, first: int, fresh: bool = False) -> None:
-        """pairs (g, m, n) += the products of the vectors, (r, m, h, d).
+        """Add the products of the vectors, (r, m, h, d), to pairs (g, m, n).
 
         Args:
-            first: the row of the table of the first vector and the first of the other side.
-            fresh: whether `pairs` hold nothing yet.
+            first: the row of the table for the first vector and the first one of the other side.
+            fresh: whether to write `pairs` instead of adding to them.
         """
         for blocks in self.blocks(pairs, first):
             _, products, by_pair = self.buffer(pairs, blocks)
@@ -208,7 +208,7 @@ class Diagonals:
                 into.add_(by_pair)
 
     def transposed(self, pairs: torch.Tensor, first: int) -> Iterator[tuple[Blocks, torch.Tensor]]:
-        """Blocks, and the sums of their pairs by distinct row of the table, (r, b, s · h, c) or (r, b, h, s, c)."""
+        """Yield blocks with the sums of their pairs by distinct row, (r, b, s · h, c) or (r, b, h, s, c)."""
         for blocks in self.blocks(pairs, first):
             buffer, by_offset, by_pair = self.buffer(pairs, blocks)
             buffer.zero_()
@@ -223,7 +223,7 @@ class Diagonals:
         total: torch.Tensor | None = None,
         vectors: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Σ_j pairs_ij · table_{first + i + j}, (r, m, h, d); with `total`, adds what `table_gradient` does."""
+        """Compute Σ_j pairs_ij · table_{first + i + j}, (r, m, h, d). With `total`, also do as `table_gradient`."""
         heads, rows = self.grid
         result = pairs.new_empty((rows, pairs.shape[1], heads, self.table.shape[2]))
         for blocks, by_row in self.transposed(pairs, first):
@@ -234,17 +234,17 @@ class Diagonals:
         return result
 
     def table_gradient(self, pairs: torch.Tensor, vectors: torch.Tensor, first: int, total: torch.Tensor) -> None:
-        """Add Σ pairs_ij · vectors_i of the pairs of each row of the table to that row of `total`, like the table."""
+        """Add Σ pairs_ij · vectors_i, over the pairs of each row of the table, to that row of `total`."""
         for blocks, by_row in self.transposed(pairs, first):
             self._add_to_table(total, blocks, by_row, vectors)
 
-    # Columns of a buffer by offset, (g, m, N): column x is that of row `first` + x of the table, for all vectors ----
+    # A buffer by offset, (g, m, N): column x belongs to row `first` + x of the table, for all vectors ----------------
 
     def write_columns(self, buffer: torch.Tensor, columns: slice, vectors: torch.Tensor, first: int) -> None:
-        """buffer_{g,i,x} = vectors_{g,i} · table_{first + x} in some of the columns; others near them are overwritten.
+        """Set buffer_{g,i,x} = vectors_{g,i} · table_{first + x} in some columns. It may overwrite columns near them.
 
         Args:
-            buffer: contiguous, of a multiple of ALIGNED columns that have rows of the padded table.
+            buffer: contiguous; its columns are a multiple of ALIGNED and have rows of the padded table.
             vectors: (g, m, d).
         """
         vectors = vectors.contiguous()
@@ -260,7 +260,7 @@ class Diagonals:
         buffer[..., end : columns.stop] = buffer[..., end - 1 : end]
 
     def weigh_columns(self, buffer: torch.Tensor, columns: slice, first: int) -> torch.Tensor:
-        """Σ_x buffer_{g,i,x} · table_{first + x} over some of the columns, (r, m, h, d)."""
+        """Compute Σ_x buffer_{g,i,x} · table_{first + x} over some of the columns, (r, m, h, d)."""
         sums = []
         for part, rows in self.column_parts(buffer, columns, first):
             products = [torch.mm(one, table[rows]) for one, table in zip(self.by_table(part), self.table, strict=True)]
@@ -271,18 +271,18 @@ class Diagonals:
     def column_gradient(
         self, buffer: torch.Tensor, columns: slice, vectors: torch.Tensor, first: int, total: torch.Tensor
     ) -> None:
-        """Add Σ buffer_{g,i,x} · vectors_{g,i}, (g, m, d), of some of the columns x to rows `first` + x of `total`."""
+        """Add Σ buffer_{g,i,x} · vectors_{g,i}, (g, m, d), to row `first` + x of `total`, for some columns x."""
         vectors = vectors.contiguous()
         for part, rows in self.column_parts(buffer, columns, first):
             for one, right, into in zip(self.by_table(part), self.by_table(vectors), total, strict=True):
                 add_product(into[rows], one.t(), right)
 
     def distinct_columns(self, columns: slice, first: int) -> DistinctColumns:
-        """Those between which the rows of the table differ, counted from the first of the columns."""
+        """Return the distinct columns, counted from the first of `columns`."""
         return DistinctColumns.of(first + columns.start, columns.stop - columns.start, self.count, self.clamped)
 
     def column_parts(self, buffer: torch.Tensor, columns: slice, first: int) -> Iterator[tuple[torch.Tensor, slice]]:
-        """Columns with rows of their own, and the sums of those that have one; (g, m, c) and rows of the table."""
+        """Yield the distinct columns, and sums of those with the same row, (g, m, c), with their rows of the table."""
         distinct = self.distinct_columns(columns, first)
         begin, end = columns.start + distinct.left, columns.start + distinct.right + 1
         yield buffer[..., begin:end], slice(first + begin, first + end)
@@ -291,7 +291,7 @@ class Diagonals:
                 yield buffer[..., rest].sum(-1, keepdim=True), slice(row, row + 1)
 
     def by_table(self, matrices: torch.Tensor) -> torch.Tensor:
-        """(g, m, x) as one matrix for each table, (h or 1, …, x), a view."""
+        """View (g, m, x) as one matrix for each table, (h or 1, …, x)."""
         tables, (groups, rows, _) = self.table.shape[0], matrices.shape
         per_table = groups // tables * rows
         strides = (per_table * matrices.stride(1), matrices.stride(1), matrices.stride(2))
@@ -309,7 +309,7 @@ class Diagonals:
 
 
 def diagonal_sums(pairs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The sums of pairs, (g, m, n), with the same i + j: (g, m + n − 1), summed in that dtype."""
+    """Sum pairs (g, m, n) with the same i + j: (g, m + n − 1), summed in that dtype."""
     groups, rows, others = pairs.shape
     width = rows + others - 1
     buffer = workspace("offsets", (groups, rows, width), pairs.dtype, pairs.device).zero_()
@@ -318,7 +318,7 @@ def diagonal_sums(pairs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, alpha: float = 1.0) -> None:
-    """total += alpha · left · right, matrices or batches of them; `total` may be more precise than these."""
+    """Add alpha · left · right, matrices or batches of them, to `total`, which may have a more precise dtype."""
     if total.dtype == left.dtype:
         (total.addmm_ if total.dim() == 2 else total.baddbmm_)(left, right, alpha=alpha)
     else:

@@ -1,7 +1,7 @@
-"""PyTorch's scaled_dot_product_attention, through Transformers' function, with the terms as a dense bias.
+"""PyTorch's scaled_dot_product_attention, called through Transformers' function, with the terms as a dense bias.
 
-SDPA returns no attention weights, which the value-side term V needs; but values [v_j | e_j], with e_j row j of the
-identity, have it return [Σ_j α_ij v_j | α_i], after dropout.
+SDPA returns no attention weights, which the value-side term V needs. With values [v_j | e_j], where e_j is row j of
+the identity, it returns [Σ_j α_ij v_j | α_i], with α after dropout.
 """
 
 from dataclasses import replace
@@ -21,7 +21,7 @@ class Sdpa:
     name = "sdpa"
 
     def unsupported(self, call: AttentionCall) -> list[str]:
-        """It refuses terms that cannot be a bias, a BlockMask, and value tables, with which eager is faster."""
+        """Refuse terms that cannot be a bias, a BlockMask, and value tables, for which eager is faster."""
         reasons = unsupported_as_bias(call)
         if isinstance(call.mask, BlockMask):
             reasons.append("the mask is a BlockMask")
@@ -30,7 +30,7 @@ class Sdpa:
         return reasons
 
     def run(self, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The output (B, L, H, d), and None. A query to which the scheme leaves no key gets zeros."""
+        """Return the output (B, L, H, d), and None. A query to which the scheme leaves no key gets zeros."""
         lowered, visible = with_bias(call)
         out = self._run_with_weights(call, lowered) if call.terms.value_table else _run_with_transformers(lowered)
         if visible is not None:
@@ -38,9 +38,9 @@ class Sdpa:
         return out, None
 
     def _run_with_weights(self, call: AttentionCall, lowered: AttentionCall) -> torch.Tensor:
-        """The output with the value-side term, (B, L, H, d)."""
+        """Return the output with the value-side term, (B, L, H, d)."""
         batch, heads, keys, size = lowered.value.shape
-        # keys that are cut off have columns, but no weight
+        # keys that were cut off have columns of weights, but no weight
         identity = torch.eye(keys, call.key.shape[2], dtype=call.dtype, device=call.query.device)
         value = torch.cat([lowered.value, identity.expand(batch, heads, -1, -1)], dim=-1)
         out = _run_with_transformers(replace(lowered, value=value))
@@ -51,7 +51,7 @@ class Sdpa:
 
 
 def unsupported_as_bias(call: AttentionCall) -> list[str]:
-    """Why terms cannot be added to the scores of fused attention: gains, and weights that it does not return."""
+    """Return the reasons why terms cannot be a bias of fused attention: gains, and weights that it does not return."""
     reasons = []
     if call.output_weights:
         reasons.append("only eager returns attention weights")
@@ -61,29 +61,29 @@ def unsupported_as_bias(call: AttentionCall) -> list[str]:
 
 
 def with_bias(call: AttentionCall) -> tuple[AttentionCall, torch.Tensor | None]:
-    """The same attention with a scale and one dense bias for its terms, value tables apart.
+    """Replace the terms of a call by a scale and one dense bias. Value tables are left out.
 
     Returns:
-        The call: its query is τ (q̂ + u), its key k̂, its mask a boolean tensor or None where there is a bias.
-        And what the scheme and the mask let through, boolean, broadcastable to (B, H, L, K), where the scheme hides
-        keys; it is in the bias already, and None otherwise.
+        The call: its query is τ (q̂ + u), its key is k̂, and its mask is a boolean tensor or None if there is a bias.
+        If the scheme hides keys, also the pairs that the scheme and the mask let through, boolean, broadcastable to
+        (B, H, L, K), which the bias contains already; else None.
     """
     content, query, key = content_vectors(call.query, call.key, call.terms, call.context)
     bias = position_scores(query, key, call.terms, call.context)
     mask, value, visible = call.tensor_mask, call.value, None
     lowest = torch.finfo(call.dtype).min
     if call.terms.allow:
-        if call.is_causal:  # Transformers leaves a plain causal mask to the kernel; it is needed here
+        if call.is_causal:  # Transformers leaves a plain causal mask to the kernel, but it is needed here
             mask = call.causal_mask
         visible = allowed(call.terms, call.context, mask)
         assert visible is not None
         bias = torch.where(visible, query.new_zeros(()) if bias is None else bias, lowest)
     if bias is not None and mask is not None and mask.dtype != torch.bool:
-        # Transformers 5.14 refuses an additive mask with a bias, and later ones let two minima add up to -inf
+        # Transformers 5.14 refuses an additive mask with a bias; later versions let two minima add up to -inf
         bias, mask = (bias + mask).clamp(min=lowest), is_visible(mask)
     length = query.shape[2]
     if call.is_causal and mask is None and length < key.shape[2]:
-        # the prefill of a static cache, whose empty end Transformers 5.14 cuts off the keys but not off the bias
+        # the prefill of a static cache: Transformers 5.14 cuts its empty end off the keys, but not off the bias
         key, value = key[:, :, :length], value[:, :, :length]
         bias = None if bias is None else bias[..., :length]
     terms = Terms(scale=content_scale(query, call.terms), dense=() if bias is None else (bias,))
@@ -91,7 +91,7 @@ def with_bias(call: AttentionCall) -> tuple[AttentionCall, torch.Tensor | None]:
 
 
 def _run_with_transformers(call: AttentionCall) -> torch.Tensor:
-    """The output (B, L, H, d) of a call `with_bias`, by Transformers' attention function."""
+    """Compute the output (B, L, H, d) of a call from `with_bias`, by Transformers' attention function."""
     out, _ = ALL_ATTENTION_FUNCTIONS.get_interface(Sdpa.name, None)(
         call.layer,
         call.query,
@@ -105,7 +105,7 @@ def _run_with_transformers(call: AttentionCall) -> torch.Tensor:
         **call.options,
     )
     if torch.compiler.is_exporting():
-        # what SDPA is decomposed into later may lay its result out otherwise in memory than what the graph was made
-        # with, for which `contiguous` was no operation: a copy is always one
+        # SDPA is decomposed later, and may then have another memory layout than when the graph was made. `contiguous`
+        # was no operation for that layout; a copy is always one.
         return out.clone(memory_format=torch.contiguous_format)
     return out

@@ -1,9 +1,9 @@
 """An attention window by blocks of queries, for backends that compute any term but hold whole matrices of scores.
 
-A block is a call of its own: some queries, the keys that any of them sees, and the small mask of these pairs. Its
-context says which keys they are, so that offsets, relations and dense biases are those of the pairs, and of a table
-only the rows that occur are read. Nothing but the inputs is kept from the forward: the backward computes a block again
-and leaves its gradients, so that memory holds the scores of one block. There is no second derivative.
+A block is a separate call: some queries, the keys that any of them sees, and the small mask of these pairs. Its
+context holds the indices of these keys, so that offsets, relations and dense biases are those of the pairs, and only
+the rows of a table that occur are read. The forward keeps only its inputs. The backward computes each block again and
+leaves its gradients, so that memory holds the scores of one block. There is no second derivative.
 """
 
 import contextlib
@@ -20,8 +20,8 @@ from ..formula import Table, Terms
 from ..sliding_window import SlidingWindowMask
 
 
-QUERIES = 128  # of a block
-# Calls of fewer keys than this many times those of a block are computed whole: blocks would overlap as much.
+QUERIES = 128  # queries of a block
+# Calls with fewer keys than this many times a block's are computed whole: blocks would overlap as much.
 FEWEST = 4
 
 TABLES = (
@@ -33,11 +33,11 @@ TABLES = (
     "gain",
     "allow",
 )  # fields of Terms that are tuples of tables
-Run = Callable[[AttentionCall], torch.Tensor]  # what computes the output (B, L, H, d) of a block
+Run = Callable[[AttentionCall], torch.Tensor]  # computes the output (B, L, H, d) of a block
 
 
 class Part(NamedTuple):
-    """A block: its queries, the indices of its keys, (n,), and the mask of these pairs, boolean (1 or B, 1, m, n)."""
+    """A block: its queries, the indices of its keys (n,), and the mask of these pairs, boolean (1 or B, 1, m, n)."""
 
     queries: slice
     keys: torch.Tensor
@@ -45,7 +45,7 @@ class Part(NamedTuple):
 
 
 def is_for_blocks(call: AttentionCall) -> bool:
-    """Whether a call has the mask of a window, and is long enough for blocks to be less work."""
+    """Whether a call has the mask of a window, and is long enough for blocks to take less work."""
     mask = call.mask
     if not isinstance(mask, SlidingWindowMask) or call.output_weights or call.is_traced:
         return False
@@ -53,15 +53,15 @@ def is_for_blocks(call: AttentionCall) -> bool:
 
 
 def most_keys_whole(window: int) -> int:
-    """Up to so many keys a call is computed whole."""
+    """Return the largest number of keys for which a call is computed whole."""
     return FEWEST * (QUERIES + 2 * window)
 
 
 def run_by_blocks(call: AttentionCall, run: Run) -> torch.Tensor:
-    """The output (B, L, H, d) of a call that `is_for_blocks`.
+    """Compute the output (B, L, H, d) of a call that `is_for_blocks`.
 
     Args:
-        run: computes one that has a tensor for its mask.
+        run: computes a call whose mask is a tensor.
     """
     context, terms, query, key = call.context, call.terms, call.query, call.key
     if terms.rotate is not None:
@@ -76,36 +76,36 @@ def run_by_blocks(call: AttentionCall, run: Run) -> torch.Tensor:
 
 
 class ByBlocks:
-    """A backend that computes any term, and long calls under a window by blocks."""
+    """A backend that computes any term, with long calls under a window by blocks."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.name = backend.name
 
     def unsupported(self, call: AttentionCall) -> list[str]:
-        """What the backend itself cannot compute."""
+        """Return the reasons of the backend itself."""
         return self.backend.unsupported(call)
 
     def reads_window_only(self, call: AttentionCall) -> bool:
-        """Blocks of long calls do."""
+        """Whether the call is long enough for blocks, which read only the keys in the window."""
         return is_for_blocks(call)
 
     def run(self, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The output (B, L, H, d) and the attention weights, if the backend has them; None of a call by blocks."""
+        """Return the output (B, L, H, d) and the attention weights, or None if there are none, as by blocks."""
         if is_for_blocks(call):
             return run_by_blocks(call, lambda block: self.backend.run(block)[0]), None
         return self.backend.run(call)
 
 
 def parts(mask: SlidingWindowMask) -> list[Part]:
-    """The blocks of a mask, made once for all layers."""
+    """Return the blocks of a mask, made once for all layers."""
     key = ("parts", QUERIES)
     if key not in mask.cached:
         found = []
         for block in mask.blocks(slice(None), QUERIES):
             queries, keys = slice(block.first, block.first + block.queries), mask.keys_of(block)
             visible = mask.visible(queries, keys)
-            # a row of the lowest scores is a mean in one backend and NaN in another
+            # a query without keys gets all of them: else its output is a mean in one backend and NaN in another
             found.append(Part(queries, keys, visible | ~visible.any(-1, keepdim=True)))
         mask.cached[key] = found
     made: list[Part] = mask.cached[key]
@@ -113,12 +113,12 @@ def parts(mask: SlidingWindowMask) -> list[Part]:
 
 
 class Selection(NamedTuple):
-    """What a block reads of a tensor: some of its queries, and then some entries of a dimension; None for all.
+    """The part of a tensor that a block reads: some of its queries, and some entries of a dimension.
 
     Attributes:
-        queries: of the last dimension but one, or None.
-        dim: of the entries.
-        entries: their indices, without repetition, or None.
+        queries: a slice of the last dimension but one; None means all.
+        dim: the dimension of `entries`.
+        entries: indices without repetition; None means all.
     """
 
     queries: slice | None = None
@@ -126,12 +126,12 @@ class Selection(NamedTuple):
     entries: torch.Tensor | None = None
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The part of a tensor that the block reads."""
+        """Return the part of a tensor that the block reads."""
         own = tensor if self.queries is None else tensor[..., self.queries, :]
         return own if self.entries is None else own.index_select(self.dim, self.entries)
 
     def add(self, total: torch.Tensor, part: torch.Tensor) -> None:
-        """Add to that part of another tensor."""
+        """Add `part` to that part of another tensor."""
         own = total if self.queries is None else total[..., self.queries, :]
         if self.entries is None:
             own += part
@@ -140,19 +140,19 @@ class Selection(NamedTuple):
 
 
 def _tables(terms: Terms) -> list[Table]:
-    """All tables, in the order of their rows among the leaves."""
+    """Return all tables, in the order of their rows among the leaves."""
     tables = [table for name in TABLES for table in getattr(terms, name)]
     return tables if terms.feature_gain is None else [*tables, terms.feature_gain]
 
 
 def _leaves(terms: Terms) -> list[torch.Tensor]:
-    """Every tensor of the terms but relations: those that may have a gradient."""
+    """Return every tensor of the terms that may have a gradient: all but relations."""
     rows = [table.rows for table in _tables(terms)]
     return [*rows, *terms.dense, *([] if terms.content_bias is None else [terms.content_bias])]
 
 
 def _with_leaves(terms: Terms, tables: Sequence[Table], rest: Sequence[torch.Tensor]) -> Terms:
-    """The terms with other tables and, in the order of `_leaves`, other tensors after these."""
+    """Return the terms with other tables and, after the tables in the order of `_leaves`, other tensors."""
     left = iter(tables)
     changed: dict[str, Any] = {name: tuple(next(left) for _ in getattr(terms, name)) for name in TABLES}
     if terms.feature_gain is not None:
@@ -175,7 +175,7 @@ def _block_context(whole: AttentionContext, part: Part) -> AttentionContext:
 
 
 def _selections(call: AttentionCall, part: Part, tensors: Sequence[torch.Tensor]) -> list[Selection]:
-    """What a block reads of query, key, value and `_leaves`."""
+    """Return what a block reads of query, key, value and `_leaves`."""
     keys, context = Selection(dim=2, entries=part.keys), _block_context(call.context, part)
     selections = [Selection(part.queries), keys, keys]
     for table, rows in zip(_tables(call.terms), tensors[3:], strict=False):
@@ -188,7 +188,7 @@ def _selections(call: AttentionCall, part: Part, tensors: Sequence[torch.Tensor]
 
 
 def _relation(table: Table, part: Part) -> torch.Tensor | None:
-    """The relation of a block's pairs."""
+    """Return the relation of a block's pairs."""
     whole = table.relation
     return None if whole is None else whole[..., part.queries, :].index_select(-1, part.keys)
 
@@ -196,7 +196,7 @@ def _relation(table: Table, part: Part) -> torch.Tensor | None:
 def _block_call(
     call: AttentionCall, part: Part, selections: Sequence[Selection], own: Sequence[torch.Tensor]
 ) -> AttentionCall:
-    """The call of a block, of what it reads of query, key, value and `_leaves`."""
+    """Return the call of a block, given what it reads of query, key, value and `_leaves`."""
     query, key, value, *leaves = own
     tables = []
     for table, rows, selection in zip(_tables(call.terms), leaves, selections[3:], strict=False):
@@ -209,12 +209,12 @@ def _block_call(
 def _row_among(
     used: torch.Tensor | None, row_of: Callable[[torch.Tensor], torch.Tensor]
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The map to rows of a table of which only some, in ascending order, are left."""
+    """Return the map to the rows of a table of which only the rows `used`, in ascending order, are left."""
     return row_of if used is None else lambda relation: torch.searchsorted(used, row_of(relation))
 
 
 class _Blocks(torch.autograd.Function):
-    """`run_by_blocks` of rotated vectors and `_leaves`."""
+    """`run_by_blocks` for rotated vectors and `_leaves`."""
 
     @staticmethod
     def forward(ctx: Any, call: AttentionCall, run: Run, seed: int, *tensors: torch.Tensor) -> torch.Tensor:
@@ -265,7 +265,7 @@ def _add_gradients(
     d_out: torch.Tensor,
     totals: Sequence[torch.Tensor | None],
 ) -> None:
-    """Add those of a block to the totals."""
+    """Add the gradients of a block to the totals."""
     selections = _selections(call, part, tensors)
     own = [
         selection.of(tensor).detach().requires_grad_(total is not None)
@@ -282,7 +282,7 @@ def _add_gradients(
 
 
 def _without_tensors(call: AttentionCall) -> AttentionCall:
-    """The call without its tensors. The graph saves these itself, and would otherwise hold them twice."""
+    """Return a copy without tensors. The graph saves these itself, and would otherwise hold them twice."""
     empty = call.query.new_empty(0)
     tables = [Table(empty, table.row_of, table.relation) for table in _tables(call.terms)]
     terms = _with_leaves(call.terms, tables, [empty] * (len(call.terms.dense) + 1))
@@ -291,11 +291,11 @@ def _without_tensors(call: AttentionCall) -> AttentionCall:
 
 @contextlib.contextmanager
 def _random(call: AttentionCall, seed: int, device: torch.device) -> Iterator[None]:
-    """Random numbers from a seed, for calls with dropout, and those of the caller as they were afterwards."""
+    """Draw random numbers from a seed, for calls with dropout, and restore the caller's random state at the end."""
     if not call.dropout:
         yield
         return
-    # of this device alone: torch.manual_seed would seed those of all others as well
+    # only for this device: torch.manual_seed would seed all other devices as well
     module: Any = torch if device.type == "cpu" else torch.get_device_module(device)
     seed_generator = torch.default_generator.manual_seed if device.type == "cpu" else module.manual_seed
     chosen = module.device(device) if device.type == "cuda" else contextlib.nullcontext()
