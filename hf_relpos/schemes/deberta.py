@@ -233,7 +233,7 @@ class RelativeEmbeddings(SharedScheme):
             return ()
         first, last = rows_in_use(context, self.span, self.span if self.buckets is None else self.buckets // 2)
         if torch.compiler.is_exporting() and type(self.rel_embeddings) is nn.Embedding:
-            rows = self.rel_embeddings.weight  # all of them: without a look-up, runtimes fold what is made of constants
+            rows = self.rel_embeddings.weight  # all rows; without a look-up, runtimes fold constants
         else:
             rows = self.rel_embeddings(torch.arange(first, last + 1, device=context.device))
         distance = -context.offsets(rows.device)  # i − j
