@@ -9,9 +9,7 @@ import torch
 
 
 def t5_bucket(r: torch.Tensor, buckets: int, max_distance: int, bidirectional: bool = True) -> torch.Tensor:
-    """Return the bucket of each offset: exact for near ones, logarithmic for far ones.
-
-    This is the bucketing of Raffel et al. (arXiv 1910.10683).
+    """Return the bucket of each offset, as in T5 (arXiv 1910.10683): exact for near ones, logarithmic for far ones.
 
     Args:
         r: offsets j − i, any shape.

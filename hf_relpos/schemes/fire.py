@@ -53,7 +53,7 @@ class Interpolation(SharedScheme):
 
 
 class Fire(Scheme, name="fire"):
-    """score = s · q_i·k_j + f(ψ(|i − j|) / ψ(max(i, j, L₀))): distances relative to the length of the text so far.
+    """score = s · q_i·k_j + f(ψ(|i − j|) / ψ(max(i, j, L₀))): distances relative to how far into the text they are.
 
     The paper has max(i, L₀), since it is about causal models. There j never exceeds i, and both are the same. Beyond
     L₀ the bias depends on i and j, not on j − i alone. It costs L·K·W operations per layer, W being the width of the

@@ -16,8 +16,7 @@ from .scheme import SCHEMES, Scheme, SharedScheme, nearest
 STOCK_SCHEME = "absolute"
 # The default of a RelPosBertConfig.
 DEFAULT_SCHEME = "relative_key"
-# Added to the error about an unknown scheme. The code of a saved model sets it: it has only the schemes of its
-# configuration.
+# Added to the error about an unknown scheme by the code of a saved model, which has only the schemes it needs.
 MORE_SCHEMES = ""
 # All tables of the formula, each free, for converters to fit.
 GENERAL_SCHEME = "tables"
@@ -29,7 +28,7 @@ def find_scheme(name: Any) -> type[Scheme]:
     """Return the scheme of that name.
 
     Raises:
-        ValueError: for an unknown name. The message suggests the nearest name and lists the known ones.
+        ValueError: for an unknown name. It suggests the nearest name and lists the known ones.
     """
     if not isinstance(name, str) or name not in SCHEMES:
         raise ValueError(

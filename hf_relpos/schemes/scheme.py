@@ -51,7 +51,7 @@ def is_count(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Whether `value` is an integer or a float from `MIN_NUMBER` to `MAX_NUMBER`, which are positive."""
+    """Whether `value` is an integer or a float from `MIN_NUMBER` to `MAX_NUMBER`."""
     return isinstance(value, int | float) and not isinstance(value, bool) and MIN_NUMBER <= value <= MAX_NUMBER
 
 
@@ -192,8 +192,7 @@ class Scheme(nn.Module):
         required_inputs: inputs that the model's `forward` must be given: `grid`, `relation_ids`.
         uses_absolute_positions: whether terms depend on i and j themselves, not on j − i alone. Then
             `context.positions` is given whenever positions are not 0, 1, 2, …
-        relative: whether nothing depends on absolute positions, so that shifting a text changes no output. It is
-            derived from the other declarations.
+        relative: whether nothing depends on absolute positions, so that shifting a text changes no output. Derived.
     """
 
     name: ClassVar[str]
@@ -276,8 +275,7 @@ class Scheme(nn.Module):
         """Complete `options` with the defaults.
 
         Raises:
-            ValueError: for an unknown option or a value that is not accepted. The message names the field, the value
-                and what is accepted.
+            ValueError: for an unknown option or a value that is not accepted. It names field, value and what is known.
         """
         options = options or {}
         for key, value in options.items():

@@ -31,10 +31,9 @@ MOST_GLOBAL = 16
 def reads_window(call: AttentionCall) -> bool:
     """Whether the kernels compute a call by its window. If not, they read the mask of all pairs.
 
-    They read that mask for packed documents, each of which has its own global tokens, and for positions with gaps.
-    They also read it for few queries, as with a cache: these have few pairs, but the lines of global tokens, which are
-    looked for on the device, stay as long. And they read it for many global tokens, since each is a pass over the
-    vectors.
+    They read it for packed documents, each of which has its own global tokens; for positions with gaps; for few
+    queries, as with a cache, which have few pairs but as long lines of global tokens (looked for on the device); and
+    for many global tokens, each of which is a pass over the vectors.
     """
     mask = call.mask
     return (
