@@ -1,4 +1,4 @@
-"""Position schemes, one file each. A new one is a file with a subclass of `Scheme`, and an import here."""
+"""Position schemes, one file each. A new one needs a file with a subclass of `Scheme`, and an import here."""
 
 from .absolute import Absolute as Absolute
 from .alibi import ALiBi as ALiBi

@@ -1,4 +1,4 @@
-"""Learned absolute positions, as in BERT (Devlin et al., arXiv 1810.04805): nothing inside attention."""
+"""Learned absolute positions, as in BERT (Devlin et al., arXiv 1810.04805). They add nothing inside attention."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,10 +24,10 @@ class LearnedPositions(nn.Embedding):
         self.out_of_range = out_of_range
 
     def check_length(self, total: int) -> None:
-        """Refuse a row of `total` tokens that the table does not cover.
+        """Check that the table covers a row of `total` tokens.
 
         Raises:
-            ValueError: for total > P, unless `out_of_range` is "clip".
+            ValueError: if total > P, unless `out_of_range` is "clip".
         """
         if self.out_of_range == "error" and total > self.num_embeddings:
             raise ValueError(
@@ -36,10 +36,10 @@ class LearnedPositions(nn.Embedding):
             )
 
     def forward(self, position_ids: torch.Tensor, fade: float = 1.0) -> torch.Tensor:
-        """(…, L) to (…, L, D).
+        """Look up the rows of positions, (…, L) to (…, L, D).
 
         Args:
-            fade: what is left of the rows, the others drawn towards their mean m: m + fade · (P − m).
+            fade: fraction that is left of each row p's difference from the mean row m: m + fade · (p − m).
         """
         if self.out_of_range == "clip":
             position_ids = position_ids.clamp(max=self.num_embeddings - 1)
@@ -51,12 +51,12 @@ class LearnedPositions(nn.Embedding):
         return mean + fade * (rows - mean)
 
     def mean(self) -> torch.Tensor:
-        """m, the mean row, (D,); in float32 at least."""
+        """Return the mean row m, (D,), in float32 or wider."""
         return self.weight.mean(0, dtype=torch.promote_types(self.weight.dtype, torch.float32))
 
 
 class Absolute(Scheme, name="absolute"):
-    """Stock BERT, the baseline: x_i = LayerNorm(word + type + p_i), one table (P, D) at the input."""
+    """Stock BERT, the baseline: x_i = LayerNorm(word + type + p_i), with one table (P, D) at the input."""
 
     source = "Devlin et al. 2018, arXiv 1810.04805"
     out_of_range = ("error", "clip")

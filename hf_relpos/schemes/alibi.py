@@ -11,9 +11,10 @@ from .scheme import Scheme, choice
 
 
 def alibi_slopes(heads: int, device: torch.device | None = None, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """m_1 … m_H, (H,): 2^(−8h/H) where H is a power of two.
+    """Return the slopes m_1 … m_H, (H,): 2^(−8h/H) if H is a power of two.
 
-    Otherwise those of the next lower power of two n, and after them every second one of those of 2n.
+    Otherwise they are the slopes of n heads, n being the next lower power of two, followed by every second slope of
+    2n heads.
     """
     n = 1 << (heads.bit_length() - 1)
     h = torch.arange(1, heads + 1, device=device, dtype=dtype)
@@ -24,15 +25,15 @@ class ALiBi(Scheme, name="alibi"):
     """score = s · q_i·k_j − m_h · distance(r). No parameters.
 
     The paper is about causal models, where the distance is i − j. For encoders its authors suggest variants (issue 5
-    of their repository, ofirpress/attention_with_linear_biases); under a causal mask the first and the third are the
-    paper's again.
+    of their repository, ofirpress/attention_with_linear_biases). Under a causal mask, the first and the third equal
+    the paper's.
 
-    symmetric: |r|, in all heads. Left and right are the same to it; MosaicBERT and Jina-BERT use it.
-    asymmetric: |r|; the first half of the heads sees only what is left of the token, the second half only what is
-        right of it, all see the token itself. Each half has the slopes of H/2 heads.
-    offset: |r| to the left, r − 1/2 to the right, so that no two keys are equally far. Proposed in the same thread
-        and used to train masked language models (Chou, ICLR 2024 blog post "Masked Language Model with ALiBi and CLAP
-        head", which finds it weaker at 2048 tokens in larger models); the paper does not have it.
+    symmetric: |r| in all heads. It does not distinguish left and right. MosaicBERT and Jina-BERT use it.
+    asymmetric: |r|. The first half of the heads sees only keys to the left of the token, the second half only keys to
+        the right; all see the token itself. Each half has the slopes of H/2 heads.
+    offset: |r| to the left and r − 1/2 to the right, so that no two keys are equally far. It was proposed in the same
+        thread and used to train masked language models (Chou, ICLR 2024 blog post "Masked Language Model with ALiBi
+        and CLAP head", which finds it weaker at 2048 tokens in larger models). The paper does not have it.
     """
 
     source = "Press et al. 2021, arXiv 2108.12409, §3"

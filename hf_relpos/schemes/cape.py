@@ -1,4 +1,4 @@
-"""CAPE, sinusoids of augmented positions (Likhomanenko et al., arXiv 2106.03143, §3)."""
+"""CAPE: sinusoids of augmented positions (Likhomanenko et al., arXiv 2106.03143, §3)."""
 
 import math
 from collections.abc import Mapping
@@ -14,12 +14,12 @@ from .sinusoidal import AMPLITUDE
 
 
 def is_shift(value: Any) -> bool:
-    """A number from 0 on."""
+    """Whether `value` is 0 or a number that `is_number` accepts."""
     return is_number(value) or (type(value) in (int, float) and value == 0)
 
 
 class AugmentedSinusoid(InputScheme):
-    """The sinusoids of positions, which in training mode are moved and stretched at random. No parameters."""
+    """Sinusoids of positions, which are shifted and stretched at random in training mode. No parameters."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         super().__init__()
@@ -28,9 +28,10 @@ class AugmentedSinusoid(InputScheme):
     def forward(
         self, position_ids: torch.Tensor, content: torch.Tensor, attention_mask: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """
+        """Compute the sinusoids of the positions, augmented in training mode.
+
         Raises:
-            ValueError: when positions are to be centred and the mask does not tell which tokens are real.
+            ValueError: if positions are to be centred and the mask does not say which tokens are real.
         """
         positions = position_ids.to(torch.promote_types(content.dtype, torch.float32))
         if self.settings["normalize"]:
@@ -41,7 +42,7 @@ class AugmentedSinusoid(InputScheme):
         return self.settings["amplitude"] * vectors
 
     def centred(self, positions: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        """Positions less their mean over the real tokens of the row, (1 or B, L)."""
+        """Subtract from the positions their mean over the real tokens of the row; return (1 or B, L)."""
         if attention_mask is None:
             return positions - positions.mean(-1, keepdim=True)
         if attention_mask.dim() != 2:
@@ -53,7 +54,7 @@ class AugmentedSinusoid(InputScheme):
         return positions - (positions * real).sum(-1, keepdim=True) / real.sum(-1, keepdim=True).clamp(min=1)
 
     def augmented(self, positions: torch.Tensor) -> torch.Tensor:
-        """λ (p_j + Δ + ε_j), (B, L): Δ and λ drawn for every row, ε for every token."""
+        """Return λ (p_j + Δ + ε_j), (B, L). Δ and λ are drawn for every row, ε for every token."""
         whole, single = self.settings["max_global_shift"], self.settings["max_local_shift"]
         stretch = math.log(self.settings["max_global_scaling"])
         per_row = positions.new_empty(positions.shape[0], 1)
@@ -67,14 +68,14 @@ class AugmentedSinusoid(InputScheme):
 
 
 class Cape(Scheme, name="cape"):
-    """x_j = LayerNorm(word + type + PE(p'_j)), nothing inside attention; PE the interleaved sinusoid.
+    """x_j = LayerNorm(word + type + PE(p'_j)) with PE the interleaved sinusoid; nothing inside attention.
 
     In training p'_j = λ (p_j + Δ + ε_j), with Δ ~ U(±max_global_shift) and ln λ ~ U(±ln max_global_scaling) for every
-    row of the batch, ε_j ~ U(±max_local_shift) for every token. In evaluation p' = p. No parameters.
+    row of the batch, and ε_j ~ U(±max_local_shift) for every token. In evaluation p' = p. No parameters.
 
-    The paper multiplies the word embeddings by √D; they are left alone here, and `amplitude` sets the balance. A
-    packed row is augmented, and centred with `normalize`, as a whole. Steps other than 1 and positions on a grid are
-    left out.
+    The paper multiplies the word embeddings by √D. Here they are unchanged, and `amplitude` sets the balance. A packed
+    row is augmented as a whole, and `normalize` centres it as a whole. Steps other than 1 and positions on a grid are
+    not implemented.
     """
 
     source = "Likhomanenko et al. 2021, arXiv 2106.03143, §3"

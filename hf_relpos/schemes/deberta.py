@@ -18,13 +18,13 @@ from .scheme import Option, RangeOption, Scheme, SharedScheme, choice, is_count
 
 KINDS = ("c2p", "p2c")
 Projection = Callable[[torch.Tensor], torch.Tensor]
-# Functions that project rows in place of the projection itself, of which the last is taken: a cache is put here by the
-# package, and the code of a saved model has none.
+# Functions that project rows instead of the projection itself; the last one is used. The package adds its projection
+# cache here. The code of a saved model has no cache.
 PROJECT: list[Callable[[Projection, torch.Tensor], torch.Tensor]] = []
 
 
 def kinds_of(value: Any) -> tuple[str, ...]:
-    """The terms that `pos_att_type` names, a list or a string with bars; empty where it is neither."""
+    """Return the terms that `pos_att_type` names as a list or a string with bars; an empty tuple if it is invalid."""
     names = value.split("|") if isinstance(value, str) else value if isinstance(value, list | tuple) else ()
     return tuple(names) if all(name in KINDS for name in names) and len(set(names)) == len(names) else ()
 
@@ -34,21 +34,21 @@ def _float32(number: float) -> float:
 
 
 def log_bucket(distance: torch.Tensor, buckets: int, max_distance: int) -> torch.Tensor:
-    """Signed distances, exact up to buckets/2 and from there on a logarithmic scale.
+    """Return buckets of signed distances: exact up to buckets/2, logarithmic beyond.
 
     Args:
-        distance: any shape, integers.
-        max_distance: the distance before it gets the last number, buckets − 1.
+        distance: integers, any shape.
+        max_distance: distance max_distance − 1 gets the last number, buckets − 1.
 
     Returns:
-        Numbers of the sign of `distance` and of its shape; past `max_distance` they go on.
+        Numbers with the sign and shape of `distance`. They continue to grow past `max_distance`.
     """
     middle = buckets // 2
     size = distance.abs()
-    # in float32, as in Transformers, whose rounding decides on some distances
+    # float32 as in Transformers, since rounding decides the bucket of some distances
     last = _float32(math.log(_float32((max_distance - 1) / middle)))
     far = (torch.log(size.clamp(min=middle).float() / middle) / last * (middle - 1)).ceil().to(distance.dtype)
-    # the last distance falls on a whole number, which the rounding of another device must not lift
+    # the last distance falls on a whole number, which another device's rounding must not push to the next one
     far = middle + torch.where(size < max_distance, far.clamp(max=max(middle - 1, 0)), far)
     return torch.where(size <= middle, distance, far * distance.sign())
 
@@ -56,24 +56,24 @@ def log_bucket(distance: torch.Tensor, buckets: int, max_distance: int) -> torch
 class Deberta(Scheme, name="deberta"):
     """score = s · [q_i·k_j + q_i·K_δ + k_j·Q_δ], δ = clip(i − j + span, 0, 2·span − 1), s = 1/√(d·(1 + terms)).
 
-    "c2p" is the term with K = W_K P, "p2c" the one with Q = W_Q P, P the 2·span relative embeddings of all layers
-    (`RelativeEmbeddings`). δ is δ(i, j) in both, as released; the paper writes δ(j, i) in the third term. The table is
-    lopsided: i − j = −span has its own row, while span shares that of span − 1.
+    "c2p" is the term with K = W_K P, "p2c" the one with Q = W_Q P. P holds 2·span relative embeddings, shared by all
+    layers (`RelativeEmbeddings`). δ is δ(i, j) in both terms, as released; the paper writes δ(j, i) in the third term.
+    The table is lopsided: i − j = −span has its own row, while span shares the row of span − 1.
 
-    DeBERTa v1: span is `max_distance`; v1 cuts off rows for short inputs, none of which they use.
-    v2 and v3: `buckets`=256, `share_att_key`=True, `norm_rel_ebd`="layer_norm"; span is `buckets`, and i − j goes
+    DeBERTa v1: span is `max_distance`. v1 also cuts the table for short inputs, which only removes unused rows.
+    v2 and v3: `buckets`=256, `share_att_key`=True, `norm_rel_ebd`="layer_norm". span is `buckets`, and i − j goes
     through `log_bucket` first.
 
-    Parameters: pos_key_proj.weight (D, D), pos_query_proj.{weight, bias} (D, D) and (D,), per layer; none with
-    `share_att_key`, where the W_K and W_Q of the layer itself project P. A bias of pos_key_proj adds the same to all
-    scores of a query, and so has no effect; with `pos_key_bias` it is there all the same, for v2's checkpoints.
+    Parameters: pos_key_proj.weight (D, D), pos_query_proj.{weight, bias} (D, D) and (D,), per layer. With
+    `share_att_key` there are none: W_K and W_Q of the layer itself project P. A bias of pos_key_proj adds the same
+    number to all scores of a query, so it has no effect. `pos_key_bias` adds it anyway, for v2's checkpoints.
     """
 
     source = "He et al. 2021, arXiv 2006.03654, eq. 4 as released in microsoft/DeBERTa; v3: arXiv 2111.09543"
     out_of_range = ("clip",)
     extrapolation_claim = "distances are clipped, so longer inputs run"
     range_option = RangeOption("max_distance")
-    zero_is_neutral = False  # for the scale
+    zero_is_neutral = False  # because of the scale
     options = {
         "pos_att_type": Option(
             default="c2p|p2c",
@@ -166,14 +166,14 @@ def disentangled_terms(
     key_projection: Callable[[torch.Tensor], torch.Tensor] | None,
     query_projection: Callable[[torch.Tensor], torch.Tensor] | None,
 ) -> Terms:
-    """The tables A = W_K P ("c2p") and B = W_Q P ("p2c") of one layer, without the scale.
+    """Compute the tables A = W_K P ("c2p") and B = W_Q P ("p2c") of one layer, without the scale.
 
     Args:
         embeddings: the rows of P that this call uses, (N, D).
         row_of_offset: the row of each offset, in the order of `context.offsets`.
         num_heads: H.
-        key_projection: W_K, D to H·d; None for a layer without the first term.
-        query_projection: W_Q, likewise for the second.
+        key_projection: W_K, D to H·d; None for a layer without "c2p".
+        query_projection: W_Q, D to H·d; None for a layer without "p2c".
     """
 
     def table(projection: Callable[[torch.Tensor], torch.Tensor] | None) -> tuple[Table, ...]:
@@ -187,13 +187,14 @@ def disentangled_terms(
 
 
 def rows_in_use(context: AttentionContext, span: int, one_to_one: int) -> tuple[int, int]:
-    """First and last of the 2·span rows that the offsets of a call can have; all in a graph, which is for any length.
+    """Return the first and last of the 2·span rows that offsets of this call can use.
 
-    Without gradients they are those up to the next power of two, so that inputs of similar lengths have the same rows,
-    whose projections are kept (`projection_cache`).
+    A graph uses all rows, since it must work for any length. Without gradients, the largest distance is rounded up to
+    a power of two. Inputs of similar lengths then use the same rows, whose projections are cached
+    (`projection_cache`).
 
     Args:
-        one_to_one: distances up to this one have a row each, before logarithmic buckets begin.
+        one_to_one: distances up to this one have a row each; logarithmic buckets begin after it.
     """
 
     def within(distance: int) -> int:
@@ -207,8 +208,8 @@ def rows_in_use(context: AttentionContext, span: int, one_to_one: int) -> tuple[
 class RelativeEmbeddings(SharedScheme):
     """P, and the map from offsets to its rows.
 
-    Parameters: rel_embeddings.weight (2·span, D), unless `relative_attention` is False; LayerNorm where P is
-    normalised, or would be.
+    Parameters: rel_embeddings.weight (2·span, D), unless `relative_attention` is False; LayerNorm, if `norm_rel_ebd`
+    asks for it, even without rel_embeddings.
     """
 
     def __init__(self, config: Any, settings: Mapping[str, Any]) -> None:
@@ -228,7 +229,7 @@ class RelativeEmbeddings(SharedScheme):
             init.zeros_(self.LayerNorm.bias)
 
     def forward(self, context: AttentionContext) -> tuple[torch.Tensor, ...]:
-        """The rows that this call uses, (N, D), and the row of each offset, in the order of `context.offsets`."""
+        """Return the rows that this call uses, (N, D), and the row of each offset, ordered as `context.offsets`."""
         if self.rel_embeddings is None:
             return ()
         first, last = rows_in_use(context, self.span, self.span if self.buckets is None else self.buckets // 2)

@@ -1,4 +1,4 @@
-"""The directional masks of DiSAN (Shen et al., arXiv 1709.04696); they have no other notion of position."""
+"""The directional masks of DiSAN (Shen et al., arXiv 1709.04696), its only notion of position."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,15 +11,15 @@ from .scheme import Scheme, choice
 
 
 class DiSAN(Scheme, name="disan"):
-    """score = s · q_i·k_j + M_ij with M of zeros and −∞: which keys a token may attend to. No parameters.
+    """score = s · q_i·k_j + M_ij. M has entries 0 and −∞ and says which keys a token may attend to. No parameters.
 
-    forward: only to its left, j < i. backward: only to its right, j > i. diag: to all but itself, j ≠ i. split: the
-    first half of the heads forward (the larger half where H is odd), the others backward, as DiSAN puts a forward and
-    a backward block side by side. A token with no key to attend to, such as the first one going forward, gets zeros.
-    In a decoder nothing is to the right, so that backward heads give zeros only.
+    forward: only keys to the left, j < i. backward: only keys to the right, j > i. diag: all keys but itself, j ≠ i.
+    split: the first half of the heads is forward (the larger half if H is odd) and the others are backward, as DiSAN
+    puts a forward and a backward block side by side. A token with no key to attend to, such as the first one with
+    forward, gets zeros. In a decoder nothing is to the right, so backward heads give only zeros.
 
-    Meant to be combined with a scheme that knows distances: `position_embedding_type=["disan", "shaw"]`. Left out:
-    DiSAN's additive attention with a weight per feature, which is no position scheme.
+    Combine it with a scheme that knows distances: `position_embedding_type=["disan", "shaw"]`. DiSAN's additive
+    attention with a weight per feature is not implemented, since it is not a position scheme.
     """
 
     source = "Shen et al. 2018, arXiv 1709.04696, directional self-attention"

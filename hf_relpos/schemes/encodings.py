@@ -1,6 +1,6 @@
-"""Encodings of positions and offsets: T5's buckets, and the three layouts of sinusoids.
+"""Encodings of positions and offsets: T5's buckets, and three layouts of sinusoids.
 
-Pure functions, never buffers: a computed buffer does not survive `from_pretrained`.
+These are pure functions, not buffers: a computed buffer does not survive `from_pretrained`.
 """
 
 import math
@@ -9,15 +9,15 @@ import torch
 
 
 def t5_bucket(r: torch.Tensor, buckets: int, max_distance: int, bidirectional: bool = True) -> torch.Tensor:
-    """Bucket of each offset, near ones exactly and far ones on a logarithmic scale (Raffel et al., arXiv 1910.10683).
+    """Return the bucket of each offset, as in T5 (arXiv 1910.10683): exact for near ones, logarithmic for far ones.
 
     Args:
         r: offsets j − i, any shape.
-        buckets: their number; with `bidirectional`, half for keys to the left and half for keys to the right.
-        max_distance: all distances from it on share the last bucket.
+        buckets: number of buckets. With `bidirectional`, half serve keys to the left and half keys to the right.
+        max_distance: all distances from this one on share the last bucket.
 
     Returns:
-        Numbers in [0, buckets), the shape of `r`.
+        Numbers in [0, buckets), with the shape of `r`.
     """
     first = torch.zeros_like(r)
     if bidirectional:
@@ -33,14 +33,14 @@ def t5_bucket(r: torch.Tensor, buckets: int, max_distance: int, bidirectional: b
 
 
 def sinusoid_interleaved(positions: torch.Tensor, dim: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Sinusoids in the layout of the paper, [sin pω₀, cos pω₀, sin pω₁, …], ω_n = 10000^(−2n/dim).
+    """Compute sinusoids in the interleaved layout [sin pω₀, cos pω₀, sin pω₁, …], ω_n = 10000^(−2n/dim).
 
-    Vaswani et al. (arXiv 1706.03762, §3.5), NEZHA, CAPE.
+    This is the layout of Vaswani et al. (arXiv 1706.03762, §3.5), NEZHA and CAPE.
 
     Args:
         positions: any shape; may be negative or fractional.
-        dim: an even width.
-        dtype: of the result; the angles are computed in float32 at least.
+        dim: width, an even number.
+        dtype: dtype of the result. Angles are computed in float32 or wider.
 
     Returns:
         (…, dim).
@@ -50,20 +50,20 @@ def sinusoid_interleaved(positions: torch.Tensor, dim: int, dtype: torch.dtype =
 
 
 def sinusoid_concat(positions: torch.Tensor, dim: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Sinusoids in the concatenated layout [sin pω₀ … sin pω_{dim/2−1} | cos pω₀ …], ω_n = 10000^(−2n/dim).
+    """Compute sinusoids in the concatenated layout [sin pω₀ … sin pω_{dim/2−1} | cos pω₀ …], ω_n = 10000^(−2n/dim).
 
-    The layout of Transformer-XL (arXiv 1901.02860), XLNet and Funnel. Arguments and result as
-    `sinusoid_interleaved`'s.
+    This is the layout of Transformer-XL (arXiv 1901.02860), XLNet and Funnel. Arguments and result are those of
+    `sinusoid_interleaved`.
     """
     angles = _angles(positions, dim, dtype)
     return torch.cat([angles.sin(), angles.cos()], dim=-1).to(dtype)
 
 
 def sinusoid_t2t(positions: torch.Tensor, dim: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Sinusoids in the layout of tensor2tensor, fairseq and TENER: concatenated, with ω_n = 10000^(−n/(dim/2 − 1)).
+    """Compute sinusoids in the concatenated layout of tensor2tensor, with ω_n = 10000^(−n/(dim/2 − 1)).
 
-    The last wavelength is exactly 10000·2π. Arguments and result as `sinusoid_interleaved`'s; for dim = 2, where that
-    formula divides by zero, the only frequency is 1.
+    fairseq and TENER use it, too. The last wavelength is exactly 10000·2π. For dim = 2 the formula divides by zero;
+    the only frequency is then 1. Arguments and result are those of `sinusoid_interleaved`.
     """
     working = torch.promote_types(dtype, torch.float32)
     half = dim // 2

@@ -16,8 +16,8 @@ from .scheme import Option, Scheme, SharedScheme, choice, is_count, is_number
 class Interpolation(SharedScheme):
     """f(ψ(|i − j|) / ψ(max(i, j, L₀))), ψ(x) = log(|c|·x + 1), L₀ = |multiplier|·threshold, f an MLP of one number.
 
-    Parameters: mlp.0 (W, 1) and (W,), mlp.2 (H, W) and (H,); c and L_multiplier, each (1,), because sharded training
-    refuses tensors without dimensions.
+    Parameters: mlp.0 (W, 1) and (W,), mlp.2 (H, W) and (H,); c and L_multiplier, each (1,). Those two have a dimension
+    because sharded training refuses tensors without one.
     """
 
     def __init__(self, config: Any, settings: Mapping[str, Any]) -> None:
@@ -31,7 +31,7 @@ class Interpolation(SharedScheme):
 
     def init_weights(self, std: float) -> None:
         for layer in self.mlp:
-            if isinstance(layer, nn.Linear | ScalarLinear):  # as PyTorch does it by default
+            if isinstance(layer, nn.Linear | ScalarLinear):  # PyTorch's default
                 bound = layer.in_features**-0.5
                 init.uniform_(layer.weight, -bound, bound)
                 init.uniform_(layer.bias, -bound, bound)
@@ -39,7 +39,7 @@ class Interpolation(SharedScheme):
         init.constant_(self.L_multiplier, 1.0)
 
     def forward(self, context: AttentionContext) -> torch.Tensor:
-        """(1 or B, H, L, K)."""
+        """Return the bias, (1 or B, H, L, K)."""
         dtype = self.c.dtype
         c = self.c.to(torch.promote_types(dtype, torch.float32)).abs()
         threshold = (self.L_multiplier.to(c.dtype) * self.threshold).abs()
@@ -53,11 +53,11 @@ class Interpolation(SharedScheme):
 
 
 class Fire(Scheme, name="fire"):
-    """score = s · q_i·k_j + f(ψ(|i − j|) / ψ(max(i, j, L₀))): distances as a share of how far the text goes.
+    """score = s · q_i·k_j + f(ψ(|i − j|) / ψ(max(i, j, L₀))): distances relative to how far into the text they are.
 
-    The paper divides by max(i, L₀), being about causal models; there j never exceeds i and both are the same. Beyond
-    L₀ the bias depends on i and j, not on j − i alone. It costs L·K·W operations per layer, W being
-    the width of the MLP; `shared` (FIRE-S) pays them once for all layers.
+    The paper has max(i, L₀), since it is about causal models. There j never exceeds i, and both are the same. Beyond
+    L₀ the bias depends on i and j, not on j − i alone. It costs L·K·W operations per layer, W being the width of the
+    MLP; with `shared` (FIRE-S) once for all layers.
 
     Parameters: those of `Interpolation`, as `distance_embedding.bias` in each layer, or `encoder.distance_embedding`
     with `shared`.
@@ -67,7 +67,7 @@ class Fire(Scheme, name="fire"):
     out_of_range = ("extrapolate",)
     extrapolation_claim = "language models generalise to longer texts"
     uses_absolute_positions = True
-    zero_is_neutral = False  # with all of the MLP at zero no gradient gets in; its last weight alone can be
+    zero_is_neutral = False  # no gradient passes an MLP of zeros; only its last weight may be zero
     options = {
         "normalizer": choice("both", "query", help="what L₀ is compared with: max(i, j) (both) or i, as in the paper"),
         "shared": choice(False, True, help="whether all layers have the same bias (FIRE-S)"),

@@ -1,9 +1,10 @@
-"""Tables that are sums of cosines and sines of the offset: the whole formula as plain attention.
+"""Tables that are sums of cosines and sines of the offset, so that the whole formula becomes plain attention.
 
-Attention with such terms is attention without any, with wider queries, keys and values (`fourier_features.py`): fused
-kernels, graphs and devices of any kind compute it, at a price that depends on the number of waves alone. Related: low
-rank factors of a bias (FlashBias, arXiv 2505.12044), random Fourier features of relative positions (Liutkus et al.,
-arXiv 2105.08399), and RoPE, which turns queries and keys by such phases where this adds to their product.
+Attention with such terms equals plain attention with wider queries, keys and values: their Fourier features
+(`fourier_features.py`). Fused kernels, graphs and devices of any kind can compute it, and the cost depends on the
+number of waves alone. Related work: low-rank factors of a bias (FlashBias, arXiv 2505.12044), random Fourier features
+of relative positions (Liutkus et al., arXiv 2105.08399), and RoPE, which rotates queries and keys by such phases,
+whereas this adds to their product.
 """
 
 from collections.abc import Mapping
@@ -20,10 +21,10 @@ from .scheme import TABLE_LETTERS, WHICH_TABLES, LinearParameter, Option, Scheme
 
 
 class Harmonic(Scheme, name="harmonic"):
-    """The formula of `tables`, every table a sum of waves: A_r = Σ_w a_w cos ω_w r + b_w sin ω_w r, likewise B, c, V.
+    """The formula of `tables`, with sums of waves: A_r = Σ_w a_w cos ω_w r + b_w sin ω_w r, and likewise B, c and V.
 
     Frequencies are fixed and geometric, from 2π / `period` to 0.85 π. Parameters: A, B and V (H or 1, 2W, d), c (H or
-    1, 2W); per layer. Those of the cosines come first, then those of the sines.
+    1, 2W); per layer. Coefficients of the cosines come first, then those of the sines.
     """
 
     source = "hf_relpos; features of a product as in Liutkus et al. 2021, arXiv 2105.08399"
@@ -74,11 +75,11 @@ class Harmonic(Scheme, name="harmonic"):
         return {"period": max(2 * length, 4), **options}
 
     def init_weights(self, std: float) -> None:
-        for parameter in self.parameters():  # so that each row of the table has this deviation
+        for parameter in self.parameters():  # rows of the tables then have the standard deviation `std`
             init.normal_(parameter, mean=0.0, std=std * len(self.frequencies) ** -0.5)
 
     def table(self, letter: str, context: AttentionContext) -> tuple[FourierTable, ...]:
-        """The table of that letter for this call, or none."""
+        """Return the table of that letter for this call, or an empty tuple."""
         coefficients = getattr(self, letter)
         return () if coefficients is None else (FourierTable(coefficients.clone(), self.frequencies, context),)
 

@@ -14,14 +14,14 @@ from .scheme import Option, RangeOption, Scheme, dtype_of, is_count, refuse_odd_
 
 
 class Hop(Scheme, name="hop"):
-    """score = s · q_i·k_j + q_i·(P_|Δy| + P_|Δx|), Δy and Δx the rows and columns from i to j.
+    """score = s · q_i·k_j + q_i·(P_|Δy| + P_|Δx|), Δy and Δx being the rows and columns from i to j.
 
-    P_δ = W · sinusoid(max(R − δ, 0)) + b: the code counts distances backwards, R for the token itself and 0 for all
-    from R on. One table for both axes and all heads, blind to directions; the scale leaves it alone. Pairs with a
-    token outside the grid, like [CLS], are scored by content alone.
+    P_δ = W · sinusoid(max(R − δ, 0)) + b. The authors' code counts distances backwards: R is the token itself, and 0
+    stands for all distances from R on. Both axes and all heads share one table, which does not distinguish directions.
+    The scale does not apply to it. Pairs with a token outside the grid, like [CLS], are scored by content alone.
 
-    Parameters: pos_embed_linear (d, d) and (d,); per layer. The original has one head, and besides hides tokens from
-    themselves, normalises content and embeds its trimap, which belong to matting and are left out.
+    Parameters: pos_embed_linear (d, d) and (d,); per layer. The original has one head. It also hides tokens from
+    themselves, normalises content and embeds its trimap; these belong to matting and are not implemented.
     """
 
     source = "Li et al. 2020, arXiv 2004.03249; Yaoyi-Li/HOP-Matting networks/ops.py"
@@ -55,7 +55,7 @@ class Hop(Scheme, name="hop"):
     def forward(self, context: AttentionContext) -> Terms:
         reversed_distances = torch.arange(self.radius + 1, device=context.device)
         sinusoid = sinusoid_concat(reversed_distances, self.head_size, dtype_of(self.pos_embed_linear))
-        # (1, R + 2, d), the last one zero: no term
+        # (1, R + 2, d); the last row is zero, for pairs without a term
         rows = nn.functional.pad(self.pos_embed_linear(sinusoid)[None] / self.scale, (0, 0, 0, 1))
         down, right, inside = context.grid_offsets()
 

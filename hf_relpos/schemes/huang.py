@@ -1,8 +1,8 @@
 """Methods 1 to 3 of Huang, Liang, Xu and Xiang (arXiv 2009.13658): positions that multiply the content score.
 
 Method 4 is `relative_key_query`. The authors released code for that one only, so these follow the equations. A gain of
-one is plain attention and a gain of zero none, so fresh parameters are ones and a little noise, and zeros are not
-neutral: they make attention uniform and stop the gradients of queries and keys.
+one is plain attention, so parameters are initialised to ones plus a little noise. Zeros are not neutral: they make
+attention uniform and stop the gradients of queries and keys.
 """
 
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ from .scheme import Scheme
 
 
 class HuangM1(Scheme, name="huang_m1"):
-    """score = s · (q_i·k_j) a_{|r|}: one factor per distance, whichever side.
+    """score = s · (q_i·k_j) a_{|r|}: one factor per distance, the same on both sides.
 
-    Parameters: weight (P,), row |r|, distances clipped to P − 1; per layer, shared by the heads.
+    Parameters: weight (P,), row |r|, with distances clipped to P − 1; per layer, shared by the heads.
     """
 
     source = "Huang et al. 2020, arXiv 2009.13658, method 1"
@@ -35,14 +35,14 @@ class HuangM1(Scheme, name="huang_m1"):
         self.weight = nn.Parameter(torch.empty(self.shape()))
 
     def shape(self) -> tuple[int, ...]:
-        """Of `weight`."""
+        """Return the shape of `weight`."""
         return (self.max_distance + 1,)
 
     def init_weights(self, std: float) -> None:
         init.normal_(self.weight, mean=1.0, std=std)
 
     def rows(self, context: AttentionContext) -> torch.Tensor:
-        """The rows of the offsets that can occur in this call, in ascending order of r, (1, N, …)."""
+        """Return the rows of the offsets that can occur in this call, in ascending order of r, (1, N, …)."""
         return self.weight[context.offsets(self.weight.device).abs().clamp(max=self.max_distance)][None]
 
     def forward(self, context: AttentionContext) -> Terms:
@@ -52,7 +52,7 @@ class HuangM1(Scheme, name="huang_m1"):
 class HuangM2(HuangM1, name="huang_m2"):
     """score = s · (q_i·k_j) a_r: one factor per offset.
 
-    Parameters: weight (2P − 1,), row r + P − 1, offsets clipped to ±(P − 1); per layer, shared by the heads.
+    Parameters: weight (2P − 1,), row r + P − 1, with offsets clipped to ±(P − 1); per layer, shared by the heads.
     """
 
     source = "Huang et al. 2020, arXiv 2009.13658, method 2"
@@ -68,11 +68,11 @@ class HuangM2(HuangM1, name="huang_m2"):
 
 
 class HuangM3(HuangM2, name="huang_m3"):
-    """score = s · Σ_c q_ic k_jc a_{r,c}: a factor per offset and feature.
+    """score = s · Σ_c q_ic k_jc a_{r,c}: one factor per offset and feature.
 
-    It costs what `formula.featurewise_scores` says: L²d multiplications that no factorisation spares.
+    It costs L²d multiplications, which no factorisation avoids; see `formula.featurewise_scores`.
 
-    Parameters: weight (2P − 1, d), row r + P − 1, offsets clipped to ±(P − 1); per layer, shared by the heads.
+    Parameters: weight (2P − 1, d), row r + P − 1, with offsets clipped to ±(P − 1); per layer, shared by the heads.
     """
 
     source = "Huang et al. 2020, arXiv 2009.13658, method 3"

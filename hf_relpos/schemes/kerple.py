@@ -1,4 +1,4 @@
-"""KERPLE (Chi, Fan, Ramadge and Rudnicky, arXiv 2205.09921), one kernel for all layers."""
+"""KERPLE (Chi, Fan, Ramadge and Rudnicky, arXiv 2205.09921), with one kernel for all layers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,10 @@ from .scheme import Scheme, SharedScheme, choice
 
 
 def bounded(parameter: torch.Tensor, low: float, high: float | None = None) -> torch.Tensor:
-    """`parameter` clamped, in float32 at least; the gradient passes, or what is out of bounds could not come back."""
+    """Clamp `parameter`, in float32 or wider.
+
+    The gradient ignores the clamp. Otherwise a value out of bounds could not come back.
+    """
     values = parameter.to(torch.promote_types(parameter.dtype, torch.float32))
     return values + (values.clamp(low, high) - values).detach()
 
@@ -35,21 +38,21 @@ class Kernel(SharedScheme):
         init.uniform_(self.bias_a, 0.0, 1.0)
 
     def forward(self, context: AttentionContext) -> torch.Tensor:
-        """(H, N), in the order of `context.offsets`."""
+        """Return the bias, (H, N), in the order of `context.offsets`."""
         a = bounded(self.bias_a, 0.01)[..., 0]
         distance = context.offsets(a.device).abs().to(a.dtype)
         if self.kind == "log":
             return -bounded(self.bias_p, 0.01)[..., 0] * torch.log1p(a * distance)
-        # float16 ends at 65504; a weight is zero long before
+        # float16 ends at 65504; the attention weight is zero long before that
         return (-a * distance ** bounded(self.bias_p, 0.01, 2.0)[..., 0]).clamp(min=-3e4)
 
 
 class Kerple(Scheme, name="kerple"):
     """score = s · q_i·k_j − p_h·log(1 + a_h·|r|), or − a_h·|r|^p_h with p_h ≤ 2.
 
-    What is used of p and a is at least 0.01, as in the authors' code, which clamps the parameters themselves. Their
-    r_1 and r_2 are p and a in the logarithmic kernel, a and p in the power one. In an encoder left and right are the
-    same to it. Left out: the kernels that multiply the content score, which the code also has.
+    Values of p and a below 0.01 count as 0.01, as in the authors' code, which clamps the parameters themselves. Their
+    r_1 and r_2 are p and a in the logarithmic kernel, a and p in the power kernel. In an encoder, it does not
+    distinguish left and right. Kernels that multiply the content score, which the code also has, are not implemented.
 
     The parameters are `encoder.distance_embedding.bias_p` and `.bias_a`, shared by all layers.
     """

@@ -17,13 +17,13 @@ from .scheme import Option, Scheme, dtype_of, is_count
 class LogCPB(Scheme, name="log_cpb"):
     """score = s · q_i·k_j + 16 σ(G_h(x̂)), x̂ = sign(x) · log₈(1 + 8|x| / (window − 1)), x = i − j.
 
-    G is an MLP with one hidden layer of ReLUs. It computes a bias for any distance; those of the trained length,
-    `window`, have |x̂| ≤ log₈ 9. The factors 8 and 16 and the sigmoid are in the authors' code, not in the paper. The
-    bias here is 8 tanh(G/2) = 16 σ(G) − 8, the same after the softmax. Left out: the second axis, since a text has one
-    where an image has two, and cosine attention, which is no position scheme.
+    G is an MLP with one hidden layer of ReLUs. It computes a bias for any distance; distances within the trained
+    length, `window`, have |x̂| ≤ log₈ 9. The factors 8 and 16 and the sigmoid are in the authors' code, not in the
+    paper. The bias here is 8 tanh(G/2) = 16 σ(G) − 8, which is the same after the softmax. Two parts are not
+    implemented: the second axis, since text has one axis, and cosine attention, which is not a position scheme.
 
     Parameters: cpb_mlp.0 (W, 1) and (W,), cpb_mlp.2 (H, W) without a bias; per layer. Names are those of the authors'
-    code, where the first weight has a column for each axis.
+    code, where the first weight has one column per axis.
     """
 
     source = (
@@ -31,7 +31,7 @@ class LogCPB(Scheme, name="log_cpb"):
     )
     out_of_range = ("extrapolate",)
     extrapolation_claim = "transfers to larger windows of images better than a table or linear coordinates"
-    zero_is_neutral = False  # with all of the MLP at zero no gradient gets in
+    zero_is_neutral = False  # no gradient passes an MLP of zeros
     options = {
         "window": Option(
             default=None,
@@ -62,7 +62,7 @@ class LogCPB(Scheme, name="log_cpb"):
                     init.zeros_(layer.bias)
 
     def coordinates(self, context: AttentionContext) -> torch.Tensor:
-        """x̂ of every offset of the call, (N,), in float32 at least."""
+        """Return x̂ of every offset of the call, (N,), in float32 or wider."""
         x = -context.offsets(context.device).to(torch.promote_types(dtype_of(self.cpb_mlp), torch.float32))
         return x.sign() * torch.log2(1 + 8 * x.abs() / (self.settings["window"] - 1)) / math.log2(8)
 

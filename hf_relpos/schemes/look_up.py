@@ -1,4 +1,4 @@
-"""Rows of an embedding, with an error that names the input and its range."""
+"""Embedding lookup with an error that names the input and its range."""
 
 from collections.abc import Callable
 
@@ -10,16 +10,17 @@ from ..attention.tracing import is_traced
 def look_up(
     embedding: Callable[[torch.Tensor], torch.Tensor], ids: torch.Tensor, name: str, field: str, size: int
 ) -> torch.Tensor:
-    """The rows of an embedding.
+    """Look up rows of an embedding.
 
     Args:
-        embedding: a module, or the function of one.
-        ids: row numbers, of any shape.
-        name: of the argument that `ids` is.
-        field: of the configuration, that sets the number of rows, `size`.
+        embedding: a module, or its function.
+        ids: row numbers, any shape.
+        name: name of the argument that holds `ids`.
+        field: name of the configuration field that sets the number of rows.
+        size: number of rows.
 
     Raises:
-        IndexError: for numbers without a row, on the CPU; other devices have errors of their own, later.
+        IndexError: on the CPU, for numbers without a row. Other devices raise their own errors, later.
     """
     if is_traced():
         return embedding(ids)

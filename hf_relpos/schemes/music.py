@@ -1,4 +1,4 @@
-"""Music Transformer (Huang et al., arXiv 1809.04281, §3.4), as tensor2tensor has it, causal and two-sided."""
+"""Music Transformer (Huang et al., arXiv 1809.04281, §3.4), causal and two-sided, as in tensor2tensor."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,14 +13,14 @@ from .scheme import LinearParameter, Option, RangeOption, Scheme, choice, is_cou
 
 
 class Music(Scheme, name="music"):
-    """score = s · q_i·(k_j + E_r) for |r| < m; further keys have no term, which is not the clipping of Shaw.
+    """score = s · q_i·(k_j + E_r) for |r| < m. Keys further away have no term, while Shaw clips their distance.
 
-    The paper and its table are causal: m rows, the last of them for the token itself, and no term for keys to the
-    right. tensor2tensor also has a two-sided table, 2m − 1 rows in ascending order of r, for models that see both
-    sides. With `values` a second table is added to the values, as Shaw does.
+    The paper is causal: its table has m rows, the last one for the token itself, and keys to the right have no term.
+    tensor2tensor also has a two-sided table, 2m − 1 rows in ascending order of r, for models that see both sides. With
+    `values`, a second table is added to the values, as in Shaw.
 
-    Parameters: key_relative_embeddings and value_relative_embeddings, each (H, m or 2m − 1, d), or without `per_head`
-    (m or 2m − 1, d); per layer. Names, shapes and initialisation are tensor2tensor's.
+    Parameters: key_relative_embeddings and value_relative_embeddings, each (H, m or 2m − 1, d), or (m or 2m − 1, d)
+    without `per_head`; per layer. Names, shapes and initialisation are tensor2tensor's.
     """
 
     source = (
@@ -62,7 +62,7 @@ class Music(Scheme, name="music"):
             init.normal_(table, mean=0.0, std=self.head_size**-0.5)
 
     def table(self, rows: torch.Tensor) -> Table:
-        """All rows, and after them a row of zeros for keys without a term."""
+        """Return a table of all rows, followed by a row of zeros for keys without a term."""
         rows = rows if rows.dim() == 3 else rows[None]
         low, high = -self.max_distance, 0 if self.causal else self.max_distance
         nothing = rows.shape[1]

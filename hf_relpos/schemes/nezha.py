@@ -11,13 +11,13 @@ from .encodings import sinusoid_interleaved
 from .scheme import Option, RangeOption, Scheme, is_count, refuse_odd_heads
 
 
-MAX_ROWS = 2**16  # the table is made anew in every call
+MAX_ROWS = 2**16  # the table is computed in every call
 
 
 class Nezha(Scheme, name="nezha"):
     """score = s · q_i·(k_j + T_r), out_i = Σ_j α_ij (v_j + T_r), r clipped to ±K. No parameters.
 
-    T_r is the interleaved sinusoid of r + K, not of r: the code counts the rows of its table from 0, and released
+    T_r is the interleaved sinusoid of r + K, not of r: the code numbers the rows of its table from 0, and the released
     weights were trained with that.
     """
 

@@ -1,9 +1,9 @@
-"""Projections of position rows that inference keeps between calls: W·P depends on parameters alone.
+"""Projection cache for inference: projections W·P of position rows, which depend on parameters alone.
 
-They are kept by value: beside a result lie copies of what it was made from, and a call whose weight, bias and rows are
-not the same bit for bit makes its own. So no way of writing to a parameter is overlooked (optimizer steps,
-`load_state_dict`, in-place operations, `.data`), and comparing takes a twentieth of the time of the product. Results
-belong to the weight, and go with it; modules, their state and their copies know nothing of them.
+Each result is stored with copies of its inputs. A call whose weight, bias and rows are not the same bit for bit
+computes its own result. So no way of writing to a parameter is overlooked (optimizer steps, `load_state_dict`,
+in-place operations, `.data`). The comparison takes a twentieth of the time of the product. Results are attached to the
+weight and freed with it. Modules, their state and their copies do not contain them.
 """
 
 from collections.abc import Callable
@@ -18,35 +18,35 @@ from ..attention.tracing import is_traced
 from .deberta import PROJECT
 
 
-# Rows of a result, and results of a weight (for inputs of different lengths), up to which they are kept: what is kept
-# shall stay small beside the layer.
+# Limits on the rows of a cached result, and on the results of one weight (for inputs of different lengths). They keep
+# the cache small compared with the layer.
 MOST_ROWS, MOST_RESULTS = 1024, 4
 
 
 class _Kept(NamedTuple):
-    """Results of one linear layer.
+    """Cached results of one linear layer.
 
     Attributes:
         parameters: copies of its weight and bias (or None).
-        results: by number of rows, copies of the rows, and their projection.
+        results: copies of the rows and their projection, by number of rows.
     """
 
     parameters: tuple[torch.Tensor, torch.Tensor | None]
     results: dict[int, tuple[torch.Tensor, torch.Tensor]]
 
 
-_kept: WeakIdKeyDictionary = WeakIdKeyDictionary()  # weight: _Kept
+_kept: WeakIdKeyDictionary = WeakIdKeyDictionary()  # maps a weight to its _Kept
 
 
 def project(projection: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
-    """projection(rows), not to be written to; in inference on the CPU from an earlier call with the same contents.
+    """Return projection(rows); in inference on the CPU, reuse the result of an earlier call with the same contents.
 
     Args:
         projection: D to H·d.
         rows: (N, D).
 
     Returns:
-        (N, H·d).
+        (N, H·d), not to be written to.
     """
     if not isinstance(projection, nn.Linear) or not _may_keep(projection, rows):
         return projection(rows)
@@ -56,7 +56,7 @@ def project(projection: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tens
         _kept[projection.weight] = kept
     source, result = kept.results.get(len(rows), (None, None))
     if result is None or not _same_bits(source, rows):
-        with torch.inference_mode(False), torch.no_grad():  # or autograd could never read the result
+        with torch.inference_mode(False), torch.no_grad():  # otherwise autograd could not use the result later
             result = projection(rows)
         if len(kept.results) >= MOST_RESULTS:
             kept.results.pop(next(iter(kept.results)), None)
@@ -68,13 +68,13 @@ PROJECT.append(project)
 
 
 def _may_keep(projection: nn.Linear, rows: torch.Tensor) -> bool:
-    """Whether the call is inference on the CPU by a plain linear layer, which nobody watches or replaced."""
+    """Whether the call is inference on the CPU by a plain linear layer, without hooks or a replaced `forward`."""
     weight, bias = projection.weight, projection.bias
     tensors = [rows, weight] if bias is None else [rows, weight, bias]
     return (
         not is_traced()
         and type(projection) in (nn.Linear, FastLinear)
-        and "forward" not in vars(projection)  # as accelerate replaces it
+        and "forward" not in vars(projection)  # accelerate replaces it
         and not (projection._forward_hooks or projection._forward_pre_hooks)
         and not projection.training
         and len(rows) <= MOST_ROWS
@@ -93,14 +93,14 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _same_bits(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    """Whether two contiguous tensors, or None, have the same type, shape and contents."""
+    """Whether two contiguous tensors have the same dtype, shape and bits. None equals only None."""
     if one is None or other is None:
         return one is other
     return one.dtype == other.dtype and one.shape == other.shape and torch.equal(_words(one), _words(other))
 
 
 def _words(tensor: torch.Tensor) -> torch.Tensor:
-    """The bits of a contiguous tensor as integers, the longer the faster to compare."""
+    """View the bits of a contiguous tensor as integers, the widest possible: they compare faster."""
     size = tensor.element_size()
     whole = tensor.numel() * size % 8 == 0 and tensor.storage_offset() * size % 8 == 0
     return tensor.detach().view(-1).view(torch.int64 if whole else torch.uint8)

@@ -1,4 +1,4 @@
-"""From a configuration to its scheme, or combination of schemes."""
+"""Build the scheme, or the combination of schemes, of a configuration."""
 
 import reprlib
 from collections.abc import Hashable, Mapping
@@ -12,23 +12,23 @@ from ..attention.formula import Terms
 from .scheme import SCHEMES, Scheme, SharedScheme, nearest
 
 
-# The scheme of a stock BERT configuration, which need not name one: Transformers v5 no longer writes the field.
+# The scheme of a stock BERT configuration. It need not name one: Transformers v5 no longer writes the field.
 STOCK_SCHEME = "absolute"
-# That of a RelPosBertConfig.
+# The default of a RelPosBertConfig.
 DEFAULT_SCHEME = "relative_key"
-# What an error about an unknown scheme adds in the code of a saved model, which has those of its configuration alone.
+# Added to the error about an unknown scheme by the code of a saved model, which has only the schemes it needs.
 MORE_SCHEMES = ""
-# All tables of the formula, each free: what converters fit.
+# All tables of the formula, each free, for converters to fit.
 GENERAL_SCHEME = "tables"
-# All of them as plain attention, which every kernel computes: what converters fit unless told otherwise.
+# All tables as plain attention, which every kernel computes. Converters fit this one by default.
 PLAIN_SCHEME = "harmonic"
 
 
 def find_scheme(name: Any) -> type[Scheme]:
-    """The scheme of that name.
+    """Return the scheme of that name.
 
     Raises:
-        ValueError: for an unknown name; says which it is most like, and lists the known ones.
+        ValueError: for an unknown name. It suggests the nearest name and lists the known ones.
     """
     if not isinstance(name, str) or name not in SCHEMES:
         raise ValueError(
@@ -39,14 +39,14 @@ def find_scheme(name: Any) -> type[Scheme]:
 
 
 def translate_options(name: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """`position_options` under today's names, from those of an earlier release; what is not known stays as it is.
+    """Give `position_options` of an earlier release their present names. Unknown options stay as they are.
 
     Args:
         name: a value of `position_embedding_type`.
-        options: of the scheme, or of a combination by scheme name.
+        options: options of the scheme; for a combination, options by scheme name.
 
     Raises:
-        ValueError: for an option given under its old and its new name.
+        ValueError: if an option is given under its old and its new name.
     """
     if isinstance(name, str) and name in SCHEMES:
         return SCHEMES[name].translate(options)
@@ -57,13 +57,13 @@ def translate_options(name: Any, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def scheme_parts(config: Any) -> list[tuple[type[Scheme], dict[str, Any]]]:
-    """The schemes of a configuration, each with its resolved options: one, or several for a combination.
+    """Return the schemes of a configuration, one or a combination, each with its resolved options.
 
-    `position_options` of a combination is a dict of dicts, by scheme name.
+    For a combination, `position_options` is a dict of dicts, by scheme name.
 
     Raises:
-        ValueError: for what `find_scheme` and `Scheme.resolve` refuse, an empty or repeated combination, or options
-            for a scheme that is not in it.
+        ValueError: as `find_scheme` and `Scheme.resolve`; for a combination that is empty or repeats a name; for
+            options of a scheme that is not in the combination.
     """
     name = config.position_embedding_type
     options = config.position_options or {}
@@ -86,7 +86,7 @@ def scheme_parts(config: Any) -> list[tuple[type[Scheme], dict[str, Any]]]:
 
 
 def parts_with_absolute_table(config: Any) -> list[tuple[type[Scheme], dict[str, Any]]]:
-    """`scheme_parts`, and the stock scheme where the field `absolute_position_embeddings` adds its table to them."""
+    """Return `scheme_parts`, plus the stock scheme if the field `absolute_position_embeddings` adds its table."""
     parts = scheme_parts(config)
     if config.absolute_position_embeddings and not any(scheme.learned_input_table for scheme, _ in parts):
         stock = find_scheme(STOCK_SCHEME)
@@ -100,10 +100,10 @@ class Combination(nn.Module):
     def __init__(self, schemes: list[Scheme]) -> None:
         super().__init__()
         self.parts = nn.ModuleList(schemes)
-        self.signature: Hashable = tuple(scheme.signature for scheme in schemes)  # as of one scheme
+        self.signature: Hashable = tuple(scheme.signature for scheme in schemes)  # as in Scheme
 
     def forward(self, context: AttentionContext) -> Terms:
-        """The terms of all parts, added."""
+        """Return the sum of the terms of all parts."""
         shared = context.shared or (None,) * len(self.parts)
         total = Terms()
         for part, of_part in zip(self.parts, shared, strict=True):
@@ -112,19 +112,19 @@ class Combination(nn.Module):
 
 
 class SharedParts(nn.Module):
-    """What the parts of a combination share among layers, in their order."""
+    """The shared modules of a combination's parts, in their order."""
 
     def __init__(self, modules: list[nn.Module | None]) -> None:
         super().__init__()
         self.parts = nn.ModuleList(nn.Identity() if module is None else module for module in modules)
 
     def forward(self, context: AttentionContext) -> tuple[Any, ...]:
-        """One entry per part; None for those that share nothing."""
+        """Return one entry per part; None for parts that share nothing."""
         return tuple(part(context) if isinstance(part, SharedScheme) else None for part in self.parts)
 
 
 def build_scheme(config: Any) -> nn.Module:
-    """The module `attention.self.distance_embedding` of one layer."""
+    """Build the module `attention.self.distance_embedding` of one layer."""
     parts = scheme_parts(config)
     if isinstance(config.position_embedding_type, str):
         return parts[0][0](config)
@@ -132,7 +132,7 @@ def build_scheme(config: Any) -> nn.Module:
 
 
 def build_shared(config: Any) -> nn.Module | None:
-    """The module `encoder.distance_embedding`, or None when nothing is shared by the layers."""
+    """Build the module `encoder.distance_embedding`; return None if the layers share nothing."""
     modules = [scheme.shared_module(config, settings) for scheme, settings in scheme_parts(config)]
     if all(module is None for module in modules):
         return None
@@ -140,10 +140,10 @@ def build_shared(config: Any) -> nn.Module | None:
 
 
 def build_input(config: Any) -> nn.Module | None:
-    """The module `embeddings.position_embeddings`, or None.
+    """Build the module `embeddings.position_embeddings`; return None if no scheme acts on the input.
 
     Raises:
-        ValueError: when more than one scheme acts on the input.
+        ValueError: if more than one scheme acts on the input.
     """
     modules = {}
     for scheme, settings in parts_with_absolute_table(config):

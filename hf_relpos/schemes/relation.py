@@ -1,4 +1,4 @@
-"""Edges with labels (Shaw, Uszkoreit and Vaswani, arXiv 1803.02155, §3.1), as RAT-SQL (arXiv 1911.04942) uses them."""
+"""Labelled edges (Shaw, Uszkoreit and Vaswani, arXiv 1803.02155, §3.1), as used by RAT-SQL (arXiv 1911.04942)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,16 +14,17 @@ from .scheme import Option, Scheme, SharedScheme, choice, is_count
 
 
 class LabelCheck(SharedScheme):
-    """Looks at the labels once per forward; it has no parameters and shares nothing."""
+    """Check of the labels, once per forward. It has no parameters and shares nothing."""
 
     def __init__(self, config: Any, settings: Mapping[str, Any]) -> None:
         super().__init__()
         self.count = settings["num_relations"]
 
     def forward(self, context: AttentionContext) -> None:
-        """
+        """Check that every label has a row.
+
         Raises:
-            ValueError: for labels without a row. Compiled or traced code leaves it to the index error.
+            ValueError: for labels without a row. In compiled or traced code, the lookup raises an index error instead.
         """
         labels = context.relation_ids
         if labels is None or is_traced() or labels.is_meta or labels.numel() == 0:
@@ -39,12 +40,12 @@ class LabelCheck(SharedScheme):
 class Relation(Scheme, name="relation"):
     """score = s · q_i·(k_j + a^K_e), out_i = Σ_j α_ij (v_j + a^V_e), e = e(i, j) the label of the edge from i to j.
 
-    The labels are an input of `forward`, `relation_ids` (B, L, L) of any integer type: syntax, coreference, links of a
-    schema. With e = clip(j − i, ±k) + k they are Shaw's scheme. Distances play no part unless labels tell them. Labels
-    belong to the tokens of one call, so there is no decoding with a cache.
+    The labels are an input of the model's `forward`: `relation_ids` (B, L, L) of any integer type. They can stand for
+    syntax, coreference or links of a schema. With e = clip(j − i, ±k) + k this is Shaw's scheme. Distances have no
+    effect unless labels encode them. Labels belong to the tokens of one call, so decoding with a cache is impossible.
 
     Parameters: key and value, each (num_relations, d), or (H, num_relations, d) with `per_head`; per layer. The row of
-    `none_label` plays no part.
+    `none_label` is not used.
     """
 
     source = "Shaw et al. 2018, arXiv 1803.02155, §3.1, eq. 3-4 with the edges of a graph"
@@ -95,7 +96,7 @@ class Relation(Scheme, name="relation"):
             init.normal_(table, mean=0.0, std=std)
 
     def table(self, rows: torch.Tensor, labels: torch.Tensor) -> Table:
-        """One row per label, that of `none_label` zero."""
+        """Return a table with one row per label; the row of `none_label` is zero."""
         none = self.settings["none_label"]
         if none is None:
             rows = rows.clone()

@@ -1,4 +1,4 @@
-"""Rows and columns apart, as in attention augmented convolutions (Bello et al., arXiv 1904.09925, §3.2)."""
+"""Relative rows and columns, as in attention augmented convolutions (Bello et al., arXiv 1904.09925, §3.2)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,13 +13,12 @@ from .scheme import Option, RangeOption, Scheme, choice, is_count
 
 
 class Relative2d(Scheme, name="relative_2d"):
-    """score = s · q_i·(k_j + H_Δy + W_Δx), Δy and Δx the rows and columns from i to j; H_Δ = W_Δ = 0 for |Δ| ≥ m.
+    """score = s · q_i·(k_j + H_Δy + W_Δx), Δy and Δx being rows and columns from i to j; H_Δ = W_Δ = 0 for |Δ| ≥ m.
 
     Grids may have any shape. Pairs with a token outside the grid, like [CLS], are scored by content alone.
 
     Parameters: height_key_relative_embeddings and width_key_relative_embeddings, each (2m − 1, d), row Δ + m − 1, or
-    (H, 2m − 1, d) with `per_head`; per layer. The paper's tables are shared by the heads, tensor2tensor's are not
-    by default.
+    (H, 2m − 1, d) with `per_head`; per layer. The heads share the paper's tables, but by default not tensor2tensor's.
     """
 
     source = "Bello et al. 2019, arXiv 1904.09925, §3.2, eq. 4; tensor2tensor relative_2d"
@@ -50,11 +49,11 @@ class Relative2d(Scheme, name="relative_2d"):
         init.normal_(self.width_key_relative_embeddings, mean=0.0, std=self.head_size**-0.5)
 
     def table(self, rows: torch.Tensor, steps: torch.Tensor, inside: torch.Tensor) -> Table:
-        """Rows in ascending order of Δ, and a zero row after them for pairs without a term.
+        """Return a table of `rows`, in ascending order of Δ, followed by a zero row for pairs without a term.
 
         Args:
-            steps: Δ, (B, L, L).
-            inside: (B, L, L), whether both tokens are on the grid.
+            steps: Δ of every pair, (B, L, L).
+            inside: whether both tokens of a pair are on the grid, (B, L, L).
         """
         if self.settings["out_of_range"] == "clip":
             steps = steps.clamp(-self.max_distance, self.max_distance)

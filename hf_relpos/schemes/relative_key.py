@@ -1,7 +1,8 @@
 """`relative_key` and `relative_key_query`, as in Transformers ≤ 4.57.
 
-Shaw et al. (arXiv 1803.02155) without the value term, and method 4 of Huang et al. (arXiv 2009.13658, §3.4). Both
-index one table E of 2P − 1 rows by i − j + P − 1, so that A_r = E[P − 1 − r]; P = `max_position_embeddings`.
+The first is Shaw et al. (arXiv 1803.02155) without the value term, the second is method 4 of Huang et al. (arXiv
+2009.13658, §3.4). Both index one table E of 2P − 1 rows by i − j + P − 1, so that A_r = E[P − 1 − r];
+P = `max_position_embeddings`.
 """
 
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from .scheme import LinearParameter, Option, RangeOption, Scheme, choice, is_cou
 
 
 class RelativeKey(Scheme, name="relative_key"):
-    """score = s · (q_i·k_j + q_i·A_r). The table is shared by the heads; each layer has its own.
+    """score = s · (q_i·k_j + q_i·A_r). Heads share the table; each layer has its own.
 
     Parameters: weight (2P − 1, d), the name and shape of Transformers' `distance_embedding`.
     """
@@ -65,9 +66,9 @@ class RelativeKey(Scheme, name="relative_key"):
         init.normal_(self.weight, mean=0.0, std=std)
 
     def rows(self, context: AttentionContext) -> torch.Tensor:
-        """The rows that offsets of this call use, in ascending order of r, (1, N, d).
+        """Return the rows that offsets of this call use, in ascending order of r, (1, N, d).
 
-        Where distances past the range have no term and can occur, a row of zeros comes last.
+        A row of zeros comes last if distances without a term can occur.
         """
         largest = self.largest_distance(context)
         offsets = torch.arange(-largest, largest + 1, device=self.weight.device)
@@ -75,24 +76,24 @@ class RelativeKey(Scheme, name="relative_key"):
         return nn.functional.pad(rows, (0, 0, 0, 1)) if self.has_zero_row(context) else rows
 
     def largest_distance(self, context: AttentionContext) -> int:
-        """The largest distance that can occur in this call and has a row of its own."""
+        """Return the largest distance that can occur in this call and has a row of its own."""
         return min(self.clip, max(context.high, -context.low))
 
     def has_zero_row(self, context: AttentionContext) -> bool:
-        """Whether distances without a term can occur in this call; in a graph, which is for any length, they may."""
+        """Whether distances without a term can occur in this call. In a graph they can: it serves any length."""
         if self.settings["out_of_range"] != "zero":
             return False
         return is_traced() or max(context.high, -context.low) > self.clip
 
     def table(self, rows: torch.Tensor, context: AttentionContext) -> Table:
-        """The table of these rows."""
+        """Return the table of these rows."""
         largest = self.largest_distance(context)
         if self.has_zero_row(context):
             return Table(rows, row_of=lambda r: torch.where(r.abs() > largest, 2 * largest + 1, r + largest))
         return Table(rows, row_of=lambda r: r.clamp(-largest, largest) + largest)
 
     def query_side(self, rows: torch.Tensor, context: AttentionContext) -> Table:
-        """A."""
+        """Return the table A."""
         return self.table(rows / self.scale if self.settings["scaling"] == "albert" else rows, context)
 
     def forward(self, context: AttentionContext) -> Terms:

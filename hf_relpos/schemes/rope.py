@@ -13,14 +13,14 @@ from .scheme import Option, Scheme, choice, is_number
 class RoPE(Scheme, name="rope"):
     """score = s · (R_i q_i)·(R_j k_j) = s · q_i·R_{j−i} k_j. No parameters.
 
-    R_p turns the plane n of a head by the angle p·θ_n, θ_n = base^(−2n/w), w being the components that are rotated.
-    Which two components make a plane is a convention that the weights must share: `adjacent` takes 2n and 2n + 1
+    R_p rotates plane n of a head by the angle p·θ_n, θ_n = base^(−2n/w), w being the number of rotated components.
+    Which two components make a plane is a convention that the weights must follow: `adjacent` takes 2n and 2n + 1
     (RoFormer, GPT-J), `half` takes n and n + w/2 (GPT-NeoX, LLaMA, ModernBERT). Permuting the rows of the query and
-    key projections in the same way turns one into the other exactly.
+    key projections in the same way converts one into the other exactly.
 
-    Longer inputs: `linear` divides positions by `factor` (position interpolation, arXiv 2306.15595), `ntk` multiplies
-    the base by factor^(w/(w−2)), which leaves the fastest plane alone and slows the slowest by `factor`. Left out:
-    rotated values, which RoFormer's code has as an option and which make the output depend on absolute positions.
+    For longer inputs, `linear` divides positions by `factor` (position interpolation, arXiv 2306.15595). `ntk`
+    multiplies the base by factor^(w/(w−2)), which leaves the fastest plane alone and slows the slowest by `factor`.
+    Rotated values, an option of RoFormer's code, are not implemented: the output would depend on absolute positions.
     """
 
     source = "Su et al. 2021, arXiv 2104.09864, eq. 15 and 34"
@@ -57,7 +57,7 @@ class RoPE(Scheme, name="rope"):
         return resolved
 
     def rotate(self, vectors: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """R_p of every vector.
+        """Apply R_p to every vector.
 
         Args:
             vectors: (B, H, N, d).
@@ -69,7 +69,7 @@ class RoPE(Scheme, name="rope"):
         options = self.settings
         width = int(self.head_size * options["rotary_fraction"])
         base = options["base"]
-        # the angles of far positions need float32 whatever the vectors are
+        # angles of far positions need float32, whatever the dtype of the vectors
         positions = positions.to(torch.promote_types(vectors.dtype, torch.float32))
         if options["scaling"] == "linear":
             positions = positions / options["factor"]

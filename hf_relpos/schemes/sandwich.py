@@ -7,14 +7,14 @@ from ..attention.formula import Terms, toeplitz_table
 from .scheme import Option, Scheme, is_count
 
 
-MAX_WIDTH = 2**16  # every offset of a call has as many numbers
+MAX_WIDTH = 2**16  # every offset of a call needs half as many angles
 
 
 class Sandwich(Scheme, name="sandwich"):
     """score = s · q_i·k_j + (Σ_{n=1}^{d̄/2} cos(r / 10000^{2n/d̄}) − d̄/2) / (8h/H), h = 1 … H. No parameters.
 
-    The sum is the inner product of the sinusoidal positions of i and j, d̄ wide; −d̄/2 makes it 0 at distance 0 and
-    cancels in the softmax. Left and right are the same to it.
+    The sum is the inner product of the sinusoidal positions of i and j, which are d̄ wide. −d̄/2 makes it 0 at distance
+    0 and cancels in the softmax. It does not distinguish left and right.
     """
 
     source = "Chi et al. 2022, arXiv 2212.10356"

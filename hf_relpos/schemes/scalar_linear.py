@@ -1,14 +1,14 @@
-"""The first layer of a network that takes one number."""
+"""First layer of an MLP of one number."""
 
 import torch
 from torch import nn
 
 
 class ScalarLinear(nn.Module):
-    """x · w + b of a number x: (…, 1) to (…, W), with the parameters of `nn.Linear(1, W)`, (W, 1) and (W,).
+    """x · w + b of a number x, (…, 1) to (…, W), with the parameters of `nn.Linear(1, W)`: (W, 1) and (W,).
 
-    It is no `nn.Linear`, so that what replaces these passes it by: torchao cannot quantise rows of one weight, a
-    quantised distance would be a coarser one, and an adapter of low rank would be larger than the layer.
+    It is not an `nn.Linear`, so that tools which replace linear layers skip it: torchao cannot quantise rows of one
+    weight, quantisation would make distances coarser, and a low-rank adapter would be larger than the layer.
     """
 
     in_features = 1

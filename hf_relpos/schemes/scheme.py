@@ -1,6 +1,6 @@
-"""What a scheme is: options it accepts, parameters it owns, terms it adds. A new scheme is one subclass.
+"""Base class of the position schemes: options that a scheme accepts, parameters it owns, terms it adds.
 
-Its declarations say everything about it: other code reads them, and knows no scheme by name.
+A new scheme is one subclass. Other code reads its declarations and knows no scheme by name.
 """
 
 import reprlib
@@ -20,7 +20,7 @@ SCHEMES: dict[str, type["Scheme"]] = {}
 
 
 def nearest(name: Any, known: Iterable[str]) -> str:
-    """For an error message: "; 'x' is most like it", where a known name is like this one; else empty."""
+    """Return "; 'x' is most like it" for an error message if a known name resembles `name`, else an empty string."""
     return "".join(f"; {most_like!r} is most like it" for most_like in get_close_matches(str(name), known, n=1))
 
 
@@ -29,9 +29,9 @@ class Option:
     """One key of `position_options`.
 
     Attributes:
-        default: its value when not given.
-        help: one line, for error messages and the command line; says what is accepted.
-        accepts: whether a value is acceptable.
+        default: value if it is not given.
+        help: one line for error messages and the command line; says which values are accepted.
+        accepts: function that says whether a value is accepted.
     """
 
     default: Any
@@ -39,34 +39,34 @@ class Option:
     accepts: Callable[[Any], bool]
 
 
-# Schemes compute distances in float32, which has all integers up to this one.
+# Schemes compute distances in float32, which represents all integers up to this one.
 MAX_COUNT = 2**24
-# Factors and bases: far from what float32 overflows at when they are multiplied.
+# Limits on factors and bases, so that products of them stay far from the overflow of float32.
 MIN_NUMBER, MAX_NUMBER = 1e-12, 1e12
 
 
 def is_count(value: Any) -> bool:
-    """A positive integer up to `MAX_COUNT` (True is not one)."""
+    """Whether `value` is a positive integer up to `MAX_COUNT`. True is not one."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_COUNT
 
 
 def is_number(value: Any) -> bool:
-    """An integer or a float, positive, from `MIN_NUMBER` to `MAX_NUMBER`."""
+    """Whether `value` is an integer or a float from `MIN_NUMBER` to `MAX_NUMBER`."""
     return isinstance(value, int | float) and not isinstance(value, bool) and MIN_NUMBER <= value <= MAX_NUMBER
 
 
 def one_of(*choices: Any) -> Callable[[Any], bool]:
-    """Accepts exactly these values; 1 is not taken for True."""
+    """Return a function that accepts exactly these values. It does not take 1 for True."""
     return lambda value: any(type(value) is type(choice) and value == choice for choice in choices)
 
 
 def choice(default: Any, *others: Any, help: str) -> Option:
-    """An option with a fixed set of values, the default first."""
+    """Return an option with a fixed set of values, the default first."""
     listed = ", ".join(repr(value) for value in (default, *others))
     return Option(default=default, help=f"{help}; one of {listed}", accepts=one_of(default, *others))
 
 
-TABLE_LETTERS = "ABcV"  # of the tables that a scheme may leave to the user to choose
+TABLE_LETTERS = "ABcV"  # tables that a scheme may let the user choose
 WHICH_TABLES = Option(
     default=TABLE_LETTERS,
     help=f"which tables there are: a string of letters of {TABLE_LETTERS!r}, each at most once",
@@ -77,23 +77,25 @@ WHICH_TABLES = Option(
 
 
 def dtype_of(module: nn.Module) -> torch.dtype:
-    """The dtype of a module's parameters; float32 where it has none, as PyTorch's dynamically quantised layers."""
+    """Return the dtype of the parameters; float32 if there are none, as in PyTorch's dynamically quantised layers."""
     return next((parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()), torch.float32)
 
 
 def refuse_odd_width(config: Any, name: str) -> None:
-    """
+    """Check that pairs of sine and cosine fill the model size.
+
     Raises:
-        ValueError: for a model size that pairs of sine and cosine do not fill.
+        ValueError: if the model size is odd.
     """
     if config.hidden_size % 2:
         raise ValueError(f"hidden_size = {config.hidden_size}: the sinusoids of the scheme {name!r} need an even one")
 
 
 def refuse_odd_heads(config: Any, name: str) -> None:
-    """
+    """Check that pairs of sine and cosine fill the head size.
+
     Raises:
-        ValueError: for a head size that pairs of sine and cosine do not fill.
+        ValueError: if the head size is odd.
     """
     size = config.hidden_size // config.num_attention_heads
     if size % 2:
@@ -103,18 +105,18 @@ def refuse_odd_heads(config: Any, name: str) -> None:
         )
 
 
-# Options under the names that earlier checkpoints have, and their values.
+# Names and values of options in earlier checkpoints, mapped to the present ones.
 RENAMED_OPTIONS = {"beyond": "out_of_range"}
 RENAMED_VALUES = {("beyond", "refuse"): "error"}
 
 
 @dataclass(frozen=True)
 class LinearParameter:
-    """A parameter on which terms depend linearly when the others are zero: what a converter fits in closed form.
+    """A parameter on which terms depend linearly if the others are zero, so that a converter fits it in closed form.
 
     Attributes:
-        letters: the letters of the formula whose tables it enters, such as "A", or "AB" for both.
-        distance_axis: the axis along which neighbours are neighbouring distances; None where there is none.
+        letters: letters of the formula whose tables it enters, such as "A", or "AB" for both.
+        distance_axis: axis along which neighbours are neighbouring distances; None if there is no such axis.
         makes_rows: whether rows of the tables are combinations of its rows, the same ones in every head and feature.
     """
 
@@ -128,9 +130,10 @@ class RangeOption:
     """The option that sets the largest distance with an embedding of its own.
 
     Attributes:
-        name: key of `position_options`; its value None stands for what `max_position_embeddings` allows.
-        exclusive: the value is the first distance without an embedding of its own.
-        within_table: `max_position_embeddings` sets the size of the table, and the option only leaves out distances.
+        name: key of `position_options`. Its value `None` means what `max_position_embeddings` allows.
+        exclusive: whether the value is the first distance without an embedding of its own.
+        within_table: whether `max_position_embeddings` sets the size of the table, so that the option can only leave
+            out distances.
     """
 
     name: str
@@ -138,17 +141,17 @@ class RangeOption:
     within_table: bool = False
 
     def max_distance(self, settings: Mapping[str, Any], config: Any) -> int:
-        """The largest distance with an embedding of its own, for resolved options."""
+        """Return the largest distance with an embedding of its own, given the resolved options."""
         value = settings[self.name]
         if value is None:
             return config.max_position_embeddings - 1
         return value - 1 if self.exclusive else value
 
     def resized(self, options: Mapping[str, Any], max_distance: int) -> dict[str, Any]:
-        """The fields of the configuration for another largest distance.
+        """Return the fields of the configuration that set another largest distance.
 
         Args:
-            options: `position_options` as they are.
+            options: the present `position_options`.
         """
         if self.within_table:
             others = {key: value for key, value in options.items() if key != self.name}
@@ -165,31 +168,31 @@ OUT_OF_RANGE = {
 
 
 class Scheme(nn.Module):
-    """One position scheme, as the module `attention.self.distance_embedding` of a layer: an AttentionContext to Terms.
+    """A position scheme: the module `attention.self.distance_embedding` of a layer, from AttentionContext to Terms.
 
     Subclasses register themselves under a name: `class Shaw(Scheme, name="shaw")`. They may own parameters but no
-    buffers: whatever can be computed from lengths is computed in `forward`.
+    buffers: whatever follows from lengths is computed in `forward`.
 
     Class attributes:
         name: value of `config.position_embedding_type`.
         source: paper and equation, or the code that defines it.
-        original: the code outside this repository that its tests compare it with, where no script of
-            scripts/maintenance/golden names it; None for none.
-        out_of_range: what can happen past the trained range, keys of `OUT_OF_RANGE`, the default first. Becomes the
-            option `out_of_range`, so every scheme has it.
-        extrapolation_claim: what its source says about inputs longer than those trained on, in one line.
-        options: the keys of `config.position_options` that it knows, besides `out_of_range`.
-        range_option: the option that sets the largest distance with an embedding of its own; None for none.
-        renamed_options: earlier names of its options, old to new.
-        linear_parameters: by name, the parameters of which terms are linear; empty for none.
-        order_blind: keys to the left and to the right get the same terms, so that without a causal mask a reversed
-            text gives reversed outputs. May depend on options: see `is_order_blind`.
-        zero_is_neutral: with all its parameters at zero every term vanishes, while their gradients do not all vanish.
-        learned_input_table: adds a learned table of absolute positions to the input, as stock BERT does.
-        required_inputs: inputs that `forward` must be given for it: `grid`, `relation_ids`.
-        uses_absolute_positions: its terms depend on i and j themselves, not on j − i alone: `context.positions` is
-            given whenever they are not 0, 1, 2, …
-        relative: derived: nothing depends on absolute positions, so that shifting a text changes no output.
+        original: code outside this repository that its tests compare it with; None if there is none, or if a script
+            of scripts/maintenance/golden names it.
+        out_of_range: what can happen past the trained range: keys of `OUT_OF_RANGE`, the default first. They become
+            the values of the option `out_of_range`, which every scheme has.
+        extrapolation_claim: one line on what its source says about inputs longer than those trained on.
+        options: the keys of `config.position_options` that it accepts, besides `out_of_range`.
+        range_option: the option that sets the largest distance with an embedding of its own; None if there is none.
+        renamed_options: earlier names of its options, mapped to the present ones.
+        linear_parameters: the parameters on which terms depend linearly, by name.
+        order_blind: whether keys to the left and to the right get the same terms. Without a causal mask, a reversed
+            text then gives reversed outputs. This may depend on options: see `is_order_blind`.
+        zero_is_neutral: whether all terms vanish if all parameters are zero, while not all gradients vanish.
+        learned_input_table: whether it adds a learned table of absolute positions to the input, as stock BERT does.
+        required_inputs: inputs that the model's `forward` must be given: `grid`, `relation_ids`.
+        uses_absolute_positions: whether terms depend on i and j themselves, not on j − i alone. Then
+            `context.positions` is given whenever positions are not 0, 1, 2, …
+        relative: whether nothing depends on absolute positions, so that shifting a text changes no output. Derived.
     """
 
     name: ClassVar[str]
@@ -212,7 +215,7 @@ class Scheme(nn.Module):
         """Register a scheme under its name.
 
         Raises:
-            TypeError: for a scheme without one. Classes that are made of a scheme need none: `fully_shard` and
+            TypeError: for a scheme without a name. Classes derived from a scheme need none: `fully_shard` and
                 `parametrize` give modules such a class.
         """
         super().__init_subclass__(**kwargs)
@@ -235,7 +238,7 @@ class Scheme(nn.Module):
         """
         Args:
             config: a RelPosBertConfig.
-            options: this scheme's options; None for `config.position_options`.
+            options: options of this scheme; None means `config.position_options`.
         """
         super().__init__()
         self.num_heads: int = config.num_attention_heads
@@ -243,16 +246,16 @@ class Scheme(nn.Module):
         self.settings: dict[str, Any] = self.resolve(config.position_options if options is None else options, config)
         own = self.scale_of(self.settings, config)
         self.scale: float = self.head_size**-0.5 if own is None else own
-        # What its terms depend on besides the context and its parameters: alike for schemes that make the same. Made
-        # here, since a graph cannot sort.
+        # Everything that terms depend on besides the context and the parameters. It is equal for schemes that make
+        # the same terms. It is computed here because a graph cannot sort.
         self.signature: Hashable = (type(self), repr(sorted(self.settings.items())))
 
     @classmethod
     def translate(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Options as they are called now, from options of any release, for checkpoints that name them differently.
+        """Give options of an earlier release, as old checkpoints have them, their present names and values.
 
         Raises:
-            ValueError: for an option that is given under two names.
+            ValueError: if an option is given under two names.
         """
         renamed = {**RENAMED_OPTIONS, **cls.renamed_options}
         values = {
@@ -269,10 +272,10 @@ class Scheme(nn.Module):
 
     @classmethod
     def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
-        """`options` completed with the defaults.
+        """Complete `options` with the defaults.
 
         Raises:
-            ValueError: for an unknown option or a value that is not accepted; names field, value and the known ones.
+            ValueError: for an unknown option or a value that is not accepted. It names field, value and what is known.
         """
         options = options or {}
         for key, value in options.items():
@@ -291,33 +294,33 @@ class Scheme(nn.Module):
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
-        """The value of every option that is not given."""
+        """Return the default of every option."""
         return {key: option.default for key, option in cls.options.items()}
 
     @classmethod
     def reaching(cls, options: Mapping[str, Any], length: int) -> dict[str, Any]:
-        """`options`, with defaults that depend on the length made for inputs of `length` tokens, where not given."""
+        """Add to `options`, where not given, the defaults that depend on the length, for `length` tokens."""
         return dict(options)
 
     @classmethod
     def scale_of(cls, settings: Mapping[str, Any], config: Any) -> float | None:
-        """s of the formula, or None when the scheme leaves it at 1/√d; combined schemes must agree."""
+        """Return s of the formula; None leaves it at 1/√d. Combined schemes must agree."""
         return None
 
     @classmethod
     def has_tables(cls) -> bool:
-        """Whether it is made of tables of distances, which can be fitted."""
+        """Whether the scheme consists of tables of distances, which can be fitted."""
         parameters = cls.linear_parameters.values()
         return len(parameters) > 0 and all(parameter.makes_rows for parameter in parameters)
 
     @classmethod
     def is_order_blind(cls, settings: Mapping[str, Any]) -> bool:
-        """`order_blind`, given the resolved options."""
+        """Whether the scheme is order-blind with these resolved options; see `order_blind`."""
         return cls.order_blind
 
     @classmethod
     def memory_unsupported_reason(cls, settings: Mapping[str, Any]) -> str | None:
-        """Why tokens cannot attend to a memory of earlier segments; None where they can.
+        """Return why tokens cannot attend to a memory of earlier segments; None if they can.
 
         A memory needs terms that depend on j − i alone and extend to the left as far as the memory.
         """
@@ -330,23 +333,23 @@ class Scheme(nn.Module):
 
     @classmethod
     def input_module(cls, config: Any, settings: Mapping[str, Any]) -> nn.Module | None:
-        """The module `embeddings.position_embeddings`, for schemes that (also) act on the input.
+        """Return the module `embeddings.position_embeddings`, for schemes that (also) act on the input.
 
-        An InputScheme, or any module that maps position ids (1 or B, L) to vectors (1 or B, L, D), which are added
-        to the word embeddings.
+        It is an InputScheme, or any module that maps position ids (1 or B, L) to vectors (1 or B, L, D). The vectors
+        are added to the word embeddings.
         """
         return None
 
     @classmethod
     def shared_module(cls, config: Any, settings: Mapping[str, Any]) -> nn.Module | None:
-        """The module `encoder.distance_embedding`, for schemes with parameters shared by all layers.
+        """Return the module `encoder.distance_embedding`, for schemes with parameters shared by all layers.
 
-        It is called once per forward with the AttentionContext; what it returns reaches `forward` as `context.shared`.
+        It is called once per forward with the AttentionContext. Its result reaches `forward` as `context.shared`.
         """
         return None
 
     def init_weights(self, std: float) -> None:
-        """Fresh parameters, all of them, by `transformers.initialization` functions only (they spare loaded tensors).
+        """Initialise all parameters, only with functions of `transformers.initialization`: they spare loaded tensors.
 
         Args:
             std: `config.initializer_range`.
@@ -354,11 +357,11 @@ class Scheme(nn.Module):
 
     @classmethod
     def rotates(cls) -> bool:
-        """Whether it rotates q and k; a combination can hold one such scheme."""
+        """Whether the scheme rotates q and k. A combination can hold only one such scheme."""
         return cls.rotate is not Scheme.rotate
 
     def rotate(self, vectors: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Rotated queries or keys, for schemes that put this method into their terms.
+        """Rotate queries or keys, for schemes that put this method into their terms.
 
         Args:
             vectors: (B, H, N, d).
@@ -370,16 +373,16 @@ class Scheme(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} rotates nothing")
 
     def forward(self, context: AttentionContext) -> Terms:
-        """The terms for one attention call.
+        """Return the terms for one attention call.
 
-        A scheme without parameters of its own, and that calls no projection of a layer, makes them once for all layers
-        (`capabilities.layers_share_terms`). So they must follow from the context, the settings and the parameters
-        alone, with `nn.Dropout` as the only randomness. They must be computable on the meta device.
+        If a scheme has no parameters of its own and calls no projection of a layer, its terms are computed once for
+        all layers (`capabilities.layers_share_terms`). So terms must follow from the context, the settings and the
+        parameters alone, with `nn.Dropout` as the only randomness. They must be computable on the meta device.
 
-        Parameters are where they should be only while the module that owns them is called: offloading, sharding and
-        quantisation change them before and after. So a scheme reads its own, and calls its submodules without reading
-        their weights; `context.device` says where to compute, and `dtype_of` in which dtype they take their input.
-        Terms hold neither a parameter nor a view of one (`clone` it), since they are used when the call has ended.
+        Parameters are in place only while the module that owns them is called: offloading, sharding and quantisation
+        change them before and after. So a scheme may read its own parameters, but must call its submodules without
+        reading their weights. `context.device` says where to compute, and `dtype_of` in which dtype submodules take
+        their input. Terms must not hold a parameter or a view of one (`clone` it): they are used after the call.
         """
         raise NotImplementedError(f"{type(self).__name__} must define forward(context)")
 
@@ -388,7 +391,8 @@ class InputScheme(nn.Module):
     """Base of the modules that `Scheme.input_module` returns when they need more than position ids.
 
     Class attributes:
-        takes_grid: its position ids are rows and columns, (B, L, 2); for schemes with `required_inputs = {"grid"}`.
+        takes_grid: whether position ids are rows and columns, (B, L, 2); for schemes with
+            `required_inputs = {"grid"}`.
     """
 
     takes_grid: ClassVar[bool] = False
@@ -396,21 +400,21 @@ class InputScheme(nn.Module):
     def forward(
         self, position_ids: torch.Tensor, content: torch.Tensor, attention_mask: torch.Tensor | None
     ) -> torch.Tensor:
-        """Position ids, (1 or B, L) or (1 or B, L, 2), to vectors (1 or B, L, D).
+        """Map position ids, (1 or B, L) or (1 or B, L, 2), to vectors (1 or B, L, D).
 
         Args:
-            content: (B, L, D), what they will be added to, for its shape and dtype.
-            attention_mask: as the model was given it.
+            content: (B, L, D), what the vectors will be added to; only its shape and dtype are used.
+            attention_mask: as given to the model.
         """
         raise NotImplementedError(f"{type(self).__name__} must define forward(position_ids, content, attention_mask)")
 
 
 class SharedScheme(nn.Module):
-    """Base of the modules that `Scheme.shared_module` returns; both methods keep to what Scheme says of its own."""
+    """Base of the modules that `Scheme.shared_module` returns. Both methods follow the rules of those of Scheme."""
 
     def init_weights(self, std: float) -> None:
-        """Fresh parameters of the module itself."""
+        """Initialise the parameters of the module."""
 
     def forward(self, context: AttentionContext) -> Any:
-        """Whatever the schemes of the layers need, as a tensor or a tuple of tensors."""
+        """Return what the schemes of the layers need, as a tensor or a tuple of tensors."""
         raise NotImplementedError(f"{type(self).__name__} must define forward(context)")

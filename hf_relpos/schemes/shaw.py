@@ -15,9 +15,9 @@ from .scheme import LinearParameter, Option, RangeOption, Scheme, choice, is_cou
 class Shaw(Scheme, name="shaw"):
     """score = s · q_i·(k_j + a^K_r), out_i = Σ_j α_ij (v_j + a^V_r), r clipped to ±clip.
 
-    Parameters: key and value, each (2·clip + 1, d), row r + clip; per layer, shared by the heads, as in the authors'
-    tensor2tensor code (`relative_positions_keys` and `relative_positions_values`), or (H, 2·clip + 1, d) with
-    `per_head`.
+    Parameters: key and value, each (2·clip + 1, d), row r + clip; per layer. The heads share them, as in the authors'
+    tensor2tensor code (`relative_positions_keys` and `relative_positions_values`). With `per_head` they are
+    (H, 2·clip + 1, d).
     """
 
     source = "Shaw et al. 2018, arXiv 1803.02155, eq. 3-4"
@@ -48,7 +48,7 @@ class Shaw(Scheme, name="shaw"):
         init.normal_(self.value, mean=0.0, std=std)
 
     def table(self, rows: torch.Tensor) -> Table:
-        """Rows in ascending order of r, and a zero row after them where distances past `clip` have no term."""
+        """Return a table of `rows`, ascending in r; a zero row follows if distances past `clip` have no term."""
         rows = rows if rows.dim() == 3 else rows[None]
         if self.settings["out_of_range"] == "clip":
             return Table(rows.clone(), row_of=lambda r: r.clamp(-self.clip, self.clip) + self.clip)

@@ -1,4 +1,4 @@
-"""Sinusoids at the input (Vaswani et al., arXiv 1706.03762, §3.5)."""
+"""Sinusoids added to the input (Vaswani et al., arXiv 1706.03762, §3.5)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +22,7 @@ AMPLITUDE = Option(
 
 
 class Sinusoid(InputScheme):
-    """The sinusoids of positions, without parameters."""
+    """Sinusoids of positions. No parameters."""
 
     def __init__(self, layout: str, amplitude: float) -> None:
         super().__init__()
@@ -37,11 +37,11 @@ class Sinusoid(InputScheme):
 
 
 class Sinusoidal(Scheme, name="sinusoidal"):
-    """x_i = LayerNorm(word + type + PE_i), PE_i the sinusoid of i; nothing inside attention. No parameters.
+    """x_i = LayerNorm(word + type + PE_i) with PE_i the sinusoid of i; nothing inside attention. No parameters.
 
-    Three layouts share the name: `interleaved` is the paper's formula (and DistilBERT's), `concat` has the same
-    columns in another order (Transformer-XL), `t2t` other frequencies as well (tensor2tensor, fairseq). The paper
-    multiplies the word embeddings by √D; they are left alone here, and `amplitude` sets the balance.
+    There are three layouts. `interleaved` is the paper's formula (and DistilBERT's). `concat` has the same columns in
+    another order (Transformer-XL). `t2t` also has other frequencies (tensor2tensor, fairseq). The paper multiplies the
+    word embeddings by √D. Here they are unchanged, and `amplitude` sets the balance.
     """
 
     source = "Vaswani et al. 2017, arXiv 1706.03762, §3.5"

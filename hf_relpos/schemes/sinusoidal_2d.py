@@ -1,4 +1,4 @@
-"""Sinusoids of rows and columns at the input, as in the Image Transformer (Parmar et al., arXiv 1802.05751)."""
+"""Sinusoids of rows and columns added to the input, as in the Image Transformer (Parmar et al., arXiv 1802.05751)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from .sinusoidal import AMPLITUDE
 
 
 class GridSinusoid(InputScheme):
-    """[PE(row) | PE(column) | 0], PE in tensor2tensor's layout with 2·⌊D/4⌋ features; without parameters."""
+    """[PE(row) | PE(column) | 0], PE in tensor2tensor's layout with 2·⌊D/4⌋ features. No parameters."""
 
     takes_grid = True
 
@@ -35,9 +35,9 @@ class GridSinusoid(InputScheme):
 class Sinusoidal2d(Scheme, name="sinusoidal_2d"):
     """x_i = LayerNorm(word + type + [PE(y_i) | PE(x_i)]), (y, x) the row and column of token i; nothing in attention.
 
-    Each axis has ⌊D/4⌋ frequencies; the D mod 4 features after them have no position. Tokens outside the grid, with a
-    negative coordinate, get a zero vector. Where tensor2tensor divides by zero, D < 8, the one frequency is 1. No
-    parameters. Its learned variant, a table for each axis, is left out.
+    Each axis has ⌊D/4⌋ frequencies; the last D mod 4 features have no position. Tokens outside the grid have a
+    negative coordinate and get a zero vector. For D < 8, where tensor2tensor divides by zero, the only frequency is 1.
+    The learned variant, one table per axis, is not implemented. No parameters.
     """
 
     source = "Parmar et al. 2018, arXiv 1802.05751, §3.1; tensor2tensor add_timing_signal_nd"

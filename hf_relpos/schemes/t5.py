@@ -30,20 +30,20 @@ class BucketedBias(SharedScheme):
         init.normal_(self.relative_attention_bias.weight, mean=0.0, std=std)
 
     def forward(self, context: AttentionContext) -> torch.Tensor:
-        """(H, N), in the order of `context.offsets`."""
+        """Return the bias, (H, N), in the order of `context.offsets`."""
         r = context.offsets(context.device)
         bucket = t5_bucket(r, self.buckets, self.max_distance, self.bidirectional)
         return self.relative_attention_bias(bucket).transpose(0, 1)
 
 
 class T5(Scheme, name="t5"):
-    """score = s · q_i·k_j + b^h_{bucket(r)}: the bias stands outside the scale.
+    """score = s · q_i·k_j + b^h_{bucket(r)}: the scale does not apply to the bias.
 
-    s is BERT's 1/√d by default, as in MPNet and TUPE, the BERT-like models with this bias: with b = 0 the
-    layer is then a plain one, and pretrained BERT weights stay right. T5 itself has s = 1 and makes up for it when it
-    initialises its queries: take scaling="t5" for weights that come from a T5.
+    By default s is BERT's 1/√d, as in MPNet and TUPE, the BERT-like models with this bias. With b = 0 the layer is
+    then a plain one, so pretrained BERT weights stay valid. T5 itself has s = 1 and compensates in the initialisation
+    of its queries. Use scaling="t5" for weights from a T5.
 
-    Buckets tell left from right, so B/2 of them serve each side; in a decoder all of them serve the left. The table is
+    Buckets distinguish left and right, so half of them serve each side; in a decoder, all serve the left. The table is
     `encoder.distance_embedding.relative_attention_bias.weight`, shared by all layers.
     """
 

@@ -1,8 +1,8 @@
-"""The general scheme: any of the formula's tables, each free. What converters aim at.
+"""The general scheme: any tables of the formula, each free, for converters to fit.
 
-Every additive scheme of the field is this one with its tables tied, clipped or fixed. Tables may be stored on knots:
-one row for each near distance and ever fewer for far ones, with linear interpolation between (hat functions), so that
-distances which are rarely seen are neighbours of those that are.
+Every additive scheme of the literature is this one with its tables tied, clipped or fixed. Tables may be stored on
+knots: one row for each near distance and ever fewer for far ones, with linear interpolation in between (hat
+functions). Distances that are rarely seen then share rows with distances that are seen.
 """
 
 from collections.abc import Mapping
@@ -19,12 +19,12 @@ from .scheme import TABLE_LETTERS, WHICH_TABLES, LinearParameter, Option, RangeO
 
 
 def knots(max_distance: int, dense: int, per_octave: int) -> list[int]:
-    """Offsets of the hat functions, ascending and symmetric: every |r| ≤ dense, then `per_octave` for each doubling.
+    """Return the knots, the offsets of the hat functions, ascending and symmetric.
 
     Args:
-        max_distance: the largest distance; always a knot.
-        dense: up to here every distance is a knot.
-        per_octave: knots for each doubling of the distance from there on.
+        max_distance: largest distance; always a knot.
+        dense: every distance up to this one is a knot.
+        per_octave: number of knots for each doubling of the distance beyond `dense`.
     """
     right = list(range(1, min(dense, max_distance) + 1))
     step = 0
@@ -35,7 +35,7 @@ def knots(max_distance: int, dense: int, per_octave: int) -> list[int]:
 
 
 class Tables(Scheme, name="tables"):
-    """score = s · (q_i·k_j + q_i·A_r + k_j·B_r + c_r), out_i = Σ_j α_ij (v_j + V_r), with those that `terms` names.
+    """score = s · (q_i·k_j + q_i·A_r + k_j·B_r + c_r), out_i = Σ_j α_ij (v_j + V_r); `terms` names the tables to use.
 
     Parameters: A, B and V (H or 1, N, d), c (H or 1, N); per layer. N is the number of knots, or 2·max_distance + 1
     with `storage`="rows", in ascending order of r.
@@ -96,7 +96,7 @@ class Tables(Scheme, name="tables"):
             init.normal_(parameter, mean=0.0, std=std)
 
     def expand(self, rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-        """Rows at knots to rows at offsets, by linear interpolation; exact at the knots.
+        """Compute rows at offsets from rows at knots, by linear interpolation; exact at the knots.
 
         Args:
             rows: (H or 1, N, …).
@@ -120,21 +120,21 @@ class Tables(Scheme, name="tables"):
         return rows[:, left] * of_left.view(column) + rows[:, right] * of_right.view(column)
 
     def next_knot(self, knots: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-        """Number of the first knot that is not to the left of each offset, (M,)."""
+        """Return the number of the first knot that is not to the left of each offset, (M,)."""
         if len(self.knots) == 2 * self.max_distance + 1:  # every offset is a knot
             return offsets + self.max_distance
-        if is_traced():  # ONNX has no search
+        if is_traced():  # ONNX has no searchsorted
             return (knots < offsets[:, None]).sum(-1)
         return torch.searchsorted(knots, offsets)
 
     def table(self, letter: str, context: AttentionContext) -> tuple[Table, ...]:
-        """The table of that letter for this call, or none."""
+        """Return the table of that letter for this call, or an empty tuple."""
         rows = getattr(self, letter)
         if rows is None:
             return ()
-        if is_traced():  # the sizes of a graph are not known
+        if is_traced():  # sizes are not known in a graph
             return (toeplitz_table(self.expand(rows, context.offsets(rows.device)), context),)
-        reach = self.max_distance + (self.settings["out_of_range"] == "zero")  # from here on all rows are one
+        reach = self.max_distance + (self.settings["out_of_range"] == "zero")  # all rows from here on are the same
         first, last = (max(-reach, min(end, reach)) for end in (context.low, context.high))
         distinct = self.expand(rows, torch.arange(first, last + 1, device=rows.device))
         return (Table(distinct, row_of=lambda offsets: offsets.clamp(first, last) - first),)

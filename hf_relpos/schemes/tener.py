@@ -1,4 +1,4 @@
-"""TENER (Yan et al., arXiv 1911.04474, §3.2): relative attention for tagging, aware of direction, without 1/√d."""
+"""TENER (Yan et al., arXiv 1911.04474, §3.2): relative attention for tagging, with direction and without 1/√d."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,12 +16,11 @@ from .scheme import Scheme, choice, refuse_odd_heads
 class Tener(Scheme, name="tener"):
     """score = s · [(q_i + u)·k_j + (q_i + v)·R_r + k_j·R_{−r}], s = 1, R the sinusoid of size d, r = j − i.
 
-    This is the released code. R has tensor2tensor's layout and no projection. The key-side term is in the code only:
-    `terms="paper"` leaves it out, and keeps the code's R, although the paper writes R_{i−j} in the layout of Vaswani
-    et al.
+    This is the released code. R has tensor2tensor's layout and no projection. The key-side term is in the code only.
+    `terms="paper"` drops it but keeps the code's R, although the paper writes R_{i−j} in the layout of Vaswani et al.
 
-    u is `r_r_bias` and v is `r_w_bias`, the other way round than in Transformer-XL. The released layer has no output
-    projection after its heads; BERT's stays.
+    u is `r_r_bias` and v is `r_w_bias`, the reverse of Transformer-XL. The released layer has no output projection
+    after its heads; here BERT's stays.
 
     Parameters: r_r_bias and r_w_bias (H, d); per layer.
     """
@@ -55,7 +54,7 @@ class Tener(Scheme, name="tener"):
         init.xavier_normal_(self.r_w_bias)
 
     def sinusoid(self, distances: torch.Tensor) -> torch.Tensor:
-        """R of every distance, (1, N, d)."""
+        """Return R of every distance, (1, N, d)."""
         if self.max_distance is not None:
             distances = distances.clamp(-self.max_distance, self.max_distance)
         return sinusoid_t2t(distances, self.head_size, self.r_w_bias.dtype)[None]

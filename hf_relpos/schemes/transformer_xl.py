@@ -16,8 +16,8 @@ from .scheme import LinearParameter, Option, RangeOption, Scheme, is_count, refu
 class TransformerXL(Scheme, name="transformer_xl"):
     """score = s · [(q_i + u)·k_j + (q_i + v)·W R_{i−j}], R the sinusoid of dimension D in concatenated layout.
 
-    In the letters of the formula A_r = W R_{−r} and c_r = v·A_r. The paper's u is `r_w_bias`, its v `r_r_bias`, its
-    W_{k,R} `r_net`; names and shapes are those of the published checkpoints with `untie_r`.
+    In the letters of the formula, A_r = W R_{−r} and c_r = v·A_r. The paper's u is `r_w_bias`, its v is `r_r_bias`
+    and its W_{k,R} is `r_net`. Names and shapes are those of the published checkpoints with `untie_r`.
 
     Parameters: r_net.weight (H·d, D); r_w_bias and r_r_bias (H, d); per layer.
     """

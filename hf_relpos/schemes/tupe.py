@@ -1,4 +1,4 @@
-"""TUPE (Ke, He and Liu, arXiv 2006.15595, §3): untied absolute positions, and [CLS] untied from them."""
+"""TUPE (Ke, He and Liu, arXiv 2006.15595, §3): untied absolute positions, with [CLS] untied from them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,18 +23,18 @@ class Tupe(Scheme, name="tupe"):
     """score = s · q_i·k_j + θ_ij [+ b_bucket(r)], s = 1/√(2d), θ_ij = s · (p_i U_Q)·(p_j U_K).
 
     Scores of [CLS], the token at position 0, have two values of their own: θ_i0 = s · (p' U_Q)(p' U_K) for all i, and
-    θ_0j = s · (p'' U_Q)(p'' U_K) for all j, which goes first at (0, 0). p'' is row 0 of the table `pos`, p_i is row
-    i + 1, and p' is row 1 as well, as in the released code. Variant "R" adds the buckets of T5, unscaled, with two
-    rows of its own for [CLS] likewise.
+    θ_0j = s · (p'' U_Q)(p'' U_K) for all j, which takes precedence at (0, 0). p'' is row 0 of the table `pos`, p_i is
+    row i + 1, and p' is row 1, the same as p_0, as in the released code. Variant "R" adds the buckets of T5, unscaled,
+    with two more rows for [CLS].
 
-    θ and b belong to the encoder (`TupePositions`) and are computed once for all layers. In packed rows every document
-    has its [CLS].
+    θ and b belong to the encoder (`TupePositions`) and are computed once for all layers. In packed rows, every
+    document has its own [CLS].
     """
 
     source = "Ke et al. 2021, arXiv 2006.15595, §3; guolinke/TUPE transformer_sentence_encoder.py"
     out_of_range = ("clip", "zero")
     extrapolation_claim = "nothing about longer inputs"
-    zero_is_neutral = False  # for the scale
+    zero_is_neutral = False  # because of the scale
     uses_absolute_positions = True
     options = {"variant": choice("A", "R", help="absolute positions alone, or with T5's relative bias")}
 
@@ -51,7 +51,7 @@ class Tupe(Scheme, name="tupe"):
 
 
 class TupePositions(SharedScheme):
-    """θ, and b for variant "R", of all heads.
+    """θ of all heads, and b for variant "R".
 
     Parameters: pos.weight (P + 1, D); pos_ln; pos_q_linear and pos_k_linear, D to D with bias; variant "R"
     relative_attention_bias.weight (33, H). Names and shapes are those of the released code.
@@ -82,15 +82,15 @@ class TupePositions(SharedScheme):
             init.normal_(self.relative_attention_bias.weight, mean=0.0, std=std)
 
     def project(self, linear: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
-        """Row numbers (…, N) to vectors (…, H, N, d)."""
+        """Project the embeddings of row numbers (…, N) to vectors (…, H, N, d)."""
         vectors = linear(self.pos_ln(self.pos(rows)))
         return vectors.unflatten(-1, (self.num_heads, -1)).transpose(-2, -3)
 
     def forward(self, context: AttentionContext) -> torch.Tensor:
-        """θ + b, (1 or B, H, L, K).
+        """Return θ + b, (1 or B, H, L, K).
 
         Raises:
-            ValueError: for negative positions, which have no row. Compiled or traced code does not see them.
+            ValueError: for negative positions, which have no row. Compiled or traced code does not check this.
         """
         device = context.device
         if context.positions is not None and not is_traced() and not context.positions.is_meta:

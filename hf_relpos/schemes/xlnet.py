@@ -17,15 +17,15 @@ from .transformer_xl import TransformerXL
 class XLNet(Scheme, name="xlnet"):
     """score = s · [(q_i + u)·k_j + (q_i + v)·W R_{i−j} + (q_i + w)·g_same or different].
 
-    R is the sinusoid of dimension D in concatenated layout; g tells whether i and j have the same token type. In the
-    letters of the formula A_r = W R_{−r} and c_r = v·A_r, and the same again with g and w for the second relation. The
-    paper's u, v and w are `r_w_bias`, `r_r_bias` and `r_s_bias`, its W_{k,R} `r`.
+    R is the sinusoid of dimension D in concatenated layout. g depends on whether i and j have the same token type. In
+    the letters of the formula, A_r = W R_{−r} and c_r = v·A_r; the second relation has the same with g and w. The
+    paper's u, v and w are `r_w_bias`, `r_r_bias` and `r_s_bias`, and its W_{k,R} is `r`.
 
-    Without token types all tokens are in one segment, and the term cancels in the softmax. Token types of cached keys
-    are not known: a query takes all of them for its own segment.
+    Without token types, all tokens are in one segment and the term cancels in the softmax. Token types of cached keys
+    are not known: a query counts all of them as its own segment.
 
     Parameters: r (D, H, d); r_w_bias, r_r_bias (H, d); with `segments` r_s_bias (H, d) and seg_embed (2, H, d), row 0
-    for the same segment; per layer, names and shapes of the published checkpoints.
+    for the same segment; per layer. Names and shapes are those of the published checkpoints.
     """
 
     source = "Yang et al. 2019, arXiv 1906.08237, §2.4-2.5; zihangdai/xlnet modeling.py"
@@ -60,7 +60,7 @@ class XLNet(Scheme, name="xlnet"):
             init.normal_(parameter, mean=0.0, std=std)
 
     def position_rows(self, context: AttentionContext) -> torch.Tensor:
-        """W R_{−r} for every offset of the call, (H, N, d)."""
+        """Return W R_{−r} for every offset of the call, (H, N, d)."""
         distances = -context.offsets(self.r.device)
         if self.clamp_len is not None:
             distances = distances.clamp(-self.clamp_len, self.clamp_len)
@@ -68,7 +68,7 @@ class XLNet(Scheme, name="xlnet"):
         return torch.einsum("nD,Dhd->hnd", sinusoid, self.r)
 
     def different(self, context: AttentionContext) -> torch.Tensor:
-        """1 where the token types of i and j are known to differ, 0 elsewhere: (B, L, K), or (L, K) without any."""
+        """Return 1 where token types of i and j are known to differ, else 0: (B, L, K), or (L, K) without types."""
         device = self.r.device
         types = context.token_type_ids
         if types is None:

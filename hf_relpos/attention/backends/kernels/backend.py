@@ -20,15 +20,15 @@ from .window import GlobalTokens, kernel_mask, reads_window
 
 
 CAPABILITY = (8, 0)
-SWITCH = "HF_RELPOS_KERNELS"  # in the environment: 1 asks for the kernels
+SWITCH = "HF_RELPOS_KERNELS"  # environment variable: 1 requests the kernels
 
 
 @functools.cache
 def requested() -> bool:
-    """Whether the environment asks for the kernels, which no GPU has run yet.
+    """Whether the environment requests the kernels, which no GPU has run yet.
 
     Raises:
-        ValueError: for a switch that is neither on nor off.
+        ValueError: if the switch is neither on nor off.
     """
     switch = os.environ.get(SWITCH, "0")
     try:
@@ -40,11 +40,11 @@ def requested() -> bool:
 class Triton:
     """`formula.attend` by kernels, forward and backward, for terms that depend only on j − i.
 
-    A kind of call that has not run in this process is checked first (self_check.py).
+    Each kind of call is checked before it first runs in this process (self_check.py).
 
     Args:
-        device_type: of the devices to run on; "cpu" for Triton's interpreter.
-        wanted: whether someone asked for the kernels. Without it the backend refuses every call and says how to ask.
+        device_type: type of the devices to run on; "cpu" for Triton's interpreter.
+        wanted: whether the kernels are requested. If not, the backend refuses every call and says how to request them.
     """
 
     name = "triton"
@@ -55,8 +55,10 @@ class Triton:
         self.is_installed = importlib.util.find_spec("triton") is not None
 
     def unsupported(self, call: AttentionCall) -> list[str]:
-        """Devices, dtypes and head sizes, exports, terms without a Toeplitz form; kernels that nobody asked for or
-        that fail their check.
+        """Return the reasons why the kernels cannot take a call.
+
+        They concern the device, the dtype, the head size, an export, terms without a Toeplitz form, and kernels that
+        are not requested or fail their check.
         """
         reasons = self._unsupported_device(call.device)
         if reasons:
@@ -74,16 +76,16 @@ class Triton:
         return reasons or _objections(call)
 
     def reads_window_only(self, call: AttentionCall) -> bool:
-        """Whether only the keys in the window are read, and not the mask of all pairs."""
+        """Whether only the keys in the window are read, not the mask of all pairs."""
         return reads_window(call)
 
     def state(self, call: AttentionCall) -> str:
-        """What is known of the kernels for a call that they take."""
+        """Say what is known about the kernels for a call that they take."""
         outcome = OUTCOMES.get(kind_of(call))
         return "not checked before the first such call" if outcome is None else f"checked: {outcome.words}"
 
     def check(self, call: AttentionCall) -> None:
-        """Check the kernels for a call that they take now, though it may only be a description of one."""
+        """Check the kernels now for a call that they take. The call may be a mere description, without data."""
         check_kind(kind_of(call))
 
     def _unsupported_device(self, device: torch.device) -> list[str]:
@@ -103,7 +105,7 @@ class Triton:
         return []
 
     def run(self, call: AttentionCall) -> tuple[torch.Tensor, None]:
-        """The output (B, L, H, d), and None. A query that sees no key gets zeros, whatever hides them."""
+        """Return the output (B, L, H, d), and None. A query that sees no key gets zeros, whatever hides the keys."""
         content, query, key = content_vectors(call.query, call.key, call.terms, call.context)
         start, terms = int(call.context.start), toeplitz_of(call, by_row=True)
         mask, causal = kernel_mask(call), call.is_causal
@@ -111,12 +113,12 @@ class Triton:
 
 
 def _objections(call: AttentionCall) -> list[str]:
-    """Why a call that the kernels are made for does not get them: a check that they failed, or that cannot be made."""
+    """Return why the kernels refuse a call of a supported kind: a check that failed or that cannot run now."""
     kind = kind_of(call)
     if torch.compiler.is_dynamo_compiling():
         return list(_failure_before_tracing(*kind))
     if kind not in OUTCOMES:
-        if call.query.is_meta:  # only a description of a call
+        if call.query.is_meta:  # a mere description of a call
             return []
         if not _can_check(call):
             return ["they have not been checked for such calls, and cannot be now: a CUDA graph, or no data"]
@@ -124,7 +126,7 @@ def _objections(call: AttentionCall) -> list[str]:
 
 
 def check_kind(kind: Kind) -> Outcome:
-    """The outcome of the check of a kind, which is made if it was not."""
+    """Return the outcome of the check of a kind. Run the check if it has not run yet."""
     return check(kind, attention)
 
 
@@ -134,16 +136,16 @@ def _failure(outcome: Outcome) -> list[str]:
 
 @torch.compiler.assume_constant_result
 def _failure_before_tracing(*kind: Any) -> tuple[str, ...]:
-    """`_failure` for `torch.compile`, which runs this while it traces, outside the graph, and keeps the result.
+    """`_failure` for `torch.compile`, which runs it while tracing, outside the graph, and keeps the result.
 
     Args:
-        kind: entries of a Kind, one by one, for the compiler passes constants.
+        kind: entries of a Kind, one by one, because the compiler passes constants.
     """
     return tuple(_failure(check_kind(Kind(*kind))))
 
 
 def _can_check(call: AttentionCall) -> bool:
-    """Whether something else may run now: not while a CUDA graph is captured, nor for tensors that hold no data."""
+    """Whether a check may run now: not while a CUDA graph is captured, and not for tensors without data."""
     capturing = call.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     return not capturing and not isinstance(call.query, FakeTensor)
 
@@ -160,17 +162,17 @@ def attention(
     dropout: float = 0.0,
     seed: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`formula.attend` of Toeplitz terms, (B, L, H, d); arguments as `chunked_attention`'s.
+    """`formula.attend` for Toeplitz terms, (B, L, H, d). Arguments are those of `chunked_attention`.
 
     Args:
-        mask: boolean, or a SlidingWindowMask of which `reads_window` may be said.
-        seed: of the dropout, int64, one number on the device; None to draw one.
+        mask: boolean, or the SlidingWindowMask of a call that `reads_window` accepts.
+        seed: seed of the dropout, int64, one number on the device; None draws one.
     """
     c = terms.bias
     if terms.allow is not None:
         c = torch.where(terms.allow, content.new_zeros(()) if c is None else c, -torch.inf)
     drop = round(dropout * 65536)
-    # the compiler's own random numbers take bounds of 32 bits: a larger one becomes 0, and every seed the same
+    # the compiler's random numbers take bounds of 32 bits: a larger bound becomes 0, and all seeds would be the same
     if drop and seed is None:
         seed = torch.randint(torch.iinfo(torch.int32).max, (1,), device=content.device)
     window = global_tokens = rest = rest_lse = None

@@ -1,11 +1,11 @@
-"""Attention of Toeplitz terms as operators of PyTorch, which the compiler and CUDA graphs see through.
+"""Attention with Toeplitz terms as PyTorch operators, which the compiler and CUDA graphs can handle.
 
-`hf_relpos::attention` and its backward plan the work, chunk by chunk, and launch the kernels of tiles.py. A chunk is
-some pairs (batch, head) and, for long inputs, some queries: as much as its pair matrices fit into `WORKSPACE`. Nothing
-waits for the device, and nothing of size L·K outlives a call. Triton is imported when a kernel first runs.
+`hf_relpos::attention` and its backward divide the work into chunks and launch the kernels of tiles.py. A chunk is some
+pairs (batch, head) and, for long inputs, some queries, so that its pair matrices fit into `WORKSPACE`. Nothing waits
+for the device, and nothing of size L·K outlives a call. Triton is imported when a kernel first runs.
 
-Under a window a chunk has only the keys that its queries see, and of its pair matrices only the offsets within the
-window are stored, so that time and memory grow with the length.
+Under a sliding window, a chunk has only the keys that its queries see, and its pair matrices hold only the offsets
+within the window. So time and memory grow linearly with the length.
 """
 
 import contextlib
@@ -19,17 +19,18 @@ import torch
 
 # Bytes for the pair matrices of a chunk.
 WORKSPACE = 256 << 20
-# Rows and columns of pair matrices come in these, the largest tile there is; numbers before and after the matrices.
+# TILE is the largest tile: pair matrices have multiples of it as rows and columns. MARGIN numbers lie before and after
+# the matrices.
 TILE, MARGIN = 128, 512
 LOG2E = math.log2(math.e)
-SIZES = (16, 32, 64, 128)  # of heads
+SIZES = (16, 32, 64, 128)  # head sizes
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-GRID = 65535  # programs along the second and third axis of a launch, at most
+GRID = 65535  # largest number of programs along the second and third axis of a launch
 
 
 @dataclass(frozen=True)
 class Tile:
-    """How a kernel is cut: rows and columns of a tile (of queries and keys, or of rows of a table), and for Triton."""
+    """Rows and columns of a kernel's tiles (queries and keys, or rows of a table), and its options for Triton."""
 
     rows: int
     columns: int
@@ -37,10 +38,10 @@ class Tile:
     stages: int = 2
 
 
-# By (kernel, whether numbers are of 16 bits, whether heads are above 64): chosen for sm_90 by registers and spills
-# (tests/test_kernels.py); bench_gpu.py measures others. "backward_many" is for two of B, V and dropout.
-# What one kernel writes whole another may read whole: columns of table_apply divide those of backward, and rows of
-# backward and forward those of table_product.
+# Keys are (kernel, whether numbers have 16 bits, whether heads are larger than 64). The tiles were chosen for sm_90 by
+# registers and spills (tests/test_kernels.py); bench_gpu.py measures others. "backward_many" is for at least two of B,
+# V and dropout. One kernel may read in whole tiles what another writes in whole tiles: columns of table_apply divide
+# those of backward, and rows of backward and forward divide those of table_product.
 TILES = {
     ("forward", True, False): Tile(128, 64, 8, 3),
     ("forward", True, True): Tile(128, 64, 8, 2),
@@ -70,12 +71,12 @@ TILES = {
 
 
 def tile(kernel: str, size: int, dtype: torch.dtype) -> Tile:
-    """How `kernel` is cut for heads of that size."""
+    """Return the tile of `kernel` for heads of that size."""
     return TILES[kernel, dtype.itemsize == 2, size > 64]
 
 
 def scratch(count: int, like: torch.Tensor) -> torch.Tensor:
-    """That many numbers, with whatever was in that memory."""
+    """Allocate `count` numbers without initialising them."""
     return like.new_empty(count)
 
 
@@ -84,12 +85,12 @@ def _up(count: int, step: int) -> int:
 
 
 class PairMatrices:
-    """Numbers by row and column, and pair (batch, head): the n-th matrix begins at n · `stride`.
+    """Matrices of numbers by row and column, one per pair (batch, head). The n-th begins at n · `stride`.
 
     Rows are `ld` numbers apart, a multiple of the largest tile, so that tiles are aligned in memory and whole.
 
     Args:
-        offsets: to how many of them the pairs are limited; None for all.
+        offsets: number of offsets to which the pairs are limited; None means no limit.
     """
 
     def __init__(self, count: int, rows: int, columns: int, like: torch.Tensor, offsets: int | None = None):
@@ -99,10 +100,10 @@ class PairMatrices:
 
 
 def numbers_per_row(columns: int, offsets: int | None = None) -> int:
-    """How far apart the rows of a pair matrix are in memory; arguments as those of `PairMatrices`.
+    """Return how far apart the rows of a pair matrix are in memory. Arguments are those of `PairMatrices`.
 
-    A tile that meets the pairs reaches less than two tiles past them on either side. As far as that no number of one
-    row has the address of one of another row.
+    A tile that meets the pairs reaches less than two tiles past them on either side. Within that reach, no number of
+    one row shares its address with a number of another row.
     """
     whole = _up(columns, TILE)
     return whole if offsets is None else min(whole, _up(offsets + 4 * TILE - 5, TILE))
@@ -113,11 +114,11 @@ def _bytes_per_row(matrices: int, numbers: int, itemsize: int) -> int:
 
 
 def chunks(pairs: int, length: int, row_bytes: int, together: int = 1) -> Iterator[tuple[int, int, int, int]]:
-    """(first pair, number of pairs, first query, last query + 1) of every chunk, the same for any contents.
+    """Yield (first pair, number of pairs, first query, last query + 1) of every chunk, whatever the contents.
 
     Args:
-        row_bytes: of one row of all the pair matrices that a pair has.
-        together: how many pairs share theirs.
+        row_bytes: bytes of one row in all pair matrices of a pair.
+        together: number of pairs that share their matrices.
     """
     whole = _up(length, TILE) * row_bytes
     rows = length if whole <= WORKSPACE else max(WORKSPACE // row_bytes // TILE, 1) * TILE
@@ -131,12 +132,12 @@ class Chunk(NamedTuple):
     """Some pairs (batch, head), some queries, and the keys that they see.
 
     Attributes:
-        first: the first pair.
-        count: how many pairs.
-        row: the first query.
-        end: the last query + 1.
-        key: the first key.
-        key_end: the last key + 1.
+        first: first pair.
+        count: number of pairs.
+        row: first query.
+        end: last query + 1.
+        key: first key.
+        key_end: last key + 1.
     """
 
     first: int
@@ -148,20 +149,20 @@ class Chunk(NamedTuple):
 
     @property
     def queries(self) -> int:
-        """How many."""
+        """Number of queries."""
         return self.end - self.row
 
     @property
     def keys(self) -> int:
-        """How many."""
+        """Number of keys."""
         return self.key_end - self.key
 
     def by_query(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Of a tensor (…, …, L, …), the chunk's queries."""
+        """Return the chunk's queries of a tensor (…, …, L, …)."""
         return tensor[:, :, self.row : self.end]
 
     def by_key(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Of a tensor (…, …, K, …), the chunk's keys."""
+        """Return the chunk's keys of a tensor (…, …, K, …)."""
         return tensor[:, :, self.key : self.key_end]
 
 
@@ -182,8 +183,8 @@ def _rows_contiguous(tensor: torch.Tensor) -> torch.Tensor:
 
 @torch.compiler.assume_constant_result
 def precision(device: torch.device) -> str:
-    """Of products of float32 there, as `tl.dot` calls it."""
-    # `allow_tf32` raises once anyone, Transformers' Trainer for one, has chosen by the newer `fp32_precision`
+    """Return the precision of float32 products on the device, under the name that `tl.dot` gives it."""
+    # `allow_tf32` raises if anyone, such as Transformers' Trainer, has set the newer `fp32_precision`
     fast = device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32"
     return "tf32" if fast else "ieee"
 
@@ -197,7 +198,7 @@ class Rows:
     """A table, (H or 1, N, …), as kernels read it.
 
     Args:
-        index: the row of each offset, int32 (P,); None where there is a row for each.
+        index: row of each offset, int32 (P,); None if every offset has its own row.
     """
 
     def __init__(self, table: torch.Tensor, index: torch.Tensor | None = None):
@@ -206,7 +207,7 @@ class Rows:
         self.offsets = table.shape[1] if index is None else index.shape[0]
 
     def arguments(self, flipped: bool) -> dict:
-        """For `table_product` and `table_apply`; with `flipped`, offsets are counted from the last one."""
+        """Return the arguments for `table_product` and `table_apply`. With `flipped`, offsets count from the last."""
         table, index, step = self.table, self.index, self.table.shape[-1]
         if flipped and index is None:
             table, step = table[:, -1:], -step
@@ -221,10 +222,10 @@ class Rows:
         }
 
     def gradient(self, by_offset: torch.Tensor) -> torch.Tensor:
-        """Like the table, from one by offset, (H, P, …)."""
+        """Return the gradient in the table's shape and dtype, given the gradient by offset, (H, P, …)."""
         if self.table.shape[0] == 1:
             by_offset = by_offset.sum(0, keepdim=True)
-        if self.index is not None:  # sorted on CUDA devices, and so added up in a fixed order
+        if self.index is not None:  # CUDA sorts the indices, so the order of the sum is fixed
             total = by_offset.new_zeros(self.table.shape[1], *by_offset.transpose(0, 1).shape[1:])
             total.index_put_((self.index.long(),), by_offset.transpose(0, 1), accumulate=True)
             by_offset = total.transpose(0, 1)
@@ -235,7 +236,7 @@ NO_TABLE = {"table": None, "index": None, "table_h": 0, "table_x": 0, "index_x":
 
 
 def _by_head(table: torch.Tensor) -> int:
-    """The step from head to head."""
+    """Return the step from head to head; 0 if the heads share the table."""
     return table.stride(0) if table.shape[0] > 1 else 0
 
 
@@ -244,13 +245,14 @@ class Call:
 
     Args:
         content: q̂ + u, (B, H, L, d).
-        query: q̂, for A; None where it is `content`.
+        query: q̂, for A; None if it is `content`.
         mask: boolean (1 or B, 1 or H, 1 or L, K), or None.
-        seed: of the dropout, int64, one number, or None.
-        dropout: in units of 2^−16.
-        index_A: as `Rows.index`, likewise those of B and V.
-        window: the first and the last offset j − i that counts, or None.
-        rest: what attention to other keys gave, (B, L, H, d); with `rest_lse`, (B, H, L). Or None.
+        seed: seed of the dropout, int64, one number; or None.
+        dropout: probability in units of 2^−16.
+        index_A: as in `Rows`; likewise index_B and index_V.
+        window: first and last offset j − i − start that counts, or None.
+        rest: output of attention to other keys, (B, L, H, d), or None.
+        rest_lse: log-sum-exp of the other keys, (B, H, L), or None.
     """
 
     def __init__(
@@ -306,41 +308,44 @@ class Call:
 
     @property
     def offsets(self) -> int | None:
-        """How many offsets the window has; None without one."""
+        """Number of offsets in the window; None without a window."""
         return None if self.window is None else self.window[1] - self.window[0] + 1
 
     def chunks(self, matrices: int, together: int = 1) -> list[Chunk]:
-        """The chunks of a pass that holds so many pair matrices; `together` as for `chunks`."""
+        """Return the chunks of a pass that holds `matrices` pair matrices per pair; see the function `chunks`."""
         row_bytes = _bytes_per_row(matrices, numbers_per_row(self.keys, self.offsets), self.dtype.itemsize)
         plan = chunks(self.pairs, self.length, row_bytes, together)
         return [Chunk(first, count, row, end, *self.seen(row, end)) for first, count, row, end in plan]
 
     def seen(self, row: int, end: int) -> tuple[int, int]:
-        """The first key that those queries see and the last + 1, as far as the window says."""
+        """Return the first key, rounded down to a tile, and the last key + 1 that those queries see by the window."""
         if self.window is None:
             return 0, self.keys
         low, high = (self.start + offset for offset in self.window)
         return max(row + low, 0) // TILE * TILE, min(end + high, self.keys)
 
     def band(self, chunk: Chunk, flipped: bool = False) -> dict[str, int]:
-        """The offsets between rows and columns of a chunk that count; `flipped`, with keys as rows."""
+        """Return the offsets between rows and columns of a chunk that count. With `flipped`, rows are keys."""
         if self.window is None:
             return {"low": 0, "high": 0}
         low, high = (self.start + chunk.row - chunk.key + offset for offset in self.window)
         return {"low": -high, "high": -low} if flipped else {"low": low, "high": high}
 
     def shift(self, chunk: Chunk, flipped: bool = False) -> int:
-        """What added to column − row is the row of a table; `flipped`, with keys as rows, from the last one."""
+        """Return the number that turns column − row into a row of a table.
+
+        With `flipped`, rows are keys, and rows of the table count from the last one.
+        """
         place = chunk.row - chunk.key
         return self.keys - 1 + place if flipped else self.length - 1 - place
 
     def matrices(self, chunk: Chunk, count: int | None = None, flipped: bool = False) -> PairMatrices:
-        """Pair matrices of a chunk; `flipped`, with keys as rows."""
+        """Allocate pair matrices of a chunk. With `flipped`, rows are keys."""
         rows, columns = (chunk.keys, chunk.queries) if flipped else (chunk.queries, chunk.keys)
         return PairMatrices(chunk.count if count is None else count, rows, columns, self.content, self.offsets)
 
     def common(self, chunk: Chunk) -> dict:
-        """What `forward` and `backward` both take, but bias matrices."""
+        """Return the arguments that `forward` and `backward` share, except bias matrices."""
         content, key, value = chunk.by_query(self.content), chunk.by_key(self.key), chunk.by_key(self.value)
         mask, visible_keys = self.mask, self.visible_keys
         if mask is not None:
@@ -377,10 +382,10 @@ class Call:
         }
 
     def product(self, out, chunk, rows, table, scalars, factor, heads=None, flipped=False) -> None:
-        """`table_product` of rows (B, H, R, d); also where tiles go beyond them, finite numbers.
+        """Launch `table_product` for rows (B, H, R, d). Where tiles go beyond the rows, it writes finite numbers.
 
         Args:
-            heads: (the first head, how many), where the product is of heads and not of pairs.
+            heads: (first head, number of heads), if the product is by head and not by pair.
         """
         how = tile("table_product", self.size, self.dtype)
         either = table if table is not None else scalars
@@ -415,7 +420,7 @@ class Call:
         )
 
     def apply(self, matrix, chunk, out, dense, table, initial, factor=1.0, flipped=False):
-        """`table_apply` into `out`, (B, H, R, d)."""
+        """Launch `table_apply` with the result in `out`, (B, H, R, d)."""
         how, R = tile("table_apply", self.size, self.dtype), out.shape[2]
         _launch(
             "table_apply",
@@ -447,7 +452,7 @@ class Call:
         )
 
     def biases(self, chunk: Chunk) -> tuple[dict, dict]:
-        """Bias matrices of a chunk as arguments: those by query, and those by key."""
+        """Compute the bias matrices of a chunk. Return those by query and those by key, as arguments."""
         query = chunk.by_query(self.query)
         by_query = {"bias": None, "bias_n": 0, "bias_h": 0, "ld": 0}
         if self.A is not None:
@@ -468,7 +473,7 @@ class Call:
         return by_query, by_key
 
     def forward(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Output (B, L, H, d) and log₂ Σ exp₂ of the scores, (B, H, L)."""
+        """Return the output (B, L, H, d) and the log-sum-exp of the scores to base 2, (B, H, L)."""
         out = self.content.new_empty(self.batch, self.length, self.heads, self.size)
         lse = self.content.new_empty(self.batch, self.heads, self.length, dtype=torch.float32)
         by_head, how = out.transpose(1, 2), tile("forward", self.size, self.dtype)
@@ -507,7 +512,7 @@ class Call:
         return out, lse
 
     def backward(self, d_out, out, lse, with_u: bool) -> list[torch.Tensor | None]:
-        """Gradients of content, query (None without u), key, value, A, B, c and V."""
+        """Return the gradients of content, query (None without u), key, value, A, B, c and V."""
         d_out, out = _rows_contiguous(d_out).transpose(1, 2), out.transpose(1, 2)
         delta = torch.empty_like(lse)
         _launch(
@@ -528,8 +533,8 @@ class Call:
         plan = self.chunks(1 + (self.A is not None or self.c is not None) + 2 * has_B + 2 * has_V)
         several = any(chunk.row for chunk in plan)
         sums = torch.float32 if several or has_B else self.dtype
-        shape = (self.batch, self.keys, self.heads, self.size)  # as the projections leave them
-        # a window may leave keys that no query sees, and chunks of queries have different keys
+        shape = (self.batch, self.keys, self.heads, self.size)  # the layout of projections' results
+        # with a window, there may be keys that no query sees, and chunks of queries have different keys
         new = self.key.new_empty if self.window is None else self.key.new_zeros
         d_key, d_value = (new(shape, dtype=sums).transpose(1, 2) for _ in range(2))
         shape = (self.batch, self.length, self.heads, self.size)
@@ -597,19 +602,19 @@ class Call:
 
     @property
     def splits(self) -> int:
-        """Into how many parts the rows of the batch go for a table's gradient: enough programs for a large device."""
+        """Number of parts of the batch for a table's gradient: there must be enough programs for a large device."""
         blocks = -(-(self.offsets or self.length + self.keys) // 64) * self.heads
         return max(1, min(self.batch, 4, -(-512 // blocks)))
 
     def parts(self, rows: Rows | None) -> torch.Tensor | None:
-        """Zeros for the parts of a table's gradient by offset, (H · splits, P, …)."""
+        """Return zeros for the parts of a table's gradient by offset, (H · splits, P, …)."""
         if rows is None:
             return None
         shape = (self.heads * self.splits, rows.offsets, *rows.table.shape[2:])
         return rows.table.new_zeros(shape, dtype=torch.float32)
 
     def gradient(self, matrix, chunk, rows, out, out_scalars, flipped=False) -> None:
-        """`table_gradient` added to the parts; rows (B, H, R, d)."""
+        """Launch `table_gradient` for rows (B, H, R, d); it adds to the parts."""
         how, R = tile("table_gradient", self.size, self.dtype), rows.shape[2]
         columns, band = chunk.queries if flipped else chunk.keys, self.band(chunk, flipped)
         begin, end = -_up(R, how.columns), columns
@@ -645,7 +650,7 @@ class Call:
         )
 
     def summed(self, parts, rows: Rows | None, flipped: bool) -> torch.Tensor | None:
-        """The table's gradient from its parts."""
+        """Return the table's gradient, the sum of its parts."""
         if rows is None:
             return None
         parts = parts.unflatten(0, (self.heads, self.splits)).sum(1)
@@ -679,22 +684,24 @@ def attention(
     rest: torch.Tensor | None = None,
     rest_lse: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output (B, L, H, d), and log₂ of every row's Σ 2^score, (B, H, L). Rows that see no key get zeros.
+    """Return the output (B, L, H, d) and each row's log-sum-exp, log₂ Σ 2^score, (B, H, L).
+
+    Rows that see no key get zeros.
 
     Args:
-        content: q̂ + u, (B, H, L, d), of `DTYPES` and `SIZES`; key and value (B, H, K, d).
-        query: q̂, for A; None where it is `content`.
-        A: s·A, (H or 1, L + K − 1, d), row 0 for the offset 1 − L − start, as `ToeplitzTerms` has them; likewise B
-            and V, and c, (H or 1, L + K − 1), where −∞ hides an offset.
-        index_A: the row of each offset, int32 (L + K − 1,), of an A of as many rows as it has; likewise those of B
-            and V.
-        mask: boolean (1 or B, 1 or H, 1 or L, K), True: may attend.
+        content: q̂ + u, (B, H, L, d), with a dtype of `DTYPES` and d of `SIZES`. key and value are (B, H, K, d).
+        query: q̂, for A; None if it is `content`.
+        A: s·A, (H or 1, L + K − 1, d), row 0 for offset 1 − L − start, as in `ToeplitzTerms`. Likewise B and V, and c,
+            (H or 1, L + K − 1), in which −∞ hides an offset.
+        index_A: row of each offset, int32 (L + K − 1,). A may then have any number of rows. Likewise index_B and
+            index_V.
+        mask: boolean (1 or B, 1 or H, 1 or L, K); True means that the query may attend to the key.
         seed: int64, one number on the device; only with dropout.
         start: index of the first query among the keys.
         dropout: probability of dropping a weight, in units of 2^−16.
-        window: the first and the last offset j − i − start that counts; None for all.
-        rest: what attention to other keys gave, (B, L, H, d), finite; the result is then of these keys, too.
-        rest_lse: of the other keys, as the second result; −∞ for a query that sees none of them.
+        window: first and last offset j − i − start that counts; None means all.
+        rest: output of attention to other keys, (B, L, H, d), finite. The result then includes these keys.
+        rest_lse: log-sum-exp of the other keys, like the second result; −∞ for a query that sees none of them.
     """
     with _on(content):
         inputs = (content, query, key, value, A, B, c, V, index_A, index_B, index_V, mask, seed)
@@ -732,7 +739,7 @@ def attention_backward(
     dropout: int,
     window: Sequence[int] | None = None,
 ) -> list[torch.Tensor]:
-    """Gradients of those of content, query, key, value, A, B, c and V that are there."""
+    """Return the gradients of content, query, key, value, A, B, c and V, without those that are None."""
     with _on(content):
         inputs = (content, query, key, value, A, B, c, V, index_A, index_B, index_V, mask, seed)
         call = Call(*inputs, start, scale, causal, dropout, window)
@@ -767,10 +774,10 @@ def _gradients(ctx, d_out, d_lse):
 
 
 def _gradients_of_rest(d_out, out, lse, rest, rest_lse):
-    """Gradients of what attention to other keys gave, and of their `lse`."""
+    """Return the gradients of `rest` and `rest_lse`."""
     if rest is None:
         return None, None
-    share = torch.exp2(rest_lse - lse).transpose(1, 2)  # of all weights, (B, L, H)
+    share = torch.exp2(rest_lse - lse).transpose(1, 2)  # fraction of all weights, (B, L, H)
     d_lse = share * ((rest.float() - out.float()) * d_out.float()).sum(-1) / LOG2E
     return (share[..., None] * d_out).to(rest.dtype), d_lse.transpose(1, 2)
 

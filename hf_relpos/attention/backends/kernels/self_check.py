@@ -1,12 +1,12 @@
-"""Kernels show that they are right before a model gets their numbers: once in a process for every kind of call.
+"""Self-check of the kernels, before a model gets their numbers: once per process for every kind of call.
 
-The kernels are proven in Triton's interpreter, but what a driver, a device or another version of Triton makes of them
-is known only where they run. So the first call of a kind is preceded by a small random one of that kind, forward and
-backward, beside `formula.attend` in the same dtype and in float64. It takes milliseconds, and the time to compile,
-which the call would take anyway. Kernels that are further from float64 than rounding explains, or that raise, are out
-for that kind for as long as the process lives.
+The kernels are tested in Triton's interpreter, but what a driver, a device or another version of Triton makes of them
+is known only where they run. So before the first call of a kind, a small random call of that kind runs forward and
+backward. It is compared with `formula.attend` in the same dtype and in float64. This takes milliseconds, plus the time
+to compile, which the call would take anyway. If the kernels raise, or are further from float64 than rounding explains,
+the process does not use them for that kind.
 
-Not covered: calls so large that `ops.chunks` divides their queries, which run the same kernels piece by piece.
+Calls so large that `ops.chunks` divides their queries are not covered. They run the same kernels piece by piece.
 """
 
 import contextlib
@@ -30,28 +30,28 @@ from .window import kernel_mask
 
 logger = logging.get_logger(__name__)
 
-# Queries and keys of the small calls: beyond one tile with keys before the first query; and whole tiles.
+# Queries and keys of the small calls: more than one tile, with keys before the first query; and whole tiles.
 LENGTHS = ((150, 170), (256, 256))
-# Under a window: so long that rows of pair matrices overlap in memory (`ops.numbers_per_row`).
+# With a window: long enough for rows of pair matrices to overlap in memory (`ops.numbers_per_row`).
 WINDOW_LENGTHS = ((900, 1030), (1024, 1024))
 BATCH, HEADS, CLIP, DROPOUT, SEED = 2, 2, 9, 0.25, 20
 WINDOW, GLOBAL_TOKENS = 7, (0, 9)
-# Kernels may be this many times as far from float64 as eager, or as the precision below.
+# Kernels may be this many times as far from float64 as eager, or as the precision below, whichever is larger.
 TIMES = 4.0
-# Of one result after rounding, relative; in float32 with room for the device's own exp2.
+# Relative precision of one result after rounding; in float32 it leaves room for the device's own exp2.
 PRECISIONS = {"ieee": 2e-6, "tf32": 2.0**-10, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
 
 
 class Kind(NamedTuple):
-    """What decides which code of the kernels a call runs.
+    """The properties of a call that decide which code of the kernels it runs.
 
     Attributes:
-        device: with its index.
-        size: of heads.
+        device: device with its index.
+        size: head size.
         terms: letters of the formula, with "1" after a table that all heads share, and "allow" for hidden offsets.
         mask: "none", "keys" (the same for every query), "window", "window and keys", or "pairs" (packed sequences, and
-            windows that are no narrow band).
-        precision: of products of float32, "ieee" or "tf32".
+            windows that are not a narrow band).
+        precision: precision of float32 products, "ieee" or "tf32".
     """
 
     device: torch.device
@@ -73,7 +73,7 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a check found; `words` say it to a user."""
+    """Result of a check; `words` describe it to a user."""
 
     passed: bool
     words: str
@@ -84,7 +84,7 @@ _lock = threading.Lock()
 
 
 def kind_of(call: AttentionCall) -> Kind:
-    """The kind of a call that the kernels take."""
+    """Return the kind of a call that the kernels take."""
     terms, mask, device = call.terms, kernel_mask(call), call.device
     if device.type == "cuda" and device.index is None:
         device = torch.device(device.type, torch.cuda.current_device())
@@ -119,16 +119,16 @@ def _kind_of_mask(mask: torch.Tensor | SlidingWindowMask | None) -> str:
 
 
 def check(kind: Kind, attention: Callable[..., torch.Tensor]) -> Outcome:
-    """The outcome for a kind, from a check now if there was none; a failure is logged.
+    """Return the outcome for a kind. If there is none yet, run the check, and log a failure.
 
-    It runs in a thread of its own, which knows nothing of the caller's modes: autocast, inference, hooks of activation
+    The check runs in its own thread, which does not have the caller's modes: autocast, inference, hooks of activation
     checkpointing, fake tensors, a default device. Random states stay as they are.
 
     Args:
-        attention: as `backend.attention`.
+        attention: a function like `backend.attention`.
 
     Raises:
-        torch.OutOfMemoryError: of the device, which says nothing of the kernels.
+        torch.OutOfMemoryError: if the device has too little memory, which says nothing about the kernels.
     """
     with _lock:
         if kind not in OUTCOMES:
@@ -156,13 +156,13 @@ def _try(kind: Kind, attention: Callable[..., torch.Tensor]) -> Outcome | torch.
             return max((_compare(kind, attention, *case) for case in cases), key=_by_ratio)[1]
     except torch.OutOfMemoryError as error:
         return error
-    except Exception as error:  # Triton's are of no kind of their own
+    except Exception as error:  # Triton's errors have no class of their own
         lines = str(error).strip().splitlines() or [""]
         return Outcome(False, f"{type(error).__name__}: {lines[-1]}")
 
 
 def _forms(kind: Kind) -> tuple[bool, ...]:
-    """Whether tables are read by row: both ways, for calls of one kind may be of either."""
+    """Return the values of `by_row` to check: both for tables of vectors, since calls of one kind may use either."""
     return (False, True) if any(term[0] in "ABV" for term in kind.terms) else (False,)
 
 
@@ -173,7 +173,7 @@ def _by_ratio(found: tuple[float, Outcome]) -> float:
 def _compare(
     kind: Kind, attention: Callable[..., torch.Tensor], by_row: bool, length: int, keys: int
 ) -> tuple[float, Outcome]:
-    """Error ÷ limit of the output or gradient that is worst, and the outcome that follows."""
+    """Return error ÷ limit of the worst output or gradient, and the resulting outcome."""
     case = _Case(kind, by_row, length, keys)
     exact = case.results(torch.float64, case.by_formula)
     eager = case.results(kind.dtype, case.by_formula)
@@ -193,7 +193,7 @@ def _compare(
 
 
 def _distance(result: torch.Tensor, truth: torch.Tensor) -> float:
-    """Root mean square of the difference, relative to that of the truth."""
+    """Return the root mean square of the difference, relative to that of the truth."""
     return float((result.double() - truth).norm() / truth.norm().clamp(min=1e-30))
 
 
@@ -228,14 +228,14 @@ class _Case:
             rows = 1 if kind.mask == "keys" else length
             mask = torch.rand(BATCH, 1, rows, keys, generator=self.random) > 0.25
             mask[1, :, :, keys // 3 :] = False  # padding
-            mask[1, :, 0] = False  # and a query that sees no key, if not all of them
+            mask[1, :, 0] = False  # a query that sees no key; with a mask of keys, all queries of the row
             self.mask = mask.to(kind.device)
         self.dropout = round(DROPOUT * 65536) if kind.dropout else 0
         self.seed = torch.tensor([SEED], device=kind.device) if kind.dropout else None
         self.gradient = self.normal(BATCH, length, HEADS, kind.size)
 
     def band(self) -> SlidingWindowMask:
-        """A window; with keys, the one row begins and the other ends with padding."""
+        """Return a window. With keys, one row begins and the other ends with padding."""
         keys, device = self.context.key_length, self.kind.device
         is_token, index = None, None
         if self.kind.mask == "window and keys":
@@ -255,14 +255,14 @@ class _Case:
         )
 
     def normal(self, *shape: int) -> torch.Tensor:
-        """Numbers that the dtype of the call can hold, in float64."""
+        """Draw numbers that the dtype of the call can represent; return them in float64."""
         numbers = torch.randn(shape, generator=self.random, dtype=torch.float64)
         return numbers.to(self.kind.dtype).to(self.kind.device, torch.float64)
 
     def results(
         self, dtype: torch.dtype, run: Callable[[dict[str, torch.Tensor]], torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """The output, as "out", and the gradients by name."""
+        """Return the output, as "out", and the gradients by name."""
         leaves = {name: leaf.to(dtype, copy=True).requires_grad_() for name, leaf in self.leaves.items()}
         out = run(leaves)
         gradients = torch.autograd.grad(out, list(leaves.values()), self.gradient.to(dtype))
@@ -277,16 +277,16 @@ class _Case:
         return Terms(query_table=A, key_table=B, bias=c, value_table=V, content_bias=leaves.get("u"), allow=allow)
 
     def by_kernels(self, leaves: dict[str, torch.Tensor], attention: Callable[..., torch.Tensor]) -> torch.Tensor:
-        """(B, L, H, d)."""
+        """Return the kernels' output, (B, L, H, d)."""
         terms = self.terms(leaves)
         content, query, key = content_vectors(leaves["query"], leaves["key"], terms, self.context)
         form = to_toeplitz(terms, self.context, query, by_row=self.by_row)
         dropout = self.dropout / 65536
-        causal = self.kind.causal and not isinstance(self.mask, SlidingWindowMask)  # a window knows it
+        causal = self.kind.causal and not isinstance(self.mask, SlidingWindowMask)  # a window includes it
         return attention(content, query, key, leaves["value"], form, self.start, self.mask, causal, dropout, self.seed)
 
     def by_formula(self, leaves: dict[str, torch.Tensor]) -> torch.Tensor:
-        """(B, L, H, d): with the weights that the kernels drop, and zeros where a query sees no key."""
+        """Return the formula's output, (B, L, H, d), with the dropout of the kernels; zeros if a query sees no key."""
         query, key, value = (leaves[name] for name in ("query", "key", "value"))
         terms, mask = self.terms(leaves), self.mask
         if isinstance(mask, SlidingWindowMask):
@@ -307,7 +307,7 @@ class _Case:
 
 
 def kept(seed: int, shape: tuple[int, ...], threshold: int) -> torch.Tensor:
-    """Which weights stay: boolean of that shape, (B, H, L, K); the threshold is in units of 2^−16."""
+    """Return which weights stay, boolean, of that shape, (B, H, L, K). The threshold is in units of 2^−16."""
     batch, heads, length, keys = shape
     pair = torch.arange(batch * heads).view(batch, heads, 1, 1)
     return dropout.kept(torch.tensor([seed]), pair, torch.arange(length)[:, None], torch.arange(keys), threshold)

@@ -1,37 +1,38 @@
-"""Triton kernels of attention by offset: the scores' bias is made, kept and used by tiles, and never gathered.
+"""Triton kernels of attention by offset. The bias of the scores is computed, stored and used in tiles, never gathered.
 
-A *pair matrix* holds one number for each pair of a row i and a column j, element (i, j) at i·ld + j. What a table says
-of the pair stands in its row x = j − i + shift, so a run of rows of the table is a run of numbers in each row of the
-matrix: with u = j − i, element (i, i + u) is at i·(ld + 1) + u. Three kernels know this, and nothing else has to:
+A *pair matrix* holds one number for each pair of a row i and a column j, element (i, j) at i·ld + j. A table's entry
+for the pair is in its row x = j − i + shift. So consecutive rows of the table are consecutive numbers in each row of
+the matrix: with u = j − i, element (i, i + u) is at i·(ld + 1) + u. Only three kernels rely on this:
 
     table_product    M[i, j] = rows_i · T_x + t_x                 q·A and c; k·B; dO·V
     table_apply      out_i   = Σ_j M[i, j] T_x                    the value term; the A part of dq, the B part of dk
     table_gradient   dT_x    = Σ_pairs Σ_i M[i, j] rows_i         dA and dc; dB; dV
 
 The key side is the same with keys as rows, queries as columns and the table read backwards. A table with fewer rows
-than offsets comes with an index, the row of each offset x, and is read through it. `forward` and `backward`
-are attention in one pass over tiles of keys, or of queries, that add a tile of a pair matrix to the scores. No sum is
-atomic, so that results are the same in every run. Scores are kept in units of log₂ e.
+than offsets comes with an index, the row of each offset x, and is read through it. `forward` and `backward` compute
+attention in one pass over tiles of keys, or of queries, and add a tile of a pair matrix to the scores. No sum is
+atomic, so results are the same in every run. Scores are multiplied by log₂ e, for exponentials to base 2.
 
-Under a window only offsets u from `low` to `high` count: loops over tiles go no further, and rows of a pair matrix
-may be so much closer in memory (a smaller ld) that those of other offsets overlap: they are never read unmasked.
+Under a sliding window, only offsets u from `low` to `high` count. Loops over tiles go no further. Rows of a pair
+matrix may then be closer in memory (a smaller ld), so that numbers of other offsets overlap. Those are never read
+unmasked.
 
 Pairs (batch, head) are numbered head · B + batch; a call sees `count` of them, from `first` on. Pair matrices have
 rows and columns past those in use, and margins before and after, so that loads need no masks. Tiles at the end are
-written whole, with finite numbers or zeros; what lies past them is never used, whatever it is.
+written whole, with finite numbers or zeros. What lies past them is never used.
 """
 
 import triton
 import triton.language as tl
 
 
-# One build serves all of their values: there are none for 1, or for multiples of 16, which only alignment needs.
+# One build serves all values of these. There is none for 1, nor for multiples of 16, which only alignment needs.
 PLAIN = "first count batch heads R C K P shift begin splits start row0 key0 dropout low high".split()
 
 
 @triton.jit
 def mix(x):
-    """A hash of 32 bits: two rounds of xorshift and multiply, with the constants of C. Wellons' hash prospector."""
+    """Hash 32 bits: two rounds of xorshift and multiply, with the constants of C. Wellons' hash prospector."""
     x = x ^ (x >> 16)
     x = x * 0x7FEB352D
     x = x ^ (x >> 15)
@@ -41,7 +42,10 @@ def mix(x):
 
 @triton.jit
 def kept(seed, pair, i, j, dropout):
-    """Which weights stay, by (seed, pair, i, j) alone: (BM, BN) for vectors i and j; dropout in units of 2^−16."""
+    """Return which weights stay, (BM, BN) for vectors i and j, from (seed, pair, i, j) alone.
+
+    dropout is in units of 2^−16.
+    """
     word = tl.load(seed)
     key = mix(mix(word.to(tl.uint32)) ^ (word >> 32).to(tl.uint32))
     key = mix(key ^ pair.to(tl.uint32))
@@ -52,8 +56,8 @@ def kept(seed, pair, i, j, dropout):
 
 @triton.jit
 def within(i, j, low, high):
-    """Which pairs have an offset from `low` to `high`: (BM, BN) for vectors i and j."""
-    past = j[None, :] - (i + low)[:, None]  # below 0 it is a large number without a sign
+    """Return which pairs have an offset from `low` to `high`, (BM, BN) for vectors i and j."""
+    past = j[None, :] - (i + low)[:, None]  # negative numbers become large ones without a sign
     return past.to(tl.uint32) <= (high - low).to(tl.uint32)
 
 
@@ -89,7 +93,7 @@ def table_product(
     BAND: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """M[i, j] = factor · (rows_i · table_x + scalars_x). The one skewed store."""
+    """M[i, j] = factor · (rows_i · table_x + scalars_x). The only skewed store is here."""
     n = tl.program_id(2)
     head, row = (first + n) // batch, (first + n) % batch
     i0 = tl.program_id(1) * BM
@@ -230,7 +234,7 @@ def table_gradient(
 ):
     """Add Σ Σ_i M[i, i + u] rows_i to out[head · splits + split, x] (and Σ Σ_i M to out_scalars), float32.
 
-    The first sum is over the pairs of one head, every `splits`-th of them. u runs from `begin`, a multiple of BX.
+    The first sum is over every `splits`-th pair of one head. u starts at `begin`, a multiple of BX.
     """
     head, split = first // batch + tl.program_id(1), tl.program_id(2)
     u0 = begin + tl.program_id(0) * BX
@@ -297,11 +301,11 @@ def scores(
     EVEN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """A tile of scores in units of log₂ e, −∞ where i may not attend to j; pointers are those of the pair.
+    """Compute a tile of scores, times log₂ e, −∞ where i may not attend to j. Pointers are those of the pair.
 
     Args:
         start: index of row 0 among the keys.
-        BY_KEY: whether the mask is one of keys, the same for every row.
+        BY_KEY: whether the mask is by key, the same for every row.
         EVEN: whether R and K are multiples of the tile.
     """
     acc = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
@@ -314,7 +318,7 @@ def scores(
             by_key = tl.where(within(j, i, -high, -low), by_key, 0.0)
         if by_key.dtype == tl.float32:
             acc += tl.trans(by_key)
-        else:  # a product transposes in half the instructions that it takes otherwise, and is exact
+        else:  # a product with the identity transposes exactly, in half the instructions
             n: tl.constexpr = j.shape[0]
             identity = (tl.arange(0, n)[:, None] == tl.arange(0, n)[None, :]).to(tl.float32).to(by_key.dtype)
             acc = tl.dot(tl.trans(by_key), identity, acc)
@@ -337,14 +341,14 @@ def scores(
 
 @triton.jit
 def span(first, low, count, end, step: tl.constexpr):
-    """Where a loop in tiles of `step` begins and ends that meets `count` places from first + low on, below `end`."""
+    """Return begin and end of a loop in tiles of `step` over `count` places from first + low on, below `end`."""
     begin = tl.maximum(first + low, 0)
     return begin // step * step, tl.minimum(first + low + count, end)
 
 
 @triton.jit
 def vectors(at, i, step, R, D: tl.constexpr, EVEN: tl.constexpr):
-    """Rows i of a matrix of D columns, zeros from the R-th on; EVEN: i never goes that far."""
+    """Load rows i of a matrix of D columns, zeros from the R-th on. With EVEN, i never goes that far."""
     at += i[:, None] * step + tl.arange(0, D)[None, :]
     if EVEN:
         return tl.load(at)
@@ -414,19 +418,19 @@ def forward(
     EVEN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Attention of R queries with K keys; the logarithm of each row's sum, base 2, 0 for a row that sees nothing.
+    """Attention of R queries to K keys, and each row's log-sum-exp to base 2, 0 for a row that sees nothing.
 
     Args:
-        bias: pair matrices, that of the n-th pair at n · bias_n + its head's number among those of the call · bias_h.
+        bias: pair matrices; that of the n-th pair is at n · bias_n + (its head's number in the call) · bias_h.
         key_bias: pair matrices of the keys with the queries.
         mask: bytes, or None.
-        visible_keys: for each row of the batch, how many keys there are up to its last visible one; or None.
-        seed: of the dropout, or None.
-        rest: what attention to other keys gave, after dropout, or None.
-        rest_lse: of these keys, as `lse`, which is then that of all keys; −∞ where none is seen. Laid out alike.
-        weights: pair matrices for the weights, after dropout, or None.
-        row0: number of row 0, by which the dropout is drawn; key0: that of key 0.
-        low: the first offset j − i that counts, with BAND; `high` is the last.
+        visible_keys: number of keys up to the last visible one, for each row of the batch; or None.
+        seed: seed of the dropout, or None.
+        rest: output of attention to other keys, after dropout, or None.
+        rest_lse: log-sum-exp of these keys, laid out like `lse`, which then covers all keys; −∞ where none is seen.
+        weights: pair matrices that receive the weights, after dropout, or None.
+        row0: number of row 0, for drawing the dropout; key0: that of key 0.
+        low: with BAND, the first offset j − i that counts; `high` is the last.
     """
     i0, n = tl.program_id(0) * BM, tl.program_id(1)
     pair = first + n
@@ -637,14 +641,14 @@ def backward(
     ADD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """For a block of keys: gradients of keys and values, and of the scores, which are stored as matrices.
+    """Gradients of a block of keys and their values, and of the scores, which are stored as pair matrices.
 
     Args:
-        value_bias: pair matrices of d_out with V, as long as those of `bias`, or None.
-        factor: s, of the gradient of the keys; `scale` has log₂ e in it.
+        value_bias: pair matrices of d_out with V, with the `ld` of `bias`, or None.
+        factor: s, for the gradient of the keys; `scale` includes log₂ e.
         d_scores_by_key: the same gradients for the key side, or None.
-        weights: as `forward`'s, with the strides of `d_scores`.
-        ADD: add to d_key and d_value, which are laid out alike.
+        weights: as in `forward`, with the strides of `d_scores`.
+        ADD: whether to add to d_key and d_value, which have the same layout.
     """
     j0, n = tl.program_id(0) * BN, tl.program_id(1)
     pair = first + n
@@ -679,7 +683,7 @@ def backward(
     if BAND:
         begin, stop = span(j0, -high, BN + high - low, R, BM)
     end = stop
-    if visible_keys is not None:  # what no row sees still has to be written: zeros
+    if visible_keys is not None:  # keys that no row sees still need zeros
         end = tl.where(j0 < tl.load(visible_keys + row), stop, begin)
     for i0 in range(begin, end, BM):
         i = i0 + tl.arange(0, BM)
@@ -721,7 +725,7 @@ def backward(
         by_value = tl.dot(tl.trans(dropped.to(g.dtype)), g, by_value, input_precision=PRECISION)
         mean = tl.load(delta + i, mask=i < R, other=0.0)
         by_score = p * (by_weight - mean[:, None])
-        if BAND and value_bias is not None:  # which may be anything outside of the window
+        if BAND and value_bias is not None:  # value_bias may hold anything outside of the window
             by_score = tl.where(p > 0.0, by_score, 0.0)
         by_score = by_score.to(q.dtype)
         by_key = tl.dot(tl.trans(by_score), q, by_key, input_precision=PRECISION)

@@ -1,10 +1,11 @@
-"""An attention window for the kernels: which calls they compute by it, and the global tokens beside the band.
+"""Sliding windows in the kernels: which calls are computed by window, and the global tokens outside of the band.
 
-Every token sees these from afar and they see every token: of the matrix of all pairs a column and a row each, lines of
-L and K scores, for which the formula is computed as it is written. Attention to the columns is what the kernels go on
-from, in one softmax with the band; the rows are computed apart and replace those of the band.
+Every token sees the global tokens from afar, and they see every token. In the matrix of all pairs, each of them is a
+column and a row, lines of L and K scores. For these lines the formula is computed as it is written. The kernels start
+from the attention to the columns, in one softmax with the band. The rows are computed separately and replace those of
+the band.
 
-Nothing is read from the device. What the backward needs of a line beside the inputs is computed again.
+Nothing is read from the device. What the backward needs of a line, besides the inputs, is recomputed.
 """
 
 from collections.abc import Callable
@@ -19,20 +20,20 @@ from .dropout import kept
 from .ops import LOG2E, TILE
 
 
-# Calls of no more keys than this many times the band, the window and a tile on either side, are computed with the mask
-# of all pairs: an estimate, for the lines of the global tokens are passes over the vectors, too.
+# A call uses the mask of all pairs if it has at most this many times as many keys as the band, which is the window and
+# a tile on either side. This is an estimate: the lines of the global tokens are passes over the vectors, too.
 FEWEST = 2
 
-# And so are calls of more global tokens than this.
+# A call also uses the mask of all pairs if it has more global tokens than this.
 MOST_GLOBAL = 16
 
 
 def reads_window(call: AttentionCall) -> bool:
-    """Whether the kernels compute a call by its window; else they read the mask of all pairs.
+    """Whether the kernels compute a call by its window. If not, they read the mask of all pairs.
 
-    Not packed documents, each of which has global tokens of its own, nor positions with gaps. Nor few queries, as a
-    cache leaves: they have few pairs, while the lines of global tokens, looked for on the device, are as long as ever.
-    Nor many global tokens, each of which is a pass over the vectors.
+    They read it for packed documents, each of which has its own global tokens; for positions with gaps; for few
+    queries, as with a cache, which have few pairs but as long lines of global tokens (looked for on the device); and
+    for many global tokens, each of which is a pass over the vectors.
     """
     mask = call.mask
     return (
@@ -46,12 +47,12 @@ def reads_window(call: AttentionCall) -> bool:
 
 
 def kernel_mask(call: AttentionCall) -> torch.Tensor | SlidingWindowMask | None:
-    """The mask of a call as the kernels take it: the window itself, where they compute by it."""
+    """Return the mask of a call as the kernels take it: the window itself, if they compute by it."""
     return call.mask if isinstance(call.mask, SlidingWindowMask) and reads_window(call) else call.tensor_mask
 
 
 def most_keys_whole(window: int) -> int:
-    """Up to so many keys a call has the mask of all pairs."""
+    """Return the largest number of keys with which a call uses the mask of all pairs."""
     return FEWEST * 2 * (window + TILE)
 
 
@@ -62,10 +63,10 @@ class GlobalTokens:
         content: q̂ + u, (B, H, L, d).
         query: q̂, for A.
         key: (B, H, K, d), as is `value`.
-        terms: without `allow`.
-        mask: the window, of rows that are one document each.
+        terms: terms without `allow`.
+        mask: the window; each row is one document.
         dropout: probability of dropping a weight, in units of 2^−16.
-        seed: of the dropout, int64, one number on the device, or None.
+        seed: seed of the dropout, int64, one number on the device; or None.
     """
 
     def __init__(
@@ -84,9 +85,9 @@ class GlobalTokens:
         self.length, self.keys = query.shape[2], key.shape[2]
 
     def seen_from_afar(self) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
-        """Attention to those outside of the window, (B, L, H, d), and log₂ Σ 2^score of them, (B, H, L).
+        """Return attention to global tokens outside of the window, (B, L, H, d), and their log₂ Σ 2^score, (B, H, L).
 
-        Zeros and −∞ for a query that sees none; None without global tokens.
+        A query that sees none gets zeros and −∞. Without global tokens, both results are None.
         """
         tokens = places(self.mask)
         if not tokens:
@@ -112,7 +113,7 @@ class GlobalTokens:
         return out.transpose(1, 2), lse
 
     def with_rows(self, out: torch.Tensor) -> torch.Tensor:
-        """The output (B, L, H, d) with what the global tokens among the queries see, which is every key."""
+        """Replace the rows of the output (B, L, H, d) for global tokens among the queries: they see every key."""
         start, key = self.mask.start, torch.arange(self.keys, device=self.key.device)
         if self.mask.index_in_document is None:
             own = [token for token in self.mask.global_tokens if start <= token < start + self.length]
@@ -139,17 +140,17 @@ class GlobalTokens:
         return out
 
     def _is_within_lookback(self, distance: torch.Tensor) -> torch.Tensor:
-        """Whether a key so far before the query may be seen, but for the window."""
+        """Whether a query may see a key at that distance before it, window aside."""
         most = self.keys if self.mask.max_lookback is None else self.mask.max_lookback - 1
         return (distance >= (0 if self.mask.is_causal else -self.keys)) & (distance <= most)
 
     def _scores(
         self, content: torch.Tensor, query: torch.Tensor, key: torch.Tensor, offset: torch.Tensor
     ) -> torch.Tensor:
-        """Scores of a line in units of log₂ e, float32 (B, H, N): one query with all keys, or all with one.
+        """Return the scores of a line, times log₂ e, float32 (B, H, N): one query with all keys, or all with one.
 
         Args:
-            content: (B, H, 1 or N, d), as are the next two.
+            content: (B, H, 1 or N, d), as are `query` and `key`.
             offset: index of the key − index of the query, (1 or B, N).
         """
         terms, row = self.terms, offset + self.length - 1
@@ -176,13 +177,13 @@ class GlobalTokens:
         return again(line, content, query, key, A, B, terms.bias)
 
     def _positional(self, weights: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
-        """α V of a column, (B, H, L, d), for weights (B, H, L, 1)."""
+        """Return α V of a column, (B, H, L, d), for weights (B, H, L, 1)."""
         table = self.terms.value_table
         assert table is not None, "there is a value term"
         return weights * _at(table.rows, table.row_of, offset + self.length - 1)
 
     def _stays(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        """The factors of dropout, (B, H, N), of indices as the kernels count them."""
+        """Return the dropout factors, (B, H, N), for indices as the kernels count them."""
         if self.seed is None:
             return query
         batch, heads = self.query.shape[:2]
@@ -192,7 +193,10 @@ class GlobalTokens:
 
 
 def places(mask: SlidingWindowMask) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """For each global token its index among the keys, and whether it is one, (1 or B, 1); once for all layers."""
+    """Return the index of each global token among the keys, and whether it exists, (1 or B, 1) each.
+
+    This is computed once for all layers.
+    """
     if "global tokens" not in mask.cached:
         found = []
         for token in mask.global_tokens:
@@ -211,13 +215,13 @@ def places(mask: SlidingWindowMask) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def taken(vectors: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-    """One row of each matrix of (B, H, N, d), (B, H, 1, d), by its index, (1 or B, 1)."""
+    """Take one row of each matrix of (B, H, N, d), by its index, (1 or B, 1); return (B, H, 1, d)."""
     batch, heads, _, size = vectors.shape
     return vectors.gather(2, place[:, None, :, None].expand(batch, heads, 1, size))
 
 
 def again(function: Callable[..., torch.Tensor], *given: torch.Tensor | None) -> torch.Tensor:
-    """The function of these, which the backward computes again."""
+    """Call the function. The backward recomputes it."""
     if not torch.is_grad_enabled():
         return function(*given)
     result: torch.Tensor = checkpoint(function, *given, use_reentrant=False, preserve_rng_state=False)
@@ -225,17 +229,17 @@ def again(function: Callable[..., torch.Tensor], *given: torch.Tensor | None) ->
 
 
 def _at(table: torch.Tensor, row_of: torch.Tensor | None, offset: torch.Tensor) -> torch.Tensor:
-    """Rows of a table (H or 1, P, …) for offsets (1 or B, N), counted from the first: (1 or B, H or 1, N, …).
+    """Return rows of a table (H or 1, P, …) for offsets (1 or B, N), counted from the first: (1 or B, H or 1, N, …).
 
-    A table of other rows than offsets is read by offset first: then few offsets share an entry, of which the backward
-    adds the gradients up.
+    If rows are not offsets, the table is first expanded to one row per offset. Then few offsets share an entry whose
+    gradients the backward must add up.
     """
     by_offset = table if row_of is None else table[:, row_of]
     return by_offset[:, offset].transpose(0, 1)
 
 
 def _softmax(scores: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Softmax to base 2, and log₂ Σ 2^score; zeros and −∞ where all scores are −∞."""
+    """Return the softmax to base 2, and log₂ Σ 2^score; zeros and −∞ where all scores are −∞."""
     highest = scores.detach().amax(dim, keepdim=True)
     highest = highest.masked_fill(highest == -torch.inf, 0.0)
     weights = torch.exp2(scores - highest)
