@@ -85,7 +85,7 @@ def test_files_say_what_they_are():
         for part in (f"hf-relpos {__version__}", "pip install hf-relpos", "Apache-2.0", '"shaw"'):
             assert part in head
         assert "# attention/formula.py ---" in text
-    assert "# The one formula." in "".join(bundle(tiny_config("shaw")).values())
+    assert "# The formula of attention." in "".join(bundle(tiny_config("shaw")).values())
 
 
 def test_the_same_text_in_every_process(tmp_path):
