@@ -474,6 +474,36 @@ def test_a_trained_model_is_that_of_before():
 # Precisions ----------------------------------------------------------------------------------------------------------
 
 
+def train_half_a_batch(rank: int, file: str, name: str) -> None:
+    """One of two processes: its rows forward and backward under DistributedDataParallel; the first saves gradients."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+    model = without_dropout(build(name)).train()
+    optimize(model)
+    parallel = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+    rows = {key: value[rank::2] for key, value in batch(real_tokens([9, 9, 3, 3, 14, 14])).items()}
+    parallel(**rows)[0][rows["attention_mask"].bool()].square().sum().backward()
+    if rank == 0:
+        torch.save({key: each.grad for key, each in model.named_parameters() if each.grad is not None}, f"{file}.pt")
+    del parallel  # before its group of processes
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", ["BERT", "v3"])
+def test_two_processes_have_the_gradients_of_one(name, tmp_path):
+    """Both have the same lengths, so that their mean is half of the gradient of all rows."""
+    file = tmp_path / "store"
+    torch.multiprocessing.spawn(train_half_a_batch, (str(file), name), nprocs=2)
+    found = torch.load(tmp_path / "store.pt")
+    model, inputs = without_dropout(build(name)).train(), batch(real_tokens([9, 9, 3, 3, 14, 14]))
+    model(**inputs)[0][inputs["attention_mask"].bool()].square().sum().backward()
+    expected = {key: each.grad / 2 for key, each in model.named_parameters() if each.grad is not None}
+    assert found.keys() == expected.keys()
+    for key, gradient in expected.items():
+        torch.testing.assert_close(found[key], gradient, rtol=1e-9, atol=1e-11, msg=key)
+
+
 @pytest.mark.parametrize("kind", ["autocast", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", FEW)
 def test_half_precision_is_as_exact_as_before(name, kind, onednn):
