@@ -150,7 +150,7 @@ def convert(
         model, changed = build_model(plan.config, renamed, plan.method.apply, run)
     reference = _reference(plan) if plan.method.exact else None
     report = _report(plan, checkpoint, str(out), model, list_steps(model, renamed, changed, plan.head.left_behind))
-    notes = (*plan.layout.notes(plan.top), *([NOT_COMPARED] if plan.method.exact and reference is None else []))
+    notes = (NOT_COMPARED,) if plan.method.exact and reference is None else ()
     report = replace(report, details=run.details, notes=notes)
     process = process_state()  # all processes take part in learning; one writes
     if process.is_main_process:
@@ -252,6 +252,8 @@ def _write(
     reloaded = type(model).from_pretrained(encoder, dtype="auto", local_files_only=True)
     compare_tensors(model, reloaded, source, report.steps)
     files += plan.layout.copy(plan.top, folder)
+    if plan.new_length is not None:
+        plan.layout.write_length(folder, plan.new_length)
     others = () if report.revision else left_out(plan.top, plan.layout, files)
     return replace(report, files=tuple(files), left_out=others), reloaded
 

@@ -69,6 +69,14 @@ class ConversionPlan:
         """The method."""
         return METHODS[self.method_name]
 
+    @property
+    def new_length(self) -> int | None:
+        """Tokens that the result was made for; None if it has the outputs of the source and reads as much as it."""
+        length = self.config.max_position_embeddings
+        if self.method.exact and length == self.source_config.max_position_embeddings:
+            return None
+        return max(length, getattr(self.options, "length", None) or 0)
+
 
 def plan_conversion(
     source: str | Path,
