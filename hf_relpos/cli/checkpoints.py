@@ -145,7 +145,7 @@ def export(
     json_file: JsonFile = None,
 ) -> None:
     """Write a converted model as a checkpoint of the architecture it came from, for Transformers alone."""
-    with plain_errors():
+    with plain_errors(), plain_warnings():
         with spinner(LOADING):
             from ..conversion import export_checkpoint
 
