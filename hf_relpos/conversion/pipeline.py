@@ -84,9 +84,9 @@ def convert(
         quality: a preset, key of `hf_relpos.conversion.QUALITIES`, which sets scheme, method and their options if they
             are not given: `fast`, `default` or `faithful`. None for `default` if there are `texts` and no method,
             otherwise for no preset.
-        texts: for a method that learns from text: one path or several (as Path objects), read by
-            `hf_relpos.data.read_texts`, each with the same share of the tokens; or documents (strings). An iterator of
-            documents is read once, up to 100 million characters.
+        texts: for a method that learns from text: one path or several, read by `hf_relpos.data.read_texts`, each with
+            the same share of the tokens; or documents (strings). Of several, strings that name existing files are
+            paths; a Hub dataset is one as a Path. An iterator of documents is read once, up to 100 million characters.
         field: key or column of the text in .jsonl, .tsv and .csv files and Hub datasets; one for all, or one for each
             of `texts`.
         seed: random seed, 0 to 2³² − 1.
