@@ -150,7 +150,7 @@ def convert(
         model, changed = build_model(plan.config, renamed, plan.method.apply, run)
     reference = _reference(plan) if plan.method.exact else None
     report = _report(plan, checkpoint, str(out), model, list_steps(model, renamed, changed, plan.head.left_behind))
-    notes = (NOT_COMPARED,) if plan.method.exact and reference is None else ()
+    notes = (plan.abilities, *([NOT_COMPARED] if plan.method.exact and reference is None else []))
     report = replace(report, details=run.details, notes=notes)
     process = process_state()  # all processes take part in learning; one writes
     if process.is_main_process:
@@ -265,4 +265,4 @@ def _describe(
     write_json(folder / REPORT, report.to_dict(), indent=2)
     pictures = draw(model, report, folder) if plots else ()
     limit = plan.source_config.max_position_embeddings
-    write_card(folder, report, plan.config, limit, source_metadata(plan.top), pictures)
+    write_card(folder, report, model.config, limit, source_metadata(plan.top), pictures)
