@@ -153,7 +153,7 @@ def test_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "gradio", None)
     result = CliRunner().invoke(app, ["app"])
     assert result.exit_code == 2
-    assert result.stderr == "Error: the page needs gradio: pip install 'hf-relpos[app]'\n"
+    assert result.stderr == "Error: the page needs gradio: pip install 'gradio>=6.0' 'matplotlib>=3.8'\n"
 
 
 # the server

@@ -390,7 +390,7 @@ def test_plots_are_refused_before_any_work(source, tmp_path, monkeypatch):
         convert(source, tmp_path / "out", plots=True)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     result = run("convert", tmp_path / "nowhere", tmp_path / "out", "--method", "calibrate", "--text", "a", "--plots")
-    assert result.exit_code == 2 and "pip install 'hf-relpos[plot]'" in result.stderr
+    assert result.exit_code == 2 and "pip install 'matplotlib>=3.8'" in result.stderr
     assert not any(tmp_path.iterdir())
 
 

@@ -9,6 +9,7 @@ import contextlib
 import filecmp
 import io
 import json
+import logging
 import warnings
 from pathlib import Path
 
@@ -445,6 +446,21 @@ def test_a_missing_table_is_not_random(tmp_path):
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match="rel_embeddings"):
         read(folder)
+
+
+def test_the_load_report_names_the_checkpoint(tmp_path):
+    """Transformers is given renamed tensors, and would say that they are from None."""
+    _, folder = saved(tmp_path / "stock", "deberta-v2", **V3)
+    found, logger = [], logging.getLogger("transformers")
+    handler = logging.Handler()
+    handler.emit = lambda record: found.append(record.getMessage())
+    logger.addHandler(handler)
+    try:
+        read(folder, "ForSequenceClassification")  # with a new head
+    finally:
+        logger.removeHandler(handler)
+    reports = [text for text in found if "LOAD REPORT" in text]
+    assert len(reports) == 1 and reports[0].splitlines()[0].endswith(f" from: {folder}")
 
 
 def test_the_tokenizer_comes_along(tmp_path):
