@@ -1,8 +1,9 @@
 """BERT with relative positions for Hugging Face Transformers.
 
 Importing this package registers `RelPosBertConfig` and its models with the Auto classes, and with PEFT where that is
-installed: at once where the program has imported the Auto classes, else when it does. Nothing else happens: no other
-checkpoint loads differently, no file is read, no kernel compiled. Its names are imported on first use.
+installed: at once where the program has imported the Auto classes, else when it does. No other checkpoint loads
+differently, no file is read, no kernel compiled; a stock class that leaves out the relative positions of a checkpoint
+gives a warning. Its names are imported on first use.
 """
 
 import importlib

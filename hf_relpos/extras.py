@@ -4,6 +4,14 @@ import importlib
 from typing import Any
 
 
+# What each extra installs, for commands that work wherever this package came from.
+PACKAGES = {
+    "app": "'gradio>=6.0' 'matplotlib>=3.8'",
+    "plot": "'matplotlib>=3.8'",
+    "gpu": "'triton>=3.6'",
+}
+
+
 def import_extra(module: str, extra: str, purpose: str) -> Any:
     """A module of an optional package, imported on first use.
 
@@ -19,4 +27,4 @@ def import_extra(module: str, extra: str, purpose: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         package = module.partition(".")[0]
-        raise ModuleNotFoundError(f"{purpose} {package}: pip install 'hf-relpos[{extra}]'", name=error.name) from error
+        raise ModuleNotFoundError(f"{purpose} {package}: pip install {PACKAGES[extra]}", name=error.name) from error

@@ -1,5 +1,9 @@
 """Registration with the Auto classes of Transformers, and with PEFT where it is installed."""
 
+import logging
+import re
+import warnings
+
 import transformers
 from transformers import AutoConfig, AutoTokenizer, BertTokenizer
 from transformers.utils import is_peft_available
@@ -10,6 +14,12 @@ from .models.modeling_relpos_bert import HEADS
 from .models.window_mask import register_window_mask
 
 
+# First line of the report that Transformers logs after loading, and tables of distances in it.
+LOAD_REPORT = re.compile(r"(\w+) LOAD REPORT from: (.*)")
+COLOUR = re.compile(r"\x1b\[[\d;]*m")
+LEFT_OUT = re.compile(r"distance_embedding\..*UNEXPECTED")
+
+
 def register() -> None:
     """Register `relpos_bert` with the Auto classes and with PEFT. Idempotent; called once after `import hf_relpos`."""
     register_kernels()
@@ -18,8 +28,35 @@ def register() -> None:
         getattr(transformers, auto).register(RelPosBertConfig, head, exist_ok=True)
     AutoTokenizer.register(RelPosBertConfig, BertTokenizer, exist_ok=True)
     register_window_mask()
+    logging.getLogger("transformers.modeling_utils").addFilter(warn_of_left_out_tables)
     if is_peft_available():
         register_adapter_targets()
+
+
+def warn_of_left_out_tables(record: logging.LogRecord) -> bool:
+    """Warn if a class of Transformers has left out the relative positions of a checkpoint.
+
+    Args:
+        record: a record of Transformers' loader. It is a filter of this logger, so that no class is changed.
+
+    Returns:
+        True: the record is logged.
+    """
+    text = COLOUR.sub("", record.getMessage())
+    if (found := LOAD_REPORT.search(text)) and LEFT_OUT.search(text) and not found[1].startswith("RelPos"):
+        ours = f"RelPos{found[1]}"
+        known = any(head.__name__ == ours for head in HEADS.values())
+        remedy = (
+            f"Load it with hf_relpos.{ours}, or inside hf_relpos.patch_transformers()"
+            if known
+            else f"Convert it with `hf-relpos convert {found[2]} OUT`, and load OUT"
+        )
+        warnings.warn(
+            f"{found[2]}: {found[1]} of Transformers has left out its relative positions (distance_embedding), and "
+            f"computes something else than the model that was trained. {remedy}",
+            stacklevel=2,
+        )
+    return True
 
 
 def register_adapter_targets() -> None:

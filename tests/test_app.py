@@ -99,6 +99,23 @@ def test_cosines_by_length(relative, monkeypatch):
     assert list(lengths) == [16, 64, 128] and min(cosines) > 0.9999
 
 
+def test_cosines_in_a_window_and_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr("hf_relpos.app.views.TOKENS", 64)
+    relative = tmp_path / "relative"
+    models.convert(CHECKPOINT, relative, position_embedding_type="relative_key", method="drop")
+    own, windowed = load(str(relative)), load(str(relative), 8)
+    assert own.model.config.attention_window is None and windowed.model.config.attention_window == 8
+    lines = {
+        line.get_label(): dict(zip(*line.get_data(), strict=True))
+        for line in cosine_figure(load(PACKAGED), windowed, as_it_is=own).axes[0].lines
+    }
+    plain = cosine_figure(load(PACKAGED), own).axes[0].lines[0]
+    expected = dict(zip(*plain.get_data(), strict=True))
+    beside = lines["tokens, as it is"]
+    assert beside == {length: expected[length] for length in (256, 512)}
+    assert lines["tokens"].keys() == expected.keys() and lines["tokens"][512] != expected[512]
+
+
 # errors
 
 
@@ -136,7 +153,7 @@ def test_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "gradio", None)
     result = CliRunner().invoke(app, ["app"])
     assert result.exit_code == 2
-    assert result.stderr == "Error: the page needs gradio: pip install 'hf-relpos[app]'\n"
+    assert result.stderr == "Error: the page needs gradio: pip install 'gradio>=6.0' 'matplotlib>=3.8'\n"
 
 
 # the server
@@ -169,13 +186,13 @@ def test_the_served_page_answers(served, relative):
         message, *results = client.predict(*arguments, api_name=f"/{view}")
         return [each["value"] if each["visible"] else None for each in (message, *results)]
 
-    error, table = ask("show_predictions", PACKAGED, relative, TEXT)
+    error, table = ask("show_predictions", PACKAGED, relative, TEXT, 0)
     assert error is None and table["data"][0][2] == "for (65.0%)"
     error, *pictures = ask("show_positions", PACKAGED, relative, TEXT, 3, 1)
     assert error is None and [each is None for each in pictures] == [False, True, False, False]
     error, *pictures = ask("show_attention", PACKAGED, relative, TEXT, 3, 1)
     assert error is None and all(each["plot"].startswith("data:image/png;base64,") for each in pictures)
-    error, table = ask("show_predictions", PACKAGED, relative, "<b>")
+    error, table = ask("show_predictions", PACKAGED, relative, "<b>", 0)
     assert 'role="alert"' in error and "the text has no [MASK]; put it in the place of a word" in error
     error, *pictures = ask("show_attention", "/<b>", relative, TEXT, 3, 1)
     assert "/&lt;b&gt;: no such folder" in error and pictures == [None, None]

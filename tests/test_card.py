@@ -146,6 +146,51 @@ def test_the_card_of_a_calibration(source, calibrated):
         assert words in card.text, words
 
 
+@pytest.mark.parametrize("window", [None, 10])
+def test_what_is_said_of_long_texts_is_what_was_measured(source, tmp_path, window):
+    """Report, verdict and card of a conversion for 64 tokens, of which the source reads 32."""
+    with pytest.warns(UserWarning):
+        report = convert(
+            source,
+            tmp_path / "out",
+            position_embedding_type="relative_key",
+            method="calibrate",
+            texts=source.parent / "text.txt",
+            method_options={"tokens": TOKENS, "length": 64, "window": window},
+        )
+    card, longest = card_of(tmp_path / "out").text, report.fidelity.lengths[-1]
+    assert longest.length == 64 and longest.reference != "teacher"
+    assert f"{longest.token_cosine:.2f} at 64" in report.verdict
+    limits = card[card.index("## What is not promised") :]
+    assert f"{longest.token_cosine:.2f}" in limits and "past 64 tokens" in limits
+    assert ("attention_window=" in limits) == (window is None) == ("attention_window=" in report.notes[0])
+    assert window is None or "attention_window = 10" in limits
+    assert "64 tokens" in report.notes[0]
+
+
+ABILITIES = {
+    "keep": ({}, r"reads 32 tokens and not one more\. .*length=128"),
+    "drop": ({"method": "drop"}, "any length.* until it is trained"),
+    "interpolate": ({"method": "interpolate"}, "reads 128 tokens and not one more; .* not the source's"),
+    "hierarchical": ({"method": "hierarchical"}, "reads 128 tokens and not one more; up to 32 tokens"),
+}
+
+
+@pytest.mark.parametrize("arguments, words", ABILITIES.values(), ids=ABILITIES)
+def test_what_a_result_can_and_cannot_do(source, tmp_path, arguments, words):
+    report = convert(source, tmp_path / "out", **arguments)
+    assert re.search(words, report.notes[0])
+    model = AutoModel.from_pretrained(tmp_path / "out")
+    ids = torch.ones(1, 129, dtype=torch.long)
+    if arguments.get("method") == "drop":
+        assert model(ids).last_hidden_state.shape[1] == 129
+        again = convert(tmp_path / "out", tmp_path / "again")
+        assert "computes what the source computes" in again.notes[0] and "longer texts" in again.notes[0]
+    else:
+        with pytest.raises(ValueError, match="max_position_embeddings"):
+            model(ids)
+
+
 def test_what_the_card_says_loads(calibrated):
     out, report = calibrated
     here, elsewhere = snippets(out)
@@ -345,7 +390,7 @@ def test_plots_are_refused_before_any_work(source, tmp_path, monkeypatch):
         convert(source, tmp_path / "out", plots=True)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     result = run("convert", tmp_path / "nowhere", tmp_path / "out", "--method", "calibrate", "--text", "a", "--plots")
-    assert result.exit_code == 2 and "pip install 'hf-relpos[plot]'" in result.stderr
+    assert result.exit_code == 2 and "pip install 'matplotlib>=3.8'" in result.stderr
     assert not any(tmp_path.iterdir())
 
 
@@ -353,7 +398,7 @@ def test_the_terminal_says_what_was_fitted_and_measured(source, tmp_path, monkey
     monkeypatch.setenv("COLUMNS", "140")
     other = write_text(tmp_path / "other.txt", letters="bxyz", paragraphs=60)
     result = run(
-        *("convert", source, tmp_path / "out", "--method", "calibrate+distil", "--scheme", "shaw"),
+        *("convert", source, tmp_path / "out", "--method", "calibrate+distil", "--scheme", "shaw", "--verbose"),
         *("--text", source.parent / "text.txt", "--text", other, "--seed", "1"),
         *("--method-option", f"tokens={TOKENS}", "--method-option", "steps=2", "--method-option", "batch_tokens=64"),
     )

@@ -9,6 +9,8 @@ import contextlib
 import filecmp
 import io
 import json
+import logging
+import warnings
 from pathlib import Path
 
 import onnxruntime
@@ -19,7 +21,7 @@ from errors import raises
 from safetensors.torch import load_file, save_file
 from stock import in_float64, random_model
 from torch.export import Dim
-from transformers import AutoTokenizer, DebertaConfig, DebertaV2Config
+from transformers import AutoTokenizer, BertTokenizer, DebertaConfig, DebertaV2Config
 from transformers.models.deberta_v2 import modeling_deberta_v2
 from typer.testing import CliRunner
 
@@ -446,6 +448,21 @@ def test_a_missing_table_is_not_random(tmp_path):
         read(folder)
 
 
+def test_the_load_report_names_the_checkpoint(tmp_path):
+    """Transformers is given renamed tensors, and would say that they are from None."""
+    _, folder = saved(tmp_path / "stock", "deberta-v2", **V3)
+    found, logger = [], logging.getLogger("transformers")
+    handler = logging.Handler()
+    handler.emit = lambda record: found.append(record.getMessage())
+    logger.addHandler(handler)
+    try:
+        read(folder, "ForSequenceClassification")  # with a new head
+    finally:
+        logger.removeHandler(handler)
+    reports = [text for text in found if "LOAD REPORT" in text]
+    assert len(reports) == 1 and reports[0].splitlines()[0].endswith(f" from: {folder}")
+
+
 def test_the_tokenizer_comes_along(tmp_path):
     _, folder = saved(tmp_path / "stock", "deberta", **BOTH)
     words = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<mask>": 4, "a": 5, "b": 6}
@@ -456,6 +473,43 @@ def test_the_tokenizer_comes_along(tmp_path):
     for place in (folder, tmp_path / "ours", tmp_path / "back"):
         assert type(AutoTokenizer.from_pretrained(place)).__name__.startswith("Deberta")
         assert (place / "vocab.json").is_file()
+
+
+def test_the_tokenizer_of_a_model(tmp_path):
+    """It comes from the folder that the model was loaded from, and where there is none, a warning says so."""
+    _, folder = saved(tmp_path / "stock", "deberta-v2", **V3)
+    words = "[PAD] [UNK] [CLS] [SEP] [MASK] a b".split()
+    BertTokenizer(vocab={word: number for number, word in enumerate(words)}).save_pretrained(folder)
+    model = RelPosBertModel.from_pretrained(folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        export_checkpoint(model, tmp_path / "back")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / "back" / name).read_bytes() == (folder / name).read_bytes()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    convert(folder, tmp_path / "ours")
+    for number, source in enumerate((model, tmp_path / "ours")):
+        with pytest.warns(UserWarning, match="has no tokenizer"):
+            export_checkpoint(source, tmp_path / f"bare{number}")
+    model.config.name_or_path = model.name_or_path = "user/not-there"
+    with pytest.warns(UserWarning, match="user/not-there"):
+        export_checkpoint(model, tmp_path / "away")
+
+
+def test_the_tokenizer_of_a_model_from_the_hub(tmp_path, hub):
+    saved(tmp_path / "stock", "deberta-v2", **V3)
+    (tmp_path / "stock" / "vocab.txt").write_text("[PAD]\n[UNK]\na\n")
+    hub.put("user/deberta", {path.name: path.read_bytes() for path in (tmp_path / "stock").iterdir()})
+    hub.run(
+        f"""
+        from hf_relpos import RelPosBertModel, export_checkpoint
+
+        export_checkpoint(RelPosBertModel.from_pretrained("user/deberta"), {str(tmp_path / "back")!r})
+        """,
+        without=(),
+    )
+    assert (tmp_path / "back" / "vocab.txt").read_text() == "[PAD]\n[UNK]\na\n"
 
 
 @pytest.mark.parametrize(

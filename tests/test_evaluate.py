@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -28,6 +29,7 @@ from hf_relpos.evaluation import (
     Fidelity,
     FidelitySettings,
     LengthFidelity,
+    ShiftConsistency,
     attention_divergence,
     attention_fidelity,
     default_lengths,
@@ -382,12 +384,23 @@ def entry(length, token, sentence, reference="teacher"):
         (
             [entry(64, 0.97, 0.98), entry(256, 0.93, 0.96), entry(512, 0.9, 0.93)],
             (512, None),
-            "safe inside 256; usable after fine-tuning inside 512; past 512 untested by the teacher",
+            "safe inside 256; usable after fine-tuning inside 512; past 512 not measured",
         ),
         (
             [entry(512, 0.97, 0.98), entry(1024, 0.91, 0.9, "windowed teacher")],
             (512, None),
-            "safe inside 512; past 512 untested by the teacher (token cosine to its windows: 0.91 at 1,024)",
+            "safe inside 512; past 512, token cosine to the teacher's windows: 0.91 at 1,024",
+        ),
+        (
+            [
+                entry(512, 0.97, 0.98),
+                replace(
+                    entry(2048, 0.92, 0.9, "windowed teacher"), ceiling=ShiftConsistency(4, 0.941, 0.95, by_shift={})
+                ),
+            ],
+            (512, None),
+            "safe inside 512; past 512, token cosine to the teacher's windows: 0.92 at 2,048 (other windows of the "
+            "teacher 0.94)",
         ),
         (
             [entry(16, 0.95, 0.96), entry(64, 0.7, 0.6), entry(128, 0.95, 0.96)],

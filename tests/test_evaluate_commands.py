@@ -2,6 +2,7 @@
 
 import errno
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,63 @@ def test_compare(folder, tmp_path):
         assert words in result.output
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "out.png"]
+
+
+def with_window(folder, out, window):
+    """A copy of the student whose configuration has the window."""
+    shutil.copytree(folder / "student", out)
+    content = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps({**content, "attention_window": window}))
+    return out
+
+
+def test_compare_in_a_window_and_as_it_is(folder, tmp_path):
+    """The figures are those of a configuration with the window, and past the limit those without are beside them."""
+    found = {}
+    for name, student, more in (
+        ("plain", folder / "student", ()),
+        ("configured", with_window(folder, tmp_path / "windowed", 9), ()),
+        ("option", folder / "student", ("--attention-window", 9)),
+        ("without", tmp_path / "windowed", ("--attention-window", 0)),
+    ):
+        out = tmp_path / f"{name}.json"
+        result = run(
+            *("compare", folder / "teacher", student, "--text", folder / "text.txt", "--lengths", "16,128"),
+            *("--json", out, "--plot", tmp_path / "plot.png", "--tokens", 128, *more),
+        )
+        assert result.exit_code == 0, result.output
+        found[name] = json.loads(out.read_text())
+        assert ("as it is" in result.output) == bool(more)
+    assert found["option"]["lengths"] == found["configured"]["lengths"] != found["plain"]["lengths"]
+    assert found["without"]["lengths"] == found["plain"]["lengths"]
+    assert found["option"]["as_it_is"]["lengths"] == found["plain"]["lengths"][1:]
+    assert found["without"]["as_it_is"]["lengths"] == found["configured"]["lengths"][1:]
+    assert [found[name]["attention_window"] for name in ("plain", "option", "without")] == [None, 9, None]
+    assert "as_it_is" not in found["plain"]
+
+
+def test_evaluate_in_a_window_and_as_it_is(folder, tmp_path):
+    found = {}
+    for name, model, more in (
+        ("plain", folder / "student", ()),
+        ("configured", with_window(folder, tmp_path / "windowed", 9), ()),
+        ("option", folder / "student", ("--attention-window", 9)),
+    ):
+        out = tmp_path / f"{name}.json"
+        result = run(
+            *("evaluate", model, "--mlm", folder / "text.txt", "--passkey", folder / "text.txt"),
+            *("--retrieval", folder / "docs.tsv", folder / "queries.tsv", "--lengths", "64,100", "--json", out, *more),
+        )
+        assert result.exit_code == 0, result.output
+        assert "LongEmbed" in result.output and ("as it is" in result.output) == bool(more)
+        found[name] = json.loads(out.read_text())
+    plain, option = found["plain"], found["option"]
+    assert option["masked"] == found["configured"]["masked"] != plain["masked"]
+    # the model was made for 64 tokens
+    assert option["as_it_is"]["masked"] == {"100": plain["masked"]["100"]}
+    assert option["as_it_is"]["passkey"] == {"100": plain["passkey"]["100"]}
+    assert option["as_it_is"]["retrieval"]["full"]["mrr"] == plain["retrieval"]["full"]["mrr"]
+    assert option["attention_window"] == 9 and option["as_it_is"]["attention_window"] is None
 
 
 def test_compare_by_default(folder):
@@ -226,6 +284,14 @@ def test_an_absolute_model_reads_no_long_documents_at_once(folder, tmp_path):
             "no column 'body' (it has id, text)",
         ),
         (("compare", "teacher", "student", "--text", "docs.tsv"), "does not fill one window of 16 tokens"),
+        (
+            ("compare", "teacher", "teacher", "--text", "text.txt", "--attention-window", "4"),
+            "--attention-window 4: model_type = 'bert'",
+        ),
+        (
+            ("evaluate", "teacher", "--mlm", "text.txt", "--attention-window", "4"),
+            "--attention-window 4: model_type = 'bert'",
+        ),
         (("evaluate", "student"), "nothing to measure: give --sts, --retrieval, --mlm or --passkey"),
         (("evaluate", "bare", "--tokenizer", "teacher", "--mlm", "text.txt"), "has no head that predicts masked"),
         (

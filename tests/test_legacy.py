@@ -11,11 +11,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from transformers import AutoModel, AutoModelForMaskedLM, BertConfig, BertForMaskedLM, BertModel, T5Config
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    BertModel,
+    RobertaConfig,
+    RobertaModel,
+    T5Config,
+)
 
 import hf_relpos
 from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertForSequenceClassification, RelPosBertModel
+from hf_relpos.demo import CHECKPOINT
 
 
 LEGACY = Path(__file__).parent / "fixtures" / "legacy"
@@ -324,3 +335,34 @@ def test_importing_changes_nothing(absolute, tmp_path):
         check_same({"state": run(model, arguments)["last_hidden_state"]}, {"state": without[str(folder)]})
     assert (without[str(legacy)] - expected["last_hidden_state"]).abs().max() > 1e-2
     assert type(AutoModelForMaskedLM.from_pretrained(LEGACY / "relative_key" / "BertForMaskedLM")) is BertForMaskedLM
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("stock", ["BertForMaskedLM", "BertModel"])
+def test_a_stock_class_warns_of_the_tables_that_it_leaves_out(kind, stock):
+    auto = {"BertForMaskedLM": AutoModelForMaskedLM, "BertModel": AutoModel}[stock]
+    with pytest.warns(UserWarning, match=f"(?s)distance_embedding.*RelPos{stock}.*patch_transformers") as found:
+        model = auto.from_pretrained(LEGACY / kind / stock)
+    assert type(model).__name__ == stock and len(found) == 1
+
+
+def test_a_class_without_one_of_ours_names_the_converter(tmp_path):
+    config = RobertaConfig(
+        hidden_size=24, num_hidden_layers=1, num_attention_heads=3, intermediate_size=32, vocab_size=50
+    )
+    tensors = RobertaModel(config).state_dict()
+    tensors["encoder.layer.0.attention.self.distance_embedding.weight"] = torch.zeros(9, 8)
+    config.save_pretrained(tmp_path)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    with pytest.warns(UserWarning, match="hf-relpos convert"):
+        RobertaModel.from_pretrained(tmp_path)
+
+
+def test_no_warning_where_nothing_is_left_out(recwarn):
+    """Our classes, the stock ones under the patch, and an absolute checkpoint whose head is new."""
+    folder = LEGACY / "relative_key" / "BertForMaskedLM"
+    RelPosBertModel.from_pretrained(folder)
+    with hf_relpos.patch_transformers():
+        AutoModel.from_pretrained(folder)
+    BertForSequenceClassification.from_pretrained(CHECKPOINT)
+    assert not [each for each in recwarn if "distance_embedding" in str(each.message)]

@@ -57,12 +57,38 @@ def test_modules_are_kept(tmp_path, encoder, dense):
     assert "2_Dense/pytorch_model.bin" not in after and after["README.md"] != before["README.md"]
     assert b"library_name: sentence-transformers" in after["README.md"]
     assert list(report.notes) == json.loads(after["conversion.json"])["notes"]
-    assert report.notes[0].startswith(f"{here}sentence_bert_config.json: max_seq_length = 12 stays")
     for entry in json.loads(after["modules.json"]):
         assert (tmp_path / "out" / entry["path"]).is_dir()
     assert type(AutoModel.from_pretrained(tmp_path / "out" / encoder)) is RelPosBertModel
     convert(source, tmp_path / "out", overwrite=True)
     assert contents(tmp_path / "out").keys() == after.keys()
+
+
+LENGTHS = {
+    "the table stays": ({}, 12, 20),
+    "the table goes": ({"method": "drop"}, 20, 20),
+    "a longer table": ({"method": "hierarchical", "method_options": {"length": 50}}, 50, 50),
+}
+
+
+@pytest.mark.parametrize("arguments, sentence, tokenizer", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize("encoder", ["", "0_Transformer"])
+@pytest.mark.parametrize("listed", [True, False], ids=["in the file", "not in the file"])
+def test_lengths_are_what_the_result_reads(tmp_path, encoder, listed, arguments, sentence, tokenizer):
+    """The source reads 20 tokens and cuts at 12."""
+    source = sentence_folder(tmp_path / "stock", encoder)
+    (source / encoder / "tokenizer_config.json").write_text('{"model_max_length": 20, "do_lower_case": true}')
+    if not listed:
+        (source / encoder / "sentence_bert_config.json").unlink()
+    convert(source, tmp_path / "out", **arguments)
+    found = json.loads((tmp_path / "out" / encoder / "tokenizer_config.json").read_text())
+    assert found == {"model_max_length": tokenizer, "do_lower_case": True}
+    path = tmp_path / "out" / encoder / "sentence_bert_config.json"
+    if listed or arguments:
+        assert json.loads(path.read_text()) == {"max_seq_length": sentence}
+    else:
+        assert not path.exists()
+    convert(source, tmp_path / "out", overwrite=True)
 
 
 def edit_modules(source, number, **fields):
@@ -136,5 +162,5 @@ def test_the_encoder_alone(tmp_path):
     """Its own folder is an ordinary checkpoint."""
     source = sentence_folder(tmp_path / "stock", "0_Transformer")
     report = convert(source / "0_Transformer", tmp_path / "out")
-    assert report.files == ("vocab.txt",) and not report.notes
+    assert report.files == ("vocab.txt",) and len(report.notes) == 1
     assert type(AutoModel.from_pretrained(tmp_path / "out")) is RelPosBertModel

@@ -536,6 +536,7 @@ def test_products_by_onednn(name, onednn):
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
     assert handle.linear == len(linear) and all(type(module) is FastLinear for module in linear)
     assert "oneDNN" in handle.products and f"{len(linear)} linear layers" in str(handle)
+    assert "undone" not in str(handle)
     assert_same(results(model, inputs), before, inputs, 1e-5)
     handle.undo()
     assert all(type(module) is nn.Linear for module in linear)
@@ -664,6 +665,7 @@ def test_undo_gives_the_very_same_numbers_and_classes_again(name, onednn):
         assert state() != kinds
         assert is_unpadded(model(**inputs)[0], inputs)
     assert torch.equal(model(**inputs)[0], before) and state() == kinds
+    assert str(handle).startswith("undone")
     handle.undo()  # again: nothing
     optimize(model)
     restore_attention(model)

@@ -1,7 +1,10 @@
 """Pictures of schemes: the numbers behind them, and that every scheme has one."""
 
 import logging
+import shlex
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +23,7 @@ from hf_relpos.evaluation.plot import (
     plot_scheme,
 )
 from hf_relpos.evaluation.position_scores import input_map, offset_curves, record_layer, score_map
+from hf_relpos.extras import PACKAGES
 
 
 R = torch.arange(16) - torch.arange(16)[:, None]  # j − i, L = P = 16
@@ -207,7 +211,17 @@ def test_refuses():
         plot_scheme(config, head=-1)
 
 
+def test_what_an_extra_installs_is_what_is_said():
+    """A command that works wherever the package came from, as the extra says it."""
+    extras = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))
+    extras = extras["project"]["optional-dependencies"]
+    for name, said in PACKAGES.items():
+        lines = [line.partition(";")[0] for line in extras[name]]
+        lines = [more for line in lines for more in (extras["plot"] if line == "hf-relpos[plot]" else [line])]
+        assert shlex.split(said) == lines
+
+
 def test_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'hf-relpos\[plot\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'matplotlib>=3\.8'"):
         plot_scheme(tiny_config("alibi"))

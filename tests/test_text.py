@@ -245,13 +245,26 @@ def test_the_parts_of_a_text_share_no_passage():
         ([["one"]], r"texts\[0\] is a list, not text"),
         (["one", None], r"texts\[1\] is a NoneType, not text"),
         (["one", "\ud83d"], r"texts\[1\] holds '\\ud83d', a lone surrogate"),
-        ([Path("a.txt"), "one"], r"texts\[1\] is a str, and texts\[0\] is not"),
-        (["one", Path("a.txt")], r"texts\[1\] is a PosixPath, and texts\[0\] is not"),
+        ([Path("a.txt"), "one"], r"texts\[1\] is a document, and texts\[0\] is a path"),
+        (["one", Path("a.txt")], r"texts\[1\] is a path \('a.txt'\), and texts\[0\] is a document"),
     ],
 )
 def test_texts_are_paths_or_documents(texts, words):
     with pytest.raises(TextError, match=words):
         paths_or_documents(texts)
+
+
+def test_strings_that_are_files_are_paths(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "b.jsonl.xz").write_text("two")
+    (tmp_path / "word").write_text("three")
+    names = ["a.txt", str(tmp_path / "b.jsonl.xz"), str(tmp_path)]
+    assert paths_or_documents(names) == paths_or_documents(iter(names)) == [Path(name) for name in names]
+    documents = ["word", "none.txt", "a.txt\n", "1/2", "x" * 5000]
+    assert paths_or_documents(documents) == documents
+    with pytest.raises(TextError, match=r"texts\[1\] is a path \('a.txt'\), and texts\[0\] is a document"):
+        paths_or_documents(["a document", "a.txt"])
 
 
 def test_an_iterator_is_read_once_and_not_to_its_end(monkeypatch):

@@ -1,6 +1,7 @@
 """sentence-transformers: load, encode, train, save, with hf_relpos and without it; and cross-encoders."""
 
 import json
+import warnings
 
 import pytest
 import selection
@@ -20,9 +21,11 @@ from sentence_transformers import (
 )
 from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from test_convert import bert
+from transformers import AutoTokenizer
 from wording import TEXTS, VOCABULARY, tokenizer
 
-from hf_relpos import RelPosBertForSequenceClassification, RelPosBertModel
+from hf_relpos import RelPosBertForSequenceClassification, RelPosBertModel, convert
 from hf_relpos.evaluation import Encoder, passage_vectors
 
 
@@ -122,6 +125,35 @@ def test_sentence_encoders_are_trained(scheme, tmp_path):
     assert all(not torch.equal(after[name], value) for name, value in before.items())
     sentences.save_pretrained(str(tmp_path / "trained"))
     assert torch.equal(encode(SentenceTransformer(str(tmp_path / "trained"), device="cpu")), encode(sentences))
+
+
+def test_a_sentence_encoder_converted_for_long_texts_reads_them(tmp_path, caplog):
+    """It reads the ending of a text, and the tokenizer does not warn of its length."""
+    source, length = tmp_path / "source", 60
+    bert("BertModel", vocab_size=len(VOCABULARY), max_position_embeddings=40).save_pretrained(source)
+    tokenizer(source).save_pretrained(source)
+    config = source / "tokenizer_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "model_max_length": 40}))
+    SentenceTransformer(str(source), device="cpu").save_pretrained(str(tmp_path / "sentences"))
+    texts = [" ".join(TEXTS[number % 3] for number in range(start, start + 40)) for start in range(30)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the text is short, and the result poor
+        convert(
+            tmp_path / "sentences",
+            tmp_path / "long",
+            position_embedding_type="relative_key",
+            method="calibrate",
+            method_options={"length": length, "tokens": 4000},
+            texts=texts,
+        )
+    sentences = SentenceTransformer(str(tmp_path / "long"), device="cpu")
+    assert sentences.max_seq_length == length == AutoTokenizer.from_pretrained(tmp_path / "long").model_max_length
+    head = " ".join(["bird"] * 45)
+    one, other = encode(sentences, [f"{head} the cat ran", f"{head} the sky was blue"])
+    assert torch.cosine_similarity(one, other, dim=0) < 0.9999
+    caplog.clear()
+    sentences.tokenizer([head])
+    assert not caplog.records
 
 
 ELSEWHERE = """

@@ -13,7 +13,7 @@ import torch
 from ..conversion import convert
 from ..demo import CHECKPOINT, read_text
 from ..evaluation import Encoder, load_encoder
-from ..evaluation.inspection import has_mlm_head
+from ..evaluation.inspection import has_mlm_head, set_attention_window
 from ..evaluation.loading import load_quietly
 from ..models.modeling_relpos_bert import RelPosBertForMaskedLM, RelPosBertModel
 from ..schemes.registry import PLAIN_SCHEME
@@ -49,14 +49,15 @@ def converted_folder() -> Path:
 
 
 @lru_cache(maxsize=MODELS_KEPT)
-def load(name: str) -> Encoder:
+def load(name: str, window: int = 0) -> Encoder:
     """Load a model and its tokenizer on the CPU. A stock BERT becomes a model of this package with the same outputs.
 
     Args:
         name: `demo-bert`, `demo-bert-relative`, a folder, or a Hub repository, whose code is never run.
+        window: its `attention_window`; 0 for its own.
 
     Raises:
-        ValueError: for an unknown model, or one without a tokenizer.
+        ValueError: for an unknown model, one without a tokenizer, and a window for a model of another package.
     """
     name = name.strip()
     if not name:
@@ -65,8 +66,10 @@ def load(name: str) -> Encoder:
     if name in (PACKAGED, CONVERTED):
         folder = CHECKPOINT if name == PACKAGED else converted_folder()
     encoder = load_encoder(folder)
-    if encoder.model.config.model_type != "bert":
-        return encoder
-    head = RelPosBertForMaskedLM if has_mlm_head(encoder.model) else RelPosBertModel
-    model, _ = load_quietly(head, folder, dtype=torch.float32)
-    return dataclasses.replace(encoder, model=model.eval())
+    if encoder.model.config.model_type == "bert":
+        head = RelPosBertForMaskedLM if has_mlm_head(encoder.model) else RelPosBertModel
+        model, _ = load_quietly(head, folder, dtype=torch.float32)
+        encoder = dataclasses.replace(encoder, model=model.eval())
+    if window:
+        set_attention_window(encoder.model, window)
+    return encoder

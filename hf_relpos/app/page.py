@@ -6,6 +6,7 @@ from functools import wraps
 from typing import Any
 
 from ..console import spinner
+from ..evaluation import Encoder
 from ..evaluation.plot import figure_class
 from ..extras import import_extra
 from .models import CONVERTED, PACKAGED, load
@@ -29,6 +30,7 @@ COSINES = (
     "Cosine of the last hidden states of both models on windows of the packaged novel, *Treasure Island*, by their "
     "length. Past the left model's limit it reads windows that overlap."
 )
+WINDOW = "Attention window of the right model, in Masked and Cosine; 0: its own"
 COLUMNS = [MASK, "rank", "left", "right"]
 FONTS = ("system-ui", "sans-serif")  # fonts of the reader's system: none is downloaded
 
@@ -74,14 +76,19 @@ def show_attention(left: str, right: str, text: str, layer: int, head: int) -> t
     return tuple(attention_figure(load(name), text, layer, head) for name in (left, right))
 
 
-def show_predictions(left: str, right: str, text: str) -> tuple[Any, ...]:
+def _windowed(name: str, window: int | None) -> Encoder:
+    """A model with this `attention_window`; 0 and an empty field stand for its own."""
+    return load(name, window) if window else load(name)
+
+
+def show_predictions(left: str, right: str, text: str, window: int) -> tuple[Any, ...]:
     """Rows of a table."""
-    return (prediction_rows(load(left), load(right), text),)
+    return (prediction_rows(load(left), _windowed(right, window), text),)
 
 
-def show_cosines(left: str, right: str) -> tuple[Any, ...]:
+def show_cosines(left: str, right: str, window: int) -> tuple[Any, ...]:
     """One figure for both models."""
-    return (cosine_figure(load(left), load(right)),)
+    return (cosine_figure(load(left), _windowed(right, window), as_it_is=load(right) if window else None),)
 
 
 # Number of results of each view.
@@ -93,11 +100,12 @@ SHOWN: dict[Callable[..., tuple[Any, ...]], int] = {
 }
 
 
-def build_page(left: str = PACKAGED, right: str = CONVERTED) -> Any:
+def build_page(left: str = PACKAGED, right: str = CONVERTED, window: int = 0) -> Any:
     """Build the page, a `gradio.Blocks`; models are loaded when it is opened.
 
     Args:
         left, right: names of models for `models.load`.
+        window: `attention_window` of the right model; 0 for its own.
 
     Raises:
         ModuleNotFoundError: without gradio or matplotlib; names the extra.
@@ -112,6 +120,7 @@ def build_page(left: str = PACKAGED, right: str = CONVERTED) -> Any:
         with gr.Row():
             layer = gr.Number(0, label="Layer", precision=0, minimum=0)
             head = gr.Number(0, label="Head", precision=0, minimum=0)
+            own = gr.Number(window, label=WINDOW, precision=0, minimum=0)
             show = gr.Button("Show", variant="primary")
 
         def picture() -> Any:
@@ -147,8 +156,8 @@ def build_page(left: str = PACKAGED, right: str = CONVERTED) -> Any:
         for function, triggers, inputs, outputs in (
             (show_positions, asked, [*models, text, layer, head], positions),
             (show_attention, asked, [*models, text, layer, head], attention),
-            (show_predictions, asked[:3], [*models, text], masked),
-            (show_cosines, [measure.click], models, cosines),
+            (show_predictions, asked[:3], [*models, text, own], masked),
+            (show_cosines, [measure.click], [*models, own], cosines),
         ):
             gr.on(
                 triggers,
@@ -163,7 +172,12 @@ def build_page(left: str = PACKAGED, right: str = CONVERTED) -> Any:
 
 
 def serve(
-    left: str = PACKAGED, right: str = CONVERTED, host: str = "127.0.0.1", port: int = 7860, block: bool = True
+    left: str = PACKAGED,
+    right: str = CONVERTED,
+    host: str = "127.0.0.1",
+    port: int = 7860,
+    block: bool = True,
+    window: int = 0,
 ) -> Any:
     """Serve the page, by default for this machine only.
 
@@ -171,6 +185,7 @@ def serve(
         left, right: names of models for `models.load`; loaded first, so that a wrong name fails at once.
         host: address to listen at. Anyone who reaches it can load any checkpoint that this process can read.
         port: port to listen at; 0 for the first free one from 7860.
+        window: `attention_window` of the right model; 0 for its own.
         block: return when the server is stopped (Ctrl-C), instead of at once.
 
     Returns:
@@ -181,10 +196,11 @@ def serve(
         ValueError: for models that cannot be loaded, and a port in use.
     """
     gr = gradio()
-    page = build_page(left, right)
+    page = build_page(left, right, window)
     with spinner("loading the models"):
         for name in (left, right):
             load(name)
+        _windowed(right, window)
     try:
         page.launch(
             server_name=host,

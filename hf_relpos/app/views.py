@@ -139,10 +139,13 @@ def prediction_rows(left: Encoder, right: Encoder, text: str) -> list[list[Any]]
     ]
 
 
-def cosine_figure(left: Encoder, right: Encoder, progress: ProgressCallback | None = None) -> "Figure":
+def cosine_figure(
+    left: Encoder, right: Encoder, progress: ProgressCallback | None = None, as_it_is: Encoder | None = None
+) -> "Figure":
     """Figure of the cosine of two models' hidden states by length, on the packaged novel.
 
-    Lengths go past the maximum length of the left model.
+    Lengths go past the maximum length of the left model. There `as_it_is`, the right model with its own window, is
+    shown, too.
 
     Raises:
         ValueError: for models that cannot be compared, such as models of different widths.
@@ -153,4 +156,9 @@ def cosine_figure(left: Encoder, right: Encoder, progress: ProgressCallback | No
         for length in default_lengths(model_max_length(left.model))
     }
     settings = FidelitySettings(left.pooling, divergence=False, ceiling=False)
-    return fidelity_figure(fidelity(left.model, right.model, windows, settings, progress).to_dict())
+    report = fidelity(left.model, right.model, windows, settings, progress).to_dict()
+    limit = report["teacher_limit"]
+    past = {length: rows for length, rows in windows.items() if limit is not None and length > limit}
+    if as_it_is is not None and past:
+        report["as_it_is"] = fidelity(left.model, as_it_is.model, past, settings, progress).to_dict()
+    return fidelity_figure(report)

@@ -91,6 +91,9 @@ def convert(
         bool,
         typer.Option("--plots", help="Draw fidelity and tables into OUT, for calibrate and calibrate+distil."),
     ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Print every tensor and all measurements, as conversion.json has them.")
+    ] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Convert a BERT with absolute or relative positions to this package.
@@ -130,7 +133,7 @@ def convert(
             progress=True,
             plots=plots,
         )
-        print_report(report, console_for(json_file))
+        print_report(report, console_for(json_file), verbose)
         write_json(json_file, report.to_dict())
     if report.failed_thresholds and not force:
         raise typer.Exit(POOR)
@@ -145,7 +148,7 @@ def export(
     json_file: JsonFile = None,
 ) -> None:
     """Write a converted model as a checkpoint of the architecture it came from, for Transformers alone."""
-    with plain_errors():
+    with plain_errors(), plain_warnings():
         with spinner(LOADING):
             from ..conversion import export_checkpoint
 

@@ -37,6 +37,13 @@ def compare(
         str | None, typer.Option(help="Folder or repository of the tokenizer, if not the teacher's.")
     ] = None,
     tokens: Annotated[int, typer.Option(help="Tokens of text for each length, about.", min=1)] = 4096,
+    attention_window: Annotated[
+        int | None,
+        typer.Option(
+            help="attention_window of the student, 0 for none. Lengths past the teacher's are also measured as it is.",
+            min=0,
+        ),
+    ] = None,
     json_file: JsonFile = None,
     plot_file: Annotated[
         Path | None, typer.Option("--plot", help="Picture of the fidelity by length to write.")
@@ -61,6 +68,7 @@ def compare(
             pooling=pooling,
             tokenizer=tokenizer,
             tokens=tokens,
+            attention_window=attention_window,
         )
         check_json(json_file)
         if plot_file is not None:
@@ -93,6 +101,14 @@ def evaluate(
     tokenizer: Annotated[
         str | None, typer.Option(help="Folder or repository of the tokenizer, if not the model's.")
     ] = None,
+    attention_window: Annotated[
+        int | None,
+        typer.Option(
+            help="attention_window of the model, 0 for none. Texts past its trained length are also measured as it "
+            "is.",
+            min=0,
+        ),
+    ] = None,
     update_card: Annotated[
         bool,
         typer.Option(
@@ -122,6 +138,7 @@ def evaluate(
             max_length=max_length,
             pooling=pooling,
             tokenizer=tokenizer,
+            attention_window=attention_window,
         )
         check_json(json_file)
         if update_card:

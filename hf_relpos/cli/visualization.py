@@ -46,6 +46,9 @@ def page(
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen at; by default this machine's own.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 for the first that is free.", min=0, max=65535)] = 7860,
+    attention_window: Annotated[
+        int, typer.Option(help="attention_window of the right model, in Masked and Cosine; 0: its own.", min=0)
+    ] = 0,
 ) -> None:
     """Serve a page that shows two models side by side: positions, attention, masked tokens, cosines by length."""
     with plain_errors(), plain_warnings():
@@ -54,4 +57,4 @@ def page(
             from ..app.page import serve
 
         hide_loading_bars()
-        serve(left or PACKAGED, right or CONVERTED, host, port)
+        serve(left or PACKAGED, right or CONVERTED, host, port, window=attention_window)

@@ -61,7 +61,8 @@ def held_out_fidelity(
     found = {**result.to_dict(), "verdict": verdict(result)}
     layout = PairLayout.of(tokenizer) if run.tells_segments_apart else None
     if layout is not None:
-        length = max(length for length in rows_by_length if length <= max(PAIR_LENGTH, min(rows_by_length)))
+        most = min(limit, max(PAIR_LENGTH, min(rows_by_length)))
+        length = max(length for length in rows_by_length if length <= most)
         chosen = Windows(rows_by_length[length][: max(4, PAIR_TOKENS // length)], 0.0, 0)
         pairs = pair_windows(chosen, layout, 1.0, length, run.seed)
         if any(map(any, pairs.types or ())):  # otherwise all windows are too short to split

@@ -367,10 +367,20 @@ def _limits(report: ConversionReport, config: RelPosBertConfig, limit: int) -> l
         lines.append("On text of another kind or language than that above it may be further from the source.")
     if config.has_absolute_table:
         lines.append(f"It reads {config.max_position_embeddings:,} tokens and not one more.")
+        return lines
+    past = [] if report.fidelity is None else [e for e in report.fidelity.lengths if e.reference != "teacher"]
+    lines += [
+        f"The source was made for {limit:,} tokens. At {entry.length:,} this model's token cosine to what the source "
+        f"makes of overlapping windows is {entry.token_cosine:.2f}."
+        for entry in past
+    ]
+    longest = max([limit, *(entry.length for entry in past)])
+    line = f"It reads inputs of any length, but past {longest:,} tokens nothing says what is right. "
+    if config.attention_window is not None:
+        line += f"Its configuration has `attention_window = {config.attention_window}`; test it on your task there."
     else:
-        lines.append(
-            f"It reads inputs of any length, but the source was made for {limit:,} tokens, and past them nothing says "
-            f"what is right. There, load it with `attention_window={max(1, limit // 2)}`, so that no token meets a "
-            "distance that is new to it, and test it on your task."
+        line += (
+            f"There, load it with `attention_window={max(1, limit // 2)}`, so that no token meets a distance that is "
+            "new to it, and test it on your task."
         )
-    return lines
+    return [*lines, line]

@@ -1,6 +1,7 @@
 """Export a model as a checkpoint of its original architecture."""
 
 import json
+import warnings
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
+from ..families.checkpoint import TOKENIZER_FILES, download, local_folder
 from ..families.errors import ConversionError, abbreviate
 from ..families.family import Family
 from ..families.loading import NOT_KEPT
@@ -55,7 +57,8 @@ def export_checkpoint(
 
     Args:
         source: folder that `save_pretrained` or `convert` wrote, or a model.
-        out: folder to write. If the source is a folder, its tokenizer files are copied.
+        out: folder to write. The tokenizer's files are copied from the source, or from the folder or Hub repository
+            that the model was loaded from; a warning says that there are none.
         overwrite: replace an existing `out` that holds only a checkpoint.
 
     Returns:
@@ -69,17 +72,35 @@ def export_checkpoint(
     model = source if isinstance(source, RelPosBertPreTrainedModel) else _load(Path(source))
     spec, name = _spec(model)
     stock = None if spec.family.stock is None else _stock_model(model, spec, name)
+    origin = _origin(model) if isinstance(source, RelPosBertPreTrainedModel) else Path(source)
     try:
         with atomic_folder(target, overwrite, partial(check_replaceable, out)) as unfinished:
             if stock is None:
                 _write_for_own_code(unfinished, model, spec)
             else:
                 stock.save_pretrained(unfinished)
-            if isinstance(source, str | Path):
-                copy_companions(Path(source), unfinished, model if stock is None else stock)
+            copied = () if origin is None else copy_companions(origin, unfinished, model if stock is None else stock)
     except (OSError, SafetensorError) as error:
         raise ConversionError(describe_write_error(error, target)) from error
+    if not set(copied) & set(TOKENIZER_FILES):
+        warnings.warn(
+            f"{out}: has no tokenizer, since none was found in {origin or model.name_or_path or 'the model'}; write "
+            "one there with tokenizer.save_pretrained, or what loads the folder makes an empty one",
+            stacklevel=2,
+        )
     return name
+
+
+def _origin(model: RelPosBertPreTrainedModel) -> Path | None:
+    """The folder that a model was loaded from, downloaded if it is on the Hub; None if there is none any more."""
+    name, commit = model.name_or_path, getattr(model.config, "_commit_hash", None)
+    try:
+        folder = local_folder(name, None) if name else None
+        if folder is None and name:
+            folder, _ = download(name, commit, "", (*TOKENIZER_FILES, "generation_config.json"))
+        return folder
+    except ConversionError:
+        return None
 
 
 def _load(folder: Path) -> RelPosBertPreTrainedModel:

@@ -23,12 +23,14 @@ from ..families.checkpoint import (
     read_json,
 )
 from ..families.errors import ConversionError
+from ..files import write_json
 
 
 MODULES = "modules.json"
 # Text files in the folder of modules.json, and in the folder of the encoder's config.json.
 TOP_FILES = (MODULES, "config_sentence_transformers.json")
 ENCODER_FILES = ("sentence_*_config.json",)
+TOKENIZER_CONFIG, SENTENCE_CONFIG = "tokenizer_config.json", "sentence_bert_config.json"
 MODULE_FILES = (
     "config.json",
     "cnn_config.json",
@@ -75,18 +77,20 @@ class Layout:
             shutil.copyfile(source / name, target / name)
         return tuple(name.as_posix() for name in names)
 
-    def notes(self, source: Path) -> tuple[str, ...]:
-        """Notes on settings in copied files that the caller may want to change."""
-        if not self.listed:
-            return ()
-        folder = source / self.encoder
-        lengths = [(path, read_json(path).get("max_seq_length")) for path in sorted(folder.glob(ENCODER_FILES[0]))]
-        return tuple(
-            f"{path.relative_to(source).as_posix()}: max_seq_length = {length} stays, and SentenceTransformer cuts "
-            "texts there; raise it for longer ones"
-            for path, length in lengths
-            if length is not None
-        )
+    def write_length(self, target: Path, length: int) -> None:
+        """Write the number of tokens that the encoder reads into the files by which tokenizers cut texts.
+
+        Args:
+            target: folder of the result, with the copied files.
+            length: value of `model_max_length`, and of `max_seq_length` in a folder of sentence-transformers.
+        """
+        folder = target / self.encoder
+        paths = [path for path in (folder / TOKENIZER_CONFIG,) if path.is_file()]
+        if self.listed:  # without max_seq_length, a SentenceTransformer takes max_position_embeddings
+            paths += sorted(folder.glob(ENCODER_FILES[0])) or [folder / SENTENCE_CONFIG]
+        for path in paths:
+            field = "model_max_length" if path.name == TOKENIZER_CONFIG else "max_seq_length"
+            write_json(path, {**(read_json(path) if path.is_file() else {}), field: length}, indent=2)
 
 
 def locate(

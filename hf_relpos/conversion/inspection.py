@@ -79,7 +79,7 @@ def _elsewhere(spec: CheckpointSpec) -> str:
     if spec.family is OWN:
         return "loads it with `import hf_relpos`, or with trust_remote_code=True if its code is saved with it"
     if spec.legacy_attention is not None:
-        return "loads it without its relative positions, silently wrong"
+        return "loads it without its relative positions, which its load report lists as UNEXPECTED: other outputs"
     if spec.family.stock is None:
         return "has no class for it: read as a BERT its feed-forward weights would be random"
     return "loads it as it is"

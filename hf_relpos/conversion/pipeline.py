@@ -84,9 +84,9 @@ def convert(
         quality: a preset, key of `hf_relpos.conversion.QUALITIES`, which sets scheme, method and their options if they
             are not given: `fast`, `default` or `faithful`. None for `default` if there are `texts` and no method,
             otherwise for no preset.
-        texts: for a method that learns from text: one path or several (as Path objects), read by
-            `hf_relpos.data.read_texts`, each with the same share of the tokens; or documents (strings). An iterator of
-            documents is read once, up to 100 million characters.
+        texts: for a method that learns from text: one path or several, read by `hf_relpos.data.read_texts`, each with
+            the same share of the tokens; or documents (strings). Of several, strings that name existing files are
+            paths; a Hub dataset is one as a Path. An iterator of documents is read once, up to 100 million characters.
         field: key or column of the text in .jsonl, .tsv and .csv files and Hub datasets; one for all, or one for each
             of `texts`.
         seed: random seed, 0 to 2³² − 1.
@@ -150,7 +150,7 @@ def convert(
         model, changed = build_model(plan.config, renamed, plan.method.apply, run)
     reference = _reference(plan) if plan.method.exact else None
     report = _report(plan, checkpoint, str(out), model, list_steps(model, renamed, changed, plan.head.left_behind))
-    notes = (*plan.layout.notes(plan.top), *([NOT_COMPARED] if plan.method.exact and reference is None else []))
+    notes = (plan.abilities, *([NOT_COMPARED] if plan.method.exact and reference is None else []))
     report = replace(report, details=run.details, notes=notes)
     process = process_state()  # all processes take part in learning; one writes
     if process.is_main_process:
@@ -252,6 +252,8 @@ def _write(
     reloaded = type(model).from_pretrained(encoder, dtype="auto", local_files_only=True)
     compare_tensors(model, reloaded, source, report.steps)
     files += plan.layout.copy(plan.top, folder)
+    if plan.new_length is not None:
+        plan.layout.write_length(folder, plan.new_length)
     others = () if report.revision else left_out(plan.top, plan.layout, files)
     return replace(report, files=tuple(files), left_out=others), reloaded
 
@@ -263,4 +265,4 @@ def _describe(
     write_json(folder / REPORT, report.to_dict(), indent=2)
     pictures = draw(model, report, folder) if plots else ()
     limit = plan.source_config.max_position_embeddings
-    write_card(folder, report, plan.config, limit, source_metadata(plan.top), pictures)
+    write_card(folder, report, model.config, limit, source_metadata(plan.top), pictures)

@@ -69,6 +69,42 @@ class ConversionPlan:
         """The method."""
         return METHODS[self.method_name]
 
+    @property
+    def new_length(self) -> int | None:
+        """Tokens that the result was made for; None if it has the outputs of the source and reads as much as it."""
+        length = self.config.max_position_embeddings
+        if self.method.exact and length == self.source_config.max_position_embeddings:
+            return None
+        return max(length, getattr(self.options, "length", None) or 0)
+
+    @property
+    def abilities(self) -> str:
+        """What the result can and cannot do, in one line."""
+        limit, length = self.source_config.max_position_embeddings, self.new_length
+        if self.config.has_absolute_table:
+            reads = f"It reads {self.config.max_position_embeddings:,} tokens and not one more"
+            if not self.method.exact:
+                return f"{reads}; its outputs are not the source's."
+            if length is not None:
+                return f"{reads}; up to {limit:,} tokens it computes what the source computes."
+            return (
+                f"It computes what the source computes, and like it reads {limit:,} tokens and not one more. "
+                f"For longer texts convert with --text FILE --method-option length={4 * limit}."
+            )
+        if self.method_name == "drop":
+            return (
+                "It reads texts of any length, and its outputs are far from the source's until it is trained. For a "
+                "model that can be used as it is, convert with --text FILE instead of --method drop."
+            )
+        if self.method.exact:
+            return f"It computes what the source computes; made for {limit:,} tokens, it reads longer texts, too."
+        window = getattr(self.options, "window", None)
+        return f"It reads texts of any length and was made for {length or limit:,} tokens" + (
+            f", with attention_window = {window} in its configuration."
+            if window
+            else f"; load it with attention_window={max(1, limit // 2)} for longer ones."
+        )
+
 
 def plan_conversion(
     source: str | Path,

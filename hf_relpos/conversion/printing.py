@@ -1,8 +1,9 @@
 """Print the report of a conversion in the terminal."""
 
 import re
+import shlex
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from textwrap import shorten
 from typing import Any
 
@@ -11,7 +12,9 @@ from rich.text import Text
 
 from ..console import new_table, print_table
 from ..evaluation.printing import print_fidelity
+from ..models.modeling_relpos_bert import HEADS
 from ..training import DistillationReport
+from .folder_layout import MODULES
 from .push import Upload
 from .report import ConversionReport, lost_in_words
 
@@ -20,14 +23,56 @@ from .report import ConversionReport, lost_in_words
 MARKS = "¹²³⁴⁵⁶⁷⁸⁹"
 
 
-def print_report(report: ConversionReport, console: Console) -> None:
-    """Print the tensors of a report, one row for all layers, the fitted layers, measurements, and a summary."""
+def print_report(report: ConversionReport, console: Console, verbose: bool = False) -> None:
+    """Print what was made, how close it is, what it can do, and what to do next.
+
+    Args:
+        verbose: also print the tensors, one row for all layers, the fitted layers, all measurements and what they
+            cost; then the summary again.
+    """
+    _print_summary(report, console)
+    if not verbose:
+        return
     _print_tensors(report, console)
     if "calibration" in report.details:
         _print_layers(report.details["calibration"], console)
     if report.fidelity is not None:
         print_fidelity(report.fidelity, console)
-    console.print("\n".join(_lines(report)), highlight=False, markup=False, soft_wrap=True)
+    _print_lines(console, _details(report))
+    _print_summary(report, console)
+
+
+def _print_lines(console: Console, lines: Sequence[str]) -> None:
+    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+
+
+def _print_summary(report: ConversionReport, console: Console) -> None:
+    """Print what was made, the agreement at four lengths, the verdict, notes and the next steps."""
+    _print_lines(console, [_what(report)])
+    if report.fidelity is not None:
+        entries = report.fidelity.lengths
+        last = len(entries) - 1
+        shown = [entries[place] for place in sorted({round(step * last / 3) for step in range(4)})]
+        columns = ("tokens", *(f"{entry.length:,}" for entry in shown))
+        cosines = [("of tokens", *(f"{entry.token_cosine:.3f}" for entry in shown))]
+        cosines += [("of sentences", *(f"{entry.sentence_cosine:.3f}" for entry in shown))]
+        print_table(console, "Cosine to the source", columns, cosines)
+    _print_lines(console, [*_lines(report), "", *_next_steps(report)])
+
+
+def _next_steps(report: ConversionReport) -> list[str]:
+    """How to load, compare and upload the result."""
+    out = shlex.quote(report.out)
+    auto = next(auto for auto, head in HEADS.items() if head.__name__ == report.converted_to)
+    load = f"{auto}.from_pretrained({report.out!r})"
+    if MODULES in report.files:
+        load = f"SentenceTransformer({report.out!r})"
+    return [
+        f"written to {report.out}",
+        f"load:     import hf_relpos; {load}",
+        f"compare:  hf-relpos compare {shlex.quote(report.source)} {out} --text HELD_OUT.txt",
+        f"push:     hf-relpos push {out} USER/NAME",
+    ]
 
 
 def print_upload(upload: Upload, console: Console) -> None:
@@ -102,21 +147,43 @@ def _print_layers(calibration: Mapping[str, Any], console: Console) -> None:
     console.print(note, markup=False, highlight=False)
 
 
-def _lines(report: ConversionReport) -> list[str]:
-    details = report.details
+def _what(report: ConversionReport) -> str:
+    """Source, result, method and scheme."""
     options = ", ".join(f"{key} = {value}" for key, value in report.position_options.items())
-    lines = [
+    return (
         f"{report.architecture} → {report.converted_to}, "
         + (f"quality {report.quality}, " if report.quality else "")
         + f"method {report.method}, scheme {report.scheme}"
         + (f" ({options})" if options else "")
-    ]
-    for kind, total in report.totals.items():
-        lines.append(f"{kind:8} {total['tensors']:6,} tensors {total['parameters']:14,} parameters")
+    )
+
+
+def _lines(report: ConversionReport) -> list[str]:
+    """The agreement in words, and notes."""
+    details = report.details
+    lines = []
     if report.difference is not None:
         lines.append(f"largest difference of an output to the source's, relative: {report.difference:.1e}")
     if lost := details.get("lost"):
         lines.append(f"not held of the source's tables: {lost_in_words(lost)}")
+    if "skipped" in (measured := details.get("fidelity", {})) and "lengths" not in measured:
+        lines.append(f"fidelity not measured: {measured['skipped']}")
+    if report.verdict:
+        lines.append(f"Verdict: {report.verdict}.")
+    lines += report.notes
+    lines += [f"Note: {note}" for note in details.get("calibration", {}).get("notes", ())]
+    if report.left_out:
+        lines.append(f"left out, as not known to belong to a checkpoint: {', '.join(report.left_out)}")
+    return lines
+
+
+def _details(report: ConversionReport) -> list[str]:
+    """Numbers of tensors, the text, and what the conversion cost."""
+    details = report.details
+    lines = [
+        f"{kind:8} {total['tensors']:6,} tensors {total['parameters']:14,} parameters"
+        for kind, total in report.totals.items()
+    ]
     if (calibration := details.get("calibration")) is not None:
         lines.append(report.text_in_words())
         pairs = " · ".join(f"{distances}: {count:,}" for distances, count in calibration["seen"].items())
@@ -124,19 +191,10 @@ def _lines(report: ConversionReport) -> list[str]:
         lines.append(
             f"the fit took {calibration['seconds']:.0f} s, {calibration['cpu_seconds']:.0f} s of processor time"
         )
-        lines += [f"Note: {note}" for note in calibration["notes"]]
     if (distillation := details.get("distillation")) is not None:
         lines.append(f"distilled: {DistillationReport(**distillation).summary()}")
-    if "skipped" in (measured := details.get("fidelity", {})) and "lengths" not in measured:
-        lines.append(f"fidelity not measured: {measured['skipped']}")
     lines += [report.pairs_in_words] if report.pairs_in_words else []
-    lines += report.notes
-    if report.left_out:
-        lines.append(f"left out, as not known to belong to a checkpoint: {', '.join(report.left_out)}")
     if spent := details.get("cpu_seconds"):
         parts = ", ".join(f"{what} {seconds:.0f} s" for what, seconds in spent.items())
         lines.append(f"processor time: {parts}")
-    if report.verdict:
-        lines.append(f"Verdict: {report.verdict}.")
-    lines.append(f"written to {report.out}")
-    return lines
+    return [*lines, ""]

@@ -69,7 +69,7 @@ class ConversionReport:
         files: files copied from the source.
         versions: versions of hf_relpos, transformers and torch.
         details: results of the method; {} for none.
-        notes: remarks for the caller, such as length limits in copied files.
+        notes: remarks for the caller; the first says what the result can and cannot do.
         left_out: relative paths in the folder of the source that were neither converted nor copied.
     """
 

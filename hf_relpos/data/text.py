@@ -1,5 +1,6 @@
 """Read documents from text files, folders and Hub datasets."""
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
@@ -13,6 +14,8 @@ SUFFIXES = (".txt", ".md", ".jsonl", ".json", ".tsv", ".csv")
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 # Largest number of characters read: a stream may have no end.
 MAX_CHARACTERS = 100_000_000
+# A longer string is no path.
+LONGEST_PATH = 1_000
 
 
 class TextError(ValueError):
@@ -55,8 +58,9 @@ def paths_or_documents(texts: Any) -> list[Path] | list[str]:
     """Tell paths from documents; the result can be iterated over several times.
 
     Args:
-        texts: a path (a string or a Path), several Paths, or documents (strings). An iterator of documents is read up
-            to `MAX_CHARACTERS` characters.
+        texts: a path (a string or a Path), several paths, or documents (strings). Among several, a string is a path if
+            it names an existing text file or a folder. An iterator of documents is read up to `MAX_CHARACTERS`
+            characters.
 
     Raises:
         TextError: for anything else; names the item and what to give instead.
@@ -72,6 +76,8 @@ def paths_or_documents(texts: Any) -> list[Path] | list[str]:
     items: list[Any] = []
     characters = 0
     for number, text in enumerate(texts):
+        if isinstance(text, str) and _names_a_file(text):
+            text = Path(text)
         if not isinstance(text, Path):
             if problem := text_problem(text):
                 raise TextError(f"texts[{number}] {problem}")
@@ -79,13 +85,25 @@ def paths_or_documents(texts: Any) -> list[Path] | list[str]:
         items.append(text)
         if isinstance(text, Path) != isinstance(items[0], Path):
             raise TextError(
-                f"texts[{number}] is a {type(text).__name__}, and texts[0] is not; give paths or documents"
+                f"texts[{number}] is a {_kind(text)}, and texts[0] is a {_kind(items[0])}; give paths or documents"
             )
         if characters > MAX_CHARACTERS:
             break
     if not items:
         raise TextError("texts is empty; give a path, or documents")
     return items
+
+
+def _names_a_file(text: str) -> bool:
+    """Whether a string names an existing text file, or a folder by a path with a slash."""
+    if len(text) > LONGEST_PATH or "\n" in text or "\0" in text:
+        return False
+    path = os.path.expanduser(text)
+    return os.path.exists(path) and (text_suffix(Path(path)) in SUFFIXES or os.sep in text)
+
+
+def _kind(text: str | Path) -> str:
+    return "document" if isinstance(text, str) else f"path ({str(text)!r})"
 
 
 def read_texts(

@@ -14,7 +14,7 @@ from ..data.pairs import PAIR_COLUMNS, Pair, read_pairs
 from ..data.text import TextError, pair_fields, read_texts
 from ..data.windows import cut_windows, warn_of_unknown_tokens
 from .encoder import Encoder, ProgressCallback
-from .inspection import model_max_length
+from .inspection import model_max_length, set_attention_window
 from .loading import load_encoder
 from .model_fidelity import FidelitySettings, default_lengths, fidelity
 from .similarity import pair_vectors, similarities, spearman_difference
@@ -36,6 +36,8 @@ class CompareSettings:
         pooling: `mean` or `cls`; None for that of the teacher's repository, or `mean` if it has none.
         tokenizer: folder or Hub repository of the tokenizer; None for the teacher's.
         tokens: approximate number of tokens of text for each length.
+        attention_window: `attention_window` of the student, 0 for none; None for its own. Lengths past the teacher's
+            maximum are then also measured with its own.
 
     Raises:
         ValueError: for a length that is too short, and a different number of fields than texts.
@@ -51,6 +53,7 @@ class CompareSettings:
     pooling: str | None = None
     tokenizer: str | None = None
     tokens: int = 4096
+    attention_window: int | None = None
 
     def __post_init__(self) -> None:
         pair_fields(self.text, self.field)
@@ -70,6 +73,8 @@ def compare_models(settings: CompareSettings, progress: ProgressCallback | None 
     pairs_by_file = {str(path): read_pairs(path, settings.columns) for path in settings.sts}
     teacher = load_encoder(settings.teacher, settings.tokenizer, settings.pooling)
     student = load_encoder(settings.student, settings.tokenizer or settings.teacher, teacher.pooling)
+    window = settings.attention_window
+    own = None if window is None else set_attention_window(student.model, window)
     lengths = sorted(set(settings.lengths or default_lengths(model_max_length(teacher.model))))
     windows, skipped, unknown = windows_by_length(
         teacher.tokenizer, settings.text, settings.field, lengths, settings.tokens
@@ -83,12 +88,18 @@ def compare_models(settings: CompareSettings, progress: ProgressCallback | None 
         "student": settings.student,
         "text": list(settings.text),
         "unknown": unknown,
+        "attention_window": getattr(student.model.config, "attention_window", None),
         **measured.to_dict(),
     }
     if pairs_by_file:
         results["similarity"] = {
             name: compare_similarity(teacher, student, pairs, progress) for name, pairs in pairs_by_file.items()
         }
+    limit = measured.teacher_limit
+    past = {length: rows for length, rows in windows.items() if limit is not None and length > limit}
+    if own is not None and own != window and past:
+        set_attention_window(student.model, own)
+        results["as_it_is"] = fidelity(teacher.model, student.model, past, fidelity_settings, progress).to_dict()
     return results
 
 

@@ -14,7 +14,7 @@ from ..data.pairs import PAIR_COLUMNS, Pair, Query, read_documents, read_pairs, 
 from ..data.text import TextError, pair_fields, read_texts
 from ..data.windows import unknown_rate, warn_of_unknown_tokens
 from .encoder import Encoder, ProgressCallback
-from .inspection import has_mlm_head, model_max_length
+from .inspection import has_mlm_head, model_max_length, set_attention_window
 from .loading import load_encoder
 from .masked import masked_accuracy_by_length, token_ids
 from .model_fidelity import default_lengths
@@ -45,6 +45,8 @@ class EvaluateSettings:
         max_length: tokens read of a document in retrieval.
         pooling: `mean` or `cls`; None for that of the model's repository, or `mean` if it has none.
         tokenizer: folder or Hub repository of the tokenizer; None for the model's.
+        attention_window: `attention_window` of the model, 0 for none; None for its own. Texts past its
+            `max_position_embeddings` are then also measured with its own.
 
     Raises:
         ValueError: when there is nothing to measure, and for a different number of fields than texts.
@@ -61,6 +63,7 @@ class EvaluateSettings:
     max_length: int = 2048
     pooling: str | None = None
     tokenizer: str | None = None
+    attention_window: int | None = None
 
     def __post_init__(self) -> None:
         if not (self.sts or self.retrieval or self.mlm or self.passkey):
@@ -91,21 +94,44 @@ def evaluate_model(settings: EvaluateSettings, progress: ProgressCallback | None
     documents = read_documents(settings.retrieval[0]) if settings.retrieval else {}
     queries = read_queries(settings.retrieval[1]) if settings.retrieval else []
     encoder = load_encoder(settings.model, settings.tokenizer, settings.pooling, masked=True if settings.mlm else None)
+    window = settings.attention_window
+    own = None if window is None else set_attention_window(encoder.model, window)
     lengths = _lengths(settings, model_max_length(encoder.model)) if settings.mlm or settings.passkey else []
-    results: dict[str, Any] = {"model": settings.model}
+    results: dict[str, Any] = {
+        "model": settings.model,
+        "attention_window": getattr(encoder.model.config, "attention_window", None),
+    }
     if pairs_by_file:
         results["similarity"] = {
             name: evaluate_similarity(encoder, pairs, progress) for name, pairs in pairs_by_file.items()
         }
     if settings.retrieval:
         results["retrieval"] = evaluate_retrieval(encoder, documents, queries, settings.max_length, progress)
-    if settings.mlm:
+    results |= _by_length(settings, encoder, lengths, progress)
+    if own is not None and own != window:
+        set_attention_window(encoder.model, own)
+        trained = encoder.model.config.max_position_embeddings
+        again = _by_length(settings, encoder, [length for length in lengths if length > trained], progress)
+        if "full" in results.get("retrieval", {}) and settings.max_length > trained:
+            found = retrieve(encoder, documents, queries, "full", length=settings.max_length, progress=progress)
+            again["retrieval"] = {"full": found.to_dict()}
+        if again:
+            results["as_it_is"] = {"attention_window": own or None, **again}
+    return results
+
+
+def _by_length(
+    settings: EvaluateSettings, encoder: Encoder, lengths: Sequence[int], progress: ProgressCallback | None
+) -> dict[str, Any]:
+    """Masked tokens and passkeys, as far as they are asked for, at each length."""
+    results: dict[str, Any] = {}
+    if settings.mlm and lengths:
         text = _documents(settings.mlm, settings.fields()["mlm"], encoder.tokenizer, max(MASKED_TOKENS, *lengths))
         by_length = masked_accuracy_by_length(
             encoder.model, encoder.tokenizer, text, lengths, MASKED_TOKENS, progress=progress
         )
         results["masked"] = {str(length): row for length, row in by_length.items()}
-    if settings.passkey:
+    if settings.passkey and lengths:
         text = _documents(
             settings.passkey, settings.fields()["passkey"], encoder.tokenizer, max(FILLER_TOKENS, *lengths)
         )

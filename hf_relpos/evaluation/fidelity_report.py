@@ -170,12 +170,18 @@ def failed_thresholds(fidelity: Fidelity) -> list[str]:
     return found + [f"{length} tokens were not checked: {fidelity.skipped[length]}" for length in past]
 
 
+def _past_in_words(entry: LengthFidelity) -> str:
+    """The agreement past the teacher's limit, beside that of the teacher's windows with other windows of it."""
+    own = "" if entry.ceiling is None else f" (other windows of the teacher {entry.ceiling.token_cosine:.2f})"
+    return f"{entry.token_cosine:.2f} at {entry.length:,}{own}"
+
+
 def verdict(fidelity: Fidelity) -> str:
     """The result in words: up to which length the student can replace the teacher.
 
     A length is safe if the sentence cosine is at least .95 and the token cosine at least .92 (`SAFE`), there and at
-    all shorter lengths. It is usable after fine-tuning with .85 and .80 (`USABLE`). No length past the teacher's
-    maximum is called safe, since the teacher reads windows there.
+    all shorter lengths. It is usable after fine-tuning with .85 and .80 (`USABLE`). Past the teacher's maximum length,
+    where it reads windows, the figures are given instead.
     """
     inside = [entry for entry in fidelity.lengths if entry.reference == "teacher"]
     outside = [entry for entry in fidelity.lengths if entry.reference != "teacher"]
@@ -194,11 +200,12 @@ def verdict(fidelity: Fidelity) -> str:
             + (f" at {worst.length})" if worst is not rest[0] else ")")
         )
     if fidelity.teacher_limit is not None:
-        part = f"past {fidelity.teacher_limit} untested by the teacher"
         if outside:
-            figures = ", ".join(f"{entry.token_cosine:.2f} at {entry.length:,}" for entry in outside)
-            part += f" (token cosine to its windows: {figures})"
+            figures = ", ".join(map(_past_in_words, outside))
+            part = f"past {fidelity.teacher_limit}, token cosine to the teacher's windows: {figures}"
         elif fidelity.student_limit is not None:
             part = f"past {fidelity.student_limit} the student reads nothing"
+        else:
+            part = f"past {fidelity.teacher_limit} not measured"
         parts.append(part)
     return "; ".join(parts) or "nothing was measured"

@@ -5,6 +5,8 @@ import inspect
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..models.configuration_relpos_bert import RelPosBertConfig
+
 
 def has_mlm_head(model: PreTrainedModel) -> bool:
     """Whether a model predicts masked tokens from the context on both sides."""
@@ -38,6 +40,22 @@ def model_max_length(model: PreTrainedModel) -> int | None:
     if hasattr(model.config, "has_absolute_table") and not model.config.has_absolute_table:
         return None
     return getattr(model.config, "max_position_embeddings", None)
+
+
+def set_attention_window(model: PreTrainedModel, window: int) -> int:
+    """Set the `attention_window` of a loaded model, 0 for none; returns the one that it had.
+
+    Raises:
+        ValueError: for a model of another package.
+    """
+    config = model.config
+    if not isinstance(config, RelPosBertConfig):
+        raise ValueError(
+            f"--attention-window {window}: model_type = {config.model_type!r} has no such window; leave it out, or "
+            "convert the model first (`hf-relpos convert`)"
+        )
+    own, config.attention_window = config.attention_window or 0, window or None
+    return own
 
 
 def accepts_position_ids(model: PreTrainedModel) -> bool:

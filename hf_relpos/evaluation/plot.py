@@ -267,6 +267,9 @@ def fidelity_figure(report: Mapping[str, Any]) -> "Figure":
             panels[0].plot(
                 where, ceiling, color=color, linestyle=":", linewidth=1.2, label=f"{label}, teacher shifted"
             )
+        if both := (report.get("as_it_is") or {}).get("lengths"):
+            past, values = [entry["length"] for entry in both], [entry[key] for entry in both]
+            panels[0].plot(past, values, color=color, linestyle="--", marker="x", label=f"{label}, as it is")
     if report.get("teacher_limit"):
         panels[0].axvline(report["teacher_limit"], color="0.4", linewidth=0.8)
         panels[0].set_title("cosine to the teacher; past the line to its windows", fontsize=9)

@@ -10,6 +10,13 @@ from ..console import print_table
 from .fidelity_report import Fidelity
 
 
+PASSKEY = (
+    "vector: share of texts whose vector is nearest to the statement of their own key, among those of 10 keys; "
+    "masked: whose own key is the likeliest of 10 at masked tokens. LongEmbed's pass keys, in README and "
+    "docs/long_inputs.md, are another task: a question ranks 50 texts, and the right one is first"
+)
+
+
 def _percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f}"
 
@@ -55,6 +62,8 @@ def print_fidelity(fidelity: Fidelity, console: Console) -> None:
 def print_comparison(results: Mapping[str, Any], console: Console) -> None:
     """Print the result of `compare_models` as tables, and its verdict."""
     print_fidelity(Fidelity.from_dict(results), console)
+    if "as_it_is" in results:
+        _print_both(results, console)
     if "similarity" in results:
         rows = []
         for name, row in results["similarity"].items():
@@ -66,6 +75,26 @@ def print_comparison(results: Mapping[str, Any], console: Console) -> None:
         columns = ("set", "pairs", "teacher", "student", "difference, 95 %", "cosine (least)")
         print_table(console, "Similarity: Spearman × 100", columns, rows)
     console.print(f"Verdict: {results['verdict']}.", markup=False, highlight=False, soft_wrap=True)
+
+
+def _print_both(results: Mapping[str, Any], console: Console) -> None:
+    """Print the lengths that were measured with the given window and with the student's own."""
+    plain = {entry["length"]: entry for entry in results["as_it_is"]["lengths"]}
+    rows = [
+        (
+            f"{entry['length']:,}",
+            *(
+                _cosine(each[key])
+                for key in ("token_cosine", "sentence_cosine")
+                for each in (entry, plain[entry["length"]])
+            ),
+        )
+        for entry in results["lengths"]
+        if entry["length"] in plain
+    ]
+    columns = ("tokens", "token", "as it is", "sentence", "as it is")
+    title = f"Cosine to the teacher's windows with attention_window = {results['attention_window']}, and as it is"
+    print_table(console, title, columns, rows)
 
 
 def print_evaluation(results: Mapping[str, Any], console: Console) -> None:
@@ -80,7 +109,7 @@ def print_evaluation(results: Mapping[str, Any], console: Console) -> None:
             gain = row.get("difference", {}).get("ndcg@10")
             shown = f"{gain['mean']:+.3f} ({gain['low']:+.3f} to {gain['high']:+.3f})" if gain else ""
             rows.append((name, _percent(row["accuracy@1"]), f"{row['mrr']:.3f}", f"{row['ndcg@10']:.3f}", shown))
-        count = results["retrieval"]["truncate"]["queries"]
+        count = next(iter(results["retrieval"].values()))["queries"]
         columns = ("strategy", "accuracy@1, %", "MRR", "nDCG@10", "nDCG on truncate, 95 %")
         print_table(console, f"Retrieval, {count:,} queries", columns, rows)
     if "masked" in results:
@@ -102,3 +131,8 @@ def print_evaluation(results: Mapping[str, Any], console: Console) -> None:
             for method, row in methods.items()
         ]
         print_table(console, "Passkey, %", ("tokens", "by", "accuracy", "by depth", "chance"), rows)
+        console.print(PASSKEY, markup=False, highlight=False)
+    if "as_it_is" in results:
+        window = results["as_it_is"]["attention_window"]
+        console.print(f"\nLong texts as it is, with attention_window = {window}:", markup=False, highlight=False)
+        print_evaluation(results["as_it_is"], console)

@@ -1,6 +1,7 @@
 """Opt-in patch with which stock BERT classes and Auto classes honour `position_embedding_type`.
 
-Transformers v5 ignores this field and loads such a checkpoint as an absolute BERT, with wrong outputs and no warning.
+Transformers v5 ignores this field and loads such a checkpoint as an absolute BERT, with wrong outputs. Its load report
+lists the tables of distances as UNEXPECTED; after `import hf_relpos` a warning says what that means.
 Inside `patch_transformers()` the same code gets our classes, which subclass the stock ones:
 
     with patch_transformers():

@@ -80,6 +80,8 @@ class AcceleratedAttention:
         self.undo()
 
     def __str__(self) -> str:
+        if self.accelerated and not self._modules:
+            return "undone: the attention is stock's again"
         lines = [
             f"accelerated {each.name or 'the model'}: {each.family}, {each.layers} layers; {each.effect}"
             for each in self.accelerated

@@ -53,6 +53,8 @@ class Optimized:
         self.undo()
 
     def __str__(self) -> str:
+        if not self._modules and (self.encoders or self.linear or self.rounded):
+            return "undone: the model is as it was before"
         lines = [
             f"{each.name or 'the model'}: {each.family}, {each.layers} layers; {each.effect}" for each in self.encoders
         ]

@@ -10,6 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers.utils.generic import strtobool
 
+from ....extras import PACKAGES
 from ...call import AttentionCall
 from ...formula import content_vectors
 from ...sliding_window import SlidingWindowMask
@@ -94,7 +95,7 @@ class Triton:
         if not self.wanted:
             return [f"the kernels are used by request: set {SWITCH}=1 in the environment"]
         if not self.is_installed:
-            return ["Triton is not installed: pip install 'hf-relpos[gpu]'"]
+            return [f"Triton is not installed: pip install {PACKAGES['gpu']}"]
         if device.type == "cuda":
             if not torch.cuda.is_available():
                 return ["there is no cuda device here"]
