@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from errors import raises
 from oracles import extra_inputs, padding, tiny_model
 from test_chunked import case_id, converted, largest
 from test_formula import ALL, random_terms
@@ -325,6 +326,8 @@ def test_eager_by_name_returns_the_weights_and_has_second_derivatives(monkeypatc
     assert weights.shape == (BATCH, HEADS, 120, 120)
     (first,) = torch.autograd.grad(out.square().sum(), tensors[0], create_graph=True)
     assert torch.autograd.grad(first.square().sum(), tensors[0])[0].abs().max() > 0
+    with raises(NotImplementedError, "create_graph=True"):
+        torch.autograd.grad(computed("eager", call)[0].sum(), tensors[0], create_graph=True)
 
 
 def test_random_numbers_of_blocks_leave_other_generators_alone(monkeypatch):

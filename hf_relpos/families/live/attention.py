@@ -4,7 +4,6 @@ import math
 
 import torch
 from torch import nn
-from torch.autograd import forward_ad
 from transformers.utils.import_utils import is_fake_tensor
 
 from ...attention.backends import chunked as backend_chunked
@@ -13,7 +12,7 @@ from ...attention.context import AttentionContext
 from ...attention.dispatch import AUTO, run_attention
 from ...attention.formula import Terms
 from ...attention.masks import is_visible
-from ...attention.tracing import is_traced, may_read
+from ...attention.tracing import is_traced, is_transformed, may_read
 
 
 def split_heads(vectors: torch.Tensor, heads: int) -> torch.Tensor:
@@ -91,8 +90,7 @@ def attend_as_stock(
         needs_gradients=torch.is_grad_enabled(),
         layer=module,
     )
-    # other kernels have no derivatives in forward mode
-    out, weights = run_attention("eager" if forward_ad._current_level >= 0 else AUTO, call)
+    out, weights = run_attention(AUTO, call)
     return out.flatten(2), weights if output_attentions else None
 
 
@@ -101,8 +99,7 @@ def has_contents(tensor: torch.Tensor) -> bool:
 
     Nor is it a tensor of a shape alone.
     """
-    is_transformed = torch._C._functorch.peek_interpreter_stack() is not None
-    return may_read(tensor.device) and not is_transformed and not is_fake_tensor(tensor)
+    return may_read(tensor.device) and not is_transformed() and not is_fake_tensor(tensor)
 
 
 def as_boolean(mask: torch.Tensor | None) -> torch.Tensor | None:
