@@ -186,6 +186,19 @@ def test_forward_mode_and_transforms_of_position_parameters(name, backend):
             assert_equal_numbers(ours, theirs, 1e-9)
 
 
+@pytest.mark.parametrize("name", ["v3", "v1", "MPNet", "RoFormer", "T5 eager"])
+def test_rows_that_are_all_padding_are_as_stock(name, backend):
+    """Outputs and gradients of a loss that looks at padding, too."""
+    model, inputs = build(name), batch("right", token_types=name not in WITHOUT_TOKEN_TYPES)
+    inputs["attention_mask"][1] = 0
+    before, gradients_before = forward_and_gradients(model, inputs)
+    accelerate_attention(model)
+    after, gradients_after = forward_and_gradients(model, inputs)
+    assert_equal_numbers(after, before, tolerance(name))
+    for parameter, gradient in gradients_before.items():
+        assert_equal_numbers(gradients_after[parameter], gradient, tolerance(name))
+
+
 def random_deberta(draw: random.Random) -> torch.nn.Module:
     heads, size = draw.choice([1, 2, 3, 4]), draw.choice([4, 6, 8, 16])
     kinds = draw.choice([["c2p"], ["p2c"], ["c2p", "p2c"], "p2c|c2p", []])

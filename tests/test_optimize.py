@@ -242,6 +242,18 @@ def test_masks_by_pairs_are_as_before_everywhere(name, chunks):
             assert_equal_numbers(model(input_ids=ids, attention_mask=mask)[0], expected, tolerance(name))
 
 
+@pytest.mark.parametrize("implementation", [None, "eager"])
+@pytest.mark.parametrize("name", ["BERT", "DistilBERT", "MPNet", "RoFormer", "T5", "mT5"])
+def test_boolean_masks_of_four_dimensions_are_as_before(name, implementation, chunks):
+    """SDPA reads them; eager attention, the only one of MPNet and RoFormer, adds them to the scores."""
+    model, inputs = build(name, attn_implementation=implementation), batch()
+    real = inputs["attention_mask"].bool()
+    inputs["attention_mask"] = real[:, None, None].repeat(1, 1, real.shape[1], 1)
+    before = model(**inputs)[0]
+    optimize(model)
+    assert_equal_numbers(model(**inputs)[0][real], before[real], tolerance(name))
+
+
 @pytest.mark.parametrize("name", ["BERT", "DistilBERT", "T5"])
 def test_a_causal_call_is_as_before(name, chunks):
     model = build(name)

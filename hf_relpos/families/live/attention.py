@@ -90,7 +90,9 @@ def attend_as_stock(
         needs_gradients=torch.is_grad_enabled(),
         layer=module,
     )
-    out, weights = run_attention(AUTO, call)
+    # with all scores of a query at the minimum, SDPA's gradients on the CPU are not those of its output
+    hides_rows = mask is not None and mask.is_floating_point() and has_contents(mask) and torch.is_grad_enabled()
+    out, weights = run_attention("eager" if hides_rows else AUTO, call)
     return out.flatten(2), weights if output_attentions else None
 
 
@@ -102,7 +104,7 @@ def has_contents(tensor: torch.Tensor) -> bool:
     return may_read(tensor.device) and not is_transformed() and not is_fake_tensor(tensor)
 
 
-def as_boolean(mask: torch.Tensor | None) -> torch.Tensor | None:
+def as_boolean(mask: torch.Tensor | None, added_to: torch.Tensor | None) -> torch.Tensor | None:
     """Convert an additive mask that only hides keys to a boolean mask, for fast backends; None if it hides nothing.
 
     A mask with other values stays additive, and so does one that hides all keys from some query: with the lowest
@@ -112,7 +114,11 @@ def as_boolean(mask: torch.Tensor | None) -> torch.Tensor | None:
 
     Args:
         mask: additive or boolean, broadcastable to (B, H, L, K); or None.
+        added_to: a tensor of the dtype of the scores, if stock adds any mask to them: one that was given as boolean
+            hides nothing there, and adds 1 for True. None if stock's attention takes boolean masks.
     """
+    if mask is not None and mask.dtype == torch.bool and added_to is not None:
+        return mask.to(added_to.dtype)
     if mask is None or not has_contents(mask) or mask.dim() != 4:
         return mask
     if mask.dtype != torch.bool:
