@@ -186,7 +186,8 @@ def test_forward_mode_and_transforms_of_position_parameters(name, backend):
             assert_equal_numbers(ours, theirs, 1e-9)
 
 
-@pytest.mark.parametrize("name", ["v3", "v1", "MPNet", "RoFormer", "T5 eager"])
+# up to Transformers 5.14 stock T5 in float64 gives NaN, from the minimum of float64 in its float32
+@pytest.mark.parametrize("name", ["v3", "v1", "MPNet", "RoFormer", *(["T5 eager"] if ALWAYS_THREE else [])])
 def test_rows_that_are_all_padding_are_as_stock(name, backend):
     """Outputs and gradients of a loss that looks at padding, too."""
     model, inputs = build(name), batch("right", token_types=name not in WITHOUT_TOKEN_TYPES)
