@@ -22,17 +22,26 @@ def _hidden(path: Path, suffix: str) -> Path:
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{suffix}")
 
 
+def _is_special(path: Path) -> bool:
+    """Whether a path is a device, a pipe or a socket, which must not be replaced by a file."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
 @contextmanager
 def atomic_file(path: str | Path) -> Iterator[Path]:
     """A temporary path that is renamed to `path` when the block ends, and removed when it raises.
 
     Its suffix is that of `path`, from which some writers choose the format. An existing file is replaced. The result
-    is readable as the umask says, whatever the writer makes of it (safetensors writes for the owner alone).
+    is readable as the umask says, whatever the writer makes of it (safetensors writes for the owner alone). A device
+    or pipe, such as /dev/stdout, is written to as it is.
 
     Raises:
         OSError: where the file cannot be created or renamed.
     """
     path = Path(path)
+    if _is_special(path):
+        yield path
+        return
     partial = _hidden(path, path.suffix)
     try:
         partial.touch()
@@ -93,6 +102,8 @@ def check_writable(path: str | Path) -> None:
     Raises:
         OSError: where no file can be written.
     """
+    if _is_special(Path(path)):
+        return
     probe = _hidden(Path(path), ".tmp")
     probe.touch()
     probe.unlink()

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from errors import raises
 from oracles import extra_inputs, padding, tiny_model
 from test_chunked import case_id, converted, largest
 from test_formula import ALL, random_terms
@@ -314,6 +315,28 @@ def test_blocks_of_any_term_are_the_whole_mask(kind, how, monkeypatch):
     assert largest(got, by_call(how, call)) <= 1e-12
 
 
+@pytest.mark.parametrize("letters", ["A", "AB", "c"])
+@pytest.mark.parametrize("how", ["eager", "sdpa", "relpos"])
+def test_gradients_of_queries_without_keys_are_those_of_their_outputs(how, letters, monkeypatch):
+    """Padding under a window without global tokens, in calls that are computed whole."""
+    monkeypatch.setattr(backend_chunked, "FEWEST_SCORES", 1 << 19)
+    is_token = padding([9, 3], 9)
+    window = SlidingWindowMask(9, 9, 1, CPU, global_tokens=(), is_token=is_token)
+    terms, _ = random_terms(frozenset(letters), shared=True)
+    tensors = [torch.randn(BATCH, HEADS, 9, SIZE).double().requires_grad_() for _ in range(3)]
+    masks = [window, window.dense, padding([9, 0], 9)[:, None, None]]
+    if how != "eager":  # there an additive mask has the gradients of a sum, as in stock
+        additive = torch.zeros(window.dense.shape, dtype=torch.double)
+        masks.append(additive.masked_fill(~window.dense, torch.finfo(torch.double).min))
+    for mask in masks:
+        call = dataclasses.replace(random_call(window, terms, tensors), mask=mask)
+
+        def output(query, key, value, call=call):
+            return run_attention(how, dataclasses.replace(call, query=query, key=key, value=value))[0]
+
+        assert torch.autograd.gradcheck(output, tensors)
+
+
 def test_eager_by_name_returns_the_weights_and_has_second_derivatives(monkeypatch):
     monkeypatch.setattr(band_blocks, "QUERIES", 16)
     mask = mask_of("padding", 120, 5)
@@ -325,6 +348,8 @@ def test_eager_by_name_returns_the_weights_and_has_second_derivatives(monkeypatc
     assert weights.shape == (BATCH, HEADS, 120, 120)
     (first,) = torch.autograd.grad(out.square().sum(), tensors[0], create_graph=True)
     assert torch.autograd.grad(first.square().sum(), tensors[0])[0].abs().max() > 0
+    with raises(NotImplementedError, "create_graph=True"):
+        torch.autograd.grad(computed("eager", call)[0].sum(), tensors[0], create_graph=True)
 
 
 def test_random_numbers_of_blocks_leave_other_generators_alone(monkeypatch):

@@ -1,11 +1,14 @@
 """Attention in chunks against eager: outputs, all gradients, memory, dropout, and when it is taken."""
 
 import copy
+import dataclasses
 import itertools
 
 import pytest
 import torch
-from oracles import ON_TOKENS, padding, stir, tiny_config, tiny_model
+from errors import raises
+from oracles import ON_TOKENS, extra_inputs, padding, stir, tiny_config, tiny_model
+from selection import thinned
 from test_formula import ALL, clipped, combination_id, random_terms
 from test_formula import LargestTensor as Largest
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -26,7 +29,7 @@ from hf_relpos import (
 from hf_relpos.attention import dispatch as backends
 from hf_relpos.attention import toeplitz
 from hf_relpos.attention.backends import bucketed_keys as key_runs
-from hf_relpos.attention.backends import chunk_products
+from hf_relpos.attention.backends import chunk_products, window_blocks
 from hf_relpos.attention.backends import chunk_schedule as skewed
 from hf_relpos.attention.backends import chunked as backend_chunked
 from hf_relpos.attention.backends import relative_shift as diagonals
@@ -35,6 +38,7 @@ from hf_relpos.attention.call import AttentionCall
 from hf_relpos.attention.dispatch import choose, run_attention
 from hf_relpos.attention.formula import TABLE_FIELDS, content_vectors
 from hf_relpos.attention.products import Library
+from hf_relpos.attention.sliding_window import SlidingWindowMask
 from hf_relpos.attention.toeplitz import to_toeplitz
 from hf_relpos.cli import app
 from hf_relpos.schemes.registry import build_scheme
@@ -591,6 +595,42 @@ def test_every_scheme_trains_as_with_eager(name):
         model.set_attn_implementation(backend)
         results.append(gradients(model, input_ids=ids, attention_mask=real, labels=ids.masked_fill(real == 0, -100)))
     assert largest(*results) <= 1e-10
+
+
+@pytest.mark.parametrize("window", [None, 2])
+@pytest.mark.parametrize("name", thinned(SCHEMES))
+def test_transforms_of_functions_are_eagers(name, window, monkeypatch):
+    monkeypatch.setattr(window_blocks, "QUERIES", 1)
+    monkeypatch.setattr(window_blocks, "FEWEST", 1)
+    model = tiny_model(RelPosBertModel, name, attention_window=window).double()
+    inputs = {"input_ids": torch.randint(1, 50, (2, 16)), **extra_inputs(name, 2, 16)}
+    weights = {key: value.detach() for key, value in model.named_parameters()}
+    change = {key: torch.cos(7 * value) for key, value in weights.items()}
+    several = {key: torch.stack([value, 1.1 * value]) for key, value in weights.items()}
+
+    def total(weights):
+        return torch.func.functional_call(model, weights, (), inputs)[0].sin().sum()
+
+    results = []
+    for backend in (model.config._attn_implementation, "eager"):
+        model.set_attn_implementation(backend)
+        gradients, products = torch.func.jvp(torch.func.grad(total), (weights,), (change,))
+        found = [torch.func.jvp(total, (weights,), (change,))[1], torch.func.vmap(total)(several)]
+        results.append([*found, *gradients.values(), *products.values()])
+    assert largest(*results) <= 1e-9
+
+
+def test_a_second_derivative_is_an_error():
+    """Also where the loss is linear, for which `once_differentiable` gives constants without a word."""
+    terms, _ = random_terms(ALL, shared=False)
+    tensors = [tensor.requires_grad_() for tensor in vectors(63, 63)]
+    call = AttentionCall(*tensors, terms, AttentionContext(63, 63))
+    assert choose(call)[0].name == "chunked"
+    for mask in (None, SlidingWindowMask(63, 63, 5, CPU)):
+        out, _ = run_attention("relpos", dataclasses.replace(call, mask=mask))
+        with raises(NotImplementedError, "create_graph=True", "eager", "restore_attention"):
+            torch.autograd.grad(out.sum(), tensors, create_graph=True)
+        torch.autograd.grad(out.sum(), tensors)
 
 
 def test_gradient_checkpointing_replays_dropout():

@@ -3,6 +3,7 @@
 import inspect
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -42,6 +43,29 @@ def source(tmp_path_factory):
 
 def run(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def started(*arguments, **settings):
+    """The command in a process of its own."""
+    command = [sys.executable, "-m", "hf_relpos", *map(str, arguments)]
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, **settings)
+
+
+@pytest.mark.parametrize("command", ["schemes", "schemes --json -", "inspect SOURCE", "convert --help"])
+def test_output_that_cannot_be_written_is_said_in_one_line(source, command):
+    with open("/dev/full", "w") as full:
+        done = started(*command.replace("SOURCE", str(source)).split(), stdout=full)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr and "No space left" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("command", ["schemes", "schemes --json -", "convert --help"])
+def test_terminals_without_unicode(command):
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = started(*command.split(), stdout=subprocess.PIPE, env=environment)
+    assert done.returncode == 0, done.stderr
+    if "--json" in command:
+        assert json.loads(done.stdout)["xlnet"]["source"] == SCHEMES["xlnet"].source
 
 
 def test_convert(source, tmp_path):

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel, convert
 from hf_relpos.cli import app
+from hf_relpos.cli.output import STDOUT, write_json
 from hf_relpos.data.pairs import read_pairs
 from hf_relpos.evaluation import load_encoder, rank_correlation, similarities
 from hf_relpos.evaluation.similarity import pair_vectors
@@ -36,6 +37,32 @@ WORDS += [f"{n:02}" for n in range(10, 100)] + [f"##{n:03}" for n in range(1000)
 @pytest.fixture(autouse=True)
 def width(monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
+
+
+def test_json_has_no_nan(capsys):
+    write_json(STDOUT, {"a": [float("nan"), 1.5, (float("inf"),)], "b": {"c": float("-inf")}, "d": "NaN"})
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
+        "a": [None, 1.5, [None]],
+        "b": {"c": None},
+        "d": "NaN",
+    }
+
+
+@pytest.mark.parametrize(
+    "pairs, words",
+    [
+        ("3\tthe cat\tsun\n3.0\tred\tsky\n", ("sts.tsv", "score = 3")),
+        ("1\tthe cat\tthe cat\n2\tthe cat\tthe cat\n", ("cosine = 1",)),
+    ],
+    ids=["scores", "cosines"],
+)
+def test_what_cannot_be_ranked_is_refused(folder, tmp_path, pairs, words):
+    (tmp_path / "sts.tsv").write_text(pairs)
+    out = tmp_path / "out.json"
+    command = ["evaluate", folder / "teacher", "--sts", tmp_path / "sts.tsv", "--json", out]
+    result = CliRunner().invoke(app, list(map(str, command)))
+    assert result.exit_code == 2 and not out.exists()
+    assert all(word in result.stderr for word in words), result.stderr
 
 
 @pytest.fixture(scope="module")

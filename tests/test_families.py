@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from errors import raises
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModel, BertConfig
 from typer.testing import CliRunner
@@ -18,9 +19,11 @@ import hf_relpos
 from hf_relpos import RelPosBertConfig, RelPosBertModel
 from hf_relpos.cli import app
 from hf_relpos.conversion import ConversionError, convert, pipeline
+from hf_relpos.conversion.inspection import inspect_checkpoint
 from hf_relpos.families.checkpoint import DTYPES
 from hf_relpos.families.family import COUNTERPARTS
 from hf_relpos.families.names import inverse, is_scheme
+from hf_relpos.families.recognition import TYPES
 from hf_relpos.families.registry import FAMILIES
 
 
@@ -218,6 +221,18 @@ def test_task_types_are_folded(tmp_path, dtype):
         "embeddings.task_type_embeddings.weight": "into embeddings.token_type_embeddings.weight",
     }
     assert not hasattr(model.config, "use_task_id")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_fields_of_a_wrong_type_are_named(tmp_path, name):
+    defaults = {**FAMILIES[name].defaults, "model_type": name}
+    for field in (*TYPES, *FAMILIES[name].types):
+        for value in ([[1]], 2.5, {"a": 1}):
+            if TYPES.get(field, FAMILIES[name].types.get(field)).accepts(value):
+                continue  # attn_implementation by part
+            (tmp_path / "config.json").write_text(json.dumps({**defaults, field: value}))
+            with raises(ConversionError, "config.json", field, value):
+                inspect_checkpoint(tmp_path)
 
 
 def test_rows_of_roberta(tmp_path):

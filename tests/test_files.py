@@ -22,6 +22,18 @@ from hf_relpos.files import (
 )
 
 
+def test_a_pipe_is_written_to_and_stays_one(tmp_path):
+    """As a device does, which root could replace."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    check_writable(pipe)
+    write_json(pipe, {"a": 1})
+    assert json.loads(os.read(reader, 100)) == {"a": 1}
+    os.close(reader)
+    assert pipe.is_fifo() and names(tmp_path) == ["pipe"]
+
+
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
 

@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 from hf_relpos import RelPosBertConfig, RelPosBertModel
 from hf_relpos.schemes import projection_cache as kept_projections
@@ -125,6 +126,22 @@ def test_gradients_and_autocast_are_passed_by():
     with torch.no_grad(), torch.autocast("cpu"):
         assert project(projection, rows).dtype == torch.bfloat16
     assert is_kept(projection.requires_grad_(False), rows)
+
+
+def test_forward_mode_and_transforms_are_passed_by():
+    """What is kept has no derivative by rows or weights, whether parameters are frozen or gradients are off."""
+    projection, rows = linear().requires_grad_(False), rows_of()
+    change = torch.cos(rows)
+    with torch.no_grad():
+        project(projection, rows)
+        expected = nn.functional.linear(change, projection.weight)
+        assert torch.equal(torch.func.jvp(lambda rows: project(projection, rows), (rows,), (change,))[1], expected)
+        with forward_ad.dual_level():
+            out = project(projection, forward_ad.make_dual(rows, change))
+            assert torch.equal(forward_ad.unpack_dual(out).tangent, expected)
+        several = torch.stack([rows, 2 * rows])
+        assert torch.allclose(torch.func.vmap(lambda rows: project(projection, rows))(several), projection(several))
+        assert is_kept(projection, rows)
 
 
 def test_what_inference_mode_keeps_serves_autograd():

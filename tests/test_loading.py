@@ -1,5 +1,6 @@
 """`from_pretrained` never leaves weights of the encoder to chance, and says what a file looks like that would."""
 
+import contextlib
 import json
 import logging
 import subprocess
@@ -484,6 +485,56 @@ def test_evaluation_refuses_a_random_encoder(tmp_path):
     with pytest.raises(ValueError, match="JinaBERT v2 for code"):
         load_encoder(folder)
     assert hf_relpos.RelPosBertModel is RelPosBertModel
+
+
+KERNEL = "somebody/attention"
+
+
+def _loads_of_a_kernel(folder, out):
+    """All that reads config.json and makes a model, by name."""
+    from hf_relpos.evaluation.loading import load_model
+
+    return {
+        "our class": lambda: RelPosBertModel.from_pretrained(folder),
+        "AutoModel": lambda: AutoModel.from_pretrained(folder),
+        "json": lambda: RelPosBertModel(RelPosBertConfig.from_json_file(folder / "config.json")),
+        "evaluation": lambda: load_model(folder),
+        "convert": lambda: convert(folder, out / "converted"),
+        "export": lambda: hf_relpos.export_checkpoint(folder, out / "exported"),
+    }
+
+
+@pytest.mark.parametrize("field", ["attn_implementation", "_attn_implementation"])
+@pytest.mark.parametrize(
+    "kind, ways",
+    [
+        ("relpos_bert", ("our class", "AutoModel", "json", "evaluation")),
+        ("bert", ("our class", "evaluation", "convert")),
+        ("deberta-v2", ("our class", "evaluation", "convert", "export")),
+    ],
+)
+def test_a_file_chooses_no_kernel_to_download(tmp_path, monkeypatch, caplog, kind, ways, field):
+    fetched = []
+    monkeypatch.setattr(transformers.modeling_utils, "lazy_import_flash_attention", lambda *a, **k: fetched.append(a))
+    source = tmp_path / "source"
+    if kind == "relpos_bert":
+        RelPosBertModel(RelPosBertConfig(**SIZES, position_embedding_type="t5")).save_pretrained(source)
+    else:
+        AutoModel.from_config(AutoConfig.for_model(kind, **SIZES)).save_pretrained(source)
+    path = source / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: KERNEL}))
+    for way in ways:
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            try:
+                _loads_of_a_kernel(source, tmp_path)[way]()
+            except ConversionError as error:
+                assert KERNEL not in str(error)
+        assert not fetched, way
+        assert KERNEL in caplog.text and "attn_implementation" in caplog.text, way
+    with contextlib.suppress(ValueError):  # nothing is imported here, so that Transformers may not know it
+        RelPosBertModel.from_pretrained(source, attn_implementation=KERNEL)
+    assert fetched == [(KERNEL,)]
 
 
 LIGHT = """

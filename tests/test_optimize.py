@@ -242,6 +242,34 @@ def test_masks_by_pairs_are_as_before_everywhere(name, chunks):
             assert_equal_numbers(model(input_ids=ids, attention_mask=mask)[0], expected, tolerance(name))
 
 
+@pytest.mark.parametrize("implementation", [None, "eager"])
+@pytest.mark.parametrize("name", ["BERT", "DistilBERT", "MPNet", "RoFormer", "T5", "mT5"])
+def test_boolean_masks_of_four_dimensions_are_as_before(name, implementation, chunks):
+    """SDPA reads them; eager attention, the only one of MPNet and RoFormer, adds them to the scores."""
+    model, inputs = build(name, attn_implementation=implementation), batch()
+    real = inputs["attention_mask"].bool()
+    inputs["attention_mask"] = real[:, None, None].repeat(1, 1, real.shape[1], 1)
+    before = model(**inputs)[0]
+    optimize(model)
+    assert_equal_numbers(model(**inputs)[0][real], before[real], tolerance(name))
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_empty_batches_are_as_before(name):
+    """Of no rows, or of rows without tokens, as far as stock has them."""
+    stock, model = build(name), build(name)
+    optimize(model)
+    for shape in ((0, 7), (2, 0), (0, 0), (2, 1)):
+        inputs = batch(torch.ones(shape).bool())
+        try:
+            before = stock(**inputs)[0]
+        except RuntimeError:
+            continue
+        assert_equal_numbers(
+            *(torch.cat([out.flatten(), out.new_zeros(1)]) for out in (model(**inputs)[0], before)), 1e-12
+        )
+
+
 @pytest.mark.parametrize("name", ["BERT", "DistilBERT", "T5"])
 def test_a_causal_call_is_as_before(name, chunks):
     model = build(name)
@@ -784,6 +812,50 @@ def test_threads_at_once_give_the_results_of_one():
         assert not wrong
 
 
+def test_training_beside_threads_that_infer():
+    """Other models: what all share are the kept projections, buffers, and the setting of products."""
+    inputs = [batch(key, seed) for seed, key in enumerate(LENGTHS)]
+
+    def losses(model):
+        optimizer, found = torch.optim.SGD(model.parameters(), lr=1e-3), []
+        for each in inputs * 2:
+            loss = model(**each)[0][each["attention_mask"] != 0].sin().sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.detach())
+        return found
+
+    models = [build(name) for name in ("v3", "v1", "deberta")]
+    for model in models:
+        optimize(model)
+    with torch.no_grad():
+        expected = [[model(**each)[0] for each in inputs] for model in models]
+    trained = [copy.deepcopy(model) for model in models]
+    alone = [losses(copy.deepcopy(model)) for model in models]
+    wrong, done = [], threading.Event()
+
+    def infer(number):
+        try:
+            while not done.is_set():
+                for each, theirs in zip(inputs, expected[number], strict=True):
+                    with torch.inference_mode():
+                        assert_equal_numbers(models[number](**each)[0], theirs, 1e-11)
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=infer, args=(number,)) for number in range(len(models))]
+    for thread in threads:
+        thread.start()
+    beside = [losses(model) for model in trained]
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    for ours, theirs in zip(flat(beside), flat(alone), strict=True):
+        assert_equal_numbers(ours, theirs, 1e-11)
+
+
 # Graphs --------------------------------------------------------------------------------------------------------------
 
 
@@ -932,6 +1004,41 @@ def test_adapters(name, targets, when, onednn):
     assert_same(ours, stock, inputs, 3e-5)
     assert_equal_numbers(ours_merged, stock_merged, 1e-5)
     assert weights.keys() == our_weights.keys() and all(torch.equal(weights[key], our_weights[key]) for key in weights)
+
+
+@pytest.mark.ecosystem
+@pytest.mark.parametrize("dora", [False, True], ids=["LoRA", "DoRA"])
+@pytest.mark.parametrize("name, targets", [("v3", ["query_proj", "key_proj"]), ("v1", ["in_proj", "pos_proj"])])
+def test_adapters_of_position_projections(name, targets, dora, chunks):
+    """Kept projections follow adapters that are merged, taken out, disabled and trained."""
+    from peft import LoraConfig, get_peft_model
+
+    inputs, found = batch(), []
+    real = inputs["attention_mask"] != 0
+    for change in (False, True):
+        torch.manual_seed(0)
+        config = LoraConfig(target_modules=targets, r=2, use_dora=dora, init_lora_weights=False)
+        adapted = get_peft_model(build(name), config).double().eval()
+        if change:
+            optimize(adapted)
+        outputs = []
+
+        def note(adapted=adapted, outputs=outputs):
+            with torch.no_grad():
+                outputs.extend(adapted(**inputs)[0][real] for _ in range(2))
+
+        for step in (None, adapted.merge_adapter, adapted.unmerge_adapter):
+            step() if step else None
+            note()
+        with adapted.disable_adapter():
+            note()
+        adapted(**inputs)[0][real].sin().sum().backward()
+        torch.optim.SGD(adapted.parameters(), lr=1e-3).step()
+        note()
+        found.append(outputs)
+    assert len({float(out.sum()) for out in found[0][::2]}) >= 3
+    for ours, theirs in zip(*found, strict=True):
+        assert_equal_numbers(ours, theirs, 1e-9)
 
 
 @pytest.mark.ecosystem

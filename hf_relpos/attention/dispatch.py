@@ -15,6 +15,7 @@ from transformers.utils import logging
 from .backends.eager import Eager
 from .backends.sdpa import Sdpa
 from .call import AttentionCall, Backend, Finish, unchanged
+from .tracing import is_transformed
 
 
 logger = logging.get_logger(__name__)
@@ -65,6 +66,7 @@ def run_attention(implementation: str, call: AttentionCall) -> tuple[torch.Tenso
     """Compute attention with the terms of a scheme.
 
     Backends get calls as rewritten by `REWRITES`. Eager requested by name is the reference, and gets calls unchanged.
+    So it does in place of `AUTO` under transforms of `torch.func` and in forward mode, for which it alone is made.
 
     Args:
         implementation: a value of `attn_implementation`: `AUTO` or a key of `BY_NAME`.
@@ -76,6 +78,8 @@ def run_attention(implementation: str, call: AttentionCall) -> tuple[torch.Tenso
         ValueError: if the named backend cannot compute the call. The message names those that can.
     """
     finish: Finish = unchanged
+    if implementation == AUTO and is_transformed():
+        implementation = Eager.name
     if implementation == Eager.name:  # by name it returns the weights, also under a window
         call = replace(call, output_weights=True)
     else:

@@ -27,10 +27,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from .context import AttentionContext
 from .masks import is_visible
+from .tracing import is_transformed
 
 
 @dataclass(frozen=True)
@@ -221,29 +221,31 @@ def featurewise_scores(
     Returns:
         (B, H, L, K) in the dtype of `query`.
     """
-    return _FeaturewiseScores.apply(query, key, table.rows.to(query.dtype), table.index(context)[:, 0])
+    inputs = query, key, table.rows.to(query.dtype), table.index(context)[:, 0]
+    return _featurewise(*inputs) if is_transformed() else _FeaturewiseScores.apply(*inputs)
+
+
+def _featurewise(query: torch.Tensor, key: torch.Tensor, rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """`featurewise_scores` of rows (H or 1, R, d) and an index (1 or B, L, K), with the gradients of autograd."""
+    precise = torch.promote_types(query.dtype, torch.float32)
+    total = query.new_zeros((), dtype=precise)
+    for q, k, gain in zip(query.unbind(-1), key.unbind(-1), rows.unbind(-1), strict=True):
+        factor = gain.to(precise)[:, index].transpose(0, 1)  # (1 or B, H or 1, L, K)
+        total = total + factor * q[..., :, None] * k[..., None, :]
+    return total.to(query.dtype)
 
 
 class _FeaturewiseScores(torch.autograd.Function):
-    """`featurewise_scores` of rows (H or 1, R, d) and an index (1 or B, L, K).
-
-    Autograd would keep the share of every feature. Sums are made in float32 at least, as in a matrix product.
-    """
+    """`_featurewise`. Autograd would keep the share of every feature. Sums are made in float32 at least."""
 
     @staticmethod
     def forward(
         ctx: Any, query: torch.Tensor, key: torch.Tensor, rows: torch.Tensor, index: torch.Tensor
     ) -> torch.Tensor:
         ctx.save_for_backward(query, key, rows, index)
-        precise = torch.promote_types(query.dtype, torch.float32)
-        total = query.new_zeros((), dtype=precise)
-        for q, k, gain in zip(query.unbind(-1), key.unbind(-1), rows.unbind(-1), strict=True):
-            factor = gain.to(precise)[:, index].transpose(0, 1)  # (1 or B, H or 1, L, K)
-            total = total + factor * q[..., :, None] * k[..., None, :]
-        return total.to(query.dtype)
+        return _featurewise(query, key, rows, index)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query, key, rows, index = ctx.saved_tensors
         gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32))

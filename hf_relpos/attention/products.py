@@ -24,9 +24,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd import forward_ad
 
-from .tracing import is_traced
+from .tracing import is_traced, is_transformed
 
 
 SETTING = "HF_RELPOS_FAST_PRODUCTS"
@@ -182,8 +181,7 @@ def _is_plain(*tensors: torch.Tensor | None) -> bool:
             for each in given
         )
         and not torch.is_autocast_enabled("cpu")
-        and forward_ad._current_level < 0
-        and torch._C._functorch.peek_interpreter_stack() is None
+        and not is_transformed()
     )
 
 

@@ -1,11 +1,22 @@
 """Whether a graph is being recorded, and whether the contents of tensors may be looked at."""
 
 import torch
+from torch.autograd import forward_ad
 
 
 def is_traced() -> bool:
     """Whether `torch.compile`, `torch.export` or `torch.jit.trace` records a graph. It must not depend on data."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
+
+
+def is_transformed() -> bool:
+    """Whether derivatives are computed in forward mode, or a transform of `torch.func` is active.
+
+    Results must then not be cached, and functions with a backward pass of their own do not apply.
+    """
+    if forward_ad._current_level >= 0:
+        return True
+    return not is_traced() and torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def may_read(device: torch.device) -> bool:

@@ -4,10 +4,14 @@ Commands import torch and Transformers only when they run, so help is fast. Erro
 printed without a traceback, with exit code 2.
 """
 
-from typing import Annotated
+import io
+import os
+import sys
+from typing import Annotated, Any
 
 import typer
 
+from ..console import print_message
 from ..version import __version__
 from . import checkpoints, doctor, evaluation, information, visualization
 from .options import parse_options
@@ -20,7 +24,30 @@ EXIT_CODES = (
     "written conversion that is poor by its own check; 1 for any other error."
 )
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, epilog=EXIT_CODES)
+
+class _App(typer.Typer):
+    """The commands, for terminals without Unicode and output that cannot be written."""
+
+    def __call__(self, *args: Any, **settings: Any) -> Any:
+        """Run the command that the arguments name.
+
+        Raises:
+            SystemExit: with the exit code.
+        """
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")
+        try:
+            return super().__call__(*args, **settings)
+        except OSError as error:
+            if error.filename is not None:  # of a file, not of standard output
+                raise
+            print_message("Error", f"standard output could not be written ({error.strerror}); redirect it elsewhere")
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in its buffer
+            sys.exit(1)
+
+
+app = _App(no_args_is_help=True, pretty_exceptions_enable=False, epilog=EXIT_CODES)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,6 +1,8 @@
 """Output of commands: text for users, JSON for programs, and the spinner while modules load."""
 
 import json
+import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +31,23 @@ def check_json(json_file: Path | None) -> None:
 
 def write_json(json_file: Path | None, content: Any) -> None:
     """Write the content to the file of `--json`, if there is one."""
+    content = _without_nan(content)
     if json_file == STDOUT:
-        typer.echo(json.dumps(content, indent=2, ensure_ascii=False))
+        is_unicode = "utf" in (sys.stdout.encoding or "").lower()
+        typer.echo(json.dumps(content, indent=2, ensure_ascii=not is_unicode))
     elif json_file is not None:
         from ..files import write_output_json
 
         write_output_json(json_file, content)
+
+
+def _without_nan(content: Any) -> Any:
+    """The content with null for numbers that JSON does not have."""
+    if isinstance(content, dict):
+        return {name: _without_nan(value) for name, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_without_nan(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def hide_loading_bars(downloads: bool = True) -> None:

@@ -39,7 +39,7 @@ def read_pairs(path: str | Path, columns: Sequence[str] = PAIR_COLUMNS, header: 
 
     Raises:
         ValueError: for files that `read_records` rejects, scores that are not numbers, sentences that are not text,
-            and fewer than two pairs.
+            fewer than two pairs, and scores that are all the same.
     """
     if len(columns) != 3:
         raise ValueError(f"columns = {list(columns)}: name three, for score, first and second sentence")
@@ -59,6 +59,10 @@ def read_pairs(path: str | Path, columns: Sequence[str] = PAIR_COLUMNS, header: 
         pairs.append(Pair(value, one, other))
     if len(pairs) < 2:
         raise ValueError(f"{path}: one pair cannot be ranked; give more")
+    if len({pair.score for pair in pairs}) == 1:
+        raise ValueError(
+            f"{path}: {columns[0]} = {pairs[0].score:g} in all pairs, which cannot be ranked; give others"
+        )
     return pairs
 
 

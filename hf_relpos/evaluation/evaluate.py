@@ -179,8 +179,14 @@ def _documents(source: str, field: str, tokenizer: PreTrainedTokenizerBase, toke
 def evaluate_similarity(
     encoder: Encoder, pairs: Sequence[Pair], progress: ProgressCallback | None = None
 ) -> dict[str, Any]:
-    """Number of pairs, and Spearman's ρ × 100."""
+    """Number of pairs, and Spearman's ρ × 100.
+
+    Raises:
+        ValueError: for cosines that are all the same.
+    """
     cosines = similarities(pair_vectors(encoder, pairs, progress))
+    if (cosines == cosines[0]).all():
+        raise ValueError(f"cosine = {cosines[0]:g} of all {len(pairs)} pairs, which cannot be ranked; give others")
     scores = np.array([pair.score for pair in pairs])
     return {"pairs": len(pairs), "spearman": 100 * rank_correlation(cosines, scores)}
 

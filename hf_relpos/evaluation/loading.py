@@ -18,6 +18,7 @@ from transformers import (
 from transformers.utils import logging
 
 from ..models.checkpoint_files import check_config, check_local, read_json
+from ..models.configuration_fields import without_kernels
 from ..models.loading import check_loaded
 from ..models.patch import patch_transformers
 from .encoder import Encoder, check_pooling
@@ -63,18 +64,22 @@ def load_model(name: str | Path, masked: bool | None = None, device: str = "cpu"
     try:
         with refusing_code(name):
             config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+        given: dict[str, Any] = {"dtype": torch.float32}
+        if not without_kernels({"_attn_implementation": config._attn_implementation}, name):
+            config._attn_implementation = None
+            given["config"] = config
         heads = getattr(config, "architectures", None) or []
         model: PreTrainedModel | None = None
         missing: set[str] = set()
         if masked is not False and any(head.endswith(MASKED_HEADS) for head in heads):
-            model, missing = load_quietly(AutoModelForMaskedLM, name, dtype=torch.float32)
+            model, missing = load_quietly(AutoModelForMaskedLM, name, **given)
         if masked and (model is None or missing):
             raise ValueError(
                 f"{name}: architectures = {heads} has no head that predicts masked tokens; give a checkpoint of a "
                 "…ForMaskedLM or …ForPreTraining"
             )
         if model is None or missing:  # such as ELECTRA's …ForPreTraining, which has another head
-            model, missing = load_quietly(AutoModel, name, dtype=torch.float32)
+            model, missing = load_quietly(AutoModel, name, **given)
     except OSError as error:
         raise ValueError(no_such_model(name, error)) from error
     refuse_missing(name, missing)

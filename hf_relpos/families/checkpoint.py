@@ -13,6 +13,7 @@ import torch
 
 from ..models import checkpoint_files
 from ..models.checkpoint_files import INDEX, WEIGHTS, variant_name
+from ..models.configuration_fields import without_kernels
 from ..models.loading import in_body
 from .errors import ConversionError, abbreviate
 from .names import TIES, Tie, is_buffer, is_table
@@ -185,7 +186,7 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{folder}: no config.json, so this is not a checkpoint folder; give the folder that "
             "`save_pretrained` wrote"
         )
-    config = read_json(path)
+    config = without_kernels(read_json(path), path)
     if config.get("quantization_config"):
         raise ConversionError(
             f"{folder}: quantization_config is set; convert the checkpoint it was made from, and quantise the result"

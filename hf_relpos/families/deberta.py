@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from ..models.configuration_fields import NAMES, Rule, integer
 from ..schemes.deberta import KINDS
 from .errors import ConversionError
 from .family import LONG_INPUTS, Family, Layout, LiveFamily, Positions, Tensors, renamed
-from .names import Rule
+from .names import Rule as Renaming
 
 
 # Configuration fields that follow from other fields here, or have no counterpart.
@@ -30,16 +31,26 @@ NOT_KEPT = (
     "share_att_key",
     "talking_head",
 )
+TYPES = {
+    "attention_head_size": integer(1, optional=True),
+    "conv_kernel_size": integer(-1),
+    "max_relative_positions": integer(-1),
+    "norm_rel_ebd": Rule(lambda value: isinstance(value, str), "a string"),
+    "pos_att_type": Rule(lambda value: isinstance(value, str) or NAMES.accepts(value), f"a string, {NAMES.help}"),
+    "position_buckets": integer(-1),
+}
 SUFFIXES = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 RULES = (
-    Rule("deberta.*", "bert.*"),
-    Rule("bert.encoder.rel_embeddings.*", "bert.encoder.distance_embedding.rel_embeddings.*"),
-    Rule("bert.encoder.LayerNorm.*", "bert.encoder.distance_embedding.LayerNorm.*"),
-    Rule("bert.embeddings.embed_proj.*", "bert.embeddings.embeddings_project.*"),
-    Rule("lm_predictions.lm_head.dense.*", "cls.predictions.transform.dense.*"),
-    Rule("lm_predictions.lm_head.LayerNorm.*", "cls.predictions.transform.LayerNorm.*"),
-    Rule("lm_predictions.lm_head.b*", "cls.predictions.b*"),
-    Rule("lm_predictions.lm_head.w*", "cls.predictions.decoder.w*"),  # a name that 5.14 ties to the word embeddings
+    Renaming("deberta.*", "bert.*"),
+    Renaming("bert.encoder.rel_embeddings.*", "bert.encoder.distance_embedding.rel_embeddings.*"),
+    Renaming("bert.encoder.LayerNorm.*", "bert.encoder.distance_embedding.LayerNorm.*"),
+    Renaming("bert.embeddings.embed_proj.*", "bert.embeddings.embeddings_project.*"),
+    Renaming("lm_predictions.lm_head.dense.*", "cls.predictions.transform.dense.*"),
+    Renaming("lm_predictions.lm_head.LayerNorm.*", "cls.predictions.transform.LayerNorm.*"),
+    Renaming("lm_predictions.lm_head.b*", "cls.predictions.b*"),
+    Renaming(
+        "lm_predictions.lm_head.w*", "cls.predictions.decoder.w*"
+    ),  # a name that 5.14 ties to the word embeddings
 )
 
 
@@ -193,6 +204,7 @@ def _pack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor
 COMMON: dict[str, Any] = {
     "legacy_types": (),
     "dropped_fields": NOT_KEPT,
+    "types": TYPES,
     "told_by_tensors": _told_by_tensors,
     "read_directly": True,
     "masks_queries": True,
@@ -259,8 +271,8 @@ FAMILIES: dict[str, Family] = {
                     "attention.self.pos_q_proj": "attention.self.distance_embedding.pos_query_proj",
                 }
             ),
-            Rule("*.attention.self.q_bias", "*.attention.self.query.bias"),
-            Rule("*.attention.self.v_bias", "*.attention.self.value.bias"),
+            Renaming("*.attention.self.q_bias", "*.attention.self.query.bias"),
+            Renaming("*.attention.self.v_bias", "*.attention.self.value.bias"),
         ),
         stock="deberta",
         defaults={

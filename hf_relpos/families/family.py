@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..models.configuration_fields import Rule as FieldRule
 from .names import BASE_RULES, RULES, Rule
 
 
@@ -203,6 +204,7 @@ class Family:
         title: name in documents.
         defaults: defaults of its configuration that differ from BERT's.
         dropped_fields: fields of its configuration that BERT does not have.
+        types: valid values of fields that are read before RelPosBertConfig checks what they became.
         renamed_fields: BERT's field by field of its configuration.
         always_gelu: whether its heads are `OWN_ACTIVATION` heads.
         legacy_types: values of `position_embedding_type` in Transformers ≤ 4.57, other than `absolute`.
@@ -243,6 +245,7 @@ class Family:
     title: str
     defaults: dict[str, Any] = field(default_factory=dict)
     dropped_fields: tuple[str, ...] = ()
+    types: dict[str, FieldRule] = field(default_factory=dict)
     renamed_fields: dict[str, str] = field(default_factory=dict)
     always_gelu: bool = False
     legacy_types: tuple[str, ...] = LEGACY_TYPES

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 
+from ..models.configuration_fields import ARGUMENTS, FIELDS, Rule, check_rules
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..schemes.registry import STOCK_SCHEME
 from .checkpoint import tensor_names
@@ -16,6 +17,18 @@ from .family import LEGACY_ATTENTION, LEGACY_TYPES, PRETRAINING, TASK_TYPES, Fam
 from .local_paths import without_local_paths
 from .names import is_scheme, is_table, to_stock
 from .registry import FAMILIES, OWN, resemblance
+
+
+# Fields of every family that are read before RelPosBertConfig checks them.
+TYPES = {
+    "model_type": Rule(lambda value: isinstance(value, str), "a string"),
+    "architectures": Rule(
+        lambda value: isinstance(value, str) or FIELDS["architectures"].accepts(value), "a list of strings"
+    ),
+    "max_position_embeddings": FIELDS["max_position_embeddings"],
+    "attn_implementation": ARGUMENTS["attn_implementation"],
+    "_attn_implementation": ARGUMENTS["_attn_implementation"],
+}
 
 
 @dataclass(frozen=True)
@@ -126,6 +139,7 @@ def recognise(folder: Path, config: Mapping[str, Any], names: Iterable[str] = ()
         ConversionError: for an unknown architecture or kind of positions, and a configuration that the family does not
             support.
     """
+    _check_types(folder, config, TYPES)
     model_type = config.get("model_type", "bert")  # the first BERT files lack it
     if model_type == RelPosBertConfig.model_type:
         return _recognise_own(folder, config)
@@ -140,6 +154,7 @@ def recognise(folder: Path, config: Mapping[str, Any], names: Iterable[str] = ()
         for name, candidate in FAMILIES.items():
             if found := candidate.marked(config, names):
                 family, mark = candidate, f"{found} marks a {name.upper()}"
+    _check_types(folder, config, family.types)
     kind = config.get("position_embedding_type") or STOCK_SCHEME
     completed = {**family.defaults, **without_local_paths(config)}
     completed |= family.told_by_tensors(completed, names)
@@ -160,6 +175,13 @@ def recognise(folder: Path, config: Mapping[str, Any], names: Iterable[str] = ()
             f"converted{_hint(folder, config)}"
         )
     return CheckpointSpec(family, evidence, absolute, positions.scheme, positions.options, completed)
+
+
+def _check_types(folder: Path, config: Mapping[str, Any], types: Mapping[str, Rule]) -> None:
+    try:
+        check_rules(types, config.items())
+    except ValueError as error:
+        raise ConversionError(f"{folder / 'config.json'}: {error}") from error
 
 
 def _recognise_own(folder: Path, config: Mapping[str, Any]) -> CheckpointSpec:

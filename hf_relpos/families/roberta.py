@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ..models.configuration_fields import integer
 from .family import SPECIAL_TOKENS, Family, Layout, copy_of_bert, pad_token
 from .names import Rule
 
@@ -27,6 +28,7 @@ COMMON: dict[str, Any] = {
     "dropped_fields": ("embedding_size",),
     "always_gelu": True,
     "padding": pad_token,
+    "types": {"pad_token_id": integer(0)},
 }
 LAYOUT = Layout("RoBERTa", (r"(^|\.)roberta\.",))
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from ..models.configuration_fields import integer
 from .errors import ConversionError
 from .family import Family, Layout, LiveFamily, Positions, Tensors, renamed
 from .names import Rule
@@ -163,6 +164,7 @@ FAMILIES: dict[str, Family] = {
             "d_inner": "intermediate_size",
             "ff_activation": "hidden_act",
         },
+        types={"clamp_len": integer(-1, optional=True)},
         legacy_types=(),
         tokenizer="XLNetTokenizer",
         positions=_positions,

@@ -19,6 +19,7 @@ from ..schemes.registry import (
 from .configuration_fields import ARGUMENTS, FIELDS, MAX_PARAMETERS, check_rules
 from .configuration_fields import check_arguments as check_arguments
 from .configuration_fields import check_nesting as check_nesting
+from .configuration_fields import without_kernels as without_kernels
 
 
 TEMPERATURES = ("none", "log")

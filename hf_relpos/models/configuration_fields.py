@@ -11,9 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 from transformers.activations import ACT2FN
+from transformers.utils import logging
 
 from ..schemes.scheme import MAX_COUNT
 
+
+logger = logging.get_logger(__name__)
 
 # DeepNet (Wang et al. 2022, arXiv 2203.00555) trains 1,000 layers; a million module objects would fill the memory.
 MAX_LAYERS = 10_000
@@ -152,6 +155,28 @@ ARGUMENTS: dict[str, Rule] = {
         "a dict or a quantization configuration of Transformers, or None",
     ),
 }
+
+
+def without_kernels(fields: Mapping[str, Any], where: Any) -> dict[str, Any]:
+    """The fields of a file without an attention kernel of a repository, which Transformers would download and import.
+
+    A warning names it. A caller may name it: `from_pretrained(…, attn_implementation=…)`.
+
+    Args:
+        fields: of a configuration.
+        where: the file or folder, for the warning.
+    """
+    kept = {}
+    for name, value in fields.items():
+        given = value.values() if isinstance(value, Mapping) else [value]
+        if ARGUMENTS.get(name) is BACKEND and any("/" in each for each in given if isinstance(each, str)):
+            logger.warning(
+                f"{where}: {name} = {shown(value)} would download and import code, and is left out; if you trust it, "
+                f"give attn_implementation={shown(value)} yourself"
+            )
+        else:
+            kept[name] = value
+    return kept
 
 
 def check_rules(rules: Mapping[str, Rule], values: Iterable[tuple[str, Any]]) -> None:

@@ -50,6 +50,11 @@ def _check_object(content: Any) -> None:
         raise TypeError(f"it is a {type(content).__name__}")
 
 
+def _without_kernels(fields: dict[str, Any], where: Any = "config.json") -> dict[str, Any]:
+    checks = installed("checks")
+    return fields if checks is None else checks.without_kernels(fields, where)
+
+
 @strict
 class RelPosBertConfig(BertConfig):
     r"""BERT's configuration with the position scheme of its self-attention.
@@ -242,6 +247,11 @@ class RelPosBertConfig(BertConfig):
         return config, kwargs
 
     @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As in Transformers, but without an attention kernel that a file would have it download."""
+        return super().from_dict(_without_kernels(config_dict), **kwargs)
+
+    @classmethod
     def from_json_file(cls, json_file: str | os.PathLike[str]) -> "RelPosBertConfig":
         """As in Transformers.
 
@@ -251,7 +261,7 @@ class RelPosBertConfig(BertConfig):
         with _readable(json_file):
             config = cls._dict_from_json_file(json_file)
             _check_object(config)
-        return cls(**config)
+        return cls(**_without_kernels(config, json_file))
 
     @classmethod
     def from_bert(cls, config: BertConfig, **changes: Any) -> "RelPosBertConfig":

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..attention.products import FastLinear
-from ..attention.tracing import is_traced
+from ..attention.tracing import is_traced, is_transformed
 from .deberta import PROJECT
 
 
@@ -72,7 +72,7 @@ def _may_keep(projection: nn.Linear, rows: torch.Tensor) -> bool:
     weight, bias = projection.weight, projection.bias
     tensors = [rows, weight] if bias is None else [rows, weight, bias]
     return (
-        not is_traced()
+        not (is_traced() or is_transformed())
         and type(projection) in (nn.Linear, FastLinear)
         and "forward" not in vars(projection)  # accelerate replaces it
         and not (projection._forward_hooks or projection._forward_pre_hooks)

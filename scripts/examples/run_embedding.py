@@ -35,7 +35,7 @@ from sentence_transformers.sentence_transformer.evaluation import (
     InformationRetrievalEvaluator,
 )
 
-from hf_relpos import patch_transformers
+from hf_relpos import optimize, patch_transformers
 from hf_relpos.data.pairs import read_documents, read_pairs, read_queries
 from hf_relpos.evaluation.loading import no_such_model
 from hf_relpos.files import write_json
@@ -112,6 +112,8 @@ def load_encoder(model_args: ModelArguments, max_length: int | None) -> Sentence
     check_scheme(model_args, inner.config)
     model.max_seq_length = sequence_length(max_length, inner, model.max_seq_length or 512)
     freeze(inner, model_args.freeze_layers)
+    if model_args.optimize:
+        optimize(model)
     return model
 
 

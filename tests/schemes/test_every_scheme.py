@@ -7,7 +7,7 @@ import pytest
 import torch
 from oracles import extra_context, extra_inputs, padding, tiny_attention, tiny_config, tiny_model
 from selection import thinned
-from torch.autograd import gradcheck
+from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call
 
 import hf_relpos
@@ -67,6 +67,7 @@ def test_gradients_by_finite_differences(name):
         return functional_call(layer, dict(zip(names, tensors, strict=True)), (hidden, mask, None, context))[0]
 
     assert gradcheck(run, (hidden, *tensors))
+    assert gradgradcheck(run, (hidden, *tensors), fast_mode=True)
 
 
 @pytest.mark.parametrize("name", SCHEMES)

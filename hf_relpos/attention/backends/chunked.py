@@ -2,17 +2,17 @@
 
 This is plain PyTorch with exact gradients of all inputs and tables. Every sum has a fixed order. Only the inputs of
 the forward are kept (and the probabilities of a short call), and dropout is replayed from a seed. Buffers are kept
-between calls, since new pages cost as much as the arithmetic; `release_workspace` frees them. There is no second
-derivative (`once_differentiable`); `eager` has one.
+between calls, since new pages cost as much as the arithmetic; `release_workspace` frees them. A second
+derivative is an error; `eager` has one.
 """
 
 import functools
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from ..call import AttentionCall
+from ..first_order import first_order_only
 from ..formula import content_vectors
 from ..products import bmm_library, fast_bmm
 from ..sliding_window import SlidingWindowMask
@@ -176,7 +176,7 @@ class _Chunked(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(ctx: Any, d_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         saved, call = ctx.saved_tensors, ctx.call
         inputs, kept = Inputs(*saved[: len(Inputs._fields)]), iter(saved[len(Inputs._fields) :])

@@ -81,6 +81,12 @@ def with_bias(call: AttentionCall) -> tuple[AttentionCall, torch.Tensor | None]:
     if bias is not None and mask is not None and mask.dtype != torch.bool:
         # Transformers 5.14 refuses an additive mask with a bias; later versions let two minima add up to -inf
         bias, mask = (bias + mask).clamp(min=lowest), is_visible(mask)
+    if bias is not None and mask is not None and visible is None and torch.is_grad_enabled():
+        # A query without keys attends to all alike. With all scores at the minimum SDPA does so, too, but on the CPU
+        # its gradients are not those of its output.
+        has_keys = mask.any(-1, keepdim=True)
+        content = content.masked_fill(~has_keys, 0.0)
+        bias, mask = torch.where(mask, bias, bias.new_zeros(()).masked_fill(has_keys, lowest)), None
     length = query.shape[2]
     if call.is_causal and mask is None and length < key.shape[2]:
         # the prefill of a static cache: Transformers 5.14 cuts its empty end off the keys, but not off the bias

@@ -3,7 +3,8 @@
 A block is a separate call: some queries, the keys that any of them sees, and the small mask of these pairs. Its
 context holds the indices of these keys, so that offsets, relations and dense biases are those of the pairs, and only
 the rows of a table that occur are read. The forward keeps only its inputs. The backward computes each block again and
-leaves its gradients, so that memory holds the scores of one block. There is no second derivative.
+leaves its gradients, so that memory holds the scores of one block. A second derivative is
+an error.
 """
 
 import contextlib
@@ -12,12 +13,13 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from ..call import AttentionCall, Backend
 from ..context import AttentionContext
+from ..first_order import first_order_only
 from ..formula import Table, Terms
 from ..sliding_window import SlidingWindowMask
+from ..tracing import is_transformed
 
 
 QUERIES = 128  # queries of a block
@@ -47,7 +49,7 @@ class Part(NamedTuple):
 def is_for_blocks(call: AttentionCall) -> bool:
     """Whether a call has the mask of a window, and is long enough for blocks to take less work."""
     mask = call.mask
-    if not isinstance(mask, SlidingWindowMask) or call.output_weights or call.is_traced:
+    if not isinstance(mask, SlidingWindowMask) or call.output_weights or call.is_traced or is_transformed():
         return False
     return mask.key_length > most_keys_whole(mask.window)
 
@@ -238,7 +240,7 @@ class _Blocks(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(ctx: Any, d_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         call, tensors = ctx.call, ctx.saved_tensors
         needed = ctx.needs_input_grad[3:]

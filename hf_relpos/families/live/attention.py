@@ -4,7 +4,6 @@ import math
 
 import torch
 from torch import nn
-from torch.autograd import forward_ad
 from transformers.utils.import_utils import is_fake_tensor
 
 from ...attention.backends import chunked as backend_chunked
@@ -13,7 +12,7 @@ from ...attention.context import AttentionContext
 from ...attention.dispatch import AUTO, run_attention
 from ...attention.formula import Terms
 from ...attention.masks import is_visible
-from ...attention.tracing import is_traced, may_read
+from ...attention.tracing import is_traced, is_transformed, may_read
 
 
 def split_heads(vectors: torch.Tensor, heads: int) -> torch.Tensor:
@@ -91,8 +90,9 @@ def attend_as_stock(
         needs_gradients=torch.is_grad_enabled(),
         layer=module,
     )
-    # other kernels have no derivatives in forward mode
-    out, weights = run_attention("eager" if forward_ad._current_level >= 0 else AUTO, call)
+    # with all scores of a query at the minimum, SDPA's gradients on the CPU are not those of its output
+    hides_rows = mask is not None and mask.is_floating_point() and has_contents(mask) and torch.is_grad_enabled()
+    out, weights = run_attention("eager" if hides_rows else AUTO, call)
     return out.flatten(2), weights if output_attentions else None
 
 
@@ -101,11 +101,10 @@ def has_contents(tensor: torch.Tensor) -> bool:
 
     Nor is it a tensor of a shape alone.
     """
-    is_transformed = torch._C._functorch.peek_interpreter_stack() is not None
-    return may_read(tensor.device) and not is_transformed and not is_fake_tensor(tensor)
+    return may_read(tensor.device) and not is_transformed() and not is_fake_tensor(tensor)
 
 
-def as_boolean(mask: torch.Tensor | None) -> torch.Tensor | None:
+def as_boolean(mask: torch.Tensor | None, added_to: torch.Tensor | None) -> torch.Tensor | None:
     """Convert an additive mask that only hides keys to a boolean mask, for fast backends; None if it hides nothing.
 
     A mask with other values stays additive, and so does one that hides all keys from some query: with the lowest
@@ -115,7 +114,11 @@ def as_boolean(mask: torch.Tensor | None) -> torch.Tensor | None:
 
     Args:
         mask: additive or boolean, broadcastable to (B, H, L, K); or None.
+        added_to: a tensor of the dtype of the scores, if stock adds any mask to them: one that was given as boolean
+            hides nothing there, and adds 1 for True. None if stock's attention takes boolean masks.
     """
+    if mask is not None and mask.dtype == torch.bool and added_to is not None:
+        return mask.to(added_to.dtype)
     if mask is None or not has_contents(mask) or mask.dim() != 4:
         return mask
     if mask.dtype != torch.bool:

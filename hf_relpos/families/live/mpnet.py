@@ -77,6 +77,6 @@ class AcceleratedMPNetSelfAttention(MPNetSelfAttention):
         if isinstance(attention_mask, UnpaddedBatch):
             out = attention_mask.by_group(lambda group, *rows: attend(group.visible, *rows)[0], *vectors)
             return (self.o(out),)
-        out, weights = attend(as_boolean(attention_mask), *vectors)
+        out, weights = attend(as_boolean(attention_mask, hidden_states), *vectors)
         out = self.o(out)
         return (out, weights) if weights is not None else (out,)

@@ -64,7 +64,8 @@ class AcceleratedRoFormerSelfAttention(RoFormerSelfAttention):
                 **kwargs,
             )
         vectors = [projection(hidden_states) for projection in (self.query, self.key, self.value)]
-        return self.attend(sinusoidal_pos, as_boolean(attention_mask), *vectors, output_attentions=output_attentions)
+        mask = as_boolean(attention_mask, hidden_states)
+        return self.attend(sinusoidal_pos, mask, *vectors, output_attentions=output_attentions)
 
     def attend(
         self,

@@ -71,7 +71,8 @@ class _ByOffset:
         if unpadded_batch is not None:
             out = unpadded_batch.by_group(lambda group, *rows: attend(group.visible, *rows)[0], *vectors)
         else:
-            out, weights = attend(as_boolean(mask), *vectors)
+            is_added = getattr(config, "_attn_implementation", "eager") == "eager"
+            out, weights = attend(as_boolean(mask, hidden_states if is_added else None), *vectors)
         result = (module.o(out), position_bias)
         return (*result, weights) if ALWAYS_THREE or wanted else result
 

@@ -193,6 +193,8 @@ def unpadded(
         or _is_watched(encoder)
     ):
         return None
+    if mask.dim() == 4 and mask.dtype == torch.bool and getattr(config, "_attn_implementation", None) != "sdpa":
+        return None  # stock adds this mask to the scores
     real = key_mask(mask)
     return None if real is None or real.shape != states.shape[:2] else UnpaddedBatch.of(real)
 

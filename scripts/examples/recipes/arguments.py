@@ -35,6 +35,7 @@ class ModelArguments:
     position_options: list[str] = option("options of that scheme: NAME=VALUE …", [])
     attention_window: int | None = option("tokens attend at most so far away (relpos_bert)")
     attn_implementation: str | None = option("backend of attention: sdpa, eager, flex_attention, …")
+    optimize: bool = option("make the model faster on the CPU: hf_relpos.optimize", False)
     freeze_layers: int = option("layers, counted from the embeddings on, that are not trained; they with them", 0)
     cache_dir: str | None = option("folder for what is downloaded")
     model_revision: str = option("branch, tag or commit of the checkpoint", "main")

@@ -5,6 +5,7 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_relpos import optimize
 from hf_relpos.evaluation import model_max_length
 from hf_relpos.evaluation.loading import (
     check_folder,
@@ -60,6 +61,8 @@ def load_model(
             f"{model.config.vocab_size}; give the tokenizer that it was trained with"
         )
     freeze(model, args.freeze_layers)
+    if args.optimize:
+        optimize(model)
     return model
 
 
