@@ -387,7 +387,7 @@ def test_convert_keeps_pairs(small, tmp_path):
             small / "bert", tmp_path / str(pairs), method_options={**options, "pairs": pairs}, **arguments
         )
         found[pairs] = report.details["fidelity"]["pairs"]["token_cosine_by_segment"]
-        fitted = report.details["calibration"]
+        fitted = report.details["text"]
         assert fitted["pair_windows"] > 0.3 * fitted["windows"] if pairs is None else fitted["pair_windows"] == 0
         assert ("--method-option pairs=0.5" in report.pairs_in_words) == (pairs == 0)
         assert "Pairs of segments, 64 tokens: token cosine" in (tmp_path / str(pairs) / "README.md").read_text()
@@ -417,7 +417,7 @@ def test_sources_that_read_no_pairs(small, tmp_path):
     for kind, pairs in [*((kind, None) for kind in kinds), ("SentenceTransformer", 0.25)]:
         out = tmp_path / f"{kind} {pairs}"
         report = convert(tmp_path / kind, out, method_options={"tokens": 2000, "pairs": pairs}, **arguments)
-        found[kind, pairs] = report.details["calibration"]["pair_windows"]
+        found[kind, pairs] = report.details["text"]["pair_windows"]
     assert found["SentenceTransformer", None] == 0 == found["one type", None]
     assert 0 < found["SentenceTransformer", 0.25] < found["CrossEncoder", None]
     with pytest.raises(ConversionError, match=r"method_options\['pairs'\] = 0.5"):
@@ -454,8 +454,8 @@ def test_convert_for_long_texts(small, tmp_path):
     assert AutoModel.from_pretrained(tmp_path / "out").config.attention_window == 48
     found = report.fidelity.lengths
     assert [entry.length for entry in found] == [16, 64, 256] and found[-1].token_cosine_by_quarter
-    assert "128-255" in report.details["calibration"]["seen"]
-    assert not report.details["calibration"]["notes"][1:]
+    assert "128-255" in report.details["text"]["seen"]
+    assert not report.details["text"]["notes"][1:]
 
 
 def test_another_window_begins_anew(small, tmp_path, monkeypatch):
@@ -500,11 +500,10 @@ def test_a_quality_chooses_scheme_method_and_options(small, tmp_path, monkeypatc
     chosen = QUALITIES[quality]
     assert (report.quality, report.method, report.scheme) == (quality, chosen.method, chosen.scheme)
     assert chosen.scheme_options.items() <= report.position_options.items()
-    assert set(report.details) >= {"calibration", "fidelity"}
-    assert ("distillation" in report.details) == ("steps" in chosen.method_options)
+    assert set(report.details) >= {"text", "distillation", "fidelity"} and "calibration" not in report.details
     assert f"Quality `{quality}`" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     again = repeating_command(report)
-    assert f"--scheme {chosen.scheme} --method {chosen.method}" in again and "--method-option tokens=2000" in again
+    assert f"--scheme {chosen.scheme} --method {chosen.method}" in again and "--method-option steps=2" in again
 
 
 @pytest.mark.slow
@@ -558,16 +557,49 @@ def test_calibrate_and_distil(small, tmp_path):
 
 
 @pytest.mark.slow
-def test_distilled_for_long_texts(small, tmp_path):
+def test_distilled_without_a_fit(small, tmp_path):
+    """More steps come closer to the source, absolute or relative, than its positions folded into the embeddings."""
+    relative = tmp_path / "relative"
+    convert(small / "bert", relative, position_embedding_type="relative_key", method="keep")
+    for source in (small / "bert", relative):
+        cosines = []
+        for steps in (1, 150):
+            report = convert(
+                source,
+                tmp_path / "out",
+                position_embedding_type="shaw",
+                method="distil",
+                texts=small / "text.txt",
+                method_options={"steps": steps, "batch_tokens": 256, "distil_tokens": 4000},
+                overwrite=True,
+            )
+            cosines.append(report.fidelity.lengths[0].token_cosine)
+        assert cosines[1] > cosines[0] + 0.005, (source, cosines)
+        assert "calibration" not in report.details and report.details["text"]["tokens"] > 3000
+    with pytest.raises(ConversionError, match="learns from text"):
+        convert(small / "bert", tmp_path / "not", method="distil")
+    with pytest.raises(ConversionError, match="deberta"):
+        convert(
+            small / "bert",
+            tmp_path / "not",
+            method="distil",
+            position_embedding_type="deberta",
+            texts=small / "text.txt",
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fits", [{}, {"tokens": 2000}], ids=["distil", "calibrate+distil"])
+def test_distilled_for_long_texts(small, tmp_path, fits):
     """Every third step has a row that is longer than the source reads, and the waves are as long as that needs."""
-    options = {"tokens": 2000, "steps": 24, "batch_tokens": 128}
+    options = {**fits, "steps": 24, "batch_tokens": 128}
 
     def far(**more):
         report = convert(
             small / "bert",
             tmp_path / "out",
             position_embedding_type="harmonic",
-            method="calibrate+distil",
+            method="calibrate+distil" if fits else "distil",
             texts=small / "text.txt",
             method_options={**options, **more},
             overwrite=True,
@@ -740,8 +772,8 @@ def test_no_text(small, tmp_path):
     refuse(small, tmp_path, "learns from text", method="calibrate+distil")
     # the closed form makes do with random tokens, and says so
     report = convert(small / "bert", tmp_path / "out", method="calibrate", method_options={"tokens": 2000})
+    assert "random tokens" in report.details["text"]["notes"][0]
     found = report.details["calibration"]
-    assert "random tokens" in found["notes"][0]
     assert found["settings"]["output"] == "bias"
     assert found["layers"][0]["divergence_after"] < found["layers"][0]["divergence_before"]
     assert "no text" in report.details["fidelity"]["skipped"]
@@ -889,7 +921,7 @@ def test_an_address(small, tmp_path):
 
 def test_long_rows_need_tokens(small, tmp_path):
     options = {"length": 1000, "tokens": 1500}
-    refuse(small, tmp_path, "half of tokens = 1500", texts=small / "text.txt", method_options=options)
+    refuse(small, tmp_path, "half of 1500 tokens", texts=small / "text.txt", method_options=options)
 
 
 def test_long_rows_need_text(small, tmp_path):
@@ -944,7 +976,7 @@ def test_documents_of_a_generator_serve_every_part(small, tmp_path):
     lines = (line for line in (small / "text.txt").read_text(encoding="utf-8").splitlines() if line)
     options = {"tokens": 1500, "steps": 1}
     report = convert(small / "bert", tmp_path / "out", method="calibrate+distil", texts=lines, method_options=options)
-    assert report.details["calibration"]["tokens"] > 1000 and report.details["distillation"]["tokens"] > 0
+    assert report.details["text"]["tokens"] > 1000 and report.details["distillation"]["tokens"] > 0
     assert report.details["fidelity"]["lengths"]
 
 
@@ -1010,4 +1042,5 @@ def test_methods_that_learn_from_text():
     assert {name: method.text for name, method in METHODS.items() if method.text != "unused"} == {
         "calibrate": "optional",
         "calibrate+distil": "required",
+        "distil": "required",
     }

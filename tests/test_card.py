@@ -129,7 +129,7 @@ def test_the_card_of_a_calibration(source, calibrated):
         assert f"{row} | {100 * entry.masked.agreement:.1f} |" in card.text
     for kind, total in report.totals.items():
         assert (f"| {kind}: " in card.text) == (total["tensors"] > 0)
-    tokens = report.details["calibration"]["tokens"]
+    tokens = report.details["text"]["tokens"]
     for words in (
         "BertForMaskedLM",
         "RelPosBertForMaskedLM",
@@ -404,7 +404,7 @@ def test_the_terminal_says_what_was_fitted_and_measured(source, tmp_path, monkey
     )
     assert result.exit_code == 0, result.output
     report = json.loads((tmp_path / "out" / "conversion.json").read_text())
-    found = report["details"]["calibration"]
+    found = {**report["details"]["calibration"], **report["details"]["text"]}
     warnings = [line for line in result.stderr.splitlines() if "Warning" in line]
     assert len(warnings) == len(found["notes"]) >= 1
     assert warnings[0] == f"Warning: {found['notes'][0]}" and "from_text.py" not in result.stderr

@@ -190,7 +190,9 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        ctx.save_for_backward(rows, weight)
+        needs_rows, needs_weight, _ = ctx.needs_input_grad
+        # only what the backward reads: the other may be changed in place before it
+        ctx.save_for_backward(rows if needs_weight else None, weight if needs_rows else None)
         return _onednn_linear(rows, weight, bias)
 
     @staticmethod

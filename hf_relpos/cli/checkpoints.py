@@ -23,8 +23,8 @@ def convert(
         str | None,
         typer.Option(
             help="Position scheme of the result; `hf-relpos schemes` lists them. By default the source's; for "
-            "absolute ones relative_key, harmonic with --text alone or --fast, and tables with --faithful, calibrate "
-            "and calibrate+distil."
+            "absolute ones relative_key, harmonic with --text alone, --fast or distil, and tables with --faithful, "
+            "calibrate and calibrate+distil."
         ),
     ] = None,
     option: Annotated[
@@ -35,11 +35,13 @@ def convert(
         typer.Option(
             help="keep (default without --text): absolute positions stay, same outputs. drop: only their mean stays, "
             "needs training. "
+            "distil: relative terms start at zero; all weights are trained on --text to the source's outputs, close, "
+            "and fine-tunes as the source does. "
             "calibrate: relative terms fitted to the source's attention on --text, close to its outputs. "
-            "calibrate+distil: then distilled for some steps, closer. "
+            "calibrate+distil: then distilled. "
             "interpolate, hierarchical: a longer absolute table, no relative terms. "
             "For a source that is relative already: exact (default): the same tables or equivalent ones, "
-            "same outputs. refit: the closest tables of another scheme. calibrate, too."
+            "same outputs. refit: the closest tables of another scheme. distil and calibrate, too."
         ),
     ] = None,
     method_option: Annotated[
@@ -59,8 +61,8 @@ def convert(
     text: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"{TEXT} Without a method, the default preset learns positions from it; also for calibrate and "
-            "calibrate+distil. Needs no labels. May be repeated."
+            help=f"{TEXT} Without a method, the default preset learns positions from it; also for distil, "
+            "calibrate and calibrate+distil. Needs no labels. May be repeated."
         ),
     ] = None,
     field: Annotated[list[str] | None, typer.Option(help=FIELD)] = None,
@@ -89,7 +91,7 @@ def convert(
     ] = False,
     plots: Annotated[
         bool,
-        typer.Option("--plots", help="Draw fidelity and tables into OUT, for calibrate and calibrate+distil."),
+        typer.Option("--plots", help="Draw fidelity and tables into OUT, for methods that learn from text."),
     ] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Print every tensor and all measurements, as conversion.json has them.")

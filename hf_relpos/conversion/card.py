@@ -311,13 +311,12 @@ def _python(lines: Sequence[str]) -> str:
 
 
 def _text(report: ConversionReport) -> list[str]:
-    calibration = report.details.get("calibration")
-    if calibration is None:
+    if (text := report.details.get("text")) is None:
         return []
     lines = [f"{report.text_in_words('`')} to the tokenizer."]
     if (distilled := report.details.get("distillation")) is not None:
-        lines.append(f"Then distilled for {distilled['steps']:,} steps on {distilled['tokens']:,} tokens of it.")
-    lines += [f"Note: {note}." for note in calibration["notes"]]
+        lines.append(f"Distilled for {distilled['steps']:,} steps on {distilled['tokens']:,} tokens.")
+    lines += [f"Note: {note}." for note in text["notes"]]
     return ["## Text", "\n".join(lines)]
 
 
@@ -363,7 +362,7 @@ def _limits(report: ConversionReport, config: RelPosBertConfig, limit: int) -> l
     lines = []
     if report.of_kind("folded"):
         lines.append("Adapters (LoRA and the like) that were trained on the source's weights do not fit these.")
-    if "calibration" in report.details:
+    if "text" in report.details:
         lines.append("On text of another kind or language than that above it may be further from the source.")
     if config.has_absolute_table:
         lines.append(f"It reads {config.max_position_embeddings:,} tokens and not one more.")

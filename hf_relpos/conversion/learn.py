@@ -1,4 +1,4 @@
-"""The methods that learn from text: `calibrate`, and `calibrate+distil`.
+"""The methods that learn from text: `distil`, `calibrate`, and both, `calibrate+distil`.
 
 This module prepares windows of text, runs calibration and distillation, resumes them, and measures the result. The
 fits are in `hf_relpos.conversion.calibration`.
@@ -24,6 +24,7 @@ from ..data.windows import PairLayout, Windows, pair_windows
 from ..evaluation.inspection import has_mlm_head
 from ..evaluation.loading import find_tokenizer
 from ..families.errors import ConversionError
+from ..families.live.optimize import optimize
 from ..families.names import is_scheme
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..processes import process_state, sum_over
@@ -44,7 +45,7 @@ from .calibration.windows import (
     shared_first_token,
     window_lengths,
 )
-from .options import DistilOptions
+from .options import CalibrateOptions, DistilOptions
 from .run import ConversionRun
 
 
@@ -74,7 +75,7 @@ def calibrate(model: RelPosBertPreTrainedModel, run: ConversionRun) -> dict[str,
     Raises:
         ConversionError: for a decoder, too little text, unsuitable options, and a folder that cannot be written.
     """
-    return _learn(model, run, distils=False)
+    return _learn(model, run)
 
 
 def calibrate_and_distil(model: RelPosBertPreTrainedModel, run: ConversionRun) -> dict[str, str]:
@@ -83,22 +84,31 @@ def calibrate_and_distil(model: RelPosBertPreTrainedModel, run: ConversionRun) -
     Raises:
         ConversionError: as `calibrate`.
     """
-    return _learn(model, run, distils=True)
+    return _learn(model, run)
 
 
-def _learn(model: RelPosBertPreTrainedModel, run: ConversionRun, distils: bool) -> dict[str, str]:
+def distil_alone(model: RelPosBertPreTrainedModel, run: ConversionRun) -> dict[str, str]:
+    """Add the positions to the embeddings, and distil the source into the model, whose tables start at zero.
+
+    Raises:
+        ConversionError: as `calibrate`.
+    """
+    return _learn(model, run)
+
+
+def _learn(model: RelPosBertPreTrainedModel, run: ConversionRun) -> dict[str, str]:
     state = process_state()
     try:
         _check_options(model, run)
         with one_process(run.resume_folder if state.is_main_process else None):
-            return _fit(model, run, state, distils)
+            return _fit(model, run, state)
     except CalibrationError as error:
         raise ConversionError(str(error)) from error
     except TextError as error:
         raise ConversionError(f"texts: {error}") from error
 
 
-def _fit(model: RelPosBertPreTrainedModel, run: ConversionRun, state: PartialState, distils: bool) -> dict[str, str]:
+def _fit(model: RelPosBertPreTrainedModel, run: ConversionRun, state: PartialState) -> dict[str, str]:
     tokenizer = load_tokenizer(run.tokenizer_folder, model.config.vocab_size)
     if run.options.window is not None:
         model.config.attention_window = run.options.window
@@ -109,14 +119,17 @@ def _fit(model: RelPosBertPreTrainedModel, run: ConversionRun, state: PartialSta
         each.set_attn_implementation("eager")
     console = Console(stderr=True, quiet=not (run.progress and state.is_main_process))
     marks = {"": time.process_time()}
-    saved = _calibrate(student, teacher, tokenizer, run, state, console)
-    marks["fit"] = time.process_time()
-    if distils:
-        run.details["distillation"] = _distil(student, teacher, tokenizer, run, console)
-        marks["distillation"] = time.process_time()
-    with progress_bar(console, not console.quiet) as progress:
-        run.details["fidelity"] = held_out_fidelity(student, teacher, tokenizer, run, progress)
-    marks["check"] = time.process_time()
+    saved = None
+    with optimize(student, unpad=False), optimize(teacher, unpad=False):
+        if isinstance(run.options, CalibrateOptions):
+            saved = _calibrate(student, teacher, tokenizer, run, state, console)
+            marks["fit"] = time.process_time()
+        if isinstance(run.options, DistilOptions):
+            run.details["distillation"] = _distil(student, teacher, tokenizer, run, console)
+            marks["distillation"] = time.process_time()
+        with progress_bar(console, not console.quiet) as progress:
+            run.details["fidelity"] = held_out_fidelity(student, teacher, tokenizer, run, progress)
+        marks["check"] = time.process_time()
     spent = pairwise(marks.items())
     run.details["cpu_seconds"] = {what: end - start for (_, start), (what, end) in spent}
     model.to("cpu", dtype)
@@ -134,10 +147,10 @@ def _check_options(model: RelPosBertPreTrainedModel, run: ConversionRun) -> None
     options, limit = run.options, run.source_config.max_position_embeddings
     if model.config.is_decoder:
         raise ConversionError("is_decoder = True: only encoders are calibrated; choose method = 'keep' or 'drop'")
-    if options.tokens < TOO_FEW:
+    tokens = options.tokens if isinstance(options, CalibrateOptions) else options.tokens_to_distil
+    if isinstance(options, CalibrateOptions) and tokens < TOO_FEW:
         raise ConversionError(
-            f"method_options['tokens'] = {options.tokens}: too few to fit anything; ask for at least {TOO_FEW}, "
-            "better 12,000"
+            f"method_options['tokens'] = {tokens}: too few to fit anything; ask for at least {TOO_FEW}, better 12,000"
         )
     distil_tokens = options.distil_tokens if isinstance(options, DistilOptions) else None
     if distil_tokens is not None and distil_tokens < TOO_FEW:
@@ -161,10 +174,10 @@ def _check_options(model: RelPosBertPreTrainedModel, run: ConversionRun) -> None
         )
     if length is None or length <= limit:
         return
-    if 2 * length > options.tokens:
+    if 2 * length > tokens:
         raise ConversionError(
-            f"method_options['length'] = {length}: half of tokens = {options.tokens} is cut into such rows, and is "
-            "less than one; ask for more tokens, or for a shorter length"
+            f"method_options['length'] = {length}: half of {tokens} tokens is less than one such row; ask for more "
+            "tokens or steps, or for a shorter length"
         )
     if run.texts is None:
         raise ConversionError(
@@ -226,15 +239,11 @@ def _calibrate(
     started, cpu = time.perf_counter(), time.process_time()
     options, limit = run.options, run.source_config.max_position_embeddings
     windows, notes = _windows_to_fit(student, tokenizer, run)
+    run.details["text"] = _about(windows, notes)
     first_token = shared_first_token(windows.ids)
     words = student.base_model.embeddings.word_embeddings.weight
     first_vector = None if first_token is None else words[first_token].clone()
-    if run.source_config.has_absolute_table:
-        table = run.source_table.float()
-        counts = torch.zeros(len(table), dtype=torch.float64)
-        for ids in windows.ids:
-            counts[: len(ids)] += len(ids) / min(len(ids), limit)  # a long row counts once per window
-        fold_positions(student, table, first_token, counts)
+    _fold(student, windows, run)
 
     output = options.output or ("bias" if run.texts is None else "ridge")
     settings = CalibrationSettings(ridge=options.ridge, smooth=options.smooth, output=output, seed=run.seed)
@@ -268,16 +277,35 @@ def _calibrate(
         correct_first_token_bias(student, first_token, first_vector, calibrator.batches, calibrator.reduce)
     run.details["calibration"] = {
         **report.to_dict(),
-        "seen": distance_histogram(windows.ids),
-        "unknown_share": round(windows.unknown_rate, 5),
-        "pair_windows": sum(map(any, windows.types or ())),
         "memory_bytes": memory,
         "device": run.device.type,
         "seconds": time.perf_counter() - started,
         "cpu_seconds": time.process_time() - cpu,
-        "notes": notes,
     }
     return saved
+
+
+def _about(windows: Windows, notes: list[str]) -> dict[str, Any]:
+    """What the report says of the text that a model has learnt from."""
+    return {
+        "tokens": windows.tokens,
+        "windows": len(windows.ids),
+        "seen": distance_histogram(windows.ids),
+        "unknown_share": round(windows.unknown_rate, 5),
+        "pair_windows": sum(map(any, windows.types or ())),
+        "notes": notes,
+    }
+
+
+def _fold(student: RelPosBertPreTrainedModel, windows: Windows, run: ConversionRun) -> None:
+    """Add the mean of the source's positions in these windows to the embeddings, and [CLS]'s to its own."""
+    if not run.source_config.has_absolute_table:
+        return
+    table, limit = run.source_table.float(), run.source_config.max_position_embeddings
+    counts = torch.zeros(len(table), dtype=torch.float64)
+    for ids in windows.ids:
+        counts[: len(ids)] += len(ids) / min(len(ids), limit)  # a long row counts once per window
+    fold_positions(student, table, shared_first_token(windows.ids), counts)
 
 
 def load_tokenizer(folder: Path, vocab_size: int) -> Any:
@@ -324,7 +352,7 @@ def _windows_to_distil(tokenizer: Any, run: ConversionRun) -> Windows:
     """The windows of a distillation. One step on rows past the source's limit follows `SHORT_STEPS` other steps."""
     options, limit = run.options, run.source_config.max_position_embeddings
     lengths, length, batch = window_lengths(limit), options.length or limit, options.batch_tokens
-    tokens = options.distil_tokens or options.steps * batch
+    tokens = options.tokens_to_distil
     cut = partial(gather, tokenizer, run.texts, part="fit", field=run.field, passage=max(*lengths, length))
     if length <= limit:
         return cut(tokens=tokens, lengths=lengths, seed=run.seed + 1)
@@ -347,6 +375,11 @@ def _distil(
     options, limit, seed = run.options, run.source_config.max_position_embeddings, run.seed + 1
     windows = pair_windows(_windows_to_distil(tokenizer, run), *_layout_and_share(tokenizer, run), limit, seed)
     windows = mask_windows(windows, student, tokenizer, options.mask, seed)
+    if "text" not in run.details:
+        run.details["text"] = _about(windows, check_windows(windows, max(limit, options.length or 0)))
+        _fold(student, windows, run)
+        for model in (student, teacher):
+            model.to(run.device)
     pairs = zip(windows.ids, windows.token_types, strict=True)
     rows = [{"input_ids": ids, "token_type_ids": types} for ids, types in pairs]
     losses = dict(DEFAULT_LOSSES)

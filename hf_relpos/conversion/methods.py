@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..families.errors import ConversionError
-from ..schemes.registry import GENERAL_SCHEME, SCHEMES, STOCK_SCHEME
+from ..schemes.registry import GENERAL_SCHEME, PLAIN_SCHEME, SCHEMES, STOCK_SCHEME
 from ..schemes.scheme import Option, Scheme
 from ..settings import options_of
 from . import absolute_tables, refit
-from .learn import calibrate, calibrate_and_distil
+from .learn import calibrate, calibrate_and_distil, distil_alone
 from .options import (
+    CalibrateAndDistilOptions,
     CalibrateOptions,
     DistilOptions,
     HierarchicalOptions,
@@ -127,6 +128,16 @@ METHODS: dict[str, Method] = {
         apply=calibrate_and_distil,
         unsupported_reason=can_be_fitted,
         default_scheme=GENERAL_SCHEME,
+        from_relative=True,
+        text="required",
+        options_type=CalibrateAndDistilOptions,
+    ),
+    "distil": Method(
+        "add absolute positions to the embeddings, then train relative terms, which start at zero, and all weights to "
+        "compute what the source computes. Close, and fine-tunes as the source does",
+        apply=distil_alone,
+        unsupported_reason=starts_neutral_without_table,
+        default_scheme=PLAIN_SCHEME,
         from_relative=True,
         text="required",
         options_type=DistilOptions,

@@ -58,22 +58,14 @@ class RelativeOptions:
 
 
 @dataclass(frozen=True)
-class CalibrateOptions(OwnBiasOptions):
-    """Options of `calibrate`."""
+class TextOptions(OwnBiasOptions):
+    """Options of all methods that learn from text."""
 
-    tokens: int = setting(50_000, "tokens of text to fit; a positive integer", is_count)
-    output: str | None = setting_of(
-        (None, "ridge", "bias", "none"),
-        "what corrects the residual stream: output projections (ridge), their biases, or nothing; None: ridge with "
-        "text, bias without",
-    )
-    ridge: float = setting_from(CalibrationSettings, "ridge")
-    smooth: float = setting_from(CalibrationSettings, "smooth")
     length: int | None = setting(
         None,
-        "tokens of the longest rows to fit. Half of the text is cut into such rows where the source does not read as "
-        "many tokens; it then reads them in overlapping windows, and every third step of a distillation has such a "
-        "row. A positive integer, or None for the source's length",
+        "tokens of the longest rows to learn from. Half of the fitted text, and every third step of a distillation, "
+        "has such rows where the source does not read as many tokens; it then reads them in overlapping windows. A "
+        "positive integer, or None for the source's length",
         is_count,
         optional=True,
     )
@@ -99,14 +91,41 @@ class CalibrateOptions(OwnBiasOptions):
 
 
 @dataclass(frozen=True)
-class DistilOptions(CalibrateOptions):
-    """Options of `calibrate+distil`."""
+class CalibrateOptions(TextOptions):
+    """Options of `calibrate`."""
 
-    steps: int = setting(200, "steps of the distillation; a positive integer", is_count)
-    batch_tokens: int = setting(1024, "tokens in a step of the distillation; a positive integer", is_count)
+    tokens: int = setting(50_000, "tokens of text to fit; a positive integer", is_count)
+    output: str | None = setting_of(
+        (None, "ridge", "bias", "none"),
+        "what corrects the residual stream: output projections (ridge), their biases, or nothing; None: ridge with "
+        "text, bias without",
+    )
+    ridge: float = setting_from(CalibrationSettings, "ridge")
+    smooth: float = setting_from(CalibrationSettings, "smooth")
+
+
+@dataclass(frozen=True)
+class DistilOptions(TextOptions):
+    """Options of `distil`."""
+
+    steps: int = setting(400, "steps of the distillation; a positive integer", is_count)
+    batch_tokens: int = setting(512, "tokens in a step of the distillation; a positive integer", is_count)
     distil_tokens: int | None = setting(
         None,
         "tokens of text to distil on; a positive integer, or None for as many as the steps read",
         is_count,
         optional=True,
     )
+
+    @property
+    def tokens_to_distil(self) -> int:
+        """Tokens of text to distil on."""
+        return self.distil_tokens or self.steps * self.batch_tokens
+
+
+@dataclass(frozen=True)
+class CalibrateAndDistilOptions(DistilOptions, CalibrateOptions):
+    """Options of `calibrate+distil`."""
+
+    steps: int = setting(200, "steps of the distillation; a positive integer", is_count)
+    batch_tokens: int = setting(1024, "tokens in a step of the distillation; a positive integer", is_count)

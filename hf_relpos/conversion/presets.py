@@ -42,24 +42,25 @@ def _completed(given: Any, own: Mapping[str, Any]) -> Any:
 
 
 DEFAULT_QUALITY = "default"
-# Agreement and time of each: docs/results/benchmarks/conversion.md. More steps help more than more tokens to fit.
+# Agreement and time of each: docs/results/benchmarks/conversion.md. With a calibration first the result is as close
+# for the same time, and fine-tunes worse (docs/results/benchmarks/finetuning.md).
 QUALITIES = {
     "fast": Quality(
-        "made quickest: fitted, then trained for a few steps to the source's outputs",
-        method="calibrate+distil",
+        "made quickest: trained for a few steps to the source's outputs",
+        method="distil",
         scheme=PLAIN_SCHEME,
-        method_options={"tokens": 12_000, "steps": 60, "batch_tokens": 512},
+        method_options={"steps": 150},
     ),
     DEFAULT_QUALITY: Quality(
-        "close to the source, and little slower than it: fitted, then trained briefly to its outputs",
-        method="calibrate+distil",
+        "close to the source, and little slower than it: trained briefly to its outputs",
+        method="distil",
         scheme=PLAIN_SCHEME,
-        method_options={"tokens": 12_000, "steps": 120, "batch_tokens": 512},
+        method_options={"steps": 400},
     ),
     "faithful": Quality(
         "as close to the source as it gets; takes longer to make, and to run",
-        method="calibrate+distil",
+        method="distil",
         scheme=GENERAL_SCHEME,
-        method_options={"tokens": 20_000, "steps": 400, "batch_tokens": 512},
+        method_options={"steps": 1000},
     ),
 }

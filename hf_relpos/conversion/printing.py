@@ -171,7 +171,7 @@ def _lines(report: ConversionReport) -> list[str]:
     if report.verdict:
         lines.append(f"Verdict: {report.verdict}.")
     lines += report.notes
-    lines += [f"Note: {note}" for note in details.get("calibration", {}).get("notes", ())]
+    lines += [f"Note: {note}" for note in details.get("text", {}).get("notes", ())]
     if report.left_out:
         lines.append(f"left out, as not known to belong to a checkpoint: {', '.join(report.left_out)}")
     return lines
@@ -184,10 +184,11 @@ def _details(report: ConversionReport) -> list[str]:
         f"{kind:8} {total['tensors']:6,} tensors {total['parameters']:14,} parameters"
         for kind, total in report.totals.items()
     ]
-    if (calibration := details.get("calibration")) is not None:
+    if (text := details.get("text")) is not None:
         lines.append(report.text_in_words())
-        pairs = " · ".join(f"{distances}: {count:,}" for distances, count in calibration["seen"].items())
+        pairs = " · ".join(f"{distances}: {count:,}" for distances, count in text["seen"].items())
         lines.append(f"pairs of tokens seen, by distance: {pairs}")
+    if (calibration := details.get("calibration")) is not None:
         lines.append(
             f"the fit took {calibration['seconds']:.0f} s, {calibration['cpu_seconds']:.0f} s of processor time"
         )

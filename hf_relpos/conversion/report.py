@@ -126,16 +126,16 @@ class ConversionReport:
         return self.details.get("fidelity", {}).get("verdict")
 
     def text_in_words(self, quote: str = "") -> str:
-        """Sentence about the text of the calibration.
+        """Sentence about the text that the model has learnt from.
 
         Args:
             quote: quotation mark for names of texts.
         """
-        calibration = self.details["calibration"]
+        text = self.details["text"]
         names = ", ".join(f"{quote}{name}{quote}" for name in self.arguments.get("texts", []))
         return (
-            f"Calibrated on {calibration['tokens']:,} tokens in {calibration['windows']:,} windows of "
-            f"{names or 'documents given in Python'}; {100 * calibration['unknown_share']:.1f} % of the tokens are "
+            f"Learnt from {text['tokens']:,} tokens in {text['windows']:,} windows of "
+            f"{names or 'documents given in Python'}; {100 * text['unknown_share']:.1f} % of the tokens are "
             "unknown"
         )
 
@@ -149,7 +149,7 @@ class ConversionReport:
             f"Pairs of segments, {measured['length']} tokens: token cosine {first:.3f} in the first segment, "
             f"{second:.3f} in the second"
         )
-        if self.details.get("calibration", {}).get("pair_windows"):
+        if self.details.get("text", {}).get("pair_windows"):
             return line
         if self.method_options.get("pairs"):
             return f"{line}. None were fitted: every window was too short, or longer than the source reads"
@@ -172,10 +172,10 @@ class ConversionReport:
         measured, calibration = self.fidelity, self.details.get("calibration")
         if measured is not None:
             found += failed_thresholds(measured)
-        elif calibration is not None:
+        elif "text" in self.details:
             if "texts" in self.arguments:
                 found.append(f"nothing was checked: {self.details['fidelity']['skipped']}")
-            if (missing := calibration["layers"][-1]["missing"]) > MISSING:
+            if calibration is not None and (missing := calibration["layers"][-1]["missing"]) > MISSING:
                 found.append(f"the hidden states differ by {missing:.0%} of the variance of the source's")
         large = {letter: share for letter, share in self.details.get("lost", {}).items() if share > LOST}
         if large:
@@ -185,7 +185,9 @@ class ConversionReport:
     @property
     def warning(self) -> str:
         """The failed thresholds in one sentence, with the remedy."""
-        remedy = "more text (the option tokens)" if "calibration" in self.details else "another scheme"
+        remedy = "another scheme"
+        if "text" in self.details:
+            remedy = "more steps" if "steps" in self.method_options else "more text (the option tokens)"
         reasons = "; ".join(self.failed_thresholds)
         return f"the result is not close to its source: {reasons}. It was written; try {remedy}, or train it further"
 

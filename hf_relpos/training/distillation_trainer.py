@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from transformers import Trainer
 
+from ..attention.products import fast_bmm
 from .distillation_losses import TargetFunction, Targets, compute_outputs, loss_parts
 
 
@@ -68,6 +69,11 @@ class DistillationTrainer(Trainer):
                 self._sums[:, column] += torch.stack([parts[name].detach(), parts[name].new_ones(())])
         loss = reduce(torch.add, [self.losses[name] * value for name, value in parts.items()])
         return (loss, outputs) if return_outputs else loss
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As Trainer's, with fast products of the attention, forward and backward."""
+        with fast_bmm(self._sums):
+            return super().training_step(*args, **kwargs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """As Trainer's, with the parts of the loss."""
