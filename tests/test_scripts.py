@@ -17,6 +17,8 @@ from launching import SCRIPTS, import_script
 from oracles import stir
 from transformers import CONFIG_MAPPING, MODEL_MAPPING, BertConfig, BertModel, BertTokenizer, TrainingArguments
 
+from hf_relpos.demo import CHECKPOINT
+
 
 pytest_plugins = ["pytester"]
 
@@ -206,6 +208,40 @@ def test_conversion_is_measured_row_by_row(teacher, tmp_path, capsys):
     with pytest.raises(SystemExit):
         run("--rows", "fidelity/nothing")
     assert "fits none; --list names them" in capsys.readouterr().err
+
+
+def test_models_are_fine_tuned_once(tmp_path, monkeypatch):
+    """A run for each model, task and seed; later calls add what is missing. Differences are to the first model."""
+    bench = import_script("bench_finetuning")
+    done = []
+
+    def score(task, folder, seed, data):
+        done.append((task, folder, seed))
+        return 80.0 + seed + 2 * (folder == "b")
+
+    monkeypatch.setattr(bench, "run", score)
+
+    def call(*seeds):
+        arguments = ["--data", ".", "--models", "source=a", "converted=b", "--tasks", "pairs", "--out", str(tmp_path)]
+        monkeypatch.setattr("sys.argv", ["bench_finetuning.py", *arguments, "--seeds", *seeds])
+        bench.main()
+        return (tmp_path / "finetuning.md").read_text()
+
+    call("0")
+    page = call("0", "1")
+    assert done == [("pairs", "a", 0), ("pairs", "b", 0), ("pairs", "a", 1), ("pairs", "b", 1)]
+    assert "| 80.5 | 82.5 (+2.0) |" in page and "| mean difference | +0.0 | +2.0 |" in page
+
+
+@pytest.mark.slow
+def test_a_run_of_fine_tuning_reads_the_metric_of_its_recipe(tmp_path):
+    """Of the recipe itself, on the packaged BERT."""
+    bench = import_script("bench_finetuning")
+    (tmp_path / "sts").mkdir()
+    lines = [f"{score}\tword{score}\tword{score + 1}" for score in range(8)]
+    for name in ("train", "dev"):
+        (tmp_path / "sts" / f"stsb.{name}.tsv").write_text("\n".join(["score\tsentence1\tsentence2", *lines]))
+    assert -100 <= bench.run("pairs", str(CHECKPOINT), 0, tmp_path) <= 100
 
 
 def test_encoders_are_timed_beside_peers(tmp_path, monkeypatch):

@@ -69,12 +69,13 @@ LONG = {"1 × 1,024": (1, 1024), "1 × 2,048": (1, 2048)}  # where the attention
 PADDED, SORTED = "32 rows, padded", "32 rows, sorted"
 CASES = [*FULL, PADDED, SORTED, *LONG]
 QUICK = ["1 × 128", PADDED]
-STOCK, COMPILED, ATTENTION, OURS, BFLOAT16 = (
+STOCK, COMPILED, ATTENTION, OURS, BFLOAT16, INT8 = (
     "stock PyTorch",
     "torch.compile",
     "accelerate_attention",
     "optimize",
     "optimize, bfloat16",
+    "optimize, int8",
 )
 EXACT = (ATTENTION, OURS)
 PASSES = ("forward", "training")
@@ -203,7 +204,7 @@ def changed(stock: torch.nn.Module, variant: str) -> torch.nn.Module:
     if variant == ATTENTION:
         hf_relpos.accelerate_attention(model)
     else:
-        hf_relpos.optimize(model, precision="bfloat16" if variant == BFLOAT16 else "float32")
+        hf_relpos.optimize(model, precision={BFLOAT16: "bfloat16", INT8: "int8"}.get(variant, "float32"))
     return model
 
 
@@ -214,7 +215,7 @@ def measure(family: str, cases: list[str], rounds: int, with_peers: bool, absent
         absent: filled with the peers that do not run, and why.
     """
     stock = model_of(family).eval()
-    ours = [OURS, BFLOAT16] if family in ABSOLUTE else [ATTENTION, OURS, BFLOAT16]
+    ours = [OURS, BFLOAT16, INT8] if family in ABSOLUTE else [ATTENTION, OURS, BFLOAT16, INT8]
     models = {STOCK: stock, **{each: changed(stock, each) for each in ours}}
     if with_peers:
         models[COMPILED] = compiled(copy.deepcopy(stock))
@@ -229,7 +230,8 @@ def measure(family: str, cases: list[str], rounds: int, with_peers: bool, absent
         for case in cases:
             yield timed(family, case, "forward", rounds, runs, models)
     runs.clear()
-    models.pop(BFLOAT16)  # for inference
+    for name in (BFLOAT16, INT8):  # for inference
+        models.pop(name)
     for model in models.values():
         model.train()
     for case in cases:
@@ -287,6 +289,7 @@ ORDER = (
     ATTENTION,
     OURS,
     BFLOAT16,
+    INT8,
 )
 
 INTRODUCTION = """# Stock encoders on the CPU, and what makes them faster

@@ -5,9 +5,9 @@
 
 The recipes of scripts/examples do the work, one process for each model, task and seed, with one thread and
 `hf_relpos.optimize`. The first model is the one that the others are compared with. Tasks read files of DATA:
-similarity of pairs and of embeddings (sts/stsb.*), swapped neighbours (order/bshift.*), named entities (ner/wnut17.*)
-and questions (qa/squad.*). Results are kept run by run in docs/results/benchmarks/finetuning.json, from which
-finetuning.md is written; a run that is there is not repeated.
+similarity of pairs and of embeddings (sts/stsb.*), named entities (ner/wnut17.*) and questions (qa/squad.*). Results
+are kept run by run in docs/results/benchmarks/finetuning.json, from which finetuning.md is written. A run that is
+there is not repeated.
 """
 
 import argparse
@@ -36,14 +36,6 @@ TASKS = {  # recipe, training file, validation file, flags, metric, its name
         [*PAIRS, "--label_column_name", "score", "--do_regression", "--per_device_train_batch_size", "16"],
         "eval_spearman",
         "STS-B read as pairs, Spearman",
-    ),
-    "swaps": (
-        "run_classification.py",
-        "order/bshift.train.tsv.xz",
-        "order/bshift.dev.tsv",
-        ["--max_seq_length", "128", "--max_train_samples", "4000", "--per_device_train_batch_size", "32"],
-        "eval_accuracy",
-        "swapped neighbours, accuracy",
     ),
     "entities": (
         "run_ner.py",

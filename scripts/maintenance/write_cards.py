@@ -27,6 +27,7 @@ CARDS = {
     "benchmarks/cpu-encoder.json": "bench_encoder",
     "benchmarks/cpu-model.json": "bench_model",
     "benchmarks/cpu-model-quick.json": "bench_model",
+    "benchmarks/finetuning.json": "bench_finetuning",
     "benchmarks/gpu-attention.json": "bench_gpu",
     "benchmarks/cpu-window.json": "bench_window",
     "families.json": "family_parity",

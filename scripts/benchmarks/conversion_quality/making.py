@@ -137,10 +137,10 @@ class StudentMaker:
                 seed=self.args.seed,
             ).details
             details = json.loads(json.dumps(details))
-            spent, parts = details["cpu_seconds"], [details["calibration"], details.get("distillation", {"tokens": 0})]
+            spent, parts = details["cpu_seconds"], ("calibration", "distillation")
             cost = {
-                "cpu_seconds": spent["fit"] + spent["distillation"],
-                "tokens": sum(part["tokens"] for part in parts),
+                "cpu_seconds": sum(seconds for what, seconds in spent.items() if what != "check"),
+                "tokens": sum(details[part]["tokens"] for part in parts if part in details),
             }
             return {**cost, "details": details}
         method = student.method
