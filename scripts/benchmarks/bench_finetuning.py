@@ -21,7 +21,7 @@ from pathlib import Path
 
 from shared.arguments import RESULTS, ROOT
 from shared.measuring import environment
-from shared.reports import markdown_table
+from shared.reports import markdown_table, write_report
 
 
 EXAMPLES = ROOT / "scripts" / "examples"
@@ -125,7 +125,6 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--out", type=Path, default=RESULTS / "benchmarks", help="folder for the results")
     args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / "finetuning.json"
     results = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"runs": []}
     results["environment"] = environment()
@@ -139,8 +138,7 @@ def main() -> None:
                 row = {**key, "score": round(run(task, folder, seed, args.data), 2)}
                 print(json.dumps(row), file=sys.stderr)
                 results["runs"].append(row)
-                path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-                path.with_suffix(".md").write_text(card(results), encoding="utf-8")
+                write_report(path.with_suffix(""), results, card(results))
 
 
 if __name__ == "__main__":
