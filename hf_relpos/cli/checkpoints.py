@@ -35,8 +35,7 @@ def convert(
         typer.Option(
             help="keep (default without --text): absolute positions stay, same outputs. drop: only their mean stays, "
             "needs training. "
-            "distil: relative terms start at zero; all weights are trained on --text to the source's outputs, close, "
-            "and fine-tunes as the source does. "
+            "distil: relative terms start at zero; all weights are trained on --text to compute the source's outputs. "
             "calibrate: relative terms fitted to the source's attention on --text, close to its outputs. "
             "calibrate+distil: then distilled. "
             "interpolate, hierarchical: a longer absolute table, no relative terms. "

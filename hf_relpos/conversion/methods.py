@@ -134,7 +134,7 @@ METHODS: dict[str, Method] = {
     ),
     "distil": Method(
         "add absolute positions to the embeddings, then train relative terms, which start at zero, and all weights to "
-        "compute what the source computes. Close, and fine-tunes as the source does",
+        "compute what the source computes. Close to the source's outputs",
         apply=distil_alone,
         unsupported_reason=starts_neutral_without_table,
         default_scheme=PLAIN_SCHEME,

@@ -43,7 +43,7 @@ def _completed(given: Any, own: Mapping[str, Any]) -> Any:
 
 DEFAULT_QUALITY = "default"
 # Agreement and time of each: docs/results/benchmarks/conversion.md. With a calibration first the result is as close
-# for the same time, and fine-tunes worse (docs/results/benchmarks/finetuning.md).
+# for the same time; which of them fine-tunes better depends on the task (docs/results/benchmarks/finetuning.md).
 QUALITIES = {
     "fast": Quality(
         "made quickest: trained for a few steps to the source's outputs",
