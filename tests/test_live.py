@@ -131,6 +131,16 @@ def forward_and_gradients(model, inputs) -> tuple[torch.Tensor, dict[str, torch.
     return out.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
+def assert_accelerated_as_stock(name: str, model, inputs) -> None:
+    """The output and all gradients of a model are the same once its attention is accelerated."""
+    before, gradients_before = forward_and_gradients(model, inputs)
+    accelerate_attention(model)
+    after, gradients_after = forward_and_gradients(model, inputs)
+    assert_equal_numbers(after, before, tolerance(name))
+    for parameter, gradient in gradients_before.items():
+        assert_equal_numbers(gradients_after[parameter], gradient, tolerance(name))
+
+
 def tolerance(name: str) -> float:
     """Of float64; up to Transformers 5.14 stock T5 has a softmax in float32."""
     return 1e-10 if ALWAYS_THREE or "T5" not in name else 1e-5
@@ -192,12 +202,7 @@ def test_rows_that_are_all_padding_are_as_stock(name, backend):
     """Outputs and gradients of a loss that looks at padding, too."""
     model, inputs = build(name), batch("right", token_types=name not in WITHOUT_TOKEN_TYPES)
     inputs["attention_mask"][1] = 0
-    before, gradients_before = forward_and_gradients(model, inputs)
-    accelerate_attention(model)
-    after, gradients_after = forward_and_gradients(model, inputs)
-    assert_equal_numbers(after, before, tolerance(name))
-    for parameter, gradient in gradients_before.items():
-        assert_equal_numbers(gradients_after[parameter], gradient, tolerance(name))
+    assert_accelerated_as_stock(name, model, inputs)
 
 
 def random_deberta(draw: random.Random) -> torch.nn.Module:
@@ -249,12 +254,7 @@ def test_many_chunks_of_queries_are_as_stock(name, monkeypatch):
     torch.manual_seed(2)
     inputs = {"input_ids": torch.randint(3, 50, (2, 301)), "attention_mask": torch.ones(2, 301, dtype=torch.long)}
     inputs["attention_mask"][1, 170:] = 0
-    before, gradients_before = forward_and_gradients(model, inputs)
-    accelerate_attention(model)
-    after, gradients_after = forward_and_gradients(model, inputs)
-    assert_equal_numbers(after, before, tolerance(name))
-    for parameter, gradient in gradients_before.items():
-        assert_equal_numbers(gradients_after[parameter], gradient, tolerance(name))
+    assert_accelerated_as_stock(name, model, inputs)
 
 
 @pytest.mark.parametrize("name", ["v3", "v1", "MPNet", "RoFormer", "T5", "XLNet"])

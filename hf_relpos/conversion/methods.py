@@ -9,7 +9,7 @@ from ..schemes.registry import GENERAL_SCHEME, PLAIN_SCHEME, SCHEMES, STOCK_SCHE
 from ..schemes.scheme import Option, Scheme
 from ..settings import options_of
 from . import absolute_tables, refit
-from .learn import calibrate, calibrate_and_distil, distil_alone
+from .learn import learn
 from .options import (
     CalibrateAndDistilOptions,
     CalibrateOptions,
@@ -116,7 +116,7 @@ METHODS: dict[str, Method] = {
     ),
     "calibrate": Method(
         "fit relative terms to the source's own attention on text, in closed form. Close to the source's outputs",
-        apply=calibrate,
+        apply=learn,
         unsupported_reason=can_be_fitted,
         default_scheme=GENERAL_SCHEME,
         from_relative=True,
@@ -125,7 +125,7 @@ METHODS: dict[str, Method] = {
     ),
     "calibrate+distil": Method(
         "calibrate, then train the result for some steps to compute what the source computes. Closer",
-        apply=calibrate_and_distil,
+        apply=learn,
         unsupported_reason=can_be_fitted,
         default_scheme=GENERAL_SCHEME,
         from_relative=True,
@@ -135,7 +135,7 @@ METHODS: dict[str, Method] = {
     "distil": Method(
         "add absolute positions to the embeddings, then train relative terms, which start at zero, and all weights to "
         "compute what the source computes. Close to the source's outputs",
-        apply=distil_alone,
+        apply=learn,
         unsupported_reason=starts_neutral_without_table,
         default_scheme=PLAIN_SCHEME,
         from_relative=True,

@@ -70,8 +70,9 @@ def convert(
         out: folder to write. It also gets a report, `conversion.json`, a model card, `README.md`, and the modules of a
             sentence-transformers folder.
         position_embedding_type: scheme of the result, a key of `hf_relpos.SCHEMES`. None for that of `quality`;
-            without a quality, the default of the method (`tables` if it calibrates, `absolute` for `interpolate` and
-            `hierarchical`), else the source's relative scheme, else `relative_key`. MPNet also keeps its T5 bias.
+            without a quality, the default of the method (`harmonic` for `distil`, `tables` if it calibrates,
+            `absolute` for `interpolate` and `hierarchical`), else the source's relative scheme, else `relative_key`.
+            MPNet also keeps its T5 bias.
         position_options: options of that scheme.
         method: `keep` (keep absolute positions and all outputs), `drop` (keep only the mean of absolute positions),
             `distil` (train a model whose relative terms start at zero to the source's outputs on `texts`), `calibrate`

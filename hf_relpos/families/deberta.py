@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from ..models.configuration_fields import NAMES, Rule, integer
+from ..models.configuration_fields import NAMES, integer
+from ..models.configuration_fields import Rule as FieldRule
 from ..schemes.deberta import KINDS
 from .errors import ConversionError
 from .family import LONG_INPUTS, Family, Layout, LiveFamily, Positions, Tensors, renamed
-from .names import Rule as Renaming
+from .names import Rule
 
 
 # Configuration fields that follow from other fields here, or have no counterpart.
@@ -35,22 +36,20 @@ TYPES = {
     "attention_head_size": integer(1, optional=True),
     "conv_kernel_size": integer(-1),
     "max_relative_positions": integer(-1),
-    "norm_rel_ebd": Rule(lambda value: isinstance(value, str), "a string"),
-    "pos_att_type": Rule(lambda value: isinstance(value, str) or NAMES.accepts(value), f"a string, {NAMES.help}"),
+    "norm_rel_ebd": FieldRule(lambda value: isinstance(value, str), "a string"),
+    "pos_att_type": FieldRule(lambda value: isinstance(value, str) or NAMES.accepts(value), f"a string, {NAMES.help}"),
     "position_buckets": integer(-1),
 }
 SUFFIXES = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 RULES = (
-    Renaming("deberta.*", "bert.*"),
-    Renaming("bert.encoder.rel_embeddings.*", "bert.encoder.distance_embedding.rel_embeddings.*"),
-    Renaming("bert.encoder.LayerNorm.*", "bert.encoder.distance_embedding.LayerNorm.*"),
-    Renaming("bert.embeddings.embed_proj.*", "bert.embeddings.embeddings_project.*"),
-    Renaming("lm_predictions.lm_head.dense.*", "cls.predictions.transform.dense.*"),
-    Renaming("lm_predictions.lm_head.LayerNorm.*", "cls.predictions.transform.LayerNorm.*"),
-    Renaming("lm_predictions.lm_head.b*", "cls.predictions.b*"),
-    Renaming(
-        "lm_predictions.lm_head.w*", "cls.predictions.decoder.w*"
-    ),  # a name that 5.14 ties to the word embeddings
+    Rule("deberta.*", "bert.*"),
+    Rule("bert.encoder.rel_embeddings.*", "bert.encoder.distance_embedding.rel_embeddings.*"),
+    Rule("bert.encoder.LayerNorm.*", "bert.encoder.distance_embedding.LayerNorm.*"),
+    Rule("bert.embeddings.embed_proj.*", "bert.embeddings.embeddings_project.*"),
+    Rule("lm_predictions.lm_head.dense.*", "cls.predictions.transform.dense.*"),
+    Rule("lm_predictions.lm_head.LayerNorm.*", "cls.predictions.transform.LayerNorm.*"),
+    Rule("lm_predictions.lm_head.b*", "cls.predictions.b*"),
+    Rule("lm_predictions.lm_head.w*", "cls.predictions.decoder.w*"),  # a name that 5.14 ties to the word embeddings
 )
 
 
@@ -271,8 +270,8 @@ FAMILIES: dict[str, Family] = {
                     "attention.self.pos_q_proj": "attention.self.distance_embedding.pos_query_proj",
                 }
             ),
-            Renaming("*.attention.self.q_bias", "*.attention.self.query.bias"),
-            Renaming("*.attention.self.v_bias", "*.attention.self.value.bias"),
+            Rule("*.attention.self.q_bias", "*.attention.self.query.bias"),
+            Rule("*.attention.self.v_bias", "*.attention.self.value.bias"),
         ),
         stock="deberta",
         defaults={

@@ -140,7 +140,11 @@ def check_windows(windows: Windows, limit: int) -> list[str]:
     longest = max(map(len, windows.ids))
     notes = []
     if windows.tokens < FEW:
-        remedy = "give more text" if windows.tokens < 0.9 * windows.budget else "ask for more with the option tokens"
+        remedy = (
+            "give more text"
+            if windows.tokens < 0.9 * windows.budget
+            else "ask for more with the options tokens or steps"
+        )
         notes.append(f"only {windows.tokens:,} tokens of text: fits want 12,000 or more; {remedy}")
     if windows.unknown_rate > MAX_UNKNOWN_RATE:
         notes.append(
