@@ -157,7 +157,8 @@ def atomic_folder(
 ) -> Iterator[Path]:
     """A temporary folder that is renamed to `target` when the block ends, and removed when it raises.
 
-    An existing `target` is renamed first and removed last. Parents that were missing are created, and removed again
+    An existing `target` is renamed first and removed last; a process that is killed between both renames leaves both
+    folders, whole, under hidden names beside it. Parents that were missing are created, and removed again
     when the block raises. Of two processes that write the same target each has a folder of its own, and the later one
     replaces it, or raises.
 

@@ -6,11 +6,13 @@ import shutil
 import signal
 import struct
 import sys
+from itertools import product
 
 import pytest
 import torch
 from errors import raises
 from launching import SERVER, run_python
+from selection import with_full
 from transformers import BertConfig, BertForMaskedLM
 from typer.testing import CliRunner
 
@@ -312,10 +314,31 @@ def test_weights_may_be_links_and_copied_files_may_not_lead_out(tmp_path, checkp
 # Processes that are killed, and two at once --------------------------------------------------------------------------
 
 
-def killed_at(step, source, out):
-    """Convert, and be killed (as by `kill -9`) when it comes to this step."""
-    setattr(pipeline, step, lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGKILL))
-    convert(source, out, overwrite=True)
+def changes_files(event, arguments):
+    """Whether an audit event of Python is about to change the file system."""
+    if event == "open":
+        _, mode, flags = arguments
+        return (
+            bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)) if mode is None else not set("wax+").isdisjoint(mode)
+        )
+    return event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.link", "os.symlink")
+
+
+def stopped(number, how, folder, arguments):
+    """Convert, and be stopped when it is about to change something in this folder for the n-th time."""
+    count = 0
+
+    def hook(event, values):
+        nonlocal count
+        if changes_files(event, values) and str(values[0]).startswith(str(folder)):
+            count += 1
+            if count == number and how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if count == number:
+                raise KeyboardInterrupt
+
+    sys.addaudithook(hook)
+    convert(**arguments)
 
 
 def converted(source, out, overwrite, barrier):
@@ -342,21 +365,44 @@ def exit_codes(*processes):
     return sorted(process.exitcode for process in processes)
 
 
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.exists() else None
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("existing", [False, True], ids=["new", "overwrite"])
-@pytest.mark.parametrize("step", ["compare_tensors", "write_card"])
-def test_a_conversion_that_is_killed_leaves_the_folder_as_it_was(tmp_path, checkpoints, step, existing):
-    out = tmp_path / "out"
+@pytest.mark.parametrize(
+    ("how", "existing"),
+    with_full([("kill", True), ("interrupt", False)], product(("kill", "interrupt"), (True, False))),
+)
+def test_a_conversion_that_is_stopped_at_any_write_leaves_the_old_folder_or_the_new_one(
+    tmp_path, checkpoints, how, existing
+):
+    """Before every change of a file, one after the other: as by Ctrl-C, and as by `kill -9`."""
+    before = tmp_path / "before"
     if existing:
-        convert(checkpoints / "stock", out, position_embedding_type="shaw")
-    before = {path.name: path.read_bytes() for path in out.iterdir()} if existing else None
-    assert exit_codes(SERVER.Process(target=killed_at, args=(step, checkpoints / "stock", out))) == [-signal.SIGKILL]
-    stale = [path.name for path in tmp_path.iterdir() if path != out]
-    assert len(stale) == 1 and stale[0].startswith(".out.")
-    assert ({path.name: path.read_bytes() for path in out.iterdir()} if out.exists() else None) == before
-    # what it left does not disturb the next one
-    convert(checkpoints / "stock", out, overwrite=existing)
-    assert RelPosBertModel.from_pretrained(out).config.position_embedding_type == "relative_key"
+        convert(checkpoints / "stock", before, position_embedding_type="shaw")
+    codes = []
+    while not codes or codes[-1]:
+        work = tmp_path / str(len(codes))
+        work.mkdir()
+        if existing:
+            shutil.copytree(before, work / "out")
+        arguments = {"source": checkpoints / "stock", "out": work / "out", "overwrite": existing}
+        codes += exit_codes(SERVER.Process(target=stopped, args=(len(codes) + 1, how, work, arguments)))
+        left = sorted(path.suffix for path in work.glob(".out.*"))
+        if existing and not (work / "out").exists():  # killed between both renames: both are there, whole
+            assert (how, left) == ("kill", [".old", ".partial"])
+            assert contents(next(work.glob(".out.*.old"))) == contents(before)
+            next(work.glob(".out.*.partial")).rename(work / "out")
+        if contents(work / "out") != contents(before):  # then it is the new one, whole
+            assert RelPosBertForMaskedLM.from_pretrained(work / "out").config.position_embedding_type == "relative_key"
+            assert {"conversion.json", "README.md"} <= contents(work / "out").keys()
+        elif codes[-1]:  # what is left does not disturb the next one
+            convert(**arguments)
+            assert (work / "out" / "conversion.json").exists()
+        assert how == "kill" or left in ([], [".old"])
+        shutil.rmtree(work)
+    assert len(codes) > 10 and set(codes[:-1]) == {-signal.SIGKILL if how == "kill" else 1}
 
 
 @pytest.mark.slow
