@@ -1,4 +1,4 @@
-# make demo    convert a real BERT, fine-tune it, reload it
+# make demo    convert a real BERT for longer texts, find in them what it could not read
 # make test    style and types, and the fast tests: whether a change of the library is right
 # make test-more    the other tiers (TIERS in tests/selection.py): documents, ecosystem, hub, kernels, scripts, slow
 # make test-all    every tier with every case; the two above choose cases that meet every kind of term

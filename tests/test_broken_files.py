@@ -11,7 +11,7 @@ from itertools import product
 import pytest
 import torch
 from errors import raises
-from launching import SERVER, run_python
+from launching import SERVER
 from selection import with_full
 from transformers import BertConfig, BertForMaskedLM
 from typer.testing import CliRunner
@@ -19,8 +19,6 @@ from typer.testing import CliRunner
 from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel
 from hf_relpos.cli import app
 from hf_relpos.conversion import ConversionError, convert, pipeline
-from hf_relpos.conversion.calibration.saved import Saved, one_process
-from hf_relpos.conversion.calibration.settings import CalibrationError
 from hf_relpos.evaluation.loading import load_model, pooling_of
 from hf_relpos.models.checkpoint_files import read_json
 from hf_relpos.training.distillation_checkpoints import prepare_folder
@@ -423,22 +421,6 @@ def test_two_conversions_into_one_folder_leave_one_whole_result(tmp_path, checkp
 # What is resumed -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("suffix", [".json", ".safetensors"])
-@pytest.mark.parametrize("content", [b"", b"{", b"[" * 200_000, b"\x80\xff"])
-def test_a_layer_that_is_broken_is_fitted_anew(tmp_path, suffix, content):
-    saved = Saved(tmp_path / "resume", "a")
-    saved.save(0, {"weight": torch.ones(2)}, {"layer": 0})
-    assert saved.load(0)[1] == {"layer": 0}
-    (tmp_path / "resume" / f"layer-0{suffix}").write_bytes(content)
-    assert Saved(tmp_path / "resume", "a").load(0) is None
-
-
-def test_a_fingerprint_that_is_no_text_is_another(tmp_path):
-    Saved(tmp_path / "resume", "a").save(0, {"weight": torch.ones(2)}, {"layer": 0})
-    (tmp_path / "resume" / "fingerprint").write_bytes(b"\x80\xff")
-    assert Saved(tmp_path / "resume", "a").load(0) is None
-
-
 @pytest.mark.parametrize("content", ["", "{", "[]", "[" * 200_000])
 def test_settings_of_a_distillation_that_are_broken(tmp_path, content):
     (tmp_path / "distil.json").write_text(content)
@@ -461,39 +443,3 @@ def test_json_may_be_nested_a_little(tmp_path):
     path.write_text("[" * 102 + "]" * 102)
     with pytest.raises(ValueError, match=r"a\.json"):
         read_json(path, list)
-
-
-SECOND_PROCESS = """
-import sys
-from pathlib import Path
-from hf_relpos.conversion.calibration.saved import one_process
-from hf_relpos.conversion.calibration.settings import CalibrationError
-
-try:
-    with one_process(Path(sys.argv[1])):
-        said = "alone"
-except CalibrationError as error:
-    said = str(error)
-Path(sys.argv[2]).write_text(said)
-"""
-
-
-@pytest.mark.slow
-def test_a_folder_is_calibrated_into_by_one_process(tmp_path):
-    (tmp_path / "second.py").write_text(SECOND_PROCESS)
-
-    def second_process():
-        run_python(tmp_path / "second.py", tmp_path / "resume", tmp_path / "said")
-        return (tmp_path / "said").read_text()
-
-    with one_process(tmp_path / "resume"):
-        (tmp_path / "resume" / "layer-0.json").write_text("{}")
-        assert "another process is calibrating into the same folder; wait for it" in second_process()
-    assert [path.name for path in (tmp_path / "resume").iterdir()] == ["layer-0.json"]
-    assert second_process() == "alone"
-    with one_process(tmp_path / "empty"):
-        pass
-    assert not (tmp_path / "empty").exists()
-    (tmp_path / "file").write_text("")
-    with pytest.raises(CalibrationError, match="could not be written"), one_process(tmp_path / "file" / "resume"):
-        pass

@@ -26,7 +26,8 @@ from hf_relpos.models.modeling_relpos_bert import HEADS
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "."]
 WORDS += [first + second for first in "bdfghklmnprst" for second in ("a", "e", "i", "o", "u")]
-TOKENS = 1500
+# Few enough for a test.
+OPTIONS = {"steps": 4, "batch_tokens": 256, "distil_tokens": 1500}
 
 
 def write_text(path, letters="bdfghklmnprst", paragraphs=150):
@@ -46,7 +47,7 @@ def write_text(path, letters="bdfghklmnprst", paragraphs=150):
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """A tiny BERT with a tokenizer, a card of its own and a text that it can be calibrated on."""
+    """A tiny BERT with a tokenizer, a card of its own and a text to learn from."""
     folder = tmp_path_factory.mktemp("card")
     (folder / "vocab.txt").write_text("\n".join(WORDS))
     torch.manual_seed(0)
@@ -61,17 +62,18 @@ def source(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def calibrated(source, tmp_path_factory):
-    """The tiny BERT calibrated, with pictures: folder and report."""
-    out = tmp_path_factory.mktemp("calibrated") / "out"
+def learnt(source, tmp_path_factory):
+    """The tiny BERT converted with text, with pictures: folder and report."""
+    out = tmp_path_factory.mktemp("learnt") / "out"
     with pytest.warns(UserWarning, match="only .* tokens"):
         report = convert(
             source,
             out,
-            method="calibrate",
+            method="distil",
+            position_embedding_type="tables",
             position_options={"out_of_range": "zero"},
             texts=source.parent / "text.txt",
-            method_options={"tokens": TOKENS},
+            method_options=OPTIONS,
             seed=3,
             plots=True,
         )
@@ -92,8 +94,8 @@ def snippets(folder):
     return [code.replace('"PATH"', repr(str(folder))) for code in found]
 
 
-def test_the_card_of_a_calibration(source, calibrated):
-    out, report = calibrated
+def test_the_card_of_what_learnt_from_text(source, learnt):
+    out, report = learnt
     card = card_of(out)
     metadata = card.data.to_dict()
     (index,) = metadata.pop("model-index")
@@ -133,7 +135,7 @@ def test_the_card_of_a_calibration(source, calibrated):
     for words in (
         "BertForMaskedLM",
         "RelPosBertForMaskedLM",
-        METHODS["calibrate"].help,
+        METHODS["distil"].help,
         "out_of_range = zero",
         f"{tokens:,} tokens",
         "`text.txt`",
@@ -154,9 +156,9 @@ def test_what_is_said_of_long_texts_is_what_was_measured(source, tmp_path, windo
             source,
             tmp_path / "out",
             position_embedding_type="relative_key",
-            method="calibrate",
+            method="distil",
             texts=source.parent / "text.txt",
-            method_options={"tokens": TOKENS, "length": 64, "window": window},
+            method_options={**OPTIONS, "length": 64, "window": window},
         )
     card, longest = card_of(tmp_path / "out").text, report.fidelity.lengths[-1]
     assert longest.length == 64 and longest.reference != "teacher"
@@ -191,8 +193,8 @@ def test_what_a_result_can_and_cannot_do(source, tmp_path, arguments, words):
             model(ids)
 
 
-def test_what_the_card_says_loads(calibrated):
-    out, report = calibrated
+def test_what_the_card_says_loads(learnt):
+    out, report = learnt
     here, elsewhere = snippets(out)
     assert "trust_remote_code" not in here and elsewhere.count("trust_remote_code=True") == 2
     scope = {}
@@ -201,8 +203,8 @@ def test_what_the_card_says_loads(calibrated):
     assert len(scope["tokenizer"]) == len(WORDS)
 
 
-def test_what_the_card_says_loads_elsewhere_without_a_question(calibrated, tmp_path):
-    out, report = calibrated
+def test_what_the_card_says_loads_elsewhere_without_a_question(learnt, tmp_path):
+    out, report = learnt
     code = f"""
 import sys
 sys.modules["hf_relpos"] = None
@@ -230,8 +232,8 @@ def test_the_card_of_a_folder_without_a_tokenizer(source, tmp_path):
     assert "okenizer" not in "".join(snippets(tmp_path / "out"))
 
 
-def test_the_command_in_the_card_does_it_again(calibrated, source, tmp_path, monkeypatch):
-    out, report = calibrated
+def test_the_command_in_the_card_does_it_again(learnt, source, tmp_path, monkeypatch):
+    out, report = learnt
     line = command(report)
     assert line in card_of(out).text
     monkeypatch.chdir(source.parent)  # where the files lie that it names
@@ -242,30 +244,31 @@ def test_the_command_in_the_card_does_it_again(calibrated, source, tmp_path, mon
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
 
 
-def test_pictures(calibrated):
-    out, _ = calibrated
+def test_pictures(learnt):
+    out, _ = learnt
     for name in PICTURES:
         assert (out / name).read_bytes().startswith(b"\x89PNG") and f"]({name})" in card_of(out).text
 
 
-def test_conversion_json_holds_it_all(calibrated):
-    out, report = calibrated
+def test_conversion_json_holds_it_all(learnt):
+    out, report = learnt
     written = json.loads((out / "conversion.json").read_text())
     assert written == json.loads(json.dumps(report.to_dict()))
     assert written["arguments"] == {
-        "method": "calibrate",
+        "method": "distil",
+        "position_embedding_type": "tables",
         "position_options": {"out_of_range": "zero"},
-        "method_options": {"tokens": TOKENS},
+        "method_options": OPTIONS,
         "texts": ["text.txt"],
         "seed": 3,
     }
-    assert written["method_options"]["tokens"] == TOKENS and written["method_options"]["output"] is None
+    assert written["method_options"]["steps"] == OPTIONS["steps"] and written["method_options"]["pairs"] is None
     assert Fidelity.from_dict(written["details"]["fidelity"]) == report.fidelity
     assert report.verdict in report.summary()
 
 
-def test_a_note_on_what_takes_every_tensor_is_short(calibrated):
-    _, report = calibrated
+def test_a_note_on_what_takes_every_tensor_is_short(learnt):
+    _, report = learnt
     (step,) = [step for step in report.steps if step.target is None]
     assert step.note.startswith("into bert.embeddings.") and step.note.endswith(" more") and len(step.note) < 250
 
@@ -274,7 +277,7 @@ def test_the_card_of_an_exact_conversion(source, tmp_path):
     report = convert(source, tmp_path / "out")
     text = card_of(tmp_path / "out").text
     assert f"{report.difference:.1e}" in text and "32 tokens" in text
-    assert "Adapters" not in text and "Calibrated" not in text
+    assert "Adapters" not in text and "learnt" not in text
     assert report.verdict is None and report.fidelity is None and "Verdict" not in report.summary()
 
 
@@ -331,10 +334,10 @@ def test_which_texts_are_hub_datasets(text, name):
 
 
 @pytest.mark.parametrize("auto, head", HEADS.items(), ids=HEADS)
-def test_the_task_of_a_card_is_that_of_its_head(source, calibrated, auto, head):
+def test_the_task_of_a_card_is_that_of_its_head(source, learnt, auto, head):
     """One of the Hub's, of which its client has a method, and the pipeline loads the class; the source's own wins."""
-    report = replace(calibrated[1], converted_to=head.__name__)
-    config = AutoConfig.from_pretrained(calibrated[0])
+    report = replace(learnt[1], converted_to=head.__name__)
+    config = AutoConfig.from_pretrained(learnt[0])
     task = ModelCard(model_card(report, config, 32)).data.pipeline_tag
     assert task is None or hasattr(InferenceClient, task.replace("-", "_"))
     if task in PIPELINE_REGISTRY.supported_tasks and auto != "AutoModelForPreTraining":
@@ -345,18 +348,17 @@ def test_the_task_of_a_card_is_that_of_its_head(source, calibrated, auto, head):
     assert ModelCard(model_card(report, config, 32, own)).data.pipeline_tag == task
 
 
-def test_the_card_of_a_model_of_the_hub_names_it(calibrated):
-    report = replace(calibrated[1], source="user/bert", revision="0123456789abcdef")
-    metadata = ModelCard(model_card(report, AutoConfig.from_pretrained(calibrated[0]), 32)).data
+def test_the_card_of_a_model_of_the_hub_names_it(learnt):
+    report = replace(learnt[1], source="user/bert", revision="0123456789abcdef")
+    metadata = ModelCard(model_card(report, AutoConfig.from_pretrained(learnt[0]), 32)).data
     assert metadata.base_model == "user/bert" and metadata.base_model_relation == "finetune"
     assert metadata.model_name == f"bert with {report.scheme}"
 
 
 def test_documents_from_python_have_no_name(source, tmp_path):
     documents = (source.parent / "text.txt").read_text().split("\n\n")
-    options = {"tokens": TOKENS}
     with pytest.warns(UserWarning, match="only .* tokens"):
-        report = convert(source, tmp_path / "out", method="calibrate", texts=documents, method_options=options)
+        report = convert(source, tmp_path / "out", method="distil", texts=documents, method_options=OPTIONS)
     assert report.arguments["texts"] == [] and "--text TEXT" in command(report)
     assert "documents given in Python" in card_of(tmp_path / "out").text
 
@@ -374,8 +376,8 @@ def test_a_hub_dataset_by_name(source, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", Datasets)
     monkeypatch.chdir(tmp_path)
     result = run(
-        *("convert", source, "out", "--method", "calibrate", "--text", "user/name:part"),
-        *("--method-option", f"tokens={TOKENS}", "--field", "body"),
+        *("convert", source, "out", "--method", "distil", "--text", "user/name:part"),
+        *("--method-option", "steps=4", "--method-option", "batch_tokens=256", "--field", "body"),
     )
     assert result.exit_code == 0, result.output
     assert set(asked) == {("user/name", None, "part", True)}
@@ -389,28 +391,26 @@ def test_plots_are_refused_before_any_work(source, tmp_path, monkeypatch):
     with pytest.raises(ConversionError, match=r"plots = True: method = 'keep' measures nothing"):
         convert(source, tmp_path / "out", plots=True)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    result = run("convert", tmp_path / "nowhere", tmp_path / "out", "--method", "calibrate", "--text", "a", "--plots")
+    result = run("convert", tmp_path / "nowhere", tmp_path / "out", "--method", "distil", "--text", "a", "--plots")
     assert result.exit_code == 2 and "pip install 'matplotlib>=3.8'" in result.stderr
     assert not any(tmp_path.iterdir())
 
 
-def test_the_terminal_says_what_was_fitted_and_measured(source, tmp_path, monkeypatch):
+def test_the_terminal_says_what_was_learnt_and_measured(source, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
     other = write_text(tmp_path / "other.txt", letters="bxyz", paragraphs=60)
     result = run(
-        *("convert", source, tmp_path / "out", "--method", "calibrate+distil", "--scheme", "shaw", "--verbose"),
+        *("convert", source, tmp_path / "out", "--method", "distil", "--scheme", "shaw", "--verbose"),
         *("--text", source.parent / "text.txt", "--text", other, "--seed", "1"),
-        *("--method-option", f"tokens={TOKENS}", "--method-option", "steps=2", "--method-option", "batch_tokens=64"),
+        *("--method-option", "steps=2", "--method-option", "batch_tokens=256"),
     )
     assert result.exit_code == 0, result.output
     report = json.loads((tmp_path / "out" / "conversion.json").read_text())
-    found = {**report["details"]["calibration"], **report["details"]["text"]}
+    found = report["details"]["text"]
     warnings = [line for line in result.stderr.splitlines() if "Warning" in line]
     assert len(warnings) == len(found["notes"]) >= 1
     assert warnings[0] == f"Warning: {found['notes'][0]}" and "from_text.py" not in result.stderr
     for words in (
-        *(f"{layer['divergence_before']:.3f}" for layer in found["layers"] if layer["divergence_before"]),
-        *(f"{100 * layer['missing']:.1f}" for layer in found["layers"]),
         f"{found['tokens']:,} tokens",
         "text.txt, other.txt",
         f"1: {found['seen']['1']:,} · 2-3: ",

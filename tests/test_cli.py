@@ -118,7 +118,7 @@ def test_overwrite(source, tmp_path):
         (["--method", "guess"], "method = 'guess'"),
         (["--method-option", "steps"], "--method-option 'steps'"),
         (["--method-option", "steps=3"], "method_options['steps'] = 3"),
-        (["--method", "calibrate+distil"], "texts = None: method = 'calibrate+distil'"),
+        (["--method", "distil"], "texts = None: method = 'distil'"),
         (["--method", "keep", "--text", "some.txt"], "method = 'keep'"),
         (["--faithful"], "quality = 'faithful'"),
         (["--fast", "--method", "drop"], "quality = 'fast': method = 'drop'"),
@@ -290,8 +290,8 @@ def test_tables_fit_the_terminal(command, columns, monkeypatch):
     [
         (["--scheme", "relativekey"], "'relative_key' is most like it"),
         (["--scheme", "shaw", "--option", "clib=4"], "'clip' is most like it"),
-        (["--method", "calibate"], "'calibrate' is most like it"),
-        (["--method", "calibrate", "--method-option", "token=9"], "'tokens' is most like it"),
+        (["--method", "distill"], "'distil' is most like it"),
+        (["--method", "distil", "--text", ".", "--method-option", "step=9"], "'steps' is most like it"),
         (["--shceme", "shaw"], "--scheme"),
     ],
 )
@@ -303,5 +303,5 @@ def test_the_nearest_name_is_said(source, tmp_path, arguments, words):
 
 
 def test_a_text_without_a_name_is_not_this_folder(source, tmp_path):
-    result = run("convert", source, tmp_path / "out", "--method", "calibrate", "--text", "")
+    result = run("convert", source, tmp_path / "out", "--method", "distil", "--text", "")
     assert result.exit_code == 2 and "Error: --text '': is empty" in result.stderr

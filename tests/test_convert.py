@@ -39,7 +39,7 @@ ABSOLUTE_METHODS = [name for name, method in METHODS.items() if method.from_abso
 TO_RELATIVE = [
     name
     for name in ABSOLUTE_METHODS
-    if not METHODS[name].unsupported_reason(SCHEMES["relative_key"]) and METHODS[name].text == "unused"
+    if not METHODS[name].unsupported_reason(SCHEMES["relative_key"]) and not METHODS[name].learns
 ]
 every_scheme = pytest.mark.parametrize("scheme", RELATIVE)
 
@@ -194,7 +194,7 @@ def test_what_a_method_is_given(tmp_path, monkeypatch):
         rounds: int = setting(3, "a positive integer", is_count)
         ridge: float = setting(1.0, "a number", is_number)
 
-    reader = dataclasses.replace(METHODS["drop"], apply=apply, text="required", options_type=Options)
+    reader = dataclasses.replace(METHODS["drop"], apply=apply, learns=True, options_type=Options)
     monkeypatch.setitem(METHODS, "drop", reader)
     arguments = {"method": "drop", "texts": ["a cat"], "method_options": {"rounds": 5}, "seed": 7}
     report = convert(source, tmp_path / "out", **arguments)

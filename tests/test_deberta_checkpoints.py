@@ -209,12 +209,6 @@ def test_convolution(tmp_path, side, rows, fields):
         assert filecmp.cmp(tmp_path / "stock" / file, tmp_path / "back" / file, shallow=False)
 
 
-def test_a_convolution_is_not_fitted(tmp_path):
-    saved(tmp_path / "stock", "deberta-v2", **V3, conv_kernel_size=3)
-    with pytest.raises(ConversionError, match="conv_kernel_size = 3: layers are fitted"):
-        convert(tmp_path / "stock", tmp_path / "ours", method="calibrate")
-
-
 def test_a_convolution_does_not_mix_documents():
     model = RelPosBertModel(
         RelPosBertConfig(hidden_size=12, num_hidden_layers=1, conv_kernel_size=3, unpad_inputs=True)

@@ -1,8 +1,12 @@
-"""The demo, with one step of training: what it says of the models is what they are."""
+"""The demo: what it says of the models is what they are."""
+
+import json
 
 import pytest
 from transformers import AutoModelForMaskedLM
+from typer.testing import CliRunner
 
+from hf_relpos.cli import app
 from hf_relpos.conversion import ConversionError
 from hf_relpos.demo import run_demo
 
@@ -10,17 +14,17 @@ from hf_relpos.demo import run_demo
 @pytest.mark.heavy
 def test_demo(tmp_path):
     out = tmp_path / "out"
-    rows = run_demo(out=out, steps=1)
-    assert set(rows) == {"source", "keep", "drop", "calibrate", "fine-tuned"}
-    assert rows["keep"] == rows["source"]
-    # the shipped BERT knows something, owes it to word order, and loses it with its positions
-    assert rows["source"]["in order"] > 25 and rows["source"]["shuffled"] < 8
-    assert rows["drop"]["in order"] < 10 and "long" not in rows["source"] and "long" in rows["drop"]
-    # what calibration brings back of it, without training, and with a window also past the source's limit
-    assert rows["calibrate"]["in order"] > 0.9 * rows["source"]["in order"]
-    assert rows["calibrate"]["windowed"] > 0.75 * rows["source"]["in order"]
-    assert sorted(path.name for path in out.iterdir()) == ["calibrate", "drop", "fine-tuned", "keep"]
-    assert AutoModelForMaskedLM.from_pretrained(out / "drop").config.position_embedding_type == "transformer_xl"
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    result = CliRunner().invoke(app, ["demo", "--out", str(out), "--json", str(tmp_path / "rows")])
+    assert result.exit_code == 0, result.output
+    rows = json.loads((tmp_path / "rows").read_text())
+    source, converted = rows["source"], rows["converted"]
+    # the shipped BERT knows something, refuses more than it reads, and cannot find what lies past that
+    assert source["masked"] > 25 and "masked, long" not in source and source["found"] < 10
+    assert "129 tokens" in " ".join(result.stdout.split()) and "Error: " in result.stdout
+    # the converted one knows about as much, also in rows of four times the length, and finds
+    assert min(converted["masked"], converted["masked, long"]) > 0.9 * source["masked"]
+    assert converted["found"] > 3 * source["found"] and converted["found"] > 25
+    assert AutoModelForMaskedLM.from_pretrained(out).config.max_position_embeddings == 128
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "rows"]
     with pytest.raises(ConversionError, match="exists"):
         run_demo(out=out)

@@ -14,9 +14,8 @@ import hf_relpos
 from hf_relpos import RelPosBertConfig, RelPosBertModel
 from hf_relpos.cli import app
 from hf_relpos.conversion import ConversionError, convert, pipeline
-from hf_relpos.conversion.calibration.saved import Saved
 from hf_relpos.conversion.folder import other_files
-from hf_relpos.demo import MODELS, run_demo
+from hf_relpos.demo import run_demo
 from hf_relpos.models.bundle import bundle, shipped_files
 from hf_relpos.models.remote_code import CONFIGURATION, MODELING
 from hf_relpos.training.distillation_checkpoints import prepare_folder
@@ -95,9 +94,10 @@ def test_a_converted_folder_is_wholly_a_checkpoint(source, tmp_path, modules):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "stock"]
 
 
-def test_a_calibrated_folder_with_pictures_is_wholly_a_checkpoint(source, tmp_path):
-    options = {"tokens": 600}
-    convert(source, tmp_path / "out", method="calibrate", method_options=options, plots=True)
+def test_a_folder_with_pictures_is_wholly_a_checkpoint(source, tmp_path):
+    options = {"steps": 2, "batch_tokens": 300}
+    texts = ["a b c d e f g h. " * 20] * 20
+    convert(source, tmp_path / "out", method="distil", texts=texts, method_options=options, plots=True)
     assert (tmp_path / "out" / "tables.png").is_file() and other_files(tmp_path / "out") == []
 
 
@@ -240,37 +240,12 @@ def test_links_in_a_circle_are_refused(source, tmp_path):
 # --- other functions that overwrite
 
 
-@pytest.mark.parametrize("name", ["notes.txt", "drop/notes.txt", "trainer/x", "keep"])
-def test_the_demo_replaces_only_a_demo(tmp_path, name):
-    out = tmp_path / "out"
-    (out / name).parent.mkdir(parents=True)
-    (out / name).write_text("mine")
-    shown = "trainer" if name == "trainer/x" else name
-    with pytest.raises(ConversionError, match=f"in the way: {shown}"):
-        run_demo(out=out, overwrite=True)
-    assert contents(tmp_path) == {f"out/{name}": b"mine"}
-
-
-def test_the_demo_does_not_replace_its_checkpoint(source, tmp_path):
-    out = tmp_path / "out"
-    shutil.copytree(source, out / MODELS[0])
-    with pytest.raises(ConversionError, match="is the source or holds it"):
-        run_demo(out / MODELS[0], out=out, overwrite=True)
-    assert (out / MODELS[0] / "config.json").is_file()
-
-
-def test_an_interrupted_calibration_removes_its_own_files_only(tmp_path):
-    folder = tmp_path / ".out.calibrate"
-    folder.mkdir()
-    (folder / "mine.txt").write_text("years of work")
-    (folder / "layer-0.json").write_text("{}")
-    saved = Saved(folder, "one")
-    assert sorted(path.name for path in folder.iterdir()) == ["fingerprint", "mine.txt"]
-    saved.clear()
-    assert contents(tmp_path) == {".out.calibrate/mine.txt": b"years of work"}
-    (folder / "mine.txt").unlink()
-    Saved(folder, "two").clear()
-    assert not folder.exists()
+def test_the_demo_replaces_only_a_checkpoint(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    with pytest.raises(ConversionError, match=r"in the way: notes\.txt"):
+        run_demo(out=tmp_path / "out", overwrite=True)
+    assert contents(tmp_path) == {"out/notes.txt": b"mine"}
 
 
 def test_a_distillation_leaves_the_checkpoints_of_another_training(tmp_path):

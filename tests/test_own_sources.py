@@ -179,20 +179,20 @@ def write_texts(folder):
 @pytest.mark.parametrize(
     "source", ["rope", pytest.param("hybrid", marks=pytest.mark.full), pytest.param("nezha", marks=pytest.mark.full)]
 )
-def test_a_relative_source_is_calibrated(tmp_path, source):
-    """Nearer than tables at zero, for sources that no table can hold, too."""
+def test_a_relative_source_is_distilled(tmp_path, source):
+    """For sources that no table can hold, too."""
     hybrid = {"absolute_position_embeddings": True} if source == "hybrid" else {}
     first = own(tmp_path / "one", "alibi" if hybrid else source, **hybrid)
     report = convert(
         tmp_path / "one",
         tmp_path / "two",
         position_embedding_type="tables",
-        method="calibrate",
+        method="distil",
         texts=write_texts(tmp_path),
-        method_options={"tokens": 14_000},
+        method_options={"steps": 30, "distil_tokens": 14_000},
     )
-    layers = report.details["calibration"]["layers"]
-    assert layers[0]["divergence_after"] < layers[0]["divergence_before"]
+    losses = report.details["distillation"]["losses"]["total"]
+    assert losses["end"] < losses["start"]
     assert [entry.length for entry in report.fidelity.lengths] == [16]
     second = RelPosBertModel.from_pretrained(tmp_path / "two")
     assert not second.config.has_absolute_table
@@ -202,21 +202,22 @@ def test_a_relative_source_is_calibrated(tmp_path, source):
     assert difference(first, third) <= 1e-6 and not report.failed_thresholds
 
 
-def test_calibrate_to_the_same_scheme_is_refused(tmp_path):
+def test_distil_to_the_same_scheme_is_refused(tmp_path):
+    arguments = {"method": "distil", "position_embedding_type": "tables", "texts": write_texts(tmp_path)}
     own(tmp_path / "one", "tables")
     with pytest.raises(ConversionError, match="the source has these positions already"):
-        convert(tmp_path / "one", tmp_path / "two", method="calibrate", texts=write_texts(tmp_path))
+        convert(tmp_path / "one", tmp_path / "two", **arguments)
     own(tmp_path / "three", "tables", absolute_position_embeddings=True)
     with pytest.raises(ConversionError, match="has this scheme already, and keeps it"):
-        convert(tmp_path / "three", tmp_path / "two", method="calibrate", texts=write_texts(tmp_path))
+        convert(tmp_path / "three", tmp_path / "two", **arguments)
     assert not (tmp_path / "two").exists()
 
 
-def test_a_source_without_tables_names_calibrate(tmp_path):
+def test_a_source_without_tables_names_distil(tmp_path):
     own(tmp_path / "one", "rope")
-    with pytest.raises(ConversionError, match=r"adds a rotation.*method = 'calibrate' fits"):
+    with pytest.raises(ConversionError, match=r"adds a rotation.*method = 'distil' learns"):
         convert(tmp_path / "one", tmp_path / "two", position_embedding_type="tables", method="refit")
-    with pytest.raises(ConversionError, match=r"relative already.*choose calibrate or .*exact or refit"):
+    with pytest.raises(ConversionError, match=r"relative already.*choose distil or .*exact or refit"):
         convert(tmp_path / "one", tmp_path / "two", method="drop")
 
 

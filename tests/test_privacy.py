@@ -19,6 +19,8 @@ from hf_relpos.files import write_json, write_tensors
 
 
 USER, TOKEN = "jane-q-example", "hf_" + "x7" * 17
+# Few enough for a test.
+OPTIONS = {"steps": 2, "batch_tokens": 256, "distil_tokens": 600}
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *"abcdefghijklmnopqrstuvwxyz"]
 
 
@@ -70,8 +72,8 @@ def assert_private(folder, *more):
 
 @pytest.mark.parametrize(
     "arguments",
-    [{}, {"method": "drop"}, {"method": "calibrate", "method_options": {"tokens": 600}, "plots": True}],
-    ids=["keep", "drop", "calibrate"],
+    [{}, {"method": "drop"}, {"method": "distil", "method_options": OPTIONS, "plots": True}],
+    ids=["keep", "drop", "distil"],
 )
 def test_a_conversion(source, home, tmp_path, arguments):
     if arguments.get("plots"):
@@ -178,7 +180,9 @@ def assert_modes(folder, mask):
 
 
 def test_files_are_readable_as_the_umask_says(source, home, tmp_path, mask):
-    report = convert(source, home / "out", method="calibrate", method_options={"tokens": 600}, plots=True)
+    report = convert(
+        source, home / "out", method="distil", texts=home / "texts.txt", method_options=OPTIONS, plots=True
+    )
     assert report.files
     assert_modes(home / "out", mask)
     model = RelPosBertForMaskedLM.from_pretrained(home / "out")
@@ -272,6 +276,6 @@ def test_code_of_a_tokenizer_is_neither_run_nor_offered(mined, home, monkeypatch
     """Of a plain BERT with a tokenizer of its own, the tokenizer that Transformers has is taken."""
     monkeypatch.setattr("builtins.input", None)
     edit(mined / "config.json", model_type="bert", auto_map={})
-    convert(mined, home / "out", method="calibrate", method_options={"tokens": 600})
+    convert(mined, home / "out", method="distil", texts=home / "texts.txt", method_options=OPTIONS)
     assert type(load_encoder(mined).tokenizer).__module__.startswith("transformers.")
     assert not list((home / "out").glob("own.py"))

@@ -142,8 +142,8 @@ def test_a_sentence_encoder_converted_for_long_texts_reads_them(tmp_path, caplog
             tmp_path / "sentences",
             tmp_path / "long",
             position_embedding_type="relative_key",
-            method="calibrate",
-            method_options={"length": length, "tokens": 4000},
+            method="distil",
+            method_options={"length": length, "steps": 12, "distil_tokens": 4000},
             texts=texts,
         )
     sentences = SentenceTransformer(str(tmp_path / "long"), device="cpu")

@@ -22,7 +22,7 @@ from ..schemes.registry import PLAIN_SCHEME
 PACKAGED = "demo-bert"
 CONVERTED = "demo-bert-relative"
 # Few enough for a conversion in about ten seconds, since the page waits for it.
-CALIBRATION_TOKENS = 6_000
+STEPS = 60
 # Models kept in memory: the two shown and the two before them.
 MODELS_KEPT = 4
 
@@ -41,8 +41,8 @@ def converted_folder() -> Path:
             CHECKPOINT,
             parent / CONVERTED,
             position_embedding_type=PLAIN_SCHEME,
-            method="calibrate",
-            method_options={"tokens": CALIBRATION_TOKENS},
+            method="distil",
+            method_options={"steps": STEPS},
             texts=read_text("train"),
         )
     return parent / CONVERTED

@@ -23,8 +23,7 @@ def convert(
         str | None,
         typer.Option(
             help="Position scheme of the result; `hf-relpos schemes` lists them. By default the source's; for "
-            "absolute ones relative_key, harmonic with --text alone, --fast or distil, and tables with --faithful, "
-            "calibrate and calibrate+distil."
+            "absolute ones relative_key, harmonic with --text, and tables with --faithful."
         ),
     ] = None,
     option: Annotated[
@@ -36,17 +35,15 @@ def convert(
             help="keep (default without --text): absolute positions stay, same outputs. drop: only their mean stays, "
             "needs training. "
             "distil: relative terms start at zero; all weights are trained on --text to compute the source's outputs. "
-            "calibrate: relative terms fitted to the source's attention on --text, close to its outputs. "
-            "calibrate+distil: then distilled. "
             "interpolate, hierarchical: a longer absolute table, no relative terms. "
             "For a source that is relative already: exact (default): the same tables or equivalent ones, "
-            "same outputs. refit: the closest tables of another scheme. distil and calibrate, too."
+            "same outputs. refit: the closest tables of another scheme. distil, too."
         ),
     ] = None,
     method_option: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEY=VALUE", help="Option of the method, such as tokens=20000 or steps=400; may be repeated."
+            metavar="KEY=VALUE", help="Option of the method, such as length=2048 or steps=1000; may be repeated."
         ),
     ] = None,
     fast: Annotated[
@@ -60,8 +57,8 @@ def convert(
     text: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"{TEXT} Without a method, the default preset learns positions from it; also for distil, "
-            "calibrate and calibrate+distil. Needs no labels. May be repeated."
+            help=f"{TEXT} Without a method, the default preset learns positions from it; also for "
+            "distil. Needs no labels. May be repeated."
         ),
     ] = None,
     field: Annotated[list[str] | None, typer.Option(help=FIELD)] = None,
@@ -83,7 +80,7 @@ def convert(
     ] = False,
     device: Annotated[
         str | None,
-        typer.Option(help="Device of calibrate: cpu, cuda, cuda:1, …; by default an accelerator, if any."),
+        typer.Option(help="Device of distil: cpu, cuda, cuda:1, …; by default an accelerator, if any."),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Exit with 0 although the check of the result is poor.")
@@ -208,20 +205,19 @@ def demo(
             help="Masked language model with absolute positions, folder or Hub repository, instead of our own."
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the models.")] = Path("demo-out"),
-    scheme: Annotated[str, typer.Option(help="Position scheme; `hf-relpos schemes` lists them.")] = "transformer_xl",
-    steps: Annotated[int, typer.Option(help="Training steps of the fine-tuning.", min=1)] = 40,
+    out: Annotated[Path, typer.Option(help="Folder for the result.")] = Path("demo-out"),
+    steps: Annotated[int, typer.Option(help="Steps of the conversion.", min=1)] = 120,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace OUT if it exists and holds nothing but a demo.")
+        bool, typer.Option("--overwrite", help="Replace OUT if it exists and holds only a checkpoint.")
     ] = False,
     json_file: JsonFile = None,
 ) -> None:
-    """Convert a BERT, measure it, fine-tune it, reload it."""
+    """Convert a BERT for texts of 4 times its length; find in them what it could not read."""
     console = console_for(json_file)
     with plain_errors(), plain_warnings():
         check_json(json_file)
         with timed_step(console, "0. PyTorch and Transformers imported"):
             from ..demo import run_demo
 
-        rows = run_demo(checkpoint, out=out, scheme=scheme, steps=steps, overwrite=overwrite, console=console)
+        rows = run_demo(checkpoint, out=out, steps=steps, overwrite=overwrite, console=console)
         write_json(json_file, rows)

@@ -1,7 +1,7 @@
 """Conversion of checkpoints with absolute or relative positions to models of this package.
 
 `pipeline` has `convert`, which writes the folder and calls the other modules: `plan` (choices and checks), `build`
-(the model in memory), a method of `methods` (`absolute_tables`, `refit`, or `learn` with `calibration`), `agreement`
+(the model in memory), a method of `methods` (`absolute_tables`, `refit` or `learn`), `agreement`
 and `verify` (checks of the result). `options` and `presets` declare the settings.
 """
 

@@ -1,4 +1,4 @@
-"""Methods that keep, drop or extend absolute position embeddings: keep, drop, interpolate, hierarchical."""
+"""What becomes of absolute position embeddings: kept, dropped, folded into other embeddings, or extended."""
 
 import torch
 
@@ -22,6 +22,27 @@ def drop(model: RelPosBertPreTrainedModel, run: ConversionRun) -> dict[str, str]
     """Replace the position vectors by their mean."""
     name = add_to_token_types(model, run.source_table.double().mean(0))
     return {name: "plus the mean of the position vectors"}
+
+
+def fold(model: RelPosBertPreTrainedModel, table: torch.Tensor, counts: torch.Tensor, first_token: int | None) -> None:
+    """Add position vectors to the embeddings of a model without them: their mean to all tokens, p₀ to [CLS].
+
+    Args:
+        model: changed in place.
+        table: absolute position embeddings, (P, D).
+        counts: how often each position occurs, (P,).
+        first_token: id of the token at position 0 of every text; position vector 0 is added to its word embedding.
+            None if texts begin with different tokens; the mean is then over all positions.
+    """
+    embeddings = model.base_model.embeddings
+    weight = counts.double().clone()
+    if first_token is not None:
+        weight[0] = 0
+    mean = (table.double() * (weight / weight.sum())[:, None]).sum(0)
+    embeddings.add_everywhere(mean)
+    if first_token is not None:
+        words = embeddings.word_embeddings.weight
+        words[first_token] = (words[first_token].double() + table[0].double() - mean).to(words.dtype)
 
 
 def interpolate_table(model: RelPosBertPreTrainedModel, run: ConversionRun) -> dict[str, str]:

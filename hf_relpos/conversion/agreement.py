@@ -14,8 +14,8 @@ from ..evaluation import FidelitySettings, fidelity, verdict
 from ..evaluation.encoder import ProgressCallback, hidden_states
 from ..evaluation.inspection import has_mlm_head
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
-from .calibration.windows import gather, window_lengths
 from .run import ConversionRun
+from .windows import gather, window_lengths
 
 
 # Lengths at which teacher and student are compared, and tokens of text for each.

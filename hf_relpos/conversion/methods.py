@@ -2,17 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from ..families.errors import ConversionError
-from ..schemes.registry import GENERAL_SCHEME, PLAIN_SCHEME, SCHEMES, STOCK_SCHEME
+from ..schemes.registry import PLAIN_SCHEME, SCHEMES, STOCK_SCHEME
 from ..schemes.scheme import Option, Scheme
 from ..settings import options_of
 from . import absolute_tables, refit
 from .learn import learn
 from .options import (
-    CalibrateAndDistilOptions,
-    CalibrateOptions,
     DistilOptions,
     HierarchicalOptions,
     LengthOptions,
@@ -36,7 +34,7 @@ class Method:
         exact: whether the result has the outputs of the source, which is verified.
         from_absolute: whether it supports sources with absolute positions.
         from_relative: whether it supports sources with relative positions.
-        text: whether it learns from text.
+        learns: whether it learns from text.
         options_type: dataclass of its options.
         default_scheme: scheme of the result unless the caller names one; None for `DEFAULT_SCHEME`.
         max_positions: function from the source's `max_position_embeddings` and the resolved options to the result's;
@@ -50,7 +48,7 @@ class Method:
     exact: bool = False
     from_absolute: bool = True
     from_relative: bool = False
-    text: Literal["unused", "optional", "required"] = "unused"
+    learns: bool = False
     options_type: type[Any] = NoOptions
     default_scheme: str | None = None
     max_positions: Callable[[int, Any], int] | None = None
@@ -59,11 +57,6 @@ class Method:
     def options(self) -> dict[str, Option]:
         """Options of the method by name."""
         return options_of(self.options_type)
-
-    @property
-    def learns(self) -> bool:
-        """Whether it learns from text."""
-        return self.text != "unused"
 
 
 def starts_neutral(scheme: type[Scheme]) -> str:
@@ -92,14 +85,6 @@ def has_tables(scheme: type[Scheme]) -> str:
     return "" if scheme.has_tables() else "this scheme has no tables to fit"
 
 
-def can_be_fitted(scheme: type[Scheme]) -> str:
-    """Reject a scheme without terms that are linear in parameters of a layer; names those that can be fitted."""
-    if scheme.linear_parameters:
-        return ""
-    supported = ", ".join(name for name, candidate in SCHEMES.items() if candidate.linear_parameters)
-    return f"nothing of this scheme can be fitted in closed form; the schemes that can: {supported}"
-
-
 METHODS: dict[str, Method] = {
     "keep": Method(
         "keep absolute positions; relative terms start at zero. The same outputs, to be trained further",
@@ -114,24 +99,6 @@ METHODS: dict[str, Method] = {
         unsupported_reason=starts_neutral_without_table,
         options_type=OwnBiasOptions,
     ),
-    "calibrate": Method(
-        "fit relative terms to the source's own attention on text, in closed form. Close to the source's outputs",
-        apply=learn,
-        unsupported_reason=can_be_fitted,
-        default_scheme=GENERAL_SCHEME,
-        from_relative=True,
-        text="optional",
-        options_type=CalibrateOptions,
-    ),
-    "calibrate+distil": Method(
-        "calibrate, then train the result for some steps to compute what the source computes. Closer",
-        apply=learn,
-        unsupported_reason=can_be_fitted,
-        default_scheme=GENERAL_SCHEME,
-        from_relative=True,
-        text="required",
-        options_type=CalibrateAndDistilOptions,
-    ),
     "distil": Method(
         "add absolute positions to the embeddings, then train relative terms, which start at zero, and all weights to "
         "compute what the source computes. Close to the source's outputs",
@@ -139,7 +106,7 @@ METHODS: dict[str, Method] = {
         unsupported_reason=starts_neutral_without_table,
         default_scheme=PLAIN_SCHEME,
         from_relative=True,
-        text="required",
+        learns=True,
         options_type=DistilOptions,
     ),
     "interpolate": Method(

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..schemes.scheme import is_count
-from ..settings import setting, setting_from, setting_of
-from .calibration.settings import CalibrationSettings
+from ..settings import setting, setting_of
 
 
 def is_share(value: Any) -> bool:
@@ -58,14 +57,21 @@ class RelativeOptions:
 
 
 @dataclass(frozen=True)
-class TextOptions(OwnBiasOptions):
-    """Options of all methods that learn from text."""
+class DistilOptions(OwnBiasOptions):
+    """Options of `distil`."""
 
+    steps: int = setting(400, "steps of the distillation; a positive integer", is_count)
+    batch_tokens: int = setting(512, "tokens in a step of the distillation; a positive integer", is_count)
+    distil_tokens: int | None = setting(
+        None,
+        "tokens of text to distil on; a positive integer, or None for as many as the steps read",
+        is_count,
+        optional=True,
+    )
     length: int | None = setting(
         None,
-        "tokens of the longest rows to learn from. Half of the fitted text, and every third step of a distillation, "
-        "has such rows where the source does not read as many tokens; it then reads them in overlapping windows. A "
-        "positive integer, or None for the source's length",
+        "tokens of the longest rows to learn from. Every third step has such rows where the source does not read as "
+        "many tokens; it then reads them in overlapping windows. A positive integer, or None for the source's length",
         is_count,
         optional=True,
     )
@@ -77,7 +83,7 @@ class TextOptions(OwnBiasOptions):
     )
     pairs: float | None = setting(
         None,
-        "share of the windows that are fitted and trained on as pairs of segments with their token types, for tasks "
+        "share of the windows that are trained on as pairs of segments with their token types, for tasks "
         "such as question answering; only windows that the source reads at once count; 0 to 1. None: 0.5, and 0 for a "
         "SentenceTransformer and for a source without two token types",
         is_share,
@@ -89,43 +95,7 @@ class TextOptions(OwnBiasOptions):
         lambda value: is_share(value) and value <= 0.5,
     )
 
-
-@dataclass(frozen=True)
-class CalibrateOptions(TextOptions):
-    """Options of `calibrate`."""
-
-    tokens: int = setting(50_000, "tokens of text to fit; a positive integer", is_count)
-    output: str | None = setting_of(
-        (None, "ridge", "bias", "none"),
-        "what corrects the residual stream: output projections (ridge), their biases, or nothing; None: ridge with "
-        "text, bias without",
-    )
-    ridge: float = setting_from(CalibrationSettings, "ridge")
-    smooth: float = setting_from(CalibrationSettings, "smooth")
-
-
-@dataclass(frozen=True)
-class DistilOptions(TextOptions):
-    """Options of `distil`."""
-
-    steps: int = setting(400, "steps of the distillation; a positive integer", is_count)
-    batch_tokens: int = setting(512, "tokens in a step of the distillation; a positive integer", is_count)
-    distil_tokens: int | None = setting(
-        None,
-        "tokens of text to distil on; a positive integer, or None for as many as the steps read",
-        is_count,
-        optional=True,
-    )
-
     @property
     def tokens_to_distil(self) -> int:
         """Tokens of text to distil on."""
         return self.distil_tokens or self.steps * self.batch_tokens
-
-
-@dataclass(frozen=True)
-class CalibrateAndDistilOptions(DistilOptions, CalibrateOptions):
-    """Options of `calibrate+distil`."""
-
-    steps: int = setting(200, "steps of the distillation; a positive integer", is_count)
-    batch_tokens: int = setting(1024, "tokens in a step of the distillation; a positive integer", is_count)

@@ -1,6 +1,7 @@
 """The plan of a conversion: all choices that are made, and checked, before the weights are read."""
 
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from .configurations import source_config, target_config
 from .folder import check_apart
 from .folder_layout import Layout, locate
 from .methods import METHODS, Method
-from .presets import DEFAULT_QUALITY, QUALITIES
+from .presets import DEFAULT_QUALITY, FORMER_METHODS, QUALITIES
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,14 @@ def plan_conversion(
     Raises:
         ConversionError: for an argument that is invalid or does not fit the source.
     """
+    if method in FORMER_METHODS:
+        quality = quality or FORMER_METHODS[method]
+        warnings.warn(
+            f"method = {method!r} was a fit in closed form, which was removed; this is quality = {quality!r}",
+            FutureWarning,
+            stacklevel=3,
+        )
+        method = None
     if method is not None and method not in METHODS:
         raise ConversionError(
             f"method = {method!r} is unknown{nearest(method, METHODS)}; known methods: {', '.join(METHODS)}"
@@ -222,11 +231,8 @@ def choose_quality(requested: str | None, method: str | None, spec: CheckpointSp
         raise ConversionError(
             f"quality = {requested!r}: method = {method!r} learns nothing, and has no qualities; leave one of them out"
         )
-    if not has_text and METHODS[method or QUALITIES[requested].method].text == "required":
-        raise ConversionError(
-            f"quality = {requested!r}: learns from text; give texts, some hundred sentences, or choose "
-            "method = 'calibrate', which can do with random tokens"
-        )
+    if not has_text:
+        raise ConversionError(f"quality = {requested!r}: learns from text; give texts, some hundred sentences")
     return requested
 
 
@@ -270,10 +276,10 @@ def check_text(
     Raises:
         ConversionError: for missing texts, texts that the method does not read, and wrong fields.
     """
-    use = METHODS[name].text
-    if use == "required" and texts is None:
+    learns = METHODS[name].learns
+    if learns and texts is None:
         raise ConversionError(f"texts = None: method = {name!r} learns from text; give texts, some hundred sentences")
-    if use == "unused" and texts is not None:
+    if not learns and texts is not None:
         others = [repr(other) for other, method in METHODS.items() if method.learns]
         remedy = f", or choose a method that does: {', '.join(others)}" if others else ""
         raise ConversionError(f"texts were given, but method = {name!r} reads none; leave them out{remedy}")

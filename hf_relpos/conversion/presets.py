@@ -42,8 +42,9 @@ def _completed(given: Any, own: Mapping[str, Any]) -> Any:
 
 
 DEFAULT_QUALITY = "default"
-# Agreement and time of each: docs/results/benchmarks/conversion.md. With a calibration first the result is as close
-# for the same time; which of them fine-tunes better depends on the task (docs/results/benchmarks/finetuning.md).
+# Methods of earlier releases, and the presets that they now mean.
+FORMER_METHODS = {"calibrate": "fast", "calibrate+distil": DEFAULT_QUALITY}
+# Agreement and time of each: docs/results/benchmarks/conversion.md.
 QUALITIES = {
     "fast": Quality(
         "made quickest: trained for a few steps to the source's outputs",

@@ -3,7 +3,7 @@
 import re
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from textwrap import shorten
 from typing import Any
 
@@ -27,15 +27,13 @@ def print_report(report: ConversionReport, console: Console, verbose: bool = Fal
     """Print what was made, how close it is, what it can do, and what to do next.
 
     Args:
-        verbose: also print the tensors, one row for all layers, the fitted layers, all measurements and what they
+        verbose: also print the tensors, one row for all layers, all measurements and what they
             cost; then the summary again.
     """
     _print_summary(report, console)
     if not verbose:
         return
     _print_tensors(report, console)
-    if "calibration" in report.details:
-        _print_layers(report.details["calibration"], console)
     if report.fidelity is not None:
         print_fidelity(report.fidelity, console)
     _print_lines(console, _details(report))
@@ -122,31 +120,6 @@ def _print_tensors(report: ConversionReport, console: Console) -> None:
         console.print(f"{mark} {note}", style="italic", highlight=False, markup=False)
 
 
-def _print_layers(calibration: Mapping[str, Any], console: Console) -> None:
-    def number(value: float | None, form: str) -> str:
-        return "–" if value is None else format(value, form)
-
-    rows = [("embeddings", "–", "–", "–", "–", f"{100 * calibration['embedding_missing']:.1f}")]
-    for layer in calibration["layers"]:
-        rows.append(
-            (
-                str(layer["layer"]),
-                number(layer["divergence_before"], ".3f"),
-                number(layer["divergence_after"], ".3f"),
-                number(layer["strength_attention"], "g"),
-                number(layer["strength_output"], "g"),
-                f"{100 * layer['missing']:.1f}",
-            )
-        )
-    columns = ("layer", "KL before", "KL after", "ridge W_o", "ridge W_2", "missing, %")
-    print_table(console, "Calibration, on held-out text", columns, rows)
-    note = (
-        "KL(teacher‖student) of the attention in nats, with tables at zero and fitted; missing: squared difference of "
-        "the hidden states to the source's, in % of their variance"
-    )
-    console.print(note, markup=False, highlight=False)
-
-
 def _what(report: ConversionReport) -> str:
     """Source, result, method and scheme."""
     options = ", ".join(f"{key} = {value}" for key, value in report.position_options.items())
@@ -188,10 +161,6 @@ def _details(report: ConversionReport) -> list[str]:
         lines.append(report.text_in_words())
         pairs = " · ".join(f"{distances}: {count:,}" for distances, count in text["seen"].items())
         lines.append(f"pairs of tokens seen, by distance: {pairs}")
-    if (calibration := details.get("calibration")) is not None:
-        lines.append(
-            f"the fit took {calibration['seconds']:.0f} s, {calibration['cpu_seconds']:.0f} s of processor time"
-        )
     if (distillation := details.get("distillation")) is not None:
         lines.append(f"distilled: {DistillationReport(**distillation).summary()}")
     lines += [report.pairs_in_words] if report.pairs_in_words else []

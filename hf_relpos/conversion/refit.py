@@ -72,7 +72,7 @@ def refit(model: RelPosBertPreTrainedModel, run: ConversionRun) -> dict[str, str
     try:
         run.details["lost"] = refit_tables(run.build_teacher(), model)
     except ConversionError as error:
-        raise ConversionError(f"{error}; method = 'calibrate' fits to its attention instead") from error
+        raise ConversionError(f"{error}; method = 'distil' learns its outputs instead") from error
     return {name: "fitted to the source's tables" for name, _ in model.named_parameters() if is_scheme(name)}
 
 

@@ -26,11 +26,11 @@ class ConversionRun:
         source_config: configuration of the source, and of the teacher, as a RelPosBertConfig with positions.
         build_teacher: function that builds a RelPosBert model with the outputs of the source, in its dtype and in eval
             mode.
-        texts: paths or documents to learn from; None for none.
+        texts: paths or documents to learn from; None for a method that does not learn.
         field: key or column of the text in files and datasets, one for all or one for each.
         options: options of the method: an instance of its `Method.options_type`.
         seed: random seed.
-        resume_folder: folder with the fitted layers of an interrupted run; None for a method that cannot resume.
+        resume_folder: folder with the checkpoints of an interrupted run; None for a method that cannot resume.
         device: device of a method that learns from text.
         progress: whether to show a progress bar.
         details: results of the method for the report; JSON values only.

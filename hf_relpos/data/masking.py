@@ -1,4 +1,4 @@
-"""Random masking of tokens for evaluation and calibration: every drawn token becomes [MASK].
+"""Random masking of tokens for evaluation and distillation: every drawn token becomes [MASK].
 
 `DataCollatorForLanguageModeling` is for training: it also inserts random tokens, and may leave a row without [MASK].
 """

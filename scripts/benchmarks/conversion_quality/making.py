@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from hf_relpos.conversion.calibration.embeddings import fold_positions
 from rich.console import Console
 from shared.arguments import digest
 from transformers import AutoModel, AutoModelForMaskedLM, PreTrainedModel
 
 from hf_relpos import demo
 from hf_relpos.conversion import METHODS, QUALITIES, convert
-from hf_relpos.conversion.calibration.embeddings import fold_positions
 from hf_relpos.data import cut_windows
 from hf_relpos.evaluation import Encoder, load_encoder, load_model, load_tokenizer, model_max_length
 from hf_relpos.files import atomic_file, write_json

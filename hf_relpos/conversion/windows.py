@@ -1,4 +1,4 @@
-"""Windows of tokens for calibration, from text or at random, masked, with warnings about too little text."""
+"""Windows of tokens to learn from, cut from text and masked, with warnings about too little text."""
 
 import warnings
 from collections.abc import Iterable, Sequence
@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedModel
 
-from ...data.masking import mask_tokens
-from ...data.text import pair_fields, paths_or_documents, read_texts
-from ...data.windows import MAX_UNKNOWN_RATE, Windows, cut_windows, special_tokens
-from ...evaluation.inspection import has_mlm_head
-from .settings import CalibrationError
+from ..data.masking import mask_tokens
+from ..data.text import pair_fields, paths_or_documents, read_texts
+from ..data.windows import MAX_UNKNOWN_RATE, Windows, cut_windows
+from ..evaluation.inspection import has_mlm_head
+from ..families.errors import ConversionError
 
 
 # Lengths of the windows, up to the teacher's maximum length; there are also single sentences.
 LENGTHS = (128, 256, 512)
-# Below the first number of tokens the report warns; below the second nothing can be fitted.
+# Below the first number of tokens the report warns; below the second nothing can be learnt.
 FEW, TOO_FEW = 10_000, 500
 
 
@@ -60,54 +60,6 @@ def gather(
     return cut_windows(tokenizer, texts, tokens, lengths, short, seed, part, passage)
 
 
-def gather_all(
-    tokenizer: Any,
-    texts: Any,
-    tokens: int,
-    lengths: Sequence[int],
-    length: int,
-    field: str | Sequence[str],
-    seed: int,
-) -> Windows:
-    """The windows to fit. If `length` is longer than all `lengths`, half of the tokens are in rows of that length.
-
-    Raises:
-        TextError: for text that does not fill the windows.
-    """
-    if length <= max(lengths):
-        return gather(tokenizer, texts, tokens, lengths, "fit", field, seed)
-    short = gather(tokenizer, texts, tokens // 2, lengths, "fit", field, seed, passage=length)
-    long = gather(tokenizer, texts, tokens // 2, (length,), "fit", field, seed + 2, short=0.0, passage=length)
-    return short.joined(long)
-
-
-def random_windows(tokenizer: Any, tokens: int, limit: int, seed: int) -> Windows:
-    """Windows of random tokens, for a calibration without text, since much of a model's attention is to positions.
-
-    Tokens are drawn by Zipf's law in the order of the vocabulary, which is roughly that of their frequency. Most
-    windows are short.
-
-    Args:
-        limit: length of the longest window.
-    """
-    rng = np.random.default_rng(seed)
-    special = set(tokenizer.all_special_ids)
-    words = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-    usable = [token for token, word in enumerate(words) if token not in special and not word.startswith("[unused")]
-    weight = 1 / (np.arange(len(usable)) + 10.0)
-    before, after = special_tokens(tokenizer)
-    lengths = {16: 0.3, 24: 0.25, 32: 0.2, 48: 0.15, 128: 0.06, 256: 0.03, 512: 0.01}
-    kept = {length: share for length, share in lengths.items() if length <= limit} or {limit: 1.0}
-    shares = np.array(list(kept.values())) / sum(kept.values())
-    windows, count = [], 0
-    while count < tokens:
-        length = int(rng.choice(list(kept), p=shares))
-        body = rng.choice(usable, size=max(1, length - len(before) - len(after)), p=weight / weight.sum())
-        windows.append([*before, *body.tolist(), *after])
-        count += length
-    return Windows(windows, 0.0, tokens)
-
-
 def mask_windows(windows: Windows, model: PreTrainedModel, tokenizer: Any, share: float, seed: int) -> Windows:
     """Mask a share of the tokens in half of the windows, only for a model that predicts masked tokens.
 
@@ -131,21 +83,17 @@ def check_windows(windows: Windows, limit: int) -> list[str]:
     """Notes on shortcomings of the text, for the report; each is also a warning.
 
     Raises:
-        CalibrationError: for text too short to fit anything.
+        ConversionError: for text too short to learn anything.
     """
     if windows.tokens < TOO_FEW:
-        raise CalibrationError(
-            f"texts: {windows.tokens} tokens are too few to fit anything; give at least {TOO_FEW}, better 12,000"
+        raise ConversionError(
+            f"texts: {windows.tokens} tokens are too few to learn anything; give at least {TOO_FEW}, better 12,000"
         )
     longest = max(map(len, windows.ids))
     notes = []
     if windows.tokens < FEW:
-        remedy = (
-            "give more text"
-            if windows.tokens < 0.9 * windows.budget
-            else "ask for more with the options tokens or steps"
-        )
-        notes.append(f"only {windows.tokens:,} tokens of text: fits want 12,000 or more; {remedy}")
+        remedy = "give more text" if windows.tokens < 0.9 * windows.budget else "ask for more with the option steps"
+        notes.append(f"only {windows.tokens:,} tokens of text: a good result wants 12,000 or more; {remedy}")
     if windows.unknown_rate > MAX_UNKNOWN_RATE:
         notes.append(
             f"the tokenizer does not know {100 * windows.unknown_rate:.0f} % of the tokens; is the text in the "
@@ -153,8 +101,8 @@ def check_windows(windows: Windows, limit: int) -> list[str]:
         )
     if longest < min(limit, max(LENGTHS)):
         notes.append(
-            f"no window has more than {longest} tokens: distances from {longest} to {limit - 1} were never seen and "
-            "take the values of their neighbours; give longer documents"
+            f"no window has more than {longest} tokens: distances from {longest} to {limit - 1} were never seen; "
+            "give longer documents"
         )
     for note in notes:
         warnings.warn(note, stacklevel=2)

@@ -1,1 +1,0 @@
-"""Calibration of relative terms on unlabelled text, in closed form."""

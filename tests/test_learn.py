@@ -1,0 +1,731 @@
+"""Learning from text by `convert`: presets, pairs, long rows, resumption, and what is refused."""
+
+import errno
+import io
+import json
+import lzma
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from filelock import FileLock
+from rich.console import Console
+from safetensors.torch import load_file, save_file
+from tokenizers import Regex
+from tokenizers.normalizers import Replace
+from tokenizers.processors import TemplateProcessing
+from transformers import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    BertTokenizer,
+    RobertaTokenizer,
+)
+from typer.testing import CliRunner
+
+import hf_relpos
+from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel, processes, training
+from hf_relpos.cli import app
+from hf_relpos.console import progress_bar
+from hf_relpos.conversion import QUALITIES, ConversionError, PoorConversionWarning, convert
+from hf_relpos.conversion.absolute_tables import fold
+from hf_relpos.conversion.card import command as repeating_command
+from hf_relpos.conversion.presets import FORMER_METHODS
+from hf_relpos.conversion.windows import check_windows, distance_histogram, shared_first_token
+from hf_relpos.data import PairLayout, Windows, cut_windows, pair_windows, read_texts
+from hf_relpos.schemes.encodings import sinusoid_concat
+from hf_relpos.training.distillation_trainer import DistillationTrainer
+
+
+DEMO = Path(hf_relpos.__file__).parent / "demo"
+# Few enough for a test.
+FEW = {"steps": 4, "batch_tokens": 256, "distil_tokens": 2000}
+
+
+def test_distance_histogram_counts_pairs():
+    found = distance_histogram([[0] * 6, [0] * 3])
+    pairs = [j - i for n in (6, 3) for i in range(n) for j in range(i + 1, n)]
+    assert found == {
+        "1": pairs.count(1),
+        "2-3": pairs.count(2) + pairs.count(3),
+        "4-7": pairs.count(4) + pairs.count(5),
+    }
+
+
+def test_shared_first_token():
+    assert shared_first_token([[2, 5], [2, 7]]) == 2
+    assert shared_first_token([[2, 5], [3, 7]]) is None
+
+
+# With files ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """The demo BERT cut down to two layers and a width that is fast, with its tokenizer; and text."""
+    folder = tmp_path_factory.mktemp("small")
+    tokenizer = AutoTokenizer.from_pretrained(DEMO / "bert")
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_attention_heads=4,
+        num_hidden_layers=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        initializer_range=0.2,
+    )
+    model = BertForMaskedLM(config)
+    # positions whose products tell their distance, and attention that is to such products
+    model.bert.embeddings.position_embeddings.weight.data = sinusoid_concat(torch.arange(64), 32)
+    for layer in model.bert.encoder.layer:
+        for project in (layer.attention.self.query, layer.attention.self.key):
+            project.weight.data += torch.eye(32)
+    model.save_pretrained(folder / "bert")
+    tokenizer.save_pretrained(folder / "bert")
+    with lzma.open(DEMO / "text" / "train.txt.xz", "rt", encoding="utf-8") as file:
+        (folder / "text.txt").write_text(file.read(120_000), encoding="utf-8")
+    return folder
+
+
+def test_convert(small, tmp_path):
+    options = {"steps": 100, "batch_tokens": 256, "distil_tokens": 12_000}
+    report = convert(
+        small / "bert", tmp_path / "out", method="distil", texts=small / "text.txt", method_options=options
+    )
+    assert report.quality is None and report.scheme == "harmonic"
+    found = json.loads((tmp_path / "out" / "conversion.json").read_text(encoding="utf-8"))["details"]
+    assert set(found["distillation"]["losses"]) == {"layers", "attention", "logits", "total"}
+    assert found["distillation"]["steps"] == 100
+    assert found["fidelity"]["lengths"][0]["length"] == 16
+    assert found["fidelity"]["verdict"]
+    assert list(tmp_path.iterdir()) == [tmp_path / "out"], "checkpoints and lock are gone"
+    assert {step.kind for step in report.steps if step.target and "distance_embedding" in step.target} == {"created"}
+    notes = {step.note for step in report.steps if step.target and "distance_embedding" in step.target}
+    assert notes == {"fitted"}
+    assert isinstance(AutoModelForMaskedLM.from_pretrained(tmp_path / "out"), RelPosBertForMaskedLM)
+
+    # nearer than the mean vector alone, on text of its own
+    drop = convert(small / "bert", tmp_path / "drop", position_embedding_type="tables", method="drop")
+    assert drop.details == {}
+    tokenizer = AutoTokenizer.from_pretrained(small / "bert")
+    ids = torch.tensor([tokenizer("The wind was in the east, and nobody at the inn would say why.").input_ids])
+    with torch.no_grad():
+        wanted = AutoModel.from_pretrained(small / "bert")(ids).last_hidden_state
+        gaps = [
+            (AutoModel.from_pretrained(tmp_path / name)(ids).last_hidden_state - wanted).square().mean()
+            for name in ("out", "drop")
+        ]
+        assert gaps[0] < 0.5 * gaps[1]
+        # and no limit on the length
+        long = AutoModel.from_pretrained(tmp_path / "out")(ids.repeat(1, 20)).last_hidden_state
+        assert long.isfinite().all()
+
+
+class Stopped(Exception):
+    """Stands for the end of the process."""
+
+
+def test_an_interrupted_conversion_goes_on(small, tmp_path, monkeypatch):
+    """From its last checkpoint, to the same weights; one with other inputs begins anew."""
+    options = {"steps": 40, "batch_tokens": 128, "distil_tokens": 2000}
+    compute, steps, stop = DistillationTrainer.compute_loss, [], [None]
+
+    def compute_loss(self, *arguments, **more):
+        if self.state.global_step == stop[0]:
+            raise Stopped
+        steps.append(self.state.global_step)
+        return compute(self, *arguments, **more)
+
+    def run(name, at, **more):
+        stop[0] = at
+        steps.clear()
+        out = tmp_path / name / "out"
+        out.parent.mkdir(exist_ok=True)
+        convert(small / "bert", out, method="distil", texts=small / "text.txt", method_options={**options, **more})
+        return load_file(out / "model.safetensors")
+
+    monkeypatch.setattr(DistillationTrainer, "compute_loss", compute_loss)
+    wanted = run("one", None)
+    assert steps == list(range(40))
+    with pytest.raises(Stopped):
+        run("two", 30)
+    assert [path.name for path in (tmp_path / "two").iterdir()] == [".out.distil"]
+    found = run("two", None)
+    assert 0 < steps[0] < 30 and [path.name for path in (tmp_path / "two").iterdir()] == ["out"]
+    for name, tensor in wanted.items():
+        assert torch.equal(tensor, found[name]), name
+    with pytest.raises(Stopped):
+        run("three", 30)
+    run("three", None, window=16)
+    assert steps == list(range(40))
+
+
+def test_two_processes_in_one_folder(small, tmp_path):
+    with FileLock(tmp_path / ".out.distil.lock"):
+        refuse(small, tmp_path, "another process is converting into the same folder", texts=small / "text.txt")
+
+
+def test_a_folder_that_cannot_be_written(small, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    arguments = {"method": "distil", "texts": small / "text.txt", "method_options": FEW}
+    with pytest.raises(ConversionError, match=r"could not be written.*nothing was left behind.*choose another folder"):
+        convert(small / "bert", tmp_path / "file" / "out", **arguments)
+
+    def full(self, *arguments, **more):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(DistillationTrainer, "_save_checkpoint", full)
+    with pytest.raises(ConversionError, match=r"\.out\.distil.*free some space"):
+        convert(small / "bert", tmp_path / "out", **arguments)
+    assert not (tmp_path / "out").exists()
+
+
+def test_positions_are_folded_exactly():
+    """[CLS] gets position vector 0, all others the mean of the rest, weighted by how often they occur."""
+    config = RelPosBertConfig(
+        vocab_size=50, hidden_size=16, num_attention_heads=2, num_hidden_layers=1, intermediate_size=32
+    )
+    student = RelPosBertModel(config).double()
+    table = torch.randn(24, 16, dtype=torch.float64)
+    before = student.embeddings.word_embeddings.weight.detach().clone()
+    types = student.embeddings.token_type_embeddings.weight.detach().clone()
+    with torch.no_grad():
+        fold(student, table, torch.tensor([5.0] + [1.0] * 10 + [0.0] * 13), 2)
+    mean = table[1:11].mean(0)
+    torch.testing.assert_close(student.embeddings.token_type_embeddings.weight, types + mean)
+    words = student.embeddings.word_embeddings.weight
+    torch.testing.assert_close(words[2] + mean, before[2] + table[0])
+    assert torch.equal(words[3:], before[3:])
+
+
+@pytest.mark.slow
+def test_distilled_for_long_texts(small, tmp_path):
+    """Every third step has a row that is longer than the source reads, and the waves are as long as that needs."""
+
+    def far(source, **more):
+        report = convert(
+            source,
+            tmp_path / "out",
+            position_embedding_type="harmonic",
+            method="distil",
+            texts=small / "text.txt",
+            method_options={"steps": 24, "batch_tokens": 128, **more},
+            overwrite=True,
+        )
+        config = AutoModel.from_pretrained(tmp_path / "out").config
+        return config.position_options.get("period"), report.details["distillation"]["tokens"], report.fidelity
+
+    period, tokens, _ = far(small / "bert")
+    assert period is None and tokens < 24 * 128
+    relative = tmp_path / "relative"
+    convert(small / "bert", relative, position_embedding_type="relative_key", method="drop")
+    for source in (small / "bert", relative):
+        period, tokens, fidelity = far(source, length=256)
+        assert period == 512 and 8 * 256 + 15 * 100 < tokens <= 8 * 256 + 17 * 128
+        assert fidelity.lengths[-1].length == 256
+
+
+@pytest.mark.parametrize("method", FORMER_METHODS)
+def test_a_former_method_is_the_preset_of_its_cost(small, tmp_path, monkeypatch, method):
+    shortened(monkeypatch)
+    with pytest.warns(FutureWarning, match=f"method = '{re.escape(method)}' was a fit in closed form"):
+        report = convert(small / "bert", tmp_path / "out", texts=small / "text.txt", method=method)
+    assert (report.quality, report.method) == (FORMER_METHODS[method], "distil")
+
+
+def test_what_is_given_wins_over_the_quality(small, tmp_path, monkeypatch):
+    shortened(monkeypatch)
+    given = {"position_embedding_type": "relative_key", "method_options": {"steps": 3}}
+    report = convert(small / "bert", tmp_path / "out", texts=small / "text.txt", quality="faithful", **given)
+    assert (report.quality, report.scheme, report.method_options["steps"]) == ("faithful", "relative_key", 3)
+    assert convert(small / "bert", tmp_path / "two").quality is None
+
+
+@pytest.mark.slow
+def test_progress_is_told_where_there_is_no_terminal(small, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr("hf_relpos.console.LINE_SECONDS", 0.0)
+    arguments = {"method": "distil", "texts": small / "text.txt", "method_options": FEW, "overwrite": True}
+    convert(small / "bert", tmp_path / "out", device="cpu", progress=True, **arguments)
+    lines = capfd.readouterr().err.splitlines()
+    assert any(re.match(r"distilling: \d+ % done after \d+ s", line) for line in lines)
+    assert any(re.match(r"64 tokens: \d+ % done after \d+ s", line) for line in lines)
+    convert(small / "bert", tmp_path / "out", **arguments)
+    assert "done after" not in capfd.readouterr().err
+
+
+def test_pairs_are_as_the_tokenizer_makes_them():
+    tokenizer = AutoTokenizer.from_pretrained(DEMO / "bert")
+    layout = PairLayout.of(tokenizer)
+    texts = ["The wind was in the east, and nobody at the inn would say why.", "No.", "He went home. " * 30]
+    windows = Windows([tokenizer(text).input_ids for text in texts], 0.0, 0)
+    assert pair_windows(windows, layout, 0.0, 64, 0) is windows is pair_windows(windows, None, 1.0, 64, 0)
+    lengths, alike = set(), 0
+    for seed in range(20):
+        made = pair_windows(windows, layout, 1.0, 64, seed)
+        assert list(map(len, made.ids)) == list(map(len, made.types)) == list(map(len, windows.ids))
+        ids, types = made.ids[0], made.types[0]
+        second, (begin, end) = types.index(1), (tokenizer.cls_token_id, tokenizer.sep_token_id)
+        assert [ids[0], ids[second - 1], ids[-1]] == [begin, end, end] and sum(types[second:]) == len(types) - second
+        text = [tokenizer.decode(part) for part in (ids[1 : second - 1], ids[second:-1])]
+        as_pair = tokenizer(*text)
+        if as_pair.input_ids == ids:  # where no word is cut in two
+            assert as_pair.token_type_ids == types
+            alike += 1
+        words = windows.ids[0][1:-1]
+        assert ids[1 : second - 1] == words[: second - 2] and ids[second:-1] == words[second - 1 :]
+        assert made.ids[1:] == windows.ids[1:] and not any(map(any, made.types[1:])), "too short; past the limit"
+        lengths.add(sum(types))
+    assert len(lengths) > 5 and alike > 5
+    many = Windows([windows.ids[0]] * 1000, 0.0, 0)
+    assert 420 < sum(map(any, pair_windows(many, layout, 0.5, 64, 0).types)) < 580
+    joined = pair_windows(many, layout, 1.0, 64, 0).joined(windows)
+    assert [len(row) for row in joined.types] == [len(row) for row in joined.ids] and not any(joined.types[-1])
+
+
+@pytest.mark.slow
+def test_convert_keeps_pairs(small, tmp_path):
+    """A token type that nothing was fitted to is far from the source; by default half of the text is pairs."""
+    arguments = {"method": "distil", "texts": small / "text.txt"}
+    options = {"steps": 60, "batch_tokens": 256, "distil_tokens": 4000}
+    found = {}
+    for pairs in (None, 0):
+        report = convert(
+            small / "bert", tmp_path / str(pairs), method_options={**options, "pairs": pairs}, **arguments
+        )
+        found[pairs] = report.details["fidelity"]["pairs"]["token_cosine_by_segment"]
+        fitted = report.details["text"]
+        assert fitted["pair_windows"] > 0.3 * fitted["windows"] if pairs is None else fitted["pair_windows"] == 0
+        assert ("--method-option pairs=0.5" in report.pairs_in_words) == (pairs == 0)
+        assert "Pairs of segments, 64 tokens: token cosine" in (tmp_path / str(pairs) / "README.md").read_text()
+    assert found[None][1] > found[0][1]
+    with pytest.raises(ConversionError, match="pairs"):
+        convert(small / "bert", tmp_path / "not", method_options={"pairs": 2}, **arguments)
+
+
+@pytest.mark.slow
+def test_sources_that_read_no_pairs(small, tmp_path):
+    """A sentence encoder, unless it is asked for; a CrossEncoder is none; a source whose token types are all one."""
+    model, kinds = small / "bert", ("SentenceTransformer", "CrossEncoder", "one type")
+    for kind in kinds:
+        shutil.copytree(model, tmp_path / kind)
+    part = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}
+    pooling = {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
+    for kind, modules in (("SentenceTransformer", [part, pooling]), ("CrossEncoder", [part])):
+        (tmp_path / kind / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "SentenceTransformer" / "1_Pooling").mkdir()
+    (tmp_path / "SentenceTransformer" / "1_Pooling" / "config.json").write_text("{}")
+    tensors = load_file(model / "model.safetensors")
+    types = tensors["bert.embeddings.token_type_embeddings.weight"]
+    types[1] = types[0]
+    save_file(tensors, tmp_path / "one type" / "model.safetensors", {"format": "pt"})
+    arguments = {"method": "distil", "texts": small / "text.txt"}
+    found = {}
+    for kind, pairs in [*((kind, None) for kind in kinds), ("SentenceTransformer", 0.25)]:
+        out = tmp_path / f"{kind} {pairs}"
+        report = convert(tmp_path / kind, out, method_options={**FEW, "pairs": pairs}, **arguments)
+        found[kind, pairs] = report.details["text"]["pair_windows"]
+    assert found["SentenceTransformer", None] == 0 == found["one type", None]
+    assert 0 < found["SentenceTransformer", 0.25] < found["CrossEncoder", None]
+    with pytest.raises(ConversionError, match=r"method_options\['pairs'\] = 0.5"):
+        convert(tmp_path / "one type", tmp_path / "not", method_options={**FEW, "pairs": 0.5}, **arguments)
+    assert not (tmp_path / "not").exists()
+
+
+def test_layouts_of_pairs():
+    def bert(*words):
+        vocabulary = {
+            word: number for number, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words])
+        }
+        return BertTokenizer(vocab=vocabulary, do_lower_case=False)
+
+    unknown = PairLayout.of(bert("A", "B"))  # both words are [UNK]
+    assert unknown == PairLayout.of(bert("a", "b")) == PairLayout([2], [3], [3])
+    words = {word: number for number, word in enumerate(["<s>", "<pad>", "</s>", "<unk>", "<mask>", "a", "b"])}
+    assert PairLayout.of(RobertaTokenizer(vocab=words, merges=[])) is None, "all its types are 0"
+    other = bert("a", "b")
+    other.backend_tokenizer.post_processor = TemplateProcessing(
+        "$A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", [("[CLS]", 2), ("[SEP]", 3)]
+    )
+    assert PairLayout.of(other) is None, "a text alone begins otherwise"
+    nothing = bert("a", "b")
+    nothing.backend_tokenizer.normalizer = Replace(Regex("[ab]"), "")
+    assert PairLayout.of(nothing) is None
+
+
+def test_convert_for_long_texts(small, tmp_path):
+    options = {**FEW, "length": 256, "window": 48}
+    report = convert(
+        small / "bert", tmp_path / "out", method="distil", texts=small / "text.txt", method_options=options
+    )
+    assert AutoModel.from_pretrained(tmp_path / "out").config.attention_window == 48
+    found = report.fidelity.lengths
+    assert [entry.length for entry in found] == [16, 64, 256] and found[-1].token_cosine_by_quarter
+    assert "128-255" in report.details["text"]["seen"]
+    assert not report.details["text"]["notes"][1:]
+
+
+def shortened(monkeypatch):
+    """The qualities with so few tokens and steps that a test can wait for them."""
+    few = {"steps": 2, "batch_tokens": 128}
+    short = {
+        name: replace(each, method_options={key: few.get(key, value) for key, value in each.method_options.items()})
+        for name, each in QUALITIES.items()
+    }
+    monkeypatch.setattr("hf_relpos.conversion.plan.QUALITIES", short)
+
+
+@pytest.mark.parametrize("quality", QUALITIES)
+def test_a_quality_chooses_scheme_method_and_options(small, tmp_path, monkeypatch, quality):
+    shortened(monkeypatch)
+    asked = {} if quality == "default" else {"quality": quality}  # which text alone means
+    report = convert(small / "bert", tmp_path / "out", texts=small / "text.txt", **asked)
+    chosen = QUALITIES[quality]
+    assert (report.quality, report.method, report.scheme) == (quality, chosen.method, chosen.scheme)
+    assert chosen.scheme_options.items() <= report.position_options.items()
+    assert set(report.details) >= {"text", "distillation", "fidelity"}
+    assert f"Quality `{quality}`" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    again = repeating_command(report)
+    assert f"--scheme {chosen.scheme} --method {chosen.method}" in again and "--method-option steps=2" in again
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ({"quality": "best"}, "quality = 'best'"),
+        ({"quality": "fast", "method": "keep"}, "quality = 'fast'"),
+        (
+            {"quality": "default"},
+            "quality = 'default'",
+        ),
+    ],
+)
+def test_a_quality_without_sense_is_refused(small, tmp_path, arguments, words):
+    refuse(small, tmp_path, words, **{"method": None, **arguments})
+
+
+@pytest.mark.slow
+def test_more_steps_come_closer(small, tmp_path):
+    """More steps come closer to the source, absolute or relative, than its positions folded into the embeddings."""
+    relative = tmp_path / "relative"
+    convert(small / "bert", relative, position_embedding_type="relative_key", method="keep")
+    for source in (small / "bert", relative):
+        cosines = []
+        for steps in (1, 150):
+            report = convert(
+                source,
+                tmp_path / "out",
+                position_embedding_type="shaw",
+                method="distil",
+                texts=small / "text.txt",
+                method_options={"steps": steps, "batch_tokens": 256, "distil_tokens": 4000},
+                overwrite=True,
+            )
+            cosines.append(report.fidelity.lengths[0].token_cosine)
+        assert cosines[1] > cosines[0] + 0.005, (source, cosines)
+        assert report.details["text"]["tokens"] > 3000
+    with pytest.raises(ConversionError, match="learns from text"):
+        convert(small / "bert", tmp_path / "not", method="distil")
+    with pytest.raises(ConversionError, match="deberta"):
+        convert(
+            small / "bert",
+            tmp_path / "not",
+            method="distil",
+            position_embedding_type="deberta",
+            texts=small / "text.txt",
+        )
+
+
+def test_a_period_that_is_given_stays(small, tmp_path):
+    report = convert(
+        small / "bert",
+        tmp_path / "out",
+        position_embedding_type="harmonic",
+        position_options={"period": 300},
+        method="distil",
+        texts=small / "text.txt",
+        method_options={**FEW, "length": 256},
+    )
+    assert report.position_options["period"] == 300
+
+
+# Bad input -----------------------------------------------------------------------------------------------------------
+
+
+def refuse(small, tmp_path, words, texts=None, **arguments):
+    with pytest.raises(ConversionError, match=words):
+        convert(small / "bert", tmp_path / "out", **{"method": "distil", "texts": texts, **arguments})
+    assert list(tmp_path.iterdir()) == [] or not (tmp_path / "out").exists()
+
+
+def test_lines_of_progress_are_half_a_minute_apart():
+    file, times = io.StringIO(), iter([0.0, 1.0, 20.0, 32.0, 45.0, 62.5])
+    with progress_bar(Console(file=file), clock=lambda: next(times)) as progress:
+        for done in range(5):
+            progress(f"part {done}", done, 10)
+    assert file.getvalue().splitlines() == [
+        "part 0: 0 % done after 1 s",
+        "part 2: 20 % done after 32 s, about 128 s left",
+        "part 4: 40 % done after 62 s, about 94 s left",
+    ]
+
+
+@pytest.mark.parametrize(
+    "method, device, words",
+    [
+        ("distil", "cdua", "device = 'cdua'"),
+        ("distil", "meta", "device = 'meta'"),
+        ("keep", "cpu", "device = 'cpu'"),
+    ],
+)
+def test_a_device_that_cannot_be_used(small, tmp_path, method, device, words):
+    texts = {"texts": small / "text.txt"} if method == "distil" else {}
+    with pytest.raises(ConversionError, match=words):
+        convert(small / "bert", tmp_path / "out", method=method, device=device, **texts)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_accelerator_is_taken_where_it_has_float64(monkeypatch):
+    state = SimpleNamespace(device=torch.device("meta"))  # stands for one that has none
+    monkeypatch.setattr(processes, "process_state", lambda: state)
+    assert processes.compute_device() == torch.device("cpu")
+    monkeypatch.setattr(processes, "_unusable", lambda device: "")
+    assert processes.compute_device() == torch.device("meta")
+    state.device = torch.device("cuda", 1)  # of the second process on the machine
+    assert processes.compute_device("cuda") == torch.device("cuda", 1)
+    assert processes.compute_device("cuda:0") == torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"steps": 0}, r"method_options\['steps'\] = 0"),
+        (
+            {"length": 1},
+            r"method_options\['length'\] = 1",
+        ),
+        ({"window": 1000}, r"method_options\['window'\] = 1000"),
+        ({"window": 63}, r"method_options\['window'\] = 63"),
+        ({"window": 150, "length": 100}, r"method_options\['window'\] = 150"),
+        ({"distil_tokens": 3}, r"method_options\['distil_tokens'\] = 3"),
+    ],
+)
+def test_an_option_without_sense_is_refused_before_any_work(small, tmp_path, monkeypatch, options, words):
+    monkeypatch.setattr("hf_relpos.conversion.learn.load_tokenizer", None)
+    refuse(small, tmp_path, words, texts=small / "text.txt", method_options=options)
+
+
+# Poor results --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def poorly_trained(monkeypatch):
+    """The training ends, and then noise is added to every weight."""
+    train = training.distil
+
+    def spoilt(student, *arguments, **options):
+        report = train(student, *arguments, **options)
+        with torch.no_grad():
+            for parameter in student.parameters():
+                parameter.add_(torch.randn_like(parameter))
+        return report
+
+    monkeypatch.setattr(training, "distil", spoilt)
+
+
+def command(small, tmp_path, *more, **options):
+    words = ["convert", small / "bert", tmp_path / "out", "--method", "distil"]
+    for key, value in {**FEW, **options}.items():
+        words += ["--method-option", f"{key}={value}"]
+    return CliRunner().invoke(app, [str(word) for word in (*words, *more)])
+
+
+@pytest.mark.slow
+def test_a_poor_result_is_written_and_told(small, tmp_path, poorly_trained):
+    result = command(small, tmp_path, "--text", small / "text.txt")
+    assert result.exit_code == 3 and "written to" in result.stdout and AutoModel.from_pretrained(tmp_path / "out")
+    told = " ".join(result.stderr.split())
+    assert re.search(r"Warning: .*sentence cosine .* below 0.85.*It was written; try more steps", told)
+    assert command(small, tmp_path, "--text", small / "text.txt", "--overwrite", "--force").exit_code == 0
+
+
+def test_a_good_result_is_not_called_poor(small, tmp_path):
+    result = command(small, tmp_path, "--text", small / "text.txt", steps=150, distil_tokens=20_000)
+    assert result.exit_code == 0 and "not close" not in result.stderr
+
+
+def test_a_text_too_short_to_check_with_is_told(small, tmp_path):
+    """Its shorter lengths are checked although there is nothing for the long one."""
+    (tmp_path / "short.txt").write_text((small / "text.txt").read_text(encoding="utf-8")[:7000], encoding="utf-8")
+    options = {"steps": 4, "batch_tokens": 300, "length": 300}
+    with pytest.warns(PoorConversionWarning, match=r"300 tokens were not checked: no text was left"):
+        report = convert(
+            small / "bert",
+            tmp_path / "out",
+            method="distil",
+            texts=tmp_path / "short.txt",
+            method_options=options,
+        )
+    assert [entry.length for entry in report.fidelity.lengths] == [16, 64] and 300 in report.fidelity.skipped
+
+
+def test_what_is_checked_was_not_fitted():
+    """The same passages are held out whatever the lengths and the seed are."""
+    tokenizer = AutoTokenizer.from_pretrained(DEMO / "bert")
+    texts = list(read_texts(DEMO / "text" / "train.txt.xz"))[:1500]
+
+    def runs(part, lengths, seed):
+        ids = cut_windows(tokenizer, texts, 60_000, lengths, 0.0, seed, part, passage=400).ids
+        return {tuple(row[at : at + 20]) for row in ids for at in range(1, len(row) - 20)}
+
+    checked = runs("check", (128,), 0) | runs("check", (400,), 0)
+    fitted = runs("fit", (64, 128), 1) | runs("fit", (400,), 2)
+    assert checked and fitted and len(checked & fitted) < 20  # phrases of the author
+
+
+# Fields --------------------------------------------------------------------------------------------------------------
+
+
+def test_texts_with_different_fields(small, tmp_path):
+    """Each text is read by its own field, and one field serves all."""
+    parts = (small / "text.txt").read_text(encoding="utf-8").split("\n")
+    for name, field, lines in (("a", "abstract", parts[::2]), ("b", "chapter", parts[1::2])):
+        rows = [json.dumps({field: line}) for line in lines if line.strip()]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
+    words = ["--text", tmp_path / "a.jsonl", "--text", tmp_path / "b.jsonl"]
+    refused = command(small, tmp_path, *words, "--field", "abstract")
+    assert refused.exit_code == 2 and "b.jsonl, line 1: no field 'abstract' (it has chapter)" in refused.stderr
+    assert "name one of these with field (--field)" in refused.stderr and not (tmp_path / "out").exists()
+    refused = command(small, tmp_path, *words, *("--field", "abstract") * 3)
+    assert refused.exit_code == 2 and "3 fields for 2 texts; give one for all, or one for each" in refused.stderr
+    result = command(small, tmp_path, *words, "--field", "abstract", "--field", "chapter", "--force")
+    assert result.exit_code == 0, result.output
+    found = json.loads((tmp_path / "out" / "conversion.json").read_text())["arguments"]
+    assert found["field"] == ["abstract", "chapter"] and found["texts"] == ["a.jsonl", "b.jsonl"]
+
+
+def test_a_field_without_files_is_refused(small, tmp_path):
+    refuse(small, tmp_path, r"field = 'body' was given without files .*\(--field\)", texts=["a"], field="body")
+
+
+def test_an_address(small, tmp_path):
+    refuse(small, tmp_path, "text = 'https://example.org/a.txt'", texts=Path("https://example.org/a.txt"))
+
+
+def test_long_rows_need_tokens(small, tmp_path):
+    options = {"length": 1000, "distil_tokens": 1500}
+    refuse(small, tmp_path, "half of 1500 tokens", texts=small / "text.txt", method_options=options)
+
+
+def test_text_that_is_too_short(small, tmp_path):
+    refuse(small, tmp_path, "give at least 500", texts=["A short sentence about nothing, and no more than that."] * 3)
+
+
+def test_a_file_that_is_not_text(small, tmp_path):
+    path = tmp_path / "noise.txt"
+    path.write_bytes(bytes(range(256)) * 40)
+    refuse(small, tmp_path, "not readable as UTF-8 text", texts=path)
+
+
+def test_a_file_that_is_not_there(small, tmp_path):
+    refuse(small, tmp_path, "no such file", texts=tmp_path / "nothing.txt")
+
+
+def test_another_language(small, tmp_path):
+    text = ["Σὲ γνωρίζω ἀπὸ τὴν κόψι τοῦ σπαθιοῦ τὴν τρομερή, ☃ ☃ ☃ ☃ ☃ ☃ ☃ ☃ 漢字 仮名 交じり 文. " * 30] * 40
+    with pytest.warns(UserWarning, match="in the model's language"):
+        convert(small / "bert", tmp_path / "out", method="distil", texts=text, method_options=FEW)
+
+
+def test_distances_that_were_never_seen_are_named():
+    with pytest.warns(UserWarning, match="distances from 40 to 511 were never seen"):
+        notes = check_windows(Windows([[1] * 40] * 300, 0.0, 12_000), 512)
+    assert len(notes) == 1
+    with pytest.warns(UserWarning, match="only 1,000 tokens"):
+        check_windows(Windows([[1] * 500] * 2, 0.0, 50_000), 500)
+
+
+def test_a_scheme_that_cannot_be_fitted(small, tmp_path):
+    refuse(small, tmp_path, "cannot start", texts=small / "text.txt", position_embedding_type="deberta")
+
+
+def test_an_option_that_is_unknown(small, tmp_path):
+    refuse(small, tmp_path, "stps", texts=small / "text.txt", method_options={"stps": 5})
+
+
+def test_no_tokenizer(small, tmp_path):
+    folder = tmp_path / "source"
+    BertForMaskedLM.from_pretrained(small / "bert").save_pretrained(folder)
+    with pytest.raises(ConversionError, match="tokenizer"):
+        convert(folder, tmp_path / "out", method="distil", texts=small / "text.txt")
+    assert not (tmp_path / "out").exists()
+
+
+def test_documents_of_a_generator_serve_every_part(small, tmp_path):
+    lines = (line for line in (small / "text.txt").read_text(encoding="utf-8").splitlines() if line)
+    options = {"steps": 6}
+    report = convert(small / "bert", tmp_path / "out", method="distil", texts=lines, method_options=options)
+    assert report.details["text"]["tokens"] > 1000 and report.details["distillation"]["tokens"] > 0
+    assert report.details["fidelity"]["lengths"]
+
+
+@pytest.mark.parametrize(
+    "texts, words",
+    [
+        (b"text.txt", "texts is a bytes; give a path"),
+        ([b"one"], r"texts\[0\] is a bytes, not text"),
+        ([1, 2], r"texts\[0\] is a int, not text"),
+        (["half \ud83d"], r"texts\[0\] holds '\\ud83d', a lone surrogate"),
+        ([], "texts is empty"),
+        (Path("a" * 300), "File name too long; check the path"),
+    ],
+)
+def test_texts_that_are_none(small, tmp_path, texts, words):
+    refuse(small, tmp_path, words, texts=texts)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 2**63, 0.5, "0"])
+def test_a_seed_that_no_generator_takes(small, tmp_path, seed):
+    refuse(small, tmp_path, r"seed = .*", texts=["a"], seed=seed)
+
+
+BROKEN_TOKENIZERS = {
+    "none": {},
+    "cut": {"tokenizer.json": "{"},
+    "deep": {"tokenizer.json": "[" * 200_000},
+    "settings": {"tokenizer_config.json": "[]"},
+    "binary": {"vocab.txt": b"\x80\xff" * 99},
+    "greater": {"vocab.txt": "\n".join(["[UNK]", "[CLS]", "[SEP]", *(f"w{number}" for number in range(100))])},
+}
+
+
+@pytest.mark.parametrize("files", BROKEN_TOKENIZERS.values(), ids=BROKEN_TOKENIZERS)
+def test_a_tokenizer_that_is_broken(tmp_path, files):
+    config = BertConfig(
+        vocab_size=50, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, max_position_embeddings=16
+    )
+    BertForMaskedLM(config).save_pretrained(tmp_path / "bert")
+    for name, content in files.items():
+        (tmp_path / "bert" / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(
+        ConversionError, match=r"bert: (its tokenizer cannot be loaded \(|the tokenizer has \d+ tokens)"
+    ):
+        convert(tmp_path / "bert", tmp_path / "out", method="distil", texts=["some text"])
+    assert [path.name for path in tmp_path.iterdir()] == ["bert"]
+
+
+def test_a_teacher_with_nans(small, tmp_path):
+    folder = tmp_path / "source"
+    model = BertForMaskedLM.from_pretrained(small / "bert")
+    with torch.no_grad():
+        model.bert.encoder.layer[0].output.dense.bias[3] = float("nan")
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(small / "bert").save_pretrained(folder)
+    with pytest.raises(ConversionError, match="NaN"):
+        convert(folder, tmp_path / "out", method="distil", texts=small / "text.txt")
