@@ -175,6 +175,7 @@ class RelPosBertConfig(BertConfig):
 
     # BERT has no such plan, and the defaults of Transformers look for `layers.*`
     base_model_tp_plan = {
+        "encoder.layer.*.attention.self": "relpos_heads",  # terms by head; see attention/tensor_parallel.py
         "encoder.layer.*.attention.self.query": "colwise",
         "encoder.layer.*.attention.self.key": "colwise",
         "encoder.layer.*.attention.self.value": "colwise",
