@@ -57,6 +57,8 @@ FIELDS = {
     "chosen biases": {"position_embedding_type": "deberta", "attention_biases": ["value"]},
     "eager": {"position_embedding_type": "transformer_xl", "attn_implementation": "eager"},
 }
+# More processes than divide the heads.
+UNEVEN = {"three heads": {"position_embedding_type": "shaw", "hidden_size": 24, "num_attention_heads": 3}}
 # each process would draw its own random positions
 STILL = {"cape": {"max_global_shift": 0.0, "max_local_shift": 0.0, "max_global_scaling": 1.0}}
 CASES: dict[str, dict] = {
@@ -66,6 +68,7 @@ CASES: dict[str, dict] = {
         for name, (scheme, more) in VARIANTS.items()
     },
     **FIELDS,
+    **UNEVEN,
 }
 
 
