@@ -122,8 +122,14 @@ class HeadParallel(TensorParallelLayer):
         return module
 
     def prepare_module_tp(self, module: Any, device_mesh: "distributed.DeviceMesh", **kwargs: Any) -> nn.Module:
-        """As `install_forward`, for earlier releases of Transformers."""
+        """As `install_forward`, for Transformers 5.14."""
         return self.install_forward(module, device_mesh)
+
+    def shard_tensor(
+        self, param: Any, tensor_idx: int | None = None, device: Any = None, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """Return a parameter of the scheme whole, for Transformers 5.14."""
+        return param[...].to(device=device, dtype=dtype)
 
 
 ALL_PARALLEL_STYLES.register(HEADS_STYLE, HeadParallel())

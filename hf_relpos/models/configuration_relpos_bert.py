@@ -175,13 +175,14 @@ class RelPosBertConfig(BertConfig):
 
     # BERT has no such plan, and the defaults of Transformers look for `layers.*`
     base_model_tp_plan = {
-        "encoder.layer.*.attention.self": "relpos_heads",  # terms by head; see attention/tensor_parallel.py
         "encoder.layer.*.attention.self.query": "colwise",
         "encoder.layer.*.attention.self.key": "colwise",
         "encoder.layer.*.attention.self.value": "colwise",
         "encoder.layer.*.attention.output.dense": "rowwise",
         "encoder.layer.*.intermediate.dense": "colwise",
         "encoder.layer.*.output.dense": "rowwise",
+        # `HeadParallel`; last, since Transformers 5.14 takes the first rule with which the name of a weight begins
+        "encoder.layer.*.attention.self": "relpos_heads",
     }
     base_model_fsdp_plan = {"encoder.layer.*": "free_full_weight"}
 
