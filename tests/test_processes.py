@@ -5,11 +5,15 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from killed_processes import SAVED
 from launching import run_python
 from parallel_models import CASES, UNEVEN
+from safetensors.torch import load_file
 from selection import FEATURE_SCHEMES
 
 from hf_relpos import RelPosBertConfig, RelPosBertModel
+from hf_relpos.training import last_checkpoint
 
 
 CLOSE = 1e-10  # in float64
@@ -85,3 +89,19 @@ def test_the_plan_names_modules_of_the_model():
 
 def test_context_parallelism_is_not_claimed():
     assert not RelPosBertModel._supports_context_parallel
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["distil", "convert"])
+def test_after_one_of_two_processes_is_killed_the_same_command_ends_as_if_it_had_not_been(what, tmp_path):
+    """A distillation goes on from its last checkpoint, a conversion begins again: bit by bit the same weights."""
+    script, killed, whole = Path(__file__).with_name("killed_processes.py"), tmp_path / "killed", tmp_path / "whole"
+    run_python(script, what, killed, SAVED + 2, processes=2, launcher=True, status=1)
+    assert not (killed / "out").exists()
+    if what == "distil":
+        assert last_checkpoint(killed / "run").endswith(f"checkpoint-{SAVED}")
+    run_python(script, what, killed, 0, processes=2, launcher=True)
+    run_python(script, what, whole, 0, processes=2, launcher=True)
+    one, other = (load_file(folder / "out" / "model.safetensors") for folder in (killed, whole))
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    assert not list(killed.glob(".*"))
