@@ -96,16 +96,16 @@ class HeadGroup:
     def terms(self, terms: Terms) -> Terms:
         """Return the terms of the heads here, given those of all heads. Rotations must be the same for all heads."""
         changed: dict[str, Any] = {}
-        for field in dataclasses.fields(terms):
-            value = getattr(terms, field.name)
-            if field.name == "dense":
-                changed["dense"] = tuple(self.local(bias, axis=1) for bias in value)
+        for name in (each.name for each in dataclasses.fields(terms)):
+            value = getattr(terms, name)
+            if name == "dense":
+                changed[name] = tuple(self.local(bias, axis=1) for bias in value)
             elif isinstance(value, tuple):
-                changed[field.name] = tuple(table.with_rows(self.local) for table in value)
+                changed[name] = tuple(table.with_rows(self.local) for table in value)
             elif isinstance(value, Table):
-                changed[field.name] = value.with_rows(self.local)
+                changed[name] = value.with_rows(self.local)
             elif isinstance(value, torch.Tensor):
-                changed[field.name] = self.local(value)
+                changed[name] = self.local(value)
         return dataclasses.replace(terms, **changed)
 
     def gathered(self, projection: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
