@@ -69,22 +69,23 @@ def work(arguments: list[str], env: dict[str, str], log: str) -> None:
         sys.stderr.flush()
 
 
-def run_python(*arguments: str | Path | int, processes: int = 1, launcher: bool = False) -> None:
+def run_python(*arguments: str | Path | int, processes: int = 1, launcher: bool = False, status: int = 0) -> None:
     """Run a script, or a module after `-m`, with a thread in each process.
 
     Args:
         arguments: script and its arguments.
         processes: 1, or 2 that know of each other.
         launcher: start them with `accelerate launch`.
+        status: the exit status with which the launcher must end.
 
     Raises:
-        AssertionError: where it fails, with what it printed.
+        AssertionError: for another exit status, with what it printed.
     """
     words, env = [str(argument) for argument in arguments], {**os.environ, "OMP_NUM_THREADS": "1"}
     if launcher:
         command = [sys.executable, *LAUNCH, "--num_processes", str(processes), "--main_process_port", str(free_port())]
         done = subprocess.run([*command, *words], capture_output=True, text=True, env=env, timeout=300, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.returncode == status, done.stdout + done.stderr
         return
     if processes > 1:
         env |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}

@@ -1,4 +1,4 @@
-"""One of two processes that train a scheme in parallel ways: DistributedDataParallel and FSDP2, on CPU by gloo.
+"""One of two processes that train a scheme by the Trainer: DistributedDataParallel and FSDP2, on CPU by gloo.
 
     python tests/parallel_train.py OUT.json FOLDER SCHEME WAY ...
 
@@ -6,7 +6,6 @@ Of `WAYS`. Losses by way go to OUT.json, trained models to FOLDER/<way>. Each wa
 each side.
 """
 
-import itertools
 import json
 import sys
 from collections.abc import Callable
@@ -16,14 +15,8 @@ from pathlib import Path
 import torch
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
-from ddp_train import Toy, make_model, tiny_run, train
+from ddp_train import make_model, train
 from torch import distributed
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from transformers import Trainer
-
-from hf_relpos.schemes.scheme import Scheme
 
 
 STEPS, BATCH, RATE = 6, 8, 5e-3
@@ -31,11 +24,8 @@ STEPS, BATCH, RATE = 6, 8, 5e-3
 EPSILON = 1e-3
 RUN = {"max_steps": STEPS, "learning_rate": RATE, "adam_epsilon": EPSILON}
 SHARDED = {"fsdp": True, "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": ["RelPosBertLayer"]}}
+REENTRANT = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
 RESUMED = {"save_strategy": "steps", "save_steps": STEPS // 2}
-
-
-def checkpointing(reentrant: bool) -> dict:
-    return {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": reentrant}}
 
 
 def alone(scheme: str, folder: Path) -> tuple[list[float], torch.nn.Module]:
@@ -59,42 +49,6 @@ def resumed(scheme: str, folder: Path, **more) -> dict[str, list[float]]:
     whole = by_trainer(scheme, folder, **RESUMED, **more)
     checkpoint = folder / f"checkpoint-{STEPS // 2}"
     return {"whole": whole, "resumed": by_trainer(scheme, folder / "again", resume=checkpoint, **RESUMED, **more)}
-
-
-def by_hand(scheme: str, folder: Path, schemes_too: bool = False, checkpoints: bool | None = None) -> list[float]:
-    """Losses of a plain loop around `fully_shard`, whose model is then gathered and saved.
-
-    Args:
-        schemes_too: make units of the modules of position schemes, which hold tables and small networks.
-        checkpoints: whether activation checkpointing is reentrant; None for none.
-    """
-    model = make_model("order", scheme).train()
-    arguments = tiny_run(folder, per_device_train_batch_size=BATCH // 2, **RUN)
-    batches = Trainer(model, arguments, train_dataset=Toy("order")).get_train_dataloader()  # as the other ways
-    if checkpoints is not None:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": checkpoints})
-    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
-    for module in model.modules():
-        if schemes_too and isinstance(module, Scheme):  # which returns its parameters: they have to stay
-            fully_shard(module, mesh=mesh, reshard_after_forward=False)
-    for layer in model.bert.encoder.layer:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, eps=EPSILON, weight_decay=0.0)
-    losses = []
-    for batch in itertools.islice(batches, STEPS):
-        loss = model(**batch).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        mean = loss.detach().clone()
-        distributed.all_reduce(mean)
-        losses.append(mean.item() / distributed.get_world_size())
-    state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-    if distributed.get_rank() == 0:
-        model.save_pretrained(folder, state_dict=state)
-    return losses
 
 
 def tried(run: Callable[..., list[float]], *arguments, **settings) -> list[float] | str:
@@ -122,13 +76,8 @@ DEVICES = "fsdp by the Trainer"  # how the ways begin for which devices are pret
 WAYS = {
     "ddp": by_trainer,
     "ddp, accumulated": partial(by_trainer, per_device_train_batch_size=2, gradient_accumulation_steps=2),
-    "ddp, reentrant": partial(tried, by_trainer, **checkpointing(True)),
-    "ddp, non-reentrant": partial(by_trainer, **checkpointing(False)),
+    "ddp, reentrant": partial(tried, by_trainer, **REENTRANT),
     "ddp, resumed": partial(resumed, dropout=0.1),
-    "fsdp": by_hand,
-    "fsdp, schemes": partial(by_hand, schemes_too=True),
-    "fsdp, reentrant": partial(by_hand, checkpoints=True),
-    "fsdp, non-reentrant": partial(by_hand, checkpoints=False),
     DEVICES: partial(by_trainer, **SHARDED),
     f"{DEVICES}, resumed": partial(resumed, dropout=0.1, **SHARDED),
 }

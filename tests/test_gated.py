@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from launching import run_python
 from oracles import padding, tiny_config, tiny_model
 from safetensors.torch import load_file, save_file
 
@@ -219,24 +218,6 @@ def test_exported_and_compiled():
     torch.testing.assert_close(program.module()(IDS, attention_mask=REAL).logits, expected)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(IDS, REAL).logits, expected)
-
-
-@pytest.mark.full
-def test_tensor_parallelism(tmp_path):
-    """Each of two processes has half of the rows of W, and the same ones of V; rotations are not split by heads."""
-    model = tiny_model(RelPosBertModel, "rope", feed_forward_type="glu", hidden_size=32, num_attention_heads=4)
-    model.save_pretrained(tmp_path)
-    with torch.no_grad():
-        batch = {"input_ids": IDS, "expected": model(IDS).last_hidden_state}
-    save_file(batch, tmp_path / "batch.safetensors")
-    run_python(Path(__file__).with_name("gated_parallel.py"), tmp_path, processes=2)
-
-
-def test_plan_of_tensor_parallelism():
-    config = tiny_config("alibi", feed_forward_type="glu")
-    assert config.base_model_tp_plan["encoder.layer.*.intermediate.dense"] == "packed_colwise"
-    assert tiny_config("alibi").base_model_tp_plan["encoder.layer.*.intermediate.dense"] == "colwise"
-    assert "base_model_tp_plan" not in config.to_dict()
 
 
 @pytest.mark.parametrize("value", ["geglu", "GLU", 1, None])

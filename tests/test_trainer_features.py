@@ -34,7 +34,7 @@ def same(model, other):
 
 # Two processes ------------------------------------------------------------------------------------------------------
 
-QUICK = ("ddp", "ddp, reentrant", "ddp, resumed", "fsdp, schemes", "fsdp by the Trainer")
+QUICK = ("ddp", "ddp, reentrant", "ddp, resumed", "fsdp by the Trainer")
 
 
 def ways(*names):
@@ -72,23 +72,15 @@ def check_way(way, parallel, scheme):
 @pytest.mark.heavy
 @pytest.mark.feature("Trainer: DistributedDataParallel")
 @schemes("deberta")
-@ways("ddp", "ddp, accumulated", "ddp, non-reentrant", "ddp, reentrant")
+@ways("ddp", "ddp, accumulated", "ddp, reentrant")
 def test_two_processes_train_as_one(way, scheme, parallel, record_property):
-    """Plainly, over parts of batches, and with both kinds of activation checkpointing."""
+    """Plainly, over parts of batches, and with reentrant activation checkpointing; `test_processes` has the other."""
     found = parallel(scheme)[0][way]
     if scheme in ("deberta", "t5") and way == "ddp, reentrant":  # as any model with parameters that layers share
         assert "mark a variable ready only once" in found
         record_property("refused", "by PyTorch: reentrant checkpointing of tables that layers share")
     else:
         check_way(way, parallel, scheme)
-
-
-@pytest.mark.feature("FSDP2")
-@schemes("deberta")
-@ways("fsdp", "fsdp, schemes", "fsdp, non-reentrant", "fsdp, reentrant")
-def test_sharded_training_is_training(way, scheme, parallel):
-    """`fully_shard` of layers, of schemes too, and with both kinds of activation checkpointing; gathered and saved."""
-    check_way(way, parallel, scheme)
 
 
 @pytest.mark.feature("Trainer: FSDP2")

@@ -181,6 +181,8 @@ class RelPosBertConfig(BertConfig):
         "encoder.layer.*.attention.output.dense": "rowwise",
         "encoder.layer.*.intermediate.dense": "colwise",
         "encoder.layer.*.output.dense": "rowwise",
+        # `HeadParallel`; last, since Transformers 5.14 takes the first rule with which the name of a weight begins
+        "encoder.layer.*.attention.self": "relpos_heads",
     }
     base_model_fsdp_plan = {"encoder.layer.*": "free_full_weight"}
 

@@ -8,6 +8,7 @@ import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -47,7 +48,9 @@ from transformers.utils.output_capturing import capture_outputs
 from ..attention.call import AttentionCall, SharedTerms
 from ..attention.context import AttentionContext
 from ..attention.dispatch import AUTO, run_attention
+from ..attention.formula import Terms
 from ..attention.padding import removable_padding
+from ..attention.tensor_parallel import HeadGroup
 from ..attention.tracing import is_traced
 from ..files import apply_umask
 from ..schemes.look_up import look_up
@@ -160,7 +163,12 @@ class RelPosBertEmbeddings(nn.Module):
 
 
 class RelPosBertSelfAttention(BertSelfAttention):
-    """BERT's self-attention with the terms of a position scheme, its module `distance_embedding`."""
+    """BERT's self-attention with the terms of a position scheme, its module `distance_embedding`.
+
+    `head_group` are the heads of this process under tensor parallelism; None if it has all.
+    """
+
+    head_group: HeadGroup | None = None
 
     def __init__(self, config: RelPosBertConfig, is_causal: bool = False, layer_idx: int | None = None):
         super().__init__(config, is_causal=is_causal, layer_idx=layer_idx)
@@ -213,6 +221,8 @@ class RelPosBertSelfAttention(BertSelfAttention):
             context = AttentionContext(query.shape[2], key.shape[2])
             context = replace(context, temperature=temperature(self.config, attention_mask, context, query.device))
         context = self.layer_context(context, query, key.shape[2])
+        if self.head_group is not None:
+            context, attention_mask = self.of_own_heads(context, attention_mask)
         if shared_terms is not None and (
             shared_terms.device != query.device or shared_terms.signature != self.distance_embedding.signature
         ):
@@ -221,7 +231,7 @@ class RelPosBertSelfAttention(BertSelfAttention):
             query,
             key,
             value,
-            self.distance_embedding(context) if shared_terms is None else shared_terms.terms,
+            self.terms(context) if shared_terms is None else shared_terms.terms,
             context,
             mask=attention_mask,
             is_causal=attention_mask is None and self.is_causal and query.shape[2] > 1,
@@ -235,6 +245,22 @@ class RelPosBertSelfAttention(BertSelfAttention):
         out, weights = run_attention(self.config._attn_implementation, call)
         out = out.flatten(2)
         return (out if padding is None else padding.remove(out)).contiguous(), weights
+
+    def terms(self, context: AttentionContext) -> Terms:
+        """The terms of the layer's scheme, for the heads of this process."""
+        terms = self.distance_embedding(context)
+        return terms if self.head_group is None else self.head_group.terms(terms)
+
+    def of_own_heads(self, context: AttentionContext, mask: Any) -> tuple[AttentionContext, Any]:
+        """Context and mask for the heads of this process, with projections to all heads, which terms are made of."""
+        heads = self.head_group
+        context = replace(
+            context,
+            query_projection=heads.gathered(self.query),
+            key_projection=heads.gathered(self.key),
+            temperature=None if context.temperature is None else heads.cut(context.temperature, axis=1),
+        )
+        return context, heads.cut(mask, axis=1) if isinstance(mask, torch.Tensor) else mask
 
     def layer_context(self, context: AttentionContext, query: torch.Tensor, key_length: int) -> AttentionContext:
         """The context of a call with the layer's device, dtype and projections.
@@ -264,7 +290,7 @@ class RelPosBertSelfAttention(BertSelfAttention):
             dtype = torch.get_autocast_dtype(device.type)
         like = torch.empty(0, self.attention_head_size, device=device, dtype=dtype)
         context = replace(context, device=device, dtype=torch.promote_types(dtype, torch.float32))
-        terms = self.distance_embedding(context)
+        terms = self.terms(context)
         return SharedTerms(terms, self.distance_embedding.signature, context, like)
 
 
@@ -363,6 +389,7 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
     supports_gradient_checkpointing = True
     _supports_flex_attn = True
     _supports_flash_attn = False
+    _supports_context_parallel = False  # it would cut the sequence, and computes causal attention without terms only
     _supports_attention_backend = True
     _no_split_modules = ["RelPosBertEmbeddings", "RelPosBertLayer"]
     # BERT's losses are means over a batch; the Trainer must divide them when it accumulates gradients

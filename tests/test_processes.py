@@ -1,0 +1,108 @@
+"""Two processes: models divided or copied among them compute what one process does; a killed one is no end."""
+
+import functools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from killed_processes import SAVED
+from launching import run_python
+from parallel_models import CASES, UNEVEN
+from safetensors.torch import load_file
+from selection import FEATURE_SCHEMES
+
+from hf_relpos import RelPosBertConfig, RelPosBertModel
+from hf_relpos.training import last_checkpoint
+
+
+CLOSE = 1e-10  # in float64
+# Tables that heads share, tables by head, slopes without parameters, the layer's own projections; what layers share.
+QUICK = ("shaw", "tables", "alibi, asymmetric", "deberta, v3", "t5", "three heads")
+OTHERS = sorted((case for case in CASES if case not in QUICK), key=lambda case: case not in FEATURE_SCHEMES)
+CHUNKS = [QUICK, *(tuple(OTHERS[first : first + 12]) for first in range(0, len(OTHERS), 12))]
+cases = pytest.mark.parametrize(
+    "scheme",
+    [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in CASES if each not in UNEVEN],
+)
+
+
+@pytest.fixture(scope="module")
+def figures(tmp_path_factory):
+    """A function from a case and a way to the differences from one process; `parallel_models` has both."""
+
+    @functools.cache
+    def of(chunk):
+        folder = tmp_path_factory.mktemp("models")
+        run_python(Path(__file__).with_name("parallel_models.py"), folder / "out.json", folder, *chunk, processes=2)
+        return json.loads((folder / "out.json").read_text())
+
+    return lambda case, way: of(next(chunk for chunk in CHUNKS if case in chunk))[case][way]
+
+
+def check(found, *kinds):
+    assert isinstance(found, dict), found
+    assert set(found) == {"outputs", "gradients", *kinds} and max(found.values()) < CLOSE, found
+
+
+@pytest.mark.heavy
+@pytest.mark.feature("tensor parallelism, by DistributedConfig")
+@cases
+def test_tensor_parallelism(scheme, figures):
+    """Outputs, gradients with and without activation checkpointing, inference, and what is saved."""
+    check(figures(scheme, "tensor parallelism"), "inference", "saved")
+
+
+@pytest.mark.feature("DistributedDataParallel")
+@cases
+def test_distributed_data_parallel(scheme, figures):
+    check(figures(scheme, "DistributedDataParallel"))
+
+
+@pytest.mark.feature("FSDP2")
+@cases
+def test_fsdp2(scheme, figures):
+    check(figures(scheme, "FSDP2"))
+
+
+@pytest.mark.feature("FSDP2, by DistributedConfig")
+@cases
+def test_fsdp2_by_transformers(scheme, figures):
+    check(figures(scheme, "FSDP2 by DistributedConfig"), "saved")
+
+
+def test_heads_that_processes_cannot_share_are_refused(figures):
+    found = figures("three heads", "tensor parallelism")
+    assert found.startswith("ValueError") and "num_attention_heads = 3" in found and "tp_size = 2" in found
+
+
+def test_the_plan_names_modules_of_the_model():
+    """Also for gated layers; and no configuration is saved with it."""
+    for more in ({}, {"feed_forward_type": "glu"}):
+        config = RelPosBertConfig(vocab_size=8, hidden_size=8, num_attention_heads=2, num_hidden_layers=1, **more)
+        modules = {name.replace("layer.0", "layer.*") for name, _ in RelPosBertModel(config).named_modules()}
+        assert set(config.base_model_tp_plan) <= modules
+        gated = config.base_model_tp_plan["encoder.layer.*.intermediate.dense"]
+        assert gated == ("packed_colwise" if more else "colwise")
+        assert "base_model_tp_plan" not in config.to_dict()
+
+
+def test_context_parallelism_is_not_claimed():
+    assert not RelPosBertModel._supports_context_parallel
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["distil", "convert"])
+def test_after_one_of_two_processes_is_killed_the_same_command_ends_as_if_it_had_not_been(what, tmp_path, monkeypatch):
+    """A distillation goes on from its last checkpoint, a conversion begins again: bit by bit the same weights."""
+    monkeypatch.setenv("HF_RELPOS_FAST_PRODUCTS", "0")  # else a measurement chooses products, which differ by rounding
+    script, killed, whole = Path(__file__).with_name("killed_processes.py"), tmp_path / "killed", tmp_path / "whole"
+    run_python(script, what, killed, SAVED + 2, processes=2, launcher=True, status=1)
+    assert not (killed / "out").exists()
+    if what == "distil":
+        assert last_checkpoint(killed / "run").endswith(f"checkpoint-{SAVED}")
+    run_python(script, what, killed, 0, processes=2, launcher=True)
+    run_python(script, what, whole, 0, processes=2, launcher=True)
+    one, other = (load_file(folder / "out" / "model.safetensors") for folder in (killed, whole))
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    assert not list(killed.glob(".*"))
