@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/how_it_works.md into docs/pictures. Needs matplotlib (extra `plot`).
+"""Draw the pictures of README.md and docs/how_it_works.md into docs/pictures. Needs matplotlib (extra `plot`).
 
 python scripts/maintenance/docs_pictures.py            # or with another folder
 """
@@ -14,7 +14,9 @@ from matplotlib.figure import Figure
 from hf_relpos.attention.fourier_tables import TURN, geometric, phases
 
 
-FOLDER = Path(__file__).resolve().parents[2] / "docs" / "pictures"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+FOLDER = DOCS / "pictures"
+BENCHMARKS = DOCS / "results" / "benchmarks"
 GREY = "0.93"
 
 
@@ -110,7 +112,51 @@ def waves() -> Figure:
     return figure
 
 
-PICTURES = {"offsets": offsets, "skewed": skewed, "waves": waves}
+def rows(card: str, section: str) -> dict[str, dict[str, str]]:
+    """The table below a heading of a card: name of the row to column to cell."""
+    text = (BENCHMARKS / card).read_text(encoding="utf-8").split(f"## {section}", 1)[1]
+    lines = [line for line in text.partition("\n## ")[0].splitlines() if line.startswith("|")]
+    header, _, *body = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    return {name: dict(zip(header[1:], cells, strict=True)) for name, *cells in body}
+
+
+def first() -> Figure:
+    """Pass keys that are found, by length, and how fast DeBERTa is."""
+    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    readers = {
+        "converted, window 256 and [CLS]": ("converted", "tab:blue", 2.2),
+        "source, mean of windows of 512": ("source, mean of windows", "tab:orange", 1.4),
+        "source, best of windows of 512": ("source, best of windows", "tab:brown", 1.4),
+        "source, first 512 tokens": ("source, cut at 512", "0.5", 1.4),
+    }
+    found = rows("long_retrieval.md", "Pass key")
+    for name, (words, colour, width) in readers.items():
+        cells = [(int(length), float(cell)) for length, cell in found[name].items() if cell != "–"]
+        left.plot(*zip(*cells, strict=True), marker="o", markersize=4, label=words, color=colour, linewidth=width)
+    left.set_xscale("log", base=2)
+    left.set_xticks([256, 1024, 4096, 8192], ["256", "1,024", "4,096", "8,192"])
+    left.set_ylim(0, 1)
+    left.set_xlabel("tokens of a text", fontsize=9)
+    left.set_title("all-MiniLM-L6-v2: pass keys found, of 50 texts", fontsize=10)
+    left.legend(fontsize=7, frameon=False, loc="lower left")
+    times = rows("cpu-encoder.md", "DeBERTa v3: times faster than stock, forward pass")
+    variants = {"stock PyTorch": "0.6", "ONNX Runtime": "tab:orange", "OpenVINO": "tab:brown", "optimize": "tab:blue"}
+    sizes = ["1 × 128", "4 × 512", "32 rows, padded"]
+    for number, (name, colour) in enumerate(variants.items()):
+        heights = [float(times[name][size]) for size in sizes]
+        places = np.arange(len(sizes)) + 0.2 * (number - 1.5)
+        right.bar_label(right.bar(places, heights, 0.18, color=colour, label=name), fmt="%.1f", fontsize=7)
+    right.set_xticks(range(len(sizes)), sizes)
+    right.set_title("DeBERTa v3 on one CPU core: times as fast", fontsize=10)
+    right.legend(fontsize=7, frameon=False, loc="upper left")
+    for axes in (left, right):
+        axes.tick_params(labelsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+PICTURES = {"first": first, "offsets": offsets, "skewed": skewed, "waves": waves}
 
 
 def main() -> None:

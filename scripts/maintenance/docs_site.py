@@ -2,6 +2,7 @@
 
 The pages are written for the repository, where `../tests/test_live.py` leads to the file. On the site it leads to
 `source/tests/test_live.py.html`, so that no link leaves the site and `mkdocs build --strict` checks all of them.
+The home is README.md, so that the repository and the site open with the same text.
 A notebook in docs/ gets a page, too, of the same name: its text, code and outputs as Markdown, so that its links are
 checked like those of any page.
 """
@@ -46,9 +47,16 @@ def notebook_page(notebook: File, config: MkDocsConfig) -> list[File]:
     return [File.generated(config, page.as_posix(), content=content), *pictures]
 
 
+def home(root: Path) -> str:
+    """README.md as a page of docs/."""
+    text = (root / "README.md").read_text("utf-8")
+    return re.sub(r"\]\((?!https?:)", "](../", text).replace("](../docs/", "](")
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add a page for each notebook, and for each file that pages link to outside of docs/."""
+    """Add the home, a page for each notebook, and one for each file that pages link to outside of docs/."""
     root = Path(config.docs_dir).parent
+    files.append(File.generated(config, "index.md", content=home(root)))
     for notebook in [file for file in files if file.src_uri.endswith(".ipynb")]:
         for made in notebook_page(notebook, config):
             files.append(made)
