@@ -53,14 +53,11 @@ class Layout:
         encoder: relative folder of config.json and the weights; empty for the folder itself.
         modules: relative folders of the other modules; empty except for sentence-transformers.
         listed: whether there is a modules.json.
-        pools: whether one of the modules pools tokens, as in sentence encoders, which read one text at a time. A
-            CrossEncoder, which reads pairs, also has a modules.json.
     """
 
     encoder: str = ""
     modules: tuple[str, ...] = ()
     listed: bool = False
-    pools: bool = False
 
     def copy(self, source: Path, target: Path) -> tuple[str, ...]:
         """Copy modules.json and the files of its modules byte for byte; returns their relative names."""
@@ -155,7 +152,6 @@ def read_layout(source: Path) -> Layout:
         encoders[0][1],
         tuple(path for _, path in modules if path not in own),
         listed=True,
-        pools=any(kind.endswith("Pooling") for kind, _ in modules),
     )
 
 

@@ -83,9 +83,9 @@ class DistilOptions(OwnBiasOptions):
     )
     pairs: float | None = setting(
         None,
-        "share of the windows that are trained on as pairs of segments with their token types, for tasks "
-        "such as question answering; only windows that the source reads at once count; 0 to 1. None: 0.5, and 0 for a "
-        "SentenceTransformer and for a source without two token types",
+        "share of the windows that are trained on as pairs of segments with their token types, for tasks such as "
+        "question answering; only windows that the source reads at once count; 0 to 1. None: 0.5, and 0 for a source "
+        "without two token types",
         is_share,
         optional=True,
     )

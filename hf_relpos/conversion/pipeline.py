@@ -144,7 +144,6 @@ def convert(
         resume_folder=target.with_name(f".{target.name}.{plan.method_name}") if learns else None,
         device=plan.device,
         progress=progress,
-        is_sentence_encoder=plan.layout.pools,
     )
     renamed = rename_relative(checkpoint, plan.source_config, plan.config)
     with spinner("converting", progress and not learns):  # learning has its own progress bars

@@ -34,7 +34,6 @@ class ConversionRun:
         device: device of a method that learns from text.
         progress: whether to show a progress bar.
         details: results of the method for the report; JSON values only.
-        is_sentence_encoder: whether the source is a SentenceTransformer that pools, and so reads one text at a time.
     """
 
     source: Checkpoint
@@ -48,7 +47,6 @@ class ConversionRun:
     device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
     progress: bool = False
     details: dict[str, Any] = dataclasses.field(default_factory=dict)
-    is_sentence_encoder: bool = False
 
     @property
     def tokenizer_folder(self) -> Path:
