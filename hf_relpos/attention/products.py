@@ -13,8 +13,8 @@ oneDNN is used if it is faster by at least a tenth and as exact.
 `HF_RELPOS_FAST_PRODUCTS=0` turns both off; `HF_RELPOS_FAST_PRODUCTS=linear` turns off the second one only.
 
 oneDNN compiles code for every shape. It keeps the last 1,024 of them, and PyTorch keeps as many for each thread: half
-a gigabyte once batches have had so many different numbers of tokens. Both read their capacity from the environment when
-they are first used. Unless it is set there, it is set to `CACHED_SHAPES` before the measurement.
+a gigabyte once batches have had so many different numbers of tokens. Both read their capacity from the environment
+when they are first used. Unless it is set there, it is set to `CACHED_SHAPES` before the measurement.
 """
 
 import contextlib
@@ -40,7 +40,8 @@ FASTER = 1.1  # oneDNN is used if it is at least so many times as fast
 # The largest error of a float32 product, relative to its largest value. With bfloat16 the error is 1e-3 and more.
 LARGEST_ERROR = 1e-5
 # Shapes that oneDNN keeps, and PyTorch again for each thread: about 0.4 MB each. A Transformer has four shapes for
-# each number of tokens, so that single texts of up to 64 tokens are not compiled anew; for longer ones that takes little.
+# each number of tokens, so that single texts of up to 64 tokens are not compiled anew; for longer ones that takes
+# little.
 CACHED_SHAPES = 256
 # oneDNN reads the first that is set of one tuple, PyTorch the other.
 CACHE_SETTINGS = (
