@@ -8,9 +8,9 @@ of --shard_size. Each shard is two files, written under another name and renamed
 `numpy.load(…, mmap_mode="r")` maps into memory, and `00003-of-00100.json`, the id of each vector (without
 --id_column_name the number of the row). A run that was stopped goes on with the first shard that is missing.
 
-Several processes take every n-th shard each: `accelerate launch --multi_cpu --num_processes 4 …`, or with a scheduler
-of your own `--shard 0/4`, `--shard 1/4`, … They need not run at the same time. `hf_relpos.optimize` is applied unless
-`--optimize False` is given.
+Several processes take every n-th shard each: `accelerate launch --multi_gpu --num_processes 4 …`, without GPUs
+too, or with a scheduler of your own `--shard 0/4`, `--shard 1/4`, … They need not run at the same time.
+`hf_relpos.optimize` is applied unless `--optimize False` is given.
 
 With --late_chunking every line of a text that has a letter is a passage, and its vector is the mean of its tokens'
 states, read in the context of the whole text. Its id is [id of the row, first character, character after the last].
@@ -181,6 +181,8 @@ def encode_shards(model_args: ModelArguments, args: EncodingArguments) -> dict[s
         ValueError: for flags, data and models that cannot be used, and a row without a text.
     """
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr, level="INFO")
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     data = read_rows(args, model_args.cache_dir)
     model = load_encoder(model_args, args.max_seq_length)
     check_settings(args, str(model_args.model_name_or_path), len(data))
