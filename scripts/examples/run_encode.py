@@ -1,4 +1,4 @@
-"""Encode a data set of any size with a sentence encoder: in several processes, resumable, in constant memory.
+"""Encode a data set of any size with a sentence encoder: shard by shard, in several processes, resumable.
 
     python scripts/examples/run_encode.py --model_name_or_path encoder --data_files passages.jsonl \\
         --id_column_name id --output_dir embeddings
