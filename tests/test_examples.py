@@ -496,6 +496,89 @@ def test_scored_pairs_are_trained(data, tmp_path, loss):
     assert losses[-1] < losses[0]
 
 
+# Encoding a data set -----------------------------------------------------------------------------------------------
+
+
+def encode(*arguments):
+    return import_script("run_encode").main([str(word) for word in arguments])
+
+
+def vectors_in(folder):
+    """Vectors and ids of all shards, mapped into memory."""
+    files = sorted(folder.glob("*.npy"))
+    ids = [name for file in files for name in json.loads(file.with_suffix(".json").read_text("utf-8"))]
+    return np.concatenate([np.load(file, mmap_mode="r") for file in files]), ids
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
+def test_a_data_set_is_encoded_in_shards_by_processes_that_may_stop(data, tmp_path, monkeypatch, suffix):
+    """The vectors are those of plain sentence-transformers, in the order of the rows."""
+    from sentence_transformers import SentenceTransformer
+
+    rows = [json.loads(line) for line in (data / "docs.jsonl").read_text("utf-8").splitlines()][:21]
+    file, out = tmp_path / f"docs.{suffix}", tmp_path / "out"
+    getattr(Dataset.from_list(rows), f"to_{suffix.replace('jsonl', 'json')}")(file)
+    flags = ("--model_name_or_path", CHECKPOINT, "--data_files", file, "--output_dir", out, "--shard_size", 4)
+    flags += ("--cache_dir", tmp_path / "cache", "--id_column_name", "id")
+    script = import_script("run_encode")
+    plain, calls = script.encode, []
+
+    def killed(*arguments):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return plain(*arguments)
+
+    monkeypatch.setattr(script, "encode", killed)
+    with pytest.raises(KeyboardInterrupt):
+        encode(*flags, "--shard", "0/2")
+    assert len(list(out.glob("*.npy"))) == 1 and not list(out.glob(".*"))
+    (out / "00000-of-00006.json").unlink()  # a kill between the two files of a shard
+    first = encode(*flags, "--shard", "0/2")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    second = encode(*flags)
+    assert (first["shards"], second["shards"]) == (3, 3) and min(first["tokens"], second["tokens"]) > 100
+    assert encode(*flags)["shards"] == 0
+    vectors, ids = vectors_in(out)
+    assert [str(name) for name in ids] == [row["id"] for row in rows]
+    expected = SentenceTransformer(str(CHECKPOINT), device="cpu").encode([row["text"] for row in rows])
+    assert np.abs(vectors - expected).max() < 1e-5 * np.abs(expected).max()
+    with pytest.raises(SystemExit, match="was begun with shard_size = 4, and this run has 5"):
+        encode(*flags, "--shard_size", 5)
+
+
+def test_lines_are_encoded_in_the_context_of_their_text(data, tmp_path):
+    texts = ["the cat sat .\n\nit slept .", "a dog ran ."]
+    write_lines(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
+    out = tmp_path / "out"
+    flags = ("--model_name_or_path", CHECKPOINT, "--data_files", tmp_path / "texts.jsonl", "--output_dir", out)
+    done = encode(*flags, "--cache_dir", tmp_path / "cache", "--late_chunking", "--precision", "float16")
+    vectors, ids = vectors_in(out)
+    assert done["tokens"] > 12 and ids == [[0, 0, 13], [0, 15, 25], [1, 0, 11]] and vectors.dtype == np.float16
+    model = AutoModel.from_pretrained(CHECKPOINT).eval()
+    encoder = hf_relpos.evaluation.Encoder(model, AutoTokenizer.from_pretrained(CHECKPOINT))
+    expected = hf_relpos.evaluation.passage_vectors(encoder, texts[0], [(0, 13), (15, 25)]).numpy()
+    assert np.abs(vectors[:2] - expected).max() < 1e-3 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--shard", "2/2"), "--shard 2/2: write i/n with 0 ≤ i < n"),
+        (("--precision", "int8"), "--precision int8: give float32 or float16"),
+        (("--text_column_name", "body"), "--text_column_name body: the data has text"),
+        ((), "row 1: 'text' is a NoneType"),
+    ],
+)
+def test_what_cannot_be_encoded(tmp_path, flags, words):
+    write_lines(tmp_path / "texts.jsonl", [{"text": "the cat"}, {"text": None}])
+    model = ("--model_name_or_path", CHECKPOINT, "--cache_dir", tmp_path / "cache")
+    with pytest.raises(SystemExit, match=f"Error: .*{words}"):
+        encode(*model, "--data_files", tmp_path / "texts.jsonl", "--output_dir", tmp_path / "out", *flags)
+    assert not list((tmp_path / "out").glob("*.npy"))
+
+
 # Distillation -----------------------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,8 @@
 """Products through oneDNN: the numbers of PyTorch's own, forward and backward, and when they are not used."""
 
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -144,3 +147,43 @@ def test_the_environment_decides(monkeypatch):
     monkeypatch.setenv(products.SETTING, "yes")
     with raises(ValueError, products.SETTING, "yes"):
         uncached["linear_library"]()
+
+
+GROWTH = """
+from pathlib import Path
+import torch
+from hf_relpos.attention import products
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
+
+torch.set_num_threads(1)
+products.linear_library()
+weight = torch.randn(64, 64)
+with torch.inference_mode():
+    for count in range(4, 904):
+        if count == 304:
+            before = resident()
+        products._onednn_linear(torch.randn(count, 64), weight, None)
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the resident size from /proc")
+def test_memory_does_not_grow_with_the_number_of_shapes():
+    """600 further shapes, each half a megabyte if all are kept."""
+    settings = {name for names in products.CACHE_SETTINGS for name in names}
+    variables = {name: value for name, value in os.environ.items() if name not in settings}
+    done = subprocess.run([sys.executable, "-c", GROWTH], env=variables, capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 60
+
+
+def test_capacities_of_the_user_stay(monkeypatch):
+    for names in products.CACHE_SETTINGS:
+        for name in names:
+            monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("DNNL_PRIMITIVE_CACHE_CAPACITY", "7")
+    products._limit_caches()
+    assert "ONEDNN_PRIMITIVE_CACHE_CAPACITY" not in os.environ
+    assert os.environ["LRU_CACHE_CAPACITY"] == str(products.CACHED_SHAPES)
+    monkeypatch.delenv("LRU_CACHE_CAPACITY")

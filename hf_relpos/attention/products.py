@@ -11,6 +11,10 @@ oneDNN is used if it is faster by at least a tenth and as exact.
   processors with AMX. The measurement finds that error, and oneDNN is then not used.
 
 `HF_RELPOS_FAST_PRODUCTS=0` turns both off; `HF_RELPOS_FAST_PRODUCTS=linear` turns off the second one only.
+
+oneDNN compiles code for every shape. It keeps the last 1,024 of them, and PyTorch keeps as many for each thread: half
+a gigabyte once batches have had so many different numbers of tokens. Both read their capacity from the environment
+when they are first used. Unless it is set there, it is set to `CACHED_SHAPES` before the measurement.
 """
 
 import contextlib
@@ -35,6 +39,15 @@ FEWEST_ROWS = 4
 FASTER = 1.1  # oneDNN is used if it is at least so many times as fast
 # The largest error of a float32 product, relative to its largest value. With bfloat16 the error is 1e-3 and more.
 LARGEST_ERROR = 1e-5
+# Shapes that oneDNN keeps, and PyTorch again for each thread: about 0.4 MB each. A Transformer has four shapes for
+# each number of tokens, so that single texts of up to 64 tokens are not compiled anew; for longer ones that takes
+# little.
+CACHED_SHAPES = 256
+# oneDNN reads the first that is set of one tuple, PyTorch the other.
+CACHE_SETTINGS = (
+    ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY"),
+    ("LRU_CACHE_CAPACITY",),
+)
 
 
 @dataclass(frozen=True)
@@ -67,6 +80,13 @@ def _setting() -> str:
     if value not in VALUES:
         raise ValueError(f"{SETTING}={value!r} is not one of {', '.join(VALUES)}")
     return value
+
+
+def _limit_caches() -> None:
+    """Let oneDNN and PyTorch keep fewer shapes, if they have not been used in this process before."""
+    for names in CACHE_SETTINGS:
+        if not any(name in os.environ for name in names):
+            os.environ[names[0]] = str(CACHED_SHAPES)
 
 
 def _has_operator() -> bool:
@@ -111,6 +131,7 @@ def _compare(
 @functools.cache
 def linear_library() -> Library:
     """Measure rates and errors of linear layers, once per process, in some milliseconds."""
+    _limit_caches()
     generator = torch.Generator().manual_seed(0)
     rows, weight = (torch.randn(size, generator=generator) for size in ((128, 768), (768, 768)))
     exact = rows[:16].double() @ weight.double().t()
@@ -122,6 +143,7 @@ def linear_library() -> Library:
 @functools.cache
 def bmm_library() -> Library:
     """Measure rates and errors of batched products, of the sizes that attention has, once per process."""
+    _limit_caches()
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(6, 128, 64, generator=generator) for _ in range(2))
     exact = left[0].double() @ right[0].double().t()
