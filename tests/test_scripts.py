@@ -185,19 +185,22 @@ def test_conversion_is_measured_row_by_row(teacher, tmp_path, capsys):
     def run(*more):
         files = [f"--{name}={teacher / file}" for name, file in (("source", "teacher"), ("train-text", "train.txt"))]
         files += [f"--{name}={teacher / name}.tsv" for name in ("docs", "queries")]
-        files += [f"--eval-text={teacher / 'held.txt'}", f"--sts={teacher / 'pairs.tsv'}", f"--out={out}"]
-        sizes = "--lengths 8 16 32 --window-tokens 128 --tokens 600 --steps 2 --batch-tokens 64 --long-length 64"
+        files += [f"--eval-text={teacher / 'held.txt'}", f"--sts={teacher / 'pairs.tsv'}"]
+        files += [f"--other-text={teacher / 'held.txt'}", f"--out={out}"]
+        sizes = "--lengths 8 16 32 --window-tokens 128 --long-length 64"
         sizes += " --documents 2 --window 8 --chunk 16 --masked-tokens 1024"
         bench.main([*files, f"--work={tmp_path / 'work'}", *sizes.split(), *more])
         return json.loads((out / "conversion.json").read_text())
 
-    rows = ("fidelity/teacher", "fidelity/zero", "long/hierarchical*", "retrieval/truncate", "demo/zero")
+    rows = ["fidelity/teacher", "fidelity/zero", "quality/fast", "long/hierarchical*", "retrieval/truncate"]
+    rows += ["demo/zero"]
     content = run("--rows", *rows)
     found = {key: row["result"] for key, row in content["rows"].items()}
     assert not content["missing"] and found["fidelity/zero"]["texts"]["held.txt"]["sentence"]["16"] < 0.999
+    assert found["quality/fast"]["details"]["cpu_seconds"]["distillation"] > 0
     assert len(found["long/hierarchical"]["quarters"]) == 4 and found["retrieval/truncate"]["queries"] == 6
     card = (out / "conversion.md").read_text()
-    assert str(teacher) not in card and "| positions dropped, tables zero |" in card and "| not measured |" in card
+    assert str(teacher) not in card and "| positions dropped |" in card and "| not measured |" in card
     capsys.readouterr()
     run("--rows", *rows[:2])
     assert capsys.readouterr().out.count("there already") == 2

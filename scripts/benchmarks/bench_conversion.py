@@ -3,13 +3,13 @@
     python scripts/benchmarks/bench_conversion.py --source all-MiniLM-L6-v2 --data DATA
     python scripts/benchmarks/bench_conversion.py --source MODEL --train-text a.txt b.jsonl#abstract \\
         --eval-text c.txt --sts d.tsv
-    python scripts/benchmarks/bench_conversion.py --source … --data … --rows 'fidelity/*' long/calibrated+window
+    python scripts/benchmarks/bench_conversion.py --source … --data … --rows 'quality/*' long/long-all+window
     python scripts/benchmarks/bench_conversion.py --list    # names of the rows
 
 Writes OUT/conversion.json and .md after every row, and .png at the end (extra `plot`). A row that is in the JSON
 already, with the same settings, is not measured again; converted models and vectors of documents are kept in WORK. The
-code is no setting: after a change of it, `--again calibrated` removes that student and all that depends on it. SOURCE
-is a sentence-embedding BERT. DATA is a folder with the files in `DATA` of conversion_quality/texts.py.
+code is no setting: after a change of it, `--again default` removes that student and what was measured of it. SOURCE is
+a sentence-embedding BERT. DATA is a folder with the files in `DATA` of conversion_quality/texts.py.
 
 Text is `FILE` or `FILE#FIELD`. Training text is cut into passages, about equally many of each file; those that share
 twelve words in a row with an evaluation text are left out, and so are questions about documents that share them with
@@ -43,9 +43,7 @@ from hf_relpos.console import print_table
 from hf_relpos.schemes.scheme import is_count
 
 
-# For 200 steps of 1,024 tokens from a student that is there; the rows quality/* have the converter's own.
-DISTIL = {"learning_rate": 5e-5, "table_learning_rate": 1e-2}
-COUNTS = ("tokens", "steps", "batch_tokens", "long_length", "documents", "window", "chunk", "threads")
+COUNTS = ("long_length", "documents", "window", "chunk", "threads")
 
 
 def commit() -> str | None:
@@ -73,8 +71,8 @@ def about(args: argparse.Namespace, arguments: Sequence[str]) -> dict[str, str]:
         "versions": ", ".join([*versions, f"Python {platform.python_version()}"]),
         "date": utc_now().partition(" ")[0],
         "seed": str(args.seed),
-        "learnt from": f"{args.tokens:,} tokens to calibrate, {args.steps} steps of {args.batch_tokens:,} to distil: "
-        f"{names(args.train_text)}. No passage of it shares {SHARED_WORDS} words in a row with the held-out text",
+        "learnt from": f"{names(args.train_text)}. No passage of it shares {SHARED_WORDS} words in a row with the "
+        "held-out text",
         "held out": f"{names(args.eval_text)}; {args.window_tokens:,} tokens of each length",
         "long documents": f"{args.long_length:,} tokens, {args.documents} of each held-out text; window {args.window} "
         "and [CLS]",
@@ -97,21 +95,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=RESULTS / "benchmarks")
     parser.add_argument("--work", type=Path, default=Path("build") / "bench_conversion", help="models and vectors")
     parser.add_argument("--rows", nargs="+", default=["*"], help="patterns of the rows to measure, in this order")
-    parser.add_argument(
-        "--again", nargs="+", default=[], metavar="STUDENT", help="remove these and all that depends on them"
-    )
+    parser.add_argument("--again", nargs="+", default=[], metavar="STUDENT", help="remove these and their rows")
     parser.add_argument("--list", action="store_true", help="print the names of the rows, and do nothing else")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--lengths", type=int, nargs="+", default=[16, 64, 128, 256, 512])
     parser.add_argument("--window-tokens", type=int, default=6144, help="tokens compared at each length")
     parser.add_argument("--sts-pairs", type=int, default=1500, help="of a set at most, drawn at random; 0: all")
-    parser.add_argument("--tokens", type=int, default=50_000, help="to calibrate on")
-    parser.add_argument("--steps", type=int, default=200, help="of distillation")
-    parser.add_argument("--batch-tokens", type=int, default=1024, help="of a step of distillation")
-    parser.add_argument(
-        "--distil", type=json.loads, default=DISTIL, metavar="JSON", help=f"more arguments of distil; {DISTIL}"
-    )
     parser.add_argument("--long-length", type=int, default=2048, help="tokens of long documents")
     parser.add_argument("--documents", type=int, default=4, help="long documents of each text")
     parser.add_argument("--window", type=int, default=256, help="attention_window of the rows with one")

@@ -110,7 +110,9 @@ def card(results: dict) -> str:
             differences[name].append(gap)
             cells.append(f"{means[name][0]:.1f}" if name == first else f"{means[name][0]:.1f} ({gap:+.1f})")
         lines.append([f"{title} ({means[first][1]})", *cells])
-    lines.append(["mean difference", *(f"{statistics.mean(differences[name]):+.1f}" for name in names)])
+    whole = {name for name in names if len(differences[name]) == len(lines)}  # means over other tasks say nothing
+    means = [f"{statistics.mean(differences[name]):+.1f}" if name in whole else "–" for name in names]
+    lines.append(["mean difference", *means])
     about = results["environment"]
     where = f"{about['machine']}, one thread; torch {about['torch']}, transformers {about['transformers']}; "
     text = INTRODUCTION.format(first=first, about=where + about["date"] + ".")

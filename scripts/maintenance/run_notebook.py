@@ -1,6 +1,6 @@
 """Run docs/tour.ipynb and keep what it shows, without what differs from run to run and from machine to machine.
 
-python scripts/maintenance/run_notebook.py                # a minute on one CPU core; needs the extra `dev`
+python scripts/maintenance/run_notebook.py                # two minutes on one CPU core; needs the extra `dev`
 """
 
 import argparse

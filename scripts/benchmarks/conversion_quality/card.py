@@ -9,7 +9,7 @@ from shared.reports import Table, markdown_sections, write_report
 from hf_relpos.files import atomic_file
 
 from .goals import GOALS, Rows, accuracy_kept, rank_gain, spearman_lost
-from .students import FIDELITY, ROWS, label, row_label
+from .students import ROWS, label, row_label
 
 
 if TYPE_CHECKING:
@@ -49,16 +49,6 @@ def cosines(entry: dict[str, Any], lengths: Sequence[int]) -> list[str]:
     return [" / ".join(number(entry[each].get(str(length))) for each in ("token", "sentence")) for length in lengths]
 
 
-def cost(row: dict[str, Any]) -> list[str]:
-    """CPU seconds and tokens of a student, `a + b` where it started from another one."""
-    if "before" not in row:
-        return ["–", "–"]
-    return [
-        " + ".join(f"{part[what]:,.0f}" for part in (row["before"], row) if part is row or part[what])
-        for what in ("cpu_seconds", "tokens")
-    ]
-
-
 def rho(entry: dict[str, Any]) -> str:
     """Spearman's ρ, and the difference to the teacher's."""
     gap = entry.get("difference")
@@ -71,19 +61,18 @@ def fidelity_tables(rows: Rows, lengths: Sequence[int]) -> Iterator[Table]:
     fidelity = rows_of_kind(rows, "fidelity")
     for text in max((row["texts"] for row in fidelity.values()), key=len, default=()):
         cells = [
-            [row_label(f"fidelity/{name}"), *cosines(row["texts"][text], lengths), *cost(row)]
+            [row_label(f"fidelity/{name}"), *cosines(row["texts"][text], lengths)]
             for name, row in fidelity.items()
             if text in row["texts"]
         ]
-        columns = ["student", *map(str, lengths), "CPU s", "tokens"]
+        columns = ["student", *map(str, lengths)]
         yield f"Token / sentence cosine to the teacher, {text}", columns, cells
     sets = next((row["sts"] for row in fidelity.values()), {})
     if sets:
         cells = []
         for name, row in fidelity.items():
-            lost = spearman_lost(f"fidelity/{name}")(rows) if name != "teacher" else None
-            cells.append([label(name), *map(rho, row["sts"].values()), number(lost, "+.2f")])
-        columns = ["student", *(f"{name} ({entry['pairs']:,})" for name, entry in sets.items()), "lost, mean"]
+            cells.append([label(name), *map(rho, row["sts"].values())])
+        columns = ["student", *(f"{name} ({entry['pairs']:,})" for name, entry in sets.items())]
         yield "Spearman's ρ × 100 (difference to the teacher: 95 % range)", columns, cells
 
 
@@ -96,7 +85,7 @@ def quality_table(rows: Rows, lengths: Sequence[int]) -> Iterator[Table]:
             " ".join(number(entry["sentence"].get(str(length))) for length in lengths)
             for entry in row["texts"].values()
         ]
-        gaps = " ".join(f"{entry['difference']['mean']:+.2f}" for entry in row["sts"].values())
+        gaps = " ".join(f"{-lost:+.2f}" for lost in spearman_lost(row))
         times = [f"{times['student'] / times['teacher']:.2f}" for times in row["times"].values()]
         spent = row["details"]["cpu_seconds"]
         cells.append(
@@ -141,9 +130,7 @@ def demo_table(rows: Rows) -> Iterator[Table]:
     models = rows_of_kind(rows, "demo")
     cells = []
     for name, row in models.items():
-        kept: list[float | None] = [None, None]
-        if name != "teacher":
-            kept = [accuracy_kept(f"demo/{name}", worst)(rows) for worst in (False, True)]
+        kept = accuracy_kept(rows, f"demo/{name}")
         percents = [f"{percent:.2f}" for percent in row["accuracy"].values()]
         cells.append([label(name), *percents, *(number(percent, ".1f") for percent in kept)])
     if cells:
@@ -168,15 +155,10 @@ def goal_table(content: dict[str, Any]) -> Table:
     """Each goal, and whether it was reached."""
     rows, cells = current_rows(content), []
     for goal in GOALS:
+        form = ".3f" if goal.bound < 10 else ".0f"
         sign = "≥" if goal.lower else "≤"
-        bounds = [
-            "–" if bound is None else f"{sign} {bound:g}" if bound > 1e-6 else "> 0"
-            for bound in (goal.must, goal.stretch)
-        ]
-        value = number(goal.value(rows), ".3f" if (goal.must or goal.stretch) < 10 else ".1f")
-        states = [goal.reached(rows, bound) for bound in (goal.must, goal.stretch)]
-        cells.append([goal.what, value, bounds[0], states[0], bounds[1], states[1]])
-    return "Goals", ["figure", "measured", "must", "", "stretch", ""], cells
+        cells.append([goal.what, number(goal.value(rows), form), f"{sign} {goal.bound:g}", goal.state(rows)])
+    return "Goals of quality `default`", ["figure", "measured", "goal", ""], cells
 
 
 def card(content: dict[str, Any]) -> str:
@@ -190,10 +172,9 @@ def card(content: dict[str, Any]) -> str:
         f"Written by `{about['command']}`, which measures what is missing and repeats nothing; `--rows` selects rows, "
         f"`--list` names them.\n\n{facts}\n\n"
         "Cosines are means over held-out text that no student was trained on. The ceiling is a scale, not a bound: "
-        "how far the teacher agrees with itself when its input is moved by 1 to 64 positions. CPU seconds are those "
-        "of fits and steps, without the converter's own checks; `a + b`: b on top of the student it started from. "
-        "Goals take the worst of their lengths, on the first text. Questions about documents of which the "
-        "training text holds something are left out; the documents stay.\n"
+        "how far the teacher agrees with itself when its input is moved by 1 to 64 positions. Goals take the worst of "
+        "their lengths, on the first text. Questions about documents of which the training text holds something are "
+        "left out; the documents stay.\n"
         f"{markdown_sections([goal_table(content), *result_tables(content)])}"
     )
     if missing:
@@ -203,29 +184,27 @@ def card(content: dict[str, Any]) -> str:
 
 
 def picture(content: dict[str, Any]) -> "Figure":
-    """Fidelity by length, with its ceiling."""
-    from matplotlib.colors import TABLEAU_COLORS
+    """Cosines of the presets by length, with the ceiling and the control without positions."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
-    fidelity, lengths = rows_of_kind(current_rows(content), "fidelity"), lengths_of(content)
+    rows, lengths = current_rows(content), lengths_of(content)
+    drawn = {key: row for key, row in rows.items() if key.startswith(("fidelity/", "quality/"))}
     panels = figure.subplots(1, 2)
     for axes, (kind, title) in zip(panels, (("sentence", "sentence vectors"), ("token", "tokens")), strict=True):
-        axes.set_prop_cycle(color=[*TABLEAU_COLORS, "0.3", "0.6"])
-        for name in ("teacher", *FIDELITY):
-            if name not in fidelity:
-                continue
-            entry = next(iter(fidelity[name]["texts"].values()))[kind]
+        for key, row in drawn.items():
+            entry = next(iter(row["texts"].values()))[kind]
             measured = [length for length in lengths if str(length) in entry]
-            style = {"color": "black", "linestyle": ":"} if name == "teacher" else {"marker": "o", "markersize": 3}
-            words = "ceiling" if name == "teacher" else label(name).replace("`", "")
+            ceiling = key == "fidelity/teacher"
+            style = {"color": "black", "linestyle": ":"} if ceiling else {"marker": "o", "markersize": 3}
+            words = "ceiling" if ceiling else row_label(key).replace("`", "")
             axes.plot(measured, [entry[str(length)] for length in measured], label=words, linewidth=1.2, **style)
         axes.set_xscale("log", base=2)
         axes.set_xticks(lengths, [str(length) for length in lengths])
         axes.set_title(f"cosine to the teacher, {title}", fontsize=9)
         axes.set_xlabel("tokens", fontsize=9)
         axes.tick_params(labelsize=8)
-    panels[1].legend(fontsize=6)
+    panels[1].legend(fontsize=7)
     return figure
 
 

@@ -102,12 +102,12 @@ class Bench:
 
     def settings(self, key: str) -> dict[str, Any]:
         """All that a row depends on."""
-        kind, student, variant = split_row(key)
+        kind, student, window = split_row(key)
         args = self.args
         settings: dict[str, Any] = dict(self.origin)
         if student in STUDENTS:
             settings["student"] = self.students.recipe(student, kind == "demo")
-            settings["variant"] = self.students.variant_settings(variant)
+            settings["window"] = args.window if window else None
         if kind in ("fidelity", "quality"):
             sources = args.eval_text
             if kind == "quality":
@@ -121,7 +121,6 @@ class Bench:
             settings["text"] = [*map(source_fingerprint, args.long_text)]
         elif kind == "retrieval":
             settings |= {"length": args.long_length, "chunk": args.chunk, "limit": args.retrieval_documents}
-            settings |= {"tokens": args.tokens}
             settings["text"] = [*map(source_fingerprint, [*args.train_text, *args.eval_text])]
             settings["files"] = [*map(source_fingerprint, filter(None, (args.docs, args.queries)))]
         else:
@@ -134,14 +133,14 @@ class Bench:
         Raises:
             NotMeasurable: with the reason.
         """
-        kind, student, variant = split_row(key)
+        kind, student, window = split_row(key)
         if kind == "fidelity":
             return self._fidelity(student, self.held_out)
         if kind == "quality":
             return {**self._fidelity(student, self.other), "times": self._times(student)}
         if kind == "long":
-            return self._long(student, variant)
-        return self._retrieval(student, variant) if kind == "retrieval" else self._demo(student)
+            return self._long(student, window)
+        return self._retrieval(student, window) if kind == "retrieval" else self._demo(student)
 
     def _times(self, name: str) -> dict[str, dict[str, float]]:
         """CPU seconds of a forward pass of the teacher and of a student, by tokens of a row."""
@@ -202,10 +201,10 @@ class Bench:
             result["difference"] = asdict(spearman_difference(teacher_cosines, cosines, scores, seed=self.args.seed))
         return result
 
-    def _long(self, name: str, variant: str) -> dict[str, Any]:
+    def _long(self, name: str, window: bool) -> dict[str, Any]:
         """Token cosine to the teacher's windows by quarter of long documents."""
-        encoder, _ = self.students.load(name, variant)
-        with_ceiling = (name, variant) == ("hierarchical", "")  # it is the same for all students
+        encoder, _ = self.students.load(name, window)
+        with_ceiling = name == "hierarchical" and not window  # it is the same for all students
         rows = {self.args.long_length: self.long_rows}
         settings = FidelitySettings(encoder.pooling, ceiling=with_ceiling)
         entry = fidelity(self.teacher.model, encoder.model, rows, settings).lengths[0]
@@ -219,7 +218,7 @@ class Bench:
             result["ceiling"] = {"token": entry.ceiling.token_cosine, "sentence": entry.ceiling.sentence_cosine}
         return result
 
-    def _retrieval(self, name: str, variant: str) -> dict[str, Any]:
+    def _retrieval(self, name: str, window: bool) -> dict[str, Any]:
         """Ranks of the right documents."""
         args = self.args
         if not (args.docs and args.queries):
@@ -238,14 +237,13 @@ class Bench:
         if not queries:
             raise NotMeasurable("the training text holds something of every document")
         by_teacher = name in TEACHER_STRATEGIES
-        encoder = self.teacher if by_teacher else self.students.load(name, variant)[0]
+        encoder = self.teacher if by_teacher else self.students.load(name, window)[0]
         strategy = name if by_teacher else "full"
-        settings = self.settings(f"retrieval/{name}{variant}")
-        vectors = self._document_vectors(
-            f"docs-{name}{variant}", settings, encoder, list(documents.values()), strategy
-        )
+        row = f"{name}+window" if window else name
+        settings = self.settings(f"retrieval/{row}")
+        vectors = self._document_vectors(f"docs-{row}", settings, encoder, list(documents.values()), strategy)
         query_vectors = self.students.cached(
-            f"queries-{name}{variant}", settings, lambda: encoder.encode([query.text for query in queries]).numpy()
+            f"queries-{row}", settings, lambda: encoder.encode([query.text for query in queries]).numpy()
         )
         index = {document: number for number, document in enumerate(documents)}
         right = torch.tensor([index[query.document] for query in queries])
