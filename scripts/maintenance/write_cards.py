@@ -26,6 +26,7 @@ CARDS = {
     "benchmarks/corpus.json": "bench_corpus",
     "benchmarks/cpu-attention.json": "bench_attention",
     "benchmarks/cpu-encoder.json": "bench_encoder",
+    "benchmarks/cpu-model.json": "bench_model",
     "benchmarks/cpu-model-quick.json": "bench_model",
     "benchmarks/finetuning.json": "bench_finetuning",
     "benchmarks/gpu-attention.json": "bench_gpu",
