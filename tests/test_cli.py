@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import warnings
 
 import pytest
@@ -174,6 +175,17 @@ def test_something_moves_before_anything_is_counted_in_a_terminal_alone(capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def test_without_a_terminal_a_line_says_what_takes_long(capfd, monkeypatch):
+    monkeypatch.setattr("hf_relpos.console.FIRST_LINE_SECONDS", 0.01)
+    with spinner("writing"):
+        time.sleep(0.3)
+    with progress_bar(Console(stderr=True), first="loading"):
+        time.sleep(0.3)
+    with spinner("hidden", visible=False), progress_bar(Console(stderr=True), visible=False):
+        time.sleep(0.3)
+    assert capfd.readouterr() == ("", "writing …\nloading …\n")
+
+
 def test_schemes(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     result = run("schemes")
@@ -257,7 +269,8 @@ def test_json_of_every_command(source, tmp_path):
         assert printed.exit_code == 0 and printed.stderr, (name, printed.output)
         assert keys <= set(json.loads(printed.stdout)), name
         written = run(*command, "--json", tmp_path / "out.json")
-        assert written.exit_code == 0 and written.stdout and not written.stderr, (name, written.output)
+        assert written.exit_code == 0 and written.stdout, (name, written.output)
+        assert all(line.endswith(" …") for line in written.stderr.splitlines()), name  # what took long
         found = json.loads((tmp_path / "out.json").read_text())
         if name != "convert":  # which says how long it took
             assert found == json.loads(printed.stdout), name

@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..console import ProgressCallback
 from ..data import cut_windows
 from ..demo import read_text
 from ..evaluation import Encoder, FidelitySettings, default_lengths, fidelity, masked_predictions, model_max_length
-from ..evaluation.encoder import ProgressCallback
 from ..evaluation.inspection import has_mlm_head
 from ..evaluation.plot import fidelity_figure, figure_class, plot_model, plot_scheme
 from ..evaluation.position_scores import attention_maps, record_layer

@@ -74,7 +74,7 @@ def compare(
         if plot_file is not None:
             check_picture(plot_file, "--plot")
         console = console_for(json_file)
-        with progress_bar(Console(stderr=True)) as progress:
+        with progress_bar(Console(stderr=True), first="reading text and models") as progress:
             results = compare_models(settings, progress)
         print_comparison(results, console)
         write_json(json_file, results)
@@ -147,7 +147,7 @@ def evaluate(
             card.check_names(sts)
             card.read_card(model)
         console = console_for(json_file)
-        with progress_bar(Console(stderr=True)) as progress:
+        with progress_bar(Console(stderr=True), first="reading text and models") as progress:
             results = evaluate_model(settings, progress)
         print_evaluation(results, console)
         write_json(json_file, results)

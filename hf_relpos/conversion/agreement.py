@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from ..attention.dispatch import AUTO
+from ..console import ProgressCallback
 from ..data.text import TextError, pair_fields
 from ..data.windows import PairLayout, Windows, pair_windows, special_tokens
 from ..evaluation import FidelitySettings, fidelity, verdict
-from ..evaluation.encoder import ProgressCallback, hidden_states
+from ..evaluation.encoder import hidden_states
 from ..evaluation.inspection import has_mlm_head
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from .run import ConversionRun
@@ -25,6 +26,19 @@ EVALUATED_TOKENS = 6144
 SAMPLED_TOKENS = 1536
 # Windows that are compared as segment pairs: maximum tokens of each, and tokens of all.
 PAIR_LENGTH, PAIR_TOKENS = 128, 4096
+# Passes over the tokens of each length, with shifts, attention and predictions.
+CHECK_PASSES = 4.0
+
+
+def check_work(run: ConversionRun) -> float:
+    """Expected work of `held_out_fidelity`: tokens times passes over them."""
+    return CHECK_PASSES * (len(_lengths(run)) * EVALUATED_TOKENS + 2 * (run.options.length or 0))
+
+
+def _lengths(run: ConversionRun) -> list[int]:
+    """The lengths that the source reads and at which they are compared."""
+    limit = run.source_config.max_position_embeddings
+    return [length for length in EVALUATED_LENGTHS if length <= limit] or [limit]
 
 
 def held_out_fidelity(
@@ -41,8 +55,7 @@ def held_out_fidelity(
     """
     if run.texts is None:
         return {"skipped": "there was no text; `hf-relpos compare` measures it on yours"}
-    limit = run.source_config.max_position_embeddings
-    lengths = [length for length in EVALUATED_LENGTHS if length <= limit] or [limit]
+    limit, lengths = run.source_config.max_position_embeddings, _lengths(run)
     windows = _windows(tokenizer, run, len(lengths) * EVALUATED_TOKENS, window_lengths(limit))
     if (length := run.options.length or limit) > limit:
         lengths.append(length)
