@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,16 +85,15 @@ def compare_models(settings: CompareSettings, progress: ProgressCallback | None 
     fidelity_settings = FidelitySettings(teacher.pooling, teacher.tokenizer.mask_token_id)
     limit = model_max_length(teacher.model)
     past = {length: rows for length, rows in windows.items() if limit is not None and length > limit}
-    work = {
-        ("similarity", name): 2
-        * text_work(student.model, [text for pair in pairs for text in (pair.sentence1, pair.sentence2)])
-        for name, pairs in pairs_by_file.items()
-    }
-    rows_of = {"text": windows, "as it is": past if own not in (None, window) else {}}
-    for part, rows in rows_of.items():
-        work["fidelity", part] = sum(fidelity_work(teacher.model, student.model, rows, fidelity_settings).values())
+    rows_again = past if own is not None and own != window else {}
+    work_of = partial(fidelity_work, teacher.model, student.model, settings=fidelity_settings)
+    work = {("fidelity", "given"): sum(work_of(windows).values())}
+    for name, pairs in pairs_by_file.items():
+        texts = [text for pair in pairs for text in (pair.sentence1, pair.sentence2)]
+        work["similarity", name] = 2 * text_work(student.model, texts)
+    work["fidelity", "own"] = sum(work_of(rows_again).values())
     parts = split_progress(progress, work)
-    measured = fidelity(teacher.model, student.model, windows, fidelity_settings, parts["fidelity", "text"])
+    measured = fidelity(teacher.model, student.model, windows, fidelity_settings, parts["fidelity", "given"])
     measured.skipped.update(skipped)
     results = {
         "teacher": settings.teacher,
@@ -108,10 +108,10 @@ def compare_models(settings: CompareSettings, progress: ProgressCallback | None 
             name: compare_similarity(teacher, student, pairs, parts["similarity", name])
             for name, pairs in pairs_by_file.items()
         }
-    if own is not None and rows_of["as it is"]:
+    if own is not None and rows_again:
         set_attention_window(student.model, own)
         results["as_it_is"] = fidelity(
-            teacher.model, student.model, past, fidelity_settings, parts["fidelity", "as it is"]
+            teacher.model, student.model, rows_again, fidelity_settings, parts["fidelity", "own"]
         ).to_dict()
     return results
 

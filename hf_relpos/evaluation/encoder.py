@@ -170,6 +170,8 @@ class Encoder:
         vectors: list[torch.Tensor] = [torch.empty(0)] * len(rows)
         work = [expected_work(self.model, len(row), len(row)) for row in rows]
         total, done = sum(work), 0.0
+        if progress is not None:
+            progress(what, done, total)
         for indices in batch_indices(rows, self.batch_tokens):
             ids, mask = pad_batch([rows[index] for index in indices], self.model)
             pooled = pool(hidden_states(self.model, ids, mask), mask, self.pooling).cpu()
