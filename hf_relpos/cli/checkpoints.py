@@ -165,6 +165,10 @@ def push(
         bool, typer.Option("--yes", "--no-dry-run", help="Upload; without it nothing leaves this machine.")
     ] = False,
     private: Annotated[bool, typer.Option("--private", help="Make the repository private.")] = False,
+    base_model: Annotated[
+        str | None,
+        typer.Option(metavar="USER/NAME", help="Model that it was made from, for the card, if the card names none."),
+    ] = None,
     message: Annotated[str, typer.Option(help="Title of the commit.")] = "Upload model with hf_relpos",
     revision: Annotated[str | None, typer.Option(help="An existing branch to write to, if not main.")] = None,
     create_pr: Annotated[bool, typer.Option("--create-pr", help="Open a pull request instead.")] = False,
@@ -184,7 +188,7 @@ def push(
         check_json(json_file)
         console = console_for(json_file)
         with spinner("checking the files"):
-            upload = plan_upload(folder, repository)
+            upload = plan_upload(folder, repository, base_model)
         print_upload(upload, console)
         address = push_upload(upload, private, message, revision, create_pr) if yes else None
         console.print(

@@ -1,5 +1,6 @@
 """Agreement of a result with its source on held-out text."""
 
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +27,7 @@ EVALUATED_TOKENS = 6144
 SAMPLED_TOKENS = 1536
 # Windows that are compared as segment pairs: maximum tokens of each, and tokens of all.
 PAIR_LENGTH, PAIR_TOKENS = 128, 4096
+SPEED_RUNS = 5
 # Passes over the tokens of each length, with shifts, attention and predictions.
 CHECK_PASSES = 4.0
 
@@ -81,6 +83,27 @@ def held_out_fidelity(
         if any(map(any, pairs.types or ())):  # otherwise all windows are too short to split
             found["pairs"] = _pair_fidelity(student, teacher, pairs)
     return found
+
+
+@torch.inference_mode()
+def speed(student: RelPosBertPreTrainedModel, teacher: RelPosBertPreTrainedModel) -> dict[str, Any]:
+    """The content of `details["speed"]`: seconds of both encoders for one row as long as the source reads, and where.
+
+    Each is the fastest of several runs, in turns, since other processes only make a run slower.
+    """
+    length = min(EVALUATED_LENGTHS[-1], teacher.config.max_position_embeddings)
+    ids = torch.full((1, length), 5, device=student.device).clamp_max(student.config.vocab_size - 1)
+    seconds: dict[str, list[float]] = {"source": [], "result": []}
+    for _ in range(SPEED_RUNS):
+        for name, model in (("source", teacher), ("result", student)):
+            start = time.perf_counter()
+            model.base_model(input_ids=ids).last_hidden_state.sum().item()  # waits for a GPU
+            seconds[name].append(time.perf_counter() - start)
+    cpu = f"CPU, {torch.get_num_threads()} threads"
+    device = (
+        torch.cuda.get_device_name(ids.device) if ids.is_cuda else cpu if ids.device.type == "cpu" else ids.device.type
+    )
+    return {"tokens": length, "device": device, **{name: min(each) for name, each in seconds.items()}}
 
 
 @torch.no_grad()

@@ -30,7 +30,7 @@ from ..files import describe_write_error
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..processes import process_state
 from .absolute_tables import fold
-from .agreement import check_work, held_out_fidelity
+from .agreement import check_work, held_out_fidelity, speed
 from .options import DistilOptions
 from .run import ConversionRun
 from .windows import (
@@ -131,6 +131,7 @@ def _learn(model: RelPosBertPreTrainedModel, run: ConversionRun, quiet: bool) ->
         marks["distillation"] = time.process_time()
         run.details["fidelity"] = held_out_fidelity(student, teacher, tokenizer, run, parts["check"])
         marks["check"] = time.process_time()
+    run.details["speed"] = speed(student, teacher)
     spent = pairwise(marks.items())
     run.details["cpu_seconds"] = {what: end - start for (_, start), (what, end) in spent}
     model.to("cpu", dtype)
