@@ -190,11 +190,18 @@ def test_schemes(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     result = run("schemes")
     assert result.exit_code == 0
-    assert [line.split()[0] for line in result.output.splitlines() if line.strip()][2:][:3] == list(SCHEMES)[:3]
+    rows = [line for line in result.output.splitlines() if line.strip() and line.split()[0] in SCHEMES]
+    assert [row.split()[0] for row in rows][:2] == ["harmonic", "relative_key"]  # by use
+    assert max(map(len, result.output.splitlines())) <= 80
+    said = {row.split()[0]: row for row in rows}
+    assert re.search(r"yes +goes on +yes", said["harmonic"]) and re.search(r"yes +last row +yes", said["relative_key"])
+    assert re.search(r"no +goes on +no", said["alibi"]) and re.search(r"yes +error +no", said["absolute"])
+    assert all(scheme.summary and scheme.source not in result.output for scheme in SCHEMES.values())
     assert set(SCHEMES) <= {line.split()[0] for line in result.output.splitlines() if line.strip()}
     for name, scheme in SCHEMES.items():
         shown = run("schemes", name)
-        assert shown.exit_code == 0 and "backends: relpos" in shown.output
+        assert shown.exit_code == 0 and "backends: relpos" in shown.output and scheme.summary in shown.output
+        assert " ".join(scheme.source.split()) in " ".join(shown.output.split())
         assert set(scheme.options) <= {line.split()[0] for line in shown.output.splitlines() if line.strip()}
     wrong = run("schemes", "relativ_key")
     assert wrong.exit_code == 2 and "'relativ_key' is unknown; 'relative_key' is most like it" in wrong.stderr
