@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import warnings
 import pytest
 import shellingham
 import torch
+import typer
 from rich.cells import cell_len
 from rich.console import Console
 from transformers import AutoModel, BertConfig, BertModel, DebertaV2Config, DebertaV2Model
@@ -21,7 +23,7 @@ from typer.testing import CliRunner
 
 import hf_relpos
 from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertModel
-from hf_relpos.cli import app, parse_options
+from hf_relpos.cli import EXAMPLES, app, parse_options
 from hf_relpos.console import plain_warnings, progress_bar, spinner
 from hf_relpos.conversion import METHODS
 from hf_relpos.families.registry import FAMILIES
@@ -151,6 +153,21 @@ def test_the_help_names_every_method():
     assert result.exit_code == 0
     for name in METHODS:
         assert re.search(rf"\b{re.escape(name)}\b", result.output), name
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_help_has_examples_that_are_read_and_two_groups(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+    for file in ("stsb.tsv", "docs.tsv", "queries.tsv"):
+        (tmp_path / file).touch()
+    shown = run(name, "--help").output
+    assert "Advanced options" in shown and len(EXAMPLES[name]) == 3
+    command = typer.main.get_command(app).commands[name]
+    for example in EXAMPLES[name]:
+        assert any(line.strip() == example for line in shown.splitlines()), example  # whole, on a line
+        program, called, *words = shlex.split(example)
+        assert (program, called) == ("hf-relpos", name) and command.make_context(name, words)
 
 
 def test_warnings_are_one_line_each(capfd):
