@@ -2,76 +2,141 @@
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from itertools import accumulate
+from threading import Timer
+from typing import Any, TypeVar
 
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 
-# Seconds between two lines of progress where there is no terminal.
-LINE_SECONDS = 30.0
+Key = TypeVar("Key", bound=Hashable)
+
+
+# Called as progress(description, completed, total) during a long computation.
+ProgressCallback = Callable[[str, float, float], None]
+
+# Where there is no terminal: seconds before a line says what takes long, and between two lines of progress.
+FIRST_LINE_SECONDS, LINE_SECONDS = 0.5, 30.0
 
 
 @contextmanager
 def spinner(what: str, visible: bool = True) -> Iterator[None]:
-    """A spinner on standard error while something takes long, removed at the end.
+    """A spinner on standard error while something takes long, removed at the end; without a terminal, one line.
 
     Args:
         what: is done.
-        visible: whether it is shown; where there is no terminal it never is.
+        visible: whether it is shown.
     """
-    with Console(stderr=True, quiet=not visible).status(what):
+    console = Console(stderr=True, quiet=not visible)
+    with console.status(what), _late_line(console, what):
         yield
 
 
 @contextmanager
+def _late_line(console: Console, what: str) -> Iterator[Timer]:
+    """Without a terminal, print a line unless the timer is cancelled, or all is over, before `FIRST_LINE_SECONDS`."""
+    timer = Timer(FIRST_LINE_SECONDS, _print_line, (console, f"{what} …"))
+    timer.daemon = True
+    if not (console.is_terminal or console.quiet):
+        timer.start()
+    try:
+        yield timer
+    finally:
+        timer.cancel()
+
+
+def _print_line(console: Console, line: str) -> None:
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
 def progress_bar(
-    console: Console, visible: bool = True, clock: Callable[[], float] = time.monotonic
-) -> Iterator[Callable[[str, int, int], None]]:
+    console: Console,
+    visible: bool = True,
+    clock: Callable[[], float] = time.monotonic,
+    first: str = "starting",
+) -> Iterator[ProgressCallback]:
     """A bar with the remaining time, removed at the end; where there is no terminal, a line every half minute.
+
+    The estimate is of all work since the first call, so that neither loading nor steps of an interrupted run count.
 
     Args:
         console: where it is shown.
         visible: whether it is.
-        clock: seconds, for the lines.
+        clock: seconds.
+        first: description before anything is counted.
 
     Yields:
-        A function to call as `progress(description, completed, total)`; it does nothing unless `visible`.
+        A function to call as `progress(description, completed, total)`, with numbers of the whole computation
+        (`split_progress`); it does nothing unless `visible`.
     """
-    if visible and not console.is_terminal:
-        yield _progress_lines(console, clock)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not visible) as bar:
-        task = bar.add_task("starting", total=None)  # it moves before anything is counted
+    shows_bar = visible and console.is_terminal
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}"))
+    with (
+        Progress(*columns, console=console, transient=True, disable=not shows_bar) as bar,
+        _late_line(Console(quiet=True) if not visible else console, first) as late,
+    ):
+        task = bar.add_task(first, total=None, left="")  # it moves before anything is counted
+        start: tuple[float, float] | None = None
+        printed = -LINE_SECONDS
 
-        def update(description: str, completed: int, total: int) -> None:
-            bar.update(task, description=description, completed=completed, total=total)
+        def update(description: str, completed: float, total: float) -> None:
+            nonlocal start, printed
+            if not visible:
+                return
+            late.cancel()
+            now = clock()
+            start = start or (now, completed)
+            passed, done = now - start[0], completed - start[1]
+            left = f"about {_duration(passed / done * (total - completed))} left" if done > 0 else ""
+            bar.update(task, description=description, completed=completed, total=total, left=left)
+            if shows_bar or passed - printed < LINE_SECONDS or completed >= total:  # the result says that it is done
+                return
+            printed = passed
+            line = f"{description}: {100 * completed / max(total, 1):.0f} % done after {_duration(passed)}"
+            _print_line(console, ", ".join(filter(None, (line, left))))
 
         yield update
 
 
-def _progress_lines(console: Console, clock: Callable[[], float]) -> Callable[[str, int, int], None]:
-    """A function that prints progress, at most once every `LINE_SECONDS`."""
-    start, printed = clock(), -LINE_SECONDS
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
 
-    def update(description: str, completed: int, total: int) -> None:
-        nonlocal printed
-        passed = clock() - start
-        if passed - printed < LINE_SECONDS or completed >= total:  # the result will say that it is done
-            return
-        printed = passed
-        line = f"{description}: {100 * completed // max(total, 1)} % done after {passed:.0f} s"
-        if completed:
-            line += f", about {passed / completed * (total - completed):.0f} s left"
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    return update
+def split_progress(
+    progress: ProgressCallback | None, weights: Mapping[Key, float]
+) -> dict[Key, ProgressCallback | None]:
+    """Functions that report parts of a computation as progress of the whole; parts follow in this order.
+
+    Args:
+        progress: of the whole; None for none, also for the parts.
+        weights: expected work of each part, in any unit.
+    """
+    total = sum(weights.values())
+    before = accumulate(weights.values(), initial=0.0)
+    return {
+        key: None if progress is None else partial(_report_part, progress, start, weight, total)
+        for (key, weight), start in zip(weights.items(), before, strict=False)
+    }
+
+
+def _report_part(
+    progress: ProgressCallback,
+    before: float,
+    weight: float,
+    whole: float,
+    description: str,
+    completed: float,
+    total: float,
+) -> None:
+    progress(description, before + weight * completed / max(total, 1), whole)
 
 
 @contextmanager

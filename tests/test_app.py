@@ -92,6 +92,24 @@ def test_predictions_side_by_side(relative):
     assert rows[5][2].startswith("for (") and all(row[2] == row[3] for row in rows)  # `keep` has the same outputs
 
 
+def test_similarities_where_no_words_are_predicted(tmp_path):
+    """A model without a masked-token head gets the cosines of its lines, not an error."""
+    load_model(CHECKPOINT).base_model.save_pretrained(tmp_path)
+    BertTokenizer.from_pretrained(CHECKPOINT).save_pretrained(tmp_path)
+    words, rows = page.show_predictions(PACKAGED, str(tmp_path), "The ship.\n\nThe boat.\nA tree.", 0)
+    assert words is None and [row[:2] for row in rows] == [
+        ["The ship.", "The boat."],
+        ["The ship.", "A tree."],
+        ["The boat.", "A tree."],
+    ]
+    left, right = (load(name).encode(["The ship.", "The boat."]) for name in (PACKAGED, str(tmp_path)))
+    expected = [f"{float(torch.cosine_similarity(*each, dim=0)):.2f}" for each in (left, right)]
+    assert rows[0][2:] == expected and expected[0] == expected[1]
+    assert len(page.show_predictions(PACKAGED, str(tmp_path), "One line.", 0)[1]) == 3
+    with pytest.raises(ValueError, match="the text is empty"):
+        page.show_predictions(PACKAGED, str(tmp_path), " ", 0)
+
+
 def test_cosines_by_length(relative, monkeypatch):
     monkeypatch.setattr("hf_relpos.app.views.TOKENS", 64)
     lines = {line.get_label(): line for line in cosine_figure(load(PACKAGED), load(relative)).axes[0].lines}
@@ -186,13 +204,13 @@ def test_the_served_page_answers(served, relative):
         message, *results = client.predict(*arguments, api_name=f"/{view}")
         return [each["value"] if each["visible"] else None for each in (message, *results)]
 
-    error, table = ask("show_predictions", PACKAGED, relative, TEXT, 0)
-    assert error is None and table["data"][0][2] == "for (65.0%)"
+    error, table, similar = ask("show_predictions", PACKAGED, relative, TEXT, 0)
+    assert error is None and similar is None and table["data"][0][2] == "for (65.0%)"
     error, *pictures = ask("show_positions", PACKAGED, relative, TEXT, 3, 1)
     assert error is None and [each is None for each in pictures] == [False, True, False, False]
     error, *pictures = ask("show_attention", PACKAGED, relative, TEXT, 3, 1)
     assert error is None and all(each["plot"].startswith("data:image/png;base64,") for each in pictures)
-    error, table = ask("show_predictions", PACKAGED, relative, "<b>", 0)
+    error, *_ = ask("show_predictions", PACKAGED, relative, "<b>", 0)
     assert 'role="alert"' in error and "the text has no [MASK]; put it in the place of a word" in error
     error, *pictures = ask("show_attention", "/<b>", relative, TEXT, 3, 1)
     assert "/&lt;b&gt;: no such folder" in error and pictures == [None, None]

@@ -892,4 +892,9 @@ def test_doctor(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     result = CliRunner().invoke(app, ["doctor", "--batch", "4", "--length", "512"])
     assert result.exit_code == 0 and torch.__version__ in result.output
-    assert all(name in result.output for name in SCHEMES) and "takes chunked" in result.output
+    assert all(name in result.output for name in SCHEMES) and "chunked" in result.output
+    assert "not triton" not in result.output and "GFLOP" not in result.output
+    monkeypatch.setenv("COLUMNS", "80")
+    assert len(CliRunner().invoke(app, ["doctor"]).output.splitlines()) <= 30  # one screen
+    why = CliRunner().invoke(app, ["doctor", "--why"])
+    assert "takes chunked" in why.output and "not triton" in why.output and "GFLOP" in why.output

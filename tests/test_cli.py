@@ -5,14 +5,17 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+import time
 import warnings
 
 import pytest
 import shellingham
 import torch
+import typer
 from rich.cells import cell_len
 from rich.console import Console
 from transformers import AutoModel, BertConfig, BertModel, DebertaV2Config, DebertaV2Model
@@ -20,7 +23,7 @@ from typer.testing import CliRunner
 
 import hf_relpos
 from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertModel
-from hf_relpos.cli import app, parse_options
+from hf_relpos.cli import EXAMPLES, app, parse_options
 from hf_relpos.console import plain_warnings, progress_bar, spinner
 from hf_relpos.conversion import METHODS
 from hf_relpos.families.registry import FAMILIES
@@ -152,6 +155,21 @@ def test_the_help_names_every_method():
         assert re.search(rf"\b{re.escape(name)}\b", result.output), name
 
 
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_help_has_examples_that_are_read_and_two_groups(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+    for file in ("stsb.tsv", "docs.tsv", "queries.tsv"):
+        (tmp_path / file).touch()
+    shown = run(name, "--help").output
+    assert "Advanced options" in shown and len(EXAMPLES[name]) == 3
+    command = typer.main.get_command(app).commands[name]
+    for example in EXAMPLES[name]:
+        assert any(line.strip() == example for line in shown.splitlines()), example  # whole, on a line
+        program, called, *words = shlex.split(example)
+        assert (program, called) == ("hf-relpos", name) and command.make_context(name, words)
+
+
 def test_warnings_are_one_line_each(capfd):
     with plain_warnings():
         warnings.warn("twenty\n tokens are [few]", stacklevel=1)
@@ -174,15 +192,33 @@ def test_something_moves_before_anything_is_counted_in_a_terminal_alone(capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def test_without_a_terminal_a_line_says_what_takes_long(capfd, monkeypatch):
+    monkeypatch.setattr("hf_relpos.console.FIRST_LINE_SECONDS", 0.01)
+    with spinner("writing"):
+        time.sleep(0.3)
+    with progress_bar(Console(stderr=True), first="loading"):
+        time.sleep(0.3)
+    with spinner("hidden", visible=False), progress_bar(Console(stderr=True), visible=False):
+        time.sleep(0.3)
+    assert capfd.readouterr() == ("", "writing …\nloading …\n")
+
+
 def test_schemes(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     result = run("schemes")
     assert result.exit_code == 0
-    assert [line.split()[0] for line in result.output.splitlines() if line.strip()][2:][:3] == list(SCHEMES)[:3]
+    rows = [line for line in result.output.splitlines() if line.strip() and line.split()[0] in SCHEMES]
+    assert [row.split()[0] for row in rows][:2] == ["harmonic", "relative_key"]  # by use
+    assert max(map(len, result.output.splitlines())) <= 80
+    said = {row.split()[0]: row for row in rows}
+    assert re.search(r"yes +goes on +yes", said["harmonic"]) and re.search(r"yes +last row +yes", said["relative_key"])
+    assert re.search(r"no +goes on +no", said["alibi"]) and re.search(r"yes +error +no", said["absolute"])
+    assert all(scheme.summary and scheme.source not in result.output for scheme in SCHEMES.values())
     assert set(SCHEMES) <= {line.split()[0] for line in result.output.splitlines() if line.strip()}
     for name, scheme in SCHEMES.items():
         shown = run("schemes", name)
-        assert shown.exit_code == 0 and "backends: relpos" in shown.output
+        assert shown.exit_code == 0 and "backends: relpos" in shown.output and scheme.summary in shown.output
+        assert " ".join(scheme.source.split()) in " ".join(shown.output.split())
         assert set(scheme.options) <= {line.split()[0] for line in shown.output.splitlines() if line.strip()}
     wrong = run("schemes", "relativ_key")
     assert wrong.exit_code == 2 and "'relativ_key' is unknown; 'relative_key' is most like it" in wrong.stderr
@@ -257,7 +293,8 @@ def test_json_of_every_command(source, tmp_path):
         assert printed.exit_code == 0 and printed.stderr, (name, printed.output)
         assert keys <= set(json.loads(printed.stdout)), name
         written = run(*command, "--json", tmp_path / "out.json")
-        assert written.exit_code == 0 and written.stdout and not written.stderr, (name, written.output)
+        assert written.exit_code == 0 and written.stdout, (name, written.output)
+        assert all(line.endswith(" …") for line in written.stderr.splitlines()), name  # what took long
         found = json.loads((tmp_path / "out.json").read_text())
         if name != "convert":  # which says how long it took
             assert found == json.loads(printed.stdout), name

@@ -19,6 +19,8 @@ from hf_relpos.cli import app
 from hf_relpos.cli.output import STDOUT, write_json
 from hf_relpos.data.pairs import read_pairs
 from hf_relpos.evaluation import load_encoder, rank_correlation, similarities
+from hf_relpos.evaluation.compare import CompareSettings, compare_models
+from hf_relpos.evaluation.evaluate import EvaluateSettings, evaluate_model
 from hf_relpos.evaluation.similarity import pair_vectors
 from hf_relpos.files import check_output_file, write_output_json
 
@@ -211,6 +213,26 @@ def test_evaluate(folder, tmp_path):
     assert found["retrieval"]["full"]["difference"]["mrr"] == {"mean": 0.0, "low": 0.0, "high": 0.0}
     for words in ("Spearman × 100", "Retrieval, 3 queries", "Masked tokens", "Passkey, %"):
         assert words in result.output
+
+
+def test_progress_is_of_the_whole(folder):
+    """From nothing to all, in steps forward, whatever is measured."""
+    told = []
+    sts, text, lengths = [folder / "sts.tsv"], str(folder / "text.txt"), [16, 60, 128]
+    compare = CompareSettings(
+        str(folder / "teacher"), str(folder / "student"), [text], lengths=lengths, sts=sts, attention_window=8
+    )
+    compare_models(compare, lambda *each: told.append(each))
+    model, files = str(folder / "student"), (folder / "docs.tsv", folder / "queries.tsv")
+    shares = [[completed / total for _, completed, total in told]]
+    told.clear()
+    evaluate = EvaluateSettings(
+        model, sts, retrieval=files, mlm=text, passkey=text, lengths=[64, 100], max_length=600, attention_window=8
+    )
+    evaluate_model(evaluate, lambda *each: told.append(each))
+    shares += [[completed / total for _, completed, total in told]]
+    for each in shares:
+        assert each == sorted(each) and each[0] == 0 and each[-1] == pytest.approx(1) and len(set(each)) > 5
 
 
 def test_what_was_measured_goes_into_the_card(folder, tmp_path):

@@ -32,7 +32,7 @@ from typer.testing import CliRunner
 import hf_relpos
 from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel, processes, training
 from hf_relpos.cli import app
-from hf_relpos.console import progress_bar
+from hf_relpos.console import progress_bar, split_progress
 from hf_relpos.conversion import QUALITIES, ConversionError, PoorConversionWarning, convert
 from hf_relpos.conversion.absolute_tables import fold
 from hf_relpos.conversion.card import command as repeating_command
@@ -255,7 +255,9 @@ def test_progress_is_told_where_there_is_no_terminal(small, tmp_path, capfd, mon
     convert(small / "bert", tmp_path / "out", device="cpu", progress=True, **arguments)
     lines = capfd.readouterr().err.splitlines()
     assert any(re.match(r"distilling: \d+ % done after \d+ s", line) for line in lines)
-    assert any(re.match(r"64 tokens: \d+ % done after \d+ s", line) for line in lines)
+    assert any(re.match(r"comparing, 64 tokens: \d+ % done after \d+ s", line) for line in lines)
+    shares = [int(match[1]) for line in lines if (match := re.search(r": (\d+) % done", line))]
+    assert shares == sorted(shares)  # one measure of the whole
     convert(small / "bert", tmp_path / "out", **arguments)
     assert "done after" not in capfd.readouterr().err
 
@@ -465,15 +467,26 @@ def refuse(small, tmp_path, words, texts=None, **arguments):
 
 
 def test_lines_of_progress_are_half_a_minute_apart():
-    file, times = io.StringIO(), iter([0.0, 1.0, 20.0, 32.0, 45.0, 62.5])
+    """The estimate does not count what was done before the first call, such as steps before an interruption."""
+    file, times = io.StringIO(), iter([100.0, 120.0, 132.0, 145.0, 162.5])
     with progress_bar(Console(file=file), clock=lambda: next(times)) as progress:
-        for done in range(5):
+        for done in range(2, 7):
             progress(f"part {done}", done, 10)
     assert file.getvalue().splitlines() == [
-        "part 0: 0 % done after 1 s",
-        "part 2: 20 % done after 32 s, about 128 s left",
-        "part 4: 40 % done after 62 s, about 94 s left",
+        "part 2: 20 % done after 0 s",
+        "part 4: 40 % done after 32 s, about 96 s left",
+        "part 6: 60 % done after 62 s, about 62 s left",
     ]
+
+
+def test_parts_are_progress_of_the_whole():
+    told = []
+    parts = split_progress(lambda *each: told.append(each), {"short": 1.0, "long": 3.0})
+    for each in split_progress(parts["long"], {"first": 1.0, "second": 1.0}).values():
+        each("inner", 5, 10)
+    parts["short"]("outer", 2, 2)
+    assert told == [("inner", 1.75, 4.0), ("inner", 3.25, 4.0), ("outer", 1.0, 4.0)]
+    assert split_progress(None, {"short": 1.0}) == {"short": None}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,9 @@
 """`hf-relpos push`: what it shows, what it refuses, and what then lies on a Hub."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from typer.testing import CliRunner
 
 from hf_relpos.cli import app
 from hf_relpos.conversion import convert
+from hf_relpos.conversion.push import plan_upload
 
 
 CARD = "---\nlicense: mit\nbase_model: google-bert/bert-base-uncased\n---\n# A model\n"
@@ -55,6 +59,33 @@ def test_what_would_be_uploaded_is_shown(folder, monkeypatch):
     shown = run(folder, "user/name")
     assert shown.exit_code == 0 and "nothing was uploaded; --yes does it" in shown.stdout
     assert "card: license: mit" in shown.stdout and "notes.txt" in shown.stdout
+
+
+def test_the_uploaded_card_names_repository_and_origin(folder):
+    before = (folder / "README.md").read_bytes()
+    card = plan_upload(folder, "user/name", base_model="user/bert").card_text
+    assert 'from_pretrained("user/name")' in card and "PATH" not in card
+    assert ModelCard(card).data.base_model == "user/bert" and (folder / "README.md").read_bytes() == before
+    shown = run(folder, "user/name", "--base-model", "user/bert")
+    assert "card: base_model: user/bert" in shown.stdout and "names no base_model" not in shown.stdout
+    wrong = run(folder, "user/name", "--base-model", "a b")
+    assert wrong.exit_code == 2 and "base_model = 'a b'" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    "environment", [{"HF_ENDPOINT": "http://127.0.0.1:9"}, {"HF_HUB_OFFLINE": "1"}], ids=["no connection", "offline"]
+)
+def test_an_upload_that_fails_is_one_line(folder, environment):
+    code = "import sys; from hf_relpos.cli import app; app(sys.argv[1:])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "push", str(folder), "user/name", "--yes"],
+        env={**os.environ, "HF_TOKEN": "", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("Error: repository = 'user/name'")
+    assert "Traceback" not in done.stderr and "could not be uploaded" in done.stderr
 
 
 def test_what_a_reader_would_miss_is_said(folder):
@@ -156,6 +187,8 @@ def test_a_push(hub, folder):
     )
     stay = {"optimizer.pt"}
     wanted = {path.name: path.read_bytes() for path in folder.iterdir() if path.name not in stay}
+    assert b'("PATH"' in wanted["README.md"]
+    wanted["README.md"] = wanted["README.md"].replace(b'("PATH"', b'("user/model"')
     files = hub.files("user/model")
     assert {name: content for name, content in files.items() if name != ".gitattributes"} == wanted
     assert hub.server.repos["user/model"].private and set(hub.files("user/public")) == {".gitattributes", "a.txt"}

@@ -98,7 +98,7 @@ def test_the_text_of_the_conversion_follows(converted, trained):
     said = ModelCard((converted / "README.md").read_text()).text
     kept = re.sub(r"^## Use$.*?(?=^## )", "", said, flags=re.DOTALL | re.MULTILINE)
     lines = [line for line in kept.splitlines() if line and not line.startswith("# ")]
-    assert len(lines) > 15
+    assert len(lines) > 10
     for line in lines:
         assert f"\n{'#' if line.startswith('##') else ''}{line}\n" in theirs, line
     assert not [line for line in theirs.splitlines() if re.match("##? ", line)]
@@ -196,4 +196,4 @@ def test_a_trainer_that_pushes_it(hub, tmp_path):
     files = hub.files("user/trained")
     card = ModelCard(files["README.md"].decode())
     assert card.data.base_model == "user/stock" and card.data.base_model_relation == "finetune"
-    assert HEADING in card.text and "Scheme `shaw`" in card.text and "conversion.json" in files
+    assert HEADING in card.text and "scheme `shaw`" in card.text and "conversion.json" in files

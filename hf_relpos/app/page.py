@@ -7,10 +7,11 @@ from typing import Any
 
 from ..console import spinner
 from ..evaluation import Encoder
+from ..evaluation.inspection import has_mlm_head
 from ..evaluation.plot import figure_class
 from ..extras import import_extra
 from .models import CONVERTED, PACKAGED, load
-from .views import MASK, attention_figure, cosine_figure, position_figures, prediction_rows
+from .views import MASK, attention_figure, cosine_figure, position_figures, prediction_rows, similarity_rows
 
 
 TITLE = "hf_relpos: two models side by side"
@@ -25,13 +26,17 @@ ATTENTION = (
     "Attention weights of one head, and what they are without positions: without the terms of this layer, or, where "
     "positions are added to the input, with the same vector added everywhere."
 )
-PREDICTIONS = f"The most likely tokens for each `{MASK}`, and their probabilities."
+PREDICTIONS = (
+    f"The most likely tokens for each `{MASK}`, and their probabilities. Where a model predicts no words, as sentence "
+    "encoders do not: how similar the lines of the text are, by cosine; one line is compared with three sentences."
+)
 COSINES = (
     "Cosine of the last hidden states of both models on windows of the packaged novel, *Treasure Island*, by their "
     "length. Past the left model's limit it reads windows that overlap."
 )
-WINDOW = "Attention window of the right model, in Masked and Cosine; 0: its own"
+WINDOW = "Attention window of the right model, in Masked, similar and Cosine; 0: its own"
 COLUMNS = [MASK, "rank", "left", "right"]
+PAIR_COLUMNS = ["sentence", "other", "left", "right"]
 FONTS = ("system-ui", "sans-serif")  # fonts of the reader's system: none is downloaded
 
 
@@ -82,8 +87,11 @@ def _windowed(name: str, window: int | None) -> Encoder:
 
 
 def show_predictions(left: str, right: str, text: str, window: int) -> tuple[Any, ...]:
-    """Rows of a table."""
-    return (prediction_rows(load(left), _windowed(right, window), text),)
+    """Rows of the table of predictions, or else of that of similarities."""
+    models = load(left), _windowed(right, window)
+    if all(has_mlm_head(encoder.model) for encoder in models):
+        return prediction_rows(*models, text), None
+    return None, similarity_rows(*models, text)
 
 
 def show_cosines(left: str, right: str, window: int) -> tuple[Any, ...]:
@@ -95,7 +103,7 @@ def show_cosines(left: str, right: str, window: int) -> tuple[Any, ...]:
 SHOWN: dict[Callable[..., tuple[Any, ...]], int] = {
     show_positions: 4,
     show_attention: 2,
-    show_predictions: 1,
+    show_predictions: 2,
     show_cosines: 1,
 }
 
@@ -145,9 +153,15 @@ def build_page(left: str = PACKAGED, right: str = CONVERTED, window: int = 0) ->
                     with gr.Column(min_width=320):
                         gr.Markdown(f"**{name}**")
                         attention.append(picture())
-        with gr.Tab("Masked"):
+        with gr.Tab("Masked, similar"):
             gr.Markdown(PREDICTIONS)
-            masked = [message(), gr.Dataframe(headers=COLUMNS, show_label=False, interactive=False, visible=False)]
+            masked = [
+                message(),
+                *(
+                    gr.Dataframe(headers=columns, show_label=False, interactive=False, visible=False)
+                    for columns in (COLUMNS, PAIR_COLUMNS)
+                ),
+            ]
         with gr.Tab("Cosine"):
             gr.Markdown(COSINES)
             measure = gr.Button("Measure")

@@ -1,13 +1,15 @@
 """Figures and tables of the page."""
 
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
+from ..console import ProgressCallback
 from ..data import cut_windows
 from ..demo import read_text
 from ..evaluation import Encoder, FidelitySettings, default_lengths, fidelity, masked_predictions, model_max_length
-from ..evaluation.encoder import ProgressCallback
 from ..evaluation.inspection import has_mlm_head
 from ..evaluation.plot import fidelity_figure, figure_class, plot_model, plot_scheme
 from ..evaluation.position_scores import attention_maps, record_layer
@@ -23,6 +25,8 @@ MAX_TOKENS = 256
 # Largest number of tokens whose names next to a map are legible.
 MAX_NAMES = 40
 MASK = "[MASK]"
+# Sentences for a sentence encoder that is given one line.
+OTHERS = ("The sailor climbed down and watched the boat.", "A man is eating food.", "The sky is blue.")
 # Tokens of text for each length at which cosines are measured.
 TOKENS = 1024
 
@@ -137,6 +141,22 @@ def prediction_rows(left: Encoder, right: Encoder, text: str) -> list[list[Any]]
         for number, sides in enumerate(zip(*both, strict=True), 1)
         for rank, ((one, p), (other, q)) in enumerate(zip(*sides, strict=True), 1)
     ]
+
+
+def similarity_rows(left: Encoder, right: Encoder, text: str) -> list[list[Any]]:
+    """Cosines of the sentence vectors of each pair of lines, in both models; one line is compared with `OTHERS`.
+
+    Raises:
+        ValueError: for an empty text.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        raise ValueError("the text is empty; type a sentence, or several lines")
+    sentences = lines if len(lines) > 1 else [lines[0], *OTHERS]
+    vectors = [nn.functional.normalize(encoder.encode(sentences), dim=-1) for encoder in (left, right)]
+    scores = [each @ each.T for each in vectors]
+    pairs = list(combinations(range(len(sentences)), 2)) if len(lines) > 1 else [(0, n) for n in (1, 2, 3)]
+    return [[sentences[i], sentences[j], *(f"{float(each[i, j]):.2f}" for each in scores)] for i, j in pairs]
 
 
 def cosine_figure(

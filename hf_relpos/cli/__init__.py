@@ -65,10 +65,45 @@ def main(
     """BERT with relative positions."""
 
 
+# The end of the help of each command.
+EXAMPLES = {
+    "convert": (
+        "hf-relpos convert google-bert/bert-base-uncased OUT --text novels.txt",
+        "hf-relpos convert ROBERTA OUT --text a.txt --method-option length=2048",
+        "hf-relpos convert google-bert/bert-base-uncased OUT --scheme t5",
+    ),
+    "export": (
+        "hf-relpos export OUT STOCK",
+        "hf-relpos export OUT STOCK --overwrite",
+        "hf-relpos export OUT STOCK --json -",
+    ),
+    "push": (
+        "hf-relpos push OUT USER/NAME",
+        "hf-relpos push OUT USER/NAME --yes --private",
+        "hf-relpos push OUT USER/NAME --base-model google-bert/bert-base-uncased",
+    ),
+    "compare": (
+        "hf-relpos compare google-bert/bert-base-uncased OUT --text held-out.txt",
+        "hf-relpos compare SOURCE OUT --text held-out.txt --lengths 128,512,2048",
+        "hf-relpos compare SOURCE OUT --text held-out.txt --sts stsb.tsv",
+    ),
+    "evaluate": (
+        "hf-relpos evaluate OUT --sts stsb.tsv --update-card",
+        "hf-relpos evaluate OUT --mlm held-out.txt --lengths 128,512,2048",
+        "hf-relpos evaluate OUT --retrieval docs.tsv queries.tsv",
+    ),
+}
+
+
+def _with_examples(name: str) -> Any:
+    """Decorator of a command with examples; a blank line is a line break in the help."""
+    return app.command(name, epilog="\n\n".join(("Examples:", *EXAMPLES[name])))
+
+
 # In the order of the help.
-app.command()(checkpoints.convert)
-app.command()(checkpoints.export)
-app.command()(checkpoints.push)
+_with_examples("convert")(checkpoints.convert)
+_with_examples("export")(checkpoints.export)
+_with_examples("push")(checkpoints.push)
 app.command()(information.inspect)
 app.command()(information.schemes)
 app.command()(information.families)
@@ -76,5 +111,5 @@ app.command()(doctor.doctor)
 app.command()(checkpoints.demo)
 app.command()(visualization.plot)
 app.command("app")(visualization.page)
-app.command()(evaluation.compare)
-app.command()(evaluation.evaluate)
+_with_examples("compare")(evaluation.compare)
+_with_examples("evaluate")(evaluation.evaluate)

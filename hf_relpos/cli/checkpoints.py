@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ..console import plain_errors, plain_warnings, spinner, timed_step
-from .options import FIELD, TEXT, JsonFile, parse_options
+from .options import ADVANCED, FIELD, TEXT, JsonFile, parse_options
 from .output import LOADING, check_json, console_for, hide_loading_bars, write_json
 
 
@@ -22,28 +22,33 @@ def convert(
     scheme: Annotated[
         str | None,
         typer.Option(
+            metavar="NAME",
             help="Position scheme of the result; `hf-relpos schemes` lists them. By default the source's; for "
-            "absolute ones relative_key, harmonic with --text, and tables with --faithful."
+            "absolute ones relative_key, harmonic with --text, and tables with --faithful.",
         ),
     ] = None,
     option: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Option of the scheme; may be repeated.")
+        list[str] | None,
+        typer.Option(rich_help_panel=ADVANCED, metavar="KEY=VALUE", help="Option of the scheme; may be repeated."),
     ] = None,
     method: Annotated[
         str | None,
         typer.Option(
+            metavar="NAME",
+            rich_help_panel=ADVANCED,
             help="keep (default without --text): absolute positions stay, same outputs. drop: only their mean stays, "
             "needs training. "
             "distil: relative terms start at zero; all weights are trained on --text to compute the source's outputs. "
             "interpolate, hierarchical: a longer absolute table, no relative terms. "
             "For a source that is relative already: exact (default): the same tables or equivalent ones, "
-            "same outputs. refit: the closest tables of another scheme. distil, too."
+            "same outputs. refit: the closest tables of another scheme. distil, too.",
         ),
     ] = None,
     method_option: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEY=VALUE", help="Option of the method, such as length=2048 or steps=1000; may be repeated."
+            metavar="KEY=VALUE",
+            help="Option of the method, such as length=2048 or steps=1000; may be repeated.",
         ),
     ] = None,
     fast: Annotated[
@@ -57,20 +62,30 @@ def convert(
     text: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="TEXT",
             help=f"{TEXT} Without a method, the default preset learns positions from it; also for "
-            "distil. Needs no labels. May be repeated."
+            "distil. Needs no labels. May be repeated.",
         ),
     ] = None,
-    field: Annotated[list[str] | None, typer.Option(help=FIELD)] = None,
-    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    field: Annotated[list[str] | None, typer.Option(metavar="KEY", rich_help_panel=ADVANCED, help=FIELD)] = None,
+    seed: Annotated[int, typer.Option(rich_help_panel=ADVANCED, help="Random seed.")] = 0,
     architecture: Annotated[
-        str | None, typer.Option(help="Class with the head to keep, if not the class in config.json: BertModel, ….")
+        str | None,
+        typer.Option(
+            metavar="CLASS",
+            rich_help_panel=ADVANCED,
+            help="Class with the head to keep, if not the class in config.json: BertModel, ….",
+        ),
     ] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub repository.")] = None,
+    revision: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", rich_help_panel=ADVANCED, help="Branch, tag or commit of a Hub repository."),
+    ] = None,
     allow_pickle: Annotated[
         bool,
         typer.Option(
             "--allow-pickle",
+            rich_help_panel=ADVANCED,
             help="If there are no safetensors, read pytorch_model.bin; only if you trust it.",
         ),
     ] = False,
@@ -80,14 +95,23 @@ def convert(
     ] = False,
     device: Annotated[
         str | None,
-        typer.Option(help="Device of distil: cpu, cuda, cuda:1, …; by default an accelerator, if any."),
+        typer.Option(
+            metavar="NAME", help="Device of distil: cpu, cuda, cuda:1, …; by default an accelerator, if any."
+        ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Exit with 0 although the check of the result is poor.")
+        bool,
+        typer.Option(
+            "--force", rich_help_panel=ADVANCED, help="Exit with 0 although the check of the result is poor."
+        ),
     ] = False,
     plots: Annotated[
         bool,
-        typer.Option("--plots", help="Draw fidelity and tables into OUT, for methods that learn from text."),
+        typer.Option(
+            "--plots",
+            rich_help_panel=ADVANCED,
+            help="Draw fidelity and tables into OUT, for methods that learn from text.",
+        ),
     ] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Print every tensor and all measurements, as conversion.json has them.")
@@ -165,9 +189,20 @@ def push(
         bool, typer.Option("--yes", "--no-dry-run", help="Upload; without it nothing leaves this machine.")
     ] = False,
     private: Annotated[bool, typer.Option("--private", help="Make the repository private.")] = False,
-    message: Annotated[str, typer.Option(help="Title of the commit.")] = "Upload model with hf_relpos",
-    revision: Annotated[str | None, typer.Option(help="An existing branch to write to, if not main.")] = None,
-    create_pr: Annotated[bool, typer.Option("--create-pr", help="Open a pull request instead.")] = False,
+    base_model: Annotated[
+        str | None,
+        typer.Option(metavar="USER/NAME", help="Model that it was made from, for the card, if the card names none."),
+    ] = None,
+    message: Annotated[
+        str, typer.Option(metavar="TITLE", rich_help_panel=ADVANCED, help="Title of the commit.")
+    ] = "Upload model with hf_relpos",
+    revision: Annotated[
+        str | None,
+        typer.Option(metavar="BRANCH", rich_help_panel=ADVANCED, help="An existing branch to write to, if not main."),
+    ] = None,
+    create_pr: Annotated[
+        bool, typer.Option("--create-pr", rich_help_panel=ADVANCED, help="Open a pull request instead.")
+    ] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Show the files that an upload to the Hub would contain, and their problems; with --yes, upload them.
@@ -184,7 +219,7 @@ def push(
         check_json(json_file)
         console = console_for(json_file)
         with spinner("checking the files"):
-            upload = plan_upload(folder, repository)
+            upload = plan_upload(folder, repository, base_model)
         print_upload(upload, console)
         address = push_upload(upload, private, message, revision, create_pr) if yes else None
         console.print(

@@ -33,6 +33,9 @@ def doctor(
         int | None,
         typer.Option(help="Use this attention_window instead of the model's; 0 for none.", min=0),
     ] = None,
+    why: Annotated[
+        bool, typer.Option("--why", help="Also why the other backends are not taken, and the rates of products.")
+    ] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Print versions, devices, and the attention backend of each scheme; check the GPU kernels."""
@@ -50,13 +53,13 @@ def doctor(
             raise ValueError(f"--scheme {scheme[0]} compares schemes at the sizes of a model; add --model FOLDER")
         if backend and model is None:
             raise ValueError(f"--backend {backend[0]} measures a model with that backend; add --model FOLDER")
-        found: dict[str, Any] = {"versions": _print_versions(console, devices)}
+        found: dict[str, Any] = {"versions": _print_versions(console, devices, why)}
         if model is not None:
             found["costs"] = _print_costs(
                 console, model, length, batch or 1, scheme or [], backend, window, devices[-1]
             )
         else:
-            found["backends"] = _print_backends(console, batch or 4, length, window, devices)
+            found["backends"] = _print_backends(console, batch or 4, length, window, devices, why)
         write_json(json_file, found)
 
 
@@ -74,7 +77,7 @@ def _rates(library: Any, user: str) -> str:
     )
 
 
-def _print_versions(console: Console, devices: list[str]) -> dict[str, str]:
+def _print_versions(console: Console, devices: list[str], why: bool) -> dict[str, str]:
     import platform
 
     import torch
@@ -93,12 +96,14 @@ def _print_versions(console: Console, devices: list[str]) -> dict[str, str]:
         "bmm": _rates(bmm_library(), "attention in chunks"),
     }
     for name, value in versions.items():
+        if name in ("linear", "bmm") and not why:
+            continue
         console.print(f"{name:13}{value}", markup=False, highlight=False)
     return versions
 
 
 def _print_backends(
-    console: Console, batch: int, length: int, window: int | None, devices: list[str]
+    console: Console, batch: int, length: int, window: int | None, devices: list[str], why: bool
 ) -> list[dict[str, Any]]:
     from .. import SCHEMES, RelPosBertConfig, explain_backend
 
@@ -109,10 +114,18 @@ def _print_backends(
                 config = RelPosBertConfig(position_embedding_type=name, attention_window=window or None)
                 explanation = explain_backend(config, batch, length, device, check_kernels=True)
                 names.setdefault((device, explanation), []).append(name)
-    table = new_table(f"BERT-base, {batch} × {length} tokens", "device", "attention", show_lines=True)
-    for (device, explanation), alike in names.items():
-        table.add_row(", ".join(alike), device, Text(explanation))
+    shown = names
+    if not why:
+        shown = {}
+        for (device, explanation), alike in names.items():
+            taken = explanation.partition("\n")[0].partition(" takes ")[2] or explanation
+            shown.setdefault((device, taken), []).extend(alike)
+    table = new_table("device", "attention", f"schemes (BERT-base, {batch} × {length} tokens)", show_lines=why)
+    for (device, explanation), alike in shown.items():
+        table.add_row(device, Text(explanation), ", ".join(alike))
     console.print(table)
+    if not why:
+        console.print("--why says why not another; --model FOLDER measures a model", highlight=False)
     return [
         {"schemes": alike, "device": device, "attention": explanation}
         for (device, explanation), alike in names.items()

@@ -7,17 +7,23 @@ import typer
 from rich.console import Console
 
 from ..console import plain_errors, plain_warnings, progress_bar, spinner
-from .options import FIELD, TEXT, JsonFile
+from .options import ADVANCED, FIELD, TEXT, JsonFile
 from .output import LOADING, check_json, console_for, hide_loading_bars, write_json
 
 
 Pairs = Annotated[
     list[Path] | None,
-    typer.Option(exists=True, dir_okay=False, help="Scored sentence pairs, .tsv or .jsonl; may be repeated."),
+    typer.Option(
+        exists=True, dir_okay=False, metavar="FILE", help="Scored sentence pairs, .tsv or .jsonl; may be repeated."
+    ),
 ]
 Columns = Annotated[
     str,
-    typer.Option(help="Columns of the --sts files: score, first sentence, second sentence, separated by commas."),
+    typer.Option(
+        metavar="NAMES",
+        rich_help_panel=ADVANCED,
+        help="Columns of the --sts files: score, first sentence, second sentence, separated by commas.",
+    ),
 ]
 LENGTHS = "Lengths in tokens, separated by commas, such as 64,256,1024."
 
@@ -25,28 +31,42 @@ LENGTHS = "Lengths in tokens, separated by commas, such as 64,256,1024."
 def compare(
     teacher: Annotated[str, typer.Argument(help="Folder or Hub repository of the model that was converted.")],
     student: Annotated[str, typer.Argument(help="Folder or Hub repository of the result.")],
-    text: Annotated[list[str], typer.Option(help=f"{TEXT} Neither model may be fitted on it. May be repeated.")],
-    field: Annotated[list[str] | None, typer.Option(help=FIELD)] = None,
-    lengths: Annotated[str | None, typer.Option(help=LENGTHS)] = None,
+    text: Annotated[
+        list[str], typer.Option(metavar="TEXT", help=f"{TEXT} Neither model may be fitted on it. May be repeated.")
+    ],
+    field: Annotated[list[str] | None, typer.Option(metavar="KEY", rich_help_panel=ADVANCED, help=FIELD)] = None,
+    lengths: Annotated[str | None, typer.Option(metavar="LENGTHS", help=LENGTHS)] = None,
     sts: Pairs = None,
     columns: Columns = "score,sentence1,sentence2",
     pooling: Annotated[
-        str | None, typer.Option(help="mean or cls; by default that of the teacher's repository.")
+        str | None,
+        typer.Option(
+            metavar="NAME", rich_help_panel=ADVANCED, help="mean or cls; by default that of the teacher's repository."
+        ),
     ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="Folder or repository of the tokenizer, if not the teacher's.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            rich_help_panel=ADVANCED,
+            help="Folder or repository of the tokenizer, if not the teacher's.",
+        ),
     ] = None,
-    tokens: Annotated[int, typer.Option(help="Tokens of text for each length, about.", min=1)] = 4096,
+    tokens: Annotated[
+        int, typer.Option(rich_help_panel=ADVANCED, help="Tokens of text for each length, about.", min=1)
+    ] = 4096,
     attention_window: Annotated[
         int | None,
         typer.Option(
+            metavar="TOKENS",
+            rich_help_panel=ADVANCED,
             help="attention_window of the student, 0 for none. Lengths past the teacher's are also measured as it is.",
             min=0,
         ),
     ] = None,
     json_file: JsonFile = None,
     plot_file: Annotated[
-        Path | None, typer.Option("--plot", help="Picture of the fidelity by length to write.")
+        Path | None, typer.Option("--plot", metavar="FILE", help="Picture of the fidelity by length to write.")
     ] = None,
 ) -> None:
     """Measure the agreement of a converted model with its source."""
@@ -74,7 +94,7 @@ def compare(
         if plot_file is not None:
             check_picture(plot_file, "--plot")
         console = console_for(json_file)
-        with progress_bar(Console(stderr=True)) as progress:
+        with progress_bar(Console(stderr=True), first="reading text and models") as progress:
             results = compare_models(settings, progress)
         print_comparison(results, console)
         write_json(json_file, results)
@@ -90,20 +110,35 @@ def evaluate(
         tuple[Path, Path] | None,
         typer.Option(metavar="DOCS QUERIES", help="Documents (id, text) and queries (query, doc), .tsv or .jsonl."),
     ] = None,
-    mlm: Annotated[str | None, typer.Option(help=f"{TEXT} Its masked tokens are to be predicted.")] = None,
-    passkey: Annotated[str | None, typer.Option(help=f"{TEXT} Keys are hidden in it.")] = None,
-    field: Annotated[list[str] | None, typer.Option(help=FIELD)] = None,
-    lengths: Annotated[str | None, typer.Option(help=LENGTHS + " For --mlm and --passkey.")] = None,
-    max_length: Annotated[int, typer.Option(help="Tokens read of a document in retrieval.", min=3)] = 2048,
+    mlm: Annotated[
+        str | None, typer.Option(metavar="TEXT", help=f"{TEXT} Its masked tokens are to be predicted.")
+    ] = None,
+    passkey: Annotated[str | None, typer.Option(metavar="TEXT", help=f"{TEXT} Keys are hidden in it.")] = None,
+    field: Annotated[list[str] | None, typer.Option(metavar="KEY", rich_help_panel=ADVANCED, help=FIELD)] = None,
+    lengths: Annotated[str | None, typer.Option(metavar="LENGTHS", help=LENGTHS + " For --mlm and --passkey.")] = None,
+    max_length: Annotated[
+        int,
+        typer.Option(
+            metavar="TOKENS", rich_help_panel=ADVANCED, help="Tokens read of a document in retrieval.", min=3
+        ),
+    ] = 2048,
     pooling: Annotated[
-        str | None, typer.Option(help="mean or cls; by default that of the model's repository.")
+        str | None,
+        typer.Option(
+            metavar="NAME", rich_help_panel=ADVANCED, help="mean or cls; by default that of the model's repository."
+        ),
     ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="Folder or repository of the tokenizer, if not the model's.")
+        str | None,
+        typer.Option(
+            metavar="NAME", rich_help_panel=ADVANCED, help="Folder or repository of the tokenizer, if not the model's."
+        ),
     ] = None,
     attention_window: Annotated[
         int | None,
         typer.Option(
+            metavar="TOKENS",
+            rich_help_panel=ADVANCED,
             help="attention_window of the model, 0 for none. Texts past its trained length are also measured as it "
             "is.",
             min=0,
@@ -113,6 +148,7 @@ def evaluate(
         bool,
         typer.Option(
             "--update-card",
+            rich_help_panel=ADVANCED,
             help="Put the correlations of --sts into the card of MODEL, a folder, as the Hub's evaluation results.",
         ),
     ] = False,
@@ -147,7 +183,7 @@ def evaluate(
             card.check_names(sts)
             card.read_card(model)
         console = console_for(json_file)
-        with progress_bar(Console(stderr=True)) as progress:
+        with progress_bar(Console(stderr=True), first="reading text and models") as progress:
             results = evaluate_model(settings, progress)
         print_evaluation(results, console)
         write_json(json_file, results)

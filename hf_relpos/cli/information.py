@@ -11,6 +11,15 @@ from .options import JsonFile
 from .output import LOADING, STDOUT, check_json, console_for, write_json
 
 
+# The order of the list of schemes.
+MOST_USED = (
+    *("harmonic", "relative_key", "relative_key_query", "tables", "absolute", "deberta", "t5", "rope", "alibi"),
+    *("shaw", "nezha", "xlnet", "transformer_xl", "tupe", "kerple", "fire"),
+)
+# What the list says of `out_of_range`.
+PAST = {"clip": "last row", "zero": "no term", "extrapolate": "goes on"}
+
+
 def inspect(
     source: Annotated[str, typer.Argument(help="Folder or Hub repository of a checkpoint.")],
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the Hub repository.")] = None,
@@ -46,15 +55,46 @@ def schemes(
         check_json(json_file)
         console = console_for(json_file)
         if name is None:
-            table = new_table("scheme", "source")
+            rows = {each: _describe_scheme(SCHEMES[each]) for each in sorted(SCHEMES, key=_by_use)}
+            table = new_table("scheme", "what it does", "sides", "past", "target", padding=(0, 1, 0, 0))
+            table.caption = (
+                "sides: tells left from right · past the trained range: the last row, no term, goes on, or an error\n"
+                "target: of convert --text · hf-relpos schemes NAME: source, options, backends"
+            )
             table.columns[0].no_wrap = True
-            for each, scheme in SCHEMES.items():
-                table.add_row(each, Text(scheme.source))
+            for each, row in rows.items():
+                table.add_row(
+                    each,
+                    Text(row["summary"]),
+                    "yes" if row["direction"] else "no",
+                    PAST.get(row["out_of_range"], row["out_of_range"]),
+                    "yes" if row["target"] else "no",
+                )
             console.print(table)
-            write_json(json_file, {each: {"source": scheme.source} for each, scheme in SCHEMES.items()})
+            write_json(json_file, rows)
         else:
             find_scheme(name)
             write_json(json_file, _print_scheme(name, console))
+
+
+def _by_use(name: str) -> int:
+    """Place in the list: schemes of published checkpoints and of conversions first, others in their own order."""
+    return MOST_USED.index(name) if name in MOST_USED else len(MOST_USED)
+
+
+def _describe_scheme(scheme: Any) -> dict[str, Any]:
+    """What the list says of a scheme, by name of the column, and its source."""
+    from ..conversion.methods import METHODS
+    from ..models.configuration_relpos_bert import RelPosBertConfig
+
+    settings = scheme.resolve({}, RelPosBertConfig())
+    return {
+        "summary": scheme.summary,
+        "direction": not scheme.is_order_blind(settings),
+        "out_of_range": scheme.out_of_range[0],
+        "target": not METHODS["distil"].unsupported_reason(scheme),
+        "source": scheme.source,
+    }
 
 
 def _print_scheme(name: str, console: Console) -> dict[str, Any]:
@@ -65,7 +105,8 @@ def _print_scheme(name: str, console: Console) -> dict[str, Any]:
 
     scheme = SCHEMES[name]
     backends = supported_implementations(RelPosBertConfig(position_embedding_type=name))
-    console.print(f"{name}: {scheme.source}\nbackends: {', '.join(backends)}", markup=False, highlight=False)
+    lines = [f"{name}: {scheme.summary}" if scheme.summary else name, f"source: {scheme.source}"]
+    console.print("\n".join([*lines, f"backends: {', '.join(backends)}"]), markup=False, highlight=False)
     table = new_table("option", "default", "meaning")
     table.columns[0].no_wrap = True
     for key, option in scheme.options.items():

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 import typer
 
 
+# Panel of the help for options that few need; the others are in the panel "Options".
+ADVANCED = "Advanced options"
 # Help texts of options that name a text.
 FIELD = (
     "Key or column of the text in .jsonl, .tsv and datasets; 'text' by default. May be repeated: one for each text, "
@@ -19,6 +21,7 @@ JsonFile = Annotated[
     typer.Option(
         "--json",
         metavar="FILE",
+        rich_help_panel=ADVANCED,
         help="JSON file to write; with - it is printed, and all else goes to standard error.",
     ),
 ]

@@ -1,5 +1,6 @@
 """Agreement of a result with its source on held-out text."""
 
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -8,10 +9,11 @@ from typing import Any
 import torch
 
 from ..attention.dispatch import AUTO
+from ..console import ProgressCallback
 from ..data.text import TextError, pair_fields
 from ..data.windows import PairLayout, Windows, pair_windows, special_tokens
 from ..evaluation import FidelitySettings, fidelity, verdict
-from ..evaluation.encoder import ProgressCallback, hidden_states
+from ..evaluation.encoder import hidden_states
 from ..evaluation.inspection import has_mlm_head
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from .run import ConversionRun
@@ -25,6 +27,20 @@ EVALUATED_TOKENS = 6144
 SAMPLED_TOKENS = 1536
 # Windows that are compared as segment pairs: maximum tokens of each, and tokens of all.
 PAIR_LENGTH, PAIR_TOKENS = 128, 4096
+SPEED_RUNS = 5
+# Passes over the tokens of each length, with shifts, attention and predictions.
+CHECK_PASSES = 4.0
+
+
+def check_work(run: ConversionRun) -> float:
+    """Expected work of `held_out_fidelity`: tokens times passes over them."""
+    return CHECK_PASSES * (len(_lengths(run)) * EVALUATED_TOKENS + 2 * (run.options.length or 0))
+
+
+def _lengths(run: ConversionRun) -> list[int]:
+    """The lengths that the source reads and at which they are compared."""
+    limit = run.source_config.max_position_embeddings
+    return [length for length in EVALUATED_LENGTHS if length <= limit] or [limit]
 
 
 def held_out_fidelity(
@@ -41,8 +57,7 @@ def held_out_fidelity(
     """
     if run.texts is None:
         return {"skipped": "there was no text; `hf-relpos compare` measures it on yours"}
-    limit = run.source_config.max_position_embeddings
-    lengths = [length for length in EVALUATED_LENGTHS if length <= limit] or [limit]
+    limit, lengths = run.source_config.max_position_embeddings, _lengths(run)
     windows = _windows(tokenizer, run, len(lengths) * EVALUATED_TOKENS, window_lengths(limit))
     if (length := run.options.length or limit) > limit:
         lengths.append(length)
@@ -68,6 +83,27 @@ def held_out_fidelity(
         if any(map(any, pairs.types or ())):  # otherwise all windows are too short to split
             found["pairs"] = _pair_fidelity(student, teacher, pairs)
     return found
+
+
+@torch.inference_mode()
+def speed(student: RelPosBertPreTrainedModel, teacher: RelPosBertPreTrainedModel) -> dict[str, Any]:
+    """The content of `details["speed"]`: seconds of both encoders for one row as long as the source reads, and where.
+
+    Each is the fastest of several runs, in turns, since other processes only make a run slower.
+    """
+    length = min(EVALUATED_LENGTHS[-1], teacher.config.max_position_embeddings)
+    ids = torch.full((1, length), 5, device=student.device).clamp_max(student.config.vocab_size - 1)
+    seconds: dict[str, list[float]] = {"source": [], "result": []}
+    for _ in range(SPEED_RUNS):
+        for name, model in (("source", teacher), ("result", student)):
+            start = time.perf_counter()
+            model.base_model(input_ids=ids).last_hidden_state.sum().item()  # waits for a GPU
+            seconds[name].append(time.perf_counter() - start)
+    cpu = f"CPU, {torch.get_num_threads()} threads"
+    device = (
+        torch.cuda.get_device_name(ids.device) if ids.is_cuda else cpu if ids.device.type == "cpu" else ids.device.type
+    )
+    return {"tokens": length, "device": device, **{name: min(each) for name, each in seconds.items()}}
 
 
 @torch.no_grad()

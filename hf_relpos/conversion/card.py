@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import EvalResult, ModelCardData, metadata_load
+from huggingface_hub import ModelCardData, metadata_load
 from transformers import PreTrainedModel
 
 from ..console import markdown_table
@@ -21,7 +21,7 @@ from ..schemes.registry import STOCK_SCHEME
 from .folder_layout import MODULES
 from .methods import METHODS
 from .presets import QUALITIES
-from .report import KINDS, ConversionReport, lost_in_words
+from .report import ConversionReport, lost_in_words
 
 
 # Metadata of the source's card that also hold for the result; pipeline_tag only if the head is kept.
@@ -36,13 +36,17 @@ TASKS = {
     "AutoModelForTokenClassification": "token-classification",
     "AutoModelForQuestionAnswering": "question-answering",
 }
-# Descriptions of the kinds of steps in a report.
-MEANING = {
-    "reused": "as they were, bit for bit",
-    "folded": "changed, or put into others",
-    "dropped": "left out",
-    "created": "new",
+# What a visitor calls a model with each head.
+KINDS_OF_MODEL = {
+    "AutoModelForPreTraining": "masked language model",
+    "AutoModelForMaskedLM": "masked language model",
+    "AutoModelForCausalLM": "causal language model",
+    "AutoModelForSequenceClassification": "text classifier",
+    "AutoModelForTokenClassification": "token classifier",
+    "AutoModelForQuestionAnswering": "question answering model",
 }
+# Where a card names the folder; `push` puts the name of the repository there.
+PLACEHOLDER = "PATH"
 PICTURES = {
     "fidelity.png": "Fidelity by length, and divergence of the attention by layer",
     "tables.png": "What position adds to the attention scores, head by head; mean query and key of random tokens",
@@ -86,6 +90,7 @@ def write_card(
     limit: int,
     metadata: Mapping[str, Any] | None = None,
     pictures: Sequence[str] = (),
+    example: str = "",
 ) -> None:
     """Write README.md unless there is one.
 
@@ -96,11 +101,12 @@ def write_card(
         limit: maximum length of the source.
         metadata: from `source_metadata`.
         pictures: files in the folder to show, keys of `PICTURES`.
+        example: from `card_example.example`.
     """
     path = folder / CARD
     if not path.exists():
         listed = (folder / MODULES).is_file()
-        write_text(path, model_card(report, config, limit, metadata, pictures, listed))
+        write_text(path, model_card(report, config, limit, metadata, pictures, listed, example))
 
 
 def model_card(
@@ -110,40 +116,35 @@ def model_card(
     metadata: Mapping[str, Any] | None = None,
     pictures: Sequence[str] = (),
     sentence_transformers: bool = False,
+    example: str = "",
 ) -> str:
-    """The text of the card; see `write_card`.
+    """The text of the card: what it is, its use, the agreement by length, its limits, its origin; see `write_card`.
 
     Args:
         sentence_transformers: whether the result loads as a SentenceTransformer.
     """
     data = _metadata(report, metadata or {}, sentence_transformers)
+    long = [] if config.has_absolute_table or config.attention_window else [max(1, limit // 2)]
     parts = [
         f"---\n{data.to_yaml()}\n---",
-        *_what(report),
-        *usage(_auto_class(report), _has_tokenizer(report), config.save_code, sentence_transformers),
-        "## Weights",
-        markdown_table(
-            ("", "tensors", "parameters"),
-            [
-                (f"{kind}: {MEANING[kind]}", f"{total['tensors']:,}", f"{total['parameters']:,}")
-                for kind in KINDS
-                if (total := report.totals[kind])["tensors"]
-            ],
-        ),
-        *_text(report),
+        *_what(report, sentence_transformers),
+        *usage(_auto_class(report), _has_tokenizer(report), config.save_code, sentence_transformers, example, *long),
         *_fidelity(report, pictures),
         "## What is not promised",
         "\n".join(f"- {line}" for line in _limits(report, config, limit)),
         "## How it was made",
-        " · ".join(f"{name} {version}" for name, version in report.versions.items()),
+        *_text(report),
         f"```\n{command(report)}\n```",
-        "`conversion.json` holds every tensor, option and figure.",
+        " · ".join(f"{name} {version}" for name, version in report.versions.items())
+        + ". `conversion.json` holds every tensor, option and figure.",
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def _metadata(report: ConversionReport, source: Mapping[str, Any], sentence_transformers: bool) -> ModelCardData:
-    """The metadata for the Hub: origin, licence, task, text and measurements.
+    """The metadata for the Hub: origin, licence, task and text.
+
+    The agreement with the source is no result of a task, so that there is no model-index.
 
     Args:
         source: from `source_metadata`.
@@ -152,7 +153,6 @@ def _metadata(report: ConversionReport, source: Mapping[str, Any], sentence_tran
     if "architecture" not in report.arguments:
         task = source.get("pipeline_tag", task)
     texts = report.arguments.get("texts", [])
-    results = _results(report, task or "feature-extraction")
     return ModelCardData(
         base_model=report.source if report.revision else None,
         base_model_relation="finetune" if report.revision else None,  # the Hub's relation for new weights
@@ -160,8 +160,6 @@ def _metadata(report: ConversionReport, source: Mapping[str, Any], sentence_tran
         pipeline_tag=task,
         datasets=list(dict.fromkeys(name for text in texts if (name := hub_dataset(text)))) or None,
         tags=["hf_relpos", "relative-position"],
-        model_name=f"{_name(report).rpartition('/')[2]} with {report.scheme}" if results else None,
-        eval_results=results or None,
         **{key: value for key, value in source.items() if key != "pipeline_tag"},
     )
 
@@ -170,34 +168,6 @@ def hub_dataset(text: str) -> str | None:
     """The Hub repository of a text in a report, `user/name/configuration:split`; None for a file."""
     parts = text.partition(":")[0].split("/")
     return "/".join(parts[:2]) if len(parts) > 1 and all(parts[:2]) else None
-
-
-def _results(report: ConversionReport, task: str) -> list[EvalResult]:
-    """The agreement by length as evaluation results for the Hub; [] if it was not measured."""
-    texts = report.arguments.get("texts", [])
-    dataset = next(filter(None, map(hub_dataset, texts)), "text")
-    title = ", ".join(texts) or "documents given in Python"
-    found = []
-    for entry in report.fidelity.lengths if report.fidelity is not None else ():
-        figures = {
-            "token cosine to the source": ("cosine", entry.token_cosine),
-            "sentence cosine to the source": ("cosine", entry.sentence_cosine),
-        }
-        if entry.masked is not None:
-            figures["masked tokens predicted as by the source"] = ("agreement", entry.masked.agreement)
-            figures["masked tokens predicted right"] = ("accuracy", entry.masked.student_accuracy)
-        found += [
-            EvalResult(
-                task_type=task,
-                dataset_type=dataset,
-                dataset_name=f"{title}, held-out passages",
-                metric_type=kind,
-                metric_name=f"{name}, {entry.length} tokens",
-                metric_value=round(value, 4),
-            )
-            for name, (kind, value) in figures.items()
-        ]
-    return found
 
 
 def _auto_class(report: ConversionReport) -> str:
@@ -248,28 +218,41 @@ def _name(report: ConversionReport, full: bool = False) -> str:
     return last_name(report.source)
 
 
-def _listed(options: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} = {value}" for key, value in options.items())
-
-
-def _what(report: ConversionReport) -> list[str]:
+def _what(report: ConversionReport, sentence_transformers: bool) -> list[str]:
+    """Title, one sentence, and how close, how long and how fast."""
     relative = "a longer table of positions" if report.scheme == STOCK_SCHEME else "relative positions"
     source = f"`{_name(report)}`"
     if report.revision:
-        source = f"[{report.source}](https://huggingface.co/{report.source}), commit `{report.revision[:12]}`,"
-    lines = [
-        f"Scheme `{report.scheme}`" + (f": {_listed(report.position_options)}" if report.position_options else ""),
-        f"Method `{report.method}`: {METHODS[report.method].help}",
-    ]
-    if report.quality is not None:
-        lines.insert(0, f"Quality `{report.quality}`: {QUALITIES[report.quality].help}")
-    if report.method_options:
-        lines.append(f"Options of the method: {_listed(report.method_options)}")
+        source = f"[{report.source}](https://huggingface.co/{report.source}) (commit `{report.revision[:12]}`)"
+    kind = "sentence encoder" if sentence_transformers else KINDS_OF_MODEL.get(_auto_class(report), "text encoder")
+    lines = [("How close", _how_close(report)), ("How long", report.notes[0] if report.notes else "")]
+    if (speed := report.details.get("speed")) is not None:
+        took, source_took = (f"{1e3 * speed[name]:,.0f} ms" for name in ("result", "source"))
+        lines.append(
+            (
+                "How fast",
+                f"{speed['result'] / speed['source']:.2f} × the time of the source: {took} for {speed['tokens']:,} "
+                f"tokens, where the source takes {source_took} ({speed['device']}).",
+            )
+        )
     return [
         f"# {_name(report)} with {relative}",
-        f"Converted from {source} by hf_relpos: `{report.architecture}` became `{report.converted_to}`.",
-        "\n".join(f"- {line}" for line in lines),
+        f"A {kind}: {source}, converted by hf_relpos to {relative} (scheme `{report.scheme}`).",
+        "\n".join(f"- **{title}.** {text}" for title, text in lines if text),
     ]
+
+
+def _how_close(report: ConversionReport) -> str:
+    """One sentence on the agreement with the source."""
+    if report.fidelity is not None:
+        inside = [entry for entry in report.fidelity.lengths if entry.reference == "teacher"]
+        ends = list({entry.length: entry for entry in (*inside[:1], *inside[-1:])}.values())
+        figures = " and ".join(f"{entry.sentence_cosine:.3f} at {entry.length:,} tokens" for entry in ends)
+        cosine = f"On held-out text the cosine of its sentence vectors to the source's is {figures}. " if ends else ""
+        return f"{cosine}Verdict: {report.verdict}."
+    if report.difference is not None:
+        return f"It computes what the source computes, to {report.difference:.1e} of the largest output."
+    return f"Not measured: {METHODS[report.method].help}."
 
 
 def _has_tokenizer(report: ConversionReport) -> bool:
@@ -277,7 +260,14 @@ def _has_tokenizer(report: ConversionReport) -> bool:
     return any(fnmatch(name, kind) for name in report.files for kind in TOKENIZER_FILES)
 
 
-def usage(auto: str, tokenizer: bool, saves_code: bool, sentence_transformers: bool) -> list[str]:
+def usage(
+    auto: str,
+    tokenizer: bool,
+    saves_code: bool,
+    sentence_transformers: bool,
+    example: str = "",
+    window: int | None = None,
+) -> list[str]:
     """The section about loading the model.
 
     Args:
@@ -285,6 +275,8 @@ def usage(auto: str, tokenizer: bool, saves_code: bool, sentence_transformers: b
         tokenizer: whether the folder has a tokenizer.
         saves_code: whether the folder has the model's code.
         sentence_transformers: whether the folder loads as a SentenceTransformer.
+        example: code that uses `model` and `tokenizer`, with its output; empty for none.
+        window: `attention_window` for longer texts; None if it needs none.
     """
     load, imported = f"{auto}.from_pretrained", f"from transformers import {auto}"
     if sentence_transformers:
@@ -295,15 +287,26 @@ def usage(auto: str, tokenizer: bool, saves_code: bool, sentence_transformers: b
         loads["tokenizer"] = "AutoTokenizer.from_pretrained"
 
     def lines(arguments: str, note: str) -> list[str]:
-        first, *rest = (f'{name} = {call}("PATH"{arguments})' for name, call in loads.items())
+        first, *rest = (f'{name} = {call}("{PLACEHOLDER}"{arguments})' for name, call in loads.items())
         return [imported, "", f"{first}  # {note}", *rest]
 
     here = _python(["import hf_relpos", *lines("", "this folder, or its name on the Hub")])
+    parts = ["## Use", here]
+    if example:
+        parts += ["For example, with what it prints:", f"```python\n{example}\n```"]
+    if window is not None:
+        argument = (
+            f'config_kwargs={{"attention_window": {window}}}'
+            if sentence_transformers
+            else f"attention_window={window}"
+        )
+        long = f"For longer texts than it was made for, load it with `{argument}`"
+        parts.append(long + (" and raise `model.max_seq_length`." if sentence_transformers else "."))
     if not saves_code:
-        return ["## Use", here, "It needs hf_relpos to be installed."]
+        return [*parts, "It needs hf_relpos to be installed."]
     # the tokenizer runs no such code, but it reads the model's configuration, which needs the argument
     elsewhere = lines(", trust_remote_code=True", "runs the code saved with the weights")
-    return ["## Use", "Where hf_relpos is installed:", here, "Elsewhere:", _python(elsewhere)]
+    return [*parts, "Where hf_relpos is not installed:", _python(elsewhere)]
 
 
 def _python(lines: Sequence[str]) -> str:
@@ -311,17 +314,18 @@ def _python(lines: Sequence[str]) -> str:
 
 
 def _text(report: ConversionReport) -> list[str]:
-    if (text := report.details.get("text")) is None:
-        return []
-    lines = [f"{report.text_in_words('`')} to the tokenizer."]
-    if (distilled := report.details.get("distillation")) is not None:
-        lines.append(f"Distilled for {distilled['steps']:,} steps on {distilled['tokens']:,} tokens.")
-    lines += [f"Note: {note}." for note in text["notes"]]
-    return ["## Text", "\n".join(lines)]
+    preset = "" if report.quality is None else f"Quality `{report.quality}`: {QUALITIES[report.quality].help}."
+    lines = [*filter(None, [preset]), f"Method `{report.method}`: {METHODS[report.method].help}."]
+    if (text := report.details.get("text")) is not None:
+        lines.append(f"{report.text_in_words('`')} to the tokenizer.")
+        if (distilled := report.details.get("distillation")) is not None:
+            lines.append(f"Distilled for {distilled['steps']:,} steps on {distilled['tokens']:,} tokens.")
+        lines += [f"Note: {note}." for note in text["notes"]]
+    return ["\n".join(lines)]
 
 
 def _fidelity(report: ConversionReport, pictures: Sequence[str]) -> list[str]:
-    lines = ["## Fidelity"]
+    lines = ["## How close it is"]
     measured = report.fidelity
     if measured is not None:
         masked = any(entry.masked for entry in measured.lengths)
@@ -335,7 +339,7 @@ def _fidelity(report: ConversionReport, pictures: Sequence[str]) -> list[str]:
             rows.append(row)
         lines += [
             "Cosine of the hidden states of tokens, and of sentence vectors, to those of the source. The passages are "
-            "from the text above, and nothing was fitted to them. The columns `shifted` compare the source with "
+            "from the text below, and nothing was fitted to them. The columns `shifted` compare the source with "
             "itself when its input is shifted by some positions."
             + (" The last columns are about the prediction of masked tokens." if masked else ""),
             markdown_table(columns, rows),
@@ -363,7 +367,7 @@ def _limits(report: ConversionReport, config: RelPosBertConfig, limit: int) -> l
     if report.of_kind("folded"):
         lines.append("Adapters (LoRA and the like) that were trained on the source's weights do not fit these.")
     if "text" in report.details:
-        lines.append("On text of another kind or language than that above it may be further from the source.")
+        lines.append("On text of another kind or language than it was made from it may be further from the source.")
     if config.has_absolute_table:
         lines.append(f"It reads {config.max_position_embeddings:,} tokens and not one more.")
         return lines

@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 
 from ..attention.dispatch import AUTO
-from ..console import progress_bar
+from ..console import ProgressCallback, progress_bar, split_progress
 from ..data.batching import pad_rows
 from ..data.text import TextError
 from ..data.windows import PairLayout, Windows, pair_windows
@@ -30,7 +30,7 @@ from ..files import describe_write_error
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..processes import process_state
 from .absolute_tables import fold
-from .agreement import held_out_fidelity
+from .agreement import check_work, held_out_fidelity, speed
 from .options import DistilOptions
 from .run import ConversionRun
 from .windows import (
@@ -60,6 +60,9 @@ PAIRS = 0.5
 # Steps on short rows per step on rows past the source's limit, which are expensive. With 1 instead of 2,
 # all-MiniLM-L6-v2 was no better on long rows, and worse on sentence pairs.
 SHORT_STEPS = 2
+
+# Passes over a token in training: one of the teacher, one of the student, whose gradients take two.
+TRAINING_PASSES = 4.0
 
 # Windows over which the increase of [CLS]'s logit is averaged.
 COUNTED_WINDOWS = 32
@@ -117,12 +120,18 @@ def _learn(model: RelPosBertPreTrainedModel, run: ConversionRun, quiet: bool) ->
     marks = {"": time.process_time()}
     for each in (student, teacher):
         each.set_attn_implementation(AUTO)  # returns attention weights only where they are compared
-    with optimize(student, unpad=False), optimize(teacher, unpad=False):
-        run.details["distillation"] = _distil(student, teacher, tokenizer, run, console)
+    work = {"distillation": TRAINING_PASSES * run.options.steps * run.options.batch_tokens, "check": check_work(run)}
+    with (
+        progress_bar(console, not console.quiet, first="reading the text") as progress,
+        optimize(student, unpad=False),
+        optimize(teacher, unpad=False),
+    ):
+        parts = split_progress(progress, work)
+        run.details["distillation"] = _distil(student, teacher, tokenizer, run, console, parts["distillation"])
         marks["distillation"] = time.process_time()
-        with progress_bar(console, not console.quiet) as progress:
-            run.details["fidelity"] = held_out_fidelity(student, teacher, tokenizer, run, progress)
+        run.details["fidelity"] = held_out_fidelity(student, teacher, tokenizer, run, parts["check"])
         marks["check"] = time.process_time()
+    run.details["speed"] = speed(student, teacher)
     spent = pairwise(marks.items())
     run.details["cpu_seconds"] = {what: end - start for (_, start), (what, end) in spent}
     model.to("cpu", dtype)
@@ -203,6 +212,7 @@ def _distil(
     tokenizer: Any,
     run: ConversionRun,
     console: Console,
+    progress: ProgressCallback | None,
 ) -> dict[str, Any]:
     """Train the student in place and add `text` to the details; returns the report of the training."""
     from ..training import DistillationSettings, distil  # imports the Trainer
@@ -241,7 +251,7 @@ def _distil(
         f"distilling: {options.steps} steps on {windows.tokens:,} tokens. Interrupted, the same command resumes",
         highlight=False,
     )
-    train = partial(distil, student, teacher, rows, settings, progress=not console.quiet)
+    train = partial(distil, student, teacher, rows, settings, progress=progress or False)
     with torch.enable_grad():
         if run.resume_folder is None:
             return train().to_dict()

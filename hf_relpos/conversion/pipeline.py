@@ -25,8 +25,10 @@ from ..processes import process_state
 from ..version import __version__
 from .build import ARCHITECTURES, assemble, build_model, expected_shapes, rename_relative
 from .card import draw, source_metadata, write_card
+from .card_example import example
 from .configurations import resolved_options, stock_config
 from .folder import check_replaceable, check_target, copy_companions, left_out
+from .folder_layout import MODULES
 from .plan import ConversionPlan, plan_conversion
 from .report import REPORT, ConversionReport, Step, list_steps
 from .run import ConversionRun
@@ -265,4 +267,5 @@ def _describe(
     write_json(folder / REPORT, report.to_dict(), indent=2)
     pictures = draw(model, report, folder) if plots else ()
     limit = plan.source_config.max_position_embeddings
-    write_card(folder, report, model.config, limit, source_metadata(plan.top), pictures)
+    shown = example(model, folder, folder / plan.layout.encoder, (folder / MODULES).is_file())
+    write_card(folder, report, model.config, limit, source_metadata(plan.top), pictures, shown)

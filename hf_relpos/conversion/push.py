@@ -9,11 +9,12 @@ from typing import Any
 
 import yaml
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCard
-from huggingface_hub.errors import HFValidationError
+from huggingface_hub.errors import HFValidationError, HTTPError
 from huggingface_hub.utils import validate_repo_id
 
 from ..families.checkpoint import CARD, PICKLED_FILES, has_safetensors
 from ..families.errors import ConversionError
+from .card import PLACEHOLDER
 from .folder import KNOWN, other_files
 from .folder_layout import read_layout
 
@@ -38,6 +39,7 @@ class Upload:
         files: sizes in bytes by relative path.
         left_out: relative paths that do not belong to a checkpoint and are not uploaded.
         card: metadata of README.md; {} for none.
+        card_text: README.md as it will be uploaded; None for none.
         problems: reasons to reject the upload.
         remarks: missing information for readers of the repository.
     """
@@ -49,6 +51,7 @@ class Upload:
     card: dict[str, Any]
     problems: tuple[str, ...]
     remarks: tuple[str, ...]
+    card_text: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The plan in a form for JSON."""
@@ -63,15 +66,20 @@ class Upload:
         }
 
 
-def plan_upload(folder: str | Path, repository: str) -> Upload:
+def plan_upload(folder: str | Path, repository: str, base_model: str | None = None) -> Upload:
     """Check the files of a checkpoint, without any upload.
+
+    In the uploaded card, code that loads the model names the repository; the card in the folder stays as it is.
 
     Args:
         folder: folder with config.json and safetensors, from `save_pretrained`, `convert` or the Trainer.
         repository: `user/name`.
+        base_model: repository of the model that it was made from, for the metadata of the card; None for what the card
+            says.
 
     Raises:
-        ConversionError: for a folder without a checkpoint, and a name that the Hub rejects.
+        ConversionError: for a folder without a checkpoint, a name that the Hub rejects, and a `base_model` without a
+            card.
     """
     top = Path(folder).expanduser().resolve()
     encoder = top / read_layout(top).encoder
@@ -80,10 +88,12 @@ def plan_upload(folder: str | Path, repository: str) -> Upload:
             f"folder = '{folder}' holds no checkpoint: config.json or safetensors are missing; give the folder that "
             "save_pretrained or hf-relpos convert wrote"
         )
-    try:
-        validate_repo_id(repository)
-    except HFValidationError as error:
-        raise ConversionError(f"repository = {repository!r}: {error}; give user/name") from error
+    for field, name in (("repository", repository), ("base_model", base_model)):
+        try:
+            if name is not None:
+                validate_repo_id(name)
+        except HFValidationError as error:
+            raise ConversionError(f"{field} = {name!r}: {error}; give user/name") from error
     if "/" not in repository:
         raise ConversionError(f"repository = {repository!r} has no owner; give user/name")
 
@@ -94,7 +104,9 @@ def plan_upload(folder: str | Path, repository: str) -> Upload:
         if path.is_file() and not any(_within(path.relative_to(top).as_posix(), name) for name in left_out)
     ]
     files = {path.relative_to(top).as_posix(): path.stat().st_size for path in paths}
-    card, problems = _read_card(top / CARD)
+    card, card_text, problems = _read_card(top / CARD, repository, base_model)
+    if card_text is not None:
+        files[CARD] = len(card_text.encode())
     for name, path in zip(files, paths, strict=True):
         if any(path.match(pattern) for pattern in PICKLES):
             problems.append(f"{name} is a pickle, which runs code where it is read; save safetensors")
@@ -104,11 +116,11 @@ def plan_upload(folder: str | Path, repository: str) -> Upload:
         f"the card names no {field}: {why}"
         for field, why in (
             ("license", "nobody may use it"),
-            ("base_model", "its page will not say what it was made from"),
+            ("base_model", "its page will not say what it was made from; --base-model USER/NAME does"),
         )
         if not card.get(field)
     ]
-    return Upload(top, repository, files, left_out, card, tuple(problems), tuple(remarks))
+    return Upload(top, repository, files, left_out, card, tuple(problems), tuple(remarks), card_text)
 
 
 def _within(path: str, name: str) -> bool:
@@ -116,15 +128,29 @@ def _within(path: str, name: str) -> bool:
     return path == name or (name.endswith("/") and path.startswith(name))
 
 
-def _read_card(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """The metadata of a card, {} for none, and its problems."""
+def _read_card(path: Path, repository: str, base_model: str | None) -> tuple[dict[str, Any], str | None, list[str]]:
+    """Metadata and text of a card as it will be uploaded, {} and None for none, and its problems.
+
+    Raises:
+        ConversionError: for a `base_model` without a card.
+    """
     if not path.is_file():
-        return {}, []
+        if base_model is not None:
+            raise ConversionError(
+                f"base_model = {base_model!r}: {path} is missing, so that nothing can name it; write it"
+            )
+        return {}, None, []
+    text = path.read_text("utf-8").replace(f'("{PLACEHOLDER}"', f'("{repository}"')
     try:
+        card = ModelCard(text)
+        if base_model is not None:
+            card.data["base_model"] = base_model
+            text = str(card)
         # YAML dates become strings
-        return json.loads(json.dumps(ModelCard(path.read_text("utf-8")).data.to_dict(), default=str)), []
+        return json.loads(json.dumps(card.data.to_dict(), default=str)), text, []
     except (ValueError, TypeError, KeyError, yaml.YAMLError) as error:
-        return {}, [f"{CARD}: its metadata cannot be read ({shorten(str(error), 160, placeholder=' …')}); correct it"]
+        reason = shorten(str(error), 160, placeholder=" …")
+        return {}, None, [f"{CARD}: its metadata cannot be read ({reason}); correct it"]
 
 
 def private_words(path: Path, folder: Path) -> list[str]:
@@ -169,6 +195,7 @@ def push(
     """
     if upload.problems:
         raise ConversionError(f"{upload.folder}: not uploaded: {'; '.join(upload.problems)}")
+    written = {} if upload.card_text is None else {CARD: upload.card_text.encode()}
     api = HfApi(library_name="hf_relpos")
     try:
         if revision is None:  # a branch implies an existing repository
@@ -180,14 +207,15 @@ def push(
             )
         commit = api.create_commit(
             upload.repository,
-            [CommitOperationAdd(name, upload.folder / name) for name in upload.files],
+            [CommitOperationAdd(name, written.get(name, upload.folder / name)) for name in upload.files],
             commit_message=message,
             revision=revision,
             create_pr=create_pr,
         )
     except ConversionError:
         raise
-    except (OSError, ValueError) as error:  # no token, no connection, no write access, a rejected card
+    # no token, no connection, no write access, a rejected card, a client's error
+    except (OSError, ValueError, HTTPError) as error:
         reason = shorten(str(error), 240, placeholder=" …")
         raise ConversionError(
             f"repository = {upload.repository!r}: could not be uploaded ({type(error).__name__}: {reason}). Check the "

@@ -9,17 +9,18 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from ..console import ProgressCallback, split_progress
 from ..data.batching import Row
 from ..data.pairs import PAIR_COLUMNS, Pair, Query, read_documents, read_pairs, read_queries
 from ..data.text import TextError, pair_fields, read_texts
 from ..data.windows import unknown_rate, warn_of_unknown_tokens
-from .encoder import Encoder, ProgressCallback
+from .encoder import Encoder, expected_work, text_work
 from .inspection import has_mlm_head, model_max_length, set_attention_window
 from .loading import load_encoder
 from .masked import masked_accuracy_by_length, token_ids
 from .model_fidelity import default_lengths
-from .passkey import passkey_by_mask, passkey_by_vector, passkeys
-from .retrieval import CHUNK, difference, retrieve
+from .passkey import TEXTS, passkey_by_mask, passkey_by_vector, passkeys
+from .retrieval import CHUNK, difference, retrieval_work, retrieve
 from .similarity import pair_vectors, similarities
 from .statistics import rank_correlation
 
@@ -101,23 +102,53 @@ def evaluate_model(settings: EvaluateSettings, progress: ProgressCallback | None
         "model": settings.model,
         "attention_window": getattr(encoder.model.config, "attention_window", None),
     }
+    has_own = own is not None and own != window
+    trained = encoder.model.config.max_position_embeddings if has_own else 0
+    again_lengths = [length for length in lengths if length > trained] if has_own else []
+    strategies = _strategies(encoder, settings.max_length) if settings.retrieval else {}
+    reads_again = has_own and "full" in strategies and settings.max_length > trained
+    work = {
+        ("similarity", name): text_work(
+            encoder.model, [text for pair in pairs for text in (pair.sentence1, pair.sentence2)]
+        )
+        for name, pairs in pairs_by_file.items()
+    }
+    for name, arguments in strategies.items():
+        work["retrieval", name] = sum(retrieval_work(encoder, documents, queries, name, **arguments).values())
+    work["lengths", "given"] = sum(_length_work(settings, encoder, lengths).values())
+    work["lengths", "own"] = sum(_length_work(settings, encoder, again_lengths).values())
+    work["retrieval", "own"] = work.get(("retrieval", "full"), 0.0) if reads_again else 0.0
+    parts = split_progress(progress, work)
     if pairs_by_file:
         results["similarity"] = {
-            name: evaluate_similarity(encoder, pairs, progress) for name, pairs in pairs_by_file.items()
+            name: evaluate_similarity(encoder, pairs, parts["similarity", name])
+            for name, pairs in pairs_by_file.items()
         }
     if settings.retrieval:
-        results["retrieval"] = evaluate_retrieval(encoder, documents, queries, settings.max_length, progress)
-    results |= _by_length(settings, encoder, lengths, progress)
-    if own is not None and own != window:
+        of_strategies = {name: parts["retrieval", name] for name in strategies}
+        results["retrieval"] = evaluate_retrieval(encoder, documents, queries, settings.max_length, of_strategies)
+    results |= _by_length(settings, encoder, lengths, parts["lengths", "given"])
+    if own is not None and has_own:
         set_attention_window(encoder.model, own)
-        trained = encoder.model.config.max_position_embeddings
-        again = _by_length(settings, encoder, [length for length in lengths if length > trained], progress)
-        if "full" in results.get("retrieval", {}) and settings.max_length > trained:
-            found = retrieve(encoder, documents, queries, "full", length=settings.max_length, progress=progress)
+        again = _by_length(settings, encoder, again_lengths, parts["lengths", "own"])
+        if reads_again:
+            found = retrieve(
+                encoder, documents, queries, "full", length=settings.max_length, progress=parts["retrieval", "own"]
+            )
             again["retrieval"] = {"full": found.to_dict()}
         if again:
             results["as_it_is"] = {"attention_window": own or None, **again}
     return results
+
+
+def _length_work(settings: EvaluateSettings, encoder: Encoder, lengths: Sequence[int]) -> dict[tuple[str, int], float]:
+    """Expected work of masked tokens and passkeys at each length, as far as they are asked for."""
+    texts = TEXTS * (2 if has_mlm_head(encoder.model) else 1)
+    tokens = {
+        **({("masked", length): max(MASKED_TOKENS, length) for length in lengths} if settings.mlm else {}),
+        **({("passkey", length): texts * length for length in lengths} if settings.passkey else {}),
+    }
+    return {key: expected_work(encoder.model, count, key[1]) for key, count in tokens.items()}
 
 
 def _by_length(
@@ -125,18 +156,24 @@ def _by_length(
 ) -> dict[str, Any]:
     """Masked tokens and passkeys, as far as they are asked for, at each length."""
     results: dict[str, Any] = {}
+    parts = split_progress(progress, _length_work(settings, encoder, lengths))
     if settings.mlm and lengths:
         text = _documents(settings.mlm, settings.fields()["mlm"], encoder.tokenizer, max(MASKED_TOKENS, *lengths))
-        by_length = masked_accuracy_by_length(
-            encoder.model, encoder.tokenizer, text, lengths, MASKED_TOKENS, progress=progress
-        )
-        results["masked"] = {str(length): row for length, row in by_length.items()}
+        results["masked"] = {}
+        for length in lengths:
+            part = parts["masked", length]
+            by_length = masked_accuracy_by_length(
+                encoder.model, encoder.tokenizer, text, [length], MASKED_TOKENS, progress=part
+            )
+            results["masked"][str(length)] = by_length[length]
     if settings.passkey and lengths:
         text = _documents(
             settings.passkey, settings.fields()["passkey"], encoder.tokenizer, max(FILLER_TOKENS, *lengths)
         )
         filler = token_ids(encoder.tokenizer, text)
-        results["passkey"] = {str(length): evaluate_passkeys(encoder, filler, length, progress) for length in lengths}
+        results["passkey"] = {
+            str(length): evaluate_passkeys(encoder, filler, length, parts["passkey", length]) for length in lengths
+        }
     return results
 
 
@@ -191,29 +228,32 @@ def evaluate_similarity(
     return {"pairs": len(pairs), "spearman": 100 * rank_correlation(cosines, scores)}
 
 
+def _strategies(encoder: Encoder, length: int) -> dict[str, dict[str, int]]:
+    """The arguments of `retrieve` for each strategy that the model allows."""
+    limit = model_max_length(encoder.model)
+    chunk = CHUNK if limit is None else min(CHUNK, limit)
+    arguments = {"truncate": {"chunk": chunk}, "chunks": {"length": length, "chunk": chunk}}
+    if length > chunk and (limit is None or length <= limit):
+        arguments["full"] = {"length": length}
+    return arguments
+
+
 def evaluate_retrieval(
     encoder: Encoder,
     documents: Mapping[str, str],
     queries: Sequence[Query],
     length: int = 2048,
-    progress: ProgressCallback | None = None,
+    progress: Mapping[str, ProgressCallback | None] | None = None,
 ) -> dict[str, Any]:
     """Retrieval with each strategy that the model allows, and the gain of each over `truncate`.
 
     Args:
         length: tokens that `chunks` and `full` read of a document; past the model's maximum, `full` is skipped.
+        progress: by strategy; None for none.
     """
-    limit = model_max_length(encoder.model)
-    chunk = CHUNK if limit is None else min(CHUNK, limit)
-    arguments: dict[str, dict[str, Any]] = {
-        "truncate": {"chunk": chunk},
-        "chunks": {"length": length, "chunk": chunk},
-    }
-    if length > chunk and (limit is None or length <= limit):
-        arguments["full"] = {"length": length}
     retrievals = {
-        strategy: retrieve(encoder, documents, queries, strategy, progress=progress, **more)
-        for strategy, more in arguments.items()
+        strategy: retrieve(encoder, documents, queries, strategy, progress=(progress or {}).get(strategy), **arguments)
+        for strategy, arguments in _strategies(encoder, length).items()
     }
     results = {strategy: retrieval.to_dict() for strategy, retrieval in retrievals.items()}
     for strategy in results.keys() - {"truncate"}:
@@ -226,8 +266,9 @@ def evaluate_passkeys(
     encoder: Encoder, filler: Row, length: int, progress: ProgressCallback | None = None
 ) -> dict[str, dict[str, float]]:
     """Passkey accuracy by text vectors and, for a model with a masked-token head, at masked tokens."""
-    results = {"vector": passkey_by_vector(encoder, passkeys(encoder.tokenizer, filler, length), progress)}
+    parts = split_progress(progress, {"vector": 1.0, **({"masked": 1.0} if has_mlm_head(encoder.model) else {})})
+    results = {"vector": passkey_by_vector(encoder, passkeys(encoder.tokenizer, filler, length), parts["vector"])}
     if has_mlm_head(encoder.model):
         trials = passkeys(encoder.tokenizer, filler, length, masked=True)
-        results["masked"] = passkey_by_mask(encoder.model, encoder.tokenizer, trials, progress)
+        results["masked"] = passkey_by_mask(encoder.model, encoder.tokenizer, trials, parts["masked"])
     return results

@@ -7,9 +7,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..console import ProgressCallback, split_progress
 from ..data.batching import BATCH_TOKENS, Row, batch_indices, rows_per_batch
 from ..data.masking import IGNORE_INDEX, mask_rows, mask_tokens
-from .encoder import ProgressCallback, pad_batch
+from .encoder import expected_work, pad_batch
 from .fidelity_report import MaskedAgreement
 from .inspection import model_max_length
 
@@ -95,7 +96,7 @@ def masked_accuracy(
         loss += float(nn.functional.cross_entropy(logits, target, reduction="sum"))
         count += len(target)
         if progress is not None:
-            progress(f"masked tokens, {inputs.shape[1]}", min(start + batch_size, len(inputs)), len(inputs))
+            progress(f"masked tokens, {inputs.shape[1]:,}", min(start + batch_size, len(inputs)), len(inputs))
     return {"accuracy": round(100 * right / count, 2), "nll": round(loss / count, 4)}
 
 
@@ -139,10 +140,11 @@ def masked_accuracy_by_length(
     if not fitting:
         raise ValueError(f"lengths = {list(lengths)}: the model reads {limit} tokens; give shorter ones")
     results = {}
+    parts = split_progress(progress, {length: expected_work(model, tokens, length) for length in fitting})
     for length in fitting:
         windows = max(1, tokens // length)
         inputs, labels = masked_windows(tokenizer, paragraphs, length, windows, np.random.default_rng(seed))
-        accuracy = masked_accuracy(model, inputs, labels, batch_size=rows_per_batch(length), progress=progress)
+        accuracy = masked_accuracy(model, inputs, labels, batch_size=rows_per_batch(length), progress=parts[length])
         results[length] = {"windows": len(inputs), "masked": int((labels != IGNORE_INDEX).sum()), **accuracy}
     return results
 

@@ -12,14 +12,17 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..console import ProgressCallback
 from ..data.batching import Row, batch_indices
-from .encoder import Encoder, ProgressCallback
+from .encoder import Encoder
 from .masked import masked_predictions
 
 
 NEEDLE = "The pass key is {key}. Remember it. {key} is the pass key."
 STATEMENT = "The pass key is {key}."
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+PER_DEPTH = 20
+TEXTS = PER_DEPTH * len(DEPTHS)
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ def passkeys(
     filler: Row,
     length: int,
     candidates: int = 10,
-    per_depth: int = 20,
+    per_depth: int = PER_DEPTH,
     depths: Sequence[float] = DEPTHS,
     masked: bool = False,
     seed: int = 0,

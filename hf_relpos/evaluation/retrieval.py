@@ -10,9 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from ..console import ProgressCallback, split_progress
 from ..data.batching import Row
 from ..data.pairs import Query
-from .encoder import Encoder, ProgressCallback
+from .encoder import Encoder, text_work
 from .statistics import Difference, paired_bootstrap
 
 
@@ -103,6 +104,22 @@ def document_vectors(
     return total / weight.new_zeros(len(texts), 1).index_add_(0, torch.tensor(owner), weight)
 
 
+def retrieval_work(
+    encoder: Encoder,
+    documents: Mapping[str, str],
+    queries: Sequence[Query],
+    strategy: str = "full",
+    length: int | None = None,
+    chunk: int = CHUNK,
+) -> dict[str, float]:
+    """Expected work of `retrieve`: for the queries and for the documents."""
+    most, piece = (chunk, None) if strategy == "truncate" else (length, chunk if strategy == "chunks" else None)
+    return {
+        "queries": text_work(encoder.model, [query.text for query in queries]),
+        "documents": text_work(encoder.model, documents.values(), most, piece),
+    }
+
+
 def pieces(row: Row, size: int) -> list[Row]:
     """Split a row `[CLS] … [SEP]` into pieces of at most `size` tokens, each between [CLS] and [SEP]."""
     inner, step = row[1:-1], size - 2
@@ -152,7 +169,8 @@ def retrieve(
                 f"the query {query.text!r} asks for the document {query.document!r}, which is not among the "
                 f"{len(documents)} documents; give the files that belong together"
             )
-    query_vectors = encoder.encode([query.text for query in queries], progress=progress, what="queries")
-    vectors = document_vectors(encoder, list(documents.values()), strategy, length, chunk, progress)
+    parts = split_progress(progress, retrieval_work(encoder, documents, queries, strategy, length, chunk))
+    query_vectors = encoder.encode([query.text for query in queries], progress=parts["queries"], what="queries")
+    vectors = document_vectors(encoder, list(documents.values()), strategy, length, chunk, parts["documents"])
     right = torch.tensor([number[query.document] for query in queries])
     return Retrieval(rank_documents(query_vectors, vectors, right))

@@ -8,8 +8,9 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..console import ProgressCallback
 from ..data.pairs import Pair
-from .encoder import Encoder, ProgressCallback
+from .encoder import Encoder
 from .statistics import Difference, paired_bootstrap, rank_correlation
 
 

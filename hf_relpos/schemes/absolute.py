@@ -58,6 +58,7 @@ class LearnedPositions(nn.Embedding):
 class Absolute(Scheme, name="absolute"):
     """Stock BERT, the baseline: x_i = LayerNorm(word + type + p_i), with one table (P, D) at the input."""
 
+    summary = "A vector per position, added to the words: stock BERT"
     source = "Devlin et al. 2018, arXiv 1810.04805"
     out_of_range = ("error", "clip")
     extrapolation_claim = "ends at P; `clip` only makes it run"

@@ -36,6 +36,7 @@ class ALiBi(Scheme, name="alibi"):
         and CLAP head", which finds it weaker at 2048 tokens in larger models). The paper does not have it.
     """
 
+    summary = "Scores fall with distance, at a fixed rate per head"
     source = "Press et al. 2021, arXiv 2108.12409, §3"
     out_of_range = ("extrapolate",)
     extrapolation_claim = "causal language models keep their perplexity on longer texts"

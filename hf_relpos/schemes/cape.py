@@ -78,6 +78,7 @@ class Cape(Scheme, name="cape"):
     not implemented.
     """
 
+    summary = "Fixed waves of a randomly shifted and scaled position"
     source = "Likhomanenko et al. 2021, arXiv 2106.03143, §3"
     out_of_range = ("extrapolate",)
     extrapolation_claim = "generalises to longer inputs better than absolute positions do"

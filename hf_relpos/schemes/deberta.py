@@ -69,6 +69,7 @@ class Deberta(Scheme, name="deberta"):
     number to all scores of a query, so it has no effect. `pos_key_bias` adds it anyway, for v2's checkpoints.
     """
 
+    summary = "Content to position and back, in a window of distances"
     source = "He et al. 2021, arXiv 2006.03654, eq. 4 as released in microsoft/DeBERTa; v3: arXiv 2111.09543"
     out_of_range = ("clip",)
     extrapolation_claim = "distances are clipped, so longer inputs run"

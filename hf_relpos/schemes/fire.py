@@ -63,6 +63,7 @@ class Fire(Scheme, name="fire"):
     with `shared`.
     """
 
+    summary = "A small network of the distance over the text so far"
     source = "Li et al. 2023, arXiv 2310.04418; github.com/mcleish7/arithmetic"
     out_of_range = ("extrapolate",)
     extrapolation_claim = "language models generalise to longer texts"

@@ -27,6 +27,7 @@ class Harmonic(Scheme, name="harmonic"):
     1, 2W); per layer. Coefficients of the cosines come first, then those of the sines.
     """
 
+    summary = "Terms of query, key and value as sums of waves of the distance"
     source = "hf_relpos; features of a product as in Liutkus et al. 2021, arXiv 2105.08399"
     out_of_range = ("extrapolate",)
     extrapolation_claim = "ours: terms are as large at any distance, and those `period` apart are nearly the same"

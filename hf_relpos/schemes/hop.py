@@ -24,6 +24,7 @@ class Hop(Scheme, name="hop"):
     themselves, normalises content and embeds its trimap; these belong to matting and are not implemented.
     """
 
+    summary = "A vector per row and column distance, for images"
     source = "Li et al. 2020, arXiv 2004.03249; Yaoyi-Li/HOP-Matting networks/ops.py"
     out_of_range = ("clip",)
     extrapolation_claim = "nothing about larger images"

@@ -23,6 +23,7 @@ class HuangM1(Scheme, name="huang_m1"):
     Parameters: weight (P,), row |r|, with distances clipped to P − 1; per layer, shared by the heads.
     """
 
+    summary = "A factor on the score per distance"
     source = "Huang et al. 2020, arXiv 2009.13658, method 1"
     out_of_range = ("clip",)
     extrapolation_claim = "nothing about longer inputs"
@@ -55,6 +56,7 @@ class HuangM2(HuangM1, name="huang_m2"):
     Parameters: weight (2P − 1,), row r + P − 1, with offsets clipped to ±(P − 1); per layer, shared by the heads.
     """
 
+    summary = "A factor on the score per signed distance"
     source = "Huang et al. 2020, arXiv 2009.13658, method 2"
     order_blind = False
 
@@ -75,6 +77,7 @@ class HuangM3(HuangM2, name="huang_m3"):
     Parameters: weight (2P − 1, d), row r + P − 1, with offsets clipped to ±(P − 1); per layer, shared by the heads.
     """
 
+    summary = "A factor on each feature per signed distance"
     source = "Huang et al. 2020, arXiv 2009.13658, method 3"
 
     def shape(self) -> tuple[int, ...]:

@@ -57,6 +57,7 @@ class Kerple(Scheme, name="kerple"):
     The parameters are `encoder.distance_embedding.bias_p` and `.bias_a`, shared by all layers.
     """
 
+    summary = "Scores fall with the logarithm of distance, learned per head"
     source = "Chi et al. 2022, arXiv 2205.09921; github.com/chijames/KERPLE"
     out_of_range = ("extrapolate",)
     extrapolation_claim = "causal language models keep their perplexity on longer texts"

@@ -26,6 +26,7 @@ class LogCPB(Scheme, name="log_cpb"):
     code, where the first weight has one column per axis.
     """
 
+    summary = "A small network of the logarithm of distance"
     source = (
         "Liu et al. 2022, arXiv 2111.09883, §3.3, eq. 3-4; microsoft/Swin-Transformer models/swin_transformer_v2.py"
     )

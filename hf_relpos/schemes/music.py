@@ -23,6 +23,7 @@ class Music(Scheme, name="music"):
     without `per_head`; per layer. Names, shapes and initialisation are tensor2tensor's.
     """
 
+    summary = "A vector per head and distance, multiplied by the query"
     source = (
         "Huang et al. 2018, arXiv 1809.04281, §3.4; tensor2tensor dot_product_self_attention_relative_v2 and "
         "dot_product_unmasked_self_attention_relative_v2"

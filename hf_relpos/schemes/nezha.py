@@ -21,6 +21,7 @@ class Nezha(Scheme, name="nezha"):
     weights were trained with that.
     """
 
+    summary = "Fixed waves of the distance, added to keys and values"
     source = "Wei et al. 2019, arXiv 1909.00204; transformers 4.57.6 models/deprecated/nezha"
     out_of_range = ("clip",)
     extrapolation_claim = "fixed sinusoids are chosen because they may extrapolate"

@@ -48,6 +48,7 @@ class Relation(Scheme, name="relation"):
     `none_label` is not used.
     """
 
+    summary = "A vector per edge of a graph that you give"
     source = "Shaw et al. 2018, arXiv 1803.02155, §3.1, eq. 3-4 with the edges of a graph"
     out_of_range = ("extrapolate",)
     extrapolation_claim = "nothing about longer inputs"

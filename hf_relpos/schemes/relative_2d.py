@@ -21,6 +21,7 @@ class Relative2d(Scheme, name="relative_2d"):
     (H, 2m − 1, d) with `per_head`; per layer. The heads share the paper's tables, but by default not tensor2tensor's.
     """
 
+    summary = "A vector per row and column distance, on a grid"
     source = "Bello et al. 2019, arXiv 1904.09925, §3.2, eq. 4; tensor2tensor relative_2d"
     out_of_range = ("zero", "clip")
     extrapolation_claim = "nothing about larger images"

@@ -24,6 +24,7 @@ class RelativeKey(Scheme, name="relative_key"):
     Parameters: weight (2P − 1, d), the name and shape of Transformers' `distance_embedding`.
     """
 
+    summary = "A vector per distance, multiplied by the query"
     source = "transformers 4.57.6 models/bert; Shaw et al. 2018, arXiv 1803.02155, eq. 4 without values"
     out_of_range = ("clip", "zero")
     extrapolation_claim = "as `shaw`, with a row for every trained distance"
@@ -103,6 +104,7 @@ class RelativeKey(Scheme, name="relative_key"):
 class RelativeKeyQuery(RelativeKey, name="relative_key_query"):
     """score = s · (q_i·k_j + q_i·A_r + k_j·A_r): the same table on both sides."""
 
+    summary = "A vector per distance, multiplied by query and key"
     source = "transformers 4.57.6 models/bert; Huang et al. 2020, arXiv 2009.13658, method 4"
     extrapolation_claim = "robust to inputs longer than trained (question answering)"
     linear_parameters = {"weight": LinearParameter("AB")}

@@ -23,6 +23,7 @@ class RoPE(Scheme, name="rope"):
     Rotated values, an option of RoFormer's code, are not implemented: the output would depend on absolute positions.
     """
 
+    summary = "Queries and keys are rotated by their position"
     source = "Su et al. 2021, arXiv 2104.09864, eq. 15 and 34"
     out_of_range = ("extrapolate",)
     extrapolation_claim = "any length can be computed; later papers find that it does not extrapolate unscaled"

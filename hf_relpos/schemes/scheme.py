@@ -175,6 +175,7 @@ class Scheme(nn.Module):
 
     Class attributes:
         name: value of `config.position_embedding_type`.
+        summary: what it does, in one short sentence; empty for none.
         source: paper and equation, or the code that defines it.
         original: code outside this repository that its tests compare it with; None if there is none, or if a script
             of scripts/maintenance/golden names it.
@@ -196,6 +197,7 @@ class Scheme(nn.Module):
     """
 
     name: ClassVar[str]
+    summary: ClassVar[str] = ""
     source: ClassVar[str]
     original: ClassVar[str | None] = None
     out_of_range: ClassVar[tuple[str, ...]]

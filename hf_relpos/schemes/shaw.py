@@ -20,6 +20,7 @@ class Shaw(Scheme, name="shaw"):
     (H, 2·clip + 1, d).
     """
 
+    summary = "A vector per near distance, added to keys and values"
     source = "Shaw et al. 2018, arXiv 1803.02155, eq. 3-4"
     out_of_range = ("clip", "zero")
     extrapolation_claim = "clipping lets it generalise to lengths not seen in training"

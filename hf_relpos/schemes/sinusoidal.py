@@ -44,6 +44,7 @@ class Sinusoidal(Scheme, name="sinusoidal"):
     word embeddings by √D. Here they are unchanged, and `amplitude` sets the balance.
     """
 
+    summary = "Fixed waves of the position, added to the words"
     source = "Vaswani et al. 2017, arXiv 1706.03762, §3.5"
     out_of_range = ("extrapolate",)
     extrapolation_claim = "may extrapolate; Press et al. find that it does not"

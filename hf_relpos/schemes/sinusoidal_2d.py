@@ -40,6 +40,7 @@ class Sinusoidal2d(Scheme, name="sinusoidal_2d"):
     The learned variant, one table per axis, is not implemented. No parameters.
     """
 
+    summary = "Fixed waves of row and column, added to the words"
     source = "Parmar et al. 2018, arXiv 1802.05751, §3.1; tensor2tensor add_timing_signal_nd"
     out_of_range = ("extrapolate",)
     extrapolation_claim = "nothing about larger images"

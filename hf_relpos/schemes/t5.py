@@ -47,6 +47,7 @@ class T5(Scheme, name="t5"):
     `encoder.distance_embedding.relative_attention_bias.weight`, shared by all layers.
     """
 
+    summary = "A score per head and bucket of distances"
     source = "Raffel et al. 2019, arXiv 1910.10683, §2.1; MPNet: Song et al. 2020, arXiv 2004.09297"
     out_of_range = ("clip",)
     extrapolation_claim = "nothing itself; Press et al. find that perplexity holds a little beyond the trained length"

@@ -41,6 +41,7 @@ class Tables(Scheme, name="tables"):
     with `storage`="rows", in ascending order of r.
     """
 
+    summary = "All tables of the formula, free: the closest conversion"
     source = "hf_relpos; hat functions on knots as in shape-constrained regression"
     out_of_range = ("clip", "zero")
     extrapolation_claim = "ours: distances past the range share the last row"

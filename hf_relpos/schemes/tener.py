@@ -25,6 +25,7 @@ class Tener(Scheme, name="tener"):
     Parameters: r_r_bias and r_w_bias (H, d); per layer.
     """
 
+    summary = "Fixed waves that tell left from right, and learned biases"
     source = "fastnlp/TENER modules/relative_transformer.py; Yan et al. 2019, arXiv 1911.04474, §3.2"
     out_of_range = ("extrapolate", "clip")
     extrapolation_claim = "tells direction and distance; nothing about longer inputs"

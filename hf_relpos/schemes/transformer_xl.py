@@ -22,6 +22,7 @@ class TransformerXL(Scheme, name="transformer_xl"):
     Parameters: r_net.weight (H·d, D); r_w_bias and r_r_bias (H, d); per layer.
     """
 
+    summary = "Projected waves of the distance, and learned biases"
     source = "Dai et al. 2019, arXiv 1901.02860, §3.3"
     out_of_range = ("extrapolate", "clip")
     extrapolation_claim = "works with a longer memory than it was trained with (causal)"

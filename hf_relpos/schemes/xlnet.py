@@ -28,6 +28,7 @@ class XLNet(Scheme, name="xlnet"):
     for the same segment; per layer. Names and shapes are those of the published checkpoints.
     """
 
+    summary = "Projected waves of the distance, and terms of segments"
     source = "Yang et al. 2019, arXiv 1906.08237, §2.4-2.5; zihangdai/xlnet modeling.py"
     out_of_range = ("extrapolate", "clip")
     extrapolation_claim = "as `transformer_xl`"

@@ -6,8 +6,8 @@ predictions. The training loop is Transformers' `Trainer`, with its mixed precis
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from ..attention.dispatch import AUTO
-from ..console import progress_bar
+from ..console import ProgressCallback, progress_bar
 from ..evaluation.inspection import has_mlm_head, model_max_length
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from .checkpoints import last_checkpoint
@@ -49,7 +49,7 @@ def distil(
     *,
     output_dir: str | Path | None = None,
     resume: bool = False,
-    progress: bool = False,
+    progress: bool | ProgressCallback = False,
     callbacks: Sequence[TrainerCallback] = (),
 ) -> DistillationReport:
     """Train a student with relative positions to reproduce the outputs of a teacher with absolute positions.
@@ -71,7 +71,8 @@ def distil(
         settings: None for the defaults.
         output_dir: folder for checkpoints, which is kept; None for no checkpoints.
         resume: continue from the last checkpoint in `output_dir`, if there is one.
-        progress: show a progress bar; without a terminal, a line every half minute.
+        progress: show a progress bar; without a terminal, a line every half minute. Or a function to call as
+            `progress(description, completed, total)`.
         callbacks: callbacks of the Trainer.
 
     Raises:
@@ -134,7 +135,11 @@ def distil(
             table_learning_rate=settings.table_learning_rate,
         )
         trainer.remove_callback(PrinterCallback)
-        with progress_bar(Console(stderr=True), progress and arguments.process_index == 0) as update:
+        with (
+            nullcontext(progress)
+            if callable(progress)
+            else progress_bar(Console(stderr=True), progress and arguments.process_index == 0)
+        ) as update:
             trainer.add_callback(_Progress(update))
             trainer.train(resume_from_checkpoint=checkpoint)
     history = [entry for entry in trainer.state.log_history if "loss" in entry]
@@ -175,8 +180,13 @@ def _token_types(student: PreTrainedModel, teacher: PreTrainedModel | TargetFunc
 class _Progress(TrainerCallback):
     """Reports the number of completed steps."""
 
-    def __init__(self, update: Callable[[str, int, int], None]) -> None:
+    def __init__(self, update: ProgressCallback) -> None:
         self.update = update
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.update("distilling", state.global_step, state.max_steps)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
