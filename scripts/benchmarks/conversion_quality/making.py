@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 
 from hf_relpos import demo
 from hf_relpos.conversion import QUALITIES, convert
-from hf_relpos.conversion.learn import PAIRS
 from hf_relpos.evaluation import Encoder, load_encoder, load_model
 from hf_relpos.files import atomic_file, write_json
 
@@ -67,7 +66,8 @@ class StudentMaker:
         if student.learns:
             recipe["quality"] = asdict(QUALITIES[recipe["quality"]])
             del recipe["quality"]["help"]
-            recipe["pairs"] = PAIRS
+            if student.pairs:
+                recipe["pairs"] = student.pairs
             train, held_out = ([], []) if demonstration else (self.args.train_text, self.args.eval_text)
             recipe["text"] = {
                 "train": [*map(source_fingerprint, train)],
@@ -86,6 +86,7 @@ class StudentMaker:
         student, texts, options = STUDENTS[name], None, {}
         if student.learns:
             texts = demo.read_text("train") if demonstration else self.train_text
+            options["pairs"] = student.pairs
         if student.long:
             options["length"] = self.args.long_length
         self.console.print(f"making {folder.name}", style="dim")

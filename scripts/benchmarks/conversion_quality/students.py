@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hf_relpos.conversion.learn import PAIRS
 from hf_relpos.conversion.presets import DEFAULT_QUALITY, QUALITIES
 
 
@@ -15,11 +16,13 @@ class Student:
         label: in tables.
         arguments: of `convert`.
         long: that it is made for rows of `--long-length` tokens.
+        pairs: share of the text that it reads as pairs of segments; 0 for most, since single texts are compared.
     """
 
     label: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     long: bool = False
+    pairs: float = 0.0
 
     @property
     def learns(self) -> bool:
@@ -30,6 +33,7 @@ class Student:
 STUDENTS = {
     "zero": Student("positions dropped", {"method": "drop", "position_embedding_type": "tables"}),
     **{name: Student(f"quality `{name}`", {"quality": name}) for name in QUALITIES},
+    "default-pairs": Student("quality `default`, half as pairs (as it is)", {"quality": DEFAULT_QUALITY}, pairs=PAIRS),
     "key": Student(
         f"quality `{DEFAULT_QUALITY}`, `relative_key`",
         {"quality": DEFAULT_QUALITY, "position_embedding_type": "relative_key"},
@@ -44,7 +48,7 @@ BASELINES = ("truncate", "chunks", "interpolate", "hierarchical")  # of retrieva
 # What is measured, each a kind of row with its students; `+window` is a student with `--window`.
 KINDS = {
     "fidelity": ("teacher", "zero"),
-    "quality": (*QUALITIES, "key", "long-all"),
+    "quality": (*QUALITIES, "default-pairs", "key", "long-all"),
     "long": (
         *("interpolate", "hierarchical", "hierarchical+window", "zero+window"),
         *(DEFAULT_QUALITY, "long-all", "long-all+window"),
