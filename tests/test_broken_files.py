@@ -251,7 +251,8 @@ def test_the_command_line_says_it_in_one_line(tmp_path, checkpoints, command, sp
     }
     result = CliRunner().invoke(app, [str(word) for word in (command, folder, *arguments[command])])
     assert result.exit_code == 2 and isinstance(result.exception, SystemExit)
-    assert result.stderr.startswith(f"Error: {folder}") and result.stderr.count("\n") == 1
+    told = [line for line in result.stderr.splitlines() if not line.endswith(" …")]  # what a slow machine is doing
+    assert len(told) == 1 and told[0].startswith(f"Error: {folder}")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tsv", "checkpoint"]
 
 

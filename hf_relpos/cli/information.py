@@ -11,11 +11,6 @@ from .options import JsonFile
 from .output import LOADING, STDOUT, check_json, console_for, write_json
 
 
-# The order of the list of schemes.
-MOST_USED = (
-    *("harmonic", "relative_key", "relative_key_query", "tables", "absolute", "deberta", "t5", "rope", "alibi"),
-    *("shaw", "nezha", "xlnet", "transformer_xl", "tupe", "kerple", "fire"),
-)
 # What the list says of `out_of_range`.
 PAST = {"clip": "last row", "zero": "no term", "extrapolate": "goes on"}
 
@@ -55,7 +50,7 @@ def schemes(
         check_json(json_file)
         console = console_for(json_file)
         if name is None:
-            rows = {each: _describe_scheme(SCHEMES[each]) for each in sorted(SCHEMES, key=_by_use)}
+            rows = {each: _describe_scheme(SCHEMES[each]) for each in _by_use()}
             table = new_table("scheme", "what it does", "sides", "past", "target", padding=(0, 1, 0, 0))
             table.caption = (
                 "sides: tells left from right · past the trained range: the last row, no term, goes on, or an error\n"
@@ -77,9 +72,16 @@ def schemes(
             write_json(json_file, _print_scheme(name, console))
 
 
-def _by_use(name: str) -> int:
-    """Place in the list: schemes of published checkpoints and of conversions first, others in their own order."""
-    return MOST_USED.index(name) if name in MOST_USED else len(MOST_USED)
+def _by_use() -> list[str]:
+    """All schemes: those of conversions and defaults, then those of published checkpoints, then the others."""
+    from ..families.registry import FAMILIES
+    from ..families.table import positions
+    from ..schemes.registry import DEFAULT_SCHEME, GENERAL_SCHEME, PLAIN_SCHEME, SCHEMES, STOCK_SCHEME
+
+    first = (PLAIN_SCHEME, DEFAULT_SCHEME, GENERAL_SCHEME, STOCK_SCHEME)
+    published = " ".join(positions(name, family) for name, family in FAMILIES.items())
+    others = sorted(SCHEMES.keys() - first, key=lambda name: (f"`{name}`" not in published, name))
+    return [*first, *others]
 
 
 def _describe_scheme(scheme: Any) -> dict[str, Any]:
