@@ -125,7 +125,7 @@ def first() -> Figure:
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     readers = {
-        "converted, window 256 and [CLS]": ("converted", "tab:blue", 2.2),
+        "default of today, window 256 and [CLS]": ("converted, in a window of 256", "tab:blue", 2.2),
         "source, mean of windows of 512": ("source, mean of windows", "tab:orange", 1.4),
         "source, best of windows of 512": ("source, best of windows", "tab:brown", 1.4),
         "source, first 512 tokens": ("source, cut at 512", "0.5", 1.4),
