@@ -3,7 +3,7 @@
     accelerate launch --multi_gpu --num_processes 2 tests/killed_processes.py {distil|convert} FOLDER STEP
 
 The second process dies as by `kill -9` at the start of training step STEP of this run; 0 for none. Started again with
-the same FOLDER, a distillation goes on from its last checkpoint and a conversion begins again. FOLDER/out gets the
+the same FOLDER, a distillation and a conversion go on from their last checkpoint. FOLDER/out gets the
 result.
 """
 

@@ -94,7 +94,7 @@ def test_context_parallelism_is_not_claimed():
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["distil", "convert"])
 def test_after_one_of_two_processes_is_killed_the_same_command_ends_as_if_it_had_not_been(what, tmp_path, monkeypatch):
-    """A distillation goes on from its last checkpoint, a conversion begins again: bit by bit the same weights."""
+    """A distillation and a conversion go on from their last checkpoint: bit by bit the same weights."""
     monkeypatch.setenv("HF_RELPOS_FAST_PRODUCTS", "0")  # else a measurement chooses products, which differ by rounding
     script, killed, whole = Path(__file__).with_name("killed_processes.py"), tmp_path / "killed", tmp_path / "whole"
     run_python(script, what, killed, SAVED + 2, processes=2, launcher=True, status=1)
