@@ -35,12 +35,6 @@ def setting_of(choices: tuple[Any, ...], help: str = "") -> Any:
     return setting(choices[0], f"{help}; {listed}" if help else listed, one_of(*choices))
 
 
-def setting_from(kind: type[Any], name: str) -> Any:
-    """The same field as in another dataclass of settings."""
-    option = options_of(kind)[name]
-    return setting(option.default, option.help, option.accepts)
-
-
 def options_of(kind: type[Any]) -> dict[str, Option]:
     """The settings of a dataclass by name, without the fields that are declared in another way."""
     return {field.name: field.metadata[OPTION] for field in dataclasses.fields(kind) if OPTION in field.metadata}

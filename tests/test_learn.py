@@ -167,6 +167,28 @@ def test_an_interrupted_conversion_goes_on(small, tmp_path, monkeypatch):
     assert steps == list(range(40))
 
 
+def test_an_interruption_after_the_last_step_loses_nothing(small, tmp_path, monkeypatch):
+    """The check and the writing are repeated, not the training."""
+    arguments = {"method": "distil", "texts": small / "text.txt", "method_options": {**FEW, "steps": 20}}
+    wanted = convert(small / "bert", tmp_path / "whole", **arguments)
+    with monkeypatch.context() as patch:
+        patch.setattr("hf_relpos.conversion.pipeline._write", lambda *arguments: (_ for _ in ()).throw(Stopped))
+        with pytest.raises(Stopped):
+            convert(small / "bert", tmp_path / "out", **arguments)
+    compute, steps = DistillationTrainer.compute_loss, []
+
+    def compute_loss(self, *arguments, **more):
+        steps.append(self.state.global_step)
+        return compute(self, *arguments, **more)
+
+    monkeypatch.setattr(DistillationTrainer, "compute_loss", compute_loss)
+    report = convert(small / "bert", tmp_path / "out", **arguments)
+    assert not steps and report.details["distillation"]["losses"] == wanted.details["distillation"]["losses"]
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "out"))
+    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "whole"]
+
+
 def test_two_processes_in_one_folder(small, tmp_path):
     with FileLock(tmp_path / ".out.distil.lock"):
         refuse(small, tmp_path, "another process is converting into the same folder", texts=small / "text.txt")

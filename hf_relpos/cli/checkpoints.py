@@ -191,7 +191,7 @@ def push(
     private: Annotated[bool, typer.Option("--private", help="Make the repository private.")] = False,
     base_model: Annotated[
         str | None,
-        typer.Option(metavar="USER/NAME", help="Model that it was made from, for the card, if the card names none."),
+        typer.Option(metavar="USER/NAME", help="Model that it was made from, for the card."),
     ] = None,
     message: Annotated[
         str, typer.Option(metavar="TITLE", rich_help_panel=ADVANCED, help="Title of the commit.")

@@ -18,7 +18,7 @@ from ..files import write_text
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.modeling_relpos_bert import HEADS
 from ..schemes.registry import STOCK_SCHEME
-from .folder_layout import MODULES
+from .folder_layout import is_sentence_encoder
 from .methods import METHODS
 from .presets import QUALITIES
 from .report import ConversionReport, lost_in_words
@@ -105,8 +105,7 @@ def write_card(
     """
     path = folder / CARD
     if not path.exists():
-        listed = (folder / MODULES).is_file()
-        write_text(path, model_card(report, config, limit, metadata, pictures, listed, example))
+        write_text(path, model_card(report, config, limit, metadata, pictures, is_sentence_encoder(folder), example))
 
 
 def model_card(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..evaluation.loading import find_tokenizer, load_encoder
+from ..models.checkpoint_files import read_json
 from ..models.modeling_relpos_bert import RelPosBertForMaskedLM, RelPosBertPreTrainedModel
 from .folder_layout import MODULES
 
@@ -31,6 +32,8 @@ print(tuple(outputs[0].shape))"""
 
 # Modules whose vectors are those of `Encoder`, but for their length.
 PLAIN = {"Transformer", "Pooling", "Normalize"}
+# With another similarity or a prompt in it, what the class prints is not what is computed here.
+SETTINGS = "config_sentence_transformers.json"
 
 
 class _SentenceEncoder:
@@ -57,6 +60,9 @@ def example(model: RelPosBertPreTrainedModel, folder: Path, encoder: Path, sente
     if sentence_transformers:
         modules = json.loads((folder / MODULES).read_text("utf-8"))
         if not {module["type"].rpartition(".")[-1] for module in modules} <= PLAIN:
+            return ""
+        settings = read_json(path) if (path := folder / SETTINGS).is_file() else {}
+        if settings.get("similarity_fn_name") not in (None, "cosine") or settings.get("default_prompt_name"):
             return ""
     tokenizer, reason = find_tokenizer(encoder, local_files_only=True)
     if reason or len(tokenizer) > model.config.vocab_size:

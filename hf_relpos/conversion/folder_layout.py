@@ -155,6 +155,12 @@ def read_layout(source: Path) -> Layout:
     )
 
 
+def is_sentence_encoder(folder: Path) -> bool:
+    """Whether a folder loads as a SentenceTransformer: its modules pool. A CrossEncoder has a modules.json, too."""
+    path = folder / MODULES
+    return path.is_file() and any(module["type"].endswith("Pooling") for module in read_json(path, list))
+
+
 def check_modules(source: Path) -> None:
     """Check that the weights of modules are in safetensors.
 

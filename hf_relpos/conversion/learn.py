@@ -80,15 +80,24 @@ def learn(model: RelPosBertPreTrainedModel, run: ConversionRun) -> dict[str, str
     state = process_state()
     try:
         _check_options(model, run)
-        with _locked(run.resume_folder if state.is_main_process else None):
-            return _learn(model, run, quiet=not (run.progress and state.is_main_process))
+        return _learn(model, run, quiet=not (run.progress and state.is_main_process))
     except TextError as error:
         raise ConversionError(f"texts: {error}") from error
 
 
 @contextmanager
-def _locked(folder: Path | None) -> Iterator[None]:
-    """Context in which no other process learns into the same folder; None for no lock."""
+def resumable(folder: Path | None) -> Iterator[None]:
+    """Context of a conversion with checkpoints in a folder, from learning to the finished result.
+
+    No other process converts there at the same time, and the checkpoints are removed in the end, unless there is an
+    exception.
+
+    Args:
+        folder: of the checkpoints; None in all processes but the main one, and for methods that do not learn.
+
+    Raises:
+        ConversionError: if another process uses the folder, or it cannot be written.
+    """
     if folder is None:
         yield
         return
@@ -103,10 +112,11 @@ def _locked(folder: Path | None) -> Iterator[None]:
         raise ConversionError(describe_write_error(error, folder)) from error
     try:
         yield
+        shutil.rmtree(folder, ignore_errors=True)
     finally:
-        lock.release()
-        with suppress(OSError):
+        with suppress(OSError):  # before the release, after which it may be that of another process
             Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
 
 
 def _learn(model: RelPosBertPreTrainedModel, run: ConversionRun, quiet: bool) -> dict[str, str]:
@@ -260,8 +270,6 @@ def _distil(
             report = train(output_dir=folder, resume=True)
         except OSError as error:
             raise ConversionError(describe_write_error(error, folder)) from error
-    process_state().wait_for_everyone()
-    shutil.rmtree(run.resume_folder, ignore_errors=True)
     return report.to_dict()
 
 

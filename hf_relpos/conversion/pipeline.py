@@ -28,7 +28,8 @@ from .card import draw, source_metadata, write_card
 from .card_example import example
 from .configurations import resolved_options, stock_config
 from .folder import check_replaceable, check_target, copy_companions, left_out
-from .folder_layout import MODULES
+from .folder_layout import is_sentence_encoder
+from .learn import resumable
 from .plan import ConversionPlan, plan_conversion
 from .report import REPORT, ConversionReport, Step, list_steps
 from .run import ConversionRun
@@ -147,27 +148,31 @@ def convert(
         device=plan.device,
         progress=progress,
     )
-    renamed = rename_relative(checkpoint, plan.source_config, plan.config)
-    with spinner("converting", progress and not learns):  # learning has its own progress bars
-        model, changed = build_model(plan.config, renamed, plan.method.apply, run)
-    reference = _reference(plan) if plan.method.exact else None
-    report = _report(plan, checkpoint, str(out), model, list_steps(model, renamed, changed, plan.head.left_behind))
-    notes = (plan.abilities, *([NOT_COMPARED] if plan.method.exact and reference is None else []))
-    report = replace(report, details=run.details, notes=notes)
     process = process_state()  # all processes take part in learning; one writes
-    if process.is_main_process:
-        try:
-            # a user may have added files in the meantime
-            unchanged = partial(check_replaceable, out)
-            with spinner("writing and checking", progress), atomic_folder(target, overwrite, unchanged) as unfinished:
-                report, reloaded = _write(unfinished, plan, model, renamed, report)
-                if reference is not None:
-                    difference = compare_outputs(reloaded, checkpoint, plan.spec, reference, rounded=bool(changed))
-                    report = replace(report, difference=difference)
-                _describe(unfinished, plan, reloaded, report, plots)
-        except (OSError, SafetensorError) as error:
-            raise ConversionError(describe_write_error(error, target)) from error
-    process.wait_for_everyone()
+    with resumable(run.resume_folder if process.is_main_process else None):
+        renamed = rename_relative(checkpoint, plan.source_config, plan.config)
+        with spinner("converting", progress and not learns):  # learning has its own progress bars
+            model, changed = build_model(plan.config, renamed, plan.method.apply, run)
+        reference = _reference(plan) if plan.method.exact else None
+        report = _report(plan, checkpoint, str(out), model, list_steps(model, renamed, changed, plan.head.left_behind))
+        notes = (plan.abilities, *([NOT_COMPARED] if plan.method.exact and reference is None else []))
+        report = replace(report, details=run.details, notes=notes)
+        if process.is_main_process:
+            try:
+                # a user may have added files in the meantime
+                unchanged = partial(check_replaceable, out)
+                with (
+                    spinner("writing and checking", progress),
+                    atomic_folder(target, overwrite, unchanged) as unfinished,
+                ):
+                    report, reloaded = _write(unfinished, plan, model, renamed, report)
+                    if reference is not None:
+                        difference = compare_outputs(reloaded, checkpoint, plan.spec, reference, rounded=bool(changed))
+                        report = replace(report, difference=difference)
+                    _describe(unfinished, plan, reloaded, report, plots)
+            except (OSError, SafetensorError) as error:
+                raise ConversionError(describe_write_error(error, target)) from error
+        process.wait_for_everyone()
     if report.failed_thresholds and process.is_main_process:
         warnings.warn(f"{out}: {report.warning}", PoorConversionWarning, stacklevel=2)
     return report
@@ -267,5 +272,5 @@ def _describe(
     write_json(folder / REPORT, report.to_dict(), indent=2)
     pictures = draw(model, report, folder) if plots else ()
     limit = plan.source_config.max_position_embeddings
-    shown = example(model, folder, folder / plan.layout.encoder, (folder / MODULES).is_file())
+    shown = example(model, folder, folder / plan.layout.encoder, is_sentence_encoder(folder))
     write_card(folder, report, model.config, limit, source_metadata(plan.top), pictures, shown)

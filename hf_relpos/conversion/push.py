@@ -140,8 +140,8 @@ def _read_card(path: Path, repository: str, base_model: str | None) -> tuple[dic
                 f"base_model = {base_model!r}: {path} is missing, so that nothing can name it; write it"
             )
         return {}, None, []
-    text = path.read_text("utf-8").replace(f'("{PLACEHOLDER}"', f'("{repository}"')
     try:
+        text = path.read_text("utf-8").replace(f'("{PLACEHOLDER}"', f'("{repository}"')
         card = ModelCard(text)
         if base_model is not None:
             card.data["base_model"] = base_model

@@ -37,6 +37,8 @@ from .distillation_settings import DistillationReport, DistillationSettings
 from .distillation_trainer import TABLES, DistillationTrainer
 
 
+# File of a checkpoint with the steps done.
+STATE = "trainer_state.json"
 # Modules that no part of the loss reaches. They are frozen, since DDP waits for gradients of all trained parameters.
 UNREACHED = ("pooler", "seq_relationship")
 
@@ -141,7 +143,12 @@ def distil(
             else progress_bar(Console(stderr=True), progress and arguments.process_index == 0)
         ) as update:
             trainer.add_callback(_Progress(update))
-            trainer.train(resume_from_checkpoint=checkpoint)
+            state = None if checkpoint is None else TrainerState.load_from_json(str(Path(checkpoint) / STATE))
+            if state is None or state.global_step < arguments.max_steps:
+                trainer.train(resume_from_checkpoint=checkpoint)
+            else:  # `train` would do one step more
+                trainer._load_from_checkpoint(checkpoint)
+                trainer.state = state
     history = [entry for entry in trainer.state.log_history if "loss" in entry]
     parts = {**{name: f"loss_{name}" for name in losses}, "total": "loss"}
     return DistillationReport(
