@@ -28,3 +28,10 @@ def test_demo(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "rows"]
     with pytest.raises(ConversionError, match="exists"):
         run_demo(out=out)
+
+
+def test_a_checkpoint_that_cannot_be_had(tmp_path):
+    result = CliRunner().invoke(
+        app, ["demo", "--checkpoint", str(tmp_path / "nothing"), "--out", str(tmp_path / "out")]
+    )
+    assert result.exit_code == 2 and "no such folder" in result.stderr and not (tmp_path / "out").exists()

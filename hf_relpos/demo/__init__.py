@@ -16,9 +16,9 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils import logging
 
 from ..console import print_table, timed_step
-from ..conversion import convert
+from ..conversion import ConversionError, convert
 from ..evaluation import masked_accuracy, masked_windows, token_ids
-from ..evaluation.loading import refusing_code
+from ..evaluation.loading import no_such_model, refusing_code
 
 
 HERE = Path(__file__).parent
@@ -61,16 +61,19 @@ def run_demo(
         whose passage was found.
 
     Raises:
-        ConversionError: when `convert` rejects the checkpoint or `out`.
+        ConversionError: for a checkpoint that cannot be loaded, and when `convert` rejects it or `out`.
     """
     console = console or Console()
     started, used = time.monotonic(), time.process_time()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     source = str(checkpoint or CHECKPOINT)
-    with refusing_code(source):
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-        absolute = AutoModelForMaskedLM.from_pretrained(source, trust_remote_code=False).eval()
+    try:
+        with refusing_code(source):
+            tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+            absolute = AutoModelForMaskedLM.from_pretrained(source, trust_remote_code=False).eval()
+    except OSError as error:
+        raise ConversionError(no_such_model(source, error)) from error
     limit = absolute.config.max_position_embeddings
     length = FACTOR * limit
     rng = np.random.default_rng(0)
