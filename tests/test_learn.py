@@ -132,42 +132,48 @@ class Stopped(Exception):
     """Stands for the end of the process."""
 
 
-def test_an_interrupted_conversion_goes_on(small, tmp_path, monkeypatch):
-    """From its last checkpoint, to the same weights; one with other inputs begins anew."""
-    options = {"steps": 40, "batch_tokens": 128, "distil_tokens": 2000}
-    compute, steps, stop = DistillationTrainer.compute_loss, [], [None]
+@pytest.fixture
+def training_steps(monkeypatch):
+    """`done`: the steps that are trained; `stop`: the one at which the process ends, None for none."""
+    compute, steps = DistillationTrainer.compute_loss, SimpleNamespace(done=[], stop=None)
 
     def compute_loss(self, *arguments, **more):
-        if self.state.global_step == stop[0]:
+        if self.state.global_step == steps.stop:
             raise Stopped
-        steps.append(self.state.global_step)
+        steps.done.append(self.state.global_step)
         return compute(self, *arguments, **more)
 
-    def run(name, at, **more):
-        stop[0] = at
-        steps.clear()
+    monkeypatch.setattr(DistillationTrainer, "compute_loss", compute_loss)
+    return steps
+
+
+def test_an_interrupted_conversion_goes_on(small, tmp_path, training_steps):
+    """From its last checkpoint, to the same weights; one with other inputs begins anew."""
+    options = {"steps": 40, "batch_tokens": 128, "distil_tokens": 2000}
+
+    def run(name, stop, **more):
+        training_steps.done, training_steps.stop = [], stop
         out = tmp_path / name / "out"
         out.parent.mkdir(exist_ok=True)
         convert(small / "bert", out, method="distil", texts=small / "text.txt", method_options={**options, **more})
         return load_file(out / "model.safetensors")
 
-    monkeypatch.setattr(DistillationTrainer, "compute_loss", compute_loss)
     wanted = run("one", None)
-    assert steps == list(range(40))
+    assert training_steps.done == list(range(40))
     with pytest.raises(Stopped):
         run("two", 30)
     assert [path.name for path in (tmp_path / "two").iterdir()] == [".out.distil"]
     found = run("two", None)
-    assert 0 < steps[0] < 30 and [path.name for path in (tmp_path / "two").iterdir()] == ["out"]
+    assert 0 < training_steps.done[0] < 30 and [path.name for path in (tmp_path / "two").iterdir()] == ["out"]
     for name, tensor in wanted.items():
         assert torch.equal(tensor, found[name]), name
     with pytest.raises(Stopped):
         run("three", 30)
     run("three", None, window=16)
-    assert steps == list(range(40))
+    assert training_steps.done == list(range(40))
 
 
-def test_an_interruption_after_the_last_step_loses_nothing(small, tmp_path, monkeypatch):
+def test_an_interruption_after_the_last_step_loses_nothing(small, tmp_path, monkeypatch, training_steps):
     """The check and the writing are repeated, not the training."""
     arguments = {"method": "distil", "texts": small / "text.txt", "method_options": {**FEW, "steps": 20}}
     wanted = convert(small / "bert", tmp_path / "whole", **arguments)
@@ -175,15 +181,10 @@ def test_an_interruption_after_the_last_step_loses_nothing(small, tmp_path, monk
         patch.setattr("hf_relpos.conversion.pipeline._write", lambda *arguments: (_ for _ in ()).throw(Stopped))
         with pytest.raises(Stopped):
             convert(small / "bert", tmp_path / "out", **arguments)
-    compute, steps = DistillationTrainer.compute_loss, []
-
-    def compute_loss(self, *arguments, **more):
-        steps.append(self.state.global_step)
-        return compute(self, *arguments, **more)
-
-    monkeypatch.setattr(DistillationTrainer, "compute_loss", compute_loss)
+    training_steps.done = []
     report = convert(small / "bert", tmp_path / "out", **arguments)
-    assert not steps and report.details["distillation"]["losses"] == wanted.details["distillation"]["losses"]
+    assert not training_steps.done
+    assert report.details["distillation"]["losses"] == wanted.details["distillation"]["losses"]
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "out"))
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "whole"]

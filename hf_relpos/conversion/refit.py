@@ -268,7 +268,7 @@ def _fit(target: RelPosBertPreTrainedModel, rows: list[Rows], max_distance: int,
         designs = {letter: _design(next(_schemes(target)), name, letter, max_distance) for letter in letters}
         normal = torch.stack([design.T @ (weights[:, None] * design) for design in designs.values()]).sum(0)
         normal.diagonal()[normal.diagonal() == 0] = 1.0  # rows without a distance stay at zero
-        if declared.distance_axis is None:  # similar Fourier features would get huge opposite coefficients
+        if declared.is_fourier:  # similar features would get huge opposite coefficients
             normal.diagonal().add_(RIDGE * normal.diagonal().mean())
         factor, pivots = torch.linalg.lu_factor(normal)
         for parameter, layer_rows in zip(parameters, rows, strict=True):

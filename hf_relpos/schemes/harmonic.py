@@ -32,10 +32,10 @@ class Harmonic(Scheme, name="harmonic"):
     out_of_range = ("extrapolate",)
     extrapolation_claim = "ours: terms are as large at any distance, and those `period` apart are nearly the same"
     linear_parameters = {
-        "A": LinearParameter("A", distance_axis=None),
-        "B": LinearParameter("B", distance_axis=None),
-        "c": LinearParameter("c", distance_axis=None),
-        "V": LinearParameter("V", distance_axis=None),
+        "A": LinearParameter("A", is_fourier=True),
+        "B": LinearParameter("B", is_fourier=True),
+        "c": LinearParameter("c", is_fourier=True),
+        "V": LinearParameter("V", is_fourier=True),
     }
     options = {
         "terms": WHICH_TABLES,

@@ -112,17 +112,15 @@ RENAMED_VALUES = {("beyond", "refuse"): "error"}
 
 @dataclass(frozen=True)
 class LinearParameter:
-    """A parameter on which terms depend linearly if the others are zero, so that a converter fits it in closed form.
+    """A parameter that holds tables, or coefficients of them, and that a converter can fit to another scheme's tables.
 
     Attributes:
         letters: letters of the formula whose tables it enters, such as "A", or "AB" for both.
-        distance_axis: axis along which neighbours are neighbouring distances; None if there is no such axis.
-        makes_rows: whether rows of the tables are combinations of its rows, the same ones in every head and feature.
+        is_fourier: whether its rows are coefficients of Fourier features, not one for each distance.
     """
 
     letters: str
-    distance_axis: int | None = -2
-    makes_rows: bool = True
+    is_fourier: bool = False
 
 
 @dataclass(frozen=True)
@@ -185,7 +183,7 @@ class Scheme(nn.Module):
         options: the keys of `config.position_options` that it accepts, besides `out_of_range`.
         range_option: the option that sets the largest distance with an embedding of its own; None if there is none.
         renamed_options: earlier names of its options, mapped to the present ones.
-        linear_parameters: the parameters on which terms depend linearly, by name.
+        linear_parameters: the parameters of which tables of distances are made, by name; empty for other terms.
         order_blind: whether keys to the left and to the right get the same terms. Without a causal mask, a reversed
             text then gives reversed outputs. This may depend on options: see `is_order_blind`.
         zero_is_neutral: whether all terms vanish if all parameters are zero, while not all gradients vanish.
@@ -312,8 +310,7 @@ class Scheme(nn.Module):
     @classmethod
     def has_tables(cls) -> bool:
         """Whether the scheme consists of tables of distances, which can be fitted."""
-        parameters = cls.linear_parameters.values()
-        return len(parameters) > 0 and all(parameter.makes_rows for parameter in parameters)
+        return bool(cls.linear_parameters)
 
     @classmethod
     def is_order_blind(cls, settings: Mapping[str, Any]) -> bool:

@@ -49,7 +49,7 @@ class Tables(Scheme, name="tables"):
     linear_parameters = {
         "A": LinearParameter("A"),
         "B": LinearParameter("B"),
-        "c": LinearParameter("c", distance_axis=-1),
+        "c": LinearParameter("c"),
         "V": LinearParameter("V"),
     }
     renamed_options = {"reach": "max_distance"}

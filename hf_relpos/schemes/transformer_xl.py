@@ -10,7 +10,7 @@ from transformers import initialization as init
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms, toeplitz_table
 from .encodings import sinusoid_concat
-from .scheme import LinearParameter, Option, RangeOption, Scheme, is_count, refuse_odd_width
+from .scheme import Option, RangeOption, Scheme, is_count, refuse_odd_width
 
 
 class TransformerXL(Scheme, name="transformer_xl"):
@@ -27,10 +27,6 @@ class TransformerXL(Scheme, name="transformer_xl"):
     out_of_range = ("extrapolate", "clip")
     extrapolation_claim = "works with a longer memory than it was trained with (causal)"
     range_option = RangeOption("clamp_len")
-    linear_parameters = {
-        "r_net.weight": LinearParameter("A", distance_axis=None, makes_rows=False),
-        "r_w_bias": LinearParameter("u", distance_axis=None, makes_rows=False),
-    }
     options = {
         "clamp_len": Option(
             default=None,

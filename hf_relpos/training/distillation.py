@@ -29,7 +29,7 @@ from ..attention.dispatch import AUTO
 from ..console import ProgressCallback, progress_bar
 from ..evaluation.inspection import has_mlm_head, model_max_length
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
-from .checkpoints import last_checkpoint
+from .checkpoints import TRAINER_STATE, last_checkpoint
 from .distillation_checkpoints import checkpoint_folder, model_fingerprint, prepare_folder
 from .distillation_data import WindowBatches, collate
 from .distillation_losses import DEFAULT_LOSSES, TargetFunction, model_targets
@@ -37,8 +37,6 @@ from .distillation_settings import DistillationReport, DistillationSettings
 from .distillation_trainer import TABLES, DistillationTrainer
 
 
-# File of a checkpoint with the steps done.
-STATE = "trainer_state.json"
 # Modules that no part of the loss reaches. They are frozen, since DDP waits for gradients of all trained parameters.
 UNREACHED = ("pooler", "seq_relationship")
 
@@ -143,7 +141,7 @@ def distil(
             else progress_bar(Console(stderr=True), progress and arguments.process_index == 0)
         ) as update:
             trainer.add_callback(_Progress(update))
-            state = None if checkpoint is None else TrainerState.load_from_json(str(Path(checkpoint) / STATE))
+            state = None if checkpoint is None else TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE))
             if state is None or state.global_step < arguments.max_steps:
                 trainer.train(resume_from_checkpoint=checkpoint)
             else:  # `train` would do one step more
