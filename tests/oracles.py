@@ -129,9 +129,9 @@ def sine_cosine(position: float, width: int) -> np.ndarray:
     return np.array([math.sin(angle) for angle in angles] + [math.cos(angle) for angle in angles])
 
 
-def golden(name: str) -> tuple[dict, dict[str, torch.Tensor]]:
-    """Configuration and tensors of fixtures/schemes/<name>.safetensors (scripts/maintenance/golden/<name>.py)."""
-    with safe_open(Path(__file__).parent / "fixtures" / "schemes" / f"{name}.safetensors", "pt") as file:
+def golden(name: str, folder: str = "schemes") -> tuple[dict, dict[str, torch.Tensor]]:
+    """Configuration and tensors of fixtures/<folder>/<name>.safetensors (scripts/maintenance/golden/<name>.py)."""
+    with safe_open(Path(__file__).parent / "fixtures" / folder / f"{name}.safetensors", "pt") as file:
         return json.loads(file.metadata()["config"]), {key: file.get_tensor(key) for key in file.keys()}
 
 

@@ -27,11 +27,6 @@ from hf_relpos.schemes.scheme import Scheme
 REAL = padding([9, 5], 9)
 
 
-@pytest.fixture
-def hidden():
-    return torch.randn(2, 9, 24, dtype=torch.float64)
-
-
 def test_relative_key_and_alibi(hidden):
     layer = tiny_attention(["relative_key", "alibi"])
     table = array(layer.distance_embedding.parts[0].weight)

@@ -5,22 +5,18 @@
 The paper has δ(j, i) in the third term.
 """
 
-import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from oracles import array, layer_error, padding, tiny_attention, tiny_config, tiny_model
-from safetensors import safe_open
+from oracles import array, golden, layer_error, padding, tiny_attention, tiny_config, tiny_model
 from transformers import StaticCache
 
 from hf_relpos import AttentionContext, RelPosBertLMHeadModel, RelPosBertModel
 from hf_relpos.schemes.deberta import log_bucket
 
 
-FIXTURE = Path(__file__).parents[1] / "fixtures" / "schemes" / "deberta.safetensors"
 REAL = padding([9, 6], 9)
 PUBLISHED = {"buckets": 8, "share_att_key": True, "norm_rel_ebd": "layer_norm"}  # as v3 has it, but smaller
 
@@ -73,11 +69,6 @@ def paper(layer, kinds="c2p|p2c", span=16, buckets=None, third="ij", terms=None,
         return total / math.sqrt(8 * terms)
 
     return score
-
-
-@pytest.fixture
-def hidden():
-    return torch.randn(2, 9, 24, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("kinds", ["c2p|p2c", "c2p", "p2c"])
@@ -234,12 +225,6 @@ def test_terms_as_a_list(hidden):
     assert layer_error(layer, hidden, REAL, paper(layer)) <= 1e-10
 
 
-def read_fixture() -> tuple[dict, dict]:
-    """Sizes and tensors of the original layers."""
-    with safe_open(FIXTURE, "pt") as file:
-        return json.loads(file.metadata()["config"]), {name: file.get_tensor(name) for name in file.keys()}
-
-
 @torch.no_grad()
 def original_layer(sizes: dict, settings: dict, found: dict):
     """Our layer with the weights of the original one."""
@@ -283,13 +268,13 @@ def original_layer(sizes: dict, settings: dict, found: dict):
     return layer
 
 
-CASES = [(case, length) for case, settings in read_fixture()[0]["cases"].items() for length in settings["lengths"]]
+CASES = [(case, length) for case, settings in golden("deberta")[0]["cases"].items() for length in settings["lengths"]]
 
 
 @torch.no_grad()
 def parity(case: tuple[str, int]) -> float:
     """Largest difference from the original."""
-    sizes, tensors = read_fixture()
+    sizes, tensors = golden("deberta")
     case, length = case
     found = {name.removeprefix(f"{case}."): tensor for name, tensor in tensors.items() if name.startswith(f"{case}.")}
     layer = original_layer(sizes, sizes["cases"][case], found)

@@ -39,11 +39,6 @@ def paper(layer, signed, sign=1, clip=15, bias=False):
     return score
 
 
-@pytest.fixture
-def hidden():
-    return torch.randn(2, 9, 24, dtype=torch.float64)
-
-
 @pytest.fixture(params=METHODS)
 def layer(request):
     layer = tiny_attention(request.param)

@@ -45,11 +45,6 @@ def paper(layer, max_distance, causal, out_of_range="zero", sign=1, reverse=Fals
     return score, value
 
 
-@pytest.fixture
-def hidden():
-    return torch.randn(2, 9, 24, dtype=torch.float64)
-
-
 @pytest.mark.parametrize("out_of_range", ["zero", "clip"])
 @pytest.mark.parametrize("per_head", [True, False], ids=["heads", "shared"])
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])

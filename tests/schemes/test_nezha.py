@@ -37,11 +37,6 @@ def paper(clip, sign=1, shift=True, sinusoid=interleaved, values=True):
     return score, value
 
 
-@pytest.fixture
-def hidden():
-    return torch.randn(2, 9, 24, dtype=torch.float64)
-
-
 @pytest.mark.parametrize("clip", [1, 3, 64])
 def test_equals_the_paper(clip, hidden):
     layer = tiny_attention("nezha", position_options={"max_relative_position": clip})

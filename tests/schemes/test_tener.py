@@ -5,18 +5,14 @@
 with R the sinusoid of size d in tensor2tensor's layout, not projected. The paper has no last term.
 """
 
-import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from oracles import array, layer_error, padding, sine_cosine, tiny_attention
-from safetensors import safe_open
+from oracles import array, golden, layer_error, padding, sine_cosine, tiny_attention
 
 
-FIXTURE = Path(__file__).parents[1] / "fixtures" / "schemes" / "tener.safetensors"
 REAL = padding([9, 5], 9)
 
 
@@ -45,11 +41,6 @@ def paper(layer, key_side=True, scale=1.0, sign=1, swap=False, R=sinusoid, clip=
 @pytest.fixture
 def layer():
     return tiny_attention("tener")
-
-
-@pytest.fixture
-def hidden():
-    return torch.randn(2, 9, 24, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("terms", ["code", "paper"])
@@ -114,19 +105,13 @@ def test_head_of_two(hidden):
     assert layer(torch.randn(1, 5, 6, dtype=torch.float64))[0].isfinite().all()
 
 
-def read_fixture() -> tuple[dict, dict]:
-    """Sizes and tensors of the original layer."""
-    with safe_open(FIXTURE, "pt") as file:
-        return json.loads(file.metadata()["config"]), {name: file.get_tensor(name) for name in file.keys()}
-
-
-CASES = list(read_fixture()[0]["cases"])
+CASES = list(golden("tener")[0]["cases"])
 
 
 @torch.no_grad()
 def parity(case: str) -> float:
     """Largest difference from the original."""
-    sizes, tensors = read_fixture()
+    sizes, tensors = golden("tener")
     found = {name.removeprefix(f"{case}."): tensor for name, tensor in tensors.items() if name.startswith(f"{case}.")}
     layer = tiny_attention("tener", position_options=sizes["cases"][case])
     parts = found["qkv_linear.weight"].chunk(3)

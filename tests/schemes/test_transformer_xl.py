@@ -3,19 +3,13 @@
 score = [q_i·k_j + q_i·W R_{i−j} + u·k_j + v·W R_{i−j}] / √d,    R the sinusoid of the model size D, sin | cos
 """
 
-import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from errors import raises
-from oracles import array, layer_error, padding, sine_cosine, tiny_attention
-from safetensors import safe_open
-
-
-FIXTURE = Path(__file__).parents[1] / "fixtures" / "transformer_xl" / "attention.safetensors"
+from oracles import array, golden, layer_error, padding, sine_cosine, tiny_attention
 
 
 def paper(layer, clamp=None, sinusoid=None, sign=1, drop=""):
@@ -45,11 +39,6 @@ def paper(layer, clamp=None, sinusoid=None, sign=1, drop=""):
 @pytest.fixture
 def layer():
     return tiny_attention("transformer_xl")
-
-
-@pytest.fixture
-def hidden():
-    return torch.randn(2, 9, 24, dtype=torch.float64)
 
 
 REAL = padding([9, 5], 9)
@@ -106,12 +95,6 @@ def test_clamp_len_is_a_positive_integer(clamp):
         tiny_attention("transformer_xl", position_options={"clamp_len": clamp})
 
 
-def read_fixture() -> tuple[dict, dict]:
-    """Sizes and tensors of the original layer."""
-    with safe_open(FIXTURE, "pt") as file:
-        return json.loads(file.metadata()["config"]), {name: file.get_tensor(name) for name in file.keys()}
-
-
 @torch.no_grad()
 def original_layer(sizes: dict, tensors: dict, clamp: int):
     """Our layer with the weights of the original one, which has no biases in its projections."""
@@ -132,7 +115,7 @@ def original_layer(sizes: dict, tensors: dict, clamp: int):
     return layer
 
 
-CASES = list(read_fixture()[0]["cases"])
+CASES = list(golden("attention", "transformer_xl")[0]["cases"])
 
 
 @torch.no_grad()
@@ -141,7 +124,7 @@ def parity(case: str) -> float:
 
     It sees a memory before the queries, and no future: run all of it, hide the future, drop the memory.
     """
-    sizes, tensors = read_fixture()
+    sizes, tensors = golden("attention", "transformer_xl")
     settings = sizes["cases"][case]
     memory = settings["mlen"]
     layer = original_layer(sizes, tensors, settings["clamp_len"])

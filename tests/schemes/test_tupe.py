@@ -5,22 +5,18 @@
 with values of their own in the row and the column of [CLS].
 """
 
-import json
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from errors import raises
-from oracles import array, layer_error, padding, tiny_attention, tiny_config, tiny_model
-from safetensors import safe_open
+from oracles import array, golden, layer_error, padding, tiny_attention, tiny_config, tiny_model
 
 from hf_relpos import AttentionContext, RelPosBertLMHeadModel, RelPosBertModel
 
 
-FIXTURE = Path(__file__).parents[1] / "fixtures" / "schemes" / "tupe.safetensors"
 REAL = padding([9, 6], 9)
 
 
@@ -69,11 +65,6 @@ def paper(layer, variant="A", reset="row", rows=(0, 1), depth=2, positions=None,
         return (q @ k + theta) / math.sqrt(8 * depth) + (bias[relative, h] if bias is not None else 0.0)
 
     return score
-
-
-@pytest.fixture
-def hidden():
-    return torch.randn(2, 9, 24, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("variant", ["A", "R"])
@@ -176,19 +167,13 @@ def test_start_on_the_device():
     assert (shared(context) - shared(AttentionContext(9, 9))[:, :, 4:6]).abs().max() <= 1e-12
 
 
-def read_fixture() -> tuple[dict, dict]:
-    """Sizes and tensors of the original encoder."""
-    with safe_open(FIXTURE, "pt") as file:
-        return json.loads(file.metadata()["config"]), {name: file.get_tensor(name) for name in file.keys()}
-
-
-CASES = list(read_fixture()[0]["cases"])
+CASES = list(golden("tupe")[0]["cases"])
 
 
 @torch.no_grad()
 def parity(variant: str) -> float:
     """Largest difference from the original."""
-    sizes, tensors = read_fixture()
+    sizes, tensors = golden("tupe")
     layers = sizes.pop("layers")
     del sizes["cases"]
     found = {key.removeprefix(f"{variant}."): tensor for key, tensor in tensors.items() if key.startswith(variant)}

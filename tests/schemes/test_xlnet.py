@@ -3,21 +3,17 @@
 score = [q_i·k_j + q_i·W R_{i−j} + u·k_j + v·W R_{i−j} + (q_i + w)·g_ij] / √d,    g_ij = g_0 in one segment, else g_1
 """
 
-import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from errors import raises
-from oracles import array, layer_error, padding, sine_cosine, tiny_attention, tiny_model
-from safetensors import safe_open
+from oracles import array, golden, layer_error, padding, sine_cosine, tiny_attention, tiny_model
 
 from hf_relpos import AttentionContext, RelPosBertModel
 
 
-FIXTURE = Path(__file__).parents[1] / "fixtures" / "schemes" / "xlnet.safetensors"
 REAL = padding([9, 6], 9)
 TYPES = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 0, 0]])
 
@@ -55,11 +51,6 @@ def paper(layer, types=TYPES, clamp=None, sign=1, same=0, drop="", width=24):
 @pytest.fixture
 def layer():
     return tiny_attention("xlnet")
-
-
-@pytest.fixture
-def hidden():
-    return torch.randn(2, 9, 24, dtype=torch.float64)
 
 
 def segmented(length=9, types=TYPES):
@@ -144,13 +135,7 @@ def test_token_types_reach_the_layers():
     assert (model(tokens, token_type_ids=types * 0 + 1).last_hidden_state - plain).abs().max() < 1e-5
 
 
-def read_fixture() -> tuple[dict, dict]:
-    """Sizes and tensors of the original layer."""
-    with safe_open(FIXTURE, "pt") as file:
-        return json.loads(file.metadata()["config"]), {name: file.get_tensor(name) for name in file.keys()}
-
-
-CASES = list(read_fixture()[0]["cases"])
+CASES = list(golden("xlnet")[0]["cases"])
 
 
 @torch.no_grad()
@@ -159,7 +144,7 @@ def parity(case: str) -> float:
 
     It has its memory before the queries: run all of it and drop what the memory's queries give.
     """
-    sizes, tensors = read_fixture()
+    sizes, tensors = golden("xlnet")
     clamp, memory = sizes["cases"][case]["clamp_len"], sizes["cases"][case]["mlen"]
     layer = tiny_attention("xlnet", position_options={"clamp_len": clamp if clamp > 0 else None})
     for name, linear in {"q": layer.query, "k": layer.key, "v": layer.value}.items():
