@@ -6,23 +6,18 @@ Xet (clients must set `HF_HUB_DISABLE_XET=1` to upload large files), no paginati
 
 | request                                            | what it does                                          |
 | -------------------------------------------------- | ----------------------------------------------------- |
-| `GET /api/whoami-v2`                               | user of the token                                     |
 | `POST /api/repos/create`                           | make a repository, 409 if it exists                   |
-| `DELETE /api/repos/delete`                         | remove a repository                                   |
-| `PUT /api/models/R/settings`                       | public or private                                     |
 | `POST /api/validate-yaml`                          | check the metadata of a model card, no token needed   |
 | `GET /api/models/R[/revision/V]`                   | model info: sha, siblings, tags, card metadata        |
-| `GET /api/models/R/tree/V[/PATH]`                  | entries of a folder, `?recursive=true`                |
-| `POST /api/models/R/paths-info/V`                  | entries of the given paths                            |
-| `GET /api/models/R/commits/V`                      | history, newest first                                 |
-| `HEAD`, `GET /R/resolve/V/PATH`                    | download: ETag, X-Repo-Commit, X-Linked-*, Range      |
-| `POST /api/models/R/branch/B`, `.../tag/V`         | make a branch, a tag                                  |
+| `GET /api/models/R/tree/V[/PATH]`                  | files below a folder                                  |
+| `HEAD`, `GET /R/resolve/V/PATH`                    | download: ETag, X-Repo-Commit, X-Linked-*             |
+| `POST /api/models/R/branch/B`                      | make a branch                                         |
 | `POST /api/models/R/preupload/V`                   | regular or LFS, from `.gitattributes` and the size    |
 | `POST /R.git/info/lfs/objects/batch`, `.../verify` | where to upload large files; check one that was       |
 | `PUT /lfs-upload/TICKET`                           | content of a large file; size and sha256 are checked  |
 | `POST /api/models/R/commit/V`                      | ndjson commit, `?create_pr=1` opens a pull request    |
 
-R is a repository, V a revision (branch, tag, `refs/pr/N`, commit). As on the real Hub: writing needs a token and a
+R is a repository, V a revision (branch, `refs/pr/N`, commit). As on the real Hub: writing needs a token and a
 namespace of its user (401, 403); an unknown or foreign private repository is 404, or 401 without a token; a wrong
 token is 401 everywhere. Anything not in the table answers 501, so that a new client call is noticed; so does a
 request for another host, when the server is used as a proxy.
@@ -121,12 +116,9 @@ class File:
 
 
 class Commit(NamedTuple):
-    """One commit; `wants_lfs` and `entries` look at its tree, a mapping of path to file."""
+    """One commit; `tree` maps a path to its file."""
 
     sha: str
-    parent: str | None
-    title: str
-    message: str
     date: str
     tree: dict[str, File]
 
@@ -137,17 +129,6 @@ class Commit(NamedTuple):
         name = path.rsplit("/", 1)[-1]
         return size > MAX_REGULAR_SIZE or any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
 
-    def entries(self) -> dict[str, dict]:
-        """Path to API entry, for all files and the folders they are in."""
-        found: dict[str, dict] = {}
-        for path, file in self.tree.items():
-            for folder in (path[: slash.start()] for slash in re.finditer("/", path)):
-                inside = [(other, self.tree[other].oid) for other in self.tree if other.startswith(f"{folder}/")]
-                oid = hashlib.sha1(json.dumps(inside).encode()).hexdigest()
-                found[folder] = {"type": "directory", "path": folder, "oid": oid, "size": 0}
-            found[path] = {"type": "file", "path": path, "oid": file.oid, "size": len(file.data), **file.lfs_info}
-        return found
-
 
 class Repo:
     """History, references and uploaded large files of one repository."""
@@ -156,24 +137,23 @@ class Repo:
         self.id, self.private, self.pulls = repo_id, private, 0
         self.commits: dict[str, Commit] = {}
         self.branches: dict[str, str] = {}  # name to sha: "main", "refs/pr/1"...
-        self.tags: dict[str, str] = {}
         self.lfs: dict[str, bytes] = {}  # sha256 to content
         self.commit("main", {".gitattributes": File(GIT_ATTRIBUTES)}, "initial commit")
 
     def find(self, revision: str) -> Commit:
-        sha = self.branches.get(revision) or self.tags.get(revision)
+        sha = self.branches.get(revision)
         if sha is None and re.fullmatch("[0-9a-f]{7,40}", revision):
             sha = next((known for known in self.commits if known.startswith(revision)), None)
         if sha is None:
             raise HubError(404, f"Invalid rev id: {revision}", "RevisionNotFound")
         return self.commits[sha]
 
-    def commit(self, branch: str, tree: dict[str, File], title: str, message: str = "", parent: str = "") -> str:
+    def commit(self, branch: str, tree: dict[str, File], title: str, parent: str = "") -> str:
         tree = dict(sorted(tree.items()))
         seed = [self.id, len(self.commits), parent, title, {path: file.oid for path, file in tree.items()}]
         sha = hashlib.sha1(json.dumps(seed).encode()).hexdigest()
         date = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
-        self.commits[sha] = Commit(sha, parent, title, message, date, tree)
+        self.commits[sha] = Commit(sha, date, tree)
         self.branches[branch] = sha
         return sha
 
@@ -195,13 +175,6 @@ class Repo:
                 raise HubError(400, f"{path} is larger than 10 MiB and must be uploaded with LFS")
         elif kind == "lfsFile":
             tree[path] = self.lfs_file(value)
-        elif kind in ("deletedFile", "deletedFolder"):
-            folder = f"{path.strip('/')}/"
-            gone = [p for p in tree if (p == path if kind == "deletedFile" else p.startswith(folder))]
-            if not gone:
-                raise HubError(404, f"A file with this name doesn't exist: {path}", "EntryNotFound")
-            for name in gone:
-                del tree[name]
         else:
             raise HubError(400, f"Unknown commit operation: {kind}")
 
@@ -221,15 +194,6 @@ def read_card(readme: bytes) -> tuple[dict, list[str]]:
     for key in ("license", "language", "tags", "datasets", "metrics", "base_model", "library_name", "pipeline_tag"):
         if not all(isinstance(value, str) for value in as_list(data.get(key))):
             errors.append(f'"{key}" must be a string or an array of strings')
-    if data.get("base_model_relation", "finetune") not in ("finetune", "adapter", "merge", "quantized"):
-        errors.append('"base_model_relation" must be one of [finetune, adapter, merge, quantized]')
-    try:
-        for model in data.get("model-index") or []:
-            for result in (model["name"], model["results"])[1]:
-                _ = result["task"]["type"], result["dataset"]["type"], result["dataset"]["name"]
-                _ = [(metric["type"], metric["value"]) for metric in result["metrics"]]
-    except (KeyError, TypeError) as error:
-        errors.append(f'"model-index" is malformed: {error!r}')
     return data, errors
 
 
@@ -255,8 +219,8 @@ def route(methods: str, pattern: str, write: bool = False):
 class HubServer:
     """The Hub: `with HubServer() as server:`, then point clients to `server.url` with `server.token`."""
 
-    def __init__(self, user: str = "user", orgs: tuple[str, ...] = ("org",), token: str | None = None):
-        self.user, self.orgs, self.token = user, orgs, token or f"hf_{secrets.token_hex(16)}"
+    def __init__(self) -> None:
+        self.user, self.token = "user", f"hf_{secrets.token_hex(16)}"
         self.requests: list[Request] = []
         self.repos: dict[str, Repo] = {}
         self._tickets: dict[str, tuple[Repo, str, int]] = {}
@@ -324,7 +288,7 @@ class HubServer:
         raise HubError(501, f"{request.method} {path} is not implemented by this test server")
 
     def _mine(self, repo_id: str) -> bool:
-        return repo_id.split("/")[0] in (self.user, *self.orgs)
+        return repo_id.split("/")[0] == self.user
 
     def _repo(self, request: Request, repo_id: str, write: bool) -> Repo:
         repo = self.repos.get(repo_id)
@@ -338,12 +302,6 @@ class HubServer:
 
     # Account and repositories
 
-    @route("GET", "/api/whoami-v2", write=True)
-    def whoami(self, request: Request) -> dict:
-        auth = {"type": "access_token", "accessToken": {"displayName": "test", "role": "write"}}
-        orgs = [{"name": org, "type": "org", "roleInOrg": "admin"} for org in self.orgs]
-        return {"type": "user", "name": self.user, "fullname": self.user, "orgs": orgs, "auth": auth}
-
     @route("POST", "/api/repos/create", write=True)
     def create_repo(self, request: Request) -> Any:
         if request.json.get("type") not in (None, "model"):
@@ -356,17 +314,6 @@ class HubServer:
             return Response({"error": "You already created this model repo", "url": url}, 409)
         self.repos[repo_id] = Repo(repo_id, request.json.get("visibility") == "private")
         return {"url": url, "name": repo_id, "id": repo_id}
-
-    @route("DELETE", "/api/repos/delete", write=True)
-    def delete_repo(self, request: Request) -> dict:
-        repo_id = f"{request.json['organization'] or self.user}/{request.json['name']}"
-        del self.repos[self._repo(request, repo_id, write=True).id]
-        return {}
-
-    @route("PUT", "/api/models/{repo}/settings", write=True)
-    def settings(self, request: Request, repo: Repo) -> dict:
-        repo.private = request.json["visibility"] == "private"
-        return {"private": repo.private}
 
     @route("POST", "/api/validate-yaml")
     def validate_yaml(self, request: Request) -> Response:
@@ -383,9 +330,6 @@ class HubServer:
         commit = repo.find(rev)
         card, _ = read_card(commit.tree.get("README.md", File(b"")).data)
         siblings = [{"rfilename": path} for path in commit.tree]
-        if request.query.get("blobs"):
-            for sibling, file in zip(siblings, commit.tree.values(), strict=True):
-                sibling.update(size=len(file.data), blobId=file.oid, **file.lfs_info)
         tags = as_list(card.get("library_name")) + as_list(card.get("tags"))
         for key, prefix in {"base_model": "base_model", "license": "license", "datasets": "dataset"}.items():
             tags += [f"{prefix}:{value}" for value in as_list(card.get(key))]
@@ -401,25 +345,13 @@ class HubServer:
     @route("GET", "/api/models/{repo}/tree/{rev}")
     def tree(self, request: Request, repo: Repo, rev: str, path: str = "") -> list:
         folder = f"{path.strip('/')}/" if path else ""
-        inside = {name: entry for name, entry in repo.find(rev).entries().items() if name.startswith(folder)}
+        inside = {name: file for name, file in repo.find(rev).tree.items() if name.startswith(folder)}
         if folder and not inside:
             raise HubError(404, f"{path} does not exist on {rev}", "EntryNotFound")
-        deep = request.query.get("recursive", "").lower() in ("1", "true")
-        return [entry for name, entry in inside.items() if deep or "/" not in name[len(folder) :]]
-
-    @route("POST", "/api/models/{repo}/paths-info/{rev}")
-    def paths_info(self, request: Request, repo: Repo, rev: str) -> list:
-        known = repo.find(rev).entries()
-        return [known[path] for path in parse_qs(request.body.decode()).get("paths", []) if path in known]
-
-    @route("GET", "/api/models/{repo}/commits/{rev}")
-    def commits(self, request: Request, repo: Repo, rev: str) -> list:
-        commit, history, authors = repo.find(rev), [], [{"user": self.user}]
-        while commit:
-            fields = {"id": commit.sha, "title": commit.title, "message": commit.message, "date": commit.date}
-            history.append(fields | {"authors": authors})
-            commit = repo.commits.get(commit.parent)
-        return history
+        return [
+            {"type": "file", "path": name, "oid": file.oid, "size": len(file.data), **file.lfs_info}
+            for name, file in inside.items()
+        ]
 
     @route("GET HEAD", "/{repo}/resolve/{rev}/{path}")
     def resolve(self, request: Request, repo: Repo, rev: str, path: str) -> Response:
@@ -427,33 +359,17 @@ class HubServer:
         if path not in commit.tree:
             raise HubError(404, "Entry not found", "EntryNotFound", X_Repo_Commit=commit.sha)
         file = commit.tree[path]
-        headers = {"X-Repo-Commit": commit.sha, "ETag": f'"{file.etag}"', "Accept-Ranges": "bytes"}
+        headers = {"X-Repo-Commit": commit.sha, "ETag": f'"{file.etag}"'}
         if file.lfs:
             headers |= {"X-Linked-Etag": f'"{file.etag}"', "X-Linked-Size": str(len(file.data))}
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("Range") or "")
-        if wanted is None:
-            return Response(file.data, 200, headers)
-        start, end = int(wanted[1]), min(int(wanted[2] or len(file.data)), len(file.data) - 1)
-        if start > end:
-            raise HubError(416, "Requested range not satisfiable")
-        headers["Content-Range"] = f"bytes {start}-{end}/{len(file.data)}"
-        return Response(file.data[start : end + 1], 206, headers)
+        return Response(file.data, 200, headers)
 
     # Writing
 
-    def _name(self, names: dict[str, str], name: str, sha: str) -> dict:
-        if name in names:
-            raise HubError(409, f"Reference already exists: {name}")
-        names[name] = sha
-        return {}
-
     @route("POST", "/api/models/{repo}/branch/{name}", write=True)
     def create_branch(self, request: Request, repo: Repo, name: str) -> dict:
-        return self._name(repo.branches, name, repo.find(request.json.get("startingPoint") or "main").sha)
-
-    @route("POST", "/api/models/{repo}/tag/{rev}", write=True)
-    def create_tag(self, request: Request, repo: Repo, rev: str) -> dict:
-        return self._name(repo.tags, request.json["tag"], repo.find(rev).sha)
+        repo.branches[name] = repo.find(request.json.get("startingPoint") or "main").sha
+        return {}
 
     @route("POST", "/api/models/{repo}/preupload/{rev}", write=True)
     def preupload(self, request: Request, repo: Repo, rev: str) -> dict:
@@ -510,7 +426,7 @@ class HubServer:
             raise HubError(400, f"Invalid metadata in README.md: {'; '.join(errors)}")
         repo.pulls += pull
         branch = f"refs/pr/{repo.pulls}" if pull else rev
-        sha = repo.commit(branch, tree, header["summary"], header.get("description", ""), head.sha)
+        sha = repo.commit(branch, tree, header["summary"], head.sha)
         url = f"{self.url}/{repo.id}"
         answer = {"success": True, "commitOid": sha, "commitUrl": f"{url}/commit/{sha}"}
         return answer | ({"pullRequestUrl": f"{url}/discussions/{repo.pulls}"} if pull else {})
