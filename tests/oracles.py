@@ -140,20 +140,16 @@ def array(tensor: torch.Tensor) -> np.ndarray:
     return tensor.detach().double().numpy()
 
 
+def tiny_sizes(**changed) -> dict:
+    """Fields of a tiny BERT's configuration: D = 24, H = 3, two layers, 50 words, P = 16."""
+    usual = {"vocab_size": 50, "hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 2}
+    return {**usual, "intermediate_size": 32, "max_position_embeddings": 16, **changed}
+
+
 def tiny_config(name: str, **overrides) -> RelPosBertConfig:
-    """D = 24, H = 3, two layers, 50 words, P = 16, no dropout, weights large enough to matter."""
-    sizes = {
-        "vocab_size": 50,
-        "hidden_size": 24,
-        "num_attention_heads": 3,
-        "num_hidden_layers": 2,
-        "intermediate_size": 32,
-        "max_position_embeddings": 16,
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-        "initializer_range": 0.2,
-    }
-    return RelPosBertConfig(**{**sizes, "position_embedding_type": name, **overrides})
+    """Tiny sizes, no dropout, weights large enough to matter."""
+    fields = tiny_sizes(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, initializer_range=0.2)
+    return RelPosBertConfig(**{**fields, "position_embedding_type": name, **overrides})
 
 
 @torch.no_grad()

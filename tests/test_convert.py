@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from oracles import tiny_sizes
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, BertConfig, BertTokenizer
@@ -46,15 +47,9 @@ every_scheme = pytest.mark.parametrize("scheme", RELATIVE)
 
 def bert(architecture="BertModel", dtype=torch.float32, **overrides):
     """A tiny stock BERT, every parameter of which has an effect."""
-    sizes = {
-        "vocab_size": WORDS,
-        "hidden_size": 24,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 3,
-        "intermediate_size": 32,
-        "max_position_embeddings": POSITIONS,
-        "is_decoder": architecture == "BertLMHeadModel",
-    }
+    sizes = tiny_sizes(
+        vocab_size=WORDS, max_position_embeddings=POSITIONS, is_decoder=architecture == "BertLMHeadModel"
+    )
     model = getattr(transformers, architecture)(BertConfig(**sizes | overrides)).eval()
     with torch.no_grad():
         for parameter in model.parameters():

@@ -18,6 +18,7 @@ import pytest
 import torch
 import transformers
 from errors import raises
+from oracles import tiny_sizes
 from safetensors.torch import load_file, save_file
 from stock import in_float64, random_model
 from torch.export import Dim
@@ -53,14 +54,7 @@ V3 = {**BOTH, "share_att_key": True, "position_buckets": 6, "norm_rel_ebd": "lay
 
 def stock_model(kind, suffix="Model", dtype=torch.float32, **fields):
     """A tiny stock model, every parameter of which has an effect where it can."""
-    sizes = {
-        "vocab_size": WORDS,
-        "hidden_size": 24,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 3,
-        "intermediate_size": 20,
-        "max_position_embeddings": POSITIONS,
-    }
+    sizes = tiny_sizes(vocab_size=WORDS, intermediate_size=20, max_position_embeddings=POSITIONS)
     return random_model(kind, FAMILIES[kind].class_prefixes[0] + suffix, **{**sizes, **fields}).to(dtype)
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from oracles import stir, tiny_model
+from oracles import stir, tiny_model, tiny_sizes
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -48,15 +48,7 @@ from hf_relpos.evaluation.encoder import pad_batch, pool
 
 
 CLS, SEP, MASK = 1, 2, 3
-SIZES = {
-    "vocab_size": 50,
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "intermediate_size": 32,
-    "max_position_embeddings": 16,
-    "initializer_range": 0.2,
-}
+SIZES = tiny_sizes(initializer_range=0.2)
 
 
 def bert(head=BertModel, seed=0, **changes):

@@ -12,6 +12,7 @@ from pathlib import Path
 import onnxruntime
 import pytest
 import torch
+from oracles import tiny_sizes
 from safetensors.torch import load_file
 from stock import in_float64, random_model
 from torch.export import Dim
@@ -22,14 +23,7 @@ from hf_relpos.families.registry import FAMILIES
 from hf_relpos.models import modeling_relpos_bert
 
 
-BERT_SIZES = {
-    "vocab_size": 50,
-    "hidden_size": 24,
-    "num_attention_heads": 3,
-    "num_hidden_layers": 2,
-    "intermediate_size": 32,
-    "max_position_embeddings": 40,
-}
+BERT_SIZES = tiny_sizes(max_position_embeddings=40)
 DEBERTA = {
     **BERT_SIZES,
     "relative_attention": True,

@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from errors import raises
+from oracles import tiny_sizes
 from safetensors.torch import load_file, save_file
 from test_legacy import LEGACY, check_old_outputs
 from transformers import (
@@ -37,14 +38,7 @@ from hf_relpos.families.registry import FAMILIES, LAYOUTS, layout_of, model_type
 from hf_relpos.models.modeling_relpos_bert import HEADS
 
 
-SIZES = {
-    "vocab_size": 50,
-    "hidden_size": 16,
-    "num_attention_heads": 2,
-    "num_hidden_layers": 2,
-    "intermediate_size": 24,
-    "max_position_embeddings": 20,
-}
+SIZES = tiny_sizes(hidden_size=16, num_attention_heads=2, intermediate_size=24, max_position_embeddings=20)
 MASKED_LM = LEGACY / "relative_key_query" / "BertForMaskedLM"
 
 

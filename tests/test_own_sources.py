@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from oracles import stir
+from oracles import stir, tiny_sizes
 from selection import thinned
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertForMaskedLM, BertTokenizer
 
@@ -15,14 +15,7 @@ from hf_relpos.families.names import is_scheme
 
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *"abcdefghijklmnopqrstuvwxyz"]
-SIZES = {
-    "vocab_size": len(WORDS),
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "intermediate_size": 32,
-    "max_position_embeddings": 20,
-}
+SIZES = tiny_sizes(vocab_size=len(WORDS), max_position_embeddings=20)
 
 
 def own(folder, scheme, head=RelPosBertModel, **fields):

@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 from errors import raises
+from oracles import tiny_sizes
 from test_legacy import FOLDERS, LEGACY, check_old_outputs, check_same, name_of, our_class, read, run, stock_name
 from transformers import (
     AutoConfig,
@@ -38,14 +39,7 @@ from hf_relpos.models.patch import STOCK_HEADS, STOCK_PARTS, patch_transformers
 
 
 MASKED_LM = LEGACY / "relative_key_query" / "BertForMaskedLM"
-SIZES = {
-    "hidden_size": 24,
-    "num_attention_heads": 3,
-    "num_hidden_layers": 1,
-    "intermediate_size": 32,
-    "vocab_size": 50,
-    "max_position_embeddings": 12,
-}
+SIZES = tiny_sizes(num_hidden_layers=1, max_position_embeddings=12)
 AUTO_OF = {head.__name__.removeprefix("RelPos"): getattr(transformers, auto) for auto, head in HEADS.items()}
 
 

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 import transformers
+from oracles import tiny_sizes
 from safetensors.torch import load_file, save_file
 from stock import in_float64, random_model
 
@@ -19,14 +20,7 @@ from hf_relpos.models import modeling_relpos_bert
 FAMILY = FAMILIES["roformer"]
 # some releases of Transformers have a decoder without a causal mask, which is refused
 SUFFIXES = [name for name in FAMILY.suffixes if name != "ForCausalLM" or not decoder_sees_the_future()]
-SIZES = {
-    "vocab_size": 50,
-    "hidden_size": 24,
-    "num_attention_heads": 3,
-    "num_hidden_layers": 2,
-    "intermediate_size": 32,
-    "max_position_embeddings": 20,
-}
+SIZES = tiny_sizes(max_position_embeddings=20)
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
 # as other shapes: heads of two, embeddings of another width, another activation
 VARIANTS = {
