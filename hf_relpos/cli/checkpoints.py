@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ..console import plain_errors, plain_warnings, spinner, timed_step
-from .options import ADVANCED, FIELD, TEXT, JsonFile, parse_options
+from .options import TEXT, Fields, JsonFile, Overwrite, advanced, parse_options
 from .output import LOADING, check_json, console_for, hide_loading_bars, write_json
 
 
@@ -28,27 +28,23 @@ def convert(
         ),
     ] = None,
     option: Annotated[
-        list[str] | None,
-        typer.Option(rich_help_panel=ADVANCED, metavar="KEY=VALUE", help="Option of the scheme; may be repeated."),
+        list[str] | None, advanced("Option of the scheme; may be repeated.", metavar="KEY=VALUE")
     ] = None,
     method: Annotated[
         str | None,
-        typer.Option(
+        advanced(
+            "keep (default without --text): absolute positions stay, same outputs. drop: only their mean stays, "
+            "needs training. distil: relative terms start at zero; all weights are trained on --text to compute the "
+            "source's outputs. interpolate, hierarchical: a longer absolute table, no relative terms. For a source "
+            "that is relative already: exact (default): the same tables or equivalent ones, same outputs. refit: the "
+            "closest tables of another scheme. distil, too.",
             metavar="NAME",
-            rich_help_panel=ADVANCED,
-            help="keep (default without --text): absolute positions stay, same outputs. drop: only their mean stays, "
-            "needs training. "
-            "distil: relative terms start at zero; all weights are trained on --text to compute the source's outputs. "
-            "interpolate, hierarchical: a longer absolute table, no relative terms. "
-            "For a source that is relative already: exact (default): the same tables or equivalent ones, "
-            "same outputs. refit: the closest tables of another scheme. distil, too.",
         ),
     ] = None,
     method_option: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEY=VALUE",
-            help="Option of the method, such as length=2048 or steps=1000; may be repeated.",
+            metavar="KEY=VALUE", help="Option of the method, such as length=2048 or steps=1000; may be repeated."
         ),
     ] = None,
     fast: Annotated[
@@ -67,51 +63,27 @@ def convert(
             "distil. Needs no labels. May be repeated.",
         ),
     ] = None,
-    field: Annotated[list[str] | None, typer.Option(metavar="KEY", rich_help_panel=ADVANCED, help=FIELD)] = None,
-    seed: Annotated[int, typer.Option(rich_help_panel=ADVANCED, help="Random seed.")] = 0,
+    field: Fields = None,
+    seed: Annotated[int, advanced("Random seed.")] = 0,
     architecture: Annotated[
         str | None,
-        typer.Option(
-            metavar="CLASS",
-            rich_help_panel=ADVANCED,
-            help="Class with the head to keep, if not the class in config.json: BertModel, ….",
-        ),
+        advanced("Class with the head to keep, if not the class in config.json: BertModel, ….", metavar="CLASS"),
     ] = None,
-    revision: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", rich_help_panel=ADVANCED, help="Branch, tag or commit of a Hub repository."),
-    ] = None,
+    revision: Annotated[str | None, advanced("Branch, tag or commit of a Hub repository.", metavar="NAME")] = None,
     allow_pickle: Annotated[
         bool,
-        typer.Option(
-            "--allow-pickle",
-            rich_help_panel=ADVANCED,
-            help="If there are no safetensors, read pytorch_model.bin; only if you trust it.",
-        ),
+        advanced("If there are no safetensors, read pytorch_model.bin; only if you trust it.", "--allow-pickle"),
     ] = False,
-    overwrite: Annotated[
-        bool,
-        typer.Option("--overwrite", help="After success, replace an existing OUT that holds only a checkpoint."),
-    ] = False,
+    overwrite: Overwrite = False,
     device: Annotated[
         str | None,
         typer.Option(
             metavar="NAME", help="Device of distil: cpu, cuda, cuda:1, …; by default an accelerator, if any."
         ),
     ] = None,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force", rich_help_panel=ADVANCED, help="Exit with 0 although the check of the result is poor."
-        ),
-    ] = False,
+    force: Annotated[bool, advanced("Exit with 0 although the check of the result is poor.", "--force")] = False,
     plots: Annotated[
-        bool,
-        typer.Option(
-            "--plots",
-            rich_help_panel=ADVANCED,
-            help="Draw fidelity and tables into OUT, for methods that learn from text.",
-        ),
+        bool, advanced("Draw fidelity and tables into OUT, for methods that learn from text.", "--plots")
     ] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Print every tensor and all measurements, as conversion.json has them.")
@@ -164,9 +136,7 @@ def convert(
 def export(
     source: Annotated[Path, typer.Argument(help="Folder of a model that was read from another architecture.")],
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace OUT if it exists and holds nothing but a checkpoint.")
-    ] = False,
+    overwrite: Overwrite = False,
     json_file: JsonFile = None,
 ) -> None:
     """Write a converted model as a checkpoint of the architecture it came from, for Transformers alone."""
@@ -193,16 +163,9 @@ def push(
         str | None,
         typer.Option(metavar="USER/NAME", help="Model that it was made from, for the card."),
     ] = None,
-    message: Annotated[
-        str, typer.Option(metavar="TITLE", rich_help_panel=ADVANCED, help="Title of the commit.")
-    ] = "Upload model with hf_relpos",
-    revision: Annotated[
-        str | None,
-        typer.Option(metavar="BRANCH", rich_help_panel=ADVANCED, help="An existing branch to write to, if not main."),
-    ] = None,
-    create_pr: Annotated[
-        bool, typer.Option("--create-pr", rich_help_panel=ADVANCED, help="Open a pull request instead.")
-    ] = False,
+    message: Annotated[str, advanced("Title of the commit.", metavar="TITLE")] = "Upload model with hf_relpos",
+    revision: Annotated[str | None, advanced("An existing branch to write to, if not main.", metavar="BRANCH")] = None,
+    create_pr: Annotated[bool, advanced("Open a pull request instead.", "--create-pr")] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Show the files that an upload to the Hub would contain, and their problems; with --yes, upload them.
@@ -242,9 +205,7 @@ def demo(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the result.")] = Path("demo-out"),
     steps: Annotated[int, typer.Option(help="Steps of the conversion.", min=1)] = 120,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace OUT if it exists and holds only a checkpoint.")
-    ] = False,
+    overwrite: Overwrite = False,
     json_file: JsonFile = None,
 ) -> None:
     """Convert a BERT for texts of 4 times its length; find in them what it could not read."""

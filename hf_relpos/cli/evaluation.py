@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from ..console import plain_errors, plain_warnings, progress_bar, spinner
-from .options import ADVANCED, FIELD, TEXT, JsonFile
+from .options import TEXT, Fields, JsonFile, advanced
 from .output import LOADING, check_json, console_for, hide_loading_bars, write_json
 
 
@@ -19,10 +19,8 @@ Pairs = Annotated[
 ]
 Columns = Annotated[
     str,
-    typer.Option(
-        metavar="NAMES",
-        rich_help_panel=ADVANCED,
-        help="Columns of the --sts files: score, first sentence, second sentence, separated by commas.",
+    advanced(
+        "Columns of the --sts files: score, first sentence, second sentence, separated by commas.", metavar="NAMES"
     ),
 ]
 LENGTHS = "Lengths in tokens, separated by commas, such as 64,256,1024."
@@ -34,33 +32,22 @@ def compare(
     text: Annotated[
         list[str], typer.Option(metavar="TEXT", help=f"{TEXT} Neither model may be fitted on it. May be repeated.")
     ],
-    field: Annotated[list[str] | None, typer.Option(metavar="KEY", rich_help_panel=ADVANCED, help=FIELD)] = None,
+    field: Fields = None,
     lengths: Annotated[str | None, typer.Option(metavar="LENGTHS", help=LENGTHS)] = None,
     sts: Pairs = None,
     columns: Columns = "score,sentence1,sentence2",
     pooling: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", rich_help_panel=ADVANCED, help="mean or cls; by default that of the teacher's repository."
-        ),
+        str | None, advanced("mean or cls; by default that of the teacher's repository.", metavar="NAME")
     ] = None,
     tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            rich_help_panel=ADVANCED,
-            help="Folder or repository of the tokenizer, if not the teacher's.",
-        ),
+        str | None, advanced("Folder or repository of the tokenizer, if not the teacher's.", metavar="NAME")
     ] = None,
-    tokens: Annotated[
-        int, typer.Option(rich_help_panel=ADVANCED, help="Tokens of text for each length, about.", min=1)
-    ] = 4096,
+    tokens: Annotated[int, advanced("Tokens of text for each length, about.", min=1)] = 4096,
     attention_window: Annotated[
         int | None,
-        typer.Option(
+        advanced(
+            "attention_window of the student, 0 for none. Lengths past the teacher's are also measured as it is.",
             metavar="TOKENS",
-            rich_help_panel=ADVANCED,
-            help="attention_window of the student, 0 for none. Lengths past the teacher's are also measured as it is.",
             min=0,
         ),
     ] = None,
@@ -114,42 +101,28 @@ def evaluate(
         str | None, typer.Option(metavar="TEXT", help=f"{TEXT} Its masked tokens are to be predicted.")
     ] = None,
     passkey: Annotated[str | None, typer.Option(metavar="TEXT", help=f"{TEXT} Keys are hidden in it.")] = None,
-    field: Annotated[list[str] | None, typer.Option(metavar="KEY", rich_help_panel=ADVANCED, help=FIELD)] = None,
+    field: Fields = None,
     lengths: Annotated[str | None, typer.Option(metavar="LENGTHS", help=LENGTHS + " For --mlm and --passkey.")] = None,
-    max_length: Annotated[
-        int,
-        typer.Option(
-            metavar="TOKENS", rich_help_panel=ADVANCED, help="Tokens read of a document in retrieval.", min=3
-        ),
-    ] = 2048,
+    max_length: Annotated[int, advanced("Tokens read of a document in retrieval.", metavar="TOKENS", min=3)] = 2048,
     pooling: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", rich_help_panel=ADVANCED, help="mean or cls; by default that of the model's repository."
-        ),
+        str | None, advanced("mean or cls; by default that of the model's repository.", metavar="NAME")
     ] = None,
     tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", rich_help_panel=ADVANCED, help="Folder or repository of the tokenizer, if not the model's."
-        ),
+        str | None, advanced("Folder or repository of the tokenizer, if not the model's.", metavar="NAME")
     ] = None,
     attention_window: Annotated[
         int | None,
-        typer.Option(
+        advanced(
+            "attention_window of the model, 0 for none. Texts past its trained length are also measured as it is.",
             metavar="TOKENS",
-            rich_help_panel=ADVANCED,
-            help="attention_window of the model, 0 for none. Texts past its trained length are also measured as it "
-            "is.",
             min=0,
         ),
     ] = None,
     update_card: Annotated[
         bool,
-        typer.Option(
+        advanced(
+            "Put the correlations of --sts into the card of MODEL, a folder, as the Hub's evaluation results.",
             "--update-card",
-            rich_help_panel=ADVANCED,
-            help="Put the correlations of --sts into the card of MODEL, a folder, as the Hub's evaluation results.",
         ),
     ] = False,
     json_file: JsonFile = None,

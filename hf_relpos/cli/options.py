@@ -9,6 +9,13 @@ import typer
 
 # Panel of the help for options that few need; the others are in the panel "Options".
 ADVANCED = "Advanced options"
+
+
+def advanced(help: str, *names: str, metavar: str | None = None, **settings: Any) -> Any:
+    """A `typer.Option` in the panel of those that few need."""
+    return typer.Option(*names, rich_help_panel=ADVANCED, metavar=metavar, help=help, **settings)
+
+
 # Help texts of options that name a text.
 FIELD = (
     "Key or column of the text in .jsonl, .tsv and datasets; 'text' by default. May be repeated: one for each text, "
@@ -16,14 +23,12 @@ FIELD = (
 )
 TEXT = "Text: .txt, .jsonl, .tsv, compressed or not, a folder of these, or a Hub dataset."
 
-JsonFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--json",
-        metavar="FILE",
-        rich_help_panel=ADVANCED,
-        help="JSON file to write; with - it is printed, and all else goes to standard error.",
-    ),
+JSON = "JSON file to write; with - it is printed, and all else goes to standard error."
+JsonFile = Annotated[Path | None, advanced(JSON, "--json", metavar="FILE")]
+Fields = Annotated[list[str] | None, advanced(FIELD, metavar="KEY")]
+Overwrite = Annotated[
+    bool,
+    typer.Option("--overwrite", help="After success, replace an existing OUT that holds only a checkpoint."),
 ]
 
 
