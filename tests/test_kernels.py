@@ -587,68 +587,8 @@ def test_benchmark_checks_before_it_times(bench, interpreted, monkeypatch):
         bench.check("relative_key", 1, 40, torch.float32, "cpu")
 
 
-@pytest.mark.full
-def test_benchmark_of_a_window(bench, interpreted, monkeypatch):
-    """The band beside eager's mask of all pairs; and pieces of a text are attention within each."""
-    monkeypatch.setattr(backends, "BACKENDS", [Triton("cpu"), *backends.BACKENDS])
-    monkeypatch.setattr(bench, "WINDOW", 2)
-    monkeypatch.setattr("hf_relpos.attention.backends.kernels.window.TILE", 4)
-    assert bench.check("relative_key", 1, 40, torch.float32, "cpu", window=True) <= 2.0
-    assert {kind.mask for kind in self_check.OUTCOMES} == {"window"}
-    monkeypatch.setattr(bench, "PIECE", 20)
-    tensors = bench.inputs(2, 40, torch.float32, "cpu")
-    first = bench.floor(*(x[:, :, :20] for x in tensors))
-    assert torch.allclose(bench.pieces(*tensors)[:, :20], first, atol=1e-6)
-
-
 def test_benchmark_needs_a_device(bench, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["bench_gpu.py"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit, match="needs a CUDA device"):
         bench.main()
-
-
-def test_benchmark_tables(bench):
-    """Ratios go to the fastest floor; a scheme that failed, or that was not checked, is not timed."""
-    row = {"batch": 32, "length": 512, "pass": "forward", "mb": 1.0}
-    rows = [
-        {"section": "floor", "variant": "flash", "ms": 2.0, **row},
-        {"section": "floor", "variant": "cudnn", "ms": 1.0, **row},
-        {"section": "core", "variant": "relative_key", "ms": 2.5, **row},
-        {"section": "check", "variant": "shaw", "length": 1, "size": 64, "dtype": "x", "ratio": 1.0},
-    ]
-    found = {"rows": rows, "problems": []}
-    times, _, goals = bench.tables(found)
-    assert times[2][2][-2] == "2.50" and goals[2] == [["relative_key B32 L512 forward", "≤ 2.3", "2.50", "NOT met"]]
-    out = type("Out", (), {"results": found})
-    assert bench.passed(out, "shaw") and not bench.passed(out, "relative_key")
-    found["problems"].append("model, shaw, {'dropout': 0.1}: out of memory")
-    assert bench.passed(out, "shaw")
-    found["problems"].append("check, shaw L1: wrong")
-    assert not bench.passed(out, "shaw")
-
-
-def test_benchmark_compares_deberta(bench):
-    """The same weights and outputs with and without `accelerate_attention`; packages that are not there say so."""
-    ids = torch.randint(5, 1000, (1, 40))
-    for training in (False, True):
-        found = [
-            bench.deberta_call(bench.deberta(variant, training, 1, "cpu", torch.float32), ids, training)()
-            for variant in ("stock", "accelerate_attention")
-        ]
-        torch.testing.assert_close(*found)
-    with pytest.raises(ImportError, match="flashdeberta"):
-        bench.deberta("flashdeberta", False, 1, "cpu", torch.float32)
-
-
-def test_benchmark_goes_on_after_a_failure(bench, monkeypatch):
-    """Such as a cut that takes more memory than a program may have, which is no RuntimeError."""
-    from triton.runtime.errors import OutOfResources
-
-    def fails(call, ahead):
-        raise OutOfResources(1 << 20, 227 << 10, "shared memory")
-
-    noted = []
-    monkeypatch.setattr(bench, "milliseconds", fails)
-    bench.timed(type("Out", (), {"problem": noted.append}), "tiles", "forward (256, 256, 8, 3)", None)
-    assert len(noted) == 1 and "OutOfResources" in noted[0]

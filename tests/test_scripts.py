@@ -1,4 +1,4 @@
-"""Scripts of the repository: every one starts; what the generators write is current; a benchmark resumes.
+"""Scripts of the repository: every one starts; what the generators write is current.
 
 All in this process, so that PyTorch is imported once. The recipes, which users run, are in test_examples.py.
 """
@@ -308,33 +308,3 @@ def test_every_recipe_reads_the_commands_that_pages_show(page):
         kinds = (own,) if recipe.__name__ == "run_distil" else (parsing.ModelArguments, own)
         *_, training = parsing.parse((*kinds, TrainingArguments), "", words)
         assert (SCRIPTS.parent / script).is_file() and training.do_eval
-
-
-def test_an_interrupted_timing_goes_on(tmp_path, monkeypatch):
-    """Every variant is timed once at every length and pass, and written before the next."""
-    bench = import_script("bench_window")
-    monkeypatch.setattr(bench, "WINDOW", 8)
-    monkeypatch.setattr(bench, "PIECE", 16)
-    monkeypatch.setattr("torch.set_num_threads", lambda count: None)  # of the process that runs the tests
-    monkeypatch.setattr(bench, "run_worker", lambda *request: 2.5)  # a fresh process has the real sizes
-    timed, time_in_turns = [], bench.time_in_turns
-
-    def time(calls, rounds):
-        if len(timed) == 1:
-            timed.append(None)
-            raise KeyboardInterrupt
-        timed.append(sorted(calls))
-        return time_in_turns(calls, rounds)
-
-    monkeypatch.setattr(bench, "time_in_turns", time)
-    arguments = ["bench_window.py", "--schemes", "relative_key", "--lengths", "32", "48", "--rounds", "1"]
-    monkeypatch.setattr("sys.argv", [*arguments, "--out", str(tmp_path)])
-    with pytest.raises(KeyboardInterrupt):
-        bench.main()
-    first = json.loads((tmp_path / "cpu-window.json").read_text())
-    assert len(first["times"]) == len(bench.VARIANTS) and not first["complete"]
-    bench.main()
-    assert timed == [sorted(bench.VARIANTS), None, *[sorted(bench.VARIANTS)] * 3]
-    found = json.loads((tmp_path / "cpu-window.json").read_text())
-    assert found["complete"] and found["difference"]["relative_key"] <= 1e-11
-    assert "| window |" in (tmp_path / "cpu-window.md").read_text() and (tmp_path / "cpu-window.png").exists()
