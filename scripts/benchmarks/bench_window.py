@@ -16,8 +16,7 @@ are compared with those of the mask in float64. What is quadratic is measured up
 variant, of the others the window. Whole models: the forward pass of one row of random tokens, the source's as pieces
 of 512, the student's in the window, by both backends.
 
-Written to docs/results/benchmarks, after every measurement: cpu-window.json and .md, at the end .png. An interrupted
-run of the same settings is taken up where it was; one that is complete is begun anew.
+Written to docs/results/benchmarks, after every measurement: cpu-window.json and .md, at the end .png.
 """
 
 import argparse
@@ -261,8 +260,7 @@ def tables(results: dict) -> list[Table]:
 
 def card(results: dict) -> str:
     """The page of the results."""
-    is_drawn = results["complete"] and results["memory"]
-    picture_link = "\n![time and memory against length](cpu-window.png)\n" if is_drawn else ""
+    picture_link = "\n![time and memory against length](cpu-window.png)\n" if results["memory"] else ""
     errors = ", ".join(f"{scheme} {error:.0e}" for scheme, error in results["difference"].items())
     words = (
         f"Written by scripts/benchmarks/bench_window.py: one attention with 12 heads of 64, "
@@ -307,36 +305,17 @@ def picture(results: dict, path: Path) -> None:
         figure.savefig(partial, dpi=120, format="png")
 
 
-def begun(args: argparse.Namespace) -> dict:
-    """The results of an interrupted run of these settings, or of none; outputs are compared in either case."""
-    settings = {"schemes": args.schemes, "lengths": args.lengths, "rounds": args.rounds, "quadratic": args.quadratic}
-    settings["model_names"] = [Path(model).name for model in args.models or ()]
-    found: dict = {
-        "environment": environment(),
-        **settings,
-        "times": [],
-        "memory": [],
-        "models": [],
-        "complete": False,
-    }
-    path = args.out / f"{args.name}.json"
-    if path.exists():
-        earlier = json.loads(path.read_text(encoding="utf-8"))
-        if not earlier["complete"] and all(earlier.get(name) == value for name, value in settings.items()):
-            found = earlier
-    return {**found, "difference": {scheme: check(scheme) for scheme in args.schemes}}
-
-
 def run(args: argparse.Namespace) -> dict:
     """All measurements, each written when it is made."""
-    results = begun(args)
+    settings = {"schemes": args.schemes, "lengths": args.lengths, "rounds": args.rounds, "quadratic": args.quadratic}
+    settings["model_names"] = [Path(model).name for model in args.models or ()]
+    results: dict = {"environment": environment(), **settings, "times": [], "memory": [], "models": []}
+    results["difference"] = {scheme: check(scheme) for scheme in args.schemes}
 
     def write() -> None:
         write_report(args.out / args.name, {**results, "goals": against_goals(results)}, card(results))
 
     def time(names: list[str], scheme: str, length: int, kind: str, rounds: int) -> None:
-        if all(measured(results, "times", scheme, name, length, kind) is not None for name in names):
-            return
         tensors = inputs(1, length)
         calls = {name: passes(variant(name, scheme, length), tensors)[kind] for name in names}
         for name, seconds in time_in_turns(calls, rounds).items():
@@ -356,8 +335,6 @@ def run(args: argparse.Namespace) -> dict:
                 if once:
                     time(once, scheme, length, kind, 1)
     for length in MODEL_LENGTHS if args.models else ():
-        if any(row["length"] == length for row in results["models"]):
-            continue
         for name, seconds in time_in_turns(model_calls(args.models, length), args.rounds).items():
             row = {"variant": name, "length": length, "us_per_token": round(seconds / length * 1e6, 2)}
             results["models"].append(row)
@@ -366,16 +343,13 @@ def run(args: argparse.Namespace) -> dict:
     for scheme in [] if args.quick else args.schemes:
         for length in args.lengths:
             for name in VARIANTS if scheme == args.schemes[0] else [BAND]:
-                is_known = measured(results, "memory", scheme, name, length) is not None
-                if is_known or (name in QUADRATIC and length > args.quadratic):
+                if name in QUADRATIC and length > args.quadratic:
                     continue
                 request = json.dumps({"variant": name, "scheme": scheme, "length": length})
                 used = run_worker(sys.executable, __file__, "--worker", request)
                 row = {"scheme": scheme, "variant": name, "length": length, "pass": "both"}
                 results["memory"].append({**row, "mb": round(used, 1)})
                 write()
-    results["complete"] = True
-    write()
     return results
 
 
