@@ -126,8 +126,8 @@ def check_output_file(path: Path, option: str) -> None:
         raise ValueError(f"{option} {path}: could not be written ({error.strerror}); give a file elsewhere") from error
 
 
-def write_output_json(path: Path, content: Any, option: str = "--json") -> None:
-    """`write_json` to a file that an option of the command line names.
+def write_output_json(path: Path, content: Any) -> None:
+    """`write_json` to the file that the option `--json` names.
 
     Raises:
         ValueError: where it cannot be written.
@@ -135,7 +135,7 @@ def write_output_json(path: Path, content: Any, option: str = "--json") -> None:
     try:
         write_json(path, content)
     except OSError as error:
-        raise ValueError(f"{option} {path}: could not be written ({error.strerror}); give a file elsewhere") from error
+        raise ValueError(f"--json {path}: could not be written ({error.strerror}); give a file elsewhere") from error
 
 
 def _renamed(partial: Path, target: Path) -> bool:
@@ -199,16 +199,15 @@ def atomic_folder(
             warnings.warn(f"what lay at {target} before lies in {replaced}", stacklevel=3)
 
 
-def describe_write_error(error: Exception, target: Path, left: str = "nothing was left behind") -> str:
-    """An error message for what could not be written: target, cause, state and remedy.
+def describe_write_error(error: Exception, target: Path) -> str:
+    """An error message for what could not be written: target, cause and remedy.
 
     Args:
         error: of the file system, or safetensors' wording of one.
-        left: what is there now.
     """
     text = " ".join(str(error).split())
     full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in text
     remedy = "free some space or choose another disk" if full else "check that it is writable"
     if getattr(error, "errno", None) == errno.EEXIST:
         remedy = "choose another folder, or overwrite that one"
-    return f"{target}: could not be written ({text}); {left}. To go on, {remedy}"
+    return f"{target}: could not be written ({text}); nothing was left behind. To go on, {remedy}"

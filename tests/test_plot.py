@@ -34,23 +34,19 @@ def test_alibi_is_a_cone():
     slopes = torch.tensor([1 / 4, 1 / 16, 1 / 64, 1 / 256])
     assert call.letters == ["c'"]
     assert (score_map(call) + slopes[:, None, None] * R.abs()).abs().max() <= 1e-6
-    assert score_map(call, head=2).equal(score_map(call)[2])
 
 
-def test_tables_are_shown_for_one_query():
+def test_tables_are_shown_for_the_mean_query():
     model = tiny_model(RelPosBertModel, "shaw", position_options={"clip": 3})
     call = record_layer(model, layer=1)
     assert call.letters == ["A", "V"]
     rows = model.encoder.layer[1].attention.self.distance_embedding.key[R.clamp(-3, 3) + 3]  # (L, L, d)
-    query = torch.randn(3, 8)
-    expected = torch.einsum("hd,ijd->hij", query, rows) / 8**0.5
-    assert (score_map(call, query=query) - expected).abs().max() <= 1e-6
-    mean = call.query.mean((0, 2))
-    assert (score_map(call) - score_map(call, query=mean)).abs().max() <= 1e-6
+    expected = torch.einsum("hd,ijd->hij", call.query.mean((0, 2)), rows) / 8**0.5
+    assert (score_map(call) - expected).abs().max() <= 1e-6
 
 
 def test_rotation_favours_the_same_place():
-    added = score_map(record_layer(tiny_config("rope")), head=0)
+    added = score_map(record_layer(tiny_config("rope")))[0]
     cosines = torch.cos(R[..., None] * 10000.0 ** -(torch.arange(4) / 4)).mean(-1)
     assert (added - (cosines - 1) / 8**0.5).abs().max() <= 1e-6
 
@@ -158,7 +154,8 @@ def test_the_command_says_where_it_wrote(tmp_path, caplog):
         result = CliRunner().invoke(app, ["plot", str(tmp_path / "model"), "--out", str(tmp_path / "a.png"), "--all"])
     finally:
         logger.removeHandler(caplog.handler)
-    assert result.exit_code == 0 and not result.stderr and not caplog.records
+    assert result.exit_code == 0 and not caplog.records
+    assert result.stderr in ("", "drawing …\n")  # what a slow machine is doing
     assert result.stdout.replace("\n", "") == f"written to {tmp_path / 'a.png'}"
 
 

@@ -108,8 +108,8 @@ def attention_figure(encoder: Encoder, text: str, layer: int, head: int) -> "Fig
     return figure
 
 
-def predictions(encoder: Encoder, text: str, count: int = 5) -> list[list[tuple[str, float]]]:
-    """The most likely tokens for each `[MASK]` of a text, with their probabilities.
+def predictions(encoder: Encoder, text: str) -> list[list[tuple[str, float]]]:
+    """The five most likely tokens for each `[MASK]` of a text, with their probabilities.
 
     Raises:
         ValueError: for a text that `tokenize` rejects or without [MASK], and a model without a masked-token head.
@@ -122,7 +122,7 @@ def predictions(encoder: Encoder, text: str, count: int = 5) -> list[list[tuple[
     if not masked.any():
         raise ValueError(f"the text has no {MASK}; put it in the place of a word")
     with torch.inference_mode():
-        best = masked_predictions(encoder.model, [ids], [masked]).softmax(-1).topk(count)
+        best = masked_predictions(encoder.model, [ids], [masked]).softmax(-1).topk(5)
     return [
         list(zip(tokenizer.convert_ids_to_tokens(tokens), values, strict=True))
         for tokens, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)

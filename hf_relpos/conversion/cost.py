@@ -298,8 +298,8 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _seconds(run: Callable[[], object], device: torch.device, least: float = 0.01) -> float:
-    """The time of a call: the median of five runs of at least `least` seconds."""
+def _seconds(run: Callable[[], object], device: torch.device) -> float:
+    """The time of a call: the median of five runs of 10 ms or more."""
     run()
     calls = 1
     times: list[float] = []
@@ -308,7 +308,7 @@ def _seconds(run: Callable[[], object], device: torch.device, least: float = 0.0
         for _ in range(calls):
             run()
         taken = _now(device) - start
-        if taken < least:
+        if taken < 0.01:
             calls *= 4
         else:
             times.append(taken / calls)

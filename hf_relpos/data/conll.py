@@ -33,25 +33,19 @@ def to_iob2(tags: Sequence[str]) -> list[str]:
     return converted
 
 
-def tag_names(sentences: Sequence[Sentence]) -> list[str]:
-    """The tag O, then B- and I- of every type that occurs."""
-    kinds = {tag[2:] for _, tags in sentences for tag in tags if tag != "O"}
-    return ["O", *(f"{mark}-{kind}" for kind in sorted(kinds) for mark in "BI")]
-
-
-def read_conll(path: str | Path, columns: Sequence[int] | None = None) -> list[Sentence]:
+def read_conll(path: str | Path) -> list[Sentence]:
     """Read the tokens and IOB2 tags of each sentence.
 
     The file has one token per line and an empty line between sentences. Columns are separated by tabs, or by spaces
-    in a line without tabs. Lines of `-DOCSTART-`, and lines that begin with "# " and do not end in a tag, are skipped.
+    in a line without tabs. The last column with tags in most lines has the tags, and the first other column that does
+    not number the tokens has the tokens. Lines of `-DOCSTART-`, and lines that begin with "# " and do not end in a
+    tag, are skipped.
 
     Args:
         path: file, compressed (.xz, .gz) or not.
-        columns: the columns of tokens and of tags, counted from 1. None detects them: the last column with tags in
-            most lines has the tags, and the first other column that does not number the tokens has the tokens.
 
     Raises:
-        ValueError: for lines with different numbers of columns, missing columns, invalid tags, and a file without
+        ValueError: for lines with different numbers of columns, invalid tags, and a file without
             sentences; names file, line and remedy.
     """
     path = Path(path)
@@ -75,12 +69,12 @@ def read_conll(path: str | Path, columns: Sequence[int] | None = None) -> list[S
                 + (f", line {first} has {width}" if number != first else "")
                 + "; give each line a token and its tag, between tabs"
             )
-    token, tag = _detect_columns(path, lines) if columns is None else _check_columns(path, columns, width)
+    token, tag = _detect_columns(path, lines)
     for number, fields in lines:
         if not TAG.fullmatch(fields[tag]):
             raise ValueError(
                 f"{path}, line {number}: {excerpt(fields[tag])!r} in column {tag + 1} is no tag (O, or a type after "
-                "B-, I-, E-, S-, M-, L- or U-); correct it, or name the columns of tokens and tags"
+                "B-, I-, E-, S-, M-, L- or U-); correct it"
             )
     sentences: list[Sentence] = []
     words, tags = [], []
@@ -92,16 +86,6 @@ def read_conll(path: str | Path, columns: Sequence[int] | None = None) -> list[S
             sentences.append((words, to_iob2(tags)))
             words, tags = [], []
     return sentences
-
-
-def _check_columns(path: Path, columns: Sequence[int], width: int) -> tuple[int, int]:
-    """The given columns, counted from 0."""
-    if len(columns) != 2 or columns[0] == columns[1] or not all(1 <= column <= width for column in columns):
-        raise ValueError(
-            f"{path}: columns = {list(columns)}; name two of its {width} columns, that of tokens and that of tags, "
-            "counted from 1"
-        )
-    return columns[0] - 1, columns[1] - 1
 
 
 def _detect_columns(path: Path, lines: Sequence[tuple[int, list[str]]]) -> tuple[int, int]:

@@ -29,13 +29,12 @@ class Query:
     document: str
 
 
-def read_pairs(path: str | Path, columns: Sequence[str] = PAIR_COLUMNS, header: bool | None = None) -> list[Pair]:
+def read_pairs(path: str | Path, columns: Sequence[str] = PAIR_COLUMNS) -> list[Pair]:
     """Read scored sentence pairs.
 
     Args:
         path: JSON lines or tab-separated.
         columns: names of score, first and second sentence.
-        header: as in `read_records`.
 
     Raises:
         ValueError: for files that `read_records` rejects, scores that are not numbers, sentences that are not text,
@@ -44,7 +43,7 @@ def read_pairs(path: str | Path, columns: Sequence[str] = PAIR_COLUMNS, header: 
     if len(columns) != 3:
         raise ValueError(f"columns = {list(columns)}: name three, for score, first and second sentence")
     pairs = []
-    for number, record in enumerate(read_records(path, columns, header), 1):
+    for number, record in enumerate(read_records(path, columns), 1):
         score, *sentences = (record[column] for column in columns)
         try:
             value = math.nan if isinstance(score, bool) else float(score)
@@ -66,33 +65,32 @@ def read_pairs(path: str | Path, columns: Sequence[str] = PAIR_COLUMNS, header: 
     return pairs
 
 
-def read_documents(path: str | Path, columns: Sequence[str] = ("id", "text")) -> dict[str, str]:
-    """Read documents; returns their texts by id.
+def read_documents(path: str | Path) -> dict[str, str]:
+    """Read documents, with the columns `id` and `text`; returns their texts by id.
 
     Raises:
         ValueError: for files that `read_records` rejects, ids that are repeated or neither text nor an integer, and
             documents that are not text.
     """
     documents: dict[str, str] = {}
-    for number, record in enumerate(read_records(path, columns), 1):
-        name = _identifier(path, number, columns[0], record[columns[0]])
+    for number, record in enumerate(read_records(path, ("id", "text")), 1):
+        name = _identifier(path, number, "id", record["id"])
         if name in documents:
-            raise ValueError(f"{path}, record {number}: {columns[0]} = {name!r} was there before; make the ids unique")
-        documents[name] = text_field(path, number, columns[1], record[columns[1]])
+            raise ValueError(f"{path}, record {number}: id = {name!r} was there before; make the ids unique")
+        documents[name] = text_field(path, number, "text", record["text"])
     return documents
 
 
-def read_queries(path: str | Path, columns: Sequence[str] = ("query", "doc")) -> list[Query]:
-    """Read queries, each with the id of the document that answers it.
+def read_queries(path: str | Path) -> list[Query]:
+    """Read queries, with the columns `query` and `doc`, the id of the document that answers it.
 
     Raises:
         ValueError: for files that `read_records` rejects, queries that are not text, and ids that are neither text
             nor an integer.
     """
-    query, document = columns
     return [
-        Query(text_field(path, number, query, record[query]), _identifier(path, number, document, record[document]))
-        for number, record in enumerate(read_records(path, columns), 1)
+        Query(text_field(path, number, "query", record["query"]), _identifier(path, number, "doc", record["doc"]))
+        for number, record in enumerate(read_records(path, ("query", "doc")), 1)
     ]
 
 

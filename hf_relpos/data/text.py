@@ -106,9 +106,7 @@ def _kind(text: str | Path) -> str:
     return "document" if isinstance(text, str) else f"path ({str(text)!r})"
 
 
-def read_texts(
-    sources: str | Path | Iterable[str | Path], field: str | Sequence[str] = "text", limit: int | None = None
-) -> Iterator[str]:
+def read_texts(sources: str | Path | Iterable[str | Path], field: str | Sequence[str] = "text") -> Iterator[str]:
     """Read the documents of files, folders or Hub datasets, one after the other.
 
     A `.txt` file holds documents with blank lines between them. From a `.jsonl` file (one object per line), and a
@@ -120,20 +118,13 @@ def read_texts(
     Args:
         sources: one or several.
         field: key or column of the text: one for all of them, or one for each.
-        limit: maximum number of documents.
 
     Raises:
         TextError: for files that are missing, of another kind, not UTF-8 text, or without that field; for values that
             are neither text nor null; and for a different number of fields than sources.
     """
-    count = 0
     for source, own_field in pair_fields(sources, field):
-        for text in _documents(source, own_field):
-            if limit is not None and count >= limit:
-                return
-            if text.strip():
-                count += 1
-                yield text
+        yield from (text for text in _documents(source, own_field) if text.strip())
 
 
 def _documents(source: str | Path, field: str) -> Iterator[str]:

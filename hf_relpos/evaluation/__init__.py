@@ -18,14 +18,13 @@ from .masked import (
     masked_agreement,
     masked_predictions,
     masked_windows,
-    random_orders,
     token_ids,
 )
 from .model_fidelity import FidelitySettings, default_lengths, fidelity
 from .passages import passage_vectors
 from .passkey import Passkey, passkey_by_mask, passkey_by_vector, passkeys
 from .retrieval import Retrieval, difference, document_vectors, rank_documents, retrieve
-from .similarity import pair_vectors, similarities, spearman, spearman_difference
+from .similarity import pair_vectors, similarities, spearman_difference
 from .sliding_windows import windowed_hidden_states
 from .statistics import Difference, average_ranks, paired_bootstrap, rank_correlation
 
@@ -72,7 +71,6 @@ __all__ = [
     "passkeys",
     "pool",
     "pooling_of",
-    "random_orders",
     "rank_correlation",
     "rank_documents",
     "read_documents",
@@ -82,7 +80,6 @@ __all__ = [
     "retrieve",
     "shift_consistency",
     "similarities",
-    "spearman",
     "spearman_difference",
     "token_ids",
     "unknown_rate",

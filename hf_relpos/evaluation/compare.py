@@ -122,7 +122,6 @@ def windows_by_length(
     field: str | Sequence[str],
     lengths: Sequence[int],
     tokens: int,
-    seed: int = 0,
 ) -> tuple[dict[int, Sequence[Row]], dict[int, str], float]:
     """Cut windows of each length, about `tokens` tokens but at least four windows.
 
@@ -137,7 +136,7 @@ def windows_by_length(
     unknown = 0.0
     for length in lengths:
         try:
-            cut = cut_windows(tokenizer, read_texts(text, field), max(tokens, 4 * length), (length,), 0.0, seed)
+            cut = cut_windows(tokenizer, read_texts(text, field), max(tokens, 4 * length), (length,), 0.0)
         except TextError as error:
             if length == min(lengths):  # longer windows fail, too
                 raise

@@ -1,4 +1,4 @@
-"""Accuracy of a masked language model on text, in order and with tokens shuffled."""
+"""Accuracy of a masked language model on text, and its agreement with another one."""
 
 from collections.abc import Sequence
 
@@ -28,7 +28,6 @@ def masked_windows(
     length: int,
     limit: int,
     rng: np.random.Generator,
-    rate: float = 0.15,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Cut text into windows `[CLS] … [SEP]` and mask tokens at random.
 
@@ -37,7 +36,6 @@ def masked_windows(
         length: tokens per window, special tokens included.
         limit: maximum number of windows.
         rng: decides which tokens are masked.
-        rate: probability that a token is masked.
 
     Returns:
         Token ids with [MASK], (windows, length), and labels of the same shape, −100 at tokens that are not masked.
@@ -54,17 +52,11 @@ def masked_windows(
             "smaller length"
         )
     windows = np.array(ids[: count * inner], dtype=np.int64).reshape(count, inner)
-    inputs, labels = mask_tokens(windows, tokenizer.mask_token_id, rng, rate, windows != tokenizer.unk_token_id)
+    inputs, labels = mask_tokens(windows, tokenizer.mask_token_id, rng, maskable=windows != tokenizer.unk_token_id)
     special = ((0, 0), (tokenizer.cls_token_id, tokenizer.sep_token_id))
     inputs = np.pad(inputs, ((0, 0), (1, 1)), constant_values=special)
     labels = np.pad(labels, ((0, 0), (1, 1)), constant_values=IGNORE_INDEX)
     return torch.from_numpy(inputs), torch.from_numpy(labels)
-
-
-def random_orders(count: int, length: int, rng: np.random.Generator) -> torch.Tensor:
-    """Random permutations of 0 … length − 1 that keep the first and the last, (count, length)."""
-    inner = rng.permuted(np.tile(np.arange(1, length - 1), (count, 1)), axis=1)
-    return torch.from_numpy(np.pad(inner, ((0, 0), (1, 1)), constant_values=((0, 0), (0, length - 1))))
 
 
 @torch.inference_mode()
@@ -72,7 +64,6 @@ def masked_accuracy(
     model: PreTrainedModel,
     inputs: torch.Tensor,
     labels: torch.Tensor,
-    position_ids: torch.Tensor | None = None,
     batch_size: int = 32,
     progress: ProgressCallback | None = None,
 ) -> dict[str, float]:
@@ -82,14 +73,12 @@ def masked_accuracy(
         model: a masked language model; its mode (train or eval) is kept.
         inputs: token ids, (windows, length).
         labels: the same shape, −100 at tokens that are not predicted.
-        position_ids: the same shape, or None for the model's own.
         progress: called with the length, the number of windows done, and their total.
     """
     right, loss, count = 0, 0.0, 0
     for start in range(0, len(inputs), batch_size):
         part = slice(start, start + batch_size)
-        extra = {} if position_ids is None else {"position_ids": position_ids[part].to(model.device)}
-        logits = model(input_ids=inputs[part].to(model.device), **extra).logits
+        logits = model(input_ids=inputs[part].to(model.device)).logits
         target = labels[part].to(model.device)
         logits, target = logits[target != IGNORE_INDEX].float(), target[target != IGNORE_INDEX]
         right += int((logits.argmax(-1) == target).sum())
@@ -155,7 +144,6 @@ def masked_agreement(
     windows: Sequence[Row],
     mask_token_id: int,
     seed: int = 0,
-    rate: float = 0.15,
     batch_tokens: int = BATCH_TOKENS,
 ) -> MaskedAgreement:
     """How often two masked language models predict the same tokens.
@@ -164,12 +152,11 @@ def masked_agreement(
         windows: rows of tokens, `[CLS] … [SEP]`; the first and the last token are never masked.
         mask_token_id: id of [MASK].
         seed: decides which tokens are masked.
-        rate: probability that a token is masked.
 
     Raises:
         ValueError: for windows without a token between the first and the last.
     """
-    inputs, labels = mask_rows(windows, mask_token_id, np.random.default_rng(seed), rate)
+    inputs, labels = mask_rows(windows, mask_token_id, np.random.default_rng(seed))
     same = teacher_right = student_right = count = 0
     for indices in batch_indices(inputs, batch_tokens):
         rows = [inputs[index] for index in indices]

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+# Most tokens of a window from which the mean query and key come.
+TOKENS = 128
+
+
 def figure_class() -> type["Figure"]:
     """The figure class of matplotlib, imported on first use.
 
@@ -58,12 +62,12 @@ def _figure(width: float, height: float) -> "Figure":
     return figure_class()(figsize=(width, height), layout="constrained")
 
 
-def save_figure(figure: "Figure", path: str | Path, dpi: int = 150) -> Path:
+def save_figure(figure: "Figure", path: str | Path) -> Path:
     """Write a figure atomically, in the format of the suffix (.png without one); returns the file."""
     path = Path(path)
     path = path if path.suffix else path.with_name(f"{path.name}.png")
     with atomic_file(path) as partial:
-        figure.savefig(partial, dpi=dpi)
+        figure.savefig(partial, dpi=150)
     return path
 
 
@@ -143,7 +147,6 @@ def plot_checkpoint(
     layer: int | None = 0,
     head: int = 0,
     text: str | Path | None = None,
-    length: int = 128,
 ) -> Path:
     """Plot what the scheme of a trained model adds, and write the picture.
 
@@ -154,7 +157,6 @@ def plot_checkpoint(
         layer: number of the layer; None for the whole model.
         head: number of the head; ignored if `layer` is None.
         text: file whose tokens give the mean query and key; None for random tokens.
-        length: maximum number of tokens per window.
 
     Returns:
         The file.
@@ -177,7 +179,7 @@ def plot_checkpoint(
     except OSError as error:
         raise ValueError(no_such_model(checkpoint, error)) from error
     refuse_missing(checkpoint, missing)
-    inputs = example_inputs(model.config, length)
+    inputs = example_inputs(model.config, TOKENS)
     if text is not None:
         tokenizer = load_tokenizer(checkpoint)
         ids = tokenizer("\n".join(read_lines(text)), add_special_tokens=False, verbose=False).input_ids

@@ -183,28 +183,20 @@ def _mean_input_vectors(module: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def score_map(
-    call: LayerCall, head: int | None = None, query: torch.Tensor | None = None, key: torch.Tensor | None = None
-) -> torch.Tensor:
+def score_map(call: LayerCall) -> torch.Tensor:
     """The score that position adds for a query at i and a key at j, from all terms but V and u (which ignores r).
 
-    Terms that depend on content are evaluated for one query and one key: q·A for `query`, k·B for `key`. Rotations and
+    Terms that depend on content, q·A and k·B, are evaluated for the mean query and key of the call. Rotations and
     gains are evaluated as the change of the product of a unit vector with itself.
 
     Args:
         call: result of `record_layer`.
-        head: number of the head, or None for all.
-        query: (H, d); None for the mean over the tokens of the call.
-        key: (H, d), likewise.
 
     Returns:
-        (L, K), or (H, L, K) for all heads; NaN where the scheme hides the key.
+        (H, L, K); NaN where the scheme hides the key.
     """
     terms, context = call.terms, call.context
-    query = call.query.mean((0, 2)) if query is None else query
-    key = call.key.mean((0, 2)) if key is None else key
-    query = query[:, None].expand_as(call.query)
-    key = key[:, None].expand_as(call.key)
+    query, key = (vectors.mean((0, 2))[:, None].expand_as(vectors) for vectors in (call.query, call.key))
     _, rotated_query, rotated_key = content_vectors(query, key, terms, context)
     added = position_scores(rotated_query, rotated_key, terms, context)
     if added is None:
@@ -222,8 +214,7 @@ def score_map(
     visible = allowed(terms, context, None)
     if visible is not None:
         added = torch.where(visible, added, torch.nan)
-    added = added.expand(*call.query.shape[:3], call.key.shape[2])[0].float().cpu()
-    return added if head is None else added[head]
+    return added.expand(*call.query.shape[:3], call.key.shape[2])[0].float().cpu()
 
 
 def input_map(call: LayerCall) -> torch.Tensor | None:

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..console import ProgressCallback
 from ..data.pairs import Pair
@@ -27,25 +26,6 @@ def similarities(vectors: torch.Tensor) -> NDArray[np.float64]:
     """Cosines of pairs of vectors (pairs, 2, D), in float64."""
     left, right = vectors.double().unbind(1)
     return torch.nn.functional.cosine_similarity(left, right, dim=-1).numpy()
-
-
-def spearman(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    pairs: Sequence[Pair],
-    pooling: str = "mean",
-    max_length: int | None = None,
-) -> float:
-    """Spearman's ρ between the scores and the cosines of the sentence vectors, × 100.
-
-    Args:
-        model: a model with `last_hidden_state`.
-        pairs: at least two pairs.
-        pooling: `mean` or `cls`.
-        max_length: tokens read of a sentence; None for the model's maximum length.
-    """
-    cosines = similarities(pair_vectors(Encoder(model, tokenizer, pooling, max_length), pairs))
-    return 100 * rank_correlation(cosines, np.array([pair.score for pair in pairs]))
 
 
 def spearman_difference(

@@ -45,13 +45,12 @@ def _told_by_config(config: Mapping[str, Any]) -> bool:
     return FAMILIES.get(model_type) in DIRECT
 
 
-def config_fields(source: Any, config: Mapping[str, Any], architecture: str | None = None) -> dict[str, Any] | None:
+def config_fields(source: Any, config: Mapping[str, Any]) -> dict[str, Any] | None:
     """Fields of a RelPosBertConfig, from those of a config.json.
 
     Args:
         source: checkpoint of the configuration, for errors.
         config: content of config.json.
-        architecture: class of stock BERT with the head to load; None for the class in the file.
 
     Returns:
         The fields; None for a configuration that does not show another architecture.
@@ -61,7 +60,7 @@ def config_fields(source: Any, config: Mapping[str, Any], architecture: str | No
     """
     if not _told_by_config(config):
         return None
-    return _fields(_with_head(recognise(Path(str(source)), config), architecture))
+    return _fields(recognise(Path(str(source)), config))
 
 
 def state_dict(
@@ -125,8 +124,8 @@ def _folder(source: Any, hub: Mapping[str, Any], variant: str | None) -> Path:
     return folder if has_safetensors(folder, variant) else fetch((*SAFETENSORS_FILES, *PICKLED_FILES))
 
 
-def _with_head(spec: CheckpointSpec, architecture: str | None) -> CheckpointSpec:
-    """The same for the given head; the file's head if none is given, or the family does not have it."""
+def _with_head(spec: CheckpointSpec, architecture: str) -> CheckpointSpec:
+    """The same for the given head; the file's head if the family does not have it."""
     heads = spec.family.heads(spec.config)
     own = next((own for own, stock in heads.items() if stock == architecture), None)
     return spec if own is None else spec.with_head(Head(own, heads[own]))
