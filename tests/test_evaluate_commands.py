@@ -183,7 +183,7 @@ def test_compare_by_default(folder):
     """A model with itself; the lengths follow its limit, and those past it are not read."""
     result = run("compare", folder / "teacher", folder / "teacher", "--text", folder / "text.txt", "--tokens", 64)
     assert result.exit_code == 0, result.output
-    assert "Verdict: safe inside 64; past 64 the student reads nothing." in result.output
+    assert "Verdict: safe inside 64; past 64 the result reads nothing." in result.output
     assert "256 tokens not measured: the student reads 64 tokens" in result.output
 
 
@@ -264,6 +264,28 @@ def test_what_was_measured_goes_into_the_card(folder, tmp_path):
             verified=False,
         )
         assert metadata["license"] == "mit" and ModelCard.load(out / "README.md").text == card.text
+
+
+def test_the_card_of_what_was_converted_has_its_source_beside_it(folder, tmp_path):
+    out = tmp_path / "out"
+    convert(folder / "teacher", out, method="drop")
+    before = ModelCard.load(out / "README.md").text
+    pairs = tmp_path / "sts.tsv"
+    pairs.write_text("".join(f"{n % 7}\t{n} {100 - n} the\tthe {n + 5} {90 - n}\n" for n in range(12, 50)))
+    for _ in range(2):  # measured again, the section is replaced
+        result = run(
+            *("compare", folder / "teacher", out, "--text", folder / "text.txt", "--lengths", "16", "--tokens", "64"),
+            *("--sts", pairs, "--update-card", "--json", tmp_path / "found.json"),
+        )
+        assert result.exit_code == 0 and f"written to {out / 'README.md'}" in result.stdout, result.output
+    (found,) = json.loads((tmp_path / "found.json").read_text())["similarity"].values()
+    card = ModelCard.load(out / "README.md")
+    assert [each.metric_value for each in card.data.eval_results] == [round(found["student"] / 100, 4)]
+    row = f"| sts.tsv | {found['pairs']} | {found['teacher']:.2f} | {found['student']:.2f} |"
+    assert card.text.count(row) == 1 and found["teacher"] != found["student"]
+    start = card.text.index("## Similarity of sentences")
+    limits = card.text.index("## What is not promised")
+    assert start < limits and card.text[:start] + card.text[limits:] == before
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ printed without a traceback, with exit code 2.
 import io
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -85,31 +86,35 @@ EXAMPLES = {
     "compare": (
         "hf-relpos compare google-bert/bert-base-uncased OUT --text held-out.txt",
         "hf-relpos compare SOURCE OUT --text held-out.txt --lengths 128,512,2048",
-        "hf-relpos compare SOURCE OUT --text held-out.txt --sts stsb.tsv",
+        "hf-relpos compare SOURCE OUT --text held-out.txt --sts stsb.tsv --update-card",
     ),
     "evaluate": (
-        "hf-relpos evaluate OUT --sts stsb.tsv --update-card",
+        "hf-relpos evaluate OUT --sts stsb.tsv",
         "hf-relpos evaluate OUT --mlm held-out.txt --lengths 128,512,2048",
         "hf-relpos evaluate OUT --retrieval docs.tsv queries.tsv",
     ),
 }
 
 
-def _with_examples(name: str) -> Any:
-    """Decorator of a command with examples; a blank line is a line break in the help."""
-    return app.command(name, epilog="\n\n".join(("Examples:", *EXAMPLES[name])))
+def _add(function: Callable[..., None]) -> None:
+    """A command of the function's name; its help is the docstring, by paragraph, and examples if there are some."""
+    name = function.__name__
+    # a line break would be one in the help, too; in the epilog, a blank line is a line break
+    paragraphs = [" ".join(each.split()) for each in (function.__doc__ or "").split("\n\n")]
+    epilog = "\n\n".join(("Examples:", *EXAMPLES[name])) if name in EXAMPLES else None
+    app.command(name, help="\n\n".join(paragraphs), epilog=epilog)(function)
 
 
 # In the order of the help.
-_with_examples("convert")(checkpoints.convert)
-_with_examples("export")(checkpoints.export)
-_with_examples("push")(checkpoints.push)
-app.command()(information.inspect)
-app.command()(information.schemes)
-app.command()(information.families)
-app.command()(doctor.doctor)
-app.command()(checkpoints.demo)
-app.command()(visualization.plot)
+_add(checkpoints.convert)
+_add(checkpoints.export)
+_add(checkpoints.push)
+_add(information.inspect)
+_add(information.schemes)
+_add(information.families)
+_add(doctor.doctor)
+_add(checkpoints.demo)
+_add(visualization.plot)
 app.command("app")(visualization.page)
-_with_examples("compare")(evaluation.compare)
-_with_examples("evaluate")(evaluation.evaluate)
+_add(evaluation.compare)
+_add(evaluation.evaluate)

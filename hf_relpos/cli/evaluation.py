@@ -1,5 +1,6 @@
 """Commands that measure models: `compare` a conversion with its source, `evaluate` a model on tasks."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,14 @@ Columns = Annotated[
     str,
     advanced(
         "Columns of the --sts files: score, first sentence, second sentence, separated by commas.", metavar="NAMES"
+    ),
+]
+UpdateCard = Annotated[
+    bool,
+    advanced(
+        "Put the correlations of --sts into the card of the model, a folder, as the Hub's evaluation results; by "
+        "compare also a table of them beside those of its source.",
+        "--update-card",
     ),
 ]
 LENGTHS = "Lengths in tokens, separated by commas, such as 64,256,1024."
@@ -51,6 +60,7 @@ def compare(
             min=0,
         ),
     ] = None,
+    update_card: UpdateCard = False,
     json_file: JsonFile = None,
     plot_file: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Picture of the fidelity by length to write.")
@@ -59,6 +69,7 @@ def compare(
     """Measure the agreement of a converted model with its source."""
     with plain_errors(), plain_warnings():
         with spinner(LOADING):
+            from ..evaluation import card
             from ..evaluation.compare import CompareSettings, compare_models
             from ..evaluation.plot import check_picture, plot_fidelity
             from ..evaluation.printing import print_comparison
@@ -80,6 +91,8 @@ def compare(
         check_json(json_file)
         if plot_file is not None:
             check_picture(plot_file, "--plot")
+        if update_card:
+            _check_card(student, settings.sts)
         console = console_for(json_file)
         with progress_bar(Console(stderr=True), first="reading text and models") as progress:
             results = compare_models(settings, progress)
@@ -87,6 +100,10 @@ def compare(
         write_json(json_file, results)
         if plot_file is not None:
             plot_fidelity(results, plot_file)
+        if update_card:
+            found = results["similarity"]
+            path = card.update_card(student, card.similarity_results(found), card.similarity_section(found))
+            console.print(f"written to {path}", markup=False, highlight=False, soft_wrap=True)
 
 
 def evaluate(
@@ -118,13 +135,7 @@ def evaluate(
             min=0,
         ),
     ] = None,
-    update_card: Annotated[
-        bool,
-        advanced(
-            "Put the correlations of --sts into the card of MODEL, a folder, as the Hub's evaluation results.",
-            "--update-card",
-        ),
-    ] = False,
+    update_card: UpdateCard = False,
     json_file: JsonFile = None,
 ) -> None:
     """Measure a model: similarity, long-document retrieval, masked tokens, passkeys."""
@@ -151,10 +162,7 @@ def evaluate(
         )
         check_json(json_file)
         if update_card:
-            if not sts:
-                raise ValueError("--update-card writes the correlations of scored sentence pairs; give --sts FILE")
-            card.check_names(sts)
-            card.read_card(model)
+            _check_card(model, settings.sts)
         console = console_for(json_file)
         with progress_bar(Console(stderr=True), first="reading text and models") as progress:
             results = evaluate_model(settings, progress)
@@ -163,6 +171,20 @@ def evaluate(
         if update_card:
             path = card.update_card(model, card.similarity_results(results["similarity"]))
             console.print(f"written to {path}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _check_card(folder: str, sts: Sequence[Path]) -> None:
+    """Check, before anything is measured, that a card can be updated.
+
+    Raises:
+        ValueError: without scored pairs, and for a card that cannot be read.
+    """
+    from ..evaluation import card
+
+    if not sts:
+        raise ValueError("--update-card writes the correlations of scored sentence pairs; give --sts FILE")
+    card.check_names(sts)
+    card.read_card(folder)
 
 
 def parse_lengths(text: str | None) -> list[int] | None:

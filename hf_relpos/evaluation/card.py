@@ -1,5 +1,6 @@
-"""Write evaluation results into the metadata of a model card, where the Hub reads them."""
+"""Write evaluation results into a model card: its metadata, where the Hub reads them, and its text."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,11 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.constants import REPOCARD_NAME
 
+from ..console import markdown_table
 from ..files import write_text
+
+
+SIMILARITY = "## Similarity of sentences"
 
 
 def read_card(folder: str | Path) -> ModelCard:
@@ -47,7 +52,8 @@ def similarity_results(similarity: Mapping[str, Mapping[str, Any]]) -> list[Eval
     """Spearman correlations as `EvalResult`s, with the metric names of sentence-transformers and values up to 1.
 
     Args:
-        similarity: the entry `similarity` of the result of `evaluate_model`. The card gets file names without folders.
+        similarity: the entry `similarity` of the result of `evaluate_model` or, of the student, `compare_models`. The
+            card gets file names without folders.
     """
     return [
         EvalResult(
@@ -56,18 +62,45 @@ def similarity_results(similarity: Mapping[str, Mapping[str, Any]]) -> list[Eval
             dataset_name=f"{Path(path).name}, {found['pairs']:,} pairs",
             metric_type="spearman_cosine",
             metric_name="Spearman Cosine",
-            metric_value=round(found["spearman"] / 100, 4),
+            metric_value=round(found["student" if "student" in found else "spearman"] / 100, 4),
             verified=False,
         )
         for path, found in similarity.items()
     ]
 
 
-def update_card(folder: str | Path, results: list[EvalResult]) -> Path:
+def similarity_section(similarity: Mapping[str, Mapping[str, Any]]) -> str:
+    """A section with Spearman correlations of a source and what was made from it.
+
+    Args:
+        similarity: the entry `similarity` of the result of `compare_models`.
+    """
+    rows = [
+        (Path(path).name, f"{found['pairs']:,}", f"{found['teacher']:.2f}", f"{found['student']:.2f}")
+        for path, found in similarity.items()
+    ]
+    words = "Spearman correlation × 100 of cosines with the scores of people, both models measured in one run."
+    table = markdown_table(("data", "pairs", "its source", "this model"), rows)
+    return f"{SIMILARITY}\n\n{words}\n\n{table}\n"
+
+
+def with_section(text: str, section: str) -> str:
+    """A card's text with a section before its limits, or at the end, in place of an earlier one of that heading."""
+    heading = section.partition("\n")[0]
+    parts = re.split(r"^(?=## )", text, flags=re.MULTILINE)
+    kept = [part for part in parts if part.partition("\n")[0] != heading]
+    places = [number for number, part in enumerate(kept) if part.startswith("## What is not promised")]
+    at = places[0] if places else len(kept)
+    before, after = "".join(kept[:at]).rstrip("\n"), "".join(kept[at:])
+    return f"{before}\n\n{section}" + (f"\n{after}" if after else "")
+
+
+def update_card(folder: str | Path, results: list[EvalResult], section: str = "") -> Path:
     """Put results into the metadata of a model card, replacing earlier results of the same data and metric.
 
     Args:
         folder: folder of the model, with its card.
+        section: for the card's text, by `similarity_section`; empty for none.
 
     Returns:
         Path of the card.
@@ -85,6 +118,8 @@ def update_card(folder: str | Path, results: list[EvalResult]) -> Path:
     assert isinstance(data, ModelCardData)
     data.eval_results = [each for each in data.eval_results or [] if measured(each) not in new] + results
     data.model_name = data.model_name or Path(folder).resolve().name
+    if section:
+        card.text = with_section(card.text, section)
     path = Path(folder, REPOCARD_NAME)
     try:
         write_text(path, str(card))
