@@ -2,6 +2,7 @@
 
 import logging
 import re
+import sys
 import warnings
 
 import transformers
@@ -18,6 +19,8 @@ from .models.window_mask import register_window_mask
 LOAD_REPORT = re.compile(r"(\w+) LOAD REPORT from: (.*)")
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
 LEFT_OUT = re.compile(r"distance_embedding\..*UNEXPECTED")
+# Packages between a filter of that logger and who loads a model.
+LOADERS = ("hf_relpos", "logging", "transformers")
 
 
 def register() -> None:
@@ -54,9 +57,17 @@ def warn_of_left_out_tables(record: logging.LogRecord) -> bool:
         warnings.warn(
             f"{found[2]}: {found[1]} of Transformers has left out its relative positions (distance_embedding), and "
             f"computes something else than the model that was trained. {remedy}",
-            stacklevel=2,
+            stacklevel=_level_of_the_caller(),
         )
     return True
+
+
+def _level_of_the_caller() -> int:
+    """`stacklevel`, in the function that calls this, of the code that asked Transformers for the model."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in LOADERS:
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def register_adapter_targets() -> None:

@@ -32,6 +32,8 @@ from hf_relpos.families.registry import FAMILIES
 @pytest.fixture(autouse=True)
 def width(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
+    # a line that says what takes long comes or not as other work on the machine has it
+    monkeypatch.setattr("hf_relpos.console.FIRST_LINE_SECONDS", 600.0)
 
 
 @pytest.fixture(scope="module")
@@ -269,6 +271,8 @@ def test_inspect(source, tmp_path):
     assert shown.exit_code == 0, shown.output
     assert "loads it without its relative positions" in shown.output
     assert re.search(r"^tables +encoder.layer.0.*distance_embedding.weight and 1 more$", shown.output, re.MULTILINE)
+    load = re.search(r"^load +(.*)$", shown.output, re.MULTILINE)[1]
+    assert "distance_embedding" in " ".join(eval(load, {"hf_relpos": hf_relpos}).state_dict())
     command = re.search(r"^run +hf-relpos (.*)$", shown.output, re.MULTILINE)[1].replace("OUT", str(tmp_path / "out"))
     assert run(*command.split()).exit_code == 0
 

@@ -381,7 +381,7 @@ def entry(length, token, sentence, reference="teacher"):
         (
             [entry(512, 0.97, 0.98), entry(1024, 0.91, 0.9, "windowed teacher")],
             (512, None),
-            "safe inside 512; past 512, token cosine to the teacher's windows: 0.91 at 1,024",
+            "safe inside 512; past 512, token cosine to the source's windows: 0.91 at 1,024",
         ),
         (
             [
@@ -391,13 +391,13 @@ def entry(length, token, sentence, reference="teacher"):
                 ),
             ],
             (512, None),
-            "safe inside 512; past 512, token cosine to the teacher's windows: 0.92 at 2,048 (other windows of the "
-            "teacher 0.94)",
+            "safe inside 512; past 512, token cosine to the source's windows: 0.92 at 2,048 (other windows of the "
+            "source 0.94)",
         ),
         (
             [entry(16, 0.95, 0.96), entry(64, 0.7, 0.6), entry(128, 0.95, 0.96)],
             (128, 128),
-            "safe inside 16; not the teacher's at 64 (sentence cosine 0.60); past 128 the student reads nothing",
+            "safe inside 16; not the source's at 64 (sentence cosine 0.60); past 128 the result reads nothing",
         ),
         ([entry(512, 0.96, 0.97)], (None, None), "safe inside 512"),
     ],

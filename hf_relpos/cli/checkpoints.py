@@ -148,7 +148,12 @@ def export(
         hide_loading_bars()
         with spinner("exporting"):
             name = export_checkpoint(source, out, overwrite=overwrite)
-        console_for(json_file).print(f"{out}: {name}", markup=False, highlight=False)
+        console_for(json_file).print(
+            f"written to {out}, for Transformers alone: {name}.from_pretrained({str(out)!r})",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
         write_json(json_file, {"out": str(out), "architecture": name})
 
 

@@ -86,9 +86,11 @@ def _print_versions(console: Console, devices: list[str], why: bool) -> dict[str
     from .. import __version__
     from ..attention.products import bmm_library, linear_library
 
+    threads = torch.get_num_threads()
+    processor = f"{torch.backends.cpu.get_cpu_capability()}, {threads} thread{'s' * (threads > 1)}"
     versions = {
         "hf_relpos": __version__,
-        "torch": f"{torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads",
+        "torch": f"{torch.__version__}, {processor}",
         "transformers": transformers.__version__,
         "python": platform.python_version(),
         "devices": ", ".join(devices),

@@ -32,7 +32,7 @@ def inspect(
         write_json(json_file, found)
     tables = found["tables"]
     found["tables"] = (tables[0] + (f" and {len(tables) - 1} more" if len(tables) > 1 else "")) if tables else "none"
-    titles = {"trained_length": "trained length", "elsewhere": "Transformers v5", "command": "run"}
+    titles = {"trained_length": "trained length", "elsewhere": "Transformers v5", "load": "load", "command": "run"}
     for name, value in found.items():
         if value:
             typer.echo(f"{titles.get(name, name):16}{value}", err=json_file == STDOUT)
@@ -136,6 +136,7 @@ def families(
         shown = ("checkpoints", "told by", "positions")
         table = new_table(*shown, "direct", caption="direct: from_pretrained reads it, too")
         table.columns[-1].justify = "center"
+        table.columns[1].min_width = len("use_relative_position")  # the longest field, of NEZHA: not broken
         for each in rows:
             table.add_row(*(Text(each[column]) for column in shown), "✓" if "from_pretrained" in each["by"] else "")
         console_for(json_file).print(table)

@@ -99,7 +99,8 @@ def speed(student: RelPosBertPreTrainedModel, teacher: RelPosBertPreTrainedModel
             start = time.perf_counter()
             model.base_model(input_ids=ids).last_hidden_state.sum().item()  # waits for a GPU
             seconds[name].append(time.perf_counter() - start)
-    cpu = f"CPU, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    cpu = f"CPU, {threads} thread{'s' * (threads > 1)}"
     device = (
         torch.cuda.get_device_name(ids.device) if ids.is_cuda else cpu if ids.device.type == "cpu" else ids.device.type
     )

@@ -25,7 +25,8 @@ class Inspection:
         trained_length: `max_position_embeddings`, in tokens; None if the configuration has none.
         tables: names of the position tensors.
         elsewhere: what Transformers v5 without this package does with it.
-        command: the command to run; empty if none is needed.
+        load: expression that reads a relative checkpoint of another architecture as it is; empty for none.
+        command: the command that converts it; empty if none is needed.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Inspection:
     trained_length: int | None
     tables: tuple[str, ...]
     elsewhere: str
+    load: str
     command: str
 
 
@@ -62,6 +64,7 @@ def inspect_checkpoint(source: str | Path, revision: str | None = None) -> Inspe
         spec.fields.get("max_position_embeddings"),
         tuple(name for name in names if any(part in name for part in POSITION_TENSORS)),
         _elsewhere(spec),
+        _load(spec, str(source)),
         _command(spec, str(source)),
     )
 
@@ -82,7 +85,17 @@ def _elsewhere(spec: CheckpointSpec) -> str:
         return "loads it without its relative positions, which its load report lists as UNEXPECTED: other outputs"
     if spec.family.stock is None:
         return "has no class for it: read as a BERT its feed-forward weights would be random"
-    return "loads it as it is"
+    return "loads it as it is; hf_relpos.optimize(model) makes that faster on a CPU"
+
+
+def _load(spec: CheckpointSpec, name: str) -> str:
+    """The expression that reads a relative checkpoint of another architecture as it is; empty if none does."""
+    bert = spec.family is FAMILIES["bert"] and spec.legacy_attention is not None
+    if spec.family is OWN or not (spec.family.read_directly or bert):
+        return ""
+    architectures = spec.config.get("architectures") or [""]
+    stock = spec.family.heads(spec.config).get(str(architectures[0]), "BertModel")
+    return f"hf_relpos.RelPos{stock}.from_pretrained({name!r})"
 
 
 def _command(spec: CheckpointSpec, name: str) -> str:

@@ -159,6 +159,10 @@ def check_scheme(scheme: type[Scheme], method: Method) -> None:
     reason = method.unsupported_reason(scheme)
     if reason:
         supported = [name for name, candidate in SCHEMES.items() if not method.unsupported_reason(candidate)]
+        remedy = ""
+        if method is not METHODS["distil"] and not METHODS["distil"].unsupported_reason(scheme):
+            remedy = "; method='distil' learns it from text"
         raise ConversionError(
-            f"position_embedding_type = {scheme.name!r}: {reason}; this method can start from: {', '.join(supported)}"
+            f"position_embedding_type = {scheme.name!r}: {reason}; "
+            f"this method supports: {', '.join(supported)}{remedy}"
         )

@@ -47,19 +47,19 @@ FORMER_METHODS = {"calibrate": "fast", "calibrate+distil": DEFAULT_QUALITY}
 # Agreement and time of each: docs/results/benchmarks/conversion.md.
 QUALITIES = {
     "fast": Quality(
-        "made quickest: trained for a few steps to the source's outputs",
+        "quickest to make, a little less close to the source",
         method="distil",
         scheme=PLAIN_SCHEME,
         method_options={"steps": 150},
     ),
     DEFAULT_QUALITY: Quality(
-        "close to the source, and little slower than it: trained briefly to its outputs",
+        "close to the source, and little slower than it",
         method="distil",
         scheme=PLAIN_SCHEME,
         method_options={"steps": 400},
     ),
     "faithful": Quality(
-        "as close to the source as it gets; takes longer to make, and to run",
+        "closest to the source; slower to make, and to run",
         method="distil",
         scheme=GENERAL_SCHEME,
         method_options={"steps": 1000},

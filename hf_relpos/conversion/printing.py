@@ -40,8 +40,9 @@ def print_report(report: ConversionReport, console: Console, verbose: bool = Fal
     _print_summary(report, console)
 
 
-def _print_lines(console: Console, lines: Sequence[str]) -> None:
-    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+def _print_lines(console: Console, lines: Sequence[str], prose: bool = True) -> None:
+    """Print lines; prose breaks between words in a terminal, commands stay whole."""
+    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=not (prose and console.is_terminal))
 
 
 def _print_summary(report: ConversionReport, console: Console) -> None:
@@ -55,7 +56,8 @@ def _print_summary(report: ConversionReport, console: Console) -> None:
         cosines = [("of tokens", *(f"{entry.token_cosine:.3f}" for entry in shown))]
         cosines += [("of sentences", *(f"{entry.sentence_cosine:.3f}" for entry in shown))]
         print_table(console, "Cosine to the source", columns, cosines)
-    _print_lines(console, [*_lines(report), "", *_next_steps(report)])
+    _print_lines(console, [*_lines(report), ""])
+    _print_lines(console, _next_steps(report), prose=False)
 
 
 def _next_steps(report: ConversionReport) -> list[str]:

@@ -112,11 +112,12 @@ def plan_upload(folder: str | Path, repository: str, base_model: str | None = No
             problems.append(f"{name} is a pickle, which runs code where it is read; save safetensors")
         elif found := private_words(path, top):
             problems.append(f"{name} holds {', '.join(found)}, of this machine; take it out")
+    remedy = "--base-model USER/NAME does" if card_text is not None else "`Trainer.create_model_card` writes a card"
     remarks = [
         f"the card names no {field}: {why}"
         for field, why in (
-            ("license", "nobody may use it"),
-            ("base_model", "its page will not say what it was made from; --base-model USER/NAME does"),
+            ("license", "without one nobody may use the model"),
+            ("base_model", f"its page will not say what it was made from; {remedy}"),
         )
         if not card.get(field)
     ]
@@ -137,7 +138,8 @@ def _read_card(path: Path, repository: str, base_model: str | None) -> tuple[dic
     if not path.is_file():
         if base_model is not None:
             raise ConversionError(
-                f"base_model = {base_model!r}: {path} is missing, so that nothing can name it; write it"
+                f"base_model = {base_model!r}: {path.name} is missing, which would name it; "
+                "`Trainer.create_model_card` writes one"
             )
         return {}, None, []
     try:

@@ -94,11 +94,11 @@ def run_demo(
         except (IndexError, RuntimeError, ValueError) as error:
             console.print(f"  {type(error).__name__}: {str(error).partition(chr(10))[0]}", markup=False)
 
-    with timed_step(console, f"2. Converted, for {length} tokens: trained to its outputs on another novel, no labels"):
+    with timed_step(console, f"2. Converted for {length} tokens, on another novel, without labels"):
         options = {"steps": steps, "length": length, "window": limit // 2, "pairs": 0}  # no pairs are measured below
         text = HERE / "text" / "train.txt.xz"
         report = convert(source, out, texts=text, method_options=options, overwrite=overwrite, progress=True)
-        console.print(f"  {report.summary()}")
+        console.print(f"  Verdict: {report.verdict}.")
 
     with timed_step(console, "3. Reloaded and measured on a novel that neither has seen"):
         converted = AutoModelForMaskedLM.from_pretrained(out).eval()

@@ -162,9 +162,9 @@ def failed_thresholds(fidelity: Fidelity) -> list[str]:
     found = []
     for entry in fidelity.lengths:
         if entry.reference == "teacher" and entry.sentence_cosine < sentence:
-            found.append(f"sentence cosine {entry.sentence_cosine:.2f} at {entry.length} tokens, below {sentence}")
+            found.append(f"sentence cosine {entry.sentence_cosine:.3f} at {entry.length} tokens, below {sentence}")
         elif entry.token_cosine < token:
-            found.append(f"token cosine {entry.token_cosine:.2f} at {entry.length} tokens, below {token}")
+            found.append(f"token cosine {entry.token_cosine:.3f} at {entry.length} tokens, below {token}")
     limit = fidelity.teacher_limit
     past = [length for length in fidelity.skipped if limit is not None and length > limit]
     return found + [f"{length} tokens were not checked: {fidelity.skipped[length]}" for length in past]
@@ -172,12 +172,12 @@ def failed_thresholds(fidelity: Fidelity) -> list[str]:
 
 def _past_in_words(entry: LengthFidelity) -> str:
     """The agreement past the teacher's limit, beside that of the teacher's windows with other windows of it."""
-    own = "" if entry.ceiling is None else f" (other windows of the teacher {entry.ceiling.token_cosine:.2f})"
+    own = "" if entry.ceiling is None else f" (other windows of the source {entry.ceiling.token_cosine:.2f})"
     return f"{entry.token_cosine:.2f} at {entry.length:,}{own}"
 
 
 def verdict(fidelity: Fidelity) -> str:
-    """The result in words: up to which length the student can replace the teacher.
+    """The result in words: up to which length a conversion, the student, can replace its source, the teacher.
 
     A length is safe if the sentence cosine is at least .95 and the token cosine at least .92 (`SAFE`), there and at
     all shorter lengths. It is usable after fine-tuning with .85 and .80 (`USABLE`). Past the teacher's maximum length,
@@ -196,15 +196,15 @@ def verdict(fidelity: Fidelity) -> str:
     if rest:
         worst = min(rest, key=lambda entry: entry.sentence_cosine)
         parts.append(
-            f"not the teacher's at {rest[0].length} (sentence cosine {worst.sentence_cosine:.2f}"
+            f"not the source's at {rest[0].length} (sentence cosine {worst.sentence_cosine:.2f}"
             + (f" at {worst.length})" if worst is not rest[0] else ")")
         )
     if fidelity.teacher_limit is not None:
         if outside:
             figures = ", ".join(map(_past_in_words, outside))
-            part = f"past {fidelity.teacher_limit}, token cosine to the teacher's windows: {figures}"
+            part = f"past {fidelity.teacher_limit}, token cosine to the source's windows: {figures}"
         elif fidelity.student_limit is not None:
-            part = f"past {fidelity.student_limit} the student reads nothing"
+            part = f"past {fidelity.student_limit} the result reads nothing"
         else:
             part = f"past {fidelity.teacher_limit} not measured"
         parts.append(part)

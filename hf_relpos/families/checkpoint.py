@@ -3,6 +3,7 @@
 It reads JSON and safetensors, and pickles of tensors if the caller asks for it. It never runs code of a repository.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -117,7 +118,9 @@ def download(repository: str, revision: str | None, folder: str, patterns: Itera
             "'user/name'; check the path"
         ) from error
     prefix = f"{folder}/" if folder else ""
+    logger = logging.getLogger(snapshot_download.__module__)
     try:
+        logger.addFilter(_no_match)
         downloaded = snapshot_download(
             repository,
             revision=revision,
@@ -137,7 +140,14 @@ def download(repository: str, revision: str | None, folder: str, patterns: Itera
             f"({type(error).__name__}: {reason}). Check the connection and HF_HUB_OFFLINE, or download it elsewhere "
             f"with `hf download {repository} --local-dir FOLDER` and give that folder"
         ) from error
+    finally:
+        logger.removeFilter(_no_match)
     return Path(downloaded).resolve(), Path(downloaded).name
+
+
+def _no_match(record: logging.LogRecord) -> bool:
+    """A filter of the Hub's warning that nothing matched: a folder without files of its own is no fault."""
+    return not record.getMessage().startswith("No files matched")
 
 
 def read_json(path: Path, kind: type[dict[str, Any]] | type[list[Any]] = dict) -> Any:
