@@ -10,8 +10,8 @@
 # make test-browser   the page of `hf-relpos app` in Chromium, which has to be there: apt-get install chromium
 # make features    docs/features.md: which feature works with which kind of scheme, from the outcomes of their tests
 # make docs    the site of docs/, into site/; warnings, such as a link to nothing, are errors
-# make release-check    source distribution and wheel, checked; the wheel in an empty environment runs the demo, and the
-#                       code of README.md and docs/get_started.md
+# make release-check    source distribution and wheel, checked; the wheel in an empty environment runs the demo, the code of
+#                       README.md and docs/get_started.md, and the ways in of three new users (tests/ways_in)
 # Each makes its own virtual environment first. PYTHON chooses the interpreter.
 
 PYTHON ?= python3
@@ -82,8 +82,9 @@ release-check: $(VENV)/.installed
 		$(WHEEL)/bin/hf-relpos demo --overwrite; \
 		$(WHEEL)/bin/python -c "import hf_relpos, pathlib; \
 			assert (pathlib.Path(hf_relpos.__file__).parent / \"py.typed\").exists()"' && rm -r $$folder
+	$(WHEEL)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt sentence-transformers
 	$(VENV)/bin/python -m pytest -q -n 0 --full --interpreter $(WHEEL)/bin/python tests/test_doc_blocks.py \
-		-k "README or get_started"
+		-k "README or get_started or ways_in"
 
 lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check .

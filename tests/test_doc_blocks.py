@@ -1,4 +1,4 @@
-"""Every code block of README.md and docs/ runs, offline: small models stand in for those of the Hub.
+"""Every code block of README.md, docs/ and ways_in/ runs, offline: small models stand in for those of the Hub.
 
 The names in the pages are real ones. Here they are repositories of a Hub on this machine (`hub_server`), which hold
 the packaged BERT, or tiny models of the architecture; pages may push there.
@@ -21,13 +21,16 @@ from transformers import BertTokenizer, DebertaV2Config, DebertaV2ForSequenceCla
 from hf_relpos.demo import CHECKPOINT
 
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# what three new users do, from the wheel on: the owners of an absolute and of a relative checkpoint, a researcher
+WAYS_IN = sorted((ROOT / "tests" / "ways_in").glob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")), *WAYS_IN]
 WITH_CODE = {str(page.relative_to(ROOT)): found for page in PAGES if (found := blocks(page))}
 RUNS = {name for name, found in WITH_CODE.items() if any(not each.reason for each in found)}
 # they convert with text, train, or run commands that start processes
-SLOW = {"README.md", "docs/convert.md", "docs/long_inputs.md", "docs/performance.md", "docs/serve.md"}
+SLOW = {"README.md", "tests/ways_in/absolute.md"}
+SLOW |= {f"docs/{name}.md" for name in ("convert", "long_inputs", "performance", "serve")}
 # blocks that the tests do not run, each with its reason in the page
-NOT_RUN_COUNT = 14
+NOT_RUN_COUNT = 13
 
 
 def contents(folder):
