@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import torch
 from shared.arguments import benchmark_parser
 from shared.measuring import environment, error_ratio, peak_memory, run_worker, time_in_turns
-from shared.reports import Table, describe, markdown_sections, met, print_tables, write_report
+from shared.reports import Table, describe, goals_table, markdown_sections, met, print_tables, write_report
 from torch import nn
 
 
@@ -259,7 +259,7 @@ def tables(results: dict) -> list[Table]:
     tables.append(
         ("Memory", head, [[n, *(cells.get((n, kind, length), "–") for kind, _, length in MEMORY)] for n in names])
     )
-    return [*tables, ("Against the goals", ["figure", "goal", "here", ""], against_goals(results))]
+    return [*tables, goals_table(against_goals(results))]
 
 
 def card(results: dict) -> str:

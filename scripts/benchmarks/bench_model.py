@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from shared.arguments import benchmark_parser
 from shared.measuring import environment, run_worker, time_in_turns
-from shared.reports import Table, describe, markdown_sections, met, print_tables, write_report
+from shared.reports import Table, describe, goals_table, markdown_sections, met, print_tables, write_report
 
 
 FLOOR = "absolute, SDPA"
@@ -176,7 +176,7 @@ def tables(results: dict) -> list[Table]:
         )
     return [
         ("12 layers, float32", [f"× {FLOOR}", *map(str, kinds.values())], rows),
-        ("Against the goals", ["figure", "goal", "here", ""], against_goals(results)),
+        goals_table(against_goals(results)),
     ]
 
 

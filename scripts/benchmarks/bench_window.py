@@ -29,7 +29,7 @@ import torch
 from bench_attention import HEADS, SIZE, RelativeAttention, inputs, passes
 from shared.arguments import benchmark_parser, positive_int
 from shared.measuring import environment, peak_memory, reset_peak_memory, run_worker, time_in_turns
-from shared.reports import Table, describe, markdown_sections, met, print_tables, write_report
+from shared.reports import Table, describe, goals_table, markdown_sections, met, print_tables, write_report
 from torch import nn
 
 
@@ -239,15 +239,16 @@ def tables(results: dict) -> list[Table]:
     lengths, made = results["lengths"], []
     for what, kinds, unit in (("times", PASSES, "µs for each token"), ("memory", {"both": "Memory"}, "MB")):
         for kind, title in kinds.items():
+            lines = []
             for scheme in results["schemes"]:
-                lines = []
                 shown = VARIANTS if scheme == results["schemes"][0] else COMPARED
                 for name in shown:
                     numbers = [measured(results, what, scheme, name, length, kind) for length in lengths]
                     if any(number is not None for number in numbers):
-                        lines.append([name, *("–" if number is None else f"{number:.0f}" for number in numbers)])
-                if lines:
-                    made.append((f"{title}: {scheme}", [unit, *(f"{length:,}" for length in lengths)], lines))
+                        cells = ("–" if number is None else f"{number:.0f}" for number in numbers)
+                        lines.append([f"{scheme}, {name}", *cells])
+            if lines:
+                made.append((title, [unit, *(f"{length:,}" for length in lengths)], lines))
     if results["models"]:
         lines = []
         for name in (SOURCE, *STUDENTS):
@@ -255,7 +256,7 @@ def tables(results: dict) -> list[Table]:
             lines.append([name, *numbers])
         header = ["µs for each token", *(f"{length:,}" for length in MODEL_LENGTHS)]
         made.append((f"Forward: {' and '.join(results['model_names'])}", header, lines))
-    return [*made, ("Against the goals", ["figure", "goal", "here", ""], against_goals(results))]
+    return [*made, goals_table(against_goals(results))]
 
 
 def card(results: dict) -> str:

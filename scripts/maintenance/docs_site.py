@@ -19,6 +19,8 @@ from nbconvert import MarkdownExporter
 
 LINK = re.compile(r"(?<=\]\()(\.\./[^)#\s]+)")
 FLAG = re.compile(r"<code>(?=--?[\w-]+</code>)")
+BLOCK = re.compile(r"<pre>.*?</pre>", re.DOTALL)
+FLAG_IN_BLOCK = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 NOTEBOOK = re.compile(r"(?<=\]\()([^)#:\s]+)\.ipynb(?=[)#])")
 LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json"}
 
@@ -92,4 +94,5 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def on_page_content(html: str, **_: object) -> str:
     """Options of the command line stay on one line: a browser would break them after a hyphen."""
-    return FLAG.sub('<code class="flag">', html)
+    html = FLAG.sub('<code class="flag">', html)
+    return BLOCK.sub(lambda block: FLAG_IN_BLOCK.sub(r'<span class="flag">\g<0></span>', block[0]), html)

@@ -40,7 +40,8 @@ PyTorch {torch}, Transformers {transformers}, {date}.
 
 Models of random weights, read by our `from_pretrained`. The largest difference from the class of the family in
 Transformers, or for JinaBERT and MosaicBERT, which it does not have, from stored outputs of their own code: relative
-to the largest value, of outputs at real tokens and of the gradients of all parameters. Stock DeBERTa, RoFormer and
+to the largest value, of outputs at real tokens and of the gradients of all parameters, over all heads of a family
+(families.json has each head). Stock DeBERTa, RoFormer and
 XLNet round some constants to float32; for the columns in float64 they are computed in float64. *exported again*:
 whether `hf_relpos.export_checkpoint` gives back config.json and every weight that is used, bit for bit. *ONNX*:
 onnxruntime beside our model in float32, at the exported length and another.
@@ -83,12 +84,11 @@ def cell(value: Any) -> str:
 
 def card(stored: dict[str, Any]) -> str:
     """The Markdown file."""
-    rows = [
-        [f"`{family}`", head, *(cell(figures.get(name)) for name in COLUMNS)]
-        for family, heads in stored["families"].items()
-        for head, figures in heads.items()
-    ]
-    return HEAD.format(**stored["about"]) + markdown_table(["family", "head", *COLUMNS.values()], rows) + "\n"
+    rows = []
+    for family, heads in stored["families"].items():
+        (figures,) = merged([{"family": family, "head": "", **each} for each in heads.values()])[family].values()
+        rows.append([f"`{family}`", f"{len(heads)}", *(cell(figures.get(name)) for name in COLUMNS)])
+    return HEAD.format(**stored["about"]) + markdown_table(["family", "heads", *COLUMNS.values()], rows) + "\n"
 
 
 def main() -> None:

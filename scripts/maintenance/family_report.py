@@ -55,12 +55,11 @@ HEAD = """# Checkpoints that are read
 Written by `make families`, from the entries in `hf_relpos/families`.
 
 - **told by**: the field of config.json, or what else marks a checkpoint that calls itself `bert`.
-- **heads**: those whose outputs stay; with an encoder, any of ours may be new.
+- **heads**: those whose outputs stay (`all`: BERT's nine); with an encoder, any of ours may be new.
 - **positions**: `absolute` ones are replaced or kept by a method of conversion; a relative scheme stays as it is.
 - **by**: `convert` writes a folder of ours; where `from_pretrained` stands too, our classes read the source itself.
 - **compared with**: what every conversion runs beside its result; where there is no class, tests run stored outputs of
   the original code.
-- **since**: the first release that reads it.
 
 """
 REFUSED_HEAD = """
@@ -105,8 +104,9 @@ def refusals(name: str) -> list[str]:
 
 def page() -> str:
     """docs/families.md."""
-    rows = [row(name, family) for name, family in FAMILIES.items()]
-    text = HEAD + table(list(COLUMNS), rows)
+    heads = row("bert", FAMILIES["bert"])[COLUMNS.index("heads")]
+    rows = [["all" if cell == heads else cell for cell in row(name, family)[:-1]] for name, family in FAMILIES.items()]
+    text = HEAD + table(list(COLUMNS[:-1]), rows)  # without the release, which the command line has
     refused = [[FAMILIES[name].title, reason] for name in FAMILIES for reason in refusals(name)]
     text += REFUSED_HEAD + table(["checkpoints", "why"], refused)
     native = [[title, f"`{kind}`", kinds] for kind, (title, kinds) in NATIVE.items()]

@@ -15,6 +15,7 @@ import io
 import math
 import re
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import torch
@@ -32,20 +33,20 @@ ROOT = Path(__file__).resolve().parents[2]
 CARD = ROOT / "docs" / "schemes.md"
 PICTURES = CARD.with_suffix("")  # a folder, one picture for each scheme
 UNMEASURED = "*"
+ATTENTION = ("relpos", "eager", "sdpa", "flex_attention")
 CARD_HEAD = """# Position schemes
 
-Written by `make schemes`; terms, parameters and backends are those of the default options.
+Written by `make schemes`; terms and parameters are those of the default options. `hf-relpos schemes` says in a
+sentence what each does, `hf-relpos schemes NAME` its options.
 
 - **terms**: letters of the formula in `hf_relpos/attention/formula.py`; *input*: vectors added to the embeddings.
 - **parameters**: what the scheme adds to BERT-base (12 layers, D = 768, H = 12, P = 512), shared ones counted once.
-- **out_of_range**: the default for inputs longer than the trained range.
 - **error**: largest absolute difference from the original, on the stored outputs that the tests use, rounded up.
 
-To add a scheme, write its file `hf_relpos/schemes/NAME.py`, a line in `hf_relpos/schemes/__init__.py` that imports
-it, and a test `tests/schemes/test_NAME.py`; then run `make schemes`. The tests of every scheme take it in by
-themselves.
+A scheme of your own: [Extend](extending.md#a-scheme).
 
 """
+BACKENDS_HEAD = "\nComputed by `relpos` and `eager`, and by `sdpa` and `flex_attention` except as here:\n\n"
 RANGE_HEAD = """
 ## Range, order and longer inputs
 
@@ -150,34 +151,35 @@ def range_table() -> str:
 
 def report(measure: bool) -> str:
     """The text of the card; with `measure` false, errors are left open."""
-    made_with, full = originals(), []
+    made_with, full, without = originals(), [], defaultdict(list)
     for name, scheme in SCHEMES.items():
         config = small_config(name)
         letters = ", ".join(record_layer(config).letters)
-        backends = ", ".join(supported_implementations(config))
+        without[", ".join(f"`{each}`" for each in ATTENTION if each not in supported_implementations(config))].append(
+            name
+        )
         original = made_with.get(name, "–")
         largest_error = UNMEASURED if name in made_with else "–"
         if measure:
             largest_error = rounded_up(error(name))
             if (largest_error == "–") != (name not in made_with):
                 raise SystemExit(f"{name}: an original is named, but its test has no parity(case), or the reverse")
-        out_of_range = scheme.options["out_of_range"].default
         full.append(
             [
                 f"`{name}`",
                 scheme.source,
                 letters,
                 f"{added_parameters(name):,}",
-                out_of_range,
-                backends,
                 largest_error,
                 original,
             ]
         )
-    header = ["name", "source", "terms", "parameters", "out_of_range", "backends", "error", "original"]
-    card = (
-        CARD_HEAD + table(header, full) + RANGE_HEAD + out_of_range_table() + ORDER_HEAD + range_table() + PLOTS_HEAD
-    )
+    header = ["name", "source", "terms", "parameters", "error", "original"]
+    lines = [
+        f"- without {names}: {', '.join(f'`{each}`' for each in able)}\n" for names, able in without.items() if names
+    ]
+    card = CARD_HEAD + table(header, full) + BACKENDS_HEAD + "".join(lines)
+    card += RANGE_HEAD + out_of_range_table() + ORDER_HEAD + range_table() + PLOTS_HEAD
     card += "".join(f"\n### {name}\n\n![{name}]({PICTURES.name}/{name}.png)\n" for name in SCHEMES)
     return card
 

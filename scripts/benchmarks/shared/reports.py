@@ -36,6 +36,20 @@ def met(reached: bool) -> str:
     return "met" if reached else "NOT met"
 
 
+def goals_table(rows: Sequence[Sequence[str]]) -> Table:
+    """A table of goals, with one row for what several variants are measured by.
+
+    Args:
+        rows: "variant, figure", goal, what was measured, and `met(…)`.
+    """
+    found: dict[tuple[str, str], list[str]] = {}
+    for words, goal, here, reached in rows:
+        variant, _, figure = words.partition(", ")
+        found.setdefault((figure, goal), []).append(f"{variant} {here}" + " ✗" * (reached != met(True)))
+    lines = [[figure, goal, ", ".join(cells)] for (figure, goal), cells in found.items()]
+    return "Against the goals", ["figure", "goal", "here (✗: not met)"], lines
+
+
 NOTES = "<!-- notes -->"
 
 
