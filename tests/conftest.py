@@ -1,6 +1,7 @@
 """What every test needs: no network, one thread, no progress bars, fixed seeds. And which tests run: `selection`."""
 
 import os
+from logging import WARNING, Handler
 from pathlib import Path
 
 
@@ -128,6 +129,21 @@ def same_start():
     """Every test starts from the same random state, and with Transformers' warnings, which scripts turn off."""
     torch.manual_seed(0)
     logging.set_verbosity_warning()
+
+
+@pytest.fixture
+def warnings_heard():
+    """Messages of Transformers from level warning up, in order; its logger passes them on to nobody (`caplog`)."""
+
+    class Collect(Handler):
+        def emit(self, record):
+            messages.append(record.getMessage())
+
+    messages: list[str] = []
+    handler = Collect(WARNING)
+    logging.add_handler(handler)
+    yield messages
+    logging.remove_handler(handler)
 
 
 @pytest.fixture

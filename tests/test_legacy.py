@@ -4,7 +4,6 @@ Folders and their contents are described in tests/fixtures/README.md.
 """
 
 import json
-import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -95,21 +94,6 @@ def check_same(one: dict, other: dict) -> None:
         )
 
 
-@pytest.fixture
-def noise():
-    """Messages of Transformers from level warning up, in order."""
-
-    class Collect(logging.Handler):
-        def emit(self, record):
-            messages.append(record.getMessage())
-
-    messages: list[str] = []
-    handler = Collect(logging.WARNING)
-    logging.getLogger("transformers").addHandler(handler)
-    yield messages
-    logging.getLogger("transformers").removeHandler(handler)
-
-
 def test_every_head_is_there():
     ours = {head.__name__.removeprefix("RelPos") for head in hf_relpos.models.modeling_relpos_bert.HEADS.values()}
     for kind in KINDS:
@@ -126,15 +110,15 @@ def test_old_outputs(folder, backend):
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
-def test_loads_silently(folder, noise, recwarn):
+def test_loads_silently(folder, warnings_heard, recwarn):
     _, info = our_class(folder).from_pretrained(folder, output_loading_info=True)
     assert not any(info.values()), info
-    assert noise == []
+    assert warnings_heard == []
     assert [str(warning.message) for warning in recwarn] == []
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
-def test_saved_in_our_format(folder, tmp_path, noise):
+def test_saved_in_our_format(folder, tmp_path, warnings_heard):
     model = our_class(folder).from_pretrained(folder)
     model.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -143,7 +127,7 @@ def test_saved_in_our_format(folder, tmp_path, noise):
 
     again, info = our_class(folder).from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info.values()), info
-    assert noise == []
+    assert warnings_heard == []
     after = again.state_dict()
     assert all(torch.equal(tensor, after.pop(name)) for name, tensor in model.state_dict().items()) and not after
     check_old_outputs(again, folder)
@@ -161,7 +145,7 @@ def test_other_head_on_the_same_body(kind):
     torch.testing.assert_close(found["hidden_states.2"], expected["hidden_states.2"], **TOLERANCE)
 
 
-def test_pickled_weights_with_position_ids(tmp_path, noise):
+def test_pickled_weights_with_position_ids(tmp_path, warnings_heard):
     """Uploads of 2020 and 2021: a `.bin` file that also holds the buffer of position numbers."""
     folder = LEGACY / "relative_key_query" / "BertForMaskedLM"
     tensors = load_file(folder / "model.safetensors")
@@ -169,7 +153,7 @@ def test_pickled_weights_with_position_ids(tmp_path, noise):
     torch.save(tensors, tmp_path / "pytorch_model.bin")
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
     model = RelPosBertForMaskedLM.from_pretrained(tmp_path)
-    assert noise == []
+    assert warnings_heard == []
     check_old_outputs(model, folder)
 
 
@@ -244,10 +228,10 @@ def test_decoder_with_a_cache_past_the_table(kind, backend):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_tables_lost_by_stock_transformers(kind, tmp_path, noise):
+def test_tables_lost_by_stock_transformers(kind, tmp_path, warnings_heard):
     """Loaded and saved by stock v5 the configuration still claims what the weights no longer have."""
     BertForMaskedLM.from_pretrained(LEGACY / kind / "BertForMaskedLM").save_pretrained(tmp_path)
-    assert any("distance_embedding" in message for message in noise)  # and `noise` would have heard ours
+    assert any("distance_embedding" in message for message in warnings_heard)  # it would have heard ours
     assert json.loads((tmp_path / "config.json").read_text())["position_embedding_type"] == kind
     for head in (RelPosBertForMaskedLM, RelPosBertModel):
         with pytest.raises(ValueError, match=rf"position_embedding_type = '{kind}'.* lack .*distance_embedding"):
@@ -288,7 +272,7 @@ def absolute(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
 @pytest.mark.parametrize("named", [True, False])
-def test_absolute_checkpoints(absolute, tmp_path, backend, named, noise):
+def test_absolute_checkpoints(absolute, tmp_path, backend, named, warnings_heard):
     config = json.loads((absolute / "config.json").read_text())
     assert config.pop("position_embedding_type") == "absolute"
     folder = absolute
@@ -299,7 +283,7 @@ def test_absolute_checkpoints(absolute, tmp_path, backend, named, noise):
     stock = BertModel.from_pretrained(folder, attn_implementation=backend)
     ours = RelPosBertModel.from_pretrained(folder, attn_implementation=backend)
     assert ours.config.position_embedding_type == "absolute"
-    assert noise == []
+    assert warnings_heard == []
     arguments, _ = read(LEGACY / "relative_key" / "BertModel" / "io.safetensors")
     check_same(run(ours, arguments), run(stock, arguments))
 
