@@ -12,7 +12,7 @@ from ..attention.dispatch import AUTO
 from ..console import ProgressCallback
 from ..data.text import TextError, pair_fields
 from ..data.windows import PairLayout, Windows, pair_windows, special_tokens
-from ..evaluation import FidelitySettings, fidelity, verdict
+from ..evaluation import FidelitySettings, fidelity
 from ..evaluation.encoder import hidden_states
 from ..evaluation.inspection import has_mlm_head
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
@@ -73,7 +73,7 @@ def held_out_fidelity(
     for length in lengths:
         if length not in rows_by_length:
             result.skipped[length] = f"no text was left to check with that fills {length:,} tokens; give more text"
-    found = {**result.to_dict(), "verdict": verdict(result)}
+    found = result.to_dict()
     layout = PairLayout.of(tokenizer) if run.tells_segments_apart else None
     if layout is not None:
         most = min(limit, max(PAIR_LENGTH, min(rows_by_length)))

@@ -5,8 +5,8 @@
 
 Sections, each with a time after which it stops: `check` compares every backend with float64, outputs and all
 gradients, twice bit by bit, and times nothing that fails; `floor` times SDPA without positions, backend by backend;
-`core` the kernels, `harmonic` on SDPA's kernels, and their peers (dense biases for SDPA, the strided view, chunks,
-FlexAttention, eager) at the same sizes; `window` an attention window by its band and by the mask of all pairs, full
+`core` the kernels, `harmonic` on SDPA's kernels, and their peers (dense biases for SDPA, chunks, FlexAttention,
+eager) at the same sizes; `window` an attention window by its band and by the mask of all pairs, full
 attention, and text in pieces; `tiles` cuts of the kernels and sizes of the workspace, from which to choose; `model`
 training steps of BERT-base, eager and compiled; `deberta` DeBERTa v3, stock, with `accelerate_attention`, and with the
 packages flashdeberta and disentangled-flash where they are installed; `padding` what padded batches cost.
