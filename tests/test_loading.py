@@ -469,6 +469,11 @@ def test_evaluation_refuses_a_random_encoder(tmp_path):
 KERNEL = "somebody/attention"
 
 
+def _patched(load):
+    with hf_relpos.patch_transformers():
+        return load()
+
+
 def _loads_of_a_kernel(folder, out):
     """All that reads config.json and makes a model, by name."""
     from hf_relpos.evaluation.loading import load_model
@@ -476,6 +481,11 @@ def _loads_of_a_kernel(folder, out):
     return {
         "our class": lambda: RelPosBertModel.from_pretrained(folder),
         "AutoModel": lambda: AutoModel.from_pretrained(folder),
+        "a stock configuration": lambda: RelPosBertModel.from_pretrained(
+            folder, config=BertConfig.from_pretrained(folder)
+        ),
+        "from_bert": lambda: RelPosBertModel(RelPosBertConfig.from_bert(BertConfig.from_pretrained(folder))),
+        "patched": lambda: _patched(lambda: AutoModel.from_pretrained(folder, position_embedding_type="harmonic")),
         "json": lambda: RelPosBertModel(RelPosBertConfig.from_json_file(folder / "config.json")),
         "evaluation": lambda: load_model(folder),
         "convert": lambda: convert(folder, out / "converted"),
@@ -488,7 +498,7 @@ def _loads_of_a_kernel(folder, out):
     "kind, ways",
     [
         ("relpos_bert", ("our class", "AutoModel", "json", "evaluation")),
-        ("bert", ("our class", "evaluation", "convert")),
+        ("bert", ("our class", "a stock configuration", "from_bert", "patched", "evaluation", "convert")),
         ("deberta-v2", ("our class", "evaluation", "convert", "export")),
     ],
 )
@@ -514,6 +524,26 @@ def test_a_file_chooses_no_kernel_to_download(tmp_path, monkeypatch, caplog, kin
     with contextlib.suppress(ValueError):  # nothing is imported here, so that Transformers may not know it
         RelPosBertModel.from_pretrained(source, attn_implementation=KERNEL)
     assert fetched == [(KERNEL,)]
+
+
+@pytest.mark.parametrize("kind", ["bert", "deberta-v2"])
+def test_the_bias_of_an_untied_head_of_old_transformers(kind, tmp_path):
+    """Up to 4.57 one tensor was saved for two names, whatever tie_word_embeddings said; v5 alone leaves zeros."""
+    sizes = {**SIZES, "relative_attention": True, "pos_att_type": ["c2p"]} if kind != "bert" else SIZES
+    stock = AutoModelForMaskedLM.from_config(AutoConfig.for_model(kind, **sizes, tie_word_embeddings=False))
+    head = stock.cls.predictions
+    with torch.no_grad():
+        head.bias.normal_()
+        getattr(head, "decoder", head).bias.copy_(head.bias)
+    stock.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["cls.predictions.decoder.bias"]
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    model = RelPosBertForMaskedLM.from_pretrained(tmp_path)
+    assert torch.equal(model.cls.predictions.decoder.bias, head.bias)
+    ids = torch.arange(4, 12)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(model.eval()(ids).logits, stock.eval()(ids).logits, rtol=1e-4, atol=1e-5)
 
 
 LIGHT = """

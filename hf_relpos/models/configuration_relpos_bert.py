@@ -269,6 +269,8 @@ class RelPosBertConfig(BertConfig):
     def from_bert(cls, config: BertConfig, **changes: Any) -> "RelPosBertConfig":
         """Convert a BertConfig to a RelPosBertConfig, with its origin and attention backend.
 
+        A backend that would be downloaded, as `user/repository`, is left out with a warning: it may be the file's.
+
         Args:
             config: a BertConfig, or a RelPosBertConfig, which is returned itself if there are no changes.
             changes: fields to set in a copy.
@@ -282,6 +284,10 @@ class RelPosBertConfig(BertConfig):
         values = {"position_embedding_type": STOCK_SCHEME, **config.to_dict()}
         backend = config._attn_implementation
         if not own:
+            # stock classes read any name from a file; whether a caller gave this one cannot be seen here
+            backend = _without_kernels({"_attn_implementation": backend}, config.name_or_path or "BertConfig").get(
+                "_attn_implementation"
+            )
             other = _other_architecture(config.name_or_path, values)
             values = other or {**values, **NOT_STOCK}
             known = ("eager", *ALL_ATTENTION_FUNCTIONS.valid_keys())

@@ -468,6 +468,11 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
         """As in Transformers, whose `from_pretrained` calls it with the names of missing weights."""
         super().tie_weights(missing_keys=missing_keys, **kwargs)
         if missing_keys is not None:
+            own, used = (f"cls.predictions.{name}" for name in ("bias", "decoder.bias"))
+            if used in missing_keys and own not in missing_keys:
+                # Transformers ≤ 4.57 saved one bias for both, also with tie_word_embeddings = False
+                self.get_parameter(used).data.copy_(self.get_parameter(own).data)
+                missing_keys.discard(used)
             self._missing_from_base = frozenset(missing_keys)  # read by `loading.load` for adapters
 
     def save_pretrained(self, save_directory, is_main_process: bool = True, **kwargs) -> None:
