@@ -106,8 +106,9 @@ def test_similarities_where_no_words_are_predicted(tmp_path):
     expected = [f"{float(torch.cosine_similarity(*each, dim=0)):.2f}" for each in (left, right)]
     assert rows[0][2:] == expected and expected[0] == expected[1]
     assert len(page.show_predictions(PACKAGED, str(tmp_path), "One line.", 0)[1]) == 3
-    with pytest.raises(ValueError, match="the text is empty"):
-        page.show_predictions(PACKAGED, str(tmp_path), " ", 0)
+    for text, words in ((" ", "the text is empty"), ("line\n" * 51, "51 lines"), ("\ud800", "surrogate")):
+        with pytest.raises(ValueError, match=words):
+            page.show_predictions(PACKAGED, str(tmp_path), text, 0)
 
 
 def test_cosines_by_length(relative, monkeypatch):
@@ -141,6 +142,7 @@ def test_cosines_in_a_window_and_as_it_is(tmp_path, monkeypatch):
     "text, layer, head, words",
     [
         (" ", 0, 0, "there is no text"),
+        ("half of \ud83d\ude00: \ud83d", 0, 0, "the text holds .* surrogate"),
         ("word " * 200, 0, 0, "the text has 202 tokens, and the model reads 128; shorten it"),
         (TEXT, 4, 0, "layer = 4: the model has layers 0 to 3"),
         (TEXT, 0, 4, "head = 4: the model has heads 0 to 3"),
@@ -156,6 +158,8 @@ def test_models_that_cannot_be_shown_say_why(tmp_path):
         load(" ")
     with pytest.raises(ValueError, match=r"has no config\.json, so this is not a checkpoint folder"):
         load(str(tmp_path))
+    with pytest.raises(ValueError, match="attention_window = 10000"):
+        load(PACKAGED, 10**30)
     with pytest.raises(ValueError, match=r"the text has no \[MASK\]"):
         predictions(load(PACKAGED), "word")
     tiny = RobertaConfig(hidden_size=24, num_hidden_layers=1, num_attention_heads=3, intermediate_size=24)

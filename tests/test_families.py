@@ -161,6 +161,21 @@ def test_every_head(tmp_path, family, suffix):
     assert all("pooler" in name for name in created) and bool(created) == (family == "electra" and suffix == "Model")
 
 
+@pytest.mark.parametrize("kind", [name for name, each in FAMILIES.items() if "is_decoder" in each.dropped_fields])
+def test_a_field_of_decoders_that_the_family_ignores(tmp_path, kind):
+    """All tokens see each other, as in the family's own class, which the converter compares with."""
+    source = tmp_path / "stock"
+    sizes = {"vocab_size": 50, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
+    relative = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
+    more = {"albert": {"embedding_size": 8}, "xlnet": {"d_head": 8}, "deberta": relative, "deberta-v2": relative}
+    AutoModel.from_config(CONFIG_MAPPING[kind](**sizes, **more.get(kind, {}))).save_pretrained(source)
+    edit(source, is_decoder=True)
+    assert convert(source, tmp_path / "out").difference <= 1e-5
+    folders = [tmp_path / "out", *([source] if FAMILIES[kind].read_directly else [])]
+    for folder in folders:
+        assert not RelPosBertModel.from_pretrained(folder).config.is_decoder
+
+
 @pytest.mark.parametrize("suffix", FAMILIES["nezha"].suffixes)
 def test_every_head_of_nezha(tmp_path, suffix):
     """A stock BERT with the names of NEZHA, and without its table of positions."""

@@ -71,14 +71,16 @@ def _readable(function: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[A
     return shown
 
 
-def show_positions(left: str, right: str, text: str, layer: int, head: int) -> tuple[Any, ...]:
-    """Two figures for each model."""
-    return tuple(figure for name in (left, right) for figure in position_figures(load(name), text, layer, head))
+def show_positions(left: str, right: str, text: str, layer: int | None, head: int | None) -> tuple[Any, ...]:
+    """Two figures for each model; an empty field for a number stands for 0."""
+    return tuple(
+        figure for name in (left, right) for figure in position_figures(load(name), text, layer or 0, head or 0)
+    )
 
 
-def show_attention(left: str, right: str, text: str, layer: int, head: int) -> tuple[Any, ...]:
+def show_attention(left: str, right: str, text: str, layer: int | None, head: int | None) -> tuple[Any, ...]:
     """One figure for each model."""
-    return tuple(attention_figure(load(name), text, layer, head) for name in (left, right))
+    return tuple(attention_figure(load(name), text, layer or 0, head or 0) for name in (left, right))
 
 
 def _windowed(name: str, window: int | None) -> Encoder:

@@ -8,6 +8,7 @@ from torch import nn
 
 from ..console import ProgressCallback
 from ..data import cut_windows
+from ..data.records import text_problem
 from ..demo import read_text
 from ..evaluation import Encoder, FidelitySettings, default_lengths, fidelity, masked_predictions, model_max_length
 from ..evaluation.inspection import has_mlm_head
@@ -25,6 +26,8 @@ MAX_TOKENS = 256
 # Largest number of tokens whose names next to a map are legible.
 MAX_NAMES = 40
 MASK = "[MASK]"
+# Most lines that are compared with each other.
+MAX_LINES = 50
 # Sentences for a sentence encoder that is given one line.
 OTHERS = ("The sailor climbed down and watched the boat.", "A man is eating food.", "The sky is blue.")
 # Tokens of text for each length at which cosines are measured.
@@ -35,8 +38,11 @@ def tokenize(encoder: Encoder, text: str) -> list[int]:
     """Token ids of a text, special ones included; `[MASK]` stands for the mask token of any tokenizer.
 
     Raises:
-        ValueError: for an empty text, or more tokens than the model reads or the page draws.
+        ValueError: for an empty text, one that no tokenizer reads, or more tokens than the model reads or the page
+            draws.
     """
+    if problem := text_problem(text):
+        raise ValueError(f"the text {problem}")
     if not text.strip():
         raise ValueError("there is no text; type some words")
     mask = encoder.tokenizer.mask_token
@@ -147,11 +153,15 @@ def similarity_rows(left: Encoder, right: Encoder, text: str) -> list[list[Any]]
     """Cosines of the sentence vectors of each pair of lines, in both models; one line is compared with `OTHERS`.
 
     Raises:
-        ValueError: for an empty text.
+        ValueError: for an empty text, one that no tokenizer reads, and more than `MAX_LINES` lines.
     """
+    if problem := text_problem(text):
+        raise ValueError(f"the text {problem}")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
         raise ValueError("the text is empty; type a sentence, or several lines")
+    if len(lines) > MAX_LINES:
+        raise ValueError(f"the text has {len(lines)} lines, and {MAX_LINES} at most are compared; shorten it")
     sentences = lines if len(lines) > 1 else [lines[0], *OTHERS]
     vectors = [nn.functional.normalize(encoder.encode(sentences), dim=-1) for encoder in (left, right)]
     scores = [each @ each.T for each in vectors]

@@ -123,8 +123,12 @@ class Terms:
     def __add__(self, other: "Terms") -> "Terms":
         """Return the terms of both. At most one of them may set a scale, a rotation or a feature_gain.
 
+        A rotated vector depends on its own position, and so would its product with a vector of an offset, or with a
+        gain by feature.
+
         Raises:
-            ValueError: if both set the same one of these; equal scales are allowed.
+            ValueError: if both set the same one of these; equal scales are allowed. If one rotates and the other has
+                u, A, B or a feature_gain.
         """
         merged = {}
         for field in dataclasses.fields(self):
@@ -139,6 +143,14 @@ class Terms:
                 merged["scale"] = mine
             else:
                 raise ValueError(f"two schemes that both set the {field.name} cannot be combined")
+        if (self.rotate is None) != (other.rotate is None):
+            still = other if self.rotate is not None else self
+            vectors = still.content_bias is not None or still.feature_gain is not None
+            if vectors or still.query_table or still.key_table:
+                raise ValueError(
+                    "a rotation and vectors that are multiplied with queries or keys cannot be combined: the scores "
+                    "would depend on absolute positions. Combine the rotation with a bias, such as alibi or t5"
+                )
         return Terms(**merged)
 
 

@@ -5,6 +5,7 @@ import inspect
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..models.configuration_fields import FIELDS, check_rules
 from ..models.configuration_relpos_bert import RelPosBertConfig
 
 
@@ -46,7 +47,7 @@ def set_attention_window(model: PreTrainedModel, window: int) -> int:
     """Set the `attention_window` of a loaded model, 0 for none; returns the one that it had.
 
     Raises:
-        ValueError: for a model of another package.
+        ValueError: for a model of another package, and a window that no configuration has.
     """
     config = model.config
     if not isinstance(config, RelPosBertConfig):
@@ -54,6 +55,7 @@ def set_attention_window(model: PreTrainedModel, window: int) -> int:
             f"--attention-window {window}: model_type = {config.model_type!r} has no such window; leave it out, or "
             "convert the model first (`hf-relpos convert`)"
         )
+    check_rules(FIELDS, [("attention_window", window or None)])
     own, config.attention_window = config.attention_window or 0, window or None
     return own
 

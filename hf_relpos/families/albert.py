@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from .family import Family, Layout, renamed
+from .family import OF_DECODERS, Family, Layout, renamed
 from .names import Rule
 
 
@@ -82,6 +82,7 @@ FAMILIES: dict[str, Family] = {
             "net_structure_type",
             "num_memory_blocks",
             "down_scale_factor",
+            *OF_DECODERS,
         ),
         renamed_fields={"classifier_dropout_prob": "classifier_dropout"},
         legacy_types=(),

@@ -12,7 +12,7 @@ from ..models.configuration_fields import NAMES, integer
 from ..models.configuration_fields import Rule as FieldRule
 from ..schemes.deberta import KINDS
 from .errors import ConversionError
-from .family import LONG_INPUTS, Family, Layout, LiveFamily, Positions, Tensors, renamed
+from .family import LONG_INPUTS, OF_DECODERS, Family, Layout, LiveFamily, Positions, Tensors, renamed
 from .names import Rule
 
 
@@ -202,7 +202,7 @@ def _pack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor
 
 COMMON: dict[str, Any] = {
     "legacy_types": (),
-    "dropped_fields": NOT_KEPT,
+    "dropped_fields": (*NOT_KEPT, *OF_DECODERS),
     "types": TYPES,
     "told_by_tensors": _told_by_tensors,
     "read_directly": True,

@@ -1,6 +1,6 @@
 """DistilBERT (Sanh et al., arXiv 1910.01108): no token types, and other names."""
 
-from .family import Family, Layout, copy_of_bert, renamed
+from .family import OF_DECODERS, Family, Layout, copy_of_bert, renamed
 from .names import Rule
 
 
@@ -39,7 +39,14 @@ FAMILIES: dict[str, Family] = {
             "dropout": 0.1,
             "attention_dropout": 0.1,
         },
-        dropped_fields=("sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_weights_", "embedding_size"),
+        dropped_fields=(
+            "sinusoidal_pos_embds",
+            "qa_dropout",
+            "seq_classif_dropout",
+            "tie_weights_",
+            "embedding_size",
+            *OF_DECODERS,
+        ),
         renamed_fields={
             "dim": "hidden_size",
             "hidden_dim": "intermediate_size",

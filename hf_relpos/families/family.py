@@ -55,6 +55,8 @@ COUNTERPARTS = {
     "ForQuestionAnswering": "BertForQuestionAnswering",
     "ForQuestionAnsweringSimple": "BertForQuestionAnswering",
 }
+# Fields that families without a decoder ignore.
+OF_DECODERS = ("is_decoder", "add_cross_attention")
 # Language modelling heads that always apply GELU, where BERT's applies `hidden_act`.
 OWN_ACTIVATION = ("ForMaskedLM", "ForCausalLM")
 # Pre-training heads. One that BERT does not have is dropped; a task head that BERT does not have is rejected.

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from .family import LONG_INPUTS, SPECIAL_TOKENS, Family, Layout, LiveFamily, Positions, renamed
+from .family import LONG_INPUTS, OF_DECODERS, SPECIAL_TOKENS, Family, Layout, LiveFamily, Positions, renamed
 from .names import Rule
 from .roberta import COMMON, HEADS
 
@@ -45,7 +45,7 @@ FAMILIES: dict[str, Family] = {
         ),
         stock="mpnet",
         defaults={"vocab_size": 30527, "relative_attention_num_buckets": MPNET_BUCKETS, **SPECIAL_TOKENS},
-        dropped_fields=("relative_attention_num_buckets", "embedding_size"),
+        dropped_fields=("relative_attention_num_buckets", "embedding_size", *OF_DECODERS),
         always_gelu=True,
         legacy_types=(),
         token_types=False,

@@ -7,7 +7,7 @@ import torch
 
 from ..models.configuration_fields import integer
 from .errors import ConversionError
-from .family import Family, Layout, LiveFamily, Positions, Tensors, renamed
+from .family import OF_DECODERS, Family, Layout, LiveFamily, Positions, Tensors, renamed
 from .names import Rule
 
 
@@ -156,6 +156,7 @@ FAMILIES: dict[str, Family] = {
             "untie_r",
             "use_mems_eval",
             "use_mems_train",
+            *OF_DECODERS,
         ),
         renamed_fields={
             "d_model": "hidden_size",

@@ -86,6 +86,13 @@ def _check_position_scheme(config: Any) -> None:
         raise ValueError(f"position_embedding_type = {config.position_embedding_type}: the scales differ ({listed})")
     if sum(scheme.rotates() for scheme, _ in parts) > 1:
         raise ValueError(f"position_embedding_type = {config.position_embedding_type}: two rotations do not combine")
+    if len(parts) > 1 and any(scheme.rotates() for scheme, _ in parts):
+        from .capabilities import probe_call
+
+        try:
+            probe_call(config)
+        except ValueError as error:
+            raise ValueError(f"position_embedding_type = {config.position_embedding_type}: {error}") from error
     with torch.device("meta"):
         build_input(config)  # raises for two schemes that act on the input
 

@@ -1,5 +1,6 @@
 """Several schemes at once: the sum of their terms."""
 
+import contextlib
 import math
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 from errors import raises
 from oracles import (
+    ON_TOKENS,
     array,
     extra_context,
     extra_inputs,
@@ -93,7 +95,7 @@ COMBINATIONS = [
     ["relative_key", "alibi"],
     ["tupe", "disan"],
     ["absolute", "t5"],
-    ["rope", "shaw"],
+    ["rope", "t5"],
     ["shaw", "disan", "relation"],
     ["huang_m3", "alibi"],
 ]
@@ -181,6 +183,9 @@ def others():
     [
         (["tener", "deberta"], r"scales differ \(tener 1, deberta 0\.2041\)"),
         (["rope", "twist"], "two rotations do not combine"),
+        (["rope", "shaw"], "rope.*shaw.*a rotation and vectors"),
+        (["transformer_xl", "rope"], "a rotation and vectors"),
+        (["rope", "harmonic"], "a rotation and vectors"),
         (["absolute", "ramp"], "absolute and ramp both act on the input"),
     ],
     ids=str,
@@ -189,6 +194,22 @@ def others():
 def test_what_does_not_combine(names, says):
     with pytest.raises(ValueError, match=says):
         RelPosBertModel(tiny_config(names))
+
+
+@torch.no_grad()
+def test_padding_on_the_left_changes_nothing_beside_a_rotation():
+    """Rotations by absolute positions cancel in the scores of whatever combination there may be."""
+    tried = []
+    for other in ON_TOKENS:
+        with contextlib.suppress(ValueError):
+            tiny_config(["rope", other])
+            tried += [other] if SCHEMES[other].relative else []
+    assert {"alibi", "t5", "disan"} <= set(tried)
+    ids, mask = torch.randint(1, 50, (1, 6)), torch.tensor([[0] * 4 + [1] * 6])
+    for other in tried:
+        model = tiny_model(RelPosBertModel, ["rope", other]).double()
+        padded = model(nn.functional.pad(ids, (4, 0)), attention_mask=mask).last_hidden_state
+        assert (padded[:, 4:] - model(ids).last_hidden_state).abs().max() <= 1e-10, other
 
 
 @pytest.mark.usefixtures("others")

@@ -223,11 +223,9 @@ def test_long_rows_are_plain_attention_and_no_table_is_made(rate, taken, heads, 
     run_attention("relpos", call)
 
 
-@pytest.mark.parametrize(
-    "other", ["alibi", "t5", "rope", "disan", "transformer_xl", "relative_key", "shaw", "huang_m1"]
-)
+@pytest.mark.parametrize("other", ["alibi", "t5", "disan", "transformer_xl", "relative_key", "shaw", "huang_m1"])
 def test_beside_other_schemes(other):
-    """With a bias, a rotation or hidden keys as features; as rows beside tables of vectors and a gain."""
+    """With a bias or hidden keys as features; as rows beside tables of vectors and a gain."""
     name = ["harmonic", other]
     model = tiny_model(RelPosBertModel, name, "eager").double()
     ids, mask = torch.randint(5, 50, (2, 11)), padding([11, 7], 11).long()
