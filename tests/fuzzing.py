@@ -5,13 +5,11 @@ writes the counts. What one of these must end in is a right answer, or an error 
 wrong: `attempt` says so, and counts it.
 """
 
-import json
 import os
 import resource
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
@@ -74,11 +72,8 @@ def attempt(area: str, *errors: type[Exception], names: Iterable[str] = ()) -> I
 
 
 def write_counts(path: str) -> None:
-    """The counts as JSON: by area, by outcome; what was there stays for areas that were not tried."""
-    try:
-        counts = json.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        counts = {}
-    for area in {area for area, _ in COUNTS}:
-        counts[area] = {outcome: count for (each, outcome), count in sorted(COUNTS.items()) if each == area}
-    write_json(path, dict(sorted(counts.items())))
+    """The counts of this run as JSON: by area, by outcome."""
+    counts: dict[str, dict[str, int]] = {}
+    for (area, outcome), count in sorted(COUNTS.items()):
+        counts.setdefault(area, {})[outcome] = count
+    write_json(path, counts)
