@@ -60,7 +60,7 @@ def _readable(function: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[A
     def shown(*arguments: Any) -> tuple[Any, ...]:
         try:
             message, results = "", function(*arguments)
-        except ValueError as error:
+        except (ValueError, OSError) as error:  # such as a name too long for the file system
             text = html.escape(" ".join(str(error).split()))
             message, results = f'<p role="alert" style="color: var(--error-text-color)">{text}</p>', ()
         return tuple(
