@@ -686,7 +686,7 @@ def test_a_relative_checkpoint_has_nothing_to_keep_or_drop(tmp_path, kind, metho
 @pytest.mark.parametrize("method", TO_RELATIVE)
 def test_a_scheme_without_a_neutral_start_is_refused(tmp_path, masked, monkeypatch, method):
     monkeypatch.setattr(SCHEMES["shaw"], "zero_is_neutral", False)
-    with pytest.raises(ConversionError, match=r"'shaw': this scheme cannot start without .* from: .*relative_key"):
+    with pytest.raises(ConversionError, match=r"'shaw': this scheme cannot start without .* supports: .*relative_key"):
         convert(masked, tmp_path / "out", position_embedding_type="shaw", method=method)
     assert not any(tmp_path.iterdir())
 

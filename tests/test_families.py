@@ -323,7 +323,7 @@ REFUSED = {
         ROBERTA,
         {},
         {"position_embedding_type": "alibi"},
-        ["position_embedding_type = 'alibi'", "no tables to fit", "can start from: harmonic, music, relative_key"],
+        ["position_embedding_type = 'alibi'", "no tables to fit", "supports: harmonic, music, relative_key"],
     ),
     "too small a scheme": (
         ROBERTA,

@@ -34,7 +34,7 @@ COSINES = (
     "Cosine of the last hidden states of both models on windows of the packaged novel, *Treasure Island*, by their "
     "length. Past the left model's limit it reads windows that overlap."
 )
-WINDOW = "Attention window of the right model, in Masked, similar and Cosine; 0: its own"
+WINDOW = "Window, right; 0: its own"
 COLUMNS = [MASK, "rank", "left", "right"]
 PAIR_COLUMNS = ["sentence", "other", "left", "right"]
 FONTS = ("system-ui", "sans-serif")  # fonts of the reader's system: none is downloaded
@@ -130,7 +130,7 @@ def build_page(left: str = PACKAGED, right: str = CONVERTED, window: int = 0) ->
         with gr.Row():
             layer = gr.Number(0, label="Layer", precision=0, minimum=0)
             head = gr.Number(0, label="Head", precision=0, minimum=0)
-            own = gr.Number(window, label=WINDOW, precision=0, minimum=0)
+            own = gr.Number(window, label=WINDOW, info="for Masked, similar and Cosine", precision=0, minimum=0)
             show = gr.Button("Show", variant="primary")
 
         def picture() -> Any:
