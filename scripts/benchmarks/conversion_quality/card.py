@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shared.measuring import TIMED_TOKENS
 from shared.reports import Table, markdown_sections, write_report
 
 from hf_relpos.files import atomic_file
@@ -87,13 +88,16 @@ def quality_table(rows: Rows, lengths: Sequence[int]) -> Iterator[Table]:
         ]
         gaps = " ".join(f"{-lost:+.2f}" for lost in spearman_lost(row))
         times = [f"{times['student'] / times['teacher']:.2f}" for times in row["times"].values()]
-        spent = row["details"]["cpu_seconds"]
+        spent, last = row["details"]["cpu_seconds"], list(row["times"].values())[-1]
+        reading = last["teacher"] / TIMED_TOKENS * row["details"]["distillation"]["tokens"]
+        times.append(f"{spent['distillation'] / reading:.1f}")
         cells.append(
             [label(name), *closeness, gaps or "–", *times, *(f"{seconds:,.0f}" for seconds in spent.values())]
         )
     if cells:
         first = next(iter(qualities.values()))
         columns = ["", *first["texts"], "Spearman's ρ × 100", *(f"time × source, {each}" for each in first["times"])]
+        columns.append("training × reading its text with the source")
         columns += [f"{what}, CPU s" for what in first["details"]["cpu_seconds"]]
         yield f"Qualities: sentence cosine at {', '.join(map(str, lengths))} tokens", columns, cells
 
