@@ -237,10 +237,10 @@ def test_models_are_fine_tuned_once(tmp_path, monkeypatch):
     page = call("pairs", "questions", "--seeds", "0", "1")
     wanted = [(task, folder, seed) for seed in (0, 1) for task in lost for folder in "ab"]
     assert sorted(done) == sorted(wanted)
-    assert "| 2 | 80.5 | -0.2 ± 0.2 |" in page and "| 2 | 80.5 | -2.0 ± 2.0 ✗ |" in page
-    assert "| mean |  |  | -1.1 ± 1.0 ✗ |" in page
+    assert "| 80.5 (2) | -0.2 ± 0.2 (2) |" in page and "| 80.5 (2) | -2.0 ± 2.0 ✗ (2) |" in page
+    assert "| mean |  | -1.1 ± 1.0 ✗ |" in page
     page = call("pairs", "--seeds", "1", source="other")
-    assert "## source" in page and "| task | seeds | other | converted |" in page and "| 1 | 81.0 | -0.5 |" in page
+    assert "## source" in page and "| task | other | converted |" in page and "| 81.0 (1) | -0.5 (1) |" in page
 
 
 @pytest.mark.slow

@@ -132,8 +132,8 @@ MEAN_GOAL = -0.2  # points, over all tasks
 INTRODUCTION = """# Fine-tuning a converted model and its source
 
 Written by `python scripts/benchmarks/bench_finetuning.py`. The same recipe and flags for each model. Scores × 100 of
-the source, and for the others the difference to it: mean over the seeds ± its standard error. ✗ marks a missed goal:
-a task more than 1 point below the source, or a mean more than 0.2 below.
+the source, and for the others the difference to it: mean over the seeds, whose number is in brackets, ± its standard
+error. ✗ marks a missed goal: a task more than 1 point below the source, or a mean more than 0.2 below.
 
 {about}
 """
@@ -174,37 +174,33 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
 
 
 def difference(mean: float, error: float, goal: float) -> str:
-    """A cell of the table."""
+    """Points, with the standard error where it is known and a mark where the goal is missed."""
     return f"{mean:+.1f}" + ("" if math.isnan(error) else f" ± {error:.1f}") + " ✗" * (mean < goal)
 
 
 def source_table(runs: Sequence[Mapping[str, Any]]) -> str:
     """The differences of models to their source, by task."""
-    scores = {(row["model"], row["task"], row["seed"]): row["score"] for row in runs}
+    scores = {(row["task"], row["model"], row["seed"]): row["score"] for row in runs}
     source, *others = dict.fromkeys(row["model"] for row in runs)
     lines, found = [], {name: [] for name in others}
     for name, task in TASKS.items():
-        seeds = {model: {s for m, t, s in scores if (m, t) == (model, name)} for model in (source, *others)}
-        if not seeds[source]:
+        of_source = {seed: score for (which, model, seed), score in scores.items() if (which, model) == (name, source)}
+        if not of_source:
             continue
-        counts, cells = {len(seeds[source])}, []
+        cells = [f"{statistics.mean(of_source.values()):.1f} ({len(of_source)})"]
         for model in others:
-            common = sorted(seeds[model] & seeds[source])  # the same order of examples
-            if not common:
-                cells.append("–")
-                continue
-            gaps = [scores[model, name, seed] - scores[source, name, seed] for seed in common]
-            counts.add(len(common))
-            found[model].append(mean_and_error(gaps))
-            cells.append(difference(*found[model][-1], task.goal))
-        level = statistics.mean(scores[source, name, seed] for seed in seeds[source])
-        lines.append([task.title, "–".join(map(str, sorted(counts))), f"{level:.1f}", *cells])
+            # of the same seeds, which have the same order of examples
+            gaps = [scores[name, model, seed] - of_source[seed] for seed in of_source if (name, model, seed) in scores]
+            if gaps:
+                found[model].append(mean_and_error(gaps))
+            cells.append(f"{difference(*found[model][-1], task.goal)} ({len(gaps)})" if gaps else "–")
+        lines.append([task.title, *cells])
     last = []
     for model in others:
         whole = len(found[model]) == len(lines)  # a mean over other tasks says nothing
         error = math.hypot(*(each for _, each in found[model])) / max(1, len(found[model]))
         last.append(difference(statistics.mean(m for m, _ in found[model]), error, MEAN_GOAL) if whole else "–")
-    return markdown_table(["task", "seeds", source, *others], [*lines, ["mean", "", "", *last]])
+    return markdown_table(["task", source, *others], [*lines, ["mean", "", *last]])
 
 
 def card(results: dict[str, Any]) -> str:
