@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import broadcast_object_list
 from filelock import FileLock, Timeout
 from rich.console import Console
 
@@ -280,14 +281,17 @@ def _checkpoints(
     windows: Windows,
     settings: Any,
 ) -> Path:
-    """The folder with the checkpoints of this training, by a digest of all its inputs; those of others are removed."""
+    """The folder with the checkpoints of this training, by a digest of all its inputs; those of others are removed.
+
+    All processes use the digest of the main one: on another processor folded weights can differ by rounding.
+    """
     from ..training.distillation_checkpoints import model_fingerprint
 
     inputs: list[Any] = [windows.ids, windows.types, asdict(settings), *map(model_fingerprint, (student, teacher))]
     config = student.config
     inputs += [config.position_embedding_type, config.position_options, config.attention_window]
-    own = folder / hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
-    state = process_state()
+    [name] = broadcast_object_list([hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]])
+    own, state = folder / name, process_state()
     if state.is_main_process and folder.is_dir():
         for other in folder.iterdir():
             if other != own and other.is_dir():

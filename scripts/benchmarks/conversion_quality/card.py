@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shared.measuring import TIMED_TOKENS
 from shared.reports import Table, markdown_sections, write_report
 
 from hf_relpos.files import atomic_file
@@ -87,13 +88,15 @@ def quality_table(rows: Rows, lengths: Sequence[int]) -> Iterator[Table]:
         ]
         gaps = " ".join(f"{-lost:+.2f}" for lost in spearman_lost(row))
         times = [f"{times['student'] / times['teacher']:.2f}" for times in row["times"].values()]
-        spent = row["details"]["cpu_seconds"]
-        cells.append(
-            [label(name), *closeness, gaps or "–", *times, *(f"{seconds:,.0f}" for seconds in spent.values())]
-        )
+        spent, tokens = row["details"]["cpu_seconds"], row["details"]["distillation"]["tokens"]
+        last = list(row["times"].values())[-1:]  # of the longest rows
+        passes = [f"{spent['distillation'] / (each['teacher'] * tokens / TIMED_TOKENS):.1f}" for each in last]
+        costs = [f"{seconds:,.0f}" for seconds in spent.values()]
+        cells.append([label(name), *closeness, gaps or "–", *times, *passes, *costs])
     if cells:
         first = next(iter(qualities.values()))
         columns = ["", *first["texts"], "Spearman's ρ × 100", *(f"time × source, {each}" for each in first["times"])]
+        columns += ["training × reading its text with the source"] * bool(first["times"])
         columns += [f"{what}, CPU s" for what in first["details"]["cpu_seconds"]]
         yield f"Qualities: sentence cosine at {', '.join(map(str, lengths))} tokens", columns, cells
 

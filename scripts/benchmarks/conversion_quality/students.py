@@ -33,7 +33,11 @@ class Student:
 STUDENTS = {
     "zero": Student("positions dropped", {"method": "drop", "position_embedding_type": "tables"}),
     **{name: Student(f"quality `{name}`", {"quality": name}) for name in QUALITIES},
-    "default-pairs": Student("quality `default`, half as pairs (as it is)", {"quality": DEFAULT_QUALITY}, pairs=PAIRS),
+    **{
+        f"{name}-pairs": Student(f"quality `{name}`, half as pairs (as it is)", {"quality": name}, pairs=PAIRS)
+        for name in ("fast", DEFAULT_QUALITY)
+    },
+    "default-quarter": Student("quality `default`, a quarter as pairs", {"quality": DEFAULT_QUALITY}, pairs=0.25),
     "key": Student(
         f"quality `{DEFAULT_QUALITY}`, `relative_key`",
         {"quality": DEFAULT_QUALITY, "position_embedding_type": "relative_key"},
@@ -48,7 +52,7 @@ BASELINES = ("truncate", "chunks", "interpolate", "hierarchical")  # of retrieva
 # What is measured, each a kind of row with its students; `+window` is a student with `--window`.
 KINDS = {
     "fidelity": ("teacher", "zero"),
-    "quality": (*QUALITIES, "default-pairs", "key", "long-all"),
+    "quality": (*QUALITIES, "fast-pairs", "default-pairs", "default-quarter", "key", "long-all"),
     "long": (
         *("interpolate", "hierarchical", "hierarchical+window", "zero+window"),
         *(DEFAULT_QUALITY, "long-all", "long-all+window"),

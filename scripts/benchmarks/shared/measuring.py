@@ -29,6 +29,9 @@ PROTOCOL = (
 )
 
 
+TIMED_TOKENS = 1024  # of a forward pass
+
+
 def utc_now() -> str:
     """Date and time to the minute."""
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
@@ -91,7 +94,7 @@ def time_in_turns(
 
 @torch.inference_mode()
 def forward_times(
-    models: dict[str, torch.nn.Module], length: int, rounds: int, tokens: int = 1024
+    models: dict[str, torch.nn.Module], length: int, rounds: int, tokens: int = TIMED_TOKENS
 ) -> dict[str, float]:
     """CPU seconds of a forward pass of each model, of so many random tokens in rows of one length."""
     ids = torch.randint(1, next(iter(models.values())).config.vocab_size, (max(1, tokens // length), length))
