@@ -103,7 +103,7 @@ def lengths_of(count: int = 32, least: int = 8, most: int = 190, median: float =
 
 
 def batches_of(family: str, case: str) -> list[Inputs]:
-    """With token types for XLNet, whose tokenizer always makes them and whose layers have a term for them."""
+    """Padded on the right; for XLNet on the left and with token types, as its tokenizer makes them."""
     if case in (PADDED, SORTED):
         lengths = lengths_of()
         size = 8 if case == SORTED else len(lengths)
@@ -120,6 +120,7 @@ def batches_of(family: str, case: str) -> list[Inputs]:
         batch = {"input_ids": torch.where(mask == 1, ids, padding_id(family)), "attention_mask": mask}
         if family == "XLNet":
             batch["token_type_ids"] = (torch.arange(mask.shape[1]) >= mask.shape[1] // 2).long().repeat(len(rows), 1)
+            batch = {name: each.flip(1) for name, each in batch.items()}
         batches.append(batch)
     return batches
 

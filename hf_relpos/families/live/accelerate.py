@@ -185,7 +185,7 @@ def substitute(root: nn.Module, unpad: bool) -> tuple[list[Accelerated], list[Sk
                 changed.append(part)
         if unpad:
             watch = getattr(module, "watch", None)
-            around = [each for each in root.modules() if each._modules.get("encoder") is module]
+            around = [each for each in root.modules() if any(part is module for part in each.children())]
             changed += [each for each in around if watch is not None and watch(each)]
         effects = [family.effect, padding]
         accelerated.append(Accelerated(name, family.name, layers, "; ".join(filter(None, effects))))
@@ -204,7 +204,7 @@ def restore_attention(model: nn.Module) -> None:
 
 def restore(module: nn.Module) -> None:
     """Give a module the class that it had: the first of its bases that is not of this package."""
-    for name in ("unpads", "_int8"):  # of this package's own models, and of layers in int8
+    for name in ("unpads", "_int8", "reads"):  # of this package's own models, of layers in int8, and of XLNet
         vars(module).pop(name, None)
     module._forward_pre_hooks.pop(HOOK, None)  # type: ignore[call-overload]
     module._forward_pre_hooks_with_kwargs.pop(HOOK, None)  # type: ignore[call-overload]
