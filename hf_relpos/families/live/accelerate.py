@@ -6,7 +6,7 @@ The class of a module instance is replaced by a subclass of the stock class. Par
 
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from torch import nn
 from transformers.utils import logging
@@ -53,8 +53,27 @@ class Skipped:
     reason: str
 
 
+class Handle:
+    """Undoes what was done to `_modules`; also a context manager."""
+
+    _modules: list[nn.Module]
+
+    def undo(self) -> None:
+        """Give the modules that this call changed what they had. A second call does nothing."""
+        while self._modules:
+            restore(self._modules.pop())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.undo()
+
+
 @dataclass
-class AcceleratedAttention:
+class AcceleratedAttention(Handle):
     """Report of `accelerate_attention` and handle to undo it; also a context manager. It can be printed.
 
     Attributes:
@@ -65,19 +84,6 @@ class AcceleratedAttention:
     accelerated: tuple[Accelerated, ...]
     left: tuple[Skipped, ...]
     _modules: list[nn.Module] = field(default_factory=list, repr=False)
-
-    def undo(self) -> None:
-        """Restore stock attention in the modules that this call changed. A second call does nothing."""
-        while self._modules:
-            restore(self._modules.pop())
-
-    def __enter__(self) -> "AcceleratedAttention":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.undo()
 
     def __str__(self) -> str:
         if self.accelerated and not self._modules:

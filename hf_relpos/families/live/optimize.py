@@ -1,7 +1,6 @@
 """A live model, faster on the CPU, in place: attention, unpadding and products; and how to undo it."""
 
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import nn
 from ...attention.products import FastLinear, linear_library
 from ...models.modeling_relpos_bert import RelPosBertEncoder, RelPosBertModel
 from ..registry import LIVE
-from .accelerate import Accelerated, Skipped, module_of, restore, substitute
+from .accelerate import Accelerated, Handle, Skipped, module_of, substitute
 from .agreement import Agreement, Sample, quantize
 from .low_precision import Bfloat16Linear, Int8Linear
 
@@ -19,7 +18,7 @@ PRECISIONS = ("float32", "bfloat16", "int8")
 
 
 @dataclass
-class Optimized:
+class Optimized(Handle):
     """What `optimize` did, and the handle that undoes it; also a context manager. `print` it to read it.
 
     Attributes:
@@ -38,19 +37,6 @@ class Optimized:
     rounded: str = ""
     agreement: Agreement | None = None
     _modules: list[nn.Module] = field(default_factory=list, repr=False)
-
-    def undo(self) -> None:
-        """Give the model back what it had. A second call does nothing."""
-        while self._modules:
-            restore(self._modules.pop())
-
-    def __enter__(self) -> "Optimized":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.undo()
 
     def __str__(self) -> str:
         if not self._modules and (self.encoders or self.linear or self.rounded):
@@ -75,7 +61,8 @@ def optimize(model: Any, precision: str = "float32", unpad: bool = True, sample:
 
     Parameters, their names, the state dict and what `save_pretrained` writes stay as they are; training, gradient
     checkpointing, adapters, copies and threads work as before. Calls that ask for hidden states or attention weights,
-    batches with padding inside or where heads read (the first state of a row; XLNet's last), graphs and models on other devices keep their padding.
+    graphs and models on other devices keep their padding, and so do batches that have it inside a row, or where heads
+    read: at the first token, for XLNet at the last.
 
     Args:
         model: a PreTrainedModel, a CrossEncoder or SentenceTransformer, a GLiNER, any other module with encoders
