@@ -370,12 +370,12 @@ Numbers are stock's time ÷ the time of the variant: higher is faster.
 
 - Real models encode sentences of STS-B (development part) in batches of 32 sorted by length; cosines are those of
   sentence vectors to stock's in float32.
-- Machines: family/model 26/2 has AVX-512 at full rate, and oneDNN is there twice as fast as MKL in float32. On 25/17 both
-  are alike, so that float32 gains by attention and padding alone.
+- Machines: family/model 26/2 has AVX-512 at full rate, and oneDNN is there twice as fast as MKL in float32. On 25/17
+  both are alike, so that float32 gains by attention and padding alone.
 
 Limits: weights of the two-layer models are random, so that errors of int8 and bfloat16 are those of real models only
-where these are named. Differences below a tenth are noise. Other processors and more threads give other numbers. Time to export,
-to quantize and to compile is not counted.
+where these are named. Differences below a tenth are noise. Other processors and more threads give other numbers.
+Time to export, to quantize and to compile is not counted.
 """
 
 
