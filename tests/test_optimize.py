@@ -13,7 +13,7 @@ import torch
 from errors import raises
 from oracles import tiny_model
 from test_live import MODELS as RELATIVE_MODELS
-from test_live import SIZES, T5_SIZES, assert_equal_numbers, tolerance
+from test_live import SIZES, T5_SIZES, XLNET_SIZES, assert_equal_numbers, tolerance
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import (
@@ -34,6 +34,8 @@ from transformers import (
     T5ForConditionalGeneration,
     XLMRobertaConfig,
     XLMRobertaModel,
+    XLNetConfig,
+    XLNetForSequenceClassification,
 )
 
 from hf_relpos import RelPosBertModel, accelerate_attention, optimize, restore_attention
@@ -57,13 +59,13 @@ MODELS = RELATIVE_MODELS | {
 }
 COPIES = ("BERT", "RoBERTa", "XLM-RoBERTa", "CamemBERT", "ELECTRA", "ERNIE", "DistilBERT")
 STOCK = ("v3", "v2 with projections of its own", "v2 absolute", "v1", "v1 absolute", "MPNet", "RoFormer")
-STOCK = (*COPIES, *STOCK, "RoFormer with rotated values", "T5", "mT5")
-# Padding matters to a convolution, and XLNet is not unpadded.
-KEPT = ("v2 with a convolution", "XLNet")
+STOCK = (*COPIES, *STOCK, "RoFormer with rotated values", "T5", "mT5", "XLNet")
+# Padding matters to a convolution.
+KEPT = ("v2 with a convolution",)
 OWN = ("absolute", "relative_key", "deberta", "harmonic")
 EAGER = {"attn_implementation": "eager"}
 # One each: BERT's code, DistilBERT's, and the families with code of their own.
-FEW = ("BERT", "DistilBERT", "v3", "v1", "MPNet", "RoFormer", "T5")
+FEW = ("BERT", "DistilBERT", "v3", "v1", "MPNet", "RoFormer", "T5", "XLNet")
 FAST = Library(100.0, 200.0, 1e-7, 3e-7)
 LIBRARY = products.linear_library
 SLOW = Library(100.0, 50.0, 1e-7, 3e-7)
@@ -201,11 +203,83 @@ def test_other_batches_are_as_before_everywhere(name, long, request):
         request.getfixturevalue("chunks")
     model = build(name)
     cases = ELSEWHERE | ({"right": batch()} if name in KEPT else {})
+    cases = {case: inputs for case, inputs in cases.items() if (name, case) != ("XLNet", "left")}
     with torch.no_grad():
         before = {case: model(**inputs)[0] for case, inputs in cases.items()}
         optimize(model)
         for case, inputs in cases.items():
             assert_equal_numbers(model(**inputs)[0], before[case], tolerance(name))
+
+
+def random_padding(seed: int) -> torch.Tensor:
+    """A mask of rows with padding on one side in all, or on any side in each, with holes and rows without a token."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 31, (7,), generator=generator).tolist()
+    real = real_tokens(lengths, 30)
+    if seed % 4 == 1:
+        return real.flip(1)
+    if seed % 4 > 1:
+        for row, flip in enumerate(torch.rand(7, generator=generator) < 0.5):
+            real[row] = real[row].flip(0) if flip else real[row]
+    if seed % 4 > 2:
+        real &= torch.rand(real.shape, generator=generator) < 0.8
+        real[3] = False
+    return real
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("name", (*FEW, "XLNet, clamped", "v2 absolute", "harmonic"))
+def test_padding_anywhere(name, seed):
+    model, inputs = build(name), batch(random_padding(seed), seed)
+    if "XLNet" in name:
+        inputs["token_type_ids"] = torch.randint(0, 4, inputs["input_ids"].shape)
+    before = results(model, inputs)
+    optimize(model)
+    after = results(model, inputs)
+    assert_same(after, before, inputs, tolerance(name))
+    if seed % 4 == 0 or (seed % 4 == 1 and "XLNet" in name):
+        assert is_unpadded(after[0][0], inputs)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("summary", ["last", "first", "mean", "cls_index"])
+def test_summaries_of_xlnet_read_what_they_read(summary, side):
+    torch.manual_seed(0)
+    config = XLNetConfig(**XLNET_SIZES, summary_type=summary, num_labels=3)
+    model = XLNetForSequenceClassification(config).double().eval()
+    real = real_tokens(LENGTHS["groups"])
+    inputs = batch(real.flip(1) if side == "left" else real)
+    before = results_of_labels(model, inputs, torch.arange(9) % 3)
+    with optimize(model):
+        after = results_of_labels(model, inputs, torch.arange(9) % 3)
+        reads_padding = {"mean": True, "first": side == "left"}.get(summary, side == "right")
+        assert is_unpadded(model.transformer(**inputs)[0], inputs) != reads_padding
+    assert not vars(model.transformer).get("reads")
+    for ours, theirs in zip(after, before, strict=True):
+        assert_equal_numbers(ours, theirs, 1e-10)
+
+
+@pytest.mark.parametrize("changes", [{}, {"mem_len": 30, "reuse_len": 35}], ids=["", "cut"])
+def test_memory_of_xlnet(changes):
+    """Asked for it is as before everywhere; by default it has zeros for padding."""
+    model, inputs = build("XLNet", **changes), batch(real_tokens(LENGTHS["groups"]).flip(1))
+    with torch.no_grad():
+        before = model(**inputs)
+        optimize(model)
+        for options in ({}, {"return_dict": False}):
+            after = model(**inputs, **options)
+            assert is_unpadded(after[0], inputs) and len(after) == 2 and len(after[1]) == 2
+            for ours, theirs in zip(after[1], before.mems, strict=True):
+                assert ours.shape == theirs.shape
+                start = 0 if not changes else 35 - 30
+                seen = inputs["attention_mask"].bool().t()[start : start + len(ours)]
+                assert_equal_numbers(ours[seen], theirs[seen], 1e-10)
+        asked = model(**inputs, use_mems=True)
+        for ours, theirs in zip(flat(asked.to_tuple()), flat(before.to_tuple()), strict=True):
+            assert_equal_numbers(ours, theirs, 1e-10)
+        again = [model(**inputs, mems=mems)[0] for mems in (before.mems, asked.mems)]
+        assert_equal_numbers(*again, 1e-10)
+        assert model(**inputs, use_mems=False).mems is None and len(model.train()(**inputs)) == 1
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -393,7 +467,7 @@ def results_of_labels(model, inputs, labels) -> list[torch.Tensor]:
     model.zero_grad()
     outputs = model(**inputs, labels=labels)
     outputs.loss.backward()
-    return [outputs.loss, outputs.logits, *(p.grad.clone() for p in model.parameters())]
+    return [outputs.loss, outputs.logits, *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
 
 
 @pytest.mark.parametrize("name", ["BERT", "T5", "MPNet"])

@@ -185,6 +185,7 @@ FAMILIES: dict[str, Family] = {
             attention="XLNetRelativeAttention",
             code="xlnet",
             classes={"XLNetRelativeAttention": "AcceleratedXLNetRelativeAttention"},
+            unpadding={"XLNetModel": "UnpaddingXLNetModel"},
             effect="faster from 512 tokens, as fast below; memory of a few L × L matrices less",
             unsupported="other_uses",
         ),

@@ -4,6 +4,7 @@
     python scripts/benchmarks/bench_encoder.py --families          # the other families, stock and ours; an hour
     python scripts/benchmarks/bench_encoder.py --quick             # two cases, one round; some minutes, to compile
     python scripts/benchmarks/bench_encoder.py --families BERT --peers --cases "1 × 128"
+    python scripts/benchmarks/bench_encoder.py --models all-mpnet-base-v2 --sts stsb.dev.tsv  # real ones, on sentences
 
 Two layers of the size of a base model (hidden size 768, 12 heads), random weights, no dropout, float32. Cases: full
 rows; 32 padded rows, whose lengths are the quantiles of a log-normal distribution from 8 to 190 (28 % are tokens); and
@@ -15,7 +16,12 @@ torch.onnx.export for any size of batch; int8 is `quantize_dynamic` in the one a
 Before any time is taken the states of all tokens are compared with stock's, and after a training step the gradients;
 where ours differ by more than 1e-5 in float32 the run ends. Memory is the growth of the largest resident size over a
 training step of the longest row in a process of its own. Written to docs/results/benchmarks after each measurement,
-family by family, those of earlier runs being kept: cpu-encoder.json and .md; a quick run's to cpu-encoder-quick.
+family by family and machine by machine, those of earlier runs being kept: cpu-encoder.json and .md; a quick run's to
+cpu-encoder-quick.
+
+`--models` takes folders of sentence encoders (mean pooling) and pairs of sentences with a score: a heading, and lines
+of score TAB sentence TAB sentence. Every other pair is encoded, in batches of 32 sorted by length, tokenized before.
+The result says how close the vectors are to float32's and how the cosines of the pairs follow the scores (Spearman).
 """
 
 import argparse
@@ -103,7 +109,7 @@ def lengths_of(count: int = 32, least: int = 8, most: int = 190, median: float =
 
 
 def batches_of(family: str, case: str) -> list[Inputs]:
-    """With token types for XLNet, whose tokenizer always makes them and whose layers have a term for them."""
+    """Padded on the right; for XLNet on the left and with token types, as its tokenizer makes them."""
     if case in (PADDED, SORTED):
         lengths = lengths_of()
         size = 8 if case == SORTED else len(lengths)
@@ -120,6 +126,7 @@ def batches_of(family: str, case: str) -> list[Inputs]:
         batch = {"input_ids": torch.where(mask == 1, ids, padding_id(family)), "attention_mask": mask}
         if family == "XLNet":
             batch["token_type_ids"] = (torch.arange(mask.shape[1]) >= mask.shape[1] // 2).long().repeat(len(rows), 1)
+            batch = {name: each.flip(1) for name, each in batch.items()}
         batches.append(batch)
     return batches
 
@@ -238,6 +245,61 @@ def measure(family: str, cases: list[str], rounds: int, with_peers: bool, absent
         yield timed(family, case, "training", rounds, {}, models)
 
 
+def pooled(run: Run, batches: list[Inputs]) -> torch.Tensor:
+    """Sentence vectors: the mean of the states of tokens, of norm 1."""
+    found = []
+    for inputs in batches:
+        mask = inputs["attention_mask"][..., None]
+        found.append((run(inputs) * mask).sum(1) / mask.sum(1))
+    return torch.nn.functional.normalize(torch.cat(found).clone(), dim=-1)
+
+
+def measure_sentences(folder: Path, pairs: list[list[str]]) -> list[dict]:
+    """A real sentence encoder: times, cosines to float32 and the correlation with scores of pairs, by variant."""
+    from scipy.stats import spearmanr
+    from transformers import AutoModel, AutoTokenizer
+
+    import hf_relpos
+
+    tokenizer, stock = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+    names = ("input_ids", "attention_mask")
+
+    def batches_of_texts(texts: list[str]) -> list[Inputs]:
+        given = [tokenizer(texts[at : at + 32], padding=True, return_tensors="pt") for at in range(0, len(texts), 32)]
+        return [{name: each[name] for name in names} for each in given]
+
+    others, pairs = pairs[1::2], pairs[::2]  # the others are what int8 looks at before
+    texts = [text for _, *both in pairs for text in both]
+    order = sorted(range(len(texts)), key=lambda at: -len(tokenizer(texts[at])["input_ids"]))
+    batches = batches_of_texts([texts[at] for at in order])
+    models = {STOCK: stock}
+    for variant, precision in ((OURS, "float32"), (BFLOAT16, "bfloat16"), (INT8, "int8")):
+        models[variant] = copy.deepcopy(stock)
+        sample = batches_of_texts([pair[1] for pair in others[:32]])[0]
+        print(hf_relpos.optimize(models[variant], precision=precision, sample=sample), file=sys.stderr)
+    runs = {name: forward(model) for name, model in models.items()}
+    with contextlib.closing(runtimes(stock, batches)) as graphs:
+        runs |= {name: make() for name, make in graphs if name.startswith("ONNX")}
+        vectors = {name: pooled(run, batches) for name, run in runs.items()}
+        taken = time_in_turns({name: encoding(run, batches) for name, run in runs.items()}, 1, time.process_time)
+    rows = []
+    for name, found in vectors.items():
+        cosines = (found * vectors[STOCK]).sum(1)
+        of_text = found[torch.tensor(order).argsort()].unflatten(0, (-1, 2))
+        rho = spearmanr((of_text[:, 0] * of_text[:, 1]).sum(1), [float(score) for score, *_ in pairs])
+        rows.append(
+            {
+                "model": folder.name,
+                "variant": name,
+                "sentences": len(texts),
+                "seconds": round(taken[name], 3),
+                "cosine": [round(float(cosines.mean()), 4), round(float(cosines.min()), 4)],
+                "spearman": round(100 * float(rho.statistic), 2),
+            }
+        )
+    return rows
+
+
 def timed(
     family: str, case: str, kind: str, rounds: int, runs: dict[str, Run], models: dict[str, torch.nn.Module]
 ) -> dict:
@@ -306,9 +368,14 @@ Numbers are stock's time ÷ the time of the variant: higher is faster.
   int8 is `quantize_dynamic` of ONNX Runtime, and `nncf.quantize` for OpenVINO.
 - Memory is what one training step adds to the resident size.
 
-Limits: weights are random, so that errors of int8 and bfloat16 are not those of a real model, which has to be
-evaluated. Differences below a tenth are noise. Other processors and more threads give other numbers. Time to export,
-to quantize and to compile is not counted.
+- Real models encode sentences of STS-B (development part) in batches of 32 sorted by length; cosines are those of
+  sentence vectors to stock's in float32.
+- Machines: family/model 26/2 has AVX-512 at full rate, and oneDNN is there twice as fast as MKL in float32. On 25/17
+  both are alike, so that float32 gains by attention and padding alone.
+
+Limits: weights of the two-layer models are random, so that errors of int8 and bfloat16 are those of real models only
+where these are named. Differences below a tenth are noise. Other processors and more threads give other numbers.
+Time to export, to quantize and to compile is not counted.
 """
 
 
@@ -355,18 +422,34 @@ def tables_of(runs: dict[str, dict]) -> list[Table]:
     return found
 
 
+def sentence_tables(runs: dict[str, dict]) -> list[Table]:
+    """Of the real models that were measured by one command."""
+    lines = []
+    for run in runs.values():
+        stock = run["rows"][0]
+        for row in run["rows"]:
+            mean, least = row["cosine"]
+            ratio = f"{stock['seconds'] / row['seconds']:.2f}"
+            numbers = [f"{row['seconds']:.1f}", ratio, f"{mean:.4f}", f"{least:.4f}", f"{row['spearman']:.2f}"]
+            lines.append([row["model"], row["variant"], *numbers])
+    columns = ["model", "", "CPU s", "times faster", "cosine to float32", "the least", "Spearman × 100"]
+    return [(f"Real models, {stock['sentences']} sentences", columns, lines)]
+
+
 def tables(results: dict) -> list[tuple[dict, dict[str, str], list[Table]]]:
     """Of families that were measured alike: their environment, the peers that were left out, and the tables."""
     alike: dict[str, dict[str, dict]] = {}
-    for family, run in results["families"].items():
+    for key, run in results["families"].items():
         fixed = {name: value for name, value in run["environment"].items() if name not in ("date", "load", "command")}
-        alike.setdefault(json.dumps(fixed, sort_keys=True), {})[family] = run
+        fixed["kind"] = "rows" in run
+        alike.setdefault(json.dumps(fixed, sort_keys=True), {})[key.partition(" / ")[0]] = run
     found = []
     for runs in alike.values():
         commands = dict.fromkeys(run["environment"]["command"] for run in runs.values())
         about = {**next(iter(runs.values()))["environment"], "command": "`\n\n`".join(commands)}
         absent = {name: reason for run in runs.values() for name, reason in run["absent"].items()}
-        found.append((about, absent, tables_of(runs)))
+        made = sentence_tables if "rows" in next(iter(runs.values())) else tables_of
+        found.append((about, absent, made(runs)))
     return found
 
 
@@ -374,15 +457,24 @@ def card(results: dict) -> str:
     """cpu-encoder.md."""
     real = 100 * sum(lengths_of()) / (len(lengths_of()) * max(lengths_of()))
     text = INTRODUCTION.format(real=real)
+    machines: list[str] = []
     for about, absent, parts in tables(results):
+        machines.append(machine(about))
+        if machines[-1] != machines[0]:  # titles differ
+            parts = [(f"{title} ({machines[-1]})", columns, rows) for title, columns, rows in parts]
         left = "".join(f"\n{name} is left out: {why}\n" for name, why in absent.items())
         packages = ", ".join(f"{name} {number}" for name, number in about["packages"].items())
         text += f"\n{describe(about)}\nPeers: {packages or 'none'}.\n{left}{markdown_sections(parts)}"
     return text
 
 
+def machine(about: dict) -> str:
+    """What tells processors apart."""
+    return f"{about['machine']} {about['cpu_family_model']}"
+
+
 def earlier(path: Path) -> dict:
-    """The results of earlier runs, for families that this one does not measure."""
+    """The results of earlier runs, for families or machines that this one does not measure."""
     stored = path.with_name(f"{path.name}.json")
     return json.loads(stored.read_text(encoding="utf-8")) if stored.is_file() else {"families": {}}
 
@@ -399,8 +491,15 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--peers", action="store_true", help="the peers for these families, too")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES, metavar="CASE", help=", ".join(CASES))
+    parser.add_argument(
+        "--models", nargs="+", type=Path, metavar="FOLDER", help="real sentence encoders, and nothing else"
+    )
+    parser.add_argument("--sts", type=Path, metavar="FILE", help="pairs of sentences for --models")
+    parser.add_argument("--pairs", type=int, default=600, help="how many of them; half is what int8 looks at before")
     parser.add_argument("--quick", action="store_true", help=f"one round, {' and '.join(QUICK)} alone")
     args = parser.parse_args()
+    if args.models and args.sts is None:
+        parser.error("--models needs --sts FILE: lines of score TAB sentence TAB sentence")
     args.peers = args.peers or args.families is None
     args.families = [first] if args.families is None else args.families or others
     args.cases = QUICK if args.quick else args.cases
@@ -416,10 +515,16 @@ def main() -> None:
         return
     path = args.out / ("cpu-encoder-quick" if args.quick else "cpu-encoder")
     results = earlier(path)
-    about = {**environment(), "protocol": PROTOCOL, "packages": versions() if args.peers else {}}
-    for family in args.families:
+    about = {**environment(), "protocol": PROTOCOL, "packages": versions() if args.peers or args.models else {}}
+    for folder in args.models or ():
+        lines = args.sts.read_text(encoding="utf-8").splitlines()[1:]
+        pairs = [line.split("\t") for line in lines[:: max(1, len(lines) // args.pairs)]][: args.pairs]
+        rows = measure_sentences(folder, pairs)
+        results["families"][f"{folder.name} / {machine(about)}"] = {"environment": about, "absent": {}, "rows": rows}
+        write_report(path, results, card(results))
+    for family in () if args.models else args.families:
         run: dict = {"environment": about, "absent": {}, "times": [], "longest": args.cases[-1], "memory": {}}
-        results["families"][family] = run
+        results["families"][f"{family} / {machine(about)}"] = run
         for row in measure(family, args.cases, args.rounds, args.peers, run["absent"]):
             print(json.dumps(row, ensure_ascii=False), file=sys.stderr)
             run["times"].append(row)

@@ -6,7 +6,7 @@ The class of a module instance is replaced by a subclass of the stock class. Par
 
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from torch import nn
 from transformers.utils import logging
@@ -53,8 +53,27 @@ class Skipped:
     reason: str
 
 
+class Handle:
+    """Undoes what was done to `_modules`; also a context manager."""
+
+    _modules: list[nn.Module]
+
+    def undo(self) -> None:
+        """Give the modules that this call changed what they had. A second call does nothing."""
+        while self._modules:
+            restore(self._modules.pop())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.undo()
+
+
 @dataclass
-class AcceleratedAttention:
+class AcceleratedAttention(Handle):
     """Report of `accelerate_attention` and handle to undo it; also a context manager. It can be printed.
 
     Attributes:
@@ -65,19 +84,6 @@ class AcceleratedAttention:
     accelerated: tuple[Accelerated, ...]
     left: tuple[Skipped, ...]
     _modules: list[nn.Module] = field(default_factory=list, repr=False)
-
-    def undo(self) -> None:
-        """Restore stock attention in the modules that this call changed. A second call does nothing."""
-        while self._modules:
-            restore(self._modules.pop())
-
-    def __enter__(self) -> "AcceleratedAttention":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.undo()
 
     def __str__(self) -> str:
         if self.accelerated and not self._modules:
@@ -185,7 +191,7 @@ def substitute(root: nn.Module, unpad: bool) -> tuple[list[Accelerated], list[Sk
                 changed.append(part)
         if unpad:
             watch = getattr(module, "watch", None)
-            around = [each for each in root.modules() if each._modules.get("encoder") is module]
+            around = [each for each in root.modules() if any(part is module for part in each.children())]
             changed += [each for each in around if watch is not None and watch(each)]
         effects = [family.effect, padding]
         accelerated.append(Accelerated(name, family.name, layers, "; ".join(filter(None, effects))))
@@ -204,7 +210,7 @@ def restore_attention(model: nn.Module) -> None:
 
 def restore(module: nn.Module) -> None:
     """Give a module the class that it had: the first of its bases that is not of this package."""
-    for name in ("unpads", "_int8"):  # of this package's own models, and of layers in int8
+    for name in ("unpads", "_int8", "reads"):  # of this package's own models, of layers in int8, and of XLNet
         vars(module).pop(name, None)
     module._forward_pre_hooks.pop(HOOK, None)  # type: ignore[call-overload]
     module._forward_pre_hooks_with_kwargs.pop(HOOK, None)  # type: ignore[call-overload]

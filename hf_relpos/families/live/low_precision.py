@@ -35,8 +35,8 @@ class Int8Linear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """As `torch.nn.Linear`."""
-        weight = self.weight
-        has_gradients = torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad)
+        weight, given = self.weight, (input, self.weight, self.bias)
+        has_gradients = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in given)
         if has_gradients or input.dtype != torch.float32 or weight.device.type != "cpu" or weight.dtype != input.dtype:
             return linear(input, weight, self.bias)
         key = (weight.data_ptr(), 0 if weight.is_inference() else weight._version)
@@ -59,7 +59,8 @@ def multiply_int8(
 ) -> torch.Tensor:
     """The output of a linear layer, (…, E), of inputs, (…, D), and a weight that `round_weight` made."""
     rows = input.reshape(-1, input.shape[-1])
-    steps = rows.abs().amax(-1, keepdim=True).clamp(min=TINY) / LARGEST
-    out = torch._int_mm((rows / steps).round_().to(torch.int8), rounded) * steps
-    out = out * scales if bias is None else torch.addcmul(bias, out, scales)
+    # passes without new memory, which costs as much as the arithmetic
+    steps = torch.maximum(rows.amax(-1, True), rows.amin(-1, True).neg_()).clamp_(min=TINY).div_(LARGEST)
+    out = torch._int_mm((rows / steps).round_().to(torch.int8), rounded).to(rows.dtype).mul_(steps)
+    out = out.mul_(scales) if bias is None else torch.addcmul(bias, out, scales, out=out)
     return out.unflatten(0, input.shape[:-1]) if input.dim() != 2 else out

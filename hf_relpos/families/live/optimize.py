@@ -1,7 +1,6 @@
 """A live model, faster on the CPU, in place: attention, unpadding and products; and how to undo it."""
 
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import nn
 from ...attention.products import FastLinear, linear_library
 from ...models.modeling_relpos_bert import RelPosBertEncoder, RelPosBertModel
 from ..registry import LIVE
-from .accelerate import Accelerated, Skipped, module_of, restore, substitute
+from .accelerate import Accelerated, Handle, Skipped, module_of, substitute
 from .agreement import Agreement, Sample, quantize
 from .low_precision import Bfloat16Linear, Int8Linear
 
@@ -19,7 +18,7 @@ PRECISIONS = ("float32", "bfloat16", "int8")
 
 
 @dataclass
-class Optimized:
+class Optimized(Handle):
     """What `optimize` did, and the handle that undoes it; also a context manager. `print` it to read it.
 
     Attributes:
@@ -39,19 +38,6 @@ class Optimized:
     agreement: Agreement | None = None
     _modules: list[nn.Module] = field(default_factory=list, repr=False)
 
-    def undo(self) -> None:
-        """Give the model back what it had. A second call does nothing."""
-        while self._modules:
-            restore(self._modules.pop())
-
-    def __enter__(self) -> "Optimized":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.undo()
-
     def __str__(self) -> str:
         if not self._modules and (self.encoders or self.linear or self.rounded):
             return "undone: the model is as it was before"
@@ -69,13 +55,14 @@ def optimize(model: Any, precision: str = "float32", unpad: bool = True, sample:
 
     - Relative attention computes with the backends of this package, as by `accelerate_attention`.
     - Padding is taken out once around the encoder of BERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, ERNIE,
-      DistilBERT, DeBERTa v1 to v3, MPNet, RoFormer, T5 and mT5, and of this package's own models. The states of
-      padding are zeros then; all others, and so what heads and poolers read, are what they were.
+      DistilBERT, DeBERTa v1 to v3, MPNet, RoFormer, XLNet, T5 and mT5, and of this package's own models. The states
+      of padding are zeros then; all others, and so what heads and poolers read, are what they were.
     - Linear layers multiply by oneDNN where a measurement finds it faster on this machine, and as exact.
 
     Parameters, their names, the state dict and what `save_pretrained` writes stay as they are; training, gradient
     checkpointing, adapters, copies and threads work as before. Calls that ask for hidden states or attention weights,
-    batches with padding on the left or inside, graphs and models on other devices keep their padding.
+    graphs and models on other devices keep their padding, and so do batches that have it inside a row, or where heads
+    read: at the first token, for XLNet at the last.
 
     Args:
         model: a PreTrainedModel, a CrossEncoder or SentenceTransformer, a GLiNER, any other module with encoders

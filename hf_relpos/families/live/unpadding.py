@@ -42,6 +42,8 @@ GLOBAL_HOOKS = (
 )
 # Values of `_attn_implementation` that are attention as it is known here; others are code of somebody else's.
 IMPLEMENTATIONS = (None, "eager", "sdpa")
+# What heads read: BERT's poolers the first state of a row.
+FIRST = slice(0, 1)
 # A batch is left as it is where less than this share of its tokens are padding.
 FEWEST = 0.05
 
@@ -94,18 +96,21 @@ class UnpaddedBatch:
     groups: tuple[RowGroup, ...]
 
     @classmethod
-    def of(cls, real: torch.Tensor) -> "UnpaddedBatch | None":
-        """From a mask (B, L), True for real tokens; None where there is too little padding to take out.
+    def of(cls, real: torch.Tensor, read: slice = FIRST) -> "UnpaddedBatch | None":
+        """From a mask (B, L), True for real tokens; None where there is too little padding to take out, or inside.
 
-        Padding has to be on the right, since heads may read the first state of a row.
+        Tokens of a row have to be neighbours, since the distances between them count.
+
+        Args:
+            read: the states of a row that heads read. Padding stays where it is among them.
         """
         batch, length = real.shape
         lengths = real.sum(1)
-        if int(lengths.sum()) > (1 - FEWEST) * batch * length or bool((lengths == 0).any()):
+        if int(lengths.sum()) > (1 - FEWEST) * batch * length or not bool(real[:, read].all()):
+            return None
+        if bool((real[:, 1:] & ~real[:, :-1]).sum(1).add(real[:, 0]).ne(1).any()):  # rows without a token, too
             return None
         columns = torch.arange(length, device=real.device)
-        if not torch.equal(real, columns < lengths[:, None]):
-            return None
         order = lengths.argsort(descending=True, stable=True)
         sizes = lengths[order].tolist()
         indices = (order[:, None] * length + columns)[real[order]]
@@ -169,7 +174,11 @@ def key_mask(mask: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def unpadded(
-    encoder: nn.Module, states: torch.Tensor, mask: torch.Tensor | None, outputs: dict[str, Any]
+    encoder: nn.Module,
+    states: torch.Tensor,
+    mask: torch.Tensor | None,
+    outputs: dict[str, Any],
+    read: slice = FIRST,
 ) -> UnpaddedBatch | None:
     """The batch of a call without its padding; None for a call that has to see padding, or has none.
 
@@ -178,6 +187,7 @@ def unpadded(
         states: (B, L, D), what it is called with.
         mask: what `key_mask` takes.
         outputs: further arguments, of which those that ask for hidden states and attention weights count.
+        read: as of `UnpaddedBatch.of`.
     """
     # not all encoders have their configuration themselves
     config: Any = next((vars(each)["config"] for each in encoder.modules() if "config" in vars(each)), None)
@@ -196,7 +206,7 @@ def unpadded(
     if mask.dim() == 4 and mask.dtype == torch.bool and getattr(config, "_attn_implementation", None) != "sdpa":
         return None  # stock adds this mask to the scores
     real = key_mask(mask)
-    return None if real is None or real.shape != states.shape[:2] else UnpaddedBatch.of(real)
+    return None if real is None or real.shape != states.shape[:2] else UnpaddedBatch.of(real, read)
 
 
 def is_by_token(module: nn.Module) -> bool:

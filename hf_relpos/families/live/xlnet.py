@@ -1,15 +1,93 @@
 """Accelerated XLNet as an encoder: one stream, attention in both directions, with or without memory (`mems`)."""
 
+import functools
+import inspect
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
-from transformers.models.xlnet.modeling_xlnet import XLNetRelativeAttention
+from transformers.models.xlnet.modeling_xlnet import (
+    XLNetModel,
+    XLNetModelOutput,
+    XLNetPoolerAnswerClass,
+    XLNetRelativeAttention,
+    XLNetSequenceSummary,
+)
 
 from ...attention.context import AttentionContext
 from ...attention.formula import Terms, toeplitz_table
-from .attention import attend_as_stock, is_worthwhile
+from ...attention.products import linear
+from .attention import attend_as_stock, is_worthwhile, offsets_of, split_heads
+from .unpadding import FIRST, RowGroup, UnpaddedBatch, unpadded
+
+
+ARGUMENTS = tuple(inspect.signature(XLNetModel.forward).parameters)[1:]
+# What a summary reads of a row; others than these read the last state.
+SUMMARIES = {"first": FIRST, "mean": slice(None)}
+LAST, NOTHING = slice(-1, None), slice(0)
+
+
+class UnpaddingXLNetModel(XLNetModel):
+    """`XLNetModel` without padding, whose states are zeros. Its tokenizer pads on the left."""
+
+    reads = NOTHING  # of a row, by the head around it
+
+    def watch(self, head: nn.Module) -> bool:
+        """Note what a head reads; returns whether it was changed."""
+        for part in head.children():
+            if isinstance(part, XLNetSequenceSummary | XLNetPoolerAnswerClass):
+                self.reads = SUMMARIES.get(getattr(part, "summary_type", ""), LAST)
+        return False
+
+    @functools.wraps(XLNetModel.forward)  # callers look at its signature
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As stock. Memory that nobody asked for, which stock returns in evaluation, has zeros for padding, too."""
+        given: dict[str, Any] = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
+
+        def wanted(name: str) -> Any:
+            return getattr(self.config, name) if given.get(name) is None else given[name]
+
+        # stock's code answers calls with memory or for it, and the permutations of pretraining
+        stocks = any(given.get(name) is not None for name in ("mems", "perm_mask", "target_mapping"))
+        tokens, vectors = (given.get(name) for name in ("input_ids", "inputs_embeds"))
+        mask: Any = given.get("attention_mask")
+        hidden: Any = given.get("input_mask")
+        inputs: Any = vectors if tokens is None else tokens[..., None]
+        batch = None
+        # and calls for which it raises an error, or without a mask
+        stocks = stocks or (tokens is None) == (vectors is None) or (mask is None) == (hidden is None)
+        if not stocks and not given.get("use_mems"):
+            real = hidden <= 0 if mask is None else mask >= 1
+            outputs = {name: wanted(name) for name in ("output_attentions", "output_hidden_states")}
+            batch = unpadded(self, inputs, real, outputs, self.reads)
+        if batch is None:
+            return super().forward(*args, **kwargs)
+        states = batch.remove(inputs)
+        states = self.dropout(self.word_embedding(states[..., 0]) if vectors is None else states)
+        longest = batch.groups[0].length
+        distances = self.relative_positional_encoding(longest, longest, bsz=1, device=states.device)
+        distances = self.dropout(distances)
+        segments = None
+        if given.get("token_type_ids") is not None:
+            kinds = batch.remove(given["token_type_ids"][..., None])
+            found = kinds.unique()
+            segments = (kinds == found).to(self.dtype) if len(found) > 1 else None  # (1, T, S)
+        has_memory = given.get("use_mems") is None and wanted("use_mems_train" if self.training else "use_mems_eval")
+        memory = []
+        for layer in self.layer:
+            if has_memory:
+                memory.append(self.cache_mem(batch.restore(states).transpose(0, 1), None))
+            # layers treat (1, T, D) as any (L, B, D)
+            states = layer(states, None, batch, None, distances, segments)[0]
+        states = batch.restore(self.dropout(states))
+        if not wanted("return_dict"):
+            return (states, tuple(memory)) if has_memory else (states,)
+        return XLNetModelOutput(last_hidden_state=states, mems=tuple(memory) if has_memory else None)
+
+
+# `save_pretrained` of a model by itself writes this name as the architecture.
+UnpaddingXLNetModel.__name__ = XLNetModel.__name__
 
 
 class AcceleratedXLNetRelativeAttention(XLNetRelativeAttention):
@@ -19,7 +97,7 @@ class AcceleratedXLNetRelativeAttention(XLNetRelativeAttention):
         self,
         h: torch.Tensor,
         g: torch.Tensor | None,
-        attn_mask_h: torch.Tensor | None,
+        attn_mask_h: torch.Tensor | UnpaddedBatch | None,
         attn_mask_g: torch.Tensor | None,
         r: torch.Tensor,
         seg_mat: torch.Tensor | None,
@@ -28,61 +106,105 @@ class AcceleratedXLNetRelativeAttention(XLNetRelativeAttention):
         output_attentions: bool = False,
     ) -> tuple[torch.Tensor | None, ...]:
         """As stock, whose code runs for short inputs and for the two streams of the pretraining objective (`g`)."""
+        if isinstance(attn_mask_h, UnpaddedBatch):
+            return self.post_attention(h, self.attend_unpadded(h, attn_mask_h, r, seg_mat)), None
         keys = torch.cat([mems, h], dim=0) if mems is not None and mems.dim() > 1 else h
         (length, batch), key_length = h.shape[:2], keys.shape[0]
         if g is not None or not is_worthwhile(self, length, key_length, batch, self.n_head):
             return super().forward(h, g, attn_mask_h, attn_mask_g, r, seg_mat, mems, target_mapping, output_attentions)
-        query = torch.einsum("ibh,hnd->bnid", h, self.q)
-        key = torch.einsum("ibh,hnd->bnid", keys, self.k)
-        value = torch.einsum("ibh,hnd->bnid", keys, self.v)
+        query, key, value = (
+            split_heads(projected(vectors, weight).transpose(0, 1), self.n_head)
+            for vectors, weight in ((h, self.q), (keys, self.k), (keys, self.v))
+        )
         context = AttentionContext(length, key_length, key_length - length, device=h.device, dtype=query.dtype)
         visible = None
         if attn_mask_h is not None:
             visible = (attn_mask_h == 0).permute(2, 3, 0, 1)  # (B, 1, L, K)
             visible = None if visible.device.type == "cpu" and bool(visible.all()) else visible
+        terms = self.terms(context, r)
+        if seg_mat is not None:
+            # the difference for other segments: a term that is equal for all keys of a query cancels in the softmax
+            by_query = self.scale * self.segment_steps(query)  # (B, H, L, 1)
+            differ = seg_mat[..., 1].permute(2, 0, 1)[:, None]  # (B, 1, L, K)
+            terms = replace(terms, dense=(by_query * differ.to(by_query.dtype),))
         out, weights = attend_as_stock(
-            self,
-            query,
-            key,
-            value,
-            self.terms(context, query, r, seg_mat),
-            context,
-            visible,
-            self.dropout.p,
-            output_attentions,
+            self, query, key, value, terms, context, visible, self.dropout.p, output_attentions
         )
-        out = out.unflatten(-1, (self.n_head, -1)).transpose(0, 1)  # (L, B, H, d)
-        result = (self.post_attention(h, out), None)
+        result = (self.post_attention(h, out.transpose(0, 1)), None)
         return result if weights is None else (*result, weights.permute(2, 3, 0, 1))
 
-    def terms(
-        self, context: AttentionContext, query: torch.Tensor, r: torch.Tensor, seg_mat: torch.Tensor | None
-    ) -> Terms:
-        """A, u and c, and a dense bias if there are token types.
+    def post_attention(self, h: torch.Tensor, attn_vec: torch.Tensor, residual: bool = True) -> torch.Tensor:
+        """As stock, of (L, B, H, d) or (L, B, H·d)."""
+        out = self.dropout(linear(attn_vec.flatten(2), self.o.flatten(1)))
+        return self.layer_norm(out + h if residual else out)
 
-        The dense bias is the difference of the segment terms (q_i + w)·s_0 and (q_i + w)·s_1, for pairs of different
-        types: a term that is equal for all keys of a query cancels in the softmax.
+    def attend_unpadded(
+        self, h: torch.Tensor, batch: UnpaddedBatch, r: torch.Tensor, segments: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Attention of a batch without padding, (1, T, H·d).
+
+        The segment term is a part of the content product: for every type of token there is a feature, 1 in keys of
+        this type, and in such queries what the score of keys of the same segment lacks.
+
+        Args:
+            h: (1, T, D).
+            r: (2·L, 1, D), of the longest row.
+            segments: (1, T, S), one-hot; None if all tokens have the same type.
+        """
+        query, key, value = (
+            projected(h, weight).unflatten(-1, (self.n_head, -1)) for weight in (self.q, self.k, self.v)
+        )
+        terms = self.terms(offsets_of(h, batch.groups[0].length), r)
+        if segments is not None:
+            kinds = segments[:, :, None]  # (1, T, 1, S)
+            steps = self.segment_steps(query.transpose(1, 2)).transpose(1, 2)
+            query = torch.cat([query, -steps * kinds], dim=-1)
+            key = torch.cat([key, kinds.expand(-1, -1, self.n_head, -1)], dim=-1)
+            missing = (0, segments.shape[-1])
+            terms = replace(
+                terms,
+                query_table=tuple(
+                    table.with_rows(lambda rows: nn.functional.pad(rows, missing)) for table in terms.query_table
+                ),
+                content_bias=nn.functional.pad(self.r_w_bias, missing),
+            )
+
+        def attend(group: RowGroup, *rows: torch.Tensor) -> torch.Tensor:
+            query, key, value = (split_heads(each, self.n_head) for each in rows)
+            context, visible, dropout = offsets_of(rows[0]), group.visible, self.dropout.p
+            return attend_as_stock(self, query, key, value, terms, context, visible, dropout, False)[0]
+
+        return batch.by_group(attend, *(each.flatten(2) for each in (query, key, value)))
+
+    def segment_steps(self, query: torch.Tensor) -> torch.Tensor:
+        """The term of a key of another segment, less that of the same segment, before the scale, (B, H, L, 1).
 
         Args:
             query: (B, H, L, d).
+        """
+        step = (self.seg_embed[1] - self.seg_embed[0])[..., None]  # (H, d, 1)
+        return torch.matmul(query + self.r_s_bias[:, None], step)
+
+    def terms(self, context: AttentionContext, r: torch.Tensor) -> Terms:
+        """A, u and c.
+
+        Args:
             r: (K + L, B or 1, D), for distances K, K − 1, …, 1 − L. The rows of a batch differ in dropout only; the
                 first row is used.
-            seg_mat: (L, K, B, 2), one-hot: whether the token types differ; or None.
         """
-        rows = torch.einsum("nD,Dhd->hnd", r[1:, 0].to(self.r.dtype), self.r)  # (H, N, d)
+        rows = projected(r[1:, 0].to(self.r.dtype), self.r).unflatten(-1, (self.n_head, -1)).transpose(0, 1)
         scalars = torch.einsum("hd,hnd->hn", self.r_r_bias, rows)
-        terms = Terms(
+        return Terms(
             scale=self.scale,
             query_table=(toeplitz_table(rows, context),),
             content_bias=self.r_w_bias,
             scaled_bias=(toeplitz_table(scalars, context),),
         )
-        if seg_mat is None:
-            return terms
-        step = (self.seg_embed[1] - self.seg_embed[0])[..., None]  # (H, d, 1)
-        by_query = self.scale * torch.matmul(query + self.r_s_bias[:, None], step)  # (B, H, L, 1)
-        differ = seg_mat[..., 1].permute(2, 0, 1)[:, None]  # (B, 1, L, K)
-        return replace(terms, dense=(by_query * differ.to(by_query.dtype),))
+
+
+def projected(vectors: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Vectors, (…, D), times a weight of stock's, (D, H, d): (…, H·d)."""
+    return linear(vectors, weight.flatten(1).t())
 
 
 def other_uses(model: nn.Module) -> list[str]:
