@@ -266,9 +266,11 @@ def every_term(mask):
         gain=(Table(torch.rand(1, 9).double(), lambda r: r.clamp(-4, 4) + 4),),
         feature_gain=Table(torch.rand(1, 3, SIZE).double(), lambda r: r.sign() + 1),
         allow=(Table(torch.tensor([[True, True, False]]), lambda r: (r.abs() == 3).long() * 2),),
-        rotate=lambda vectors, positions: vectors.roll(1, -1) * positions[..., None].cos(),
     )
-    return terms + more
+    # no sum of terms has a rotation beside tables of vectors; backends compute it all the same
+    return dataclasses.replace(
+        terms + more, rotate=lambda vectors, positions: vectors.roll(1, -1) * positions[..., None].cos()
+    )
 
 
 def computed(how, call):

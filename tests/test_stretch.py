@@ -147,7 +147,7 @@ def test_a_source_shorter_than_the_batch_of_the_comparison(tmp_path):
         ({"method_options": {"range": 80}}, r"\['range'\] = 80: .*no such option; known: length"),
         (
             {"position_embedding_type": "shaw"},
-            "'shaw': the result of this method has absolute .* start from: absolute",
+            "'shaw': the result of this method has absolute .* supports: absolute",
         ),
     ],
 )
