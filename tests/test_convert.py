@@ -695,6 +695,7 @@ def test_a_scheme_without_a_neutral_start_is_refused(tmp_path, masked, monkeypat
     "source, words",
     {
         "nowhere/at/all": "cannot be a Hub repository",
+        "a" * 5000: "source = 'a",
         "user/name": "could not be downloaded.*HF_HUB_OFFLINE.*hf download user/name",
     }.items(),
 )

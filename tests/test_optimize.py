@@ -25,11 +25,14 @@ from transformers import (
     DistilBertConfig,
     DistilBertModel,
     ElectraConfig,
+    ElectraForMultipleChoice,
     ElectraModel,
     ErnieConfig,
     ErnieModel,
     RobertaConfig,
     RobertaModel,
+    RoFormerConfig,
+    RoFormerForMultipleChoice,
     T5Config,
     T5ForConditionalGeneration,
     XLMRobertaConfig,
@@ -257,6 +260,21 @@ def test_summaries_of_xlnet_read_what_they_read(summary, side):
     assert not vars(model.transformer).get("reads")
     for ours, theirs in zip(after, before, strict=True):
         assert_equal_numbers(ours, theirs, 1e-10)
+
+
+def test_summaries_of_the_last_state_read_padding():
+    """As stock RoFormer's for multiple choice; ELECTRA's reads the first state unless its configuration says so."""
+    real = real_tokens(LENGTHS["groups"])
+    inputs = {key: value[:8].unflatten(0, (4, 2)) for key, value in batch(real).items()}
+    roformer = RoFormerForMultipleChoice(RoFormerConfig(**SIZES, embedding_size=16))
+    electra = [ElectraForMultipleChoice(ElectraConfig(**SIZES, summary_type=kind)) for kind in ("first", "last")]
+    for model, stays in ((roformer, True), (electra[0], False), (electra[1], True)):
+        model = model.double().eval()
+        with torch.no_grad():
+            before = model(**inputs).logits
+            handle = optimize(model)
+            assert ("padding stays, as" in str(handle)) == stays
+            assert_equal_numbers(model(**inputs).logits, before, 1e-10)
 
 
 @pytest.mark.parametrize("changes", [{}, {"mem_len": 30, "reuse_len": 35}], ids=["", "cut"])

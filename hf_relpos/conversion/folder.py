@@ -3,6 +3,7 @@
 `KNOWN` lists the files of a checkpoint. Only a folder without other files is overwritten.
 """
 
+import os
 import shutil
 from collections.abc import Iterable
 from fnmatch import fnmatch
@@ -119,7 +120,7 @@ def check_apart(source: str | Path, target: Path) -> None:
         ConversionError: if the folders are the same, or one contains the other.
     """
     folder = Path(source).expanduser()
-    if not folder.exists():
+    if not os.path.exists(folder):  # unlike Path's, false for a name that is too long
         return
     # the folder itself, and the path of a link to it
     name = folder.absolute().name

@@ -4,6 +4,7 @@ It reads JSON and safetensors, and pickles of tensors if the caller asks for it.
 """
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -85,13 +86,13 @@ def local_folder(source: str | Path, revision: str | None) -> Path | None:
         ConversionError: for a file, and for a local folder with a revision.
     """
     folder = Path(source).expanduser()
-    if folder.is_dir():
+    if os.path.isdir(folder):  # unlike Path's, false for a name that is too long
         if revision is not None:
             raise ConversionError(
                 f"revision = {revision!r}: {source} is a local folder, which has one state; leave it out"
             )
         return folder.resolve()
-    if folder.exists():
+    if os.path.exists(folder):
         raise ConversionError(f"source = '{source}' is a file; give the folder that holds config.json")
     return None
 

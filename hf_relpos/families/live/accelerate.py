@@ -178,11 +178,19 @@ def substitute(root: nn.Module, unpad: bool) -> tuple[list[Accelerated], list[Sk
         if reason is not None:
             left.append(Skipped(name, type(module).__name__, reason))
             continue
-        strange = next((type(part).__name__ for part in module.modules() if not is_by_token(part)), None)
+        replacements, attention = family.replacements(unpad), family.stock_class(family.attention)
         padding = ""
         if unpad and family.unpadding:
+            strange = next((type(part).__name__ for part in module.modules() if not is_by_token(part)), None)
             padding = f"padding stays, as {strange} may read several tokens" if strange else "padding is taken out"
-        replacements, attention = family.replacements(unpad), family.stock_class(family.attention)
+            asks = any(hasattr(ours, "reads") for ours in replacements.values())  # what its head reads, call by call
+            summary = None if asks else next(filter(None, map(summary_of_other_states, root.modules())), None)
+            if summary is not None:
+                padding = f"padding stays, as {summary} may read it"
+                replacements = family.replacements()
+                if not replacements:
+                    left.append(Skipped(name, type(module).__name__, padding))
+                    continue
         layers = 0
         for part in module.modules():
             layers += isinstance(part, attention)
@@ -196,6 +204,15 @@ def substitute(root: nn.Module, unpad: bool) -> tuple[list[Accelerated], list[Sk
         effects = [family.effect, padding]
         accelerated.append(Accelerated(name, family.name, layers, "; ".join(filter(None, effects))))
     return accelerated, left, changed
+
+
+def summary_of_other_states(module: nn.Module) -> str | None:
+    """The class of a summary of other states of a row than the first, which may be padding; None for any other module.
+
+    Each architecture with a head of this kind has a copy of it, RoFormer one without a field in its configuration.
+    """
+    name = type(module).__name__
+    return name if name.endswith("SequenceSummary") and getattr(module, "summary_type", None) != "first" else None
 
 
 def restore_attention(model: nn.Module) -> None:
