@@ -149,7 +149,7 @@ class Terms:
             if vectors or still.query_table or still.key_table:
                 raise ValueError(
                     "a rotation and vectors that are multiplied with queries or keys cannot be combined: the scores "
-                    "would depend on absolute positions. Combine the rotation with a bias, such as alibi or t5"
+                    "would depend on absolute positions. Combine the rotation with biases alone"
                 )
         return Terms(**merged)
 
