@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from hf_relpos.files import write_json
 
@@ -30,10 +30,15 @@ def register_profiles() -> None:
     settings.load_profile("ci")
 
 
-def examples(few: int, share: float = 1.0) -> settings:
-    """How many examples a test tries: `few` in `make test`, this share of FUZZ_EXAMPLES in `make fuzz`."""
+def examples(few: int, share: float = 1.0, shrink: bool = True) -> settings:
+    """How many examples a test tries: `few` in `make test`, this share of FUZZ_EXAMPLES in `make fuzz`.
+
+    Args:
+        shrink: reduce what fails to the smallest; not where an example takes seconds.
+    """
     fuzz = settings.get_current_profile_name() == "fuzz"
-    return settings(max_examples=max(1, round(FUZZ_EXAMPLES * share)) if fuzz else few)
+    phases = [each for each in Phase if shrink or each not in (Phase.shrink, Phase.explain)]
+    return settings(max_examples=max(1, round(FUZZ_EXAMPLES * share)) if fuzz else few, phases=phases)
 
 
 @contextmanager

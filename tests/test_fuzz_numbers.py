@@ -42,8 +42,12 @@ def backend(name: str, queries: int, keys: int):
 
 
 @st.composite
-def configurations(draw):
-    """Tiny configurations: any scheme on tokens or two of them, with window, memory, temperature, decoder or not."""
+def configurations(draw, **given):
+    """Tiny configurations: any scheme on tokens or two of them, with window, memory, temperature, decoder or not.
+
+    Args:
+        given: fields that are not drawn.
+    """
     names = draw(st.lists(st.sampled_from(ON_TOKENS), min_size=1, max_size=2, unique=True))
     fields = {"is_decoder": draw(st.booleans()), "unpad_inputs": draw(st.booleans())}
     if draw(st.booleans()):
@@ -54,13 +58,13 @@ def configurations(draw):
     if draw(st.integers(0, 3)) == 0:
         fields |= {"memory_length": draw(st.integers(1, TRAINED)), "memory_same_length": draw(st.booleans())}
     try:
-        return tiny_config(names if len(names) > 1 else names[0], **fields)
+        return tiny_config(names if len(names) > 1 else names[0], **fields | given)
     except ValueError:  # two schemes that do not combine, or no memory for this one
         reject()
 
 
 @st.composite
-def batches(draw, config):
+def batches(draw, config, dtype=torch.float64):
     """Arguments of `forward` for one segment, or two where there is a memory; and which tokens to compare."""
     longest = TRAINED if config.has_absolute_table else 4 * TRAINED
     batch, length = draw(st.integers(1, 3)), draw(st.integers(1, longest))
@@ -80,8 +84,7 @@ def batches(draw, config):
     elif mask in ("prepared", "additive") and not config.memory_length:
         seen = torch.rand(batch, 1, length, length, generator=generator) < 0.5
         seen |= torch.eye(length, dtype=torch.bool)
-        lowest = torch.finfo(torch.float64).min
-        additive = torch.zeros(seen.shape, dtype=torch.float64).masked_fill(~seen, lowest)
+        additive = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
         inputs["attention_mask"] = seen if mask == "prepared" else additive
     positions = draw(st.sampled_from(["none", "none", "packed", "packed", "gaps"]))
     if positions != "none" and not (config.has_absolute_table and positions == "gaps"):
@@ -94,20 +97,21 @@ def batches(draw, config):
     return inputs, real
 
 
-def run(model, inputs, real, implementation):
-    """The states of the real tokens, and the gradients of all parameters."""
+def run(model, inputs, real, implementation, gradients=True, compiled=None):
+    """The states of the real tokens, and the gradients of all parameters; by the compiled model, if there is one."""
     model.config._attn_implementation = implementation
     model.zero_grad()
-    with torch.enable_grad():
+    with torch.set_grad_enabled(gradients):
         states = []
         memory = None
         for _ in range(2 if model.config.memory_length else 1):
-            outputs = model(**inputs, memory=memory, use_cache=False)
+            outputs = (model if compiled is None else compiled)(**inputs, memory=memory, use_cache=False)
             memory = outputs.get("memory")
             states.append(outputs.last_hidden_state[real])
         out = torch.cat(states)
-    weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out).cos()
-    (out * weights).sum().backward()
+    if gradients:
+        weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out).cos()
+        (out * weights).sum().backward()
     parameters = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
     return {"states": out.detach(), **{name: grad.clone() for name, grad in parameters.items()}}
 

@@ -27,6 +27,15 @@ def classifier():
     return BertForSequenceClassification(BertConfig(**SIZES)).eval()
 
 
+@torch.no_grad()
+def test_a_graph_rounds_the_weight_in_every_call():
+    layer, rows = layer_and_rows()
+    graph = torch.compile(layer, backend="eager", fullgraph=True)
+    for _ in range(2):
+        assert torch.equal(graph(rows), layer(rows))
+        layer.weight.mul_(-0.5)
+
+
 def test_every_token_has_its_own_scale():
     layer, rows = layer_and_rows()
     with torch.no_grad():

@@ -141,21 +141,6 @@ def test_long_memory_equals_the_whole_text(name, backend):
             assert difference(state, expected) <= 1e-5
 
 
-@pytest.mark.covering(2)
-@every_pair
-def test_memory_of_an_encoder_by_hand(name, backend):
-    """One layer over memory and segment is the layer over both, as far as the segment's rows go."""
-    model = tiny_model(RelPosBertModel, name, attn_implementation=backend, memory_length=6, num_hidden_layers=1)
-    ids = token_ids(BATCH, 15)
-    with torch.no_grad():
-        expected = model(ids[:, 3:]).last_hidden_state[:, 6:]  # its layer inputs are the embeddings
-    states, _ = by_segments(model, ids, [9, 6])
-    assert difference(states[:, 9:], expected) <= 1e-5
-    alone, _ = by_segments(model, ids[:, 9:], [6])
-    if name != "disan":  # half of its heads look to the left, by content alone
-        assert difference(alone, expected) > 1e-3
-
-
 @pytest.mark.covering(3)
 @encoder_and_decoder
 @some_pairs

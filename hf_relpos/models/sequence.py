@@ -37,17 +37,24 @@ class PositionInputs:
     Attributes:
         required: required inputs of `forward`: `grid`, `relation_ids`.
         absolute: whether terms depend on absolute positions, not only on offsets.
+        terms: whether there are terms at all, which depend on offsets or positions; False for schemes of the input.
         scheme: name of the scheme, for messages.
     """
 
     required: frozenset[str]
     absolute: bool
+    terms: bool
     scheme: str
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> "PositionInputs":
         """The inputs that the scheme of a RelPosBertConfig reads."""
-        return cls(config.required_inputs, config.uses_absolute_positions, config.position_scheme_name)
+        return cls(
+            config.required_inputs,
+            config.uses_absolute_positions,
+            config.uses_absolute_positions or config.uses_offsets,
+            config.position_scheme_name,
+        )
 
 
 @dataclass(frozen=True)
@@ -338,6 +345,8 @@ def _with_position_ids(
     positions, max_distance = None, 0
     # a graph cannot read the data: it assumes packed rows whose documents count from 0, 1, 2, …
     if is_traced():
+        if inputs.terms:
+            _assert_no_gaps(steps, follows)
         if inputs.absolute:
             positions, max_distance = position_ids.expand(batch, -1), length - 1
     else:
@@ -357,6 +366,15 @@ def _with_position_ids(
         max_distance=max_distance,
         documents=documents,
         index_in_document=index_in_document,
+    )
+
+
+def _assert_no_gaps(steps: torch.Tensor, follows: torch.Tensor) -> None:
+    """Let a graph raise RuntimeError when it runs on positions with gaps, since its distances are those of indices."""
+    torch._assert_async(
+        ~(follows & (steps > 1)).any(),
+        "position_ids have gaps, which distances in a graph (torch.compile, torch.export) do not follow; give "
+        "positions without gaps, or run the model without a graph",
     )
 
 
@@ -419,7 +437,9 @@ def _with_memory(
         ids = position_ids.expand(batch, -1).to(device)
         steps, follows = position_steps(ids, is_token)
         documents = nn.functional.pad(document_numbers(steps, follows), (before, 0))
-        if not is_traced():
+        if is_traced():
+            _assert_no_gaps(steps, follows)
+        else:
             if not bool(documents[:, -1].any()):
                 documents = None
             has_gaps = bool((follows & (steps > 1)).any())

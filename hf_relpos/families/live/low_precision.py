@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from ...attention.products import linear
+from ...attention.tracing import is_traced
 
 
 LARGEST = 127  # of an int8, on both sides of zero
@@ -29,8 +30,8 @@ class Int8Linear(nn.Linear):
 
     Activations have a scale for each token and weights one for each output feature: a token with large values, as
     BERTs have them, costs others nothing, and padding changes no number (Dettmers et al. 2022, arXiv 2208.07339, §2).
-    The weights are rounded once. A change of theirs is noticed by PyTorch's version counter, which writes through
-    `.data` do not move.
+    The weights are rounded once, and in a graph (`torch.compile`) in every call. A change of theirs is noticed by
+    PyTorch's version counter, which writes through `.data` do not move.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -39,6 +40,8 @@ class Int8Linear(nn.Linear):
         has_gradients = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in given)
         if has_gradients or input.dtype != torch.float32 or weight.device.type != "cpu" or weight.dtype != input.dtype:
             return linear(input, weight, self.bias)
+        if is_traced():  # a graph that held the kept one would not see that the weight changes
+            return multiply_int8(input, *round_weight(weight), self.bias)
         key = (weight.data_ptr(), 0 if weight.is_inference() else weight._version)
         kept: tuple[Any, ...] | None = vars(self).get("_int8")
         if kept is None or kept[0] != key:
