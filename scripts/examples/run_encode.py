@@ -16,6 +16,7 @@ With --late_chunking every line of a text that has a letter is a passage, and it
 states, read in the context of the whole text. Its id is [id of the row, first character, character after the last].
 """
 
+import ctypes
 import json
 import logging
 import math
@@ -24,6 +25,7 @@ import re
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -174,6 +176,15 @@ def _read_json(path: Path) -> Any:
     return json.loads(path.read_text("utf-8")) if path.is_file() else None
 
 
+def release_gaps() -> None:
+    """Give memory back that is free inside the heap of the C library, if that is glibc.
+
+    Batches without padding differ in size, and so leave gaps, in which later ones do not fit.
+    """
+    with suppress(OSError, AttributeError, TypeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def encode_shards(model_args: ModelArguments, args: EncodingArguments) -> dict[str, Any]:
     """Encode the shards of this process that are missing, and return what was done.
 
@@ -205,6 +216,7 @@ def encode_shards(model_args: ModelArguments, args: EncodingArguments) -> dict[s
             np.save(partial, vectors.astype(args.precision))
         write_json(path.with_suffix(".json"), names, indent=None)  # last: with both, the shard is complete
         done += 1
+        release_gaps()
         rate = read.tokens / (time.perf_counter() - begin)
         logger.info(f"{path.name}: {len(names)} vectors; {rate:,.0f} tokens a second")
     seconds = {"seconds": time.perf_counter() - begin, "cpu_seconds": time.process_time() - cpu}
