@@ -219,7 +219,7 @@ def wide_terms(chosen, dtype):
 @pytest.mark.parametrize("chosen", ["A", "B", "c", "V", "ABcV"])
 def test_error_is_at_most_twice_eagers(chosen, mask, dtype, native, monkeypatch):
     """Root mean square distance from float64, of the output and of every gradient."""
-    monkeypatch.setattr(backend_chunked, "_multiplies_bfloat16", lambda: native)
+    monkeypatch.setattr(backend_chunked, "multiplies_bfloat16", lambda: native)
     length, errors = 111, 0.0
     for seed in range(3):
         torch.manual_seed(seed)
@@ -414,7 +414,7 @@ def test_runs_after_a_cache_and_causal(length, keys, start):
 
 @pytest.mark.parametrize("native", [True, False])
 def test_error_of_runs_in_bfloat16_is_at_most_twice_eagers(native, monkeypatch):
-    monkeypatch.setattr(backend_chunked, "_multiplies_bfloat16", lambda: native)
+    monkeypatch.setattr(backend_chunked, "multiplies_bfloat16", lambda: native)
     tensors, context = vectors(201, 201), AttentionContext(201, 201)
     terms = terms_of_runs(*RUNS["buckets"], HEADS)
     exact = run("eager", tensors, terms, context)

@@ -18,7 +18,7 @@ import torch
 import typer
 from rich.cells import cell_len
 from rich.console import Console
-from transformers import AutoModel, BertConfig, BertModel, DebertaV2Config, DebertaV2Model
+from transformers import AutoModel, BertConfig, BertForMaskedLM, BertModel, DebertaV2Config, DebertaV2Model
 from typer.testing import CliRunner
 
 import hf_relpos
@@ -279,6 +279,24 @@ def test_inspect(source, tmp_path):
     DebertaV2Model(DebertaV2Config(vocab_size=60, **sizes)).save_pretrained(tmp_path / "deberta")
     assert "loads it as it is" in run("inspect", tmp_path / "deberta").output
     assert run("inspect", tmp_path).exit_code == 2
+
+
+def test_an_old_folder_without_a_class_and_with_a_pickle(tmp_path):
+    """What packages of 2019 hold: `inspect` names the flag that is needed, and a head is not left out silently."""
+    sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 32}
+    model = BertForMaskedLM(BertConfig(vocab_size=60, max_position_embeddings=20, **sizes))
+    model.save_pretrained(tmp_path / "old")
+    config = json.loads((tmp_path / "old" / "config.json").read_text())
+    for name in ("architectures", "model_type"):
+        del config[name]
+    (tmp_path / "old" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "old" / "model.safetensors").unlink()
+    torch.save(model.state_dict(), tmp_path / "old" / "pytorch_model.bin")
+    command = json.loads(run("inspect", tmp_path / "old", "--json", "-").stdout)["command"]
+    assert command == f"hf-relpos convert {tmp_path / 'old'} OUT --text FILE --allow-pickle"
+    convert = ["convert", tmp_path / "old", tmp_path / "out", "--allow-pickle"]
+    assert "left out cls: config.json names no class" in " ".join(run(*convert).output.split())
+    assert "left out" not in run(*convert, "--overwrite", "--architecture", "BertForMaskedLM").output
 
 
 def test_json_of_every_command(source, tmp_path):

@@ -287,6 +287,17 @@ def test_sentences_that_are_not_too_long_are_not_cut():
     assert pieces(text, 448) == sentences(text)
 
 
+@pytest.mark.parametrize("text", ["word " * 40, "C1=CC(O)=CC=C1" * 30], ids=["words", "SMILES"])
+def test_texts_without_full_stops_fill_the_budget(text):
+    """Each document is a sentence, and one that is longer than a window is not lost."""
+    tokenizer = load_tokenizer(demo.CHECKPOINT)
+    for texts in ([text] * 600, [" ".join([text] * 600)]):
+        windows = cut_windows(tokenizer, texts, 8000, (32, 64, 128))
+        lengths = [len(row) for row in windows.ids]
+        assert windows.tokens > 7600 and {32, 64, 128} <= set(lengths)
+        assert sum(length for length in lengths if length == 128) > 1000
+
+
 @pytest.mark.parametrize("seed", [-1, 2**32, 2**63, 1.5, "1", True, None])
 def test_a_seed_that_no_generator_takes(seed):
     with pytest.raises(ValueError, match=r"seed = .*"):

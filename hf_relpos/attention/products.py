@@ -141,6 +141,13 @@ def linear_library() -> Library:
 
 
 @functools.cache
+def multiplies_bfloat16() -> bool:
+    """Whether the processor has instructions for bfloat16 products. Without them, float32 products are faster."""
+    capabilities: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()  # not in older PyTorch
+    return not capabilities or any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
+@functools.cache
 def bmm_library() -> Library:
     """Measure rates and errors of batched products, of the sizes that attention has, once per process."""
     _limit_caches()

@@ -19,7 +19,7 @@ def doctor(
         str | None,
         typer.Option(
             help="Folder or Hub repository of a checkpoint of this package, or one that can be converted: print the "
-            "cost of its attention and encoder with each backend, predicted and measured, next to absolute positions."
+            "cost of its attention and encoder with each backend, next to absolute positions."
         ),
     ] = None,
     scheme: Annotated[
@@ -159,7 +159,7 @@ def _print_costs(
         console,
         f"{model}, {batch} × {length} tokens"
         + (f", attention_window = {config.attention_window}" if has_window else "")
-        + f", one forward pass on {device}: measured (predicted) ms"
+        + f", one forward pass on {device}: ms"
         + (" of the processor" if device == "cpu" else ""),
         ("scheme", "backend", *["keys"] * has_window, "attention", "model", "× absolute"),
         (
@@ -167,9 +167,9 @@ def _print_costs(
                 each.scheme,
                 each.backend if each.taken == each.backend else f"{each.backend}: {each.taken}",
                 *["window" if each.in_window else "all"] * has_window,
-                f"{each.attention * 1e3:,.0f} ({each.predicted_attention * 1e3:,.0f})",
-                f"{each.model * 1e3:,.0f} ({each.predicted_model * 1e3:,.0f})",
-                f"{each.model / floor.model:.2f} ({each.predicted_model / floor.predicted_model:.2f})",
+                f"{each.attention * 1e3:,.0f}",
+                f"{each.model * 1e3:,.0f}",
+                f"{each.model / floor.model:.2f}",
             )
             for each in costs
         ),

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..families.checkpoint import CHECKPOINT_FILES, download, local_folder, read_config, tensor_names
+from ..families.checkpoint import CHECKPOINT_FILES, download, has_safetensors, local_folder, read_config, tensor_names
 from ..families.recognition import CheckpointSpec, check_tables, recognise
 from ..families.registry import FAMILIES, OWN
 from ..schemes.registry import STOCK_SCHEME
@@ -65,7 +65,7 @@ def inspect_checkpoint(source: str | Path, revision: str | None = None) -> Inspe
         tuple(name for name in names if any(part in name for part in POSITION_TENSORS)),
         _elsewhere(spec),
         _load(spec, str(source)),
-        _command(spec, str(source)),
+        _command(spec, folder, str(source)),
     )
 
 
@@ -98,9 +98,10 @@ def _load(spec: CheckpointSpec, name: str) -> str:
     return f"hf_relpos.RelPos{stock}.from_pretrained({name!r})"
 
 
-def _command(spec: CheckpointSpec, name: str) -> str:
+def _command(spec: CheckpointSpec, folder: Path, name: str) -> str:
     """The command that converts it to a relative model; empty if it is one already."""
     if spec.family is OWN and not spec.absolute:
         return ""
     text = " --text FILE" if spec.absolute and spec.scheme is None else ""
-    return f"hf-relpos convert {name} OUT{text}"
+    pickle = "" if has_safetensors(folder) else " --allow-pickle"
+    return f"hf-relpos convert {name} OUT{text}{pickle}"

@@ -70,8 +70,9 @@ class DistilOptions(OwnBiasOptions):
     )
     length: int | None = setting(
         None,
-        "tokens of the longest rows to learn from. Every third step has such rows where the source does not read as "
-        "many tokens; it then reads them in overlapping windows. A positive integer, or None for the source's length",
+        "tokens of the longest rows to learn from. Where the source does not read as many, another step on such rows, "
+        "which it reads in overlapping windows, follows every second of `steps`. A positive integer, or None for the "
+        "source's length",
         is_count,
         optional=True,
     )

@@ -156,6 +156,10 @@ def convert(
         reference = _reference(plan) if plan.method.exact else None
         report = _report(plan, checkpoint, str(out), model, list_steps(model, renamed, changed, plan.head.left_behind))
         notes = (plan.abilities, *([NOT_COMPARED] if plan.method.exact and reference is None else []))
+        left = plan.head.left_behind
+        parts = {str(step.source).partition(".")[0] for step in report.steps if left and step.note == left}
+        if parts:
+            notes += (f"left out {', '.join(sorted(parts))}: {left}",)
         report = replace(report, details=run.details, notes=notes)
         if process.is_main_process:
             try:

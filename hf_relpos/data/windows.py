@@ -137,7 +137,8 @@ def cut_windows(
         texts: documents; read up to `MAX_CHARACTERS` characters.
         tokens: budget, special tokens included.
         lengths: of the full windows, special tokens included; each length gets about the same number of tokens.
-        short: share of the budget for single sentences, which are cut at the shortest of `lengths`.
+        short: share of the budget for single sentences, which end with their document at the latest; one that is
+            longer than the shortest of `lengths` is cut into several windows.
         seed: seed of the random choice of passages.
         part: `all`, `fit` (seven eighths of the passages) or `check` (the rest). With the same `texts` and `passage`,
             `fit` and `check` have no passage in common.
@@ -152,8 +153,8 @@ def cut_windows(
     before, after = special_tokens(tokenizer)
     special = len(before) + len(after)
     longest = max(lengths)
-    # passages long enough for the longest window, in random order
-    passages: list[str] = []
+    # passages long enough for the longest window, each of some documents or sentences
+    passages: list[list[str]] = []
     current: list[str] = []
     size = 0
     # seven characters per token are more than most scripts have, so a passage is seldom too short
@@ -169,12 +170,12 @@ def cut_windows(
             current.append(piece)
             size += len(piece) + 1
             if size >= passage_size:
-                passages.append(" ".join(current))
+                passages.append(current)
                 current, size = [], 0
         if characters > MAX_CHARACTERS:
             break
     if current:
-        passages.append(" ".join(current))
+        passages.append(current)
     if not passages:
         raise TextError("the text is empty; give another file")
     order = rng.permutation(len(passages)).tolist()
@@ -195,17 +196,18 @@ def cut_windows(
             break
         kind = max(left, key=lambda key: left[key])
         if kind == "short":
-            inside = sentences(passages[index])
+            inside = [sentence for piece in passages[index] for sentence in sentences(piece)]
             for number in rng.permutation(len(inside)).tolist()[: max(1, len(inside) // 2)]:
-                ids = tokenizer(inside[number], add_special_tokens=False, verbose=False).input_ids[
-                    : shortest - special
-                ]
-                if len(ids) < 3 or left["short"] <= 0:
-                    continue
-                windows.append(wrap(ids))
-                left["short"] -= len(ids) + special
+                ids = tokenizer(inside[number], add_special_tokens=False, verbose=False).input_ids
+                # of text without full stops, which is one long sentence, more than one window
+                for start in range(0, len(ids), shortest - special):
+                    row = ids[start : start + shortest - special]
+                    if len(row) < 3 or left["short"] <= 0:
+                        break
+                    windows.append(wrap(row))
+                    left["short"] -= len(row) + special
             continue
-        ids = tokenizer(passages[index], add_special_tokens=False, verbose=False).input_ids
+        ids = tokenizer(" ".join(passages[index]), add_special_tokens=False, verbose=False).input_ids
         start = 0
         # shorter windows use the rest of a passage
         for length in sorted(lengths, reverse=True):

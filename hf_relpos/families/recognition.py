@@ -258,6 +258,9 @@ def check_tables(spec: CheckpointSpec, folder: Path, names: Iterable[str]) -> No
         raise ConversionError(f"{folder}: {spec.evidence}, but the weights have no tables of distances. {remedy}")
 
 
+UNNAMED = "config.json names no class; to keep a head, name its class with architecture (--architecture)"
+
+
 @dataclass(frozen=True)
 class Head:
     """The head of a source.
@@ -265,7 +268,7 @@ class Head:
     Attributes:
         source: class of the source.
         stock: class of stock BERT with the same outputs.
-        left_behind: a note on a dropped pre-training head, which BERT does not have; empty for none.
+        left_behind: a note on tensors of a head that is dropped; empty for none.
     """
 
     source: str
@@ -290,7 +293,8 @@ def choose_head(spec: CheckpointSpec, folder: Path, architecture: str | None = N
     listed = spec.config.get("architectures") or [base]
     name = architecture if architecture is not None else listed[0] if isinstance(listed, list) else listed
     if name in heads:
-        return Head(name, heads[name])
+        unnamed = architecture is None and not spec.config.get("architectures")
+        return Head(name, heads[name], UNNAMED if unnamed else "")
     if architecture is not None and architecture in heads.values():
         return Head(next(own for own, stock in heads.items() if stock == architecture), architecture)
     of_family = family.class_prefixes != ("Bert",) and str(name).startswith(family.class_prefixes)

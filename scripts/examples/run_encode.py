@@ -16,6 +16,7 @@ With --late_chunking every line of a text that has a letter is a passage, and it
 states, read in the context of the whole text. Its id is [id of the row, first character, character after the last].
 """
 
+import ctypes
 import json
 import logging
 import math
@@ -24,6 +25,7 @@ import re
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,8 @@ FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".pa
 PRECISIONS = ("float32", "float16")
 # A passage of --late_chunking.
 LINE = re.compile(r"[^\n]*\w[^\n]*")
+# After so many batches the gaps of the heap are given back, which takes 7 milliseconds.
+BATCHES = 16
 # What the shards of a folder have in common.
 SETTINGS = "encoding.json"
 
@@ -116,16 +120,28 @@ def read_rows(args: EncodingArguments, cache_dir: str | None) -> Dataset:
     return data.select_columns([column for column in columns.values() if column is not None])
 
 
+def release_gaps() -> None:
+    """Give memory back that is free inside the heap of the C library, if that is glibc.
+
+    Batches without padding differ in size, and so leave gaps, in which later ones do not fit.
+    """
+    with suppress(OSError, AttributeError, TypeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 class TokenCount:
-    """Counts the real tokens that a module reads, as a hook before its forward pass."""
+    """Counts the real tokens that a module reads, as a hook before its forward pass, and releases memory."""
 
     def __init__(self, module: torch.nn.Module):
-        self.tokens = 0
+        self.tokens = self.batches = 0
         module.register_forward_pre_hook(self, with_kwargs=True)
 
     def __call__(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         features = args[0] if args else kwargs  # of a SentenceTransformer, of a model
         self.tokens += int(features["attention_mask"].sum())
+        self.batches += 1
+        if self.batches % BATCHES == 0:
+            release_gaps()
 
 
 def encode(

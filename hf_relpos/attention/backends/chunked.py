@@ -6,7 +6,6 @@ between calls, since new pages cost as much as the arithmetic; `release_workspac
 derivative is an error; `eager` has one.
 """
 
-import functools
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ import torch
 from ..call import AttentionCall
 from ..first_order import first_order_only
 from ..formula import content_vectors
-from ..products import bmm_library, fast_bmm
+from ..products import bmm_library, fast_bmm, multiplies_bfloat16
 from ..sliding_window import SlidingWindowMask
 from ..toeplitz import ToeplitzTerms, toeplitz_of, unsupported_by_offset
 from .chunk_products import Gradients, HeadGroup, Inputs
@@ -75,13 +74,6 @@ class Chunked:
         return out, None
 
 
-@functools.cache
-def _multiplies_bfloat16() -> bool:
-    """Whether the processor has instructions for bfloat16 products. Without them, float32 products are faster."""
-    capabilities: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()  # not in older PyTorch
-    return not capabilities or any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
-
-
 def chunked_attention(
     content: torch.Tensor,
     query: torch.Tensor,
@@ -113,7 +105,7 @@ def chunked_attention(
         (B, L, H, d), contiguous.
     """
     dtype = content.dtype
-    if dtype == torch.bfloat16 and content.device.type == "cpu" and not _multiplies_bfloat16():
+    if dtype == torch.bfloat16 and content.device.type == "cpu" and not multiplies_bfloat16():
         same = query is content
         content, key, value = content.float(), key.float(), value.float()
         query = content if same else query.float()

@@ -93,7 +93,7 @@ def rank_gain(rows: Rows, name: str) -> dict[str, Any] | None:
 
 
 LENGTHS = (16, 64, 128, 256, 512)
-DEFAULT, WITHOUT_PAIRS, LONG = "quality/default-pairs", "quality/default", "quality/long-all"
+DEFAULT, WITHOUT_PAIRS, LONG = "quality/default", "quality/default-single", "quality/long-all"
 
 
 def worst_cosine(lengths: Sequence[int]) -> Figure:

@@ -16,7 +16,7 @@ class Student:
         label: in tables.
         arguments: of `convert`.
         long: that it is made for rows of `--long-length` tokens.
-        pairs: share of the text that it reads as pairs of segments; 0 for most, since single texts are compared.
+        pairs: share of the text that it reads as pairs of segments.
     """
 
     label: str
@@ -32,17 +32,18 @@ class Student:
 
 STUDENTS = {
     "zero": Student("positions dropped", {"method": "drop", "position_embedding_type": "tables"}),
-    **{name: Student(f"quality `{name}`", {"quality": name}) for name in QUALITIES},
-    **{
-        f"{name}-pairs": Student(f"quality `{name}`, half as pairs (as it is)", {"quality": name}, pairs=PAIRS)
-        for name in ("fast", DEFAULT_QUALITY)
-    },
-    "default-quarter": Student("quality `default`, a quarter as pairs", {"quality": DEFAULT_QUALITY}, pairs=0.25),
+    **{name: Student(f"quality `{name}`", {"quality": name}, pairs=PAIRS) for name in QUALITIES},
+    "default-single": Student(f"quality `{DEFAULT_QUALITY}`, no pairs", {"quality": DEFAULT_QUALITY}),
+    "default-quarter": Student(
+        f"quality `{DEFAULT_QUALITY}`, a quarter as pairs", {"quality": DEFAULT_QUALITY}, pairs=0.25
+    ),
     "key": Student(
         f"quality `{DEFAULT_QUALITY}`, `relative_key`",
         {"quality": DEFAULT_QUALITY, "position_embedding_type": "relative_key"},
     ),
-    "long-all": Student(f"quality `{DEFAULT_QUALITY}` on long rows too", {"quality": DEFAULT_QUALITY}, long=True),
+    "long-all": Student(
+        f"quality `{DEFAULT_QUALITY}`, no pairs, on long rows too", {"quality": DEFAULT_QUALITY}, long=True
+    ),
     "interpolate": Student("table interpolated", {"method": "interpolate"}, long=True),
     "hierarchical": Student("hierarchical decomposition", {"method": "hierarchical"}, long=True),
 }
@@ -52,7 +53,7 @@ BASELINES = ("truncate", "chunks", "interpolate", "hierarchical")  # of retrieva
 # What is measured, each a kind of row with its students; `+window` is a student with `--window`.
 KINDS = {
     "fidelity": ("teacher", "zero"),
-    "quality": (*QUALITIES, "fast-pairs", "default-pairs", "default-quarter", "key", "long-all"),
+    "quality": (*QUALITIES, "default-quarter", "default-single", "key", "long-all"),
     "long": (
         *("interpolate", "hierarchical", "hierarchical+window", "zero+window"),
         *(DEFAULT_QUALITY, "long-all", "long-all+window"),
