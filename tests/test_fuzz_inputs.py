@@ -174,7 +174,7 @@ WRONG = {
     ),
     "documents": (
         {"input_ids": ids[:1], "cu_seq_lens_q": torch.tensor([0, 6, 3, 8])},
-        "cu_seq_lens_q = .*never falls",
+        "cu_seq_lens_q = .*begin with 0",
     ),
     "no documents": ({"input_ids": ids[:1], "cu_seq_lens_q": torch.tensor([8])}, "cu_seq_lens_q has shape"),
     "list of documents": ({"input_ids": ids[:1], "cu_seq_lens_q": [0, 8]}, "cu_seq_lens_q is a list"),
