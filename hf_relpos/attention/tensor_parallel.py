@@ -77,10 +77,7 @@ class HeadGroup:
         group = (mesh if mesh.ndim == 1 else mesh["tp"]).get_group()
         size = group.size()
         if heads % size:
-            raise ValueError(
-                f"tp_size = {size}: num_attention_heads = {heads} is not a multiple of it; choose a tp_size that "
-                "divides the number of heads"
-            )
+            raise ValueError(f"tp_size = {size} does not divide num_attention_heads = {heads}; choose one that does")
         return cls(group, group.rank() * heads // size, heads // size, heads)
 
     def cut(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:

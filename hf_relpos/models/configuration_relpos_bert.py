@@ -336,11 +336,6 @@ class RelPosBertConfig(BertConfig):
         return any(scheme.uses_absolute_positions for scheme, _ in scheme_parts(self))
 
     @property
-    def uses_offsets(self) -> bool:
-        """Whether the terms of a scheme depend on offsets alone."""
-        return any(scheme.relative for scheme, _ in scheme_parts(self))
-
-    @property
     def has_absolute_table(self) -> bool:
         """Whether the model has learned absolute position embeddings."""
         return any(scheme.learned_input_table for scheme, _ in parts_with_absolute_table(self))

@@ -34,8 +34,7 @@ def packed_position_ids(tokens: torch.Tensor, cu_seq_lens: torch.Tensor) -> torc
             raise ValueError(f"cu_seq_lens_q ends at {int(cu_seq_lens[-1])}, and the row has {length} tokens")
         if int(cu_seq_lens[0]) != 0 or bool((cu_seq_lens.diff() < 0).any()):
             raise ValueError(
-                f"cu_seq_lens_q = {reprlib.repr(cu_seq_lens.tolist())}: it begins with 0 and never falls, since it "
-                "says where each document begins"
+                f"cu_seq_lens_q = {reprlib.repr(cu_seq_lens.tolist())}: give starts that begin with 0 and rise"
             )
     begins = cu_seq_lens.to(tokens.device)
     indices = torch.arange(length, device=tokens.device)

@@ -20,6 +20,7 @@ from ..attention.context import AttentionContext
 from ..attention.masks import is_visible
 from ..attention.sliding_window import distances, in_window
 from ..attention.tracing import is_traced
+from ..schemes.registry import scheme_parts
 from ..schemes.scheme import MAX_COUNT
 from .packing import document_numbers, position_steps
 from .recurrence import SegmentMemory
@@ -37,7 +38,7 @@ class PositionInputs:
     Attributes:
         required: required inputs of `forward`: `grid`, `relation_ids`.
         absolute: whether terms depend on absolute positions, not only on offsets.
-        terms: whether there are terms at all, which depend on offsets or positions; False for schemes of the input.
+        terms: whether there are terms at all.
         scheme: name of the scheme, for messages.
     """
 
@@ -49,12 +50,8 @@ class PositionInputs:
     @classmethod
     def of(cls, config: PreTrainedConfig) -> "PositionInputs":
         """The inputs that the scheme of a RelPosBertConfig reads."""
-        return cls(
-            config.required_inputs,
-            config.uses_absolute_positions,
-            config.uses_absolute_positions or config.uses_offsets,
-            config.position_scheme_name,
-        )
+        terms = any(scheme.relative or scheme.uses_absolute_positions for scheme, _ in scheme_parts(config))
+        return cls(config.required_inputs, config.uses_absolute_positions, terms, config.position_scheme_name)
 
 
 @dataclass(frozen=True)
@@ -346,36 +343,29 @@ def _with_position_ids(
     # a graph cannot read the data: it assumes packed rows whose documents count from 0, 1, 2, …
     if is_traced():
         if inputs.terms:
-            _assert_no_gaps(steps, follows)
+            _has_gaps(steps, follows)
         if inputs.absolute:
             positions, max_distance = position_ids.expand(batch, -1), length - 1
     else:
-        if inputs.absolute:
-            explicit = bool((position_ids != torch.arange(length, device=position_ids.device)).any())
-        else:
-            explicit = bool((steps > 1).any())
-        if explicit:
+        usual = torch.arange(length, device=position_ids.device)
+        if bool(((position_ids != usual) if inputs.absolute else steps > 1).any()):
             positions = position_ids.expand(batch, -1)
             max_distance = _largest_distance(position_ids)
         if not bool((follows & (steps <= 0)).any()):
             documents = None
-    index_in_document = metadata.index_in_document if documents is None else position_ids.expand(batch, -1)
+    index = metadata.index_in_document if documents is None else position_ids.expand(batch, -1)
     return replace(
-        metadata,
-        positions=positions,
-        max_distance=max_distance,
-        documents=documents,
-        index_in_document=index_in_document,
+        metadata, positions=positions, max_distance=max_distance, documents=documents, index_in_document=index
     )
 
 
-def _assert_no_gaps(steps: torch.Tensor, follows: torch.Tensor) -> None:
-    """Let a graph raise RuntimeError when it runs on positions with gaps, since its distances are those of indices."""
-    torch._assert_async(
-        ~(follows & (steps > 1)).any(),
-        "position_ids have gaps, which distances in a graph (torch.compile, torch.export) do not follow; give "
-        "positions without gaps, or run the model without a graph",
-    )
+def _has_gaps(steps: torch.Tensor, follows: torch.Tensor) -> bool:
+    """Whether positions have gaps. A graph, whose distances are those of indices, raises RuntimeError if they do."""
+    gaps = (follows & (steps > 1)).any()
+    if is_traced():
+        torch._assert_async(~gaps, "position_ids have gaps, which a graph does not follow; run the model without one")
+        return False
+    return bool(gaps)
 
 
 def _with_positions_of_mask(metadata: SequenceMetadata, batch: int, attention_mask: torch.Tensor) -> SequenceMetadata:
@@ -400,10 +390,7 @@ def _largest_distance(positions: torch.Tensor) -> int:
     largest = (positions.amax(-1) - positions.amin(-1)).aminmax()
     smallest, distance = int(largest.min), int(largest.max)
     if smallest < 0 or distance > MAX_COUNT:  # below zero: int64 overflows
-        raise ValueError(
-            f"position_ids has positions in a row that are more than {MAX_COUNT:,} apart; a scheme knows no such "
-            "distance. Let positions of one row be near each other"
-        )
+        raise ValueError(f"position_ids of one row are more than {MAX_COUNT:,} apart; let them be near each other")
     return distance
 
 
@@ -437,12 +424,9 @@ def _with_memory(
         ids = position_ids.expand(batch, -1).to(device)
         steps, follows = position_steps(ids, is_token)
         documents = nn.functional.pad(document_numbers(steps, follows), (before, 0))
-        if is_traced():
-            _assert_no_gaps(steps, follows)
-        else:
-            if not bool(documents[:, -1].any()):
-                documents = None
-            has_gaps = bool((follows & (steps > 1)).any())
+        if not (is_traced() or bool(documents[:, -1].any())):
+            documents = None
+        has_gaps = _has_gaps(steps, follows)
     # padding between the memory and the segment
     has_holes = attention_mask is not None and (is_traced() or bool(_count_runs(with_memory).gt(1).any()))
     if has_holes or has_gaps:

@@ -33,7 +33,10 @@ class Student:
 STUDENTS = {
     "zero": Student("positions dropped", {"method": "drop", "position_embedding_type": "tables"}),
     **{name: Student(f"quality `{name}`", {"quality": name}, pairs=PAIRS) for name in QUALITIES},
-    "default-single": Student(f"quality `{DEFAULT_QUALITY}`, no pairs", {"quality": DEFAULT_QUALITY}),
+    **{
+        f"{name}-single": Student(f"quality `{name}`, no pairs", {"quality": name})
+        for name in (DEFAULT_QUALITY, "faithful")
+    },
     "default-quarter": Student(
         f"quality `{DEFAULT_QUALITY}`, a quarter as pairs", {"quality": DEFAULT_QUALITY}, pairs=0.25
     ),
@@ -53,7 +56,7 @@ BASELINES = ("truncate", "chunks", "interpolate", "hierarchical")  # of retrieva
 # What is measured, each a kind of row with its students; `+window` is a student with `--window`.
 KINDS = {
     "fidelity": ("teacher", "zero"),
-    "quality": (*QUALITIES, "default-quarter", "default-single", "key", "long-all"),
+    "quality": (*QUALITIES, "default-quarter", "default-single", "faithful-single", "key", "long-all"),
     "long": (
         *("interpolate", "hierarchical", "hierarchical+window", "zero+window"),
         *(DEFAULT_QUALITY, "long-all", "long-all+window"),
