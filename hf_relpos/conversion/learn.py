@@ -60,8 +60,8 @@ LEARNING_RATE, WIDTH, TABLE_LEARNING_RATE = 1e-4, 384, 3e-3
 # .3 ± 2.5; without pairs, F1 on questions of SQuAD was 17 points below it.
 PAIRS = 0.5
 
-# Steps on short rows per step on rows past the source's limit, which are expensive and come in addition: with two
-# thirds of the steps on short rows, their sentence cosine was .006 lower at 512 tokens. With 1 instead of 2,
+# Steps on short rows per step on rows past the source's limit, which are expensive and come in addition: on two thirds
+# of the steps, the sentence cosine of short rows was lower by up to .006; now by .003. With 1 instead of 2,
 # all-MiniLM-L6-v2 was no better on long rows.
 SHORT_STEPS = 2
 

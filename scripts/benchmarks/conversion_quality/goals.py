@@ -118,5 +118,5 @@ GOALS = [
     ),
     Goal("points of Spearman's ρ lost, worst set", (DEFAULT,), lambda rows: max(spearman_lost(rows[DEFAULT])), 0.2),
     Goal("time × source at 512 tokens", (DEFAULT,), lambda rows: times_slower(rows, DEFAULT, 512), 1.4),
-    Goal("sentence cosine lost at 16-512 by long rows", (DEFAULT, LONG), lost_by_long_rows, 0.003),
+    Goal("sentence cosine lost at 16-512 by long rows", (WITHOUT_PAIRS, LONG), lost_by_long_rows, 0.003),
 ]
