@@ -109,7 +109,7 @@ TASKS = {  # the cheap ones first
     "chemicals": Task(
         "entities of BC5CDR, F1", "run_ner", "ner/bc5cdr.train.conll", "ner/bc5cdr.dev.conll", CAP, "f1"
     ),
-    "reactions": Task(  # of experiments/reactions.py
+    "reactions": Task(  # of make_reactions.py
         "classes of chemical reactions, accuracy",
         "run_classification",
         "reactions/train.tsv",
@@ -134,7 +134,7 @@ TASKS = {  # the cheap ones first
         "f1",
     ),
 }
-HEADLESS = [name for name in TASKS if name not in ("masked", "reactions")]  # a sentence encoder predicts no words
+HEADLESS = [name for name in TASKS if name not in ("masked", "reactions")]  # for sentence encoders of any text
 MEAN_GOAL = -0.2  # points, over all tasks
 
 INTRODUCTION = """# Fine-tuning a converted model and its source

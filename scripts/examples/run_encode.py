@@ -17,6 +17,7 @@ states, read in the context of the whole text. Its id is [id of the row, first c
 """
 
 import ctypes
+import itertools
 import json
 import logging
 import math
@@ -120,28 +121,31 @@ def read_rows(args: EncodingArguments, cache_dir: str | None) -> Dataset:
     return data.select_columns([column for column in columns.values() if column is not None])
 
 
-def release_gaps() -> None:
-    """Give memory back that is free inside the heap of the C library, if that is glibc.
+def release_gaps(module: torch.nn.Module) -> None:
+    """Let a module give memory back that is free inside the heap of the C library, if that is glibc.
 
     Batches without padding differ in size, and so leave gaps, in which later ones do not fit.
     """
-    with suppress(OSError, AttributeError, TypeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
+    batches = itertools.count(1)
+
+    def release(*_: Any) -> None:
+        if next(batches) % BATCHES == 0:
+            with suppress(OSError, AttributeError, TypeError):  # another C library
+                ctypes.CDLL(None).malloc_trim(0)
+
+    module.register_forward_pre_hook(release)
 
 
 class TokenCount:
-    """Counts the real tokens that a module reads, as a hook before its forward pass, and releases memory."""
+    """Counts the real tokens that a module reads, as a hook before its forward pass."""
 
     def __init__(self, module: torch.nn.Module):
-        self.tokens = self.batches = 0
+        self.tokens = 0
         module.register_forward_pre_hook(self, with_kwargs=True)
 
     def __call__(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         features = args[0] if args else kwargs  # of a SentenceTransformer, of a model
         self.tokens += int(features["attention_mask"].sum())
-        self.batches += 1
-        if self.batches % BATCHES == 0:
-            release_gaps()
 
 
 def encode(
@@ -203,7 +207,9 @@ def encode_shards(model_args: ModelArguments, args: EncodingArguments) -> dict[s
     model = load_encoder(model_args, args.max_seq_length)
     check_settings(args, str(model_args.model_name_or_path), len(data))
     count, (process, processes) = math.ceil(len(data) / args.shard_size), args.process
-    read = TokenCount(model.transformers_model if args.late_chunking else model)
+    reader = model.transformers_model if args.late_chunking else model
+    read = TokenCount(reader)
+    release_gaps(reader)
     done, begin, cpu = 0, time.perf_counter(), time.process_time()
     for number in range(process, count, processes):
         path = Path(args.output_dir, f"{number:05d}-of-{count:05d}.npy")
