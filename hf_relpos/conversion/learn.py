@@ -56,7 +56,7 @@ LEARNING_RATE, WIDTH, TABLE_LEARNING_RATE = 1e-4, 384, 3e-3
 
 # Share of the windows that are segment pairs, also for a sentence encoder, which may be fine-tuned on pairs. For
 # all-MiniLM-L6-v2, 400 steps, the sentence cosine of single texts at 512 tokens is .977 without pairs, .978 with a
-# quarter of them and .974 with half. Fine-tuned on pairs of STS-B, half is 3.2 ± .3 points above the source, a quarter
+# quarter of them and .977 with half. Fine-tuned on pairs of STS-B, half is 3.2 ± .3 points above the source, a quarter
 # .3 ± 2.5; without pairs, F1 on questions of SQuAD was 17 points below it.
 PAIRS = 0.5
 
