@@ -9,6 +9,7 @@ PACKAGES = {
     "app": "'gradio>=6.0' 'matplotlib>=3.8'",
     "plot": "'matplotlib>=3.8'",
     "gpu": "'triton>=3.6'",
+    "sts": "'scipy>=1.11'",
 }
 
 

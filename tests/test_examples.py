@@ -660,3 +660,29 @@ def test_flags_from_a_file(data, tmp_path):
         (tmp_path / "flags.json").write_text(content)
         with pytest.raises(SystemExit, match=f"flags.json: {words}"):
             import_script("run_mlm").main([tmp_path / "flags.json"])
+
+
+@pytest.mark.parametrize(
+    "tags, entities",
+    [
+        ("O O", set()),
+        ("B-a I-a O B-b", {("a", 0, 2), ("b", 3, 4)}),
+        ("B-a B-a I-a", {("a", 0, 1), ("a", 1, 3)}),
+        ("B-a I-b I-b", {("a", 0, 1), ("b", 1, 3)}),  # I- of another type begins an entity
+        ("O I-a I-a", {("a", 1, 3)}),
+        ("B-x-y I-x-y", {("x-y", 0, 2)}),
+    ],
+)
+def test_entities(tags, entities):
+    truth = ["O"] * len(tags.split())
+    for kind, start, end in entities:
+        truth[start:end] = [f"B-{kind}", *[f"I-{kind}"] * (end - start - 1)]
+    found = import_script("recipes.scores").entity_scores([truth], [tags.split()])
+    assert set(found.values()) == ({100.0} if entities else {0.0})
+
+
+def test_entity_scores():
+    truth = ["B-a I-a O B-b".split(), "O B-a".split()]
+    guess = ["B-a I-a O B-a".split(), "O O".split()]  # one right, one of the wrong type, one missed
+    found = import_script("recipes.scores").entity_scores(truth, guess)
+    assert found == pytest.approx({"precision": 50, "recall": 100 / 3, "f1": 40})

@@ -154,7 +154,7 @@ def test_the_matrix_of_features(pytester, monkeypatch):
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
-    """A folder with a small BERT of random weights, text of each kind, sentence pairs, documents and queries."""
+    """A folder with a small BERT of random weights, text of each kind, sentence pairs."""
     folder = tmp_path_factory.mktemp("bench")
     (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
     tokenizer = BertTokenizer(str(folder / "vocab.txt"))
@@ -172,9 +172,6 @@ def teacher(tmp_path_factory):
     (folder / "train.txt").write_text("\n\n".join(" ".join(text(number, 200)) for number in range(100, 140)))
     pairs = zip(text(1, 12), text(2, 12), strict=True)
     (folder / "pairs.tsv").write_text("".join(f"{n % 5}\t{one}\t{other}\n" for n, (one, other) in enumerate(pairs)))
-    documents = {f"d{n}": " ".join(text(200 + n, 20)) for n in range(6)}
-    (folder / "docs.tsv").write_text("id\ttext\n" + "".join(f"{n}\t{each}\n" for n, each in documents.items()))
-    (folder / "queries.tsv").write_text("query\tdoc\n" + "".join(f"{t[:60]}\t{n}\n" for n, t in documents.items()))
     return folder
 
 
@@ -184,21 +181,19 @@ def test_conversion_is_measured_row_by_row(teacher, tmp_path, capsys):
 
     def run(*more):
         files = [f"--{name}={teacher / file}" for name, file in (("source", "teacher"), ("train-text", "train.txt"))]
-        files += [f"--{name}={teacher / name}.tsv" for name in ("docs", "queries")]
         files += [f"--eval-text={teacher / 'held.txt'}", f"--sts={teacher / 'pairs.tsv'}"]
         files += [f"--other-text={teacher / 'held.txt'}", f"--out={out}"]
         sizes = "--lengths 8 16 32 --window-tokens 128 --long-length 64"
-        sizes += " --documents 2 --window 8 --chunk 16 --masked-tokens 1024"
+        sizes += " --documents 2 --window 8 --masked-tokens 1024"
         bench.main([*files, f"--work={tmp_path / 'work'}", *sizes.split(), *more])
         return json.loads((out / "conversion.json").read_text())
 
-    rows = ["fidelity/teacher", "fidelity/zero", "quality/fast", "long/hierarchical*", "retrieval/truncate"]
-    rows += ["demo/zero"]
+    rows = ["fidelity/teacher", "fidelity/zero", "quality/fast", "long/hierarchical*", "demo/zero"]
     content = run("--rows", *rows)
     found = {key: row["result"] for key, row in content["rows"].items()}
     assert not content["missing"] and found["fidelity/zero"]["texts"]["held.txt"]["sentence"]["16"] < 0.999
     assert found["quality/fast"]["details"]["cpu_seconds"]["distillation"] > 0
-    assert len(found["long/hierarchical"]["quarters"]) == 4 and found["retrieval/truncate"]["queries"] == 6
+    assert len(found["long/hierarchical"]["quarters"]) == 4
     card = (out / "conversion.md").read_text()
     assert str(teacher) not in card and "| positions dropped |" in card and "| not measured |" in card
     capsys.readouterr()

@@ -12,7 +12,7 @@ import pytest
 from hf_relpos import demo
 from hf_relpos.data import TextError, cut_windows, read_texts
 from hf_relpos.data.conll import read_conll
-from hf_relpos.data.pairs import read_documents, read_pairs, read_queries
+from hf_relpos.data.pairs import Pair, read_pairs
 from hf_relpos.data.records import iterate_records, read_lines, read_records
 from hf_relpos.data.text import paths_or_documents
 from hf_relpos.data.windows import pieces, sentences
@@ -159,7 +159,23 @@ def test_what_is_no_path_is_said(source):
         list(read_texts(source))
 
 
-def test_numbers_where_sentences_belong(tmp_path):
+def test_sentence_pairs(tmp_path):
+    expected = [Pair(5.0, "a b", "c"), Pair(0.5, "d", 'e "f')]
+    assert read_pairs(write(tmp_path, "n.tsv.xz", '5.0\ta b\tc\n0.5\td\te "f')) == expected
+    named = write(tmp_path, "o.tsv", 'b\tx\ts\ta\nc\t-\t5\ta b\ne "f\t-\t.5\td\n')
+    assert read_pairs(named, ("s", "a", "b")) == expected
+    for content, words in (
+        ("5.0\ta\tb\n4.0\ta\n", "line 2: 2 columns, and 'sentence2' is column 3"),
+        ("", "holds no records"),
+        ("s\tone\ttwo\n1\ta\tb\n", "record 1: score = 's' is no number; name the columns with --col"),
+        ("nan\ta\tb\n1\ta\tb\n", "score = 'nan' is no number"),
+        ("1\ta\tb\n", "one pair cannot be ranked"),
+        ("3\ta\tb\n3.0\tc\td\n", "score = 3 in all pairs, which cannot be ranked"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            read_pairs(write(tmp_path, "a.tsv", content))
+    with pytest.raises(ValueError, match="name three"):
+        read_pairs(named, ("s", "a"))
     pair = {"score": 1, "sentence1": "a", "sentence2": "b"}
 
     def pairs(**change):
@@ -174,11 +190,6 @@ def test_numbers_where_sentences_belong(tmp_path):
     ):
         with pytest.raises(ValueError, match=words):
             read_pairs(pairs(**change))
-    assert read_documents(write(tmp_path, "d.jsonl", '{"id": 7, "text": "a"}\n')) == {"7": "a"}
-    with pytest.raises(ValueError, match="record 1: 'id' is a NoneType"):
-        read_documents(write(tmp_path, "d.jsonl", '{"id": null, "text": "a"}\n'))
-    with pytest.raises(ValueError, match="record 1: 'query' is a bool"):
-        read_queries(write(tmp_path, "q.jsonl", '{"query": true, "doc": 7}\n'))
 
 
 def test_an_error_shows_the_beginning_of_a_long_line(tmp_path):

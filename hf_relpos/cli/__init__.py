@@ -88,11 +88,6 @@ EXAMPLES = {
         "hf-relpos compare SOURCE OUT --text held-out.txt --lengths 128,512,2048",
         "hf-relpos compare SOURCE OUT --text held-out.txt --sts stsb.tsv --update-card",
     ),
-    "evaluate": (
-        "hf-relpos evaluate OUT --sts stsb.tsv",
-        "hf-relpos evaluate OUT --mlm held-out.txt --lengths 128,512,2048",
-        "hf-relpos evaluate OUT --retrieval docs.tsv queries.tsv",
-    ),
 }
 
 
@@ -117,4 +112,3 @@ _add(checkpoints.demo)
 _add(visualization.plot)
 app.command("app")(visualization.page)
 _add(evaluation.compare)
-_add(evaluation.evaluate)

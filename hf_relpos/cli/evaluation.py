@@ -1,4 +1,4 @@
-"""Commands that measure models: `compare` a conversion with its source, `evaluate` a model on tasks."""
+"""The command `compare`: a conversion and its source."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,29 +12,6 @@ from .options import TEXT, Fields, JsonFile, advanced
 from .output import LOADING, check_json, console_for, hide_loading_bars, write_json
 
 
-Pairs = Annotated[
-    list[Path] | None,
-    typer.Option(
-        exists=True, dir_okay=False, metavar="FILE", help="Scored sentence pairs, .tsv or .jsonl; may be repeated."
-    ),
-]
-Columns = Annotated[
-    str,
-    advanced(
-        "Columns of the --sts files: score, first sentence, second sentence, separated by commas.", metavar="NAMES"
-    ),
-]
-UpdateCard = Annotated[
-    bool,
-    advanced(
-        "Put the correlations of --sts into the card of the model, a folder, as the Hub's evaluation results; by "
-        "compare also a table of them beside those of its source.",
-        "--update-card",
-    ),
-]
-LENGTHS = "Lengths in tokens, separated by commas, such as 64,256,1024."
-
-
 def compare(
     teacher: Annotated[str, typer.Argument(help="Folder or Hub repository of the model that was converted.")],
     student: Annotated[str, typer.Argument(help="Folder or Hub repository of the result.")],
@@ -42,9 +19,16 @@ def compare(
         list[str], typer.Option(metavar="TEXT", help=f"{TEXT} Neither model may be fitted on it. May be repeated.")
     ],
     field: Fields = None,
-    lengths: Annotated[str | None, typer.Option(metavar="LENGTHS", help=LENGTHS)] = None,
-    sts: Pairs = None,
-    columns: Columns = "score,sentence1,sentence2",
+    lengths: Annotated[str | None, typer.Option(metavar="LENGTHS", help="In tokens, such as 64,256,1024.")] = None,
+    sts: Annotated[
+        list[Path] | None,
+        typer.Option(
+            exists=True, dir_okay=False, metavar="FILE", help="Scored sentence pairs, .tsv or .jsonl; may be repeated."
+        ),
+    ] = None,
+    columns: Annotated[
+        str, advanced("Columns of the --sts files: score, first sentence, second sentence.", metavar="NAMES")
+    ] = "score,sentence1,sentence2",
     pooling: Annotated[
         str | None, advanced("mean or cls; by default that of the teacher's repository.", metavar="NAME")
     ] = None,
@@ -60,7 +44,14 @@ def compare(
             min=0,
         ),
     ] = None,
-    update_card: UpdateCard = False,
+    update_card: Annotated[
+        bool,
+        advanced(
+            "Put the correlations of --sts into the card of the student, a folder: as the Hub's evaluation results, "
+            "and as a table beside those of the teacher.",
+            "--update-card",
+        ),
+    ] = False,
     json_file: JsonFile = None,
     plot_file: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Picture of the fidelity by length to write.")
@@ -103,73 +94,6 @@ def compare(
         if update_card:
             found = results["similarity"]
             path = card.update_card(student, card.similarity_results(found), card.similarity_section(found))
-            console.print(f"written to {path}", markup=False, highlight=False, soft_wrap=True)
-
-
-def evaluate(
-    model: Annotated[str, typer.Argument(help="Folder or Hub repository of a stock or relative model.")],
-    sts: Pairs = None,
-    columns: Columns = "score,sentence1,sentence2",
-    retrieval: Annotated[
-        tuple[Path, Path] | None,
-        typer.Option(metavar="DOCS QUERIES", help="Documents (id, text) and queries (query, doc), .tsv or .jsonl."),
-    ] = None,
-    mlm: Annotated[
-        str | None, typer.Option(metavar="TEXT", help=f"{TEXT} Its masked tokens are to be predicted.")
-    ] = None,
-    passkey: Annotated[str | None, typer.Option(metavar="TEXT", help=f"{TEXT} Keys are hidden in it.")] = None,
-    field: Fields = None,
-    lengths: Annotated[str | None, typer.Option(metavar="LENGTHS", help=LENGTHS + " For --mlm and --passkey.")] = None,
-    max_length: Annotated[int, advanced("Tokens read of a document in retrieval.", metavar="TOKENS", min=3)] = 2048,
-    pooling: Annotated[
-        str | None, advanced("mean or cls; by default that of the model's repository.", metavar="NAME")
-    ] = None,
-    tokenizer: Annotated[
-        str | None, advanced("Folder or repository of the tokenizer, if not the model's.", metavar="NAME")
-    ] = None,
-    attention_window: Annotated[
-        int | None,
-        advanced(
-            "attention_window of the model, 0 for none. Texts past its trained length are also measured as it is.",
-            metavar="TOKENS",
-            min=0,
-        ),
-    ] = None,
-    update_card: UpdateCard = False,
-    json_file: JsonFile = None,
-) -> None:
-    """Measure a model: similarity, long-document retrieval, masked tokens, passkeys."""
-    with plain_errors(), plain_warnings():
-        with spinner(LOADING):
-            from ..evaluation import card
-            from ..evaluation.evaluate import EvaluateSettings, evaluate_model
-            from ..evaluation.printing import print_evaluation
-
-        hide_loading_bars()
-        settings = EvaluateSettings(
-            model=model,
-            sts=sts or [],
-            columns=columns.split(","),
-            retrieval=retrieval,
-            mlm=mlm,
-            passkey=passkey,
-            field=field or "text",
-            lengths=parse_lengths(lengths),
-            max_length=max_length,
-            pooling=pooling,
-            tokenizer=tokenizer,
-            attention_window=attention_window,
-        )
-        check_json(json_file)
-        if update_card:
-            _check_card(model, settings.sts)
-        console = console_for(json_file)
-        with progress_bar(Console(stderr=True), first="reading text and models") as progress:
-            results = evaluate_model(settings, progress)
-        print_evaluation(results, console)
-        write_json(json_file, results)
-        if update_card:
-            path = card.update_card(model, card.similarity_results(results["similarity"]))
             console.print(f"written to {path}", markup=False, highlight=False, soft_wrap=True)
 
 

@@ -1,10 +1,9 @@
-"""Data sets of the evaluation: scored sentence pairs, documents, queries."""
+"""Scored sentence pairs."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from .records import read_records, text_field
 
@@ -19,14 +18,6 @@ class Pair:
     score: float
     sentence1: str
     sentence2: str
-
-
-@dataclass(frozen=True)
-class Query:
-    """A question and the id of the one document that answers it."""
-
-    text: str
-    document: str
 
 
 def read_pairs(path: str | Path, columns: Sequence[str] = PAIR_COLUMNS) -> list[Pair]:
@@ -63,38 +54,3 @@ def read_pairs(path: str | Path, columns: Sequence[str] = PAIR_COLUMNS) -> list[
             f"{path}: {columns[0]} = {pairs[0].score:g} in all pairs, which cannot be ranked; give others"
         )
     return pairs
-
-
-def read_documents(path: str | Path) -> dict[str, str]:
-    """Read documents, with the columns `id` and `text`; returns their texts by id.
-
-    Raises:
-        ValueError: for files that `read_records` rejects, ids that are repeated or neither text nor an integer, and
-            documents that are not text.
-    """
-    documents: dict[str, str] = {}
-    for number, record in enumerate(read_records(path, ("id", "text")), 1):
-        name = _identifier(path, number, "id", record["id"])
-        if name in documents:
-            raise ValueError(f"{path}, record {number}: id = {name!r} was there before; make the ids unique")
-        documents[name] = text_field(path, number, "text", record["text"])
-    return documents
-
-
-def read_queries(path: str | Path) -> list[Query]:
-    """Read queries, with the columns `query` and `doc`, the id of the document that answers it.
-
-    Raises:
-        ValueError: for files that `read_records` rejects, queries that are not text, and ids that are neither text
-            nor an integer.
-    """
-    return [
-        Query(text_field(path, number, "query", record["query"]), _identifier(path, number, "doc", record["doc"]))
-        for number, record in enumerate(read_records(path, ("query", "doc")), 1)
-    ]
-
-
-def _identifier(path: str | Path, number: int, column: str, value: Any) -> str:
-    """The id of a document as text; JSON may also hold it as an integer."""
-    is_integer = isinstance(value, int) and not isinstance(value, bool)
-    return text_field(path, number, column, str(value) if is_integer else value)

@@ -1,4 +1,4 @@
-"""Write evaluation results into a model card: its metadata, where the Hub reads them, and its text."""
+"""Write correlations into a model card: its metadata, where the Hub reads them, and its text."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -52,8 +52,7 @@ def similarity_results(similarity: Mapping[str, Mapping[str, Any]]) -> list[Eval
     """Spearman correlations as `EvalResult`s, with the metric names of sentence-transformers and values up to 1.
 
     Args:
-        similarity: the entry `similarity` of the result of `evaluate_model` or, of the student, `compare_models`. The
-            card gets file names without folders.
+        similarity: the entry `similarity` of the result of `compare_models`. The card gets file names without folders.
     """
     return [
         EvalResult(
@@ -62,7 +61,7 @@ def similarity_results(similarity: Mapping[str, Mapping[str, Any]]) -> list[Eval
             dataset_name=f"{Path(path).name}, {found['pairs']:,} pairs",
             metric_type="spearman_cosine",
             metric_name="Spearman Cosine",
-            metric_value=round(found["student" if "student" in found else "spearman"] / 100, 4),
+            metric_value=round(found["student"] / 100, 4),
             verified=False,
         )
         for path, found in similarity.items()

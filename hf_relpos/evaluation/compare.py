@@ -1,7 +1,7 @@
 """Measurements of `hf-relpos compare`: a student against its teacher, on text and on sentence pairs."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,7 @@ from .encoder import Encoder, text_work
 from .inspection import model_max_length, set_attention_window
 from .loading import load_encoder
 from .model_fidelity import FidelitySettings, default_lengths, fidelity, fidelity_work
-from .similarity import pair_vectors, similarities, spearman_difference
-from .statistics import rank_correlation
+from .similarity import pair_vectors, rank_correlation, scipy_stats, similarities, spearman_difference
 
 
 @dataclass(frozen=True)
@@ -72,6 +71,8 @@ def compare_models(settings: CompareSettings, progress: ProgressCallback | None 
     Raises:
         ValueError: for files that cannot be read, and models that cannot be compared.
     """
+    if settings.sts:
+        scipy_stats()  # an error now, not after the models have run
     pairs_by_file = {str(path): read_pairs(path, settings.columns) for path in settings.sts}
     teacher = load_encoder(settings.teacher, settings.tokenizer, settings.pooling)
     student = load_encoder(settings.student, settings.tokenizer or settings.teacher, teacher.pooling)
@@ -163,7 +164,7 @@ def compare_similarity(
         "pairs": len(pairs),
         "teacher": 100 * rank_correlation(cosines[0], scores),
         "student": 100 * rank_correlation(cosines[1], scores),
-        "difference": asdict(spearman_difference(cosines[0], cosines[1], scores)),
+        "difference": spearman_difference(cosines[0], cosines[1], scores),
         "sentence_cosine": {
             "mean": float(agreement.mean()),
             "min": float(agreement[worst]),

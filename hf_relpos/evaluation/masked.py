@@ -7,12 +7,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..console import ProgressCallback, split_progress
-from ..data.batching import BATCH_TOKENS, Row, batch_indices, rows_per_batch
+from ..data.batching import BATCH_TOKENS, Row, batch_indices
 from ..data.masking import IGNORE_INDEX, mask_rows, mask_tokens
-from .encoder import expected_work, pad_batch
+from .encoder import pad_batch
 from .fidelity_report import MaskedAgreement
-from .inspection import model_max_length
 
 
 def token_ids(tokenizer: PreTrainedTokenizerBase, paragraphs: Sequence[str]) -> list[int]:
@@ -65,7 +63,6 @@ def masked_accuracy(
     inputs: torch.Tensor,
     labels: torch.Tensor,
     batch_size: int = 32,
-    progress: ProgressCallback | None = None,
 ) -> dict[str, float]:
     """Accuracy on the masked tokens, in percent, and their mean negative log-likelihood, in nats.
 
@@ -73,7 +70,6 @@ def masked_accuracy(
         model: a masked language model; its mode (train or eval) is kept.
         inputs: token ids, (windows, length).
         labels: the same shape, −100 at tokens that are not predicted.
-        progress: called with the length, the number of windows done, and their total.
     """
     right, loss, count = 0, 0.0, 0
     for start in range(0, len(inputs), batch_size):
@@ -84,8 +80,6 @@ def masked_accuracy(
         right += int((logits.argmax(-1) == target).sum())
         loss += float(nn.functional.cross_entropy(logits, target, reduction="sum"))
         count += len(target)
-        if progress is not None:
-            progress(f"masked tokens, {inputs.shape[1]:,}", min(start + batch_size, len(inputs)), len(inputs))
     return {"accuracy": round(100 * right / count, 2), "nll": round(loss / count, 4)}
 
 
@@ -104,38 +98,6 @@ def masked_predictions(model: PreTrainedModel, rows: Sequence[Row], masked: Sequ
     return torch.cat(
         [row[: len(flags)][flags.to(row.device)] for row, flags in zip(logits, masked, strict=True)]
     ).float()
-
-
-def masked_accuracy_by_length(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    paragraphs: Sequence[str],
-    lengths: Sequence[int],
-    tokens: int = 32_768,
-    seed: int = 0,
-    progress: ProgressCallback | None = None,
-) -> dict[int, dict[str, float]]:
-    """`masked_accuracy` by window length, on about the same amount of text for each.
-
-    Args:
-        lengths: tokens per window; lengths past the model's maximum are skipped.
-        tokens: maximum number of tokens for each length (but at least one window).
-
-    Raises:
-        ValueError: if the text does not fill one window, or all lengths are past the model's maximum.
-    """
-    limit = model_max_length(model)
-    fitting = [length for length in lengths if limit is None or length <= limit]
-    if not fitting:
-        raise ValueError(f"lengths = {list(lengths)}: the model reads {limit} tokens; give shorter ones")
-    results = {}
-    parts = split_progress(progress, {length: expected_work(model, tokens, length) for length in fitting})
-    for length in fitting:
-        windows = max(1, tokens // length)
-        inputs, labels = masked_windows(tokenizer, paragraphs, length, windows, np.random.default_rng(seed))
-        accuracy = masked_accuracy(model, inputs, labels, batch_size=rows_per_batch(length), progress=parts[length])
-        results[length] = {"windows": len(inputs), "masked": int((labels != IGNORE_INDEX).sum()), **accuracy}
-    return results
 
 
 def masked_agreement(

@@ -1,4 +1,4 @@
-"""Print the results of `compare_models` and `evaluate_model` as tables."""
+"""Print the results of `compare_models` as tables."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,13 +8,6 @@ from rich.console import Console
 
 from ..console import print_table
 from .fidelity_report import Fidelity
-
-
-PASSKEY = (
-    "vector: share of texts whose vector is nearest to the statement of their own key, among those of 10 keys; "
-    "masked: whose own key is the likeliest of 10 at masked tokens. LongEmbed's pass keys, in README and "
-    "docs/long_inputs.md, are another task: a question ranks 50 texts, and the right one is first"
-)
 
 
 def _percent(value: float | None) -> str:
@@ -95,44 +88,3 @@ def _print_both(results: Mapping[str, Any], console: Console) -> None:
     columns = ("tokens", "token", "as it is", "sentence", "as it is")
     title = f"Cosine to the teacher's windows with attention_window = {results['attention_window']}, and as it is"
     print_table(console, title, columns, rows)
-
-
-def print_evaluation(results: Mapping[str, Any], console: Console) -> None:
-    """Print the result of `evaluate_model` as tables."""
-    rows: list[tuple[str, ...]]
-    if "similarity" in results:
-        rows = [(Path(n).name, f"{r['pairs']:,}", f"{r['spearman']:.2f}") for n, r in results["similarity"].items()]
-        print_table(console, "Similarity", ("set", "pairs", "Spearman × 100"), rows)
-    if "retrieval" in results:
-        rows = []
-        for name, row in results["retrieval"].items():
-            gain = row.get("difference", {}).get("ndcg@10")
-            shown = f"{gain['mean']:+.3f} ({gain['low']:+.3f} to {gain['high']:+.3f})" if gain else ""
-            rows.append((name, _percent(row["accuracy@1"]), f"{row['mrr']:.3f}", f"{row['ndcg@10']:.3f}", shown))
-        count = next(iter(results["retrieval"].values()))["queries"]
-        columns = ("strategy", "accuracy@1, %", "MRR", "nDCG@10", "nDCG on truncate, 95 %")
-        print_table(console, f"Retrieval, {count:,} queries", columns, rows)
-    if "masked" in results:
-        rows = [
-            (length, str(row["windows"]), f"{row['accuracy']:.2f}", f"{row['nll']:.3f}")
-            for length, row in results["masked"].items()
-        ]
-        print_table(console, "Masked tokens", ("tokens", "windows", "accuracy, %", "nll, nats"), rows)
-    if "passkey" in results:
-        rows = [
-            (
-                length,
-                method,
-                _percent(row["accuracy"]),
-                " ".join(_percent(v) for key, v in row.items() if key.startswith("depth")),
-                _percent(row["chance"]),
-            )
-            for length, methods in results["passkey"].items()
-            for method, row in methods.items()
-        ]
-        print_table(console, "Passkey, %", ("tokens", "by", "accuracy", "by depth", "chance"), rows)
-        console.print(PASSKEY, markup=False, highlight=False)
-    if "as_it_is" in results:
-        window = results["as_it_is"]["attention_window"]
-        console.print(f"\nLong texts as it is, with attention_window = {window}:", markup=False, highlight=False)
-        print_evaluation(results["as_it_is"], console)

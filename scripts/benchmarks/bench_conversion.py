@@ -7,13 +7,12 @@
     python scripts/benchmarks/bench_conversion.py --list    # names of the rows
 
 Writes OUT/conversion.json and .md after every row, and .png at the end (extra `plot`). A row that is in the JSON
-already, with the same settings, is not measured again; converted models and vectors of documents are kept in WORK. The
-code is no setting: after a change of it, `--again default` removes that student and what was measured of it. SOURCE is
-a sentence-embedding BERT. DATA is a folder with the files in `DATA` of conversion_quality/texts.py.
+already, with the same settings, is not measured again; converted models are kept in WORK. The code is no setting:
+after a change of it, `--again default` removes that student and what was measured of it. SOURCE is a
+sentence-embedding BERT. DATA is a folder with the files in `DATA` of conversion_quality/texts.py.
 
 Text is `FILE` or `FILE#FIELD`. Training text is cut into passages, about equally many of each file; those that share
-twelve words in a row with an evaluation text are left out, and so are questions about documents that share them with
-the training text. Seconds are CPU seconds of this process.
+twelve words in a row with an evaluation text are left out. Seconds are CPU seconds of this process.
 """
 
 import argparse
@@ -43,7 +42,7 @@ from hf_relpos.console import print_table
 from hf_relpos.schemes.scheme import is_count
 
 
-COUNTS = ("long_length", "documents", "window", "chunk", "threads")
+COUNTS = ("long_length", "documents", "window", "threads")
 
 
 def commit() -> str | None:
@@ -90,10 +89,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--other-text", help="of another kind, never trained on")
     parser.add_argument("--long-text", nargs="+", help="for long documents; by default --eval-text")
     parser.add_argument("--sts", nargs="+", help="scored pairs of sentences")
-    parser.add_argument("--docs", help="documents to look for")
-    parser.add_argument("--queries", help="questions, each with its document")
     parser.add_argument("--out", type=Path, default=RESULTS / "benchmarks")
-    parser.add_argument("--work", type=Path, default=Path("build") / "bench_conversion", help="models and vectors")
+    parser.add_argument("--work", type=Path, default=Path("build") / "bench_conversion", help="models")
     parser.add_argument("--rows", nargs="+", default=["*"], help="patterns of the rows to measure, in this order")
     parser.add_argument("--again", nargs="+", default=[], metavar="STUDENT", help="remove these and their rows")
     parser.add_argument("--list", action="store_true", help="print the names of the rows, and do nothing else")
@@ -105,8 +102,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--long-length", type=int, default=2048, help="tokens of long documents")
     parser.add_argument("--documents", type=int, default=4, help="long documents of each text")
     parser.add_argument("--window", type=int, default=256, help="attention_window of the rows with one")
-    parser.add_argument("--chunk", type=int, default=512, help="tokens to which documents are cut, and of a piece")
-    parser.add_argument("--retrieval-documents", type=int, help="only that many, and their questions")
     parser.add_argument("--masked-tokens", type=int, default=32_768, help="of the masked text at each length")
     args = parser.parse_args(arguments)
     if args.list:
@@ -120,15 +115,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     for name in ("train_text", "eval_text", "sts"):
         setattr(args, name, getattr(args, name) or [])
     args.long_text = args.long_text or args.eval_text
-    for path in [
-        *args.train_text,
-        *args.eval_text,
-        *args.long_text,
-        *args.sts,
-        args.other_text,
-        args.docs,
-        args.queries,
-    ]:
+    for path in [*args.train_text, *args.eval_text, *args.long_text, *args.sts, args.other_text]:
         if path and not Path(path.partition("#")[0]).exists():
             parser.error(f"{path}: no such file; check --data, or name the file with an argument of its own")
     for name in COUNTS:

@@ -36,7 +36,8 @@ from sentence_transformers.sentence_transformer.evaluation import (
 )
 
 from hf_relpos import optimize, patch_transformers
-from hf_relpos.data.pairs import read_documents, read_pairs, read_queries
+from hf_relpos.data.pairs import read_pairs
+from hf_relpos.data.records import read_records, text_field
 from hf_relpos.evaluation.loading import no_such_model
 from hf_relpos.files import write_json
 
@@ -117,6 +118,21 @@ def load_encoder(model_args: ModelArguments, max_length: int | None) -> Sentence
     return model
 
 
+def read_columns(path: str, *columns: str) -> list[list[str]]:
+    """The columns of all records of a file; integers are ids.
+
+    Raises:
+        ValueError: for files that `read_records` rejects, and values that are neither text nor integers.
+    """
+    return [
+        [
+            text_field(path, number, each, str(value) if isinstance(value, int) else value)
+            for each, value in row.items()
+        ]
+        for number, row in enumerate(read_records(path, columns), 1)
+    ]
+
+
 def evaluators(args: EmbeddingArguments, batch_size: int) -> list[Any]:
     """What measures the encoder.
 
@@ -133,20 +149,19 @@ def evaluators(args: EmbeddingArguments, batch_size: int) -> list[Any]:
             )
         )
     if args.documents_file and args.queries_file:
-        documents = read_documents(args.documents_file)
-        queries = read_queries(args.queries_file)[: args.max_eval_samples]
-        for number, query in enumerate(queries, 1):
-            if query.document not in documents:
+        documents = dict(read_columns(args.documents_file, "id", "text"))
+        queries = read_columns(args.queries_file, "query", "doc")[: args.max_eval_samples]
+        for number, (_, document) in enumerate(queries, 1):
+            if document not in documents:
                 raise ValueError(
-                    f"{args.queries_file}, record {number}: doc = {query.document!r} is not in {args.documents_file}; "
+                    f"{args.queries_file}, record {number}: doc = {document!r} is not in {args.documents_file}; "
                     "add the document"
                 )
-        names = [str(number) for number in range(len(queries))]
         found.append(
             InformationRetrievalEvaluator(
-                dict(zip(names, (query.text for query in queries), strict=True)),
+                {str(number): query for number, (query, _) in enumerate(queries)},
                 documents,
-                {name: {query.document} for name, query in zip(names, queries, strict=True)},
+                {str(number): {document} for number, (_, document) in enumerate(queries)},
                 batch_size=batch_size,
                 name="retrieval",
                 write_csv=False,

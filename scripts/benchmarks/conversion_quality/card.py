@@ -9,7 +9,7 @@ from shared.reports import Table, markdown_sections, write_report
 
 from hf_relpos.files import atomic_file
 
-from .goals import GOALS, Rows, accuracy_kept, rank_gain, spearman_lost
+from .goals import GOALS, Rows, accuracy_kept, spearman_lost
 from .students import ROWS, label, row_label
 
 
@@ -113,21 +113,6 @@ def long_table(rows: Rows) -> Iterator[Table]:
         yield "Long documents: token cosine to the teacher's windows", columns, cells
 
 
-def retrieval_table(rows: Rows) -> Iterator[Table]:
-    """Measures of retrieval, and the gain over the best baseline."""
-    cells = []
-    for name, row in rows_of_kind(rows, "retrieval").items():
-        gain, text = rank_gain(rows, name), "–"
-        if gain:
-            mean, low, high = (f"{100 * gain['ndcg@10'][which]:+.1f}" for which in ("mean", "low", "high"))
-            text = f"{mean}: {low} to {high} ({gain['baseline']})"
-        measures = [f"{100 * row[measure]:.1f}" for measure in ("accuracy@1", "mrr", "ndcg@10")]
-        cells.append([label(name), f"{row['queries']:,} / {row['documents']:,}", *measures, text])
-    if cells:
-        columns = ["model", "queries / documents", "accuracy@1", "MRR", "nDCG@10", "nDCG@10 over the best baseline"]
-        yield "Retrieval of long documents, %", columns, cells
-
-
 def demo_table(rows: Rows) -> Iterator[Table]:
     """Accuracy on masked tokens."""
     models = rows_of_kind(rows, "demo")
@@ -149,7 +134,6 @@ def result_tables(content: dict[str, Any], kind: str = "") -> list[Table]:
         *fidelity_tables(rows, lengths_of(content)),
         *quality_table(rows, lengths_of(content)),
         *long_table(rows),
-        *retrieval_table(rows),
         *demo_table(rows),
     ]
 
@@ -176,8 +160,7 @@ def card(content: dict[str, Any]) -> str:
         f"`--list` names them.\n\n{facts}\n\n"
         "Cosines are means over held-out text that no student was trained on. The ceiling is a scale, not a bound: "
         "how far the teacher agrees with itself when its input is moved by 1 to 64 positions. Goals take the worst of "
-        "their lengths, on the first text. Questions about documents of which the training text holds something are "
-        "left out; the documents stay.\n"
+        "their lengths, on the first text.\n"
         f"{markdown_sections([goal_table(content), *result_tables(content)])}"
     )
     if missing:

@@ -1,14 +1,8 @@
 """Goals that were set before they were measured, on all-MiniLM-L6-v2."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
-
-from hf_relpos.evaluation import Retrieval, difference
-
-from .students import BASELINES
 
 
 Rows = dict[str, Any]  # key of `ROWS` to its result
@@ -69,27 +63,6 @@ def accuracy_kept(rows: Rows, row: str) -> tuple[float | None, float | None]:
     student, teacher = rows[row]["accuracy"], rows["demo/teacher"]["accuracy"]
     worst = min(100 * student[length] / teacher[length] for length in student)
     return 100 * sum(student.values()) / sum(teacher[length] for length in student), worst
-
-
-def rank_gain(rows: Rows, name: str) -> dict[str, Any] | None:
-    """Differences to the best baseline (by nDCG@10) in each measure of retrieval; None without a baseline."""
-    retrieval = {key.partition("/")[2]: row for key, row in rows.items() if key.startswith("retrieval/")}
-    if name not in retrieval or name in BASELINES:
-        return None
-    size = retrieval[name]["documents"], retrieval[name]["queries"]
-    comparable = [
-        baseline
-        for baseline in BASELINES
-        if baseline in retrieval and (retrieval[baseline]["documents"], retrieval[baseline]["queries"]) == size
-    ]
-    if not comparable:
-        return None
-    best = max(comparable, key=lambda baseline: retrieval[baseline]["ndcg@10"])
-    baseline, model = (
-        Retrieval(np.array([int(rank) for rank in retrieval[each]["ranks"].split()])) for each in (best, name)
-    )
-    gains = {measure: asdict(gap) for measure, gap in difference(baseline, model).items()}
-    return {"baseline": best, "of": len(comparable), **gains}
 
 
 LENGTHS = (16, 64, 128, 256, 512)

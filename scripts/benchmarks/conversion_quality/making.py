@@ -124,14 +124,9 @@ class StudentMaker:
         """An array in the work folder, computed if it is missing."""
         path = self.work / f"{name}.{digest(settings)}.npy"
         if not path.is_file():
-            save_array(path, compute())
+            with atomic_file(path) as partial, partial.open("wb") as file:
+                np.save(file, compute())
         return np.load(path)
-
-
-def save_array(path: Path, array: np.ndarray) -> None:
-    """`np.save`, atomically."""
-    with atomic_file(path) as partial, partial.open("wb") as file:
-        np.save(file, array)
 
 
 def forget(names: Sequence[str], rows: dict[str, Any], work: Path) -> None:
@@ -145,9 +140,7 @@ def forget(names: Sequence[str], rows: dict[str, Any], work: Path) -> None:
 
     def concerned(name: str) -> bool:
         """Whether a row, or something in the work folder, is of one of the students."""
-        name = name.partition(".")[0].rpartition("/")[2]
-        for prefix in ("demo-", "docs-", "queries-"):
-            name = name.removeprefix(prefix)
+        name = name.partition(".")[0].rpartition("/")[2].removeprefix("demo-")
         return name.partition("+")[0] in names
 
     for path in filter(lambda path: concerned(path.name), list(work.iterdir()) if work.is_dir() else []):

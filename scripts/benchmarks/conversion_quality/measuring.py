@@ -1,17 +1,13 @@
-"""What is measured of a student: fidelity, long documents, retrieval, masked tokens of the demonstration."""
+"""What is measured of a student: fidelity, long documents, masked tokens of the demonstration."""
 
 import argparse
-import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from rich.console import Console
-from shared.arguments import digest
 from shared.measuring import forward_times
 
 from hf_relpos import demo
@@ -19,30 +15,25 @@ from hf_relpos.data import cut_windows
 from hf_relpos.evaluation import (
     Encoder,
     FidelitySettings,
-    Retrieval,
-    document_vectors,
     fidelity,
     load_model,
     load_tokenizer,
-    masked_accuracy_by_length,
+    masked_accuracy,
+    masked_windows,
     model_max_length,
     pair_vectors,
     rank_correlation,
-    rank_documents,
-    read_documents,
-    read_queries,
     shift_consistency,
     similarities,
     spearman_difference,
 )
 from hf_relpos.evaluation.compare import windows_by_length
 
-from .making import NotMeasurable, StudentMaker, save_array
-from .students import STUDENTS, TEACHER_STRATEGIES, split_row
-from .texts import draw_pairs, read_source, source_fingerprint, word_ngrams
+from .making import NotMeasurable, StudentMaker
+from .students import STUDENTS, split_row
+from .texts import draw_pairs, read_source, source_fingerprint
 
 
-BATCH = 16  # documents between two writings of their vectors
 # Rows whose forward pass is timed: their tokens, and how often.
 TIMED, TIMED_ROUNDS = (128, 512), 15
 
@@ -119,10 +110,6 @@ class Bench:
         elif kind == "long":
             settings |= {"length": args.long_length, "documents": args.documents}
             settings["text"] = [*map(source_fingerprint, args.long_text)]
-        elif kind == "retrieval":
-            settings |= {"length": args.long_length, "chunk": args.chunk, "limit": args.retrieval_documents}
-            settings["text"] = [*map(source_fingerprint, [*args.train_text, *args.eval_text])]
-            settings["files"] = [*map(source_fingerprint, filter(None, (args.docs, args.queries)))]
         else:
             settings["tokens"] = args.masked_tokens
         return settings
@@ -140,7 +127,7 @@ class Bench:
             return {**self._fidelity(student, self.other), "times": self._times(student)}
         if kind == "long":
             return self._long(student, window)
-        return self._retrieval(student, window) if kind == "retrieval" else self._demo(student)
+        return self._demo(student)
 
     def _times(self, name: str) -> dict[str, dict[str, float]]:
         """CPU seconds of a forward pass of the teacher and of a student, by tokens of a row."""
@@ -198,7 +185,7 @@ class Bench:
         cosines = teacher_cosines if name == "teacher" else similarities(pair_vectors(encoder, pairs))
         result = {"pairs": len(pairs), "rho": 100 * rank_correlation(cosines, scores)}
         if name != "teacher":
-            result["difference"] = asdict(spearman_difference(teacher_cosines, cosines, scores, seed=self.args.seed))
+            result["difference"] = spearman_difference(teacher_cosines, cosines, scores, seed=self.args.seed)
         return result
 
     def _long(self, name: str, window: bool) -> dict[str, Any]:
@@ -218,69 +205,13 @@ class Bench:
             result["ceiling"] = {"token": entry.ceiling.token_cosine, "sentence": entry.ceiling.sentence_cosine}
         return result
 
-    def _retrieval(self, name: str, window: bool) -> dict[str, Any]:
-        """Ranks of the right documents."""
-        args = self.args
-        if not (args.docs and args.queries):
-            raise NotMeasurable("no --docs and --queries")
-        documents, queries = read_documents(args.docs), read_queries(args.queries)
-        if args.retrieval_documents:
-            drawn = np.random.default_rng(args.seed).permutation(len(documents))[: args.retrieval_documents]
-            names = list(documents)
-            documents = {names[number]: documents[names[number]] for number in sorted(drawn)}
-            queries = [query for query in queries if query.document in documents]
-        query_count, training_ngrams = len(queries), set().union(*map(word_ngrams, self.students.train_text))
-        trained_on = {
-            document for document, text in documents.items() if not training_ngrams.isdisjoint(word_ngrams(text))
-        }
-        queries = [query for query in queries if query.document not in trained_on]
-        if not queries:
-            raise NotMeasurable("the training text holds something of every document")
-        by_teacher = name in TEACHER_STRATEGIES
-        encoder = self.teacher if by_teacher else self.students.load(name, window)[0]
-        strategy = name if by_teacher else "full"
-        row = f"{name}+window" if window else name
-        settings = self.settings(f"retrieval/{row}")
-        vectors = self._document_vectors(f"docs-{row}", settings, encoder, list(documents.values()), strategy)
-        query_vectors = self.students.cached(
-            f"queries-{row}", settings, lambda: encoder.encode([query.text for query in queries]).numpy()
-        )
-        index = {document: number for number, document in enumerate(documents)}
-        right = torch.tensor([index[query.document] for query in queries])
-        ranks = rank_documents(torch.from_numpy(query_vectors), torch.from_numpy(vectors), right)
-        return {
-            "documents": len(documents),
-            "left_out": query_count - len(queries),
-            **Retrieval(ranks).to_dict(),
-            "ranks": " ".join(map(str, ranks.tolist())),
-        }
-
-    def _document_vectors(
-        self, name: str, settings: Any, encoder: Encoder, texts: Sequence[str], strategy: str
-    ) -> np.ndarray:
-        """Vectors of documents, written every BATCH documents, so that an interruption costs little."""
-        path = self.students.work / f"{name}.{digest(settings)}.npy"
-        rows = list(np.load(path)) if path.is_file() else []
-        start, stored = time.process_time(), len(rows)
-        while len(rows) < len(texts):
-            batch = texts[len(rows) : len(rows) + BATCH]
-            rows += list(document_vectors(encoder, batch, strategy, self.args.long_length, self.args.chunk).numpy())
-            save_array(path, np.stack(rows))
-            seconds = time.process_time() - start
-            left = seconds / (len(rows) - stored) * (len(texts) - len(rows))
-            self.console.print(f"  {len(rows)} of {len(texts)} documents, {left:.0f} CPU s left", style="dim")
-        return np.stack(rows)
-
     def _demo(self, name: str) -> dict[str, Any]:
         """Accuracy on masked tokens of the demonstration's text."""
         model, made = self.students.load_demo(name)
-        limit = model_max_length(load_model(demo.CHECKPOINT))
-        by_length = masked_accuracy_by_length(
-            model,
-            load_tokenizer(demo.CHECKPOINT),
-            demo.read_text("eval"),
-            (limit // 2, limit),
-            self.args.masked_tokens,
-            self.args.seed,
-        )
-        return {"accuracy": {str(length): entry["accuracy"] for length, entry in by_length.items()}} | made
+        limit, tokens = model_max_length(load_model(demo.CHECKPOINT)), self.args.masked_tokens
+        tokenizer, novel, accuracy = load_tokenizer(demo.CHECKPOINT), demo.read_text("eval"), {}
+        for length in (limit // 2, limit):
+            rng = np.random.default_rng(self.args.seed)
+            windows = masked_windows(tokenizer, novel, length, max(1, tokens // length), rng)
+            accuracy[str(length)] = masked_accuracy(model, *windows)["accuracy"]
+        return {"accuracy": accuracy} | made

@@ -50,8 +50,6 @@ STUDENTS = {
     "interpolate": Student("table interpolated", {"method": "interpolate"}, long=True),
     "hierarchical": Student("hierarchical decomposition", {"method": "hierarchical"}, long=True),
 }
-TEACHER_STRATEGIES = {"truncate": "teacher, cut", "chunks": "teacher, mean of chunks"}  # for long documents
-BASELINES = ("truncate", "chunks", "interpolate", "hierarchical")  # of retrieval
 
 # What is measured, each a kind of row with its students; `+window` is a student with `--window`.
 KINDS = {
@@ -62,7 +60,6 @@ KINDS = {
         *(DEFAULT_QUALITY, "long-all", "long-all+window"),
     ),
     "demo": ("teacher", "zero", DEFAULT_QUALITY),
-    "retrieval": (*BASELINES, "long-all", "long-all+window"),
 }
 ROWS = [f"{kind}/{name}" for kind, names in KINDS.items() for name in names]
 
@@ -77,8 +74,8 @@ def split_row(key: str) -> tuple[str, str, bool]:
 def label(name: str) -> str:
     """The name of a student, with or without a window, in tables."""
     student, plus, _ = name.partition("+")
-    words = {"teacher": "teacher", **TEACHER_STRATEGIES}.get(student)
-    return (words or STUDENTS[student].label) + (", window" if plus else "")
+    words = "teacher" if student == "teacher" else STUDENTS[student].label
+    return words + (", window" if plus else "")
 
 
 def row_label(key: str) -> str:

@@ -16,8 +16,6 @@ DATA = {
     "eval_text": ["text/wikitext2.valid.txt", "text/peps.jsonl.xz#abstract"],
     "other_text": "text/peps.jsonl.xz#body",  # technical specifications, unlike all that is trained on
     "sts": ["sts/stsb.dev.tsv", "sts/stsb.train.tsv"],
-    "docs": "long/wikidocs.docs.jsonl.xz",
-    "queries": "long/wikidocs.queries.jsonl",
 }
 PASSAGE = 12_000  # characters of text that are taken in one piece
 SHARED_WORDS = 12  # words in a row that no training text shares with an evaluation text

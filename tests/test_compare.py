@@ -1,15 +1,17 @@
-"""`hf-relpos compare` and `hf-relpos evaluate`: what they print, write and refuse; scores of entities."""
+"""`hf-relpos compare`: what it measures of sentence pairs, prints, writes and refuses."""
 
 import errno
 import json
+import math
 import shutil
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from huggingface_hub import EvalResult, ModelCard, metadata_load
 from huggingface_hub.repocard_data import model_index_to_eval_results
-from launching import import_script
 from oracles import stir, tiny_model
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 from typer.testing import CliRunner
@@ -20,19 +22,11 @@ from hf_relpos.cli.output import STDOUT, write_json
 from hf_relpos.data.pairs import read_pairs
 from hf_relpos.evaluation import load_encoder, rank_correlation, similarities
 from hf_relpos.evaluation.compare import CompareSettings, compare_models
-from hf_relpos.evaluation.evaluate import EvaluateSettings, evaluate_model
-from hf_relpos.evaluation.similarity import pair_vectors
+from hf_relpos.evaluation.similarity import pair_vectors, spearman_difference
 from hf_relpos.files import check_output_file, write_output_json
 
 
-WORDS = [
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "[MASK]",
-    *"the pass key is remember it . cat sat mat red sun sky".split(),
-]
+WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] the key is remember it . cat sat mat red sun sky".split()
 WORDS += [f"{n:02}" for n in range(10, 100)] + [f"##{n:03}" for n in range(1000)]
 
 
@@ -50,23 +44,6 @@ def test_json_has_no_nan(capsys):
         "b": {"c": None},
         "d": "NaN",
     }
-
-
-@pytest.mark.parametrize(
-    "pairs, words",
-    [
-        ("3\tthe cat\tsun\n3.0\tred\tsky\n", ("sts.tsv", "score = 3")),
-        ("1\tthe cat\tthe cat\n2\tthe cat\tthe cat\n", ("cosine = 1",)),
-    ],
-    ids=["scores", "cosines"],
-)
-def test_what_cannot_be_ranked_is_refused(folder, tmp_path, pairs, words):
-    (tmp_path / "sts.tsv").write_text(pairs)
-    out = tmp_path / "out.json"
-    command = ["evaluate", folder / "teacher", "--sts", tmp_path / "sts.tsv", "--json", out]
-    result = CliRunner().invoke(app, list(map(str, command)))
-    assert result.exit_code == 2 and not out.exists()
-    assert all(word in result.stderr for word in words), result.stderr
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +65,6 @@ def folder(tmp_path_factory):
     (folder / "text.txt").write_text("The cat sat. The sun is red. Remember the key.\n\n" * 200)
     (folder / "sts.tsv").write_text("5\tthe cat sat\tthe cat sat\n1\tthe cat\tred sun sky\n3\tsun\tsun is red\n")
     (folder / "docs.tsv").write_text("id\ttext\na\tthe cat sat\nb\tred sun sky\n")
-    (folder / "queries.tsv").write_text("query\tdoc\ncat\ta\nsun\tb\nsky\tb\n")
     return folder
 
 
@@ -124,6 +100,27 @@ def test_compare(folder, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "out.png"]
 
 
+def test_correlations_are_those_of_the_definition():
+    # without ties 1 − 6 Σd² / (n (n² − 1)); with ties the ranks are 1 2½ 2½ 4 and 1 3 2 4
+    assert rank_correlation([1, 2, 3, 4], [1, 3, 2, 4]) == pytest.approx(1 - 6 * 2 / 60)
+    assert rank_correlation([1, 2, 2, 3], [1, 3, 2, 4]) == pytest.approx(4.5 / math.sqrt(4.5 * 5))
+    assert math.isnan(rank_correlation([1, 2, 3], [1, 1, 1]))
+    scores = np.arange(20.0)
+    noisy = scores + np.random.default_rng(0).normal(0, 5, 20)
+    assert set(spearman_difference(noisy, noisy, scores, draws=50).values()) == {0.0}
+    worse = spearman_difference(scores, noisy, scores, draws=50)
+    assert worse["mean"] == pytest.approx(100 * rank_correlation(noisy, scores) - 100)
+    assert worse["low"] < worse["mean"] < worse["high"] < 0
+
+
+def test_correlations_need_scipy_before_anything_is_measured(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy.stats", None)
+    monkeypatch.setattr("hf_relpos.evaluation.compare.load_encoder", None)
+    files = ("--text", folder / "text.txt", "--sts", folder / "sts.tsv")
+    result = run("compare", folder / "teacher", folder / "student", *files)
+    assert result.exit_code == 2 and result.stderr == "Error: correlations need scipy: pip install 'scipy>=1.11'\n"
+
+
 def with_window(folder, out, window):
     """A copy of the student whose configuration has the window."""
     shutil.copytree(folder / "student", out)
@@ -157,30 +154,6 @@ def test_compare_in_a_window_and_as_it_is(folder, tmp_path):
     assert "as_it_is" not in found["plain"]
 
 
-def test_evaluate_in_a_window_and_as_it_is(folder, tmp_path):
-    found = {}
-    for name, model, more in (
-        ("plain", folder / "student", ()),
-        ("configured", with_window(folder, tmp_path / "windowed", 9), ()),
-        ("option", folder / "student", ("--attention-window", 9)),
-    ):
-        out = tmp_path / f"{name}.json"
-        result = run(
-            *("evaluate", model, "--mlm", folder / "text.txt", "--passkey", folder / "text.txt"),
-            *("--retrieval", folder / "docs.tsv", folder / "queries.tsv", "--lengths", "64,100", "--json", out, *more),
-        )
-        assert result.exit_code == 0, result.output
-        assert "LongEmbed" in result.output and ("as it is" in result.output) == bool(more)
-        found[name] = json.loads(out.read_text())
-    plain, option = found["plain"], found["option"]
-    assert option["masked"] == found["configured"]["masked"] != plain["masked"]
-    # the model was made for 64 tokens
-    assert option["as_it_is"]["masked"] == {"100": plain["masked"]["100"]}
-    assert option["as_it_is"]["passkey"] == {"100": plain["passkey"]["100"]}
-    assert option["as_it_is"]["retrieval"]["full"]["mrr"] == plain["retrieval"]["full"]["mrr"]
-    assert option["attention_window"] == 9 and option["as_it_is"]["attention_window"] is None
-
-
 def test_compare_by_default(folder):
     """A model with itself; the lengths follow its limit, and those past it are not read."""
     result = run("compare", folder / "teacher", folder / "teacher", "--text", folder / "text.txt", "--tokens", 64)
@@ -198,25 +171,6 @@ def test_short_text_and_another_language(folder, tmp_path):
     assert "256 tokens not measured: the text does not fill one window of 256 tokens" in result.output
 
 
-def test_evaluate(folder, tmp_path):
-    out = tmp_path / "out.json"
-    result = run(
-        *("evaluate", folder / "student", "--sts", folder / "sts.tsv", "--mlm", folder / "text.txt"),
-        *("--retrieval", folder / "docs.tsv", folder / "queries.tsv", "--passkey", folder / "text.txt"),
-        *("--lengths", "64,100", "--json", out, "--max-length", 600),
-    )
-    assert result.exit_code == 0, result.output
-    found = json.loads(out.read_text())
-    assert found["similarity"][str(folder / "sts.tsv")]["pairs"] == 3
-    assert found["masked"].keys() == found["passkey"].keys() == {"64", "100"}
-    assert found["passkey"]["64"].keys() == {"vector", "masked"}
-    assert found["retrieval"].keys() == {"truncate", "chunks", "full"}
-    # the documents are short, so that all strategies read the same
-    assert found["retrieval"]["full"]["difference"]["mrr"] == {"mean": 0.0, "low": 0.0, "high": 0.0}
-    for words in ("Spearman × 100", "Retrieval, 3 queries", "Masked tokens", "Passkey, %"):
-        assert words in result.output
-
-
 def test_progress_is_of_the_whole(folder):
     """From nothing to all, in steps forward, whatever is measured."""
     told = []
@@ -225,69 +179,46 @@ def test_progress_is_of_the_whole(folder):
         str(folder / "teacher"), str(folder / "student"), [text], lengths=lengths, sts=sts, attention_window=8
     )
     compare_models(compare, lambda *each: told.append(each))
-    model, files = str(folder / "student"), (folder / "docs.tsv", folder / "queries.tsv")
-    shares = [[completed / total for _, completed, total in told]]
-    told.clear()
-    evaluate = EvaluateSettings(
-        model, sts, retrieval=files, mlm=text, passkey=text, lengths=[64, 100], max_length=600, attention_window=8
-    )
-    evaluate_model(evaluate, lambda *each: told.append(each))
-    shares += [[completed / total for _, completed, total in told]]
-    for each in shares:
-        assert each == sorted(each) and each[0] == 0 and each[-1] == pytest.approx(1) and len(set(each)) > 5
+    shares = [completed / total for _, completed, total in told]
+    assert shares == sorted(shares) and shares[0] == 0 and shares[-1] == pytest.approx(1) and len(set(shares)) > 5
 
 
-def test_what_was_measured_goes_into_the_card(folder, tmp_path):
-    """As the Hub reads it; what else the card holds stays, and a second measurement takes the place of the first."""
-    out = tmp_path / "out"
+def test_correlations_go_into_the_card_beside_those_of_the_source(folder, tmp_path):
+    """As the Hub reads them; what else the card holds stays, and a second measurement takes the place of the first."""
+    out, pairs = tmp_path / "out", tmp_path / "sts.tsv"
     convert(folder / "teacher", out, method="drop")
-    card = ModelCard.load(out / "README.md")
+    before = ModelCard.load(out / "README.md")
     other = EvalResult("fill-mask", "text", "held out", "accuracy", 0.5)
-    card.data.license, card.data.model_name, card.data.eval_results = "mit", "named", [other]
-    card.save(out / "README.md")
-    more = (folder / "sts.tsv").read_text() + "2\tred\tmat\n"
-    pairs = tmp_path / "sts.tsv"
-    for text, count in ((more, 4), ((folder / "sts.tsv").read_text(), 3)):
-        pairs.write_text(text)
-        result = run("evaluate", out, "--sts", pairs, "--update-card", "--json", tmp_path / "found.json")
-        assert result.exit_code == 0 and f"written to {out / 'README.md'}" in result.stdout
-        found = json.loads((tmp_path / "found.json").read_text())["similarity"][str(pairs)]
-        assert found["pairs"] == count
-        metadata = metadata_load(out / "README.md")
-        name, results = model_index_to_eval_results(metadata["model-index"])
-        assert name == "named" and len(results) == 2 and results[0] == other
-        assert results[1] == EvalResult(
-            "sentence-similarity",
-            "sts",
-            f"sts.tsv, {count} pairs",
-            "spearman_cosine",
-            round(found["spearman"] / 100, 4),
-            metric_name="Spearman Cosine",
-            verified=False,
-        )
-        assert metadata["license"] == "mit" and ModelCard.load(out / "README.md").text == card.text
-
-
-def test_the_card_of_what_was_converted_has_its_source_beside_it(folder, tmp_path):
-    out = tmp_path / "out"
-    convert(folder / "teacher", out, method="drop")
-    before = ModelCard.load(out / "README.md").text
-    pairs = tmp_path / "sts.tsv"
-    pairs.write_text("".join(f"{n % 7}\t{n} {100 - n} the\tthe {n + 5} {90 - n}\n" for n in range(12, 50)))
-    for _ in range(2):  # measured again, the section is replaced
+    before.data.license, before.data.model_name, before.data.eval_results = "mit", "named", [other]
+    before.save(out / "README.md")
+    for last in (49, 50):
+        pairs.write_text("".join(f"{n % 7}\t{n} {100 - n} the\tthe {n + 5} {90 - n}\n" for n in range(12, last)))
         result = run(
             *("compare", folder / "teacher", out, "--text", folder / "text.txt", "--lengths", "16", "--tokens", "64"),
             *("--sts", pairs, "--update-card", "--json", tmp_path / "found.json"),
         )
         assert result.exit_code == 0 and f"written to {out / 'README.md'}" in result.stdout, result.output
     (found,) = json.loads((tmp_path / "found.json").read_text())["similarity"].values()
-    card = ModelCard.load(out / "README.md")
-    assert [each.metric_value for each in card.data.eval_results] == [round(found["student"] / 100, 4)]
+    card, metadata = ModelCard.load(out / "README.md"), metadata_load(out / "README.md")
+    name, results = model_index_to_eval_results(metadata["model-index"])
+    assert (name, metadata["license"], found["pairs"]) == ("named", "mit", 38)
+    assert results == [
+        other,
+        EvalResult(
+            "sentence-similarity",
+            "sts",
+            "sts.tsv, 38 pairs",
+            "spearman_cosine",
+            round(found["student"] / 100, 4),
+            metric_name="Spearman Cosine",
+            verified=False,
+        ),
+    ]
     row = f"| sts.tsv | {found['pairs']} | {found['teacher']:.2f} | {found['student']:.2f} |"
     assert card.text.count(row) == 1 and found["teacher"] != found["student"]
     start = card.text.index("## Similarity of sentences")
     limits = card.text.index("## What is not promised")
-    assert start < limits and card.text[:start] + card.text[limits:] == before
+    assert start < limits and card.text[:start] + card.text[limits:] == before.text
 
 
 @pytest.mark.parametrize(
@@ -300,7 +231,7 @@ def test_the_card_of_what_was_converted_has_its_source_beside_it(folder, tmp_pat
         ),
         ("---\n[\n---\n", ["--sts", "sts.tsv"], "README.md: its metadata cannot be read (while parsing"),
         ("---\n- a\n---\n", ["--sts", "sts.tsv"], "its metadata cannot be read (repo card metadata block should be"),
-        ("---\nlicense: mit\n---\n", ["--mlm", "text.txt"], "--update-card writes the correlations of scored"),
+        ("---\nlicense: mit\n---\n", [], "--update-card writes the correlations of scored"),
         (
             "---\nlicense: mit\n---\n",
             ["--sts", "sts.tsv", "--sts", "sts.tsv"],
@@ -312,26 +243,11 @@ def test_a_card_that_cannot_be_updated_is_refused_before_anything_is_measured(
     folder, tmp_path, monkeypatch, card, arguments, words
 ):
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("hf_relpos.evaluation.evaluate.load_encoder", None)
+    monkeypatch.setattr("hf_relpos.evaluation.compare.load_encoder", None)
     if card is not None:
         (tmp_path / "README.md").write_text(card)
-    result = run("evaluate", tmp_path, *arguments, "--update-card")
+    result = run("compare", "teacher", tmp_path, "--text", "text.txt", *arguments, "--update-card")
     assert result.exit_code == 2 and words in result.stderr and result.stderr.startswith("Error: ")
-
-
-def test_lengths_that_the_model_does_not_read_are_named(folder, tmp_path):
-    out = tmp_path / "out.json"
-    result = run("evaluate", folder / "teacher", "--mlm", folder / "text.txt", "--lengths", "64,1000", "--json", out)
-    assert result.exit_code == 0, result.output
-    assert "1,000 tokens not measured: the model reads 64 tokens" in result.output
-    assert json.loads(out.read_text())["masked"].keys() == {"64"}
-
-
-def test_an_absolute_model_reads_no_long_documents_at_once(folder, tmp_path):
-    out = tmp_path / "out.json"
-    arguments = ("--retrieval", folder / "docs.tsv", folder / "queries.tsv", "--json", out)
-    assert run("evaluate", folder / "teacher", *arguments).exit_code == 0
-    assert json.loads(out.read_text())["retrieval"].keys() == {"truncate", "chunks"}
 
 
 @pytest.mark.parametrize(
@@ -361,28 +277,6 @@ def test_an_absolute_model_reads_no_long_documents_at_once(folder, tmp_path):
             ("compare", "teacher", "teacher", "--text", "text.txt", "--attention-window", "4"),
             "--attention-window 4: model_type = 'bert'",
         ),
-        (
-            ("evaluate", "teacher", "--mlm", "text.txt", "--attention-window", "4"),
-            "--attention-window 4: model_type = 'bert'",
-        ),
-        (("evaluate", "student"), "nothing to measure: give --sts, --retrieval, --mlm or --passkey"),
-        (("evaluate", "bare", "--tokenizer", "teacher", "--mlm", "text.txt"), "has no head that predicts masked"),
-        (
-            ("evaluate", "teacher", "--mlm", "text.txt", "--lengths", "128"),
-            "--lengths 128: the model reads 64 tokens; give shorter ones",
-        ),
-        (
-            ("evaluate", "teacher", "--passkey", "text.txt", "--lengths", "1000000"),
-            "--lengths 1000000: the model reads 64 tokens; give shorter ones",
-        ),
-        (
-            ("evaluate", "student", "--mlm", "text.txt", "--lengths", "1000000"),
-            "length = 1000000",
-        ),
-        (
-            ("evaluate", "student", "--mlm", "https://example.org/a.txt"),
-            "text = 'https://example.org/a.txt'",
-        ),
     ],
 )
 def test_errors_are_text_and_exit_code_2(folder, monkeypatch, arguments, words):
@@ -392,36 +286,6 @@ def test_errors_are_text_and_exit_code_2(folder, monkeypatch, arguments, words):
     assert result.exit_code == 2, result.output
     assert result.stderr.startswith("Error: ") and words in result.stderr and "Traceback" not in result.output
     assert sorted(path.name for path in folder.iterdir()) == before
-
-
-@pytest.fixture(scope="module")
-def entity_scores():
-    return import_script("recipes.scores").entity_scores
-
-
-@pytest.mark.parametrize(
-    "tags, expected",
-    [
-        ("O O", set()),
-        ("B-a I-a O B-b", {("a", 0, 2), ("b", 3, 4)}),
-        ("B-a B-a I-a", {("a", 0, 1), ("a", 1, 3)}),
-        ("B-a I-b I-b", {("a", 0, 1), ("b", 1, 3)}),  # I- of another type begins an entity
-        ("O I-a I-a", {("a", 1, 3)}),
-        ("B-x-y I-x-y", {("x-y", 0, 2)}),
-    ],
-)
-def test_entities(entity_scores, tags, expected):
-    truth = ["O"] * len(tags.split())
-    for kind, start, end in expected:
-        truth[start:end] = [f"B-{kind}", *[f"I-{kind}"] * (end - start - 1)]
-    assert set(entity_scores([truth], [tags.split()]).values()) == ({100.0} if expected else {0.0})
-
-
-def test_entity_scores(entity_scores):
-    truth = ["B-a I-a O B-b".split(), "O B-a".split()]
-    guess = ["B-a I-a O B-a".split(), "O O".split()]  # one right, one of the wrong type, one missed
-    assert entity_scores(truth, guess) == pytest.approx({"precision": 50, "recall": 100 / 3, "f1": 40})
-    assert entity_scores([["O"]], [["O"]])["f1"] == 0
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,9 @@ from transformers import (
 
 from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel
 from hf_relpos.data.batching import BATCH_TOKENS, batch_indices
+from hf_relpos.demo import CHECKPOINT, read_text
 from hf_relpos.evaluation import (
+    Encoder,
     Fidelity,
     FidelitySettings,
     LengthFidelity,
@@ -36,9 +38,13 @@ from hf_relpos.evaluation import (
     fidelity,
     hidden_states,
     load_model,
+    load_tokenizer,
     mask_rows,
+    masked_accuracy,
     masked_agreement,
+    masked_windows,
     model_max_length,
+    pooling_of,
     shift_consistency,
     unknown_rate,
     verdict,
@@ -452,3 +458,46 @@ def test_other_families():
     found = fidelity(one, other, {8: rows(8, 5)}).lengths[0]
     assert model_max_length(one) == 16 and len(found.divergence) == 2 and min(found.divergence) > 0
     assert found.ceiling.by_shift.keys() == {1, 4}
+
+
+def test_vectors_do_not_depend_on_the_batch():
+    model, tokenizer = load_model(CHECKPOINT), load_tokenizer(CHECKPOINT)
+    texts = ["cat", "the cat sat far", "red sun " * 100, "mat"]
+    whole, single = (Encoder(model, tokenizer, batch_tokens=n).encode(texts) for n in (8192, 1))
+    assert (whole - single).abs().max() < 1e-5
+    with torch.no_grad():
+        states = model.base_model(**tokenizer(texts[2], return_tensors="pt", truncation=True, max_length=128))
+    assert (whole[2] - states.last_hidden_state[0].mean(0)).abs().max() < 1e-5
+    with pytest.raises(ValueError, match="max_length = 129"):
+        Encoder(model, tokenizer).encode(texts, length=129)
+
+
+def test_masked_accuracy():
+    """Against the predictions themselves."""
+    model, tokenizer = load_model(CHECKPOINT), load_tokenizer(CHECKPOINT)
+    inputs, labels = masked_windows(tokenizer, read_text("eval"), 32, 6, np.random.default_rng(0))
+    asked = labels != -100
+    assert len(inputs) == 6 and not asked[:, [0, -1]].any() and (inputs[asked] == tokenizer.mask_token_id).all()
+    with torch.no_grad():
+        log = model(inputs).logits[asked].log_softmax(-1)
+    right = (log.argmax(-1) == labels[asked]).double().mean()
+    found = masked_accuracy(model, inputs, labels, batch_size=4)
+    assert found["accuracy"] == pytest.approx(100 * float(right), abs=0.01)
+    assert found["nll"] == pytest.approx(-float(log.gather(1, labels[asked][:, None]).mean()), abs=1e-3)
+
+
+def test_pooling_of(tmp_path):
+    assert pooling_of(tmp_path) is None
+    (tmp_path / "1_Pooling").mkdir()
+    path = tmp_path / "1_Pooling" / "config.json"
+    for config, expected in (
+        ({"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}, "mean"),
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False, "word_embedding_dimension": 3}, "cls"),
+        ({"pooling_mode": "cls"}, "cls"),
+    ):
+        path.write_text(json.dumps(config))
+        assert pooling_of(tmp_path) == expected
+    for config in ({"pooling_mode_max_tokens": True}, {"pooling_mode": ["mean", "cls"]}):
+        path.write_text(json.dumps(config))
+        with pytest.raises(ValueError, match="only mean and cls are known here; choose one with --pooling"):
+            pooling_of(tmp_path)
