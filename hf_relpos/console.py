@@ -2,24 +2,19 @@
 
 import time
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from itertools import accumulate
 from threading import Timer
-from typing import Any, TypeVar
+from typing import Any
 
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 
-Key = TypeVar("Key", bound=Hashable)
-
-
-# Called as progress(description, completed, total) during a long computation.
+# Called as progress(stage, completed, total) during a long computation.
 ProgressCallback = Callable[[str, float, float], None]
 
 # Where there is no terminal: seconds before a line says what takes long, and between two lines of progress.
@@ -57,86 +52,40 @@ def _print_line(console: Console, line: str) -> None:
 
 
 @contextmanager
-def progress_bar(
-    console: Console,
-    visible: bool = True,
-    clock: Callable[[], float] = time.monotonic,
-    first: str = "starting",
-) -> Iterator[ProgressCallback]:
-    """A bar with the remaining time, removed at the end; where there is no terminal, a line every half minute.
+def progress_bar(console: Console, visible: bool = True, first: str = "starting") -> Iterator[ProgressCallback]:
+    """A bar for each stage, with the time that the stage still takes, removed at the end.
 
-    The estimate is of all work since the first call, so that neither loading nor steps of an interrupted run count.
+    Where there is no terminal, it is a line every half minute.
 
     Args:
         console: where it is shown.
         visible: whether it is.
-        clock: seconds.
-        first: description before anything is counted.
+        first: the stage before anything is counted.
 
     Yields:
-        A function to call as `progress(description, completed, total)`, with numbers of the whole computation
-        (`split_progress`); it does nothing unless `visible`.
+        A function to call as `progress(stage, completed, total)`; another stage begins a bar of its own.
     """
-    shows_bar = visible and console.is_terminal
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}"))
+    has_bar = visible and console.is_terminal
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with (
-        Progress(*columns, console=console, transient=True, disable=not shows_bar) as bar,
-        _late_line(Console(quiet=True) if not visible else console, first) as late,
+        Progress(*columns, console=console, transient=True, disable=not has_bar) as bar,
+        _late_line(console if visible else Console(quiet=True), first) as late,
     ):
-        task = bar.add_task(first, total=None, left="")  # it moves before anything is counted
-        start: tuple[float, float] | None = None
-        printed = -LINE_SECONDS
+        task = bar.add_task(first, total=None)  # it moves before anything is counted
+        stage, due = first, 0.0
 
         def update(description: str, completed: float, total: float) -> None:
-            nonlocal start, printed
-            if not visible:
-                return
+            nonlocal stage, due
             late.cancel()
-            now = clock()
-            start = start or (now, completed)
-            passed, done = now - start[0], completed - start[1]
-            left = f"about {_duration(passed / done * (total - completed))} left" if done > 0 else ""
-            bar.update(task, description=description, completed=completed, total=total, left=left)
-            if shows_bar or passed - printed < LINE_SECONDS or completed >= total:  # the result says that it is done
-                return
-            printed = passed
-            line = f"{description}: {100 * completed / max(total, 1):.0f} % done after {_duration(passed)}"
-            _print_line(console, ", ".join(filter(None, (line, left))))
+            if description != stage:
+                stage = description
+                bar.reset(task, description=description)
+            bar.update(task, completed=completed, total=total)
+            if visible and not has_bar and completed < total and time.monotonic() >= due:
+                due = time.monotonic() + LINE_SECONDS
+                _print_line(console, f"{description}: {100 * completed / total:.0f} %")
 
         yield update
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
-
-
-def split_progress(
-    progress: ProgressCallback | None, weights: Mapping[Key, float]
-) -> dict[Key, ProgressCallback | None]:
-    """Functions that report parts of a computation as progress of the whole; parts follow in this order.
-
-    Args:
-        progress: of the whole; None for none, also for the parts.
-        weights: expected work of each part, in any unit.
-    """
-    total = sum(weights.values())
-    before = accumulate(weights.values(), initial=0.0)
-    return {
-        key: None if progress is None else partial(_report_part, progress, start, weight, total)
-        for (key, weight), start in zip(weights.items(), before, strict=False)
-    }
-
-
-def _report_part(
-    progress: ProgressCallback,
-    before: float,
-    weight: float,
-    whole: float,
-    description: str,
-    completed: float,
-    total: float,
-) -> None:
-    progress(description, before + weight * completed / max(total, 1), whole)
 
 
 @contextmanager

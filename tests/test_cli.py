@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import shellingham
@@ -181,17 +182,19 @@ def test_warnings_are_one_line_each(capfd):
     assert warnings.showwarning.__name__ != "show_plainly"
 
 
-def test_something_moves_before_anything_is_counted_in_a_terminal_alone(capfd):
+def test_a_bar_for_each_stage_in_a_terminal_and_lines_half_a_minute_apart_elsewhere(capfd, monkeypatch):
     terminal = io.StringIO()
     with progress_bar(Console(file=terminal, force_terminal=True, width=60)) as progress:
-        pass
-    assert "starting" in terminal.getvalue()
-    with progress_bar(Console(file=terminal, force_terminal=True, width=60)) as progress:
-        progress("reading", 1, 2)
-    assert "reading" in terminal.getvalue()
+        for stage in ("reading", "writing"):
+            progress(stage, 1, 2)
+    shown = terminal.getvalue()
+    assert shown.index("starting") < shown.index("reading") < shown.index("writing")
+    now = iter([100.0, 100.0, 120.0, 132.0, 132.0, 145.0])
+    monkeypatch.setattr("hf_relpos.console.time", SimpleNamespace(monotonic=lambda: next(now)))
     with spinner("writing"), progress_bar(Console(stderr=True)) as progress:
-        progress("reading", 2, 2)  # over before a line is due
-    assert capfd.readouterr() == ("", "")
+        for stage, completed in (("reading", 1), ("reading", 2), ("comparing", 1), ("comparing", 2), ("comparing", 4)):
+            progress(stage, completed, 4)
+    assert capfd.readouterr() == ("", "reading: 25 %\ncomparing: 25 %\n")
 
 
 def test_without_a_terminal_a_line_says_what_takes_long(capfd, monkeypatch):

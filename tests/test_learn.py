@@ -1,7 +1,6 @@
 """Learning from text by `convert`: presets, pairs, long rows, resumption, and what is refused."""
 
 import errno
-import io
 import json
 import lzma
 import re
@@ -13,7 +12,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from filelock import FileLock
-from rich.console import Console
 from safetensors.torch import load_file, save_file
 from tokenizers import Regex
 from tokenizers.normalizers import Replace
@@ -32,7 +30,6 @@ from typer.testing import CliRunner
 import hf_relpos
 from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel, processes, training
 from hf_relpos.cli import app
-from hf_relpos.console import progress_bar, split_progress
 from hf_relpos.conversion import QUALITIES, ConversionError, PoorConversionWarning, convert
 from hf_relpos.conversion.absolute_tables import fold
 from hf_relpos.conversion.card import command as repeating_command
@@ -291,12 +288,10 @@ def test_progress_is_told_where_there_is_no_terminal(small, tmp_path, capfd, mon
     arguments = {"method": "distil", "texts": small / "text.txt", "method_options": FEW, "overwrite": True}
     convert(small / "bert", tmp_path / "out", device="cpu", progress=True, **arguments)
     lines = capfd.readouterr().err.splitlines()
-    assert any(re.match(r"distilling: \d+ % done after \d+ s", line) for line in lines)
-    assert any(re.match(r"comparing, 64 tokens: \d+ % done after \d+ s", line) for line in lines)
-    shares = [int(match[1]) for line in lines if (match := re.search(r": (\d+) % done", line))]
-    assert shares == sorted(shares)  # one measure of the whole
+    assert any(re.match(r"distilling: \d+ %$", line) for line in lines)
+    assert any(re.match(r"comparing, 64 tokens: \d+ %$", line) for line in lines)
     convert(small / "bert", tmp_path / "out", **arguments)
-    assert "done after" not in capfd.readouterr().err
+    assert "%" not in capfd.readouterr().err
 
 
 def test_pairs_are_as_the_tokenizer_makes_them():
@@ -501,29 +496,6 @@ def refuse(small, tmp_path, words, texts=None, **arguments):
     with pytest.raises(ConversionError, match=words):
         convert(small / "bert", tmp_path / "out", **{"method": "distil", "texts": texts, **arguments})
     assert list(tmp_path.iterdir()) == [] or not (tmp_path / "out").exists()
-
-
-def test_lines_of_progress_are_half_a_minute_apart():
-    """The estimate does not count what was done before the first call, such as steps before an interruption."""
-    file, times = io.StringIO(), iter([100.0, 120.0, 132.0, 145.0, 162.5])
-    with progress_bar(Console(file=file), clock=lambda: next(times)) as progress:
-        for done in range(2, 7):
-            progress(f"part {done}", done, 10)
-    assert file.getvalue().splitlines() == [
-        "part 2: 20 % done after 0 s",
-        "part 4: 40 % done after 32 s, about 96 s left",
-        "part 6: 60 % done after 62 s, about 62 s left",
-    ]
-
-
-def test_parts_are_progress_of_the_whole():
-    told = []
-    parts = split_progress(lambda *each: told.append(each), {"short": 1.0, "long": 3.0})
-    for each in split_progress(parts["long"], {"first": 1.0, "second": 1.0}).values():
-        each("inner", 5, 10)
-    parts["short"]("outer", 2, 2)
-    assert told == [("inner", 1.75, 4.0), ("inner", 3.25, 4.0), ("outer", 1.0, 4.0)]
-    assert split_progress(None, {"short": 1.0}) == {"short": None}
 
 
 @pytest.mark.parametrize(

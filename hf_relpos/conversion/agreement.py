@@ -28,13 +28,6 @@ SAMPLED_TOKENS = 1536
 # Windows that are compared as segment pairs: maximum tokens of each, and tokens of all.
 PAIR_LENGTH, PAIR_TOKENS = 128, 4096
 SPEED_RUNS = 5
-# Passes over the tokens of each length, with shifts, attention and predictions.
-CHECK_PASSES = 4.0
-
-
-def check_work(run: ConversionRun) -> float:
-    """Expected work of `held_out_fidelity`: tokens times passes over them."""
-    return CHECK_PASSES * (len(_lengths(run)) * EVALUATED_TOKENS + 2 * (run.options.length or 0))
 
 
 def _lengths(run: ConversionRun) -> list[int]:

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from ..attention.dispatch import AUTO
 from ..attention.products import multiplies_bfloat16
-from ..console import ProgressCallback, progress_bar, split_progress
+from ..console import ProgressCallback, progress_bar
 from ..data.batching import pad_rows
 from ..data.text import TextError
 from ..data.windows import PairLayout, Windows, pair_windows
@@ -32,7 +32,7 @@ from ..files import describe_write_error
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..processes import process_state
 from .absolute_tables import fold
-from .agreement import check_work, held_out_fidelity, speed
+from .agreement import held_out_fidelity, speed
 from .options import DistilOptions
 from .run import ConversionRun
 from .windows import (
@@ -64,9 +64,6 @@ PAIRS = 0.5
 # of the steps, the sentence cosine of short rows was lower by up to .006; now by .003. With 1 instead of 2,
 # all-MiniLM-L6-v2 was no better on long rows.
 SHORT_STEPS = 2
-
-# Passes over a token in training: one of the teacher, one of the student, whose gradients take two.
-TRAINING_PASSES = 4.0
 
 # Windows over which the increase of [CLS]'s logit is averaged.
 COUNTED_WINDOWS = 32
@@ -134,15 +131,13 @@ def _learn(model: RelPosBertPreTrainedModel, run: ConversionRun, quiet: bool) ->
     marks = {"": time.process_time()}
     for each in (student, teacher):
         each.set_attn_implementation(AUTO)  # returns attention weights only where they are compared
-    work = {"distillation": TRAINING_PASSES * _all_steps(run) * run.options.batch_tokens, "check": check_work(run)}
     bfloat16 = run.device.type == "cpu" and multiplies_bfloat16()  # faster, and the result is as close to the source
     with progress_bar(console, not console.quiet, first="reading the text") as progress:
-        parts = split_progress(progress, work)
         with _optimized(student, teacher, "bfloat16" if bfloat16 else "float32"):
-            run.details["distillation"] = _distil(student, teacher, tokenizer, run, console, parts["distillation"])
+            run.details["distillation"] = _distil(student, teacher, tokenizer, run, console, progress)
         marks["distillation"] = time.process_time()
         with _optimized(student, teacher, "float32"):
-            run.details["fidelity"] = held_out_fidelity(student, teacher, tokenizer, run, parts["check"])
+            run.details["fidelity"] = held_out_fidelity(student, teacher, tokenizer, run, progress)
         marks["check"] = time.process_time()
     run.details["speed"] = speed(student, teacher)
     spent = pairwise(marks.items())
@@ -239,7 +234,7 @@ def _distil(
     tokenizer: Any,
     run: ConversionRun,
     console: Console,
-    progress: ProgressCallback | None,
+    progress: ProgressCallback,
 ) -> dict[str, Any]:
     """Train the student in place and add `text` to the details; returns the report of the training."""
     from ..training import DistillationSettings, distil  # imports the Trainer
@@ -278,7 +273,7 @@ def _distil(
         f"distilling: {settings.steps} steps on {windows.tokens:,} tokens. Interrupted, the same command resumes",
         highlight=False,
     )
-    train = partial(distil, student, teacher, rows, settings, progress=progress or False)
+    train = partial(distil, student, teacher, rows, settings, progress=progress)
     with torch.enable_grad():
         if run.resume_folder is None:
             return train().to_dict()

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +9,15 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ..console import ProgressCallback, split_progress
+from ..console import ProgressCallback
 from ..data.batching import Row
 from ..data.pairs import PAIR_COLUMNS, Pair, read_pairs
 from ..data.text import TextError, pair_fields, read_texts
 from ..data.windows import cut_windows, warn_of_unknown_tokens
-from .encoder import Encoder, text_work
+from .encoder import Encoder
 from .inspection import model_max_length, set_attention_window
 from .loading import load_encoder
-from .model_fidelity import FidelitySettings, default_lengths, fidelity, fidelity_work
+from .model_fidelity import FidelitySettings, default_lengths, fidelity
 from .similarity import pair_vectors, rank_correlation, scipy_stats, similarities, spearman_difference
 
 
@@ -87,14 +86,7 @@ def compare_models(settings: CompareSettings, progress: ProgressCallback | None 
     limit = model_max_length(teacher.model)
     past = {length: rows for length, rows in windows.items() if limit is not None and length > limit}
     rows_again = past if own is not None and own != window else {}
-    work_of = partial(fidelity_work, teacher.model, student.model, settings=fidelity_settings)
-    work = {("fidelity", "given"): sum(work_of(windows).values())}
-    for name, pairs in pairs_by_file.items():
-        texts = [text for pair in pairs for text in (pair.sentence1, pair.sentence2)]
-        work["similarity", name] = 2 * text_work(student.model, texts)
-    work["fidelity", "own"] = sum(work_of(rows_again).values())
-    parts = split_progress(progress, work)
-    measured = fidelity(teacher.model, student.model, windows, fidelity_settings, parts["fidelity", "given"])
+    measured = fidelity(teacher.model, student.model, windows, fidelity_settings, progress)
     measured.skipped.update(skipped)
     results = {
         "teacher": settings.teacher,
@@ -106,14 +98,11 @@ def compare_models(settings: CompareSettings, progress: ProgressCallback | None 
     }
     if pairs_by_file:
         results["similarity"] = {
-            name: compare_similarity(teacher, student, pairs, parts["similarity", name])
-            for name, pairs in pairs_by_file.items()
+            name: compare_similarity(teacher, student, pairs, progress) for name, pairs in pairs_by_file.items()
         }
     if own is not None and rows_again:
         set_attention_window(student.model, own)
-        results["as_it_is"] = fidelity(
-            teacher.model, student.model, rows_again, fidelity_settings, parts["fidelity", "own"]
-        ).to_dict()
+        results["as_it_is"] = fidelity(teacher.model, student.model, rows_again, fidelity_settings, progress).to_dict()
     return results
 
 
@@ -151,10 +140,7 @@ def compare_similarity(
     teacher: Encoder, student: Encoder, pairs: Sequence[Pair], progress: ProgressCallback | None = None
 ) -> dict[str, Any]:
     """Spearman × 100 of both models, their difference with a 95 % range, and the cosines of their sentence vectors."""
-    parts = split_progress(progress, {"teacher": 1.0, "student": 1.0})
-    vectors = [
-        pair_vectors(encoder, pairs, part) for encoder, part in zip((teacher, student), parts.values(), strict=True)
-    ]
+    vectors = [pair_vectors(encoder, pairs, progress) for encoder in (teacher, student)]
     scores = np.array([pair.score for pair in pairs])
     cosines = [similarities(each) for each in vectors]
     left, right = (each.double().flatten(0, 1) for each in vectors)

@@ -4,7 +4,7 @@ The result of a row does not depend on the other rows of its batch.
 Shapes: B rows of a batch, L tokens of a row, D hidden size.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,32 +15,7 @@ from ..data.batching import BATCH_TOKENS, Row, batch_indices, pad_rows
 from .inspection import model_max_length
 
 
-# Characters per token, about, to estimate work.
-CHARACTERS = 5
 POOLINGS = ("mean", "cls")
-
-
-def expected_work(model: PreTrainedModel, tokens: int, length: int) -> float:
-    """Relative time to read that many tokens in rows of `length`, for progress.
-
-    A layer takes 24 D² operations per token, and 4 L D for all keys, which are about half as fast.
-    """
-    size = getattr(model.config, "hidden_size", None) or 768
-    return tokens * (1 + length / (3 * size))
-
-
-def text_work(
-    model: PreTrainedModel, texts: Iterable[str], most: int | None = None, piece: int | None = None
-) -> float:
-    """`expected_work` for texts, by their numbers of characters.
-
-    Args:
-        most: tokens read of a text; None for the model's maximum length.
-        piece: tokens read at once; None for all.
-    """
-    most = most or model_max_length(model)
-    tokens = [min(n for n in (len(text) // CHARACTERS + 2, most) if n is not None) for text in texts]
-    return sum(expected_work(model, n, min(n, piece or n)) for n in tokens)
 
 
 def check_pooling(pooling: str) -> None:
@@ -168,16 +143,13 @@ class Encoder:
     ) -> torch.Tensor:
         """Sentence vectors of rows of tokens, (rows, D) on the CPU, not normalised."""
         vectors: list[torch.Tensor] = [torch.empty(0)] * len(rows)
-        work = [expected_work(self.model, len(row), len(row)) for row in rows]
-        total, done = sum(work), 0.0
-        if progress is not None:
-            progress(what, done, total)
+        done = 0
         for indices in batch_indices(rows, self.batch_tokens):
             ids, mask = pad_batch([rows[index] for index in indices], self.model)
             pooled = pool(hidden_states(self.model, ids, mask), mask, self.pooling).cpu()
             for index, vector in zip(indices, pooled, strict=True):
                 vectors[index] = vector
-            done += sum(work[index] for index in indices)
+            done += len(indices)
             if progress is not None:
-                progress(what, done, total)
+                progress(what, done, len(rows))
         return torch.stack(vectors)

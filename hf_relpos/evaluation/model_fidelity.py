@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..console import ProgressCallback, split_progress
+from ..console import ProgressCallback
 from ..data.batching import BATCH_TOKENS, Row, batch_indices
 from .attention_fidelity import AttentionDivergence, eager_attention
-from .encoder import check_pooling, expected_work, hidden_states, pad_batch
+from .encoder import check_pooling, hidden_states, pad_batch
 from .fidelity_report import Fidelity, LengthFidelity, ShiftConsistency
 from .hidden_state_fidelity import SHIFTS, CosineMeans, shift_consistency
 from .inspection import accepts_position_ids, has_mlm_head, model_max_length
@@ -80,7 +80,7 @@ def fidelity(
         student: likewise, of the same hidden size and tokenizer, on the same device.
         windows_by_length: for each length, rows of at most that many tokens, `[CLS] … [SEP]`.
         settings: None for the defaults.
-        progress: called with the length, the number of tokens done, and their total.
+        progress: called for each length with the number of tokens done, and their total.
 
     Raises:
         ValueError: for a length without windows, windows that are too long, models of different widths or
@@ -89,11 +89,9 @@ def fidelity(
     settings = settings or FidelitySettings()
     _check(teacher, student, windows_by_length)
     limit, student_limit = model_max_length(teacher), model_max_length(student)
-    parts = split_progress(progress, fidelity_work(teacher, student, windows_by_length, settings))
     lengths, skipped = [], {}
     for length, windows in sorted(windows_by_length.items()):
-        passes = _passes(teacher, student, length, windows, settings)
-        advance = _count(parts[length], length, passes, windows)
+        advance = _count(progress, length, windows)
         if student_limit is not None and length > student_limit:
             skipped[length] = f"the student reads {student_limit} tokens"
         elif limit is None or length <= limit:
@@ -103,56 +101,20 @@ def fidelity(
     return Fidelity(limit, student_limit, settings.pooling, lengths, skipped)
 
 
-def fidelity_work(
-    teacher: PreTrainedModel,
-    student: PreTrainedModel,
-    windows_by_length: Mapping[int, Sequence[Row]],
-    settings: FidelitySettings,
-) -> dict[int, float]:
-    """Expected work of `fidelity` by length, as in `expected_work`."""
-    return {
-        length: sum(_passes(teacher, student, length, windows, settings).values())
-        * expected_work(student, sum(map(len, windows)), length)
-        for length, windows in sorted(windows_by_length.items())
-    }
-
-
-def _passes(
-    teacher: PreTrainedModel, student: PreTrainedModel, length: int, windows: Sequence[Row], settings: FidelitySettings
-) -> dict[str, float]:
-    """Passes over the windows by what they are for, about: weights of attention and predictions take as long again."""
-    limit, student_limit = model_max_length(teacher), model_max_length(student)
-    if student_limit is not None and length > student_limit:
-        return {}
-    if limit is not None and length > limit:  # each token is in two windows or more
-        return {"states": 6.0 if settings.ceiling else 3.0}
-    tokens = sum(map(len, windows))
-    share = 1.0 if settings.sample is None else min(1.0, settings.sample / max(tokens, 1))
-    return {
-        "states": 2.0 + 2 * share * settings.divergence,
-        "shifts": (1 + len(settings.shifts)) * share * settings.ceiling,
-        "predictions": 3.0 if _predicts(teacher, student, settings) else 0.0,
-    }
-
-
 def _predicts(teacher: PreTrainedModel, student: PreTrainedModel, settings: FidelitySettings) -> bool:
     return settings.mask_token_id is not None and has_mlm_head(teacher) and has_mlm_head(student)
 
 
-def _count(
-    progress: ProgressCallback | None, length: int, passes: Mapping[str, float], windows: Sequence[Row]
-) -> Callable[[str, int], None]:
-    """A function to call with a key of `passes` and the numbers of tokens done since the last call."""
-    total = sum(passes.values()) * sum(map(len, windows))
-    done = 0.0
+def _count(progress: ProgressCallback | None, length: int, windows: Sequence[Row]) -> Callable[[torch.Tensor], None]:
+    """A function to call with the mask of each batch."""
+    done, total = 0, sum(map(len, windows))
 
-    def advance(what: str, tokens: int) -> None:
+    def advance(mask: torch.Tensor) -> None:
         nonlocal done
-        done += passes.get(what, 0.0) * tokens
+        done += int(mask.sum())
         if progress is not None:
             progress(f"comparing, {length:,} tokens", done, total)
 
-    advance("", 0)
     return advance
 
 
@@ -183,7 +145,7 @@ def _within_limit(
     length: int,
     windows: Sequence[Row],
     settings: FidelitySettings,
-    advance: Callable[[str, int], None],
+    advance: Callable[[torch.Tensor], None],
 ) -> LengthFidelity:
     """Compare windows that both models read whole."""
     cosines = CosineMeans(settings.pooling)
@@ -193,20 +155,18 @@ def _within_limit(
         for ids, mask in _batches(sample, student, settings):
             states = _states(teacher, student, ids, mask) if attention is None else attention.add(ids, mask)
             cosines.add(*states, mask)
-            advance("states", int(mask.sum()))
+            advance(mask)
     for ids, mask in _batches(others, student, settings):
         cosines.add(*_states(teacher, student, ids, mask), mask)
-        advance("states", int(mask.sum()))
+        advance(mask)
     limit, shifted = model_max_length(teacher), max(map(len, windows)) + min(settings.shifts)
     ceiling = masked = None
     if settings.ceiling and accepts_position_ids(teacher) and (limit is None or shifted <= limit):
         ceiling = shift_consistency(teacher, sample, settings.shifts, settings.pooling, settings.batch_tokens)
-        advance("shifts", sum(map(len, windows)))
     if settings.mask_token_id is not None and _predicts(teacher, student, settings):
         masked = masked_agreement(
             teacher, student, windows, settings.mask_token_id, seed=settings.seed, batch_tokens=settings.batch_tokens
         )
-        advance("predictions", sum(map(len, windows)))
     divergence = None if attention is None else attention.means()
     return _entry(length, windows, "teacher", cosines, divergence=divergence, masked=masked, ceiling=ceiling)
 
@@ -245,7 +205,7 @@ def _past_limit(
     length: int,
     windows: Sequence[Row],
     settings: FidelitySettings,
-    advance: Callable[[str, int], None],
+    advance: Callable[[torch.Tensor], None],
 ) -> LengthFidelity:
     """Compare windows that the teacher reads in overlapping pieces; `ceiling` is for pieces that start elsewhere."""
     limit = model_max_length(teacher)
@@ -267,7 +227,7 @@ def _past_limit(
         if settings.ceiling:
             ceiling.add(reference(rows, 3 * limit // 8), target, mask)
         cosines.add(target, states, mask)
-        advance("states", int(mask.sum()))
+        advance(mask)
     consistency = ShiftConsistency(len(windows), *ceiling.means(), {}) if settings.ceiling else None
     return _entry(length, windows, "windowed teacher", cosines, ceiling=consistency)
 
