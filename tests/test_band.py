@@ -10,6 +10,7 @@ from test_chunked import case_id, converted, largest
 from test_formula import ALL, random_terms
 from test_formula import LargestTensor as Largest
 from test_models import CAPABLE, ON_CPU, visible_in_window
+from torch.utils.flop_counter import FlopCounterMode
 
 from hf_relpos import SCHEMES, AttentionContext, RelPosBertLMHeadModel, RelPosBertModel, Table, Terms, attend
 from hf_relpos.attention import dispatch as backends
@@ -523,3 +524,21 @@ def test_segments_with_a_memory_in_a_window(monkeypatch):
             memory = outputs.memory
             parts.append(outputs.logits)
     assert (torch.cat(parts, dim=1) - whole).abs().max() <= 1e-12
+
+
+def products_of(length, window):
+    """Floating-point operations of the attention's products in a forward pass."""
+    model = tiny_model(
+        RelPosBertModel, "shaw", attention_window=window, num_hidden_layers=1, max_position_embeddings=length
+    )
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(torch.zeros(2, length, dtype=torch.long))
+    linear = (torch.ops.aten.mm, torch.ops.aten.addmm)
+    return sum(count for each, count in counter.get_flop_counts()["Global"].items() if each not in linear)
+
+
+def test_products_under_a_window_grow_with_the_length():
+    """Twice the tokens are twice the products under a window, and four times without one."""
+    short, long = (products_of(length, 16) for length in (1024, 2048))
+    assert 1.8 * short < long < 2.2 * short
+    assert products_of(2048, None) > 4 * long

@@ -898,3 +898,5 @@ def test_doctor(monkeypatch):
     assert len(CliRunner().invoke(app, ["doctor"]).output.splitlines()) <= 30  # one screen
     why = CliRunner().invoke(app, ["doctor", "--why"])
     assert "takes chunked" in why.output and "not triton" in why.output and "GFLOP" in why.output
+    windowed = CliRunner().invoke(app, ["doctor", "--window", "64", "--length", "2048", "--why"])
+    assert "attention_window = 64: chunked" in windowed.output

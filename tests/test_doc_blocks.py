@@ -28,7 +28,7 @@ WITH_CODE = {str(page.relative_to(ROOT)): found for page in PAGES if (found := b
 RUNS = {name for name, found in WITH_CODE.items() if any(not each.reason for each in found)}
 # they convert with text, train, or run commands that start processes
 SLOW = {"README.md", "tests/ways_in/absolute.md"}
-SLOW |= {f"docs/{name}.md" for name in ("convert", "evaluate", "long_inputs", "performance", "serve")}
+SLOW |= {f"docs/{name}.md" for name in ("convert", "evaluate", "long_inputs", "serve")}
 # blocks that the tests do not run, each with its reason in the page
 NOT_RUN_COUNT = 14
 
