@@ -13,11 +13,11 @@ import hf_relpos.app.models as models
 from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel
 from hf_relpos.app import page
 from hf_relpos.app.models import PACKAGED, load
-from hf_relpos.app.views import attention_figure, cosine_figure, position_figures, prediction_rows, predictions
+from hf_relpos.app.views import attention_figure, cosine_figure, position_figure, prediction_rows, predictions
 from hf_relpos.cli import app
 from hf_relpos.demo import CHECKPOINT
 from hf_relpos.evaluation import load_model
-from hf_relpos.evaluation.position_scores import attention_maps, example_inputs, record_layer, score_map
+from hf_relpos.evaluation.position_scores import attention_maps, example_inputs, record_calls, score_map
 
 
 TEXT = "I have been waiting [MASK] you."
@@ -50,7 +50,7 @@ def test_without_positions_only_content_counts():
     model = tiny_model(RelPosBertModel, "alibi").eval()
     inputs = {"input_ids": torch.tensor([[5, 6, 7, 8, 9]])}
     shown, without = attention_maps(model, 0, inputs)
-    biased = (without.log() + score_map(record_layer(model, 0, inputs))).softmax(-1)
+    biased = (without.log() + score_map(record_calls(model, inputs)[0][0])).softmax(-1)
     assert (biased - shown).abs().max() < 1e-6
     for scheme in ("alibi", "absolute"):
         model = tiny_model(RelPosBertModel, scheme).eval()
@@ -76,10 +76,8 @@ def test_the_packaged_bert_is_itself():
 
 
 def test_figures_of_both_kinds_of_positions(relative):
-    detail, whole = position_figures(load(PACKAGED), TEXT, 0, 1)
-    assert whole is None and "absolute" in detail.get_suptitle()
-    detail, whole = position_figures(load(relative), TEXT, 3, 1)
-    assert whole is not None and "layer 3" in detail.get_suptitle()
+    for name, scheme in ((PACKAGED, "absolute"), (relative, "relative_key")):
+        assert scheme in position_figure(load(name), TEXT).get_suptitle()
     figure = attention_figure(load(relative), TEXT, 3, 1)
     left, right = figure.axes[:2]
     assert [label.get_text() for label in left.get_xticklabels()][:3] == ["[CLS]", "i", "have"]
@@ -210,8 +208,8 @@ def test_the_served_page_answers(served, relative):
 
     error, table, similar = ask("show_predictions", PACKAGED, relative, TEXT, 0)
     assert error is None and similar is None and table["data"][0][2] == "for (65.0%)"
-    error, *pictures = ask("show_positions", PACKAGED, relative, TEXT, 3, 1)
-    assert error is None and [each is None for each in pictures] == [False, True, False, False]
+    error, *pictures = ask("show_positions", PACKAGED, relative, TEXT)
+    assert error is None and all(each["plot"].startswith("data:image/png;base64,") for each in pictures)
     error, *pictures = ask("show_attention", PACKAGED, relative, TEXT, 3, 1)
     assert error is None and all(each["plot"].startswith("data:image/png;base64,") for each in pictures)
     error, *_ = ask("show_predictions", PACKAGED, relative, "<b>", 0)

@@ -11,7 +11,7 @@ from ..evaluation.inspection import has_mlm_head
 from ..evaluation.plot import figure_class
 from ..extras import import_extra
 from .models import CONVERTED, PACKAGED, load
-from .views import MASK, attention_figure, cosine_figure, position_figures, prediction_rows, similarity_rows
+from .views import MASK, attention_figure, cosine_figure, position_figure, prediction_rows, similarity_rows
 
 
 TITLE = "hf_relpos: two models side by side"
@@ -21,7 +21,10 @@ ABOUT = f"""# Two models side by side
 Give folders or Hub repositories, or `{PACKAGED}`, a small BERT with absolute positions that the package brings, and
 `{CONVERTED}`, the same made relative. Type a text; `{MASK}` stands for a word to guess.
 """
-POSITIONS = "What the position scheme adds to the attention scores, or, where it acts on the input, to that."
+POSITIONS = (
+    "What positions add to the attention scores in every head of every layer, for the token in the middle; where "
+    "vectors are added to the input, how alike they are."
+)
 ATTENTION = (
     "Attention weights of one head, and what they are without positions: without the terms of this layer, or, where "
     "positions are added to the input, with the same vector added everywhere."
@@ -71,15 +74,13 @@ def _readable(function: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[A
     return shown
 
 
-def show_positions(left: str, right: str, text: str, layer: int | None, head: int | None) -> tuple[Any, ...]:
-    """Two figures for each model; an empty field for a number stands for 0."""
-    return tuple(
-        figure for name in (left, right) for figure in position_figures(load(name), text, layer or 0, head or 0)
-    )
+def show_positions(left: str, right: str, text: str) -> tuple[Any, ...]:
+    """One figure for each model."""
+    return tuple(position_figure(load(name), text) for name in (left, right))
 
 
 def show_attention(left: str, right: str, text: str, layer: int | None, head: int | None) -> tuple[Any, ...]:
-    """One figure for each model."""
+    """One figure for each model; an empty field for a number stands for 0."""
     return tuple(attention_figure(load(name), text, layer or 0, head or 0) for name in (left, right))
 
 
@@ -103,7 +104,7 @@ def show_cosines(left: str, right: str, window: int) -> tuple[Any, ...]:
 
 # Number of results of each view.
 SHOWN: dict[Callable[..., tuple[Any, ...]], int] = {
-    show_positions: 4,
+    show_positions: 2,
     show_attention: 2,
     show_predictions: 2,
     show_cosines: 1,
@@ -128,8 +129,9 @@ def build_page(left: str = PACKAGED, right: str = CONVERTED, window: int = 0) ->
             models = [gr.Textbox(left, label="Left model"), gr.Textbox(right, label="Right model")]
         text = gr.Textbox(TEXT, label="Text", lines=2)
         with gr.Row():
-            layer = gr.Number(0, label="Layer", precision=0, minimum=0)
-            head = gr.Number(0, label="Head", precision=0, minimum=0)
+            layer, head = (
+                gr.Number(0, label=label, info="for Attention", precision=0, minimum=0) for label in ("Layer", "Head")
+            )
             own = gr.Number(window, label=WINDOW, info="for Masked, similar and Cosine", precision=0, minimum=0)
             show = gr.Button("Show", variant="primary")
 
@@ -146,7 +148,7 @@ def build_page(left: str = PACKAGED, right: str = CONVERTED, window: int = 0) ->
                 for name in ("Left", "Right"):
                     with gr.Column(min_width=320):
                         gr.Markdown(f"**{name}**")
-                        positions += [picture(), picture()]
+                        positions.append(picture())
         with gr.Tab("Attention"):
             gr.Markdown(ATTENTION)
             attention = [message()]
@@ -170,7 +172,7 @@ def build_page(left: str = PACKAGED, right: str = CONVERTED, window: int = 0) ->
             cosines = [message(), picture()]
         asked = [page.load, show.click, text.submit, layer.change, head.change]
         for function, triggers, inputs, outputs in (
-            (show_positions, asked, [*models, text, layer, head], positions),
+            (show_positions, asked[:3], [*models, text], positions),
             (show_attention, asked, [*models, text, layer, head], attention),
             (show_predictions, asked[:3], [*models, text, own], masked),
             (show_cosines, [measure.click], [*models, own], cosines),

@@ -12,8 +12,8 @@ from ..data.records import text_problem
 from ..demo import read_text
 from ..evaluation import Encoder, FidelitySettings, default_lengths, fidelity, masked_predictions, model_max_length
 from ..evaluation.inspection import has_mlm_head
-from ..evaluation.plot import fidelity_figure, figure_class, plot_model, plot_scheme
-from ..evaluation.position_scores import attention_maps, record_layer
+from ..evaluation.plot import fidelity_figure, figure_class, plot_model
+from ..evaluation.position_scores import attention_maps
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 
 
@@ -69,26 +69,20 @@ def _ours(encoder: Encoder) -> RelPosBertPreTrainedModel:
     return encoder.model
 
 
-def position_figures(encoder: Encoder, text: str, layer: int, head: int) -> "tuple[Figure, Figure | None]":
-    """Figures of the scores that position adds: one head of one layer over all pairs, and all heads of all layers.
-
-    The second figure is None for a scheme that adds to the input only.
+def position_figure(encoder: Encoder, text: str) -> "Figure":
+    """Figure of what positions do in all heads of all layers (`plot_model`).
 
     Raises:
-        ValueError: for a text that `tokenize` rejects, a model of another package, and an unknown layer or head.
+        ValueError: for a text that `tokenize` rejects, and a model of another package.
     """
-    model = _ours(encoder)
-    inputs = {"input_ids": torch.tensor([tokenize(encoder, text)])}
-    detail = plot_scheme(model, layer, head, inputs)
-    only_input = record_layer(model, layer, inputs).letters == ["input"]
-    return detail, None if only_input else plot_model(model, inputs)
+    return plot_model(_ours(encoder), {"input_ids": torch.tensor([tokenize(encoder, text)])})
 
 
 def attention_figure(encoder: Encoder, text: str, layer: int, head: int) -> "Figure":
     """Figure of the attention weights of one head, with and without positions (`attention_maps`).
 
     Raises:
-        ValueError: as `position_figures`.
+        ValueError: as `position_figure`, and for an unknown layer or head.
     """
     model = _ours(encoder)
     ids = tokenize(encoder, text)

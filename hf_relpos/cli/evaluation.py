@@ -62,7 +62,7 @@ def compare(
         with spinner(LOADING):
             from ..evaluation import card
             from ..evaluation.compare import CompareSettings, compare_models
-            from ..evaluation.plot import check_picture, plot_fidelity
+            from ..evaluation.plot import check_picture, fidelity_figure, save_figure
             from ..evaluation.printing import print_comparison
 
         hide_loading_bars()
@@ -90,7 +90,7 @@ def compare(
         print_comparison(results, console)
         write_json(json_file, results)
         if plot_file is not None:
-            plot_fidelity(results, plot_file)
+            save_figure(fidelity_figure(results), plot_file)
         if update_card:
             found = results["similarity"]
             path = card.update_card(student, card.similarity_results(found), card.similarity_section(found))

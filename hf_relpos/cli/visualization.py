@@ -13,26 +13,20 @@ from .output import LOADING, check_json, console_for, hide_loading_bars, write_j
 def plot(
     checkpoint: Annotated[str, typer.Argument(help="Folder or Hub repository of a model with relative positions.")],
     out: Annotated[Path | None, typer.Option(help="Picture to write; its suffix sets the format.")] = None,
-    layer: Annotated[int | None, typer.Option(help="Number of the layer; 0 by default.")] = None,
-    whole: Annotated[bool, typer.Option("--all", help="Every head of every layer, as one heat map.")] = False,
-    head: Annotated[int | None, typer.Option(help="Number of the head; 0 by default.")] = None,
     text: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="Text for the mean query and key.")
     ] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Plot what the position scheme of a model adds to its attention scores."""
+    """Draw what positions add to the attention scores, in every head of every layer."""
     with plain_errors():
-        for name, number in (("layer", layer), ("head", head)):
-            if whole and number is not None:
-                raise ValueError(f"--{name} {number} with --all, which draws every {name}: leave one of them out")
         with spinner(LOADING):
             from ..evaluation.plot import plot_checkpoint
 
         check_json(json_file)
         hide_loading_bars()
         with spinner("drawing"):
-            written = plot_checkpoint(checkpoint, out, None if whole else layer or 0, head or 0, text)
+            written = plot_checkpoint(checkpoint, out, text)
         console_for(json_file).print(f"written to {written}", markup=False)
         write_json(json_file, {"written": str(written)})
 

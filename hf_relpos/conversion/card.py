@@ -48,7 +48,7 @@ KINDS_OF_MODEL = {
 # Where a card names the folder; `push` puts the name of the repository there.
 PLACEHOLDER = "PATH"
 PICTURES = {
-    "fidelity.png": "Fidelity by length, and divergence of the attention by layer",
+    "fidelity.png": "Agreement with the source by length",
     "tables.png": "What position adds to the attention scores, head by head; mean query and key of random tokens",
 }
 
@@ -73,12 +73,12 @@ def draw(model: PreTrainedModel, report: ConversionReport, folder: Path) -> tupl
     Raises:
         ModuleNotFoundError: without matplotlib.
     """
-    from ..evaluation.plot import plot_fidelity, plot_model, save_figure
+    from ..evaluation.plot import fidelity_figure, plot_model, save_figure
     from ..evaluation.position_scores import example_inputs
 
     names = []
     if report.fidelity is not None:
-        names.append(plot_fidelity(report.details["fidelity"], folder / "fidelity.png").name)
+        names.append(save_figure(fidelity_figure(report.details["fidelity"]), folder / "fidelity.png").name)
     names.append(save_figure(plot_model(model, example_inputs(model.config, 128)), folder / "tables.png").name)
     return tuple(names)
 

@@ -1,6 +1,6 @@
-"""The scores that a scheme adds in a layer, for all pairs (i, j) or by offset r = j − i."""
+"""The scores that a scheme adds in each layer, and the attention weights with and without positions."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,23 +19,7 @@ from ..attention.formula import (
     position_scores,
 )
 from ..models.configuration_relpos_bert import RelPosBertConfig
-from ..models.modeling_relpos_bert import RelPosBertModel, RelPosBertPreTrainedModel
-
-
-# Fields of Terms, and their letters in the formula.
-LETTERS = {
-    "query_table": "A",
-    "key_table": "B",
-    "content_bias": "u",
-    "scaled_bias": "c",
-    "bias": "c'",
-    "dense": "dense c'",
-    "value_table": "V",
-    "gain": "gain",
-    "feature_gain": "gain",
-    "allow": "allow",
-    "rotate": "rotate",
-}
+from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -47,20 +31,12 @@ class LayerCall:
         key: (B, H, K, d).
         terms: terms of the scheme.
         context: positions of queries and keys.
-        added_to_input: output of the scheme's input module, (1 or B, L, D); None without one.
     """
 
     query: torch.Tensor
     key: torch.Tensor
     terms: Terms
     context: AttentionContext
-    added_to_input: torch.Tensor | None
-
-    @property
-    def letters(self) -> list[str]:
-        """Letters of the terms present, in the order of the formula; `input` is last."""
-        present = [letter for field, letter in LETTERS.items() if getattr(self.terms, field) not in (None, ())]
-        return list(dict.fromkeys(present)) + ["input"] * (self.added_to_input is not None)
 
 
 def example_inputs(config: RelPosBertConfig, length: int = 64, batch: int = 4) -> dict[str, torch.Tensor]:
@@ -69,11 +45,7 @@ def example_inputs(config: RelPosBertConfig, length: int = 64, batch: int = 4) -
     Args:
         length: number of tokens; limited to P, the maximum length of some schemes.
     """
-    return inputs_of_length(config, min(length, config.max_position_embeddings), batch)
-
-
-def inputs_of_length(config: RelPosBertConfig, length: int, batch: int) -> dict[str, torch.Tensor]:
-    """`example_inputs` with exactly that many tokens."""
+    length = min(length, config.max_position_embeddings)
     positions = torch.arange(length)
     generator = torch.Generator().manual_seed(0)
     inputs = {"input_ids": torch.randint(config.vocab_size, (batch, length), generator=generator)}
@@ -87,55 +59,43 @@ def inputs_of_length(config: RelPosBertConfig, length: int, batch: int) -> dict[
 
 
 @torch.no_grad()
-def record_layer(
-    model: RelPosBertPreTrainedModel | RelPosBertConfig, layer: int = 0, inputs: dict[str, torch.Tensor] | None = None
-) -> LayerCall:
-    """Run a model and record the attention call of one of its layers.
+def record_calls(
+    model: RelPosBertPreTrainedModel, inputs: dict[str, torch.Tensor] | None = None
+) -> tuple[list[LayerCall], torch.Tensor | None]:
+    """Run a model in eval mode and record the attention calls of its layers.
 
     Args:
-        model: a model, or a configuration, from which a model is initialised with seed 0.
-        layer: number of the layer.
-        inputs: arguments of `forward`; None for `example_inputs`.
+        inputs: arguments of `forward`, without padding; None for `example_inputs`.
 
-    Raises:
-        ValueError: for a layer that the model does not have.
+    Returns:
+        One call for each layer, and the vectors that the scheme adds to the input, (1 or B, L, D), None for a scheme
+        that adds none.
     """
-    if isinstance(model, RelPosBertConfig):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            model = RelPosBertModel(model, add_pooling_layer=False)
     model = model.base_model
-    count = len(model.encoder.layer)
-    if not 0 <= layer < count:
-        raise ValueError(f"layer = {layer}: the model has layers 0 to {count - 1}")
-    attention = model.encoder.layer[layer].attention.self
     inputs = example_inputs(model.config) if inputs is None else inputs
-    recorded: dict[str, Any] = {}
+    layers = [layer.attention.self for layer in model.encoder.layer]
+    read: list[tuple[torch.Tensor, AttentionContext]] = []
+    added: list[torch.Tensor] = []
 
-    def keep(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, out: Any) -> None:
-            recorded.setdefault(name, out)  # a scheme may call the module again for something else
+    def keep_input(module: nn.Module, args: Any, arguments: Any) -> None:
+        read.append((args[0] if args else arguments["hidden_states"], arguments["context"]))
 
-        return hook
-
-    def keep_context(module: nn.Module, args: Any, arguments: Any) -> None:
-        recorded["context"] = arguments["context"]
-
-    modules = {"query": attention.query, "key": attention.key, "input": model.embeddings.position_embeddings}
-    hooks = [module.register_forward_hook(keep(name)) for name, module in modules.items() if module is not None]
-    hooks.append(attention.register_forward_pre_hook(keep_context, with_kwargs=True))
-    training = model.training
+    hooks = [layer.register_forward_pre_hook(keep_input, with_kwargs=True) for layer in layers]
+    if (table := model.embeddings.position_embeddings) is not None:
+        hooks.append(table.register_forward_hook(lambda module, args, out: added.append(out)))
+    training, calls = model.training, []
     try:
         model.eval()(**{name: tensor.to(model.device) for name, tensor in inputs.items()}, use_cache=False)
-        heads = (attention.num_attention_heads, attention.attention_head_size)
-        query, key = (recorded[name].unflatten(-1, heads).transpose(1, 2) for name in ("query", "key"))
-        context = attention.layer_context(recorded["context"], query, key.shape[2])
-        terms = attention.distance_embedding(context)  # while dropout is off
+        for layer, (hidden, context) in zip(layers, read, strict=True):
+            size = (layer.num_attention_heads, layer.attention_head_size)
+            query, key = (each(hidden).unflatten(-1, size).transpose(1, 2) for each in (layer.query, layer.key))
+            context = layer.layer_context(context, query, key.shape[2])
+            calls.append(LayerCall(query, key, layer.distance_embedding(context), context))
     finally:
         model.train(training)
         for hook in hooks:
             hook.remove()
-    return LayerCall(query, key, terms, context, recorded.get("input"))
+    return calls, added[0] if added else None
 
 
 @torch.no_grad()
@@ -159,13 +119,17 @@ def attention_maps(
     Raises:
         ValueError: for a layer that the model does not have, and for attention that does not cover all pairs.
     """
+    count = len(model.base_model.encoder.layer)
+    if not 0 <= layer < count:
+        raise ValueError(f"layer = {layer}: the model has layers 0 to {count - 1}")
     for field in ("attention_window", "is_decoder"):
         if value := getattr(model.config, field, None):
             raise ValueError(f"{field} = {value!r}: only attention from every token to every token is shown")
-    call = bare = record_layer(model, layer, inputs)
-    if call.added_to_input is not None:
+    calls, added = record_calls(model, inputs)
+    call = bare = calls[layer]
+    if added is not None:
         with _mean_input_vectors(model.base_model.embeddings.position_embeddings):
-            bare = record_layer(model, layer, inputs)
+            bare = record_calls(model, inputs)[0][layer]
     value = torch.zeros_like(call.key)
     _, weights = attend(call.query, call.key, value, call.terms, call.context)
     _, content = attend(bare.query, bare.key, value, Terms(scale=call.terms.scale), call.context)
@@ -190,7 +154,7 @@ def score_map(call: LayerCall) -> torch.Tensor:
     gains are evaluated as the change of the product of a unit vector with itself.
 
     Args:
-        call: result of `record_layer`.
+        call: from `record_calls`.
 
     Returns:
         (H, L, K); NaN where the scheme hides the key.
@@ -217,25 +181,14 @@ def score_map(call: LayerCall) -> torch.Tensor:
     return added.expand(*call.query.shape[:3], call.key.shape[2])[0].float().cpu()
 
 
-def input_map(call: LayerCall) -> torch.Tensor | None:
-    """Cosine of the vectors that the scheme adds to the input at i and j, (L, L); None without an input module."""
-    if call.added_to_input is None:
-        return None
-    vectors = torch.nn.functional.normalize(call.added_to_input[0].float(), dim=-1)
-    return (vectors @ vectors.T).cpu()
-
-
-def offset_curves(model: RelPosBertPreTrainedModel, inputs: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
-    """The score that position adds for the query in the middle, by offset, for every layer and head.
+@torch.no_grad()
+def offset_curves(calls: list[LayerCall]) -> torch.Tensor:
+    """The score that position adds for the query in the middle, by offset r = j − i, for every layer and head.
 
     Args:
-        model: a model whose terms depend on r = j − i.
-        inputs: arguments of `forward`; None for `example_inputs`. Their length sets the range of offsets.
+        calls: from `record_calls`; their number of tokens L sets the range of offsets.
 
     Returns:
-        (layers, H, L): entry n is for r = n − L // 2. Terms that depend on content are for the mean query and key of
-        the layer, as in `score_map`. NaN where the scheme hides the key.
+        (layers, H, L): entry n is for r = n − L // 2; otherwise as in `score_map`.
     """
-    layers = range(len(model.base_model.encoder.layer))
-    maps = (score_map(record_layer(model, layer, inputs)) for layer in layers)
-    return torch.stack([added[:, added.shape[1] // 2] for added in maps])
+    return torch.stack([added[:, added.shape[1] // 2] for added in map(score_map, calls)])

@@ -79,7 +79,7 @@ def open_page(browser: Browser, url: str, look: Look) -> Iterator[Page]:
     hosts: set[str | None] = set()
     page.on("request", lambda request: hosts.add(urlsplit(request.url).hostname))
     page.goto(url)
-    expect(page.locator(".matplotlib img").nth(2)).to_be_visible(timeout=SECONDS)
+    expect(page.locator(".matplotlib img").nth(1)).to_be_visible(timeout=SECONDS)
     page.wait_for_load_state("networkidle")
     yield page
     assert not hosts - THIS_MACHINE, f"the page asked {hosts - THIS_MACHINE}"
@@ -109,7 +109,7 @@ def check_views(browser: Browser, url: str, look: Look, out: Path) -> None:
 
         lightness = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/[0-9]+/g).slice(0, 3)")
         assert (sum(map(int, lightness)) < 3 * 128) == (look.color_scheme == "dark"), lightness
-        show(page, "Positions", 3)
+        show(page, "Positions", 2)
         picture("positions")
         show(page, "Attention", 2)
         picture("attention")

@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 from transformers.utils import logging
 
-from hf_relpos import SCHEMES, RelPosBertConfig
-from hf_relpos.evaluation.plot import plot_scheme
-from hf_relpos.evaluation.position_scores import record_layer
+from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertModel
+from hf_relpos.evaluation.plot import plot_model
+from hf_relpos.evaluation.position_scores import record_calls
 from hf_relpos.models.capabilities import supported_implementations
 from hf_relpos.schemes.registry import build_input, build_scheme, build_shared
 from hf_relpos.schemes.scheme import OUT_OF_RANGE
@@ -61,17 +61,34 @@ ORDER_HEAD = """
 PLOTS_HEAD = """
 ## What each scheme adds to the score
 
-Fresh models with 12 heads and seed 0; learned tables are noise then, and show clipping, buckets and sharing by heads.
-Left: head 0, for all queries i and keys j, 64 tokens. Right: the query in the middle, over r = j − i. q·A and k·B are
-shown for the mean query and key of random tokens; rotations and gains by what they change in the product of a vector
-of length 1 with itself; V acts on the values and is not shown. Grid schemes see 8 × 8 tokens, `relation` edges to the
-next token and to the fourth. A trained model: `hf-relpos plot CHECKPOINT`.
+A fresh layer with 12 heads and seed 0; learned tables are noise then, and show clipping, buckets and sharing by heads.
+A row for each head: what is added for the query in the middle of 64 tokens, over r = j − i, less its mean; hidden keys
+are grey. q·A and k·B are shown for the mean query and key of random tokens; rotations and gains by what they change in
+the product of a vector of length 1 with itself; V acts on the values and is not shown. Grid schemes see 8 × 8 tokens,
+`relation` edges to the next token and to the fourth. Of vectors that are added to the input, the cosines of all pairs.
+A trained model: `hf-relpos plot CHECKPOINT`.
 """
 
 
-def small_config(name: str) -> RelPosBertConfig:
+# Fields of Terms, and their letters in the formula.
+LETTERS = {
+    "query_table": "A",
+    "key_table": "B",
+    "content_bias": "u",
+    "scaled_bias": "c",
+    "bias": "c'",
+    "dense": "dense c'",
+    "value_table": "V",
+    "gain": "gain",
+    "feature_gain": "gain",
+    "allow": "allow",
+    "rotate": "rotate",
+}
+
+
+def small_model(name: str) -> RelPosBertModel:
     """One layer with the heads of BERT-base."""
-    return RelPosBertConfig(
+    config = RelPosBertConfig(
         position_embedding_type=name,
         vocab_size=100,
         hidden_size=192,
@@ -79,6 +96,15 @@ def small_config(name: str) -> RelPosBertConfig:
         num_hidden_layers=1,
         intermediate_size=64,
     )
+    torch.manual_seed(0)
+    return RelPosBertModel(config, add_pooling_layer=False)
+
+
+def letters_of(model: RelPosBertModel) -> str:
+    """Letters of the terms that a model has, in the order of the formula."""
+    (call,), added = record_calls(model)
+    present = [letter for field, letter in LETTERS.items() if getattr(call.terms, field) not in (None, ())]
+    return ", ".join([*dict.fromkeys(present), *["input"] * (added is not None)])
 
 
 def added_parameters(name: str) -> int:
@@ -153,11 +179,9 @@ def report(measure: bool) -> str:
     """The text of the card; with `measure` false, errors are left open."""
     made_with, full, without = originals(), [], defaultdict(list)
     for name, scheme in SCHEMES.items():
-        config = small_config(name)
-        letters = ", ".join(record_layer(config).letters)
-        without[", ".join(f"`{each}`" for each in ATTENTION if each not in supported_implementations(config))].append(
-            name
-        )
+        model = small_model(name)
+        able = supported_implementations(model.config)
+        without[", ".join(f"`{each}`" for each in ATTENTION if each not in able)].append(name)
         original = made_with.get(name, "–")
         largest_error = UNMEASURED if name in made_with else "–"
         if measure:
@@ -168,7 +192,7 @@ def report(measure: bool) -> str:
             [
                 f"`{name}`",
                 scheme.source,
-                letters,
+                letters_of(model),
                 f"{added_parameters(name):,}",
                 largest_error,
                 original,
@@ -205,7 +229,7 @@ def write_pictures() -> None:
     PICTURES.mkdir(parents=True, exist_ok=True)
     for name in SCHEMES:
         drawn = io.BytesIO()
-        plot_scheme(small_config(name)).savefig(drawn, dpi=80)
+        plot_model(small_model(name)).savefig(drawn, dpi=80)
         Image.open(drawn).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(
             PICTURES / f"{name}.png", optimize=True
         )
