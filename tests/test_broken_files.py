@@ -236,7 +236,7 @@ def test_a_broken_shard_of_a_variant_is_refused_by_name(tmp_path, checkpoints):
         RelPosBertModel.from_pretrained(tmp_path, variant="fp16")
 
 
-@pytest.mark.parametrize("command", ["convert", "evaluate", "compare", "plot"])
+@pytest.mark.parametrize("command", ["convert", "compare", "plot"])
 @pytest.mark.parametrize("spoil", [ONE_FILE["cut"][0], CONFIG["deep"][0]], ids=["weights", "config"])
 def test_the_command_line_says_it_in_one_line(tmp_path, checkpoints, command, spoil):
     folder = tmp_path / "checkpoint"
@@ -245,7 +245,6 @@ def test_the_command_line_says_it_in_one_line(tmp_path, checkpoints, command, sp
     (tmp_path / "a.tsv").write_text("score\tsentence1\tsentence2\n1\ta\tb\n2\tb\tc\n")
     arguments = {
         "convert": [tmp_path / "out"],
-        "evaluate": ["--sts", tmp_path / "a.tsv"],
         "compare": [folder, "--text", tmp_path / "a.tsv"],
         "plot": ["--out", tmp_path / "out.png"],
     }

@@ -439,8 +439,3 @@ def test_the_terminal_says_what_was_learnt_and_measured(source, tmp_path, monkey
     ):
         assert words in result.stdout, words
     assert AutoModel.from_pretrained(tmp_path / "out").config.position_embedding_type == "shaw"
-
-
-def test_fidelity_that_is_none_is_refused():
-    with pytest.raises(ValueError, match=r"KeyError: 'lengths'.*give what Fidelity.to_dict returned"):
-        Fidelity.from_dict({"teacher_limit": 3})

@@ -10,7 +10,7 @@ import pytest
 import torch
 from oracles import tiny_model
 from safetensors.torch import load_file, save_file
-from transformers import BertConfig, BertTokenizer
+from transformers import BertConfig, BertModel, BertTokenizer
 from typer.testing import CliRunner
 
 from hf_relpos import SCHEMES, RelPosBertForMaskedLM, RelPosBertModel
@@ -113,7 +113,8 @@ def test_what_cannot_be_drawn_or_written(tmp_path):
         plot_checkpoint(tmp_path, tmp_path / "file" / "a.png")
     with pytest.raises(ValueError, match=r"has no config\.json, so this is not a checkpoint folder"):
         plot_checkpoint(tmp_path, tmp_path / "a.png")
-    BertConfig().save_pretrained(tmp_path / "stock")
+    sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 24}
+    BertModel(BertConfig(**sizes)).save_pretrained(tmp_path / "stock")
     with pytest.raises(ValueError, match="model_type = 'bert': only models"):
         plot_checkpoint(tmp_path / "stock", tmp_path / "a.png")
     assert {path.name for path in tmp_path.iterdir()} == {"file", "stock"}

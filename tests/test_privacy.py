@@ -253,13 +253,12 @@ def mined(source):
 
 def commands(source, home):
     yield "compare", source, source, "--text", home / "texts.txt"
-    yield "evaluate", source, "--mlm", home / "texts.txt"
     yield "convert", source, home / "out"
     yield "demo", "--checkpoint", source, "--out", home / "out"
     yield "plot", source, "--out", home / "x.png"
 
 
-@pytest.mark.parametrize("number", range(5), ids=["compare", "evaluate", "convert", "demo", "plot"])
+@pytest.mark.parametrize("number", range(4), ids=["compare", "convert", "demo", "plot"])
 def test_code_of_a_checkpoint_is_neither_run_nor_offered(mined, home, number, monkeypatch):
     def asked(*args):
         raise AssertionError("asked whether to run code")

@@ -92,8 +92,7 @@ def compare(
         if plot_file is not None:
             save_figure(fidelity_figure(results), plot_file)
         if update_card:
-            found = results["similarity"]
-            path = card.update_card(student, card.similarity_results(found), card.similarity_section(found))
+            path = card.update_card(student, results["similarity"])
             console.print(f"written to {path}", markup=False, highlight=False, soft_wrap=True)
 
 

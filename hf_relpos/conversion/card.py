@@ -332,10 +332,7 @@ def _fidelity(report: ConversionReport, pictures: Sequence[str]) -> list[str]:
         columns += ["same prediction, %", "source right, %", "right, %"] if masked else []
         rows = []
         for entry in measured.lengths:
-            row = [f"{entry.length:,}", *("–" if value is None else f"{value:.3f}" for value in entry.cosines)]
-            if masked:
-                row += ["–" if share is None else f"{100 * share:.1f}" for share in entry.masked_shares]
-            rows.append(row)
+            rows.append([f"{entry.length:,}", *entry.cosine_cells, *(entry.masked_cells if masked else ())])
         lines += [
             "Cosine of the hidden states of tokens, and of sentence vectors, to those of the source. The passages are "
             "from the text below, and nothing was fitted to them. The columns `shifted` compare the source with "

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from rich.console import Console
-from torch.nn.functional import normalize
+from torch import nn
 from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..console import print_table, timed_step
 from ..conversion import ConversionError, convert
-from ..evaluation import masked_accuracy, masked_windows, token_ids
+from ..evaluation import masked_agreement
 from ..evaluation.loading import no_such_model, refusing_code
 
 
@@ -76,13 +76,9 @@ def run_demo(
         raise ConversionError(no_such_model(source, error)) from error
     limit = absolute.config.max_position_embeddings
     length = FACTOR * limit
-    rng = np.random.default_rng(0)
     unseen = read_text("eval")
-    short, long = (
-        masked_windows(tokenizer, unseen, size, limit=count, rng=rng)
-        for size, count in ((limit, WINDOWS), (length, LONG_WINDOWS))
-    )
-    passages, excerpts = passages_and_excerpts(tokenizer, unseen, limit, length, rng)
+    short, passages = (cut_rows(tokenizer, unseen, size) for size in (limit, length))
+    excerpts = cut_excerpts(passages, limit)
 
     with timed_step(console, "1. A BERT with absolute positions"):
         console.print(
@@ -102,14 +98,17 @@ def run_demo(
 
     with timed_step(console, "3. Reloaded and measured on a novel that neither has seen"):
         converted = AutoModelForMaskedLM.from_pretrained(out).eval()
+        mask = tokenizer.mask_token_id
+        both = masked_agreement(absolute, converted, short[:WINDOWS].tolist(), mask)
+        long = masked_agreement(converted, converted, passages[:LONG_WINDOWS].tolist(), mask)
         rows = {
             "source": {
-                "masked": masked_accuracy(absolute, *short)["accuracy"],
+                "masked": 100 * both.teacher_accuracy,
                 "found": found(absolute, passages[:, :limit], excerpts),
             },
             "converted": {
-                "masked": masked_accuracy(converted, *short)["accuracy"],
-                "masked, long": masked_accuracy(converted, *long, batch_size=2)["accuracy"],
+                "masked": 100 * both.student_accuracy,
+                "masked, long": 100 * long.student_accuracy,
                 "found": found(converted, passages, excerpts),
             },
         }
@@ -131,19 +130,21 @@ def run_demo(
     return rows
 
 
-def passages_and_excerpts(
-    tokenizer: PreTrainedTokenizerBase, paragraphs: list[str], limit: int, length: int, rng: np.random.Generator
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Consecutive passages of a text, (N, length), and of each an excerpt past its first `limit` tokens."""
+def cut_rows(tokenizer: PreTrainedTokenizerBase, paragraphs: list[str], length: int) -> torch.Tensor:
+    """Consecutive rows `[CLS] … [SEP]` of a text, (N, length)."""
     inner = length - 2
-    ids = token_ids(tokenizer, paragraphs)
-    count = len(ids) // inner
-    body = torch.tensor(ids[: count * inner]).view(count, inner)
-    starts = torch.from_numpy(rng.integers(limit, inner - EXCERPT, count))
-    columns = starts[:, None] + torch.arange(EXCERPT)
-    ends = torch.tensor([tokenizer.cls_token_id, tokenizer.sep_token_id]).expand(count, 2)
-    first, last = ends[:, :1], ends[:, 1:]
-    return torch.cat([first, body, last], 1), torch.cat([first, body.gather(1, columns), last], 1)
+    tokens = tokenizer(paragraphs, add_special_tokens=False, verbose=False).input_ids
+    ids = torch.tensor([token for paragraph in tokens for token in paragraph])
+    body = ids[: len(ids) // inner * inner].view(-1, inner)
+    first, last = (body.new_full((len(body), 1), token) for token in (tokenizer.cls_token_id, tokenizer.sep_token_id))
+    return torch.cat([first, body, last], 1)
+
+
+def cut_excerpts(passages: torch.Tensor, limit: int) -> torch.Tensor:
+    """Of each passage a row `[CLS] … [SEP]` of an excerpt past its first `limit` tokens, (N, EXCERPT + 2)."""
+    starts = np.random.default_rng(0).integers(limit, passages.shape[1] - 2 - EXCERPT, len(passages))
+    columns = torch.from_numpy(starts)[:, None] + 1 + torch.arange(EXCERPT)
+    return torch.cat([passages[:, :1], passages.gather(1, columns), passages[:, -1:]], 1)
 
 
 def found(model: PreTrainedModel, passages: torch.Tensor, excerpts: torch.Tensor) -> float:
@@ -152,6 +153,6 @@ def found(model: PreTrainedModel, passages: torch.Tensor, excerpts: torch.Tensor
     for rows in (passages, excerpts):
         with torch.inference_mode():
             means = torch.cat([model.base_model(part).last_hidden_state[:, 1:-1].mean(1) for part in rows.split(8)])
-        embedded.append(normalize(means - means.mean(0), dim=-1))
+        embedded.append(nn.functional.normalize(means - means.mean(0), dim=-1))
     right = (embedded[1] @ embedded[0].T).argmax(1) == torch.arange(len(excerpts))
     return 100 * float(right.float().mean())

@@ -7,18 +7,19 @@ from ..data.windows import unknown_rate
 from .attention_fidelity import attention_divergence, attention_weights
 from .compare import CompareSettings, compare_models
 from .encoder import Encoder, hidden_states, pool
-from .fidelity_report import Fidelity, LengthFidelity, MaskedAgreement, ShiftConsistency, verdict
-from .hidden_state_fidelity import shift_consistency
 from .inspection import model_max_length
 from .loading import load_encoder, load_model, load_tokenizer, pooling_of
-from .masked import (
-    masked_accuracy,
-    masked_agreement,
-    masked_predictions,
-    masked_windows,
-    token_ids,
+from .masked import MaskedAgreement, masked_agreement, masked_predictions
+from .model_fidelity import (
+    Fidelity,
+    FidelitySettings,
+    LengthFidelity,
+    ShiftConsistency,
+    default_lengths,
+    fidelity,
+    shift_consistency,
+    verdict,
 )
-from .model_fidelity import FidelitySettings, default_lengths, fidelity
 from .passages import passage_vectors
 from .similarity import pair_vectors, rank_correlation, similarities, spearman_difference
 from .sliding_windows import windowed_hidden_states
@@ -43,10 +44,8 @@ __all__ = [
     "load_model",
     "load_tokenizer",
     "mask_rows",
-    "masked_accuracy",
     "masked_agreement",
     "masked_predictions",
-    "masked_windows",
     "model_max_length",
     "pair_vectors",
     "passage_vectors",
@@ -58,7 +57,6 @@ __all__ = [
     "shift_consistency",
     "similarities",
     "spearman_difference",
-    "token_ids",
     "unknown_rate",
     "verdict",
     "windowed_hidden_states",

@@ -97,13 +97,12 @@ class AttentionDivergence:
             Last hidden states of both models, (B, L, D) each.
         """
         config = self.teacher.base_model.config
-        layers_at_once = max(1, ATTENTION_BYTES // (4 * config.num_attention_heads * len(ids) * ids.shape[1] ** 2))
-        states = self._add_layers(ids, mask, range(min(layers_at_once, config.num_hidden_layers)))
-        for start in range(layers_at_once, config.num_hidden_layers, layers_at_once):
+        step = max(1, ATTENTION_BYTES // (4 * config.num_attention_heads * len(ids) * ids.shape[1] ** 2))
+        self.queries += int(mask.sum())
+        for start in range(0, config.num_hidden_layers, step):
+            states = self._add_layers(ids, mask, range(start, start + step))
             if not self.comparable:
                 break
-            self._add_layers(ids, mask, range(start, start + layers_at_once))
-        self.queries += int(mask.sum())
         return states
 
     def _add_layers(self, ids: torch.Tensor, mask: torch.Tensor, layers: range) -> tuple[torch.Tensor, torch.Tensor]:

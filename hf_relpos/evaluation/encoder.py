@@ -104,44 +104,16 @@ class Encoder:
     def __post_init__(self) -> None:
         check_pooling(self.pooling)
 
-    def limit(self, length: int | None = None) -> int | None:
-        """The smallest of `length`, `max_length` and the model's maximum length; None without any limit.
+    def limit(self) -> int | None:
+        """Tokens read of a text at most; None without any limit."""
+        return min((n for n in (self.max_length, model_max_length(self.model)) if n is not None), default=None)
 
-        Raises:
-            ValueError: for a `length` above the model's maximum.
-        """
-        longest = model_max_length(self.model)
-        if length is not None and longest is not None and length > longest:
-            raise ValueError(
-                f"max_length = {length}: {self.model.config.name_or_path or 'the model'} reads {longest} tokens; "
-                "give that or less, or read in chunks"
-            )
-        return min((n for n in (length, self.max_length, longest) if n is not None), default=None)
-
-    def tokenize(self, texts: Sequence[str], length: int | None = None) -> list[list[int]]:
-        """Rows of at most `length` tokens, special tokens included; None for the whole text."""
-        cut = {} if length is None else {"truncation": True, "max_length": length}
+    def encode(self, texts: Sequence[str], progress: ProgressCallback | None = None, what: str = "") -> torch.Tensor:
+        """Sentence vectors, (texts, D) on the CPU, not normalised; texts are cut to `limit` tokens."""
+        limit = self.limit()
+        cut = {} if limit is None else {"truncation": True, "max_length": limit}
         rows = self.tokenizer(list(texts), add_special_tokens=True, verbose=False, **cut).input_ids
-        return [row or [self.tokenizer.pad_token_id or 0] for row in rows]
-
-    def encode(
-        self,
-        texts: Sequence[str],
-        length: int | None = None,
-        progress: ProgressCallback | None = None,
-        what: str = "reading",
-    ) -> torch.Tensor:
-        """Sentence vectors, (texts, D) on the CPU, not normalised.
-
-        Args:
-            length: maximum number of tokens read of a text.
-        """
-        return self.encode_rows(self.tokenize(texts, self.limit(length)), progress, what)
-
-    def encode_rows(
-        self, rows: Sequence[Row], progress: ProgressCallback | None = None, what: str = "reading"
-    ) -> torch.Tensor:
-        """Sentence vectors of rows of tokens, (rows, D) on the CPU, not normalised."""
+        rows = [row or [self.tokenizer.pad_token_id or 0] for row in rows]
         vectors: list[torch.Tensor] = [torch.empty(0)] * len(rows)
         done = 0
         for indices in batch_indices(rows, self.batch_tokens):

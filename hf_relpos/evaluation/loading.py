@@ -7,6 +7,8 @@ from textwrap import shorten
 from typing import Any
 
 import torch
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import HFValidationError
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -21,11 +23,12 @@ from ..models.checkpoint_files import check_config, check_local, read_json
 from ..models.configuration_fields import without_kernels
 from ..models.loading import check_loaded
 from ..models.patch import patch_transformers
-from .encoder import Encoder, check_pooling
+from .encoder import POOLINGS, Encoder, check_pooling
 
 
 # Suffixes of class names in `config.architectures` whose head predicts masked tokens.
 MASKED_HEADS = ("ForMaskedLM", "ForPreTraining")
+POOLING = "1_Pooling/config.json"  # in a repository of sentence-transformers
 
 
 @contextmanager
@@ -49,16 +52,16 @@ def refusing_code(name: str | Path) -> Iterator[None]:
         ) from error
 
 
-def load_model(name: str | Path, masked: bool | None = None, device: str = "cpu") -> PreTrainedModel:
+def load_model(name: str | Path) -> PreTrainedModel:
     """Load a stock or relpos_bert checkpoint in eval mode and float32, with the relative positions of its config.
+
+    It has its masked-token head, if config.json names a class with one, and no other head.
 
     Args:
         name: local folder or Hub repository.
-        masked: load the masked-token head; None: if config.json names a class with one.
-        device: device of the model.
 
     Raises:
-        ValueError: for an unknown model, a missing head, and weights that are incomplete or not finite.
+        ValueError: for an unknown model, and weights that are incomplete or not finite.
     """
     check_folder(name)
     try:
@@ -69,16 +72,9 @@ def load_model(name: str | Path, masked: bool | None = None, device: str = "cpu"
             config._attn_implementation = None
             given["config"] = config
         heads = getattr(config, "architectures", None) or []
-        model: PreTrainedModel | None = None
-        missing: set[str] = set()
-        if masked is not False and any(head.endswith(MASKED_HEADS) for head in heads):
-            model, missing = load_quietly(AutoModelForMaskedLM, name, **given)
-        if masked and (model is None or missing):
-            raise ValueError(
-                f"{name}: architectures = {heads} has no head that predicts masked tokens; give a checkpoint of a "
-                "…ForMaskedLM or …ForPreTraining"
-            )
-        if model is None or missing:  # such as ELECTRA's …ForPreTraining, which has another head
+        auto: Any = AutoModelForMaskedLM if any(head.endswith(MASKED_HEADS) for head in heads) else AutoModel
+        model, missing = load_quietly(auto, name, **given)
+        if missing and auto is AutoModelForMaskedLM:  # such as ELECTRA's …ForPreTraining, which has another head
             model, missing = load_quietly(AutoModel, name, **given)
     except OSError as error:
         raise ValueError(no_such_model(name, error)) from error
@@ -89,7 +85,7 @@ def load_model(name: str | Path, masked: bool | None = None, device: str = "cpu"
             f"{name}: {bad[0]} holds NaN or infinite values ({len(bad)} tensors do); take a checkpoint from before "
             "they appeared"
         )
-    return model.to(device).eval()
+    return model.eval()
 
 
 def check_folder(name: str | Path) -> None:
@@ -198,53 +194,35 @@ def pooling_of(name: str | Path) -> str | None:
     Raises:
         ValueError: for a pooling that is neither `mean` nor `cls`.
     """
-    path = Path(name) / "1_Pooling" / "config.json"
+    path = Path(name, POOLING)
     if not Path(name).is_dir():
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import HFValidationError
-
         try:
-            path = Path(hf_hub_download(str(name), "1_Pooling/config.json"))
+            path = Path(hf_hub_download(str(name), POOLING))
         except (OSError, HFValidationError):  # missing, or no connection: loading the model reports that
             return None
     if not path.is_file():
         return None
     config = read_json(path)
     if "pooling_mode" in config:  # sentence-transformers 5.4 and later
-        mode = config["pooling_mode"]
-        modes = list(map(str, mode)) if isinstance(mode, list) else [str(mode)]
+        modes = config["pooling_mode"] if isinstance(config["pooling_mode"], list) else [config["pooling_mode"]]
     else:
-        modes = [
-            key.removeprefix("pooling_mode_")
-            for key, on in config.items()
-            if on is True and key[:13] == "pooling_mode_"
-        ]
-    known = {"mean": "mean", "mean_tokens": "mean", "cls": "cls", "cls_token": "cls"}
-    if len(modes) != 1 or modes[0] not in known:
+        modes = [key.removeprefix("pooling_mode_") for key, on in config.items() if on is True and "_mode_" in key]
+    modes = [str(mode).removesuffix("_tokens").removesuffix("_token") for mode in modes]
+    if len(modes) != 1 or modes[0] not in POOLINGS:
         raise ValueError(
             f"{path}: pools by {' and '.join(modes) or 'nothing'}, and only mean and cls are known here; choose one "
             "with --pooling"
         )
-    return known[modes[0]]
+    return modes[0]
 
 
-def load_encoder(
-    name: str | Path,
-    tokenizer: str | Path | None = None,
-    pooling: str | None = None,
-    max_length: int | None = None,
-    masked: bool | None = None,
-    device: str = "cpu",
-) -> Encoder:
+def load_encoder(name: str | Path, tokenizer: str | Path | None = None, pooling: str | None = None) -> Encoder:
     """Load model, tokenizer and pooling.
 
     Args:
         name: local folder or Hub repository.
         tokenizer: folder or Hub repository of the tokenizer; None for the model's.
         pooling: `mean` or `cls`; None for that of the repository, or `mean` if it has none.
-        max_length: tokens read of a text; None for the model's maximum length.
-        masked: as in `load_model`.
-        device: device of the model.
 
     Raises:
         ValueError: for an unknown pooling, as `load_model` and `load_tokenizer`, and for a tokenizer with more tokens
@@ -252,10 +230,10 @@ def load_encoder(
     """
     pooling = pooling or pooling_of(name) or "mean"
     check_pooling(pooling)
-    model, words = load_model(name, masked, device), load_tokenizer(tokenizer or name)
+    model, words = load_model(name), load_tokenizer(tokenizer or name)
     if len(words) > model.config.vocab_size:
         raise ValueError(
             f"{tokenizer or name}: the tokenizer has {len(words)} tokens and {name} knows {model.config.vocab_size}; "
             "give the tokenizer that the model was trained with"
         )
-    return Encoder(model, words, pooling, max_length)
+    return Encoder(model, words, pooling)

@@ -1,8 +1,14 @@
-"""Agreement of a converted model with its source: hidden states, sentence vectors, attention, masked tokens."""
+"""Agreement of a converted model (the student) with its source (the teacher): hidden states, attention, predictions.
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+The hidden states of an absolute model change when its input is shifted by some positions. `shift_consistency` measures
+this, as a scale for the distance between teacher and student. It is not a bound: [CLS] stays at its position, so a
+relative model can tell the position of a token by its distance to [CLS].
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,15 +18,19 @@ from transformers import PreTrainedModel
 from ..console import ProgressCallback
 from ..data.batching import BATCH_TOKENS, Row, batch_indices
 from .attention_fidelity import AttentionDivergence, eager_attention
-from .encoder import check_pooling, hidden_states, pad_batch
-from .fidelity_report import Fidelity, LengthFidelity, ShiftConsistency
-from .hidden_state_fidelity import SHIFTS, CosineMeans, shift_consistency
-from .inspection import accepts_position_ids, has_mlm_head, model_max_length
-from .masked import masked_agreement
+from .encoder import check_pooling, hidden_states, pad_batch, pool
+from .inspection import accepts_position_ids, first_position_id, has_mlm_head, model_max_length
+from .masked import MaskedAgreement, masked_agreement
 from .sliding_windows import windowed_hidden_states
 
 
 LENGTHS = (16, 64, 128, 256, 512)
+SHIFTS = (1, 4, 16, 32, 64)
+# Thresholds of `verdict` for safe and usable: mean cosines of sentence vectors and of tokens to the teacher's. On
+# all-MiniLM-L6-v2, whose own agreement under a shift of 16 positions is .96, a conversion with sentence cosine .95
+# lost 0.1 to 0.4 points of STS-B, and one with .85 to .90 lost 0.7 to 1.9.
+SAFE = (0.95, 0.92)
+USABLE = (0.85, 0.80)
 
 
 @dataclass(frozen=True)
@@ -33,7 +43,6 @@ class FidelitySettings:
             this.
         divergence: compare attention weights; this switches both models to eager attention.
         ceiling: measure the teacher's agreement with itself under shifts.
-        shifts: shifts for `ceiling`, in positions.
         sample: tokens of each length used for `divergence` and `ceiling`, which take several times as long as the
             cosines. Whole windows are used, evenly spread, at least one. None for all.
         seed: decides which tokens are masked.
@@ -47,13 +56,163 @@ class FidelitySettings:
     mask_token_id: int | None = None
     divergence: bool = True
     ceiling: bool = True
-    shifts: Sequence[int] = SHIFTS
     sample: int | None = None
     seed: int = 0
     batch_tokens: int = BATCH_TOKENS
 
     def __post_init__(self) -> None:
         check_pooling(self.pooling)
+
+
+@dataclass(frozen=True)
+class ShiftConsistency:
+    """Cosines between a model's hidden states of the same texts at shifted and unshifted positions.
+
+    Attributes:
+        windows: number of texts.
+        token_cosine: cosine between the mean hidden state over all shifts and the unshifted one, mean over tokens.
+        sentence_cosine: the same for sentence vectors, mean over texts.
+        by_shift: `token_cosine` and `sentence_cosine` of each shift.
+    """
+
+    windows: int
+    token_cosine: float
+    sentence_cosine: float
+    by_shift: dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True)
+class LengthFidelity:
+    """Agreement with the teacher on windows of one length.
+
+    Attributes:
+        length: tokens of the longest window.
+        windows: number of windows.
+        tokens: number of tokens in all windows.
+        reference: `teacher`, or past its maximum length `windowed teacher`.
+        token_cosine: mean over all tokens of the cosine of the last hidden states.
+        sentence_cosine: mean over windows of the cosine of the sentence vectors.
+        token_cosine_by_quarter: token cosine in each quarter of the windows, from the beginning.
+        divergence: KL(teacher‖student) of the attention weights in nats, for each layer, mean over heads and query
+            tokens; None past the maximum length and for models whose weights cannot be compared.
+        masked: agreement on masked tokens; None past the maximum length and unless both models predict masked tokens.
+        ceiling: the teacher's agreement with itself under shifts of its input; None if no shift fits into its
+            positions. Past the maximum length it is measured on windows that start elsewhere (3/8 of a window apart
+            instead of 1/2), without `by_shift`.
+    """
+
+    length: int
+    windows: int
+    tokens: int
+    reference: str
+    token_cosine: float
+    sentence_cosine: float
+    token_cosine_by_quarter: list[float]
+    divergence: list[float] | None = None
+    masked: MaskedAgreement | None = None
+    ceiling: ShiftConsistency | None = None
+
+    @property
+    def cosine_cells(self) -> list[str]:
+        """For tables: token and sentence cosine, then those of the teacher with itself."""
+        shifted = ["–", "–"]
+        if self.ceiling:
+            shifted = [f"{self.ceiling.token_cosine:.3f}", f"{self.ceiling.sentence_cosine:.3f}"]
+        return [f"{self.token_cosine:.3f}", f"{self.sentence_cosine:.3f}", *shifted]
+
+    @property
+    def masked_cells(self) -> list[str]:
+        """For tables: agreement, accuracy of the teacher and of the student on masked tokens, in percent."""
+        masked = self.masked
+        shares = (masked.agreement, masked.teacher_accuracy, masked.student_accuracy) if masked else ()
+        return [f"{100 * share:.1f}" for share in shares] or ["–"] * 3
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """The result of `fidelity`.
+
+    Attributes:
+        teacher_limit: maximum length of the teacher; None for no limit.
+        student_limit: maximum length of the student; None for no limit.
+        pooling: pooling of the sentence vectors.
+        lengths: results by length, ascending.
+        skipped: lengths that were not measured, with the reason.
+    """
+
+    teacher_limit: int | None
+    student_limit: int | None
+    pooling: str
+    lengths: list[LengthFidelity]
+    skipped: dict[int, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields and the verdict in a form for JSON (keys are strings)."""
+        skipped = {str(length): reason for length, reason in self.skipped.items()}
+        return {**dataclasses.asdict(self), "skipped": skipped, "verdict": verdict(self)}
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> "Fidelity":
+        """The inverse of `to_dict`; other keys are ignored."""
+        lengths = []
+        for entry in plain["lengths"]:
+            parts = {"masked": MaskedAgreement, "ceiling": ShiftConsistency}
+            own = {name: kind(**entry[name]) for name, kind in parts.items() if entry[name]}
+            lengths.append(LengthFidelity(**{**entry, **own}))
+        skipped = {int(length): reason for length, reason in plain["skipped"].items()}
+        return cls(plain["teacher_limit"], plain["student_limit"], plain["pooling"], lengths, skipped)
+
+
+def failed_thresholds(fidelity: Fidelity) -> list[str]:
+    """The thresholds of `USABLE` that a student fails, with the lengths, in words.
+
+    Past the teacher's limit only the token cosine to the teacher's windows counts. Skipped lengths past it are listed,
+    too.
+    """
+    sentence, token = USABLE
+    found = []
+    for entry in fidelity.lengths:
+        if entry.reference == "teacher" and entry.sentence_cosine < sentence:
+            found.append(f"sentence cosine {entry.sentence_cosine:.3f} at {entry.length} tokens, below {sentence}")
+        elif entry.token_cosine < token:
+            found.append(f"token cosine {entry.token_cosine:.3f} at {entry.length} tokens, below {token}")
+    limit = fidelity.teacher_limit
+    past = [length for length in fidelity.skipped if limit is not None and length > limit]
+    return found + [f"{length} tokens were not checked: {fidelity.skipped[length]}" for length in past]
+
+
+def verdict(fidelity: Fidelity) -> str:
+    """The result in words: up to which length a conversion, the student, can replace its source, the teacher.
+
+    A length is safe if the sentence cosine is at least .95 and the token cosine at least .92 (`SAFE`), there and at
+    all shorter lengths. It is usable after fine-tuning with .85 and .80 (`USABLE`). Past the teacher's maximum length,
+    where it reads windows, the figures are given instead.
+    """
+    rest = [entry for entry in fidelity.lengths if entry.reference == "teacher"]
+    outside = [entry for entry in fidelity.lengths if entry.reference != "teacher"]
+    parts = []
+    for word, floor in (("safe", SAFE), ("usable after fine-tuning", USABLE)):
+        reached = 0
+        while rest and rest[0].sentence_cosine >= floor[0] and rest[0].token_cosine >= floor[1]:
+            reached = rest.pop(0).length
+        if reached:
+            parts.append(f"{word} inside {reached}")
+    if rest:
+        worst = min(rest, key=lambda entry: entry.sentence_cosine)
+        where = "" if worst is rest[0] else f" at {worst.length}"
+        parts.append(f"not the source's at {rest[0].length} (sentence cosine {worst.sentence_cosine:.2f}{where})")
+    if fidelity.teacher_limit is not None:
+        part = f"past {fidelity.teacher_limit} not measured"
+        if outside:
+            figures = []
+            for entry in outside:
+                own = f" (other windows of the source {entry.ceiling.token_cosine:.2f})" if entry.ceiling else ""
+                figures.append(f"{entry.token_cosine:.2f} at {entry.length:,}{own}")
+            part = f"past {fidelity.teacher_limit}, token cosine to the source's windows: {', '.join(figures)}"
+        elif fidelity.student_limit is not None:
+            part = f"past {fidelity.student_limit} the result reads nothing"
+        parts.append(part)
+    return "; ".join(parts) or "nothing was measured"
 
 
 def default_lengths(limit: int | None) -> list[int]:
@@ -87,42 +246,6 @@ def fidelity(
             vocabularies, and hidden states that are not finite.
     """
     settings = settings or FidelitySettings()
-    _check(teacher, student, windows_by_length)
-    limit, student_limit = model_max_length(teacher), model_max_length(student)
-    lengths, skipped = [], {}
-    for length, windows in sorted(windows_by_length.items()):
-        advance = _count(progress, length, windows)
-        if student_limit is not None and length > student_limit:
-            skipped[length] = f"the student reads {student_limit} tokens"
-        elif limit is None or length <= limit:
-            lengths.append(_within_limit(teacher, student, length, windows, settings, advance))
-        else:
-            lengths.append(_past_limit(teacher, student, length, windows, settings, advance))
-    return Fidelity(limit, student_limit, settings.pooling, lengths, skipped)
-
-
-def _predicts(teacher: PreTrainedModel, student: PreTrainedModel, settings: FidelitySettings) -> bool:
-    return settings.mask_token_id is not None and has_mlm_head(teacher) and has_mlm_head(student)
-
-
-def _count(progress: ProgressCallback | None, length: int, windows: Sequence[Row]) -> Callable[[torch.Tensor], None]:
-    """A function to call with the mask of each batch."""
-    done, total = 0, sum(map(len, windows))
-
-    def advance(mask: torch.Tensor) -> None:
-        nonlocal done
-        done += int(mask.sum())
-        if progress is not None:
-            progress(f"comparing, {length:,} tokens", done, total)
-
-    return advance
-
-
-def _check(teacher: PreTrainedModel, student: PreTrainedModel, windows_by_length: Mapping[int, Sequence[Row]]) -> None:
-    """
-    Raises:
-        ValueError: for models and windows that `fidelity` rejects.
-    """
     for name in ("hidden_size", "vocab_size"):
         sizes = [getattr(model.base_model.config, name, None) for model in (teacher, student)]
         if None not in sizes and sizes[0] != sizes[1]:
@@ -131,44 +254,97 @@ def _check(teacher: PreTrainedModel, student: PreTrainedModel, windows_by_length
                 "this teacher"
             )
     for length, windows in windows_by_length.items():
-        if not windows or max(map(len, windows)) > length:
+        longest = max(map(len, windows), default=0)
+        if not 0 < longest <= length:
             raise ValueError(
-                f"windows_by_length[{length}] has {len(windows)} windows"
-                + (f", the longest of {max(map(len, windows))} tokens" if windows else "")
-                + "; give at least one, and none longer than the length"
+                f"windows_by_length[{length}] has {len(windows)} windows, the longest of {longest} tokens; give at "
+                "least one, and none longer than the length"
             )
+    limit, student_limit = model_max_length(teacher), model_max_length(student)
+    lengths, skipped = [], {}
+    for length, windows in sorted(windows_by_length.items()):
+        if student_limit is not None and length > student_limit:
+            skipped[length] = f"the student reads {student_limit} tokens"
+            continue
+        pair = _Pair(teacher, student, length, windows, settings, progress)
+        lengths.append(pair.within_limit() if limit is None or length <= limit else pair.past_limit(limit))
+    return Fidelity(limit, student_limit, settings.pooling, lengths, skipped)
 
 
-def _within_limit(
-    teacher: PreTrainedModel,
-    student: PreTrainedModel,
-    length: int,
-    windows: Sequence[Row],
-    settings: FidelitySettings,
-    advance: Callable[[torch.Tensor], None],
-) -> LengthFidelity:
-    """Compare windows that both models read whole."""
-    cosines = CosineMeans(settings.pooling)
-    attention = AttentionDivergence(teacher, student) if settings.divergence else None
-    sample, others = _sampled(windows, settings.sample)
-    with eager_attention(teacher, student) if attention is not None else nullcontext():
-        for ids, mask in _batches(sample, student, settings):
-            states = _states(teacher, student, ids, mask) if attention is None else attention.add(ids, mask)
-            cosines.add(*states, mask)
-            advance(mask)
-    for ids, mask in _batches(others, student, settings):
-        cosines.add(*_states(teacher, student, ids, mask), mask)
-        advance(mask)
-    limit, shifted = model_max_length(teacher), max(map(len, windows)) + min(settings.shifts)
-    ceiling = masked = None
-    if settings.ceiling and accepts_position_ids(teacher) and (limit is None or shifted <= limit):
-        ceiling = shift_consistency(teacher, sample, settings.shifts, settings.pooling, settings.batch_tokens)
-    if settings.mask_token_id is not None and _predicts(teacher, student, settings):
-        masked = masked_agreement(
-            teacher, student, windows, settings.mask_token_id, seed=settings.seed, batch_tokens=settings.batch_tokens
-        )
-    divergence = None if attention is None else attention.means()
-    return _entry(length, windows, "teacher", cosines, divergence=divergence, masked=masked, ceiling=ceiling)
+@dataclass
+class _Pair:
+    """Teacher and student on windows of one length."""
+
+    teacher: PreTrainedModel
+    student: PreTrainedModel
+    length: int
+    windows: Sequence[Row]
+    settings: FidelitySettings
+    progress: ProgressCallback | None
+    done: int = 0
+
+    def batches(self, windows: Sequence[Row]) -> Iterator[tuple[Sequence[Row], torch.Tensor, torch.Tensor]]:
+        """Rows, ids and mask of each batch of windows; counts their tokens afterwards."""
+        total = sum(map(len, self.windows))
+        for indices in batch_indices(windows, self.settings.batch_tokens):
+            rows = [windows[index] for index in indices]
+            yield rows, *pad_batch(rows, self.student)
+            self.done += sum(map(len, rows))
+            if self.progress is not None:
+                self.progress(f"comparing, {self.length:,} tokens", self.done, total)
+
+    def states(self, ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Last hidden states of both models, (B, L, D) each."""
+        return hidden_states(self.teacher, ids, mask), hidden_states(self.student, ids, mask)
+
+    def within_limit(self) -> LengthFidelity:
+        """Compare windows that both models read whole."""
+        settings, models = self.settings, (self.teacher, self.student)
+        cosines = CosineMeans(settings.pooling)
+        attention = AttentionDivergence(*models) if settings.divergence else None
+        sample, others = _sampled(self.windows, settings.sample)
+        with eager_attention(*models) if attention else nullcontext():
+            for _, ids, mask in self.batches(sample):
+                one, other = attention.add(ids, mask) if attention else self.states(ids, mask)
+                cosines.add(one, other, mask)
+        for _, ids, mask in self.batches(others):
+            one, other = self.states(ids, mask)
+            cosines.add(one, other, mask)
+        limit, shifted = model_max_length(self.teacher), max(map(len, self.windows)) + min(SHIFTS)
+        ceiling = masked = None
+        if settings.ceiling and accepts_position_ids(self.teacher) and (limit is None or shifted <= limit):
+            ceiling = shift_consistency(self.teacher, sample, SHIFTS, settings.pooling, settings.batch_tokens)
+        if settings.mask_token_id is not None and all(map(has_mlm_head, models)):
+            masked = masked_agreement(
+                *models, self.windows, settings.mask_token_id, settings.seed, settings.batch_tokens
+            )
+        return self.entry("teacher", cosines, attention.means() if attention else None, masked, ceiling)
+
+    def past_limit(self, limit: int) -> LengthFidelity:
+        """Compare windows that the teacher reads in overlapping pieces, and these with pieces that start elsewhere."""
+        settings = self.settings
+        cosines, ceiling = CosineMeans(settings.pooling), CosineMeans(settings.pooling)
+
+        def reference(rows: Sequence[Row], stride: int) -> torch.Tensor:
+            """The teacher's hidden states, (B, L, D), padded with zeros."""
+            states = [
+                windowed_hidden_states(self.teacher, row, stride=stride, batch_tokens=settings.batch_tokens)
+                for row in rows
+            ]
+            return nn.utils.rnn.pad_sequence(states, batch_first=True)
+
+        for rows, ids, mask in self.batches(self.windows):
+            target = reference(rows, limit // 2)
+            cosines.add(target, hidden_states(self.student, ids, mask), mask)
+            if settings.ceiling:
+                ceiling.add(reference(rows, 3 * limit // 8), target, mask)
+        consistency = ShiftConsistency(len(self.windows), *ceiling.means(), {}) if settings.ceiling else None
+        return self.entry("windowed teacher", cosines, None, None, consistency)
+
+    def entry(self, reference: str, cosines: "CosineMeans", *more: Any) -> LengthFidelity:
+        """Results, from the sums over all batches."""
+        tokens, means = sum(map(len, self.windows)), cosines.means()
+        return LengthFidelity(self.length, len(self.windows), tokens, reference, *means, cosines.quarters(), *more)
 
 
 def _sampled(windows: Sequence[Row], tokens: int | None) -> tuple[Sequence[Row], Sequence[Row]]:
@@ -178,61 +354,77 @@ def _sampled(windows: Sequence[Row], tokens: int | None) -> tuple[Sequence[Row],
         return windows, []
     count = max(1, len(windows) * tokens // total)
     chosen = {index * len(windows) // count for index in range(count)}
-    parts: tuple[list[Row], list[Row]] = ([], [])
-    for index, window in enumerate(windows):
-        parts[index not in chosen].append(window)
-    return parts
+    return [windows[index] for index in sorted(chosen)], [w for n, w in enumerate(windows) if n not in chosen]
 
 
-def _batches(
-    windows: Sequence[Row], model: PreTrainedModel, settings: FidelitySettings
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield ids and mask of each batch of windows, on the model's device."""
-    for indices in batch_indices(windows, settings.batch_tokens):
-        yield pad_batch([windows[index] for index in indices], model)
+class CosineMeans:
+    """Mean cosines over tokens and over windows, accumulated by batch."""
+
+    def __init__(self, pooling: str) -> None:
+        self.pooling = pooling
+        self.token = torch.zeros(4, dtype=torch.float64)
+        self.count = torch.zeros(4, dtype=torch.float64)
+        self.sentence, self.windows = 0.0, 0
+
+    def add(self, one: torch.Tensor, other: torch.Tensor, mask: torch.Tensor) -> None:
+        """Add the hidden states of both models, (B, L, D), with the mask, (B, L)."""
+        cosines = nn.functional.cosine_similarity(one.double(), other.double(), dim=-1)
+        positions = torch.arange(mask.shape[1], device=mask.device)
+        quarters = 4 * positions // mask.sum(1, keepdim=True)  # quarters of each window's own length
+        self.token.index_add_(0, quarters[mask].cpu(), cosines[mask].cpu())
+        self.count += quarters[mask].cpu().bincount(minlength=4)
+        left, right = (pool(hidden.double(), mask, self.pooling) for hidden in (one, other))
+        self.sentence += float(nn.functional.cosine_similarity(left, right, dim=-1).sum())
+        self.windows += len(mask)
+
+    def means(self) -> tuple[float, float]:
+        """Token and sentence cosine."""
+        return float(self.token.sum() / self.count.sum()), self.sentence / self.windows
+
+    def quarters(self) -> list[float]:
+        """Token cosine by quarter of the windows; quarters without tokens are omitted."""
+        return [float(total / count) for total, count in zip(self.token, self.count, strict=True) if count]
 
 
-def _states(
-    teacher: PreTrainedModel, student: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Last hidden states of both models, (B, L, D) each."""
-    return hidden_states(teacher, ids, mask), hidden_states(student, ids, mask)
-
-
-def _past_limit(
+def shift_consistency(
     teacher: PreTrainedModel,
-    student: PreTrainedModel,
-    length: int,
     windows: Sequence[Row],
-    settings: FidelitySettings,
-    advance: Callable[[torch.Tensor], None],
-) -> LengthFidelity:
-    """Compare windows that the teacher reads in overlapping pieces; `ceiling` is for pieces that start elsewhere."""
+    shifts: Sequence[int] = SHIFTS,
+    pooling: str = "mean",
+    batch_tokens: int = BATCH_TOKENS,
+) -> ShiftConsistency:
+    """Agreement of a model with itself when its input is shifted; [CLS] stays at the first position.
+
+    Args:
+        teacher: a model that takes `position_ids`.
+        windows: rows of tokens, `[CLS] … [SEP]`.
+        shifts: shifts in positions; those that move the longest window past the model's maximum length are skipped.
+        pooling: `mean` or `cls`.
+
+    Raises:
+        ValueError: if no shift fits.
+    """
     limit = model_max_length(teacher)
-    assert limit is not None
-    cosines, ceiling = CosineMeans(settings.pooling), CosineMeans(settings.pooling)
-
-    def reference(rows: Sequence[Row], stride: int) -> torch.Tensor:
-        """The teacher's hidden states, (B, L, D), padded with zeros."""
-        states = [
-            windowed_hidden_states(teacher, row, stride=stride, batch_tokens=settings.batch_tokens) for row in rows
-        ]
-        return nn.utils.rnn.pad_sequence(states, batch_first=True)
-
-    for indices in batch_indices(windows, settings.batch_tokens):
-        rows = [windows[index] for index in indices]
-        ids, mask = pad_batch(rows, student)
-        target = reference(rows, limit // 2)
-        states = hidden_states(student, ids, mask)
-        if settings.ceiling:
-            ceiling.add(reference(rows, 3 * limit // 8), target, mask)
-        cosines.add(target, states, mask)
-        advance(mask)
-    consistency = ShiftConsistency(len(windows), *ceiling.means(), {}) if settings.ceiling else None
-    return _entry(length, windows, "windowed teacher", cosines, ceiling=consistency)
-
-
-def _entry(length: int, windows: Sequence[Row], reference: str, cosines: CosineMeans, **more: Any) -> LengthFidelity:
-    """Results for windows of one length, from the sums over its batches."""
-    tokens = sum(map(len, windows))
-    return LengthFidelity(length, len(windows), tokens, reference, *cosines.means(), cosines.quarters(), **more)
+    longest = max(map(len, windows))
+    fitting = [shift for shift in shifts if limit is None or longest + shift <= limit]
+    if not fitting:
+        raise ValueError(
+            f"windows of {longest} tokens leave no room for a shift of {min(shifts)} in the {limit} positions of the "
+            "model; give shorter ones"
+        )
+    first = first_position_id(teacher)
+    mean, single = CosineMeans(pooling), {str(shift): CosineMeans(pooling) for shift in fitting}
+    for indices in batch_indices(windows, batch_tokens):
+        ids, mask = pad_batch([windows[index] for index in indices], teacher)
+        plain = hidden_states(teacher, ids, mask)
+        total = torch.zeros_like(plain)
+        for shift in fitting:
+            positions = torch.arange(ids.shape[1], device=ids.device)
+            positions = torch.where(positions > 0, positions + shift, 0) + first
+            shifted = hidden_states(teacher, ids, mask, positions.expand_as(ids))
+            single[str(shift)].add(shifted, plain, mask)
+            total += shifted
+        mean.add(total / len(fitting), plain, mask)
+    keys = ("token_cosine", "sentence_cosine")
+    by_shift = {shift: dict(zip(keys, cosines.means(), strict=True)) for shift, cosines in single.items()}
+    return ShiftConsistency(len(windows), *mean.means(), by_shift)

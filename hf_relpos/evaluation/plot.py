@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedConfig
 
 from ..data.records import read_lines
 from ..extras import import_extra
 from ..files import atomic_file, check_output_file
-from ..models.configuration_relpos_bert import RelPosBertConfig
-from ..models.modeling_relpos_bert import RelPosBertModel, RelPosBertPreTrainedModel
-from .loading import check_folder, load_quietly, load_tokenizer, no_such_model, refuse_missing
+from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
+from .loading import load_model, load_tokenizer
 from .position_scores import example_inputs, offset_curves, record_calls
 
 
@@ -133,18 +131,12 @@ def plot_checkpoint(checkpoint: str | Path, out: str | Path | None = None, text:
     """
     if out is not None:
         check_picture(Path(out), "--out")
-    check_folder(checkpoint)
-    try:
-        model_type = PreTrainedConfig.get_config_dict(checkpoint)[0].get("model_type")
-        if model_type not in (None, RelPosBertConfig.model_type):
-            raise ValueError(
-                f"{checkpoint}: model_type = {model_type!r}: only models of this package, "
-                f"{RelPosBertConfig.model_type!r}, are drawn; convert it first (`hf-relpos convert`)"
-            )
-        model, missing = load_quietly(RelPosBertModel, checkpoint, add_pooling_layer=False)
-    except OSError as error:
-        raise ValueError(no_such_model(checkpoint, error)) from error
-    refuse_missing(checkpoint, missing)
+    model = load_model(checkpoint)
+    if not isinstance(model, RelPosBertPreTrainedModel):
+        raise ValueError(
+            f"{checkpoint}: model_type = {model.config.model_type!r}: only models of this package are drawn; convert "
+            "it first (`hf-relpos convert`)"
+        )
     inputs = example_inputs(model.config, TOKENS)
     if text is not None:
         tokenizer = load_tokenizer(checkpoint)

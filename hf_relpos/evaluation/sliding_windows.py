@@ -13,20 +13,6 @@ from .encoder import hidden_states, pad_batch
 from .inspection import model_max_length
 
 
-def _starts(length: int, window: int, stride: int) -> list[int]:
-    """Starts, `stride` apart, of windows that cover `length` tokens; the last window ends with the text."""
-    if length <= window:
-        return [0]
-    return [*range(0, length - window, stride), length - window]
-
-
-def _central(starts: torch.Tensor, length: int, window: int) -> torch.Tensor:
-    """For each of `length` tokens, the window where it is farthest from the nearer end (the first of equals)."""
-    index = torch.arange(length)
-    last = starts[:, None] + min(window, length) - 1
-    return torch.minimum(index - starts[:, None], last - index).argmax(0)
-
-
 @dataclass(frozen=True)
 class OverlappingWindows:
     """W windows of w tokens that cover a row of L; each begins with the row's first token ([CLS]).
@@ -58,12 +44,13 @@ class OverlappingWindows:
                 f"length = {size}, stride = {stride}: windows need three tokens at least, and a stride from 1 to "
                 "length − 1, so that none is left out"
             )
-        body = length - 1
-        starts = torch.tensor(_starts(body, size - 1, stride))
-        columns = starts[:, None] + torch.arange(min(size, length))
+        body, room = torch.arange(length - 1), min(size, length) - 1  # without the first token
+        last = length - 1 - room  # the last window ends with the row
+        starts = torch.tensor([*range(0, last, stride), last])
+        columns = starts[:, None] + torch.arange(room + 1)
         columns[:, 0] = 0
-        window = _central(starts, body, size - 1)
-        position = torch.arange(body) - starts[window] + 1
+        window = torch.minimum(body - starts[:, None], starts[:, None] + room - 1 - body).argmax(0)
+        position = body - starts[window] + 1
         first = torch.zeros(1, dtype=torch.long)
         return cls(columns, torch.cat([first, window]), torch.cat([first, position]))
 
@@ -87,8 +74,8 @@ def windowed_hidden_states(
 ) -> torch.Tensor:
     """Last hidden states of a text that may be longer than the maximum length of the model.
 
-    The windows are `OverlappingWindows`. A token's state is from the window where it is most central; the first token
-    gets the mean over windows. Only the last window has [SEP], as for a model that reads the whole text.
+    A token's state is from that of the `OverlappingWindows` where it is most central; the first token gets the mean
+    over windows. Only the last window has [SEP], as for a model that reads the whole text.
 
     Args:
         model: a model with `last_hidden_state`.

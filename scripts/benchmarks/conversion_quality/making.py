@@ -53,8 +53,8 @@ class StudentMaker:
 
     @cached_property
     def teacher(self) -> Encoder:
-        """The source, without a head."""
-        return load_encoder(self.args.source, masked=False)
+        """The source."""
+        return load_encoder(self.args.source)
 
     def _source(self, demonstration: bool) -> str:
         return str(demo.CHECKPOINT) if demonstration else self.args.source

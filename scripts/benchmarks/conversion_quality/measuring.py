@@ -18,8 +18,7 @@ from hf_relpos.evaluation import (
     fidelity,
     load_model,
     load_tokenizer,
-    masked_accuracy,
-    masked_windows,
+    masked_agreement,
     model_max_length,
     pair_vectors,
     rank_correlation,
@@ -48,7 +47,7 @@ class Bench:
 
     @property
     def teacher(self) -> Encoder:
-        """The source, without a head."""
+        """The source."""
         return self.students.teacher
 
     @cached_property
@@ -211,7 +210,7 @@ class Bench:
         limit, tokens = model_max_length(load_model(demo.CHECKPOINT)), self.args.masked_tokens
         tokenizer, novel, accuracy = load_tokenizer(demo.CHECKPOINT), demo.read_text("eval"), {}
         for length in (limit // 2, limit):
-            rng = np.random.default_rng(self.args.seed)
-            windows = masked_windows(tokenizer, novel, length, max(1, tokens // length), rng)
-            accuracy[str(length)] = masked_accuracy(model, *windows)["accuracy"]
+            rows = demo.cut_rows(tokenizer, novel, length)[: max(1, tokens // length)].tolist()
+            found = masked_agreement(model, model, rows, tokenizer.mask_token_id, self.args.seed)
+            accuracy[str(length)] = round(100 * found.student_accuracy, 2)
         return {"accuracy": accuracy} | made
