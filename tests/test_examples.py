@@ -23,6 +23,7 @@ from transformers import (
 )
 
 import hf_relpos
+from hf_relpos.data.pairs import read_pairs
 from hf_relpos.demo import CHECKPOINT
 
 
@@ -439,7 +440,7 @@ def test_an_encoder_of_long_documents_is_trained(data, relative, tmp_path):
     assert changed == {"3"} and torch.equal(
         old["embeddings.word_embeddings.weight"], new["embeddings.word_embeddings.weight"]
     )
-    pairs = hf_relpos.evaluation.read_pairs(data / "sts.tsv")
+    pairs = read_pairs(data / "sts.tsv")
     one, other = (loaded.encode([getattr(pair, name) for pair in pairs]) for name in ("sentence1", "sentence2"))
     cosines = [float(a @ b / np.linalg.norm(a) / np.linalg.norm(b)) for a, b in zip(one, other, strict=True)]
     correlation = hf_relpos.evaluation.rank_correlation(cosines, [pair.score for pair in pairs])
@@ -583,7 +584,7 @@ REFUSED = {
         "--train_file a.tsv --do_train False": "nothing to do: give --do_train",
         "--model_name_or_path nowhere/at-all": "nowhere/at-all: no tokenizer",
     },
-    "run_ner": {"--train_file a.conll": "a.conll, line 2: 'sat' has 1 columns, line 1 has 2"},
+    "run_ner": {"--train_file a.conll": "a.conll, line 2: 'sat' has 1 columns, the first line 2"},
     "run_mlm": {
         "--train_file a.txt --do_predict": "--do_predict: this recipe trains and evaluates",
         "--train_file empty.txt": "holds no text",

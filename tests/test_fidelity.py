@@ -3,7 +3,6 @@
 import json
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,6 +24,7 @@ from transformers import (
 
 from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel
 from hf_relpos.data.batching import BATCH_TOKENS, batch_indices
+from hf_relpos.data.masking import mask_rows
 from hf_relpos.demo import CHECKPOINT
 from hf_relpos.evaluation import (
     Encoder,
@@ -39,12 +39,10 @@ from hf_relpos.evaluation import (
     hidden_states,
     load_model,
     load_tokenizer,
-    mask_rows,
     masked_agreement,
     model_max_length,
     pooling_of,
     shift_consistency,
-    unknown_rate,
     verdict,
     windowed_hidden_states,
 )
@@ -408,16 +406,6 @@ def entry(length, token, sentence, reference="teacher"):
 )
 def test_verdict(entries, limits, words):
     assert verdict(Fidelity(*limits, "mean", entries)) == words
-
-
-def test_unknown_rate():
-    def tokenizer(text, **kwargs):
-        return SimpleNamespace(input_ids=[0 if word.isupper() else 5 for word in text.split()])
-
-    tokenizer.unk_token_id = 0
-    assert unknown_rate(tokenizer, ["a B c", "d"]) == 0.25
-    tokenizer.unk_token_id = None
-    assert unknown_rate(tokenizer, ["a B c"]) == 0.0
 
 
 def test_load_model(tmp_path):

@@ -9,17 +9,18 @@ import pytest
 from fuzzing import attempt, examples
 from hypothesis import given
 from hypothesis import strategies as st
+from launching import import_script
 
 from hf_relpos import demo
 from hf_relpos.app.models import PACKAGED
 from hf_relpos.app.page import show_attention, show_predictions
 from hf_relpos.data import TextError, cut_windows, read_texts
-from hf_relpos.data.conll import TAG, read_conll
 from hf_relpos.data.pairs import read_pairs
 from hf_relpos.data.text import paths_or_documents
 from hf_relpos.evaluation.loading import load_tokenizer
 
 
+CONLL = import_script("recipes.conll")
 PACK = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}
 CHARACTERS = st.characters(codec="utf-8")
 LINES = st.text(st.one_of(CHARACTERS, st.sampled_from('\t",;\n\r \ufeff\u2028')), max_size=60)
@@ -108,8 +109,8 @@ def test_tagged_sentences(folder, file):
     path = folder / f"a.conll{file[0]}"
     path.write_bytes(file[1])
     with attempt("data sets", ValueError, names=str(path)):
-        for words, tags in read_conll(path):
-            assert len(words) == len(tags) > 0 and all(TAG.fullmatch(tag) for tag in tags)
+        for words, tags in CONLL.read_conll(path):
+            assert len(words) == len(tags) > 0 and all(map(CONLL.TAG.fullmatch, tags))
 
 
 @examples(few=30)

@@ -141,22 +141,17 @@ def build_page(left: str = PACKAGED, right: str = CONVERTED, window: int = 0) ->
         def message() -> Any:
             return gr.HTML(visible=False)
 
-        with gr.Tab("Positions"):
-            gr.Markdown(POSITIONS)
-            positions = [message()]
-            with gr.Row():
-                for name in ("Left", "Right"):
-                    with gr.Column(min_width=320):
-                        gr.Markdown(f"**{name}**")
-                        positions.append(picture())
-        with gr.Tab("Attention"):
-            gr.Markdown(ATTENTION)
-            attention = [message()]
-            with gr.Row():
-                for name in ("Left", "Right"):
-                    with gr.Column(min_width=320):
-                        gr.Markdown(f"**{name}**")
-                        attention.append(picture())
+        positions: list[Any] = []
+        attention: list[Any] = []
+        for title, about, outputs in (("Positions", POSITIONS, positions), ("Attention", ATTENTION, attention)):
+            with gr.Tab(title):
+                gr.Markdown(about)
+                outputs.append(message())
+                with gr.Row():
+                    for name in ("Left", "Right"):
+                        with gr.Column(min_width=320):
+                            gr.Markdown(f"**{name}**")
+                            outputs.append(picture())
         with gr.Tab("Masked, similar"):
             gr.Markdown(PREDICTIONS)
             masked = [

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ..console import ProgressCallback
 from ..data import cut_windows
 from ..data.records import text_problem
 from ..demo import read_text
@@ -163,9 +162,7 @@ def similarity_rows(left: Encoder, right: Encoder, text: str) -> list[list[Any]]
     return [[sentences[i], sentences[j], *(f"{float(each[i, j]):.2f}" for each in scores)] for i, j in pairs]
 
 
-def cosine_figure(
-    left: Encoder, right: Encoder, progress: ProgressCallback | None = None, as_it_is: Encoder | None = None
-) -> "Figure":
+def cosine_figure(left: Encoder, right: Encoder, as_it_is: Encoder | None = None) -> "Figure":
     """Figure of the cosine of two models' hidden states by length, on the packaged novel.
 
     Lengths go past the maximum length of the left model. There `as_it_is`, the right model with its own window, is
@@ -180,9 +177,9 @@ def cosine_figure(
         for length in default_lengths(model_max_length(left.model))
     }
     settings = FidelitySettings(left.pooling, divergence=False, ceiling=False)
-    report = fidelity(left.model, right.model, windows, settings, progress).to_dict()
+    report = fidelity(left.model, right.model, windows, settings).to_dict()
     limit = report["teacher_limit"]
     past = {length: rows for length, rows in windows.items() if limit is not None and length > limit}
     if as_it_is is not None and past:
-        report["as_it_is"] = fidelity(left.model, as_it_is.model, past, settings, progress).to_dict()
+        report["as_it_is"] = fidelity(left.model, as_it_is.model, past, settings).to_dict()
     return fidelity_figure(report)

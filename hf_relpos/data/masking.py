@@ -26,21 +26,19 @@ def mask_tokens(
     """Replace tokens by [MASK] at random.
 
     Args:
-        ids: (L,) or (rows, L).
+        ids: (L,).
         rate: probability that a token is masked.
         maskable: the same shape, false for tokens that are never masked; None for no such tokens.
-        at_least_one: mask a random token in rows where none was drawn.
+        at_least_one: mask a random token where none was drawn.
 
     Returns:
         Token ids and labels, the same shape; labels are `IGNORE_INDEX` at tokens that are not masked.
     """
     maskable = np.ones(ids.shape, dtype=bool) if maskable is None else maskable
     masked = (rng.random(ids.shape) < rate) & maskable
-    if at_least_one:
-        for row, candidates in zip(np.atleast_2d(masked), np.atleast_2d(maskable), strict=True):
-            if not row.any():
-                indices = np.flatnonzero(candidates if candidates.any() else ~candidates)
-                row[indices[rng.integers(len(indices))]] = True
+    if at_least_one and not masked.any():
+        candidates = np.flatnonzero(maskable)
+        masked[candidates[rng.integers(len(candidates))]] = True
     return np.where(masked, mask_token_id, ids), np.where(masked, ids, IGNORE_INDEX)
 
 

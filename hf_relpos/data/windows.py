@@ -253,21 +253,6 @@ def pair_windows(windows: Windows, layout: PairLayout | None, share: float, limi
     return replace(windows, ids=rows, types=types)
 
 
-def unknown_rate(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> float:
-    """Share of [UNK] among the tokens of texts, without special tokens; 0 for a tokenizer without [UNK].
-
-    A high rate indicates text in another script than the model's. Another language in the same script has a low rate.
-    """
-    if tokenizer.unk_token_id is None:
-        return 0.0
-    unknown = count = 0
-    for text in texts:
-        ids = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
-        unknown += sum(token == tokenizer.unk_token_id for token in ids)
-        count += len(ids)
-    return unknown / max(count, 1)
-
-
 def warn_of_unknown_tokens(rate: float) -> None:
     """Warn if so many tokens are unknown that the text may not be in the model's language."""
     if rate > MAX_UNKNOWN_RATE:

@@ -1,9 +1,5 @@
 """Agreement of a converted model with its source: hidden states, attention, masked tokens, similarity of sentences."""
 
-from ..data.masking import mask_rows
-from ..data.pairs import Pair, read_pairs
-from ..data.records import read_records
-from ..data.windows import unknown_rate
 from .attention_fidelity import attention_divergence, attention_weights
 from .compare import CompareSettings, compare_models
 from .encoder import Encoder, hidden_states, pool
@@ -32,7 +28,6 @@ __all__ = [
     "FidelitySettings",
     "LengthFidelity",
     "MaskedAgreement",
-    "Pair",
     "ShiftConsistency",
     "attention_divergence",
     "attention_weights",
@@ -43,7 +38,6 @@ __all__ = [
     "load_encoder",
     "load_model",
     "load_tokenizer",
-    "mask_rows",
     "masked_agreement",
     "masked_predictions",
     "model_max_length",
@@ -52,12 +46,9 @@ __all__ = [
     "pool",
     "pooling_of",
     "rank_correlation",
-    "read_pairs",
-    "read_records",
     "shift_consistency",
     "similarities",
     "spearman_difference",
-    "unknown_rate",
     "verdict",
     "windowed_hidden_states",
 ]

@@ -28,7 +28,9 @@ from typing import Any
 from shared.arguments import RESULTS, ROOT
 from shared.measuring import environment
 from shared.process import start_quietly
-from shared.reports import markdown_table, write_report
+from shared.reports import write_report
+
+from hf_relpos.console import markdown_table
 
 
 sys.path.append(str(ROOT / "scripts" / "examples"))
@@ -208,7 +210,7 @@ def source_table(runs: Sequence[Mapping[str, Any]]) -> str:
         whole = len(found[model]) == len(lines)  # a mean over other tasks says nothing
         error = math.hypot(*(each for _, each in found[model])) / max(1, len(found[model]))
         last.append(difference(statistics.mean(m for m, _ in found[model]), error, MEAN_GOAL) if whole else "–")
-    return markdown_table(["task", source, *others], [*lines, ["mean", "", *last]])
+    return markdown_table(["task", source, *others], [*lines, ["mean", "", *last]]) + "\n"
 
 
 def card(results: dict[str, Any]) -> str:

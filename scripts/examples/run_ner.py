@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 from recipes.arguments import ModelArguments, PredictionArguments, launch, option
+from recipes.conll import read_conll
 from recipes.data import check_suffix, label_names, load_data, read_file, tokenized, with_names
 from recipes.models import load_model, load_tokenizer, sequence_length
 from recipes.running import OrderedTrainer, check_checkpoint, run, start
@@ -31,7 +32,6 @@ from transformers import (
     TrainingArguments,
 )
 
-from hf_relpos.data.conll import read_conll
 from hf_relpos.data.masking import IGNORE_INDEX
 from hf_relpos.data.records import text_suffix
 from hf_relpos.files import write_text

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from hf_relpos.data import read_texts
-from hf_relpos.evaluation import Pair, read_pairs
+from hf_relpos.data.pairs import Pair, read_pairs
 
 
 # Files in the folder --data.

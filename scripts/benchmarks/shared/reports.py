@@ -12,13 +12,6 @@ from typing import Any
 Table = tuple[str, list[str], list[list[str]]]
 
 
-def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table that ends with a newline."""
-    from hf_relpos import console
-
-    return console.markdown_table(columns, rows) + "\n"
-
-
 def describe(environment: dict[str, Any]) -> str:
     """What `measuring.environment` returns, as a paragraph."""
     cores = f"{environment['threads']} thread, load average {environment['load']:.1f} on {environment['cores']} cores"
@@ -91,4 +84,6 @@ def print_tables(tables: Sequence[Table]) -> None:
 
 def markdown_sections(tables: Sequence[Table]) -> str:
     """Tables as Markdown, each under its title."""
-    return "".join(f"\n## {title}\n\n{markdown_table(columns, rows)}" for title, columns, rows in tables)
+    from hf_relpos.console import markdown_table
+
+    return "".join(f"\n## {title}\n\n{markdown_table(columns, rows)}\n" for title, columns, rows in tables)
