@@ -33,6 +33,7 @@ from hf_relpos.evaluation import (
     LengthFidelity,
     ShiftConsistency,
     attention_divergence,
+    attention_divergences,
     attention_fidelity,
     default_lengths,
     fidelity,
@@ -151,14 +152,14 @@ def test_a_sample_is_what_it_would_be_alone():
     assert abs(whole.divergence[0] - alone.divergence[0]) > 1e-4
 
 
-def test_little_memory_gives_the_same_divergence(monkeypatch):
-    """The teacher's weights are kept for one layer at a time, and both read the batch once for each."""
-    teacher, student = bert(seed=1), tiny_model(RelPosBertModel, "shaw")
-    windows = {9: rows(9, 6)}
-    plenty = fidelity(teacher, student, windows, FidelitySettings(ceiling=False)).lengths[0].divergence
-    monkeypatch.setattr(attention_fidelity, "ATTENTION_BYTES", 1)
-    assert fidelity(teacher, student, windows, FidelitySettings(ceiling=False)).lengths[0].divergence == plenty
+def test_weights_that_take_much_memory_are_read_row_by_row_or_not_at_all(monkeypatch):
+    models, windows = (bert(seed=1), tiny_model(RelPosBertModel, "shaw")), rows(9, 6)
+    plenty = attention_divergences(*models, windows)
     assert len(plenty) == 2 and min(plenty) > 0
+    monkeypatch.setattr(attention_fidelity, "ATTENTION_BYTES", 2 * 4 * 2 * 3 * 9**2)  # of one row
+    assert attention_divergences(*models, windows) == pytest.approx(plenty, rel=1e-6)
+    monkeypatch.setattr(attention_fidelity, "ATTENTION_BYTES", 1)
+    assert attention_divergences(*models, windows) is None
 
 
 def test_divergence_of_padded_rows_and_hidden_keys():

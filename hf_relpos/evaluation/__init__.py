@@ -1,6 +1,6 @@
 """Agreement of a converted model with its source: hidden states, attention, masked tokens, similarity of sentences."""
 
-from .attention_fidelity import attention_divergence, attention_weights
+from .attention_fidelity import attention_divergence, attention_divergences
 from .compare import CompareSettings, compare_models
 from .encoder import Encoder, hidden_states, pool
 from .inspection import model_max_length
@@ -30,7 +30,7 @@ __all__ = [
     "MaskedAgreement",
     "ShiftConsistency",
     "attention_divergence",
-    "attention_weights",
+    "attention_divergences",
     "compare_models",
     "default_lengths",
     "fidelity",

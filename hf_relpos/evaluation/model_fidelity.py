@@ -7,7 +7,6 @@ relative model can tell the position of a token by its distance to [CLS].
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +16,7 @@ from transformers import PreTrainedModel
 
 from ..console import ProgressCallback
 from ..data.batching import BATCH_TOKENS, Row, batch_indices
-from .attention_fidelity import AttentionDivergence, eager_attention
+from .attention_fidelity import attention_divergences
 from .encoder import check_pooling, hidden_states, pad_batch, pool
 from .inspection import accepts_position_ids, first_position_id, has_mlm_head, model_max_length
 from .masked import MaskedAgreement, masked_agreement
@@ -94,7 +93,8 @@ class LengthFidelity:
         sentence_cosine: mean over windows of the cosine of the sentence vectors.
         token_cosine_by_quarter: token cosine in each quarter of the windows, from the beginning.
         divergence: KL(teacher‖student) of the attention weights in nats, for each layer, mean over heads and query
-            tokens; None past the maximum length and for models whose weights cannot be compared.
+            tokens; None past the maximum length, for models whose weights cannot be compared, and for weights that
+            take more than a gigabyte.
         masked: agreement on masked tokens; None past the maximum length and unless both models predict masked tokens.
         ceiling: the teacher's agreement with itself under shifts of its input; None if no shift fits into its
             positions. Past the maximum length it is measured on windows that start elsewhere (3/8 of a window apart
@@ -271,7 +271,7 @@ def fidelity(
     return Fidelity(limit, student_limit, settings.pooling, lengths, skipped)
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Pair:
     """Teacher and student on windows of one length."""
 
@@ -281,35 +281,30 @@ class _Pair:
     windows: Sequence[Row]
     settings: FidelitySettings
     progress: ProgressCallback | None
-    done: int = 0
 
-    def batches(self, windows: Sequence[Row]) -> Iterator[tuple[Sequence[Row], torch.Tensor, torch.Tensor]]:
-        """Rows, ids and mask of each batch of windows; counts their tokens afterwards."""
-        total = sum(map(len, self.windows))
-        for indices in batch_indices(windows, self.settings.batch_tokens):
-            rows = [windows[index] for index in indices]
+    def batches(self) -> Iterator[tuple[Sequence[Row], torch.Tensor, torch.Tensor]]:
+        """Rows, ids and mask of each batch of windows; tells how many tokens are done."""
+        done, total = 0, sum(map(len, self.windows))
+        for indices in batch_indices(self.windows, self.settings.batch_tokens):
+            rows = [self.windows[index] for index in indices]
+            self.tell(done, total)
             yield rows, *pad_batch(rows, self.student)
-            self.done += sum(map(len, rows))
-            if self.progress is not None:
-                self.progress(f"comparing, {self.length:,} tokens", self.done, total)
+            done += sum(map(len, rows))
+        self.tell(done, total)
 
-    def states(self, ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Last hidden states of both models, (B, L, D) each."""
-        return hidden_states(self.teacher, ids, mask), hidden_states(self.student, ids, mask)
+    def tell(self, done: int, total: int) -> None:
+        """Report the progress."""
+        if self.progress is not None:
+            self.progress(f"comparing, {self.length:,} tokens", done, total)
 
     def within_limit(self) -> LengthFidelity:
         """Compare windows that both models read whole."""
         settings, models = self.settings, (self.teacher, self.student)
         cosines = CosineMeans(settings.pooling)
-        attention = AttentionDivergence(*models) if settings.divergence else None
-        sample, others = _sampled(self.windows, settings.sample)
-        with eager_attention(*models) if attention else nullcontext():
-            for _, ids, mask in self.batches(sample):
-                one, other = attention.add(ids, mask) if attention else self.states(ids, mask)
-                cosines.add(one, other, mask)
-        for _, ids, mask in self.batches(others):
-            one, other = self.states(ids, mask)
-            cosines.add(one, other, mask)
+        for _, ids, mask in self.batches():
+            cosines.add(hidden_states(self.teacher, ids, mask), hidden_states(self.student, ids, mask), mask)
+        sample = _sampled(self.windows, settings.sample)
+        divergence = attention_divergences(*models, sample, settings.batch_tokens) if settings.divergence else None
         limit, shifted = model_max_length(self.teacher), max(map(len, self.windows)) + min(SHIFTS)
         ceiling = masked = None
         if settings.ceiling and accepts_position_ids(self.teacher) and (limit is None or shifted <= limit):
@@ -318,7 +313,7 @@ class _Pair:
             masked = masked_agreement(
                 *models, self.windows, settings.mask_token_id, settings.seed, settings.batch_tokens
             )
-        return self.entry("teacher", cosines, attention.means() if attention else None, masked, ceiling)
+        return self.entry("teacher", cosines, divergence, masked, ceiling)
 
     def past_limit(self, limit: int) -> LengthFidelity:
         """Compare windows that the teacher reads in overlapping pieces, and these with pieces that start elsewhere."""
@@ -333,7 +328,7 @@ class _Pair:
             ]
             return nn.utils.rnn.pad_sequence(states, batch_first=True)
 
-        for rows, ids, mask in self.batches(self.windows):
+        for rows, ids, mask in self.batches():
             target = reference(rows, limit // 2)
             cosines.add(target, hidden_states(self.student, ids, mask), mask)
             if settings.ceiling:
@@ -347,14 +342,13 @@ class _Pair:
         return LengthFidelity(self.length, len(self.windows), tokens, reference, *means, cosines.quarters(), *more)
 
 
-def _sampled(windows: Sequence[Row], tokens: int | None) -> tuple[Sequence[Row], Sequence[Row]]:
-    """Evenly spread windows of about that many tokens, and the other windows."""
+def _sampled(windows: Sequence[Row], tokens: int | None) -> Sequence[Row]:
+    """Evenly spread windows of about that many tokens."""
     total = sum(map(len, windows))
     if tokens is None or tokens >= total:
-        return windows, []
+        return windows
     count = max(1, len(windows) * tokens // total)
-    chosen = {index * len(windows) // count for index in range(count)}
-    return [windows[index] for index in sorted(chosen)], [w for n, w in enumerate(windows) if n not in chosen]
+    return [windows[index * len(windows) // count] for index in range(count)]
 
 
 class CosineMeans:
