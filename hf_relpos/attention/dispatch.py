@@ -8,10 +8,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
+from ..host.transformers import ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS
 from .backends.eager import Eager
 from .backends.sdpa import Sdpa
 from .call import AttentionCall, Backend, Finish, unchanged

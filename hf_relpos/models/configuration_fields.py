@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from transformers.activations import ACT2FN
 from transformers.utils import logging
 
+from ..host.transformers import ACT2FN
 from ..schemes.scheme import MAX_COUNT
 
 

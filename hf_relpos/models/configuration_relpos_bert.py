@@ -7,8 +7,8 @@ from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers import BertConfig
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from ..host.transformers import ALL_ATTENTION_FUNCTIONS
 from ..schemes.registry import (
     DEFAULT_SCHEME,
     STOCK_SCHEME,

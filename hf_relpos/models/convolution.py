@@ -4,7 +4,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.activations import ACT2FN
+
+from ..host.transformers import ACT2FN
 
 
 class FirstLayerConvolution(nn.Module):

@@ -12,18 +12,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import BertConfig, PreTrainedConfig, PreTrainedModel
-from transformers.activations import ACT2FN
-from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
-from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
-from transformers.masking_utils import create_bidirectional_mask
-from transformers.modeling_outputs import (
-    BaseModelOutputWithPastAndCrossAttentions,
-    BaseModelOutputWithPoolingAndCrossAttentions,
-)
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.bert.modeling_bert import (
-    BertEncoder,
+from transformers import (
+    BertConfig,
     BertForMaskedLM,
     BertForMultipleChoice,
     BertForNextSentencePrediction,
@@ -31,19 +21,19 @@ from transformers.models.bert.modeling_bert import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
-    BertLayer,
     BertLMHeadModel,
     BertModel,
-    BertOnlyMLMHead,
-    BertOnlyNSPHead,
-    BertPooler,
     BertPreTrainedModel,
-    BertPreTrainingHeads,
-    BertSelfAttention,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPastAndCrossAttentions,
+    BaseModelOutputWithPoolingAndCrossAttentions,
 )
 from transformers.utils import logging
-from transformers.utils.generic import merge_with_config_defaults
-from transformers.utils.output_capturing import capture_outputs
 
 from ..attention.call import AttentionCall, SharedTerms
 from ..attention.context import AttentionContext
@@ -53,6 +43,23 @@ from ..attention.padding import removable_padding
 from ..attention.tensor_parallel import HeadGroup
 from ..attention.tracing import is_traced
 from ..files import apply_umask
+from ..host.transformers import (
+    ACT2FN,
+    ALL_ATTENTION_FUNCTIONS,
+    CACHE,
+    BertEncoder,
+    BertLayer,
+    BertOnlyMLMHead,
+    BertOnlyNSPHead,
+    BertPooler,
+    BertPreTrainingHeads,
+    BertSelfAttention,
+    capture_outputs,
+    check_keywords,
+    create_bidirectional_mask,
+    merge_with_config_defaults,
+    one_cache,
+)
 from ..schemes.look_up import look_up
 from ..schemes.registry import build_input, build_scheme, build_shared
 from ..schemes.scheme import InputScheme, Scheme, SharedScheme
@@ -181,10 +188,11 @@ class RelPosBertSelfAttention(BertSelfAttention):
         self,
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         context: AttentionContext | None = None,
         memory: SegmentMemory | None = None,
         shared_terms: SharedTerms | None = None,
+        past_key_values: Cache | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Map hidden_states (B, L, D) to (B, L, D) and the attention weights (B, H, L, K), if the backend has them.
@@ -195,6 +203,7 @@ class RelPosBertSelfAttention(BertSelfAttention):
             memory: recurrence memory of earlier segments. Its keys come first, before those of a cache.
             shared_terms: terms of the scheme, if they are the same in every layer; None to compute the layer's own.
         """
+        cache = one_cache(cache, past_key_values)
         padding = None if context is None else context.padding
         hidden_keys, memory_length = hidden_states, 0
         if memory is not None:
@@ -207,11 +216,10 @@ class RelPosBertSelfAttention(BertSelfAttention):
             .transpose(1, 2)
             for vectors in (self.query(hidden_states), self.key(hidden_keys), self.value(hidden_keys))
         )
-        if past_key_values is not None:
+        if cache is not None:
             (old_key, key), (old_value, value) = (
                 states.tensor_split([memory_length], dim=2) for states in (key, value)
             )
-            cache = past_key_values
             if isinstance(cache, EncoderDecoderCache):
                 cache = cache.self_attention_cache
             key, value = cache.update(key, value, self.layer_idx)
@@ -336,10 +344,11 @@ class RelPosBertEncoder(BertEncoder):
         attention_mask: torch.Tensor | None = None,
         encoder_hidden_states: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         use_cache: bool | None = None,
         layer_inputs: list[torch.Tensor] | None = None,
         real_tokens: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
         **kwargs,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """As BertEncoder's.
@@ -348,6 +357,7 @@ class RelPosBertEncoder(BertEncoder):
             layer_inputs: a list to which the input of every layer is appended, (B, L, D) each, or None.
             real_tokens: (B, L), false at padding, for a convolution; None without padding or convolution.
         """
+        cache = one_cache(cache, past_key_values)
         embeddings = hidden_states
         for number, layer in enumerate(self.layer):
             if layer_inputs is not None:
@@ -357,13 +367,13 @@ class RelPosBertEncoder(BertEncoder):
                 attention_mask,
                 encoder_hidden_states,  # positional, since gradient checkpointing drops gradients of keywords
                 encoder_attention_mask=encoder_attention_mask,
-                past_key_values=past_key_values,
+                **{CACHE: cache},
                 **kwargs,
             )
             if number == 0 and self.conv is not None:
                 hidden_states = self.conv(embeddings, hidden_states, real_tokens)
         return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=hidden_states, past_key_values=past_key_values if use_cache else None
+            last_hidden_state=hidden_states, **{CACHE: cache if use_cache else None}
         )
 
 
@@ -535,11 +545,12 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         inputs_embeds: torch.Tensor | None = None,
         encoder_hidden_states: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         use_cache: bool | None = None,
         relation_ids: torch.Tensor | None = None,
         memory: SegmentMemory | None = None,
         memory_sink: list[SegmentMemory] | None = None,
+        past_key_values: Cache | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor] | BaseModelOutputWithPoolingAndCrossAttentions:
         """As BertModel's, with these differences.
@@ -558,11 +569,13 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             memory_sink: a list to which the new memory is appended, for heads, which build their own outputs.
 
         Raises:
-            TypeError: for inputs that are not tensors.
+            TypeError: for inputs that are not tensors, and for keywords that nobody knows.
             ValueError: for missing inputs that the scheme requires, wrong dtypes and shapes, an empty batch or row,
                 and a memory of another model or batch.
             IndexError: for tokens, token types and absolute positions outside the embedding tables.
         """
+        check_keywords(self, kwargs)
+        cache = one_cache(cache, past_key_values)
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         checks = None if is_traced() else installed("inputs")
@@ -577,15 +590,15 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
                 token_type_ids,
                 position_ids,
                 relation_ids,
-                has_cache=past_key_values is not None,
+                has_cache=cache is not None,
             )
         use_cache = bool(use_cache if use_cache is not None else self.config.use_cache) and self.config.is_decoder
-        caller_has_cache = past_key_values is not None
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
+        caller_has_cache = cache is not None
+        if use_cache and cache is None:
+            cache = DynamicCache(config=self.config)
             if encoder_hidden_states is not None:
-                past_key_values = EncoderDecoderCache(past_key_values, DynamicCache(config=self.config))
-        past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
+                cache = EncoderDecoderCache(cache, DynamicCache(config=self.config))
+        past_length = 0 if cache is None else cache.get_seq_length()
         if isinstance(past_length, torch.Tensor):
             past_length = past_length.clone()  # a static cache counts in place
         tokens = input_ids if inputs_embeds is None else inputs_embeds
@@ -602,7 +615,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             attention_mask,
             position_ids,
             relation_ids,
-            past_key_values,
+            cache,
             past_length,
             memory,
             caller_has_cache,
@@ -621,14 +634,14 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             past_length=past_length,
             attention_mask=attention_mask,
         )
-        mask = metadata.mask(self.config, hidden_states, attention_mask, past_key_values)
+        mask = metadata.mask(self.config, hidden_states, attention_mask, cache)
         shared_terms = None
         if self.shares_terms and self.encoder.layer and not checkpointed:
             shared_terms = self.encoder.layer[0].attention.self.make_shared_terms(context, hidden_states)
         context = replace(context, temperature=temperature(self.config, mask, context, hidden_states.device))
         layer_inputs = [] if self.config.memory_length and not caller_has_cache else None
         padding = None
-        if past_key_values is None and encoder_hidden_states is None and memory is None and layer_inputs is None:
+        if cache is None and encoder_hidden_states is None and memory is None and layer_inputs is None:
             unpad = self.unpads or self.config.unpad_inputs
             padding = removable_padding(unpad, self.config, attention_mask, kwargs)
         if padding is not None:
@@ -646,7 +659,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
                 attention_mask=encoder_attention_mask,
                 encoder_hidden_states=encoder_hidden_states,
             ),
-            past_key_values=past_key_values,
+            cache=cache,
             use_cache=use_cache,
             context=context,
             memory=memory,
@@ -661,7 +674,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         outputs = BaseModelOutputWithPoolingAndCrossAttentions(
             last_hidden_state=sequence,
             pooler_output=self.pooler(sequence) if self.pooler is not None else None,
-            past_key_values=outputs.past_key_values,
+            **{CACHE: outputs[CACHE] if CACHE in outputs else None},
         )
         if layer_inputs is None:
             return outputs
@@ -737,10 +750,11 @@ class RelPosBertLMHeadModel(RelPosBertPreTrainedModel, BertLMHeadModel):
         return input_ids, kwargs
 
     @staticmethod
-    def create_masks_for_generate(config, inputs_embeds, attention_mask, past_key_values, **kwargs):
+    def create_masks_for_generate(config, inputs_embeds, attention_mask, cache=None, past_key_values=None, **kwargs):
         """The mask that `generate` prepares for a static cache; that of Transformers lacks attention windows."""
-        metadata = row_metadata(config, inputs_embeds, attention_mask, past_key_values)
-        return metadata.tensor_mask(config, inputs_embeds, attention_mask, past_key_values)
+        cache = one_cache(cache, past_key_values)
+        metadata = row_metadata(config, inputs_embeds, attention_mask, cache)
+        return metadata.tensor_mask(config, inputs_embeds, attention_mask, cache)
 
 
 @carries_memory

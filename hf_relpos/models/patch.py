@@ -22,15 +22,9 @@ from typing import Any
 
 import transformers
 from transformers import BertConfig, BertModel, BertPreTrainedModel, PreTrainedConfig
-from transformers.models.bert.modeling_bert import (
-    BertAttention,
-    BertEmbeddings,
-    BertEncoder,
-    BertLayer,
-    BertSelfAttention,
-)
 from transformers.utils import logging
 
+from ..host.transformers import BertAttention, BertEmbeddings, BertEncoder, BertLayer, BertSelfAttention
 from ..schemes.registry import SCHEMES
 from .configuration_relpos_bert import RelPosBertConfig
 from .installed import installed

@@ -22,10 +22,10 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
     TokenClassifierOutput,
 )
-from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 from transformers.utils import ModelOutput
 
 from ..attention.tracing import is_traced
+from ..host.transformers import BertForPreTrainingOutput
 from .installed import installed
 
 

@@ -13,13 +13,13 @@ from torch import nn
 from torch.nn.attention.flex_attention import BlockMask
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, DynamicCache
-from transformers.masking_utils import and_masks, create_bidirectional_mask, create_causal_mask
 
 from ..attention.call import LazyMask
 from ..attention.context import AttentionContext
 from ..attention.masks import is_visible
 from ..attention.sliding_window import distances, in_window
 from ..attention.tracing import is_traced
+from ..host.transformers import MASK_CACHE, and_masks, create_bidirectional_mask, create_causal_mask
 from ..schemes.registry import scheme_parts
 from ..schemes.scheme import MAX_COUNT
 from .packing import document_numbers, position_steps
@@ -108,7 +108,7 @@ class SequenceMetadata:
         config: PreTrainedConfig,
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
     ) -> torch.Tensor | LazyMask | BlockMask | None:
         """The attention mask of the call, for the backend of the configuration.
 
@@ -116,20 +116,20 @@ class SequenceMetadata:
             config: a RelPosBertConfig.
             hidden_states: (B, L, D); only shape, dtype and device are read.
             attention_mask: (B, K), or prepared (B, 1, L, K), without the memory; or None.
-            past_key_values: the cache, or None.
+            cache: the cache, or None.
 
         Returns:
             `lazy_mask`, or `tensor_mask` if that is None.
         """
         mask = self.lazy_mask(config, hidden_states, attention_mask)
-        return self.tensor_mask(config, hidden_states, attention_mask, past_key_values) if mask is None else mask
+        return self.tensor_mask(config, hidden_states, attention_mask, cache) if mask is None else mask
 
     def tensor_mask(
         self,
         config: PreTrainedConfig,
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
     ) -> torch.Tensor | BlockMask | None:
         """The mask of all pairs; arguments as those of `mask`.
 
@@ -143,7 +143,7 @@ class SequenceMetadata:
         arguments = {"config": config, "inputs_embeds": hidden_states, "attention_mask": attention_mask}
         and_mask = and_masks(*functions) if functions else None
         if config.is_decoder:
-            return create_causal_mask(**arguments, past_key_values=past_key_values, and_mask_function=and_mask)
+            return create_causal_mask(**arguments, **{MASK_CACHE: cache}, and_mask_function=and_mask)
         return create_bidirectional_mask(**arguments, and_mask_function=and_mask)
 
     def lazy_mask(
@@ -229,7 +229,7 @@ def row_metadata(
     config: PreTrainedConfig,
     tokens: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    past_key_values: Cache | None = None,
+    cache: Cache | None = None,
     past_length: int | torch.Tensor = 0,
 ) -> SequenceMetadata:
     """The metadata of rows of one document each, with indices as positions.
@@ -242,7 +242,7 @@ def row_metadata(
     """
     length = tokens.shape[1]
     # a static cache always has all of its keys, filled or not
-    keys = length if past_key_values is None else past_key_values.get_mask_sizes(length, 0)[0]
+    keys = length if cache is None else cache.get_mask_sizes(length, 0)[0]
     index_in_document = None
     if config.attention_window is not None and attention_mask is not None and attention_mask.dim() == 2:
         # a row padded on the left begins where its mask does
@@ -258,7 +258,7 @@ def sequence_metadata(
     attention_mask: torch.Tensor | None,
     position_ids: torch.Tensor | None,
     relation_ids: torch.Tensor | None,
-    past_key_values: Cache | None,
+    cache: Cache | None,
     past_length: int | torch.Tensor,
     memory: SegmentMemory | None,
     caller_has_cache: bool = False,
@@ -281,9 +281,9 @@ def sequence_metadata(
         ValueError: for missing inputs that the scheme requires, ids of another shape, and a prepared mask together
             with a memory if it does not show where rows begin.
     """
-    metadata = row_metadata(config, tokens, attention_mask, past_key_values, past_length)
+    metadata = row_metadata(config, tokens, attention_mask, cache, past_length)
     if caller_has_cache and position_ids is not None and position_ids.dim() != 3:
-        is_empty = isinstance(past_key_values, DynamicCache) and isinstance(past_length, int) and past_length == 0
+        is_empty = isinstance(cache, DynamicCache) and isinstance(past_length, int) and past_length == 0
         position_ids = position_ids if is_empty and memory is None else None
     grid, position_ids = _check_inputs(inputs, tokens, position_ids, relation_ids)
     metadata = replace(metadata, grid=grid)

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import torch
 from torch.nn.attention.flex_attention import BlockMask
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from ...host.transformers import ALL_ATTENTION_FUNCTIONS
 from ..call import AttentionCall
 from ..formula import Terms, allowed, content_scale, content_vectors, position_scores, position_values, total_of
 from ..masks import is_visible

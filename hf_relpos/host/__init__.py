@@ -1,0 +1,1 @@
+"""One home for what the package uses of other libraries beyond their documented interfaces."""

@@ -1,0 +1,135 @@
+"""What models, schemes and attention use of Transformers beyond its documented interface, and how it hands them a call.
+
+Transformers renames arguments in minor releases: 5.24 calls `cache` what was `past_key_values`. Arguments of its
+functions are passed by the name in the signature that is there. A forward of ours takes both names, and rejects
+keywords that nobody knows, so that the next new name is an error instead of an argument that `**kwargs` swallows.
+"""
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from transformers.activations import ACT2FN
+from transformers.masking_utils import (
+    ALL_MASK_ATTENTION_FUNCTIONS,
+    and_masks,
+    create_bidirectional_mask,
+    create_causal_mask,
+)
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.bert.modeling_bert import (
+    BertAttention,
+    BertEmbeddings,
+    BertEncoder,
+    BertForPreTrainingOutput,
+    BertLayer,
+    BertOnlyMLMHead,
+    BertOnlyNSPHead,
+    BertPooler,
+    BertPreTrainingHeads,
+    BertSelfAttention,
+)
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+
+# Names of the cache of keys and values in calls and outputs, the newest first.
+CACHE_NAMES = ("cache", "past_key_values")
+# Keywords that no forward of BERT names, and who passes them on.
+KEYWORDS = {
+    "adapter_names": "PEFT, in batches with several adapters; its hooks take it out",
+    "cu_seq_lens_k": "DataCollatorWithFlattening; those of the queries are read",
+    "cu_seq_lens_q": "DataCollatorWithFlattening: where documents of a packed row begin",
+    "debug_io": "Transformers' decorators, which read it",
+    "ignore_index": "losses of the heads",
+    "is_causal": "Transformers' decorators, from the configuration",
+    "max_length_k": "DataCollatorWithFlattening, for flash attention",
+    "max_length_q": "DataCollatorWithFlattening, for flash attention",
+    "num_items_in_batch": "Trainer, for the loss over accumulated batches",
+    "output_attentions": "callers, pipelines and PEFT; Transformers' decorators collect the weights",
+    "output_hidden_states": "callers, pipelines and PEFT; Transformers' decorators collect the states",
+    "return_dict": "callers, pipelines and PEFT; Transformers' decorators read it",
+    "seq_idx": "DataCollatorWithFlattening, for state space models",
+    "shift_labels": "losses of the heads, under context parallelism",
+}
+
+
+def parameter_name(function: Callable[..., Any], names: Iterable[str]) -> str:
+    """The first of some names of one argument that a function of Transformers has in its signature.
+
+    Raises:
+        TypeError: if it has none of them.
+    """
+    parameters = inspect.signature(function).parameters
+    found = next((name for name in names if name in parameters), None)
+    if found is None:
+        raise TypeError(
+            f"{function.__module__}.{function.__qualname__} of this release of Transformers has no argument "
+            f"{' or '.join(names)}; install a release that docs/features.md names, and run `hf-relpos doctor --check`"
+        )
+    return found
+
+
+# The name of the cache in calls of BERT's modules and in their outputs, and in calls of the functions that make masks.
+CACHE = parameter_name(BertSelfAttention.forward, CACHE_NAMES)
+MASK_CACHE = parameter_name(create_causal_mask, CACHE_NAMES)
+
+
+def one_cache(cache: Any, past_key_values: Any) -> Any:
+    """The cache of a call, which came under either of its names.
+
+    Raises:
+        ValueError: if it came under both.
+    """
+    if cache is not None and past_key_values is not None:
+        raise ValueError("cache and past_key_values are two names of one argument; give one of them")
+    return past_key_values if cache is None else cache
+
+
+def check_keywords(module: Any, given: Iterable[str], others: Iterable[str] = ()) -> None:
+    """Reject keywords that a forward does not know, which `**kwargs` would swallow.
+
+    Args:
+        module: the module that was called, for the error and for the arguments that its forward names.
+        given: names of keywords.
+        others: names that its forward knows without naming them.
+
+    Raises:
+        TypeError: for the first unknown one; names the nearest known one.
+    """
+    unknown = [name for name in given if name not in KEYWORDS and name not in CACHE_NAMES and name not in others]
+    if unknown:
+        known = {*inspect.signature(module.forward).parameters, *KEYWORDS, *others} - {"kwargs", "args"}
+        nearest = difflib.get_close_matches(unknown[0], sorted(known), n=1)
+        hint = f"; did you mean {nearest[0]!r}?" if nearest else f"; it knows {', '.join(sorted(known))}"
+        raise TypeError(f"{type(module).__name__}.forward does not know the keyword {unknown[0]!r}{hint}")
+
+
+__all__ = [
+    "ACT2FN",
+    "ALL_ATTENTION_FUNCTIONS",
+    "ALL_MASK_ATTENTION_FUNCTIONS",
+    "CACHE",
+    "CACHE_NAMES",
+    "KEYWORDS",
+    "MASK_CACHE",
+    "BertAttention",
+    "BertEmbeddings",
+    "BertEncoder",
+    "BertForPreTrainingOutput",
+    "BertLayer",
+    "BertOnlyMLMHead",
+    "BertOnlyNSPHead",
+    "BertPooler",
+    "BertPreTrainingHeads",
+    "BertSelfAttention",
+    "and_masks",
+    "capture_outputs",
+    "check_keywords",
+    "create_bidirectional_mask",
+    "create_causal_mask",
+    "merge_with_config_defaults",
+    "one_cache",
+    "parameter_name",
+]
