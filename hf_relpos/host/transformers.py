@@ -1,4 +1,4 @@
-"""What models, schemes and attention use of Transformers beyond its documented interface, and how it hands them a call.
+"""What models and attention use of Transformers beyond its documented interface, and how it hands them a call.
 
 Transformers renames arguments in minor releases: 5.24 calls `cache` what was `past_key_values`. Arguments of its
 functions are passed by the name in the signature that is there. A forward of ours takes both names, and rejects
@@ -7,7 +7,7 @@ keywords that nobody knows, so that the next new name is an error instead of an 
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from transformers.activations import ACT2FN
@@ -87,6 +87,11 @@ def one_cache(cache: Any, past_key_values: Any) -> Any:
     return past_key_values if cache is None else cache
 
 
+def has_cache(keywords: Mapping[str, Any]) -> bool:
+    """Whether a cache is among the keywords of a call, under either of its names."""
+    return any(keywords.get(name) is not None for name in CACHE_NAMES)
+
+
 def check_keywords(module: Any, given: Iterable[str], others: Iterable[str] = ()) -> None:
     """Reject keywords that a forward does not know, which `**kwargs` would swallow.
 
@@ -129,6 +134,7 @@ __all__ = [
     "check_keywords",
     "create_bidirectional_mask",
     "create_causal_mask",
+    "has_cache",
     "merge_with_config_defaults",
     "one_cache",
     "parameter_name",

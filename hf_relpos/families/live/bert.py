@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ...attention.formula import Terms
+from ...host.transformers import has_cache
 from .attention import attend_as_stock, is_worthwhile, offsets_of, split_heads
 from .unpadding import RowGroup, UnpaddedBatch, UnpaddingEncoder
 
@@ -31,7 +32,7 @@ class _SelfAttention:
         is_unpadded = isinstance(attention_mask, UnpaddedBatch)
         if not is_unpadded:
             other = attention_mask is not None or module.is_causal or kwargs.get("is_causal") or args
-            other = other or kwargs.get("past_key_values") is not None or hidden_states.device.type != "cpu"
+            other = other or has_cache(kwargs) or hidden_states.device.type != "cpu"
             # eager attention has weights, which hooks and callers may want
             other = other or module.config._attn_implementation != "sdpa"
             if other or not is_worthwhile(module, length, length, batch, heads):

@@ -8,6 +8,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from transformers.models.roformer.modeling_roformer import RoFormerEncoder, RoFormerSelfAttention
 
 from ...attention.formula import Terms
+from ...host.transformers import has_cache
 from .attention import as_boolean, attend_as_stock, is_worthwhile, offsets_of, split_heads
 from .unpadding import RowGroup, UnpaddedBatch, unpadded
 
@@ -39,7 +40,6 @@ class AcceleratedRoFormerSelfAttention(RoFormerSelfAttention):
         attention_mask: torch.Tensor | None = None,
         sinusoidal_pos: torch.Tensor | None = None,
         encoder_hidden_states: torch.Tensor | None = None,
-        past_key_values: Any = None,
         output_attentions: bool = False,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -53,14 +53,13 @@ class AcceleratedRoFormerSelfAttention(RoFormerSelfAttention):
             return attention_mask.by_group(attend, *vectors), None
         batch, length = hidden_states.shape[:2]
         long = is_worthwhile(self, length, length, batch, self.num_attention_heads)
-        if not long or encoder_hidden_states is not None or past_key_values is not None:
+        if not long or encoder_hidden_states is not None or has_cache(kwargs):
             return super().forward(
                 hidden_states,
-                attention_mask,
-                sinusoidal_pos,
-                encoder_hidden_states,
-                past_key_values,
-                output_attentions,
+                attention_mask=attention_mask,
+                sinusoidal_pos=sinusoidal_pos,
+                encoder_hidden_states=encoder_hidden_states,
+                output_attentions=output_attentions,
                 **kwargs,
             )
         vectors = [projection(hidden_states) for projection in (self.query, self.key, self.value)]

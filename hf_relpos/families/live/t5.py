@@ -9,6 +9,7 @@ from transformers.models.mt5.modeling_mt5 import MT5Attention, MT5Stack
 from transformers.models.t5.modeling_t5 import T5Attention, T5Stack
 
 from ...attention.formula import Terms, toeplitz_table
+from ...host.transformers import has_cache
 from .attention import as_boolean, attend_as_stock, is_worthwhile, offsets_of, split_heads
 from .unpadding import UnpaddedBatch, records_of, unpadded, with_states
 
@@ -28,7 +29,6 @@ class _ByOffset:
         mask: torch.Tensor | None = None,
         key_value_states: torch.Tensor | None = None,
         position_bias: torch.Tensor | None = None,
-        past_key_values: Any = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor | None, ...]:
         """As stock, whose code runs for short inputs; else `position_bias` and the second result are by offset."""
@@ -42,10 +42,9 @@ class _ByOffset:
         )
         if unpadded_batch is not None:
             length = unpadded_batch.groups[0].length
-        elif not by_offset or kwargs.get("is_causal") or key_value_states is not None or past_key_values is not None:
-            return super().forward(  # type: ignore[misc]
-                hidden_states, mask, key_value_states, position_bias, past_key_values, **kwargs
-            )
+        elif not by_offset or kwargs.get("is_causal") or key_value_states is not None or has_cache(kwargs):
+            given = {"mask": mask, "key_value_states": key_value_states, "position_bias": position_bias}
+            return super().forward(hidden_states, **given, **kwargs)  # type: ignore[misc]
         context = offsets_of(hidden_states, length)
         if position_bias is None:
             bucket = module._relative_position_bucket(

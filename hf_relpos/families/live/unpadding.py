@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from ...attention.masks import is_visible
+from ...host.transformers import has_cache
 from .attention import has_contents
 
 
@@ -196,7 +197,8 @@ def unpadded(
         or not (has_contents(states) and has_contents(mask))
         or states.shape[0] < 2
         or any(outputs.get(name) for name in ("output_hidden_states", "output_attentions"))
-        or any(outputs.get(name) is not None for name in ("encoder_hidden_states", "past_key_values"))
+        or outputs.get("encoder_hidden_states") is not None
+        or has_cache(outputs)
         or outputs.get("is_causal")
         or bool(getattr(config, "chunk_size_feed_forward", False))
         or getattr(config, "_attn_implementation", None) not in IMPLEMENTATIONS

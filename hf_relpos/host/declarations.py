@@ -1,0 +1,164 @@
+"""What the package needs of other libraries beyond their documented interfaces, as data.
+
+`missing` compares each declaration with the release that is installed. A release that renames or drops something is
+then one line that says what is gone; tests walk the list on every release that is tested, and so does
+`hf-relpos doctor --check` on a user's machine. Of the package, only the modules of this folder use these names.
+"""
+
+import importlib
+import importlib.metadata
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+
+FLOOR = {"transformers": "5.14", "torch": "2.11", "peft": "0.17"}
+
+
+@dataclass(frozen=True)
+class Need:
+    """Something that a library does not document, and that the package uses.
+
+    Attributes:
+        path: "module:name", or "module:Class.name".
+        parameters: arguments that are passed by name; "cache|past_key_values" is one argument with two names.
+        since: the first release with it, if that is later than the oldest supported one.
+        without: what is done on releases that lack it; None if the package does not work without it.
+    """
+
+    path: str
+    parameters: tuple[str, ...] = ()
+    since: str | None = None
+    without: str | None = None
+
+    @property
+    def library(self) -> str:
+        """The distribution that has it."""
+        return self.path.partition(":")[0].partition(".")[0]
+
+    @property
+    def release(self) -> str:
+        """The first release that has it."""
+        return self.since or FLOOR[self.library]
+
+    def missing(self) -> str | None:
+        """What the installed release lacks of it, in one line; None if it lacks nothing, or is not installed."""
+        try:
+            version = importlib.metadata.version(self.library)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+        module, _, name = self.path.partition(":")
+        try:
+            found: Any = importlib.import_module(module)
+            for part in name.split("."):
+                found = getattr(found, part)
+        except (ImportError, AttributeError):
+            return f"{self.library} {version} has no {self.path}{self._consequence()}"
+        if not self.parameters:
+            return None
+        known = inspect.signature(found).parameters
+        lacking = [each for each in self.parameters if not any(name in known for name in each.split("|"))]
+        if not lacking:
+            return None
+        return (
+            f"{self.library} {version}: {self.path} has no argument {', '.join(lacking).replace('|', ' or ')} "
+            f"(it has {', '.join(known)}){self._consequence()}"
+        )
+
+    def _consequence(self) -> str:
+        return f"; without it, {self.without}" if self.without else ""
+
+
+CACHE = "cache|past_key_values"
+BERT = "transformers.models.bert.modeling_bert"
+MASKS = "transformers.masking_utils"
+MODEL = "transformers.modeling_utils:PreTrainedModel"
+CAPTURE = "transformers.utils.output_capturing"
+STATES = "hidden_states"
+OUTPUTS = ("output_attentions", "output_hidden_states", "return_dict")
+
+# BERT's own classes, which ours inherit from, and what their calls pass on.
+MODELS = (
+    *(
+        Need(f"{BERT}:{name}.forward", (STATES, "attention_mask", CACHE))
+        for name in ("BertSelfAttention", "BertAttention", "BertLayer", "BertEncoder")
+    ),
+    *(Need(f"{BERT}:{name}") for name in ("BertEmbeddings", "BertPooler", "BertOnlyMLMHead", "BertOnlyNSPHead")),
+    *(Need(f"{BERT}:{name}") for name in ("BertPreTrainingHeads", "BertForPreTrainingOutput")),
+    Need(f"{BERT}:BertModel.forward", ("input_ids", "attention_mask", "inputs_embeds", CACHE, "use_cache")),
+    Need(f"{BERT}:BertLMHeadModel.forward", ("input_ids", "labels", CACHE, "logits_to_keep")),
+    Need(f"{MASKS}:create_causal_mask", ("config", "inputs_embeds", "attention_mask", CACHE, "and_mask_function")),
+    Need(f"{MASKS}:create_bidirectional_mask", ("config", "inputs_embeds", "attention_mask", "and_mask_function")),
+    Need(f"{MASKS}:and_masks"),
+    Need(f"{MASKS}:ALL_MASK_ATTENTION_FUNCTIONS.register"),
+    Need("transformers.modeling_utils:ALL_ATTENTION_FUNCTIONS.get_interface"),
+    Need("transformers.activations:ACT2FN"),
+    Need("transformers.utils.generic:merge_with_config_defaults"),
+    Need(f"{CAPTURE}:capture_outputs"),
+    Need(f"{MODEL}._init_weights", ("module",)),
+    Need(f"{MODEL}._initialize_weights", ("module", "is_custom_code")),
+    Need(f"{MODEL}.get_correct_attn_implementation", ("requested_attention", "is_init_check")),
+    Need(f"{MODEL}.tie_weights", ("missing_keys",)),
+    Need(f"{MODEL}._get_files_timestamps", ("working_dir",)),
+    Need(f"{MODEL}._auto_class"),
+    Need("transformers.generation.utils:GenerationMixin._expand_inputs_for_generation", ("expand_size",)),
+    Need("transformers.dynamic_module_utils:get_relative_imports"),
+)
+# Classes of stock encoders that `optimize` replaces by subclasses.
+T5, XLNET = "transformers.models.t5.modeling_t5", "transformers.models.xlnet.modeling_xlnet"
+MT5, MPNET = "transformers.models.mt5.modeling_mt5", "transformers.models.mpnet.modeling_mpnet"
+ROFORMER = "transformers.models.roformer.modeling_roformer"
+DEBERTA = "transformers.models.deberta.modeling_deberta"
+DEBERTA_V2 = "transformers.models.deberta_v2.modeling_deberta_v2"
+BY_OFFSET = (STATES, "mask", "key_value_states", "position_bias", CACHE)
+STACK = ("input_ids", "attention_mask", "encoder_hidden_states", "encoder_attention_mask", "inputs_embeds", CACHE)
+ROTARY = (STATES, "attention_mask", "sinusoidal_pos", "encoder_hidden_states", CACHE, "output_attentions")
+DISENTANGLED = (STATES, "attention_mask", "output_attentions", "query_states", "relative_pos", "rel_embeddings")
+DISENTANGLED_STACK = (STATES, "attention_mask", "output_hidden_states", "output_attentions", "query_states")
+LIVE = {
+    "T5Attention": Need(f"{T5}:T5Attention.forward", BY_OFFSET),
+    "T5Stack": Need(f"{T5}:T5Stack.forward", STACK),
+    "MT5Attention": Need(f"{MT5}:MT5Attention.forward", BY_OFFSET),
+    "MT5Stack": Need(f"{MT5}:MT5Stack.forward", STACK),
+    "MPNetEncoder": Need(f"{MPNET}:MPNetEncoder.forward", (STATES, "attention_mask", *OUTPUTS)),
+    "MPNetSelfAttention": Need(f"{MPNET}:MPNetSelfAttention.forward", (STATES, "attention_mask", "position_bias")),
+    "RoFormerEncoder": Need(f"{ROFORMER}:RoFormerEncoder.forward", (STATES, "attention_mask", CACHE, *OUTPUTS)),
+    "RoFormerSelfAttention": Need(f"{ROFORMER}:RoFormerSelfAttention.forward", ROTARY),
+    "XLNetModel": Need(f"{XLNET}:XLNetModel.forward", ("input_ids", "attention_mask", "mems", "use_mems", *OUTPUTS)),
+    "XLNetRelativeAttention": Need(f"{XLNET}:XLNetRelativeAttention.forward", ("h", "g", "r", "seg_mat", "mems")),
+    "XLNetModelOutput": Need(f"{XLNET}:XLNetModelOutput"),
+    "XLNetPoolerAnswerClass": Need(f"{XLNET}:XLNetPoolerAnswerClass"),
+    "XLNetSequenceSummary": Need(f"{XLNET}:XLNetSequenceSummary"),
+    "DebertaModel": Need(f"{DEBERTA}:DebertaModel.forward", ("input_ids", "attention_mask", *OUTPUTS)),
+    "DebertaEncoder": Need(f"{DEBERTA}:DebertaEncoder.forward", DISENTANGLED_STACK),
+    "DebertaSelfAttention": Need(f"{DEBERTA}:DisentangledSelfAttention.forward", DISENTANGLED),
+    "build_relative_position": Need(f"{DEBERTA}:build_relative_position"),
+    "DebertaV2Model": Need(f"{DEBERTA_V2}:DebertaV2Model.forward", ("input_ids", "attention_mask", *OUTPUTS)),
+    "DebertaV2Encoder": Need(f"{DEBERTA_V2}:DebertaV2Encoder.forward", DISENTANGLED_STACK),
+    "DisentangledSelfAttention": Need(f"{DEBERTA_V2}:DisentangledSelfAttention.forward", DISENTANGLED),
+    "make_log_bucket_position": Need(f"{DEBERTA_V2}:make_log_bucket_position"),
+    "RoFormerSinusoidalPositionalEmbedding": Need(f"{ROFORMER}:RoFormerSinusoidalPositionalEmbedding"),
+}
+# What else `optimize`, the registration and the products of matrices use.
+TOOLS = (
+    Need(f"{CAPTURE}:_active_collector"),
+    Need(f"{CAPTURE}:_CAN_RECORD_REGISTRY"),
+    Need("transformers.utils.import_utils:is_fake_tensor"),
+    Need("peft.utils.constants:TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING", without="LoRA needs targets"),
+    Need("torch:ops.mkldnn._linear_pointwise", without="linear layers use PyTorch's own product"),
+    Need("torch:backends.mkldnn.matmul.fp32_precision", without="batched products use PyTorch's own"),
+    Need("torch:_int_mm", without="optimize(precision='int8') raises an error"),
+    Need("torch:_assert_async"),
+    Need("torch._C:_functorch.peek_interpreter_stack"),
+    Need("torch.autograd.forward_ad:_current_level"),
+    *(
+        Need(f"torch.nn.modules.module:_global_{kind}_hooks")
+        for kind in ("forward", "forward_pre", "backward", "backward_pre")
+    ),
+)
+NEEDS = (*MODELS, *LIVE.values(), *TOOLS)
+
+
+def missing() -> list[str]:
+    """What the installed releases lack, a line each; empty if nothing."""
+    return [line for need in NEEDS if (line := need.missing()) is not None]
