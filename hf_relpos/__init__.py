@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .families.live import accelerate_attention as accelerate_attention
     from .families.live import optimize as optimize
     from .families.live import restore_attention as restore_attention
+    from .machine import self_check as self_check
     from .models.configuration_relpos_bert import RelPosBertConfig as RelPosBertConfig
     from .models.explain import explain_backend as explain_backend
     from .models.modeling_relpos_bert import (
@@ -104,6 +105,7 @@ _MODULES = {
     "optimize": ".families.live",
     "patch_transformers": ".models.patch",
     "restore_attention": ".families.live",
+    "self_check": ".machine",
 }
 __all__ = ["__version__", *_MODULES]
 

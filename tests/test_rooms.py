@@ -9,14 +9,14 @@ import hf_relpos
 ROOT = Path(hf_relpos.__file__).parent
 # Each room may import from those before it; those in one line do not know each other.
 ROOMS = [
-    {"version", "processes", "deferred", "extras"},
+    {"version", "processes", "deferred", "extras", "host"},
     {"files", "console", "data"},
     {"attention"},
     {"schemes"},
     {"models", "settings"},
     {"registration"},
     {"families"},
-    {"evaluation"},
+    {"evaluation", "machine"},
     {"training"},
     {"conversion"},
     {"demo"},

@@ -13,13 +13,14 @@ from stock import in_float64, random_model
 from hf_relpos import RelPosBertModel, convert, export_checkpoint
 from hf_relpos.conversion import ConversionError
 from hf_relpos.families.registry import FAMILIES
-from hf_relpos.families.roformer import decoder_sees_the_future, position_table
+from hf_relpos.families.roformer import position_table
+from hf_relpos.host.declarations import ROFORMER_CAUSAL_MASK
 from hf_relpos.models import modeling_relpos_bert
 
 
 FAMILY = FAMILIES["roformer"]
 # some releases of Transformers have a decoder without a causal mask, which is refused
-SUFFIXES = [name for name in FAMILY.suffixes if name != "ForCausalLM" or not decoder_sees_the_future()]
+SUFFIXES = [name for name in FAMILY.suffixes if name != "ForCausalLM" or ROFORMER_CAUSAL_MASK.lack() is None]
 SIZES = tiny_sizes(max_position_embeddings=20)
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
 # as other shapes: heads of two, embeddings of another width, another activation

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from ..console import new_table, plain_errors, spinner
 from .options import JsonFile
-from .output import LOADING, check_json, console_for, write_json
+from .output import LOADING, check_json, console_for, hide_loading_bars, write_json
 
 
 def doctor(
@@ -18,9 +18,12 @@ def doctor(
     why: Annotated[
         bool, typer.Option("--why", help="Also why the other backends are not taken, and the rates of products.")
     ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare all that depends on this machine with what it has to be: 30 s.")
+    ] = False,
     json_file: JsonFile = None,
 ) -> None:
-    """Print versions, devices, and the attention backend of each scheme; check the GPU kernels."""
+    """Print versions, devices, and the attention backend of each scheme; or check that all is right here."""
     with spinner(LOADING):
         import torch
         import transformers  # noqa: F401  its version is printed
@@ -32,6 +35,9 @@ def doctor(
     with plain_errors():
         check_json(json_file)
         versions = _print_versions(console, devices, why)
+        if check:
+            failed = _print_checks(console, devices, versions, json_file)
+            raise typer.Exit(code=int(failed > 0))
         backends = _print_backends(console, batch, length, window, devices, why)
         write_json(json_file, {"versions": versions, "backends": backends})
 
@@ -74,6 +80,27 @@ def _print_versions(console: Console, devices: list[str], why: bool) -> dict[str
         if why or name not in ("linear", "bmm"):
             console.print(f"{name:13}{value}", markup=False, highlight=False)
     return versions
+
+
+def _print_checks(console: Console, devices: list[str], versions: dict[str, str], json_file: Any) -> int:
+    """Print each check as it is done; return how many are wrong."""
+    from ..machine import checks
+
+    hide_loading_bars()
+    done = []
+    for each in checks(devices):
+        done.append(each)
+        console.print(
+            str(each), style="" if each.passed else "bold red", markup=False, highlight=False, soft_wrap=True
+        )
+    failed = sum(not each.passed for each in done)
+    seconds = sum(each.seconds for each in done)
+    verdict = (
+        f"{failed} of {len(done)} checks are WRONG; paste all of the above into an issue" if failed else "all right"
+    )
+    console.print(f"{len(done)} checks in {seconds:.0f} s: {verdict}", highlight=False)
+    write_json(json_file, {"versions": versions, "checks": [vars(each) for each in done]})
+    return failed
 
 
 def _print_backends(

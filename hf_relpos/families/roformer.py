@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..host.declarations import ROFORMER_CAUSAL_MASK
 from .errors import ConversionError
 from .family import LONG_INPUTS, Family, Layout, LiveFamily, Positions, Tensors
 from .names import Rule
@@ -61,15 +62,8 @@ def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"pooler_hidden_act": activation, "pooler_dropout": dropout, "classifier_dropout": dropout}
 
 
-def decoder_sees_the_future() -> bool:
-    """Whether the decoder of RoFormer in this release of Transformers lacks a causal mask."""
-    from transformers.models.roformer import modeling_roformer
-
-    return not hasattr(modeling_roformer, "create_causal_mask")
-
-
 def _unsupported_reason(config: Mapping[str, Any]) -> str:
-    if config.get("is_decoder", False) and decoder_sees_the_future():
+    if config.get("is_decoder", False) and ROFORMER_CAUSAL_MASK.lack():
         return (
             "is_decoder = True: RoFormer's decoder sees the tokens to come in this release of Transformers, and ours "
             "does not; install a newer one, or set is_decoder to false"

@@ -42,11 +42,20 @@ class Need:
         return self.since or FLOOR[self.library]
 
     def missing(self) -> str | None:
-        """What the installed release lacks of it, in one line; None if it lacks nothing, or is not installed."""
+        """What the installed release lacks of it, in one line.
+
+        None if it lacks nothing, is older than the first release that has it, or is not installed.
+        """
         try:
             version = importlib.metadata.version(self.library)
         except importlib.metadata.PackageNotFoundError:
             return None
+        if _numbers(version) < _numbers(self.release):
+            return None
+        return self.lack(version)
+
+    def lack(self, version: str = "") -> str | None:
+        """What is not there, in one line, whatever the release; None if everything is."""
         module, _, name = self.path.partition(":")
         try:
             found: Any = importlib.import_module(module)
@@ -139,8 +148,15 @@ LIVE = {
     "make_log_bucket_position": Need(f"{DEBERTA_V2}:make_log_bucket_position"),
     "RoFormerSinusoidalPositionalEmbedding": Need(f"{ROFORMER}:RoFormerSinusoidalPositionalEmbedding"),
 }
+# RoFormer's decoders had no causal mask.
+ROFORMER_CAUSAL_MASK = Need(
+    f"{ROFORMER}:create_causal_mask", since="5.18", without="checkpoints of its decoders are rejected"
+)
 # What else `optimize`, the registration and the products of matrices use.
 TOOLS = (
+    ROFORMER_CAUSAL_MASK,
+    Need("transformers.models.auto.configuration_auto:CONFIG_MAPPING"),
+    Need("transformers.utils.loading_report:log_state_dict_report", without="no warning of tables that are left out"),
     Need(f"{CAPTURE}:_active_collector"),
     Need(f"{CAPTURE}:_CAN_RECORD_REGISTRY"),
     Need("transformers.utils.import_utils:is_fake_tensor"),
@@ -157,6 +173,12 @@ TOOLS = (
     ),
 )
 NEEDS = (*MODELS, *LIVE.values(), *TOOLS)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Major and minor number of a release."""
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
 
 
 def missing() -> list[str]:

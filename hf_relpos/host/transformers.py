@@ -43,7 +43,7 @@ KEYWORDS = {
     "cu_seq_lens_q": "DataCollatorWithFlattening: where documents of a packed row begin",
     "debug_io": "Transformers' decorators, which read it",
     "ignore_index": "losses of the heads",
-    "is_causal": "Transformers' decorators, from the configuration",
+    "is_causal": "Transformers' decorators, from the configuration; it has to agree with `is_decoder`",
     "max_length_k": "DataCollatorWithFlattening, for flash attention",
     "max_length_q": "DataCollatorWithFlattening, for flash attention",
     "num_items_in_batch": "Trainer, for the loss over accumulated batches",

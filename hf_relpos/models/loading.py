@@ -5,17 +5,15 @@ be trained, but an encoder with random weights is a different model at every loa
 with the likely cause and remedy. Only heads, and tables that the caller asked for, may be initialised.
 """
 
-import logging
 import os
 import re
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ..host.loader import named_in_reports
 from .checkpoint_files import check_config, check_local
 from .configuration_relpos_bert import OtherArchitecture
 from .installed import installed
@@ -82,29 +80,11 @@ def load_prepared(
         model, info = from_pretrained(source, *args, output_loading_info=True, **rest)
         return model, info
     tensors = rest.pop(TENSORS)
-    with _named_in_reports(source):
+    with named_in_reports(source):
         model, info = from_pretrained(None, *args, output_loading_info=True, state_dict=tensors, **rest)
     # the model read it off its configuration when there was none yet; PEFT writes it into adapters
     model.config.name_or_path = model.name_or_path = model.base_model.name_or_path = str(source)
     return model, info
-
-
-@contextmanager
-def _named_in_reports(source: Any) -> Iterator[None]:
-    """The load report of Transformers, which is given tensors, names the checkpoint that they are from."""
-    thread = threading.get_ident()
-
-    def name(record: logging.LogRecord) -> bool:
-        if record.thread == thread and isinstance(record.msg, str):
-            record.msg = record.msg.replace(" from: None\n", f" from: {source}\n", 1)
-        return True
-
-    logger = logging.getLogger("transformers.modeling_utils")
-    logger.addFilter(name)
-    try:
-        yield
-    finally:
-        logger.removeFilter(name)
 
 
 def _prepared(kind: type[PreTrainedModel], source: Any, arguments: Mapping[str, Any]) -> Mapping[str, Any]:

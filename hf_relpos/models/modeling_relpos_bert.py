@@ -571,11 +571,16 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         Raises:
             TypeError: for inputs that are not tensors, and for keywords that nobody knows.
             ValueError: for missing inputs that the scheme requires, wrong dtypes and shapes, an empty batch or row,
-                and a memory of another model or batch.
+                a memory of another model or batch, and an `is_causal` other than the configuration's `is_decoder`.
             IndexError: for tokens, token types and absolute positions outside the embedding tables.
         """
         check_keywords(self, kwargs)
         cache = one_cache(cache, past_key_values)
+        if (is_causal := kwargs.pop("is_causal", None)) is not None and bool(is_causal) != self.config.is_decoder:
+            raise ValueError(
+                f"is_causal = {is_causal} with is_decoder = {self.config.is_decoder}: whether tokens attend to later "
+                f"ones is said by the configuration; load the model with is_decoder={bool(is_causal)}"
+            )
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         checks = None if is_traced() else installed("inputs")
