@@ -7,16 +7,20 @@
 # make schemes    what the schemes say of themselves: docs/schemes.md and its pictures
 # make families   which checkpoints are read: docs/families.md and a table of README.md
 # make test-floor   the tests that meet Transformers, on the oldest one that is supported
+# make test-newest   the tests that meet other libraries, on the newest releases of all of them but PyTorch, unpinned
 # make test-browser   the page of `hf-relpos app` in Chromium, which has to be there: apt-get install chromium
 # make features    docs/features.md: which feature works with which kind of scheme, from the outcomes of their tests
 # make docs    the site of docs/, into site/; warnings, such as a link to nothing, are errors
 # make release-check    source distribution and wheel, checked; the wheel in an empty environment runs the demo, the code of
-#                       README.md and docs/get_started.md, and the ways in of three new users (tests/ways_in)
+#                       README.md and docs/get_started.md, and the ways in of three new users (tests/ways_in); and test-newest
 # Each makes its own virtual environment first. PYTHON chooses the interpreter.
 
 PYTHON ?= python3
 VENV := .venv
 FLOOR := .venvs/floor
+NEWEST := .venvs/newest
+# whose new releases are worth a run
+WATCHED := accelerate|datasets|gradio|huggingface_hub|numpy|onnx.*|openvino|peft|safetensors|sentence-transformers|tokenizers|torchao|transformers
 RELEASE := .venvs/release
 WHEEL := $(CURDIR)/.venvs/wheel
 PYTEST_ARGS ?= -n auto --dist loadgroup
@@ -24,12 +28,15 @@ TIERS ?= documents or ecosystem or hub or kernels or scripts or slow
 FUZZ_EXAMPLES ?= 1000
 # what calls Transformers rather than PyTorch alone
 FLOOR_TESTS := $(addprefix tests/test_, $(addsuffix .py, anneal card chunked convert deberta_checkpoints distil earlier_checkpoints \
-	families gated generation hub hub_server legacy live memory models modules padding patch public_names recurrence rope_checkpoints \
+	families gated generation host hub hub_server legacy live machine memory models modules optimize padding patch public_names recurrence rope_checkpoints \
 	sources tools_outputs tools_packing tools_peft tools_pipelines tools_quantization tools_sentence_transformers trainer \
 	travels xlnet_checkpoints)) \
 	tests/schemes/test_every_scheme.py tests/schemes/test_harmonic.py
 
-.PHONY: demo docs families features fuzz release-check schemes test test-all test-more test-browser test-floor lint clean
+NEWEST_TESTS := $(sort $(FLOOR_TESTS) $(wildcard tests/test_tools_*.py) $(addprefix tests/test_, $(addsuffix .py, \
+	graph_export live_tools trainer_features)))
+
+.PHONY: demo docs families features fuzz release-check schemes test test-all test-more test-browser test-floor test-newest newest lint clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/hf-relpos demo --out demo-out --overwrite
@@ -45,6 +52,16 @@ test-all: $(VENV)/.installed lint
 
 test-floor: $(FLOOR)/.installed
 	$(FLOOR)/bin/python -m pytest $(PYTEST_ARGS) $(FLOOR_TESTS)
+
+# nothing to run where the pins are the newest releases: the other tiers have run it
+test-newest: newest
+	@diff $(NEWEST)/pins.txt $(NEWEST)/versions.txt | grep -E '^[<>] ($(WATCHED))==' > $(NEWEST)/newer.txt; \
+	if [ ! -s $(NEWEST)/newer.txt ]; then \
+		echo "make test-newest: the pinned versions are the newest releases"; \
+	else \
+		echo "make test-newest: pinned (<) and newest (>) versions"; cat $(NEWEST)/newer.txt; \
+		$(NEWEST)/bin/python -m pytest $(PYTEST_ARGS) $(NEWEST_TESTS); \
+	fi
 
 test-browser: $(VENV)/.installed
 	$(VENV)/bin/python -m pytest -n 0 -m browser tests/test_app_browser.py
@@ -67,7 +84,7 @@ families: $(VENV)/.installed
 	$(VENV)/bin/python scripts/maintenance/family_report.py
 
 # the wheel is made of the source distribution; what it is tried with is not the checkout, and none of its files are near
-release-check: $(VENV)/.installed
+release-check: $(VENV)/.installed test-newest
 	rm -rf build dist $(RELEASE) $(WHEEL)
 	$(PYTHON) -m venv $(RELEASE)
 	$(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt build twine
@@ -105,6 +122,17 @@ $(FLOOR)/.installed: pyproject.toml constraints.txt
 	$(FLOOR)/bin/python -m pip install --quiet --disable-pip-version-check -c $(FLOOR)/constraints.txt \
 		"transformers==5.14.0" -e ".[dev]"
 	touch $@
+
+# packages of the first environment, under those that have newer releases. PyTorch's newest is gigabytes of CUDA.
+newest: $(VENV)/.installed
+	$(PYTHON) -m venv --clear $(NEWEST)
+	$(VENV)/bin/python -c "import sysconfig; print('import site; site.addsitedir(%r)' % sysconfig.get_path('purelib'))" \
+		> $$($(NEWEST)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/pins.pth
+	grep '^torch==' constraints.txt > $(NEWEST)/constraints.txt
+	$(VENV)/bin/python -m pip freeze --exclude-editable > $(NEWEST)/pins.txt
+	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager \
+		-c $(NEWEST)/constraints.txt -e ".[dev]"
+	$(NEWEST)/bin/python -m pip freeze --exclude-editable > $(NEWEST)/versions.txt
 
 clean:
 	rm -rf $(VENV) .venvs build dist site *.egg-info demo-out
