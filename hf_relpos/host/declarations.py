@@ -124,6 +124,7 @@ STACK = ("input_ids", "attention_mask", "encoder_hidden_states", "encoder_attent
 ROTARY = (STATES, "attention_mask", "sinusoidal_pos", "encoder_hidden_states", CACHE, "output_attentions")
 DISENTANGLED = (STATES, "attention_mask", "output_attentions", "query_states", "relative_pos", "rel_embeddings")
 DISENTANGLED_STACK = (STATES, "attention_mask", "output_hidden_states", "output_attentions", "query_states")
+TWO_STREAMS = ("h", "g", "attn_mask_h", "attn_mask_g", "r", "seg_mat", "mems", "target_mapping", "output_attentions")
 LIVE = {
     "T5Attention": Need(f"{T5}:T5Attention.forward", BY_OFFSET),
     "T5Stack": Need(f"{T5}:T5Stack.forward", STACK),
@@ -134,7 +135,7 @@ LIVE = {
     "RoFormerEncoder": Need(f"{ROFORMER}:RoFormerEncoder.forward", (STATES, "attention_mask", CACHE, *OUTPUTS)),
     "RoFormerSelfAttention": Need(f"{ROFORMER}:RoFormerSelfAttention.forward", ROTARY),
     "XLNetModel": Need(f"{XLNET}:XLNetModel.forward", ("input_ids", "attention_mask", "mems", "use_mems", *OUTPUTS)),
-    "XLNetRelativeAttention": Need(f"{XLNET}:XLNetRelativeAttention.forward", ("h", "g", "r", "seg_mat", "mems")),
+    "XLNetRelativeAttention": Need(f"{XLNET}:XLNetRelativeAttention.forward", TWO_STREAMS),
     "XLNetModelOutput": Need(f"{XLNET}:XLNetModelOutput"),
     "XLNetPoolerAnswerClass": Need(f"{XLNET}:XLNetPoolerAnswerClass"),
     "XLNetSequenceSummary": Need(f"{XLNET}:XLNetSequenceSummary"),

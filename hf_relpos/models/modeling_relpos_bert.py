@@ -5,6 +5,7 @@ modules keep their names, so that stock BERT weights load unchanged.
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -519,8 +520,8 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
 class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
     """BERT's encoder (or decoder) with relative positions."""
 
-    # Whether padding is taken out whatever the configuration says; `optimize` sets it on a live model.
-    unpads = False
+    # Whether padding may be taken out of a call, whatever the configuration says; `optimize` sets it on a live model.
+    unpads: Callable[[nn.Module], bool] | None = None
 
     def __init__(self, config: RelPosBertConfig, add_pooling_layer: bool = True):
         RelPosBertPreTrainedModel.__init__(self, config)
@@ -647,8 +648,10 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         layer_inputs = [] if self.config.memory_length and not caller_has_cache else None
         padding = None
         if cache is None and encoder_hidden_states is None and memory is None and layer_inputs is None:
-            unpad = self.unpads or self.config.unpad_inputs
+            unpad = self.unpads is not None or self.config.unpad_inputs
             padding = removable_padding(unpad, self.config, attention_mask, kwargs)
+            if padding is not None and not self.config.unpad_inputs and not self.unpads(self.encoder):
+                padding = None
         if padding is not None:
             context = replace(context, padding=padding)
             hidden_states = padding.remove(hidden_states)

@@ -15,10 +15,12 @@ from ...attention.products import FastLinear
 from ...models.modeling_relpos_bert import RelPosBertEncoder
 from ..family import ALREADY_ACCELERATED
 from ..registry import LIVE
-from .unpadding import HOOK, is_by_token
+from .parts import strange_part
+from .unpadding import SPANS
 
 
 logger = logging.get_logger(__name__)
+TAKEN_OUT = "padding is taken out"
 
 
 @dataclass(frozen=True)
@@ -181,12 +183,13 @@ def substitute(root: nn.Module, unpad: bool) -> tuple[list[Accelerated], list[Sk
         replacements, attention = family.replacements(unpad), family.stock_class(family.attention)
         padding = ""
         if unpad and family.unpadding:
-            strange = next((type(part).__name__ for part in module.modules() if not is_by_token(part)), None)
-            padding = f"padding stays, as {strange} may read several tokens" if strange else "padding is taken out"
-            asks = any(hasattr(ours, "reads") for ours in replacements.values())  # what its head reads, call by call
-            summary = None if asks else next(filter(None, map(summary_of_other_states, root.modules())), None)
-            if summary is not None:
-                padding = f"padding stays, as {summary} may read it"
+            padding = next(
+                (text for ours in replacements.values() if (text := vars(ours).get("takes_out"))), TAKEN_OUT
+            )
+            asks = padding != TAKEN_OUT  # what its head reads, call by call
+            reader = None if asks else next(filter(None, map(reader_of_padding, root.modules())), None)
+            if reader is not None:
+                padding = f"padding stays, as {reader} may read it"
                 replacements = family.replacements()
                 if not replacements:
                     left.append(Skipped(name, type(module).__name__, padding))
@@ -201,18 +204,23 @@ def substitute(root: nn.Module, unpad: bool) -> tuple[list[Accelerated], list[Sk
             watch = getattr(module, "watch", None)
             around = [each for each in root.modules() if any(part is module for part in each.children())]
             changed += [each for each in around if watch is not None and watch(each)]
+            strange = strange_part(module) if padding.startswith(TAKEN_OUT) else None
+            if strange is not None:
+                padding = f"padding stays, as {type(strange).__name__} has code of others or reads several tokens"
         effects = [family.effect, padding]
         accelerated.append(Accelerated(name, family.name, layers, "; ".join(filter(None, effects))))
     return accelerated, left, changed
 
 
-def summary_of_other_states(module: nn.Module) -> str | None:
-    """The class of a summary of other states of a row than the first, which may be padding; None for any other module.
+def reader_of_padding(module: nn.Module) -> str | None:
+    """The class of a head that reads other states of a row than the first, which may be padding; None for any other.
 
-    Each architecture with a head of this kind has a copy of it, RoFormer one without a field in its configuration.
+    Those are summaries, of which each architecture has a copy, RoFormer one without a field in its configuration; and
+    heads for spans, whose softmax and loss are over all states of a row.
     """
     name = type(module).__name__
-    return name if name.endswith("SequenceSummary") and getattr(module, "summary_type", None) != "first" else None
+    is_summary = name.endswith("SequenceSummary") and getattr(module, "summary_type", None) != "first"
+    return name if is_summary or SPANS in name else None
 
 
 def restore_attention(model: nn.Module) -> None:
@@ -229,8 +237,6 @@ def restore(module: nn.Module) -> None:
     """Give a module the class that it had: the first of its bases that is not of this package."""
     for name in ("unpads", "_int8", "reads"):  # of this package's own models, of layers in int8, and of XLNet
         vars(module).pop(name, None)
-    module._forward_pre_hooks.pop(HOOK, None)  # type: ignore[call-overload]
-    module._forward_pre_hooks_with_kwargs.pop(HOOK, None)  # type: ignore[call-overload]
     ours = __package__.partition(".")[0]
     if _is_substitute(type(module)):
         kinds = (kind for kind in type(module).__mro__ if issubclass(kind, nn.Module))

@@ -114,11 +114,11 @@ def as_boolean(mask: torch.Tensor | None, added_to: torch.Tensor | None) -> torc
 
     Args:
         mask: additive or boolean, broadcastable to (B, H, L, K); or None.
-        added_to: a tensor of the dtype of the scores, if stock adds any mask to them: one that was given as boolean
-            hides nothing there, and adds 1 for True. None if stock's attention takes boolean masks.
+        added_to: a tensor of the dtype of the scores, if stock adds any mask to them: zeros and ones, of booleans and
+            integers, hide nothing there. None if stock's attention takes boolean masks.
     """
-    if mask is not None and mask.dtype == torch.bool and added_to is not None:
-        return mask.to(added_to.dtype)
+    if mask is not None and added_to is not None and mask.dtype != added_to.dtype:
+        mask = mask.to(added_to.dtype)  # PyTorch's SDPA takes float32 beside float64, and computes something else
     if mask is None or not has_contents(mask) or mask.dim() != 4:
         return mask
     if mask.dtype != torch.bool:

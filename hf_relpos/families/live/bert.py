@@ -12,6 +12,7 @@ from torch import nn
 from ...attention.formula import Terms
 from ...host.transformers import has_cache
 from .attention import attend_as_stock, is_worthwhile, offsets_of, split_heads
+from .parts import is_own
 from .unpadding import RowGroup, UnpaddedBatch, UnpaddingEncoder
 
 
@@ -35,7 +36,7 @@ class _SelfAttention:
             other = other or has_cache(kwargs) or hidden_states.device.type != "cpu"
             # eager attention has weights, which hooks and callers may want
             other = other or module.config._attn_implementation != "sdpa"
-            if other or not is_worthwhile(module, length, length, batch, heads):
+            if other or not is_worthwhile(module, length, length, batch, heads) or not is_own(module):
                 return super().forward(hidden_states, attention_mask, *args, **kwargs)  # type: ignore[misc]
 
         def attend(group: RowGroup | None, *vectors: torch.Tensor) -> torch.Tensor:

@@ -5,8 +5,11 @@ of an L·L mask. The stock code computes calls that the accelerated classes do n
 (`query_states`), explicit `relative_pos`, and attention modules called directly.
 """
 
+import functools
+import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
@@ -14,26 +17,28 @@ from typing import Any
 import torch
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
-from transformers.models.deberta.modeling_deberta import DebertaEncoder, DebertaModel
-from transformers.models.deberta.modeling_deberta import DisentangledSelfAttention as DebertaSelfAttention
-from transformers.models.deberta.modeling_deberta import build_relative_position as build_offsets
-from transformers.models.deberta_v2.modeling_deberta_v2 import (
-    DebertaV2Encoder,
-    DebertaV2Model,
-    DisentangledSelfAttention,
-    make_log_bucket_position,
-)
 
 from ...attention.context import AttentionContext
 from ...attention.formula import Terms
 from ...attention.tracing import is_traced
+from ...host.live import (
+    DebertaEncoder,
+    DebertaModel,
+    DebertaSelfAttention,
+    DebertaV2Encoder,
+    DebertaV2Model,
+    DisentangledSelfAttention,
+    build_relative_position,
+    make_log_bucket_position,
+)
 from ...schemes.deberta import KINDS, disentangled_terms, rows_in_use
 from .attention import attend_as_stock, has_contents, in_single_precision, offsets_of, split_heads
-from .unpadding import HOOK, RowGroup, UnpaddedBatch, unpadded
+from .parts import all_own, is_known, is_own
+from .unpadding import RowGroup, UnpaddedBatch, unpadded
 
 
-# Where `output_hidden_states` is among the arguments of both models.
-STATES_ARGUMENT = 6
+ATTENTION = ("attention", "self")  # in a layer
+ARGUMENTS = tuple(inspect.signature(DebertaV2Model.forward).parameters)[1:]  # and of v1
 
 
 def padding_mask(attention_mask: torch.Tensor | UnpaddedBatch) -> torch.Tensor | UnpaddedBatch | None:
@@ -129,11 +134,11 @@ def position_terms(
 
 
 class _Shared:
-    """Inputs that both encoders make once for all layers."""
+    """Inputs that both encoders make once for all layers; where code of others is on the way, those of stock."""
 
     def get_attention_mask(self, attention_mask: torch.Tensor) -> torch.Tensor | UnpaddedBatch | None:
         """A padding mask as it is, boolean (B, L), or None; another mask as stock has it."""
-        if attention_mask.dim() == 2:
+        if isinstance(attention_mask, UnpaddedBatch) or (attention_mask.dim() == 2 and self._is_own()):
             return padding_mask(attention_mask)
         return super().get_attention_mask(attention_mask)  # type: ignore[misc]
 
@@ -144,46 +149,44 @@ class _Shared:
         relative_pos: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """The row of every offset, (2L − 1,), in the order of `AttentionContext.offsets`; otherwise as in stock."""
-        if not self.relative_attention or query_states is not None or relative_pos is not None:  # type: ignore
+        encoder: Any = self
+        is_stocks = not encoder.relative_attention or query_states is not None or relative_pos is not None
+        if is_stocks or not self._is_own():
             return super().get_rel_pos(hidden_states, query_states, relative_pos)  # type: ignore[misc]
-        distance = -offsets_of(hidden_states).offsets(hidden_states.device)  # i − j
-        span = self.max_relative_positions  # type: ignore[attr-defined]
-        buckets = getattr(self, "position_buckets", -1)
+        return self.rows_of_offsets(hidden_states, hidden_states.shape[1])
+
+    def rows_of_offsets(self, states: torch.Tensor, length: int) -> torch.Tensor:
+        """The row of every offset between L tokens, (2L − 1,)."""
+        encoder: Any = self
+        distance = -offsets_of(states, length).offsets(states.device)  # i − j
+        span = encoder.max_relative_positions
+        buckets = getattr(encoder, "position_buckets", -1)
         if buckets > 0:
             distance = make_log_bucket_position(distance, buckets, span).long()
             span = buckets
         return (distance + span).clamp(0, 2 * span - 1)
+
+    def _is_own(self) -> bool:
+        encoder: Any = self
+        return is_traced() or all_own(encoder, encoder.layer, ATTENTION)
 
 
 class AcceleratedDebertaV2Encoder(_Shared, DebertaV2Encoder):
     """`DebertaV2Encoder` without L·L matrices."""
 
 
-# Of the call of a model that is running: its encoder's id, and whether the caller asked for hidden states.
-_call: ContextVar[tuple[int, bool]] = ContextVar("call", default=(0, True))
-
-
-def note_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """A hook before the forward of a stock model, which asks its encoder for hidden states whatever its caller wants.
-
-    It tells the encoder what the caller wants.
-    """
-    if is_traced():
-        return
-    asked = kwargs.get("output_hidden_states", args[STATES_ARGUMENT] if len(args) > STATES_ARGUMENT else None)
-    _call.set((id(model.encoder), bool(model.config.output_hidden_states if asked is None else asked)))
+# While the forward of a model runs: its encoder, and whether the model's caller asked for hidden states.
+_caller: ContextVar[tuple[Any, bool]] = ContextVar("caller", default=(None, True))
 
 
 class _Unpadding:
     """An encoder of either version that takes padding out; the states of padding are zeros."""
 
     def watch(self, model: nn.Module) -> bool:
-        """Hear from the stock model around it what its callers want; returns whether it is one."""
-        if type(model).forward not in (DebertaModel.forward, DebertaV2Model.forward):
+        """Let a stock model around it tell what its caller asks for; returns whether it is one."""
+        if type(model) not in MODELS:
             return False
-        # the key is no number, since those of a loaded pickle would be given to other hooks again
-        model._forward_pre_hooks[HOOK] = note_call  # type: ignore[index]
-        model._forward_pre_hooks_with_kwargs[HOOK] = True  # type: ignore[index]
+        model.__class__ = MODELS[type(model)]
         return True
 
     def forward(
@@ -198,17 +201,19 @@ class _Unpadding:
     ) -> Any:
         """As stock."""
         encoder: Any = self
-        whole = query_states is not None or relative_pos is not None or getattr(encoder, "conv", None) is not None
-        asked = output_hidden_states
-        if not is_traced():
-            caller, wanted = _call.get()
-            asked = wanted if caller == id(encoder) else asked
-            _call.set((0, True))
-        given = {"output_attentions": output_attentions, "output_hidden_states": asked}
-        batch = None if whole else unpadded(encoder, hidden_states, attention_mask, given)
-        rest = (output_hidden_states, output_attentions, query_states, relative_pos, return_dict)
+        batch = None
+        if query_states is None and relative_pos is None and attention_mask.dim() == 2 and not is_traced():
+            caller, wanted = _caller.get()
+            wanted = wanted if caller is encoder else output_hidden_states
+            given = {"output_attentions": output_attentions, "output_hidden_states": wanted}
+            batch = unpadded(encoder, hidden_states, attention_mask, given, by_row=True)
         if batch is None:
+            rest = (output_hidden_states, output_attentions, query_states, relative_pos, return_dict)
             return super().forward(hidden_states, attention_mask, *rest)  # type: ignore[misc]
+        rows = None
+        if encoder.relative_attention:  # of the longest rows, and so of all
+            rows = encoder.rows_of_offsets(hidden_states, batch.groups[0].length)
+        rest = (output_hidden_states, output_attentions, None, rows, return_dict)
         outputs = super().forward(batch.remove(hidden_states), batch, *rest)  # type: ignore[misc]
         # of all states the model reads the last two at most
         states = None
@@ -219,6 +224,47 @@ class _Unpadding:
         if isinstance(outputs, tuple):
             return (last, states) if states else (last,)
         return BaseModelOutput(last_hidden_state=last, hidden_states=states)
+
+
+@contextmanager
+def _asking(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+    """A context in which a model's encoder knows what the model's caller asked for.
+
+    The stock model itself asks its encoder for hidden states in every call.
+    """
+    asked = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}.get("output_hidden_states")
+    # a forward of others may read all states
+    wanted = not is_known(type(model)) or (model.config.output_hidden_states if asked is None else asked)
+    before = _caller.set((model.encoder, bool(wanted)))
+    try:
+        yield
+    finally:
+        _caller.reset(before)
+
+
+class UnpaddingDebertaV2Model(DebertaV2Model):
+    """`DebertaV2Model` whose encoder knows what is asked for."""
+
+    @functools.wraps(DebertaV2Model.forward)  # callers look at its signature
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As stock."""
+        with nullcontext() if is_traced() else _asking(self, args, kwargs):
+            return super().forward(*args, **kwargs)
+
+
+class UnpaddingDebertaModel(DebertaModel):
+    """`DebertaModel` whose encoder knows what is asked for."""
+
+    @functools.wraps(DebertaModel.forward)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As stock."""
+        with nullcontext() if is_traced() else _asking(self, args, kwargs):
+            return super().forward(*args, **kwargs)
+
+
+MODELS: dict[type, type] = {DebertaV2Model: UnpaddingDebertaV2Model, DebertaModel: UnpaddingDebertaModel}
+for _stock, _ours in MODELS.items():
+    _ours.__name__ = _stock.__name__  # which `save_pretrained` writes as the architecture
 
 
 class UnpaddingDebertaV2Encoder(_Unpadding, AcceleratedDebertaV2Encoder):
@@ -235,8 +281,9 @@ class UnpaddingDebertaEncoder(_Unpadding, AcceleratedDebertaEncoder):
 
 def is_covered(module: Any, query_states: torch.Tensor | None, relative_pos: torch.Tensor | None) -> bool:
     """Whether a call comes from an accelerated encoder, for its own tokens."""
-    by_offset = relative_pos is not None and relative_pos.dim() == 1
-    return query_states is None and (by_offset or not module.relative_attention)
+    if query_states is not None or module.relative_attention:
+        return query_states is None and relative_pos is not None and relative_pos.dim() == 1
+    return is_traced() or is_own(module)
 
 
 class AcceleratedDisentangledSelfAttention(DisentangledSelfAttention):
@@ -300,7 +347,7 @@ class AcceleratedDebertaSelfAttention(DebertaSelfAttention):
         """As stock; `attention_mask` and `relative_pos` are those of the accelerated encoder or stock's own."""
         if not is_covered(self, query_states, relative_pos):
             if relative_pos is not None and relative_pos.dim() == 1:
-                relative_pos = build_offsets(hidden_states, hidden_states)
+                relative_pos = build_relative_position(hidden_states, hidden_states)
             mask = stock_mask(attention_mask, hidden_states)
             return super().forward(hidden_states, mask, output_attentions, query_states, relative_pos, rel_embeddings)
         heads, size = self.num_attention_heads, self.attention_head_size

@@ -4,11 +4,15 @@ from typing import Any
 
 import torch
 from transformers.modeling_outputs import BaseModelOutput
-from transformers.models.mpnet.modeling_mpnet import MPNetEncoder, MPNetSelfAttention
 
 from ...attention.formula import Terms, toeplitz_table
+from ...host.live import MPNetEncoder, MPNetSelfAttention
 from .attention import as_boolean, attend_as_stock, is_worthwhile, offsets_of, split_heads
+from .parts import all_own
 from .unpadding import UnpaddedBatch, unpadded
+
+
+ATTENTION = ("attention", "attn")  # in a layer
 
 
 class AcceleratedMPNetEncoder(MPNetEncoder):
@@ -22,7 +26,8 @@ class AcceleratedMPNetEncoder(MPNetEncoder):
         It is stock's bias, (B, H, L, L), if the layers run the stock code.
         """
         batch, length = x.shape[:2]
-        if position_ids is not None or not is_worthwhile(self, length, length, batch, self.n_heads):
+        by_offset = position_ids is None and is_worthwhile(self, length, length, batch, self.n_heads)
+        if not by_offset or not all_own(self, self.layer, ATTENTION, self.relative_attention_bias):
             return super().compute_position_bias(x, position_ids, num_buckets)
         offsets = offsets_of(x).offsets(x.device)
         bucket = self.relative_position_bucket(offsets, num_buckets=num_buckets)

@@ -9,9 +9,10 @@ from torch import nn
 from ...attention.products import FastLinear, linear_library
 from ...models.modeling_relpos_bert import RelPosBertEncoder, RelPosBertModel
 from ..registry import LIVE
-from .accelerate import Accelerated, Handle, Skipped, module_of, substitute
+from .accelerate import TAKEN_OUT, Accelerated, Handle, Skipped, module_of, reader_of_padding, substitute
 from .agreement import Agreement, Sample, quantize
 from .low_precision import Bfloat16Linear, Int8Linear
+from .unpadding import may_unpad
 
 
 PRECISIONS = ("float32", "bfloat16", "int8")
@@ -101,13 +102,15 @@ def optimize(model: Any, precision: str = "float32", unpad: bool = True, sample:
     for name, module in root.named_modules():
         if not unpad or not isinstance(module, RelPosBertModel):
             continue
-        if module.unpads:
-            left.append(Skipped(name, type(module).__name__, "it takes padding out already"))
+        reader = next(filter(None, map(reader_of_padding, root.modules())), None)
+        if module.unpads or reader:
+            reason = f"padding stays, as {reader} may read it" if reader else "it takes padding out already"
+            left.append(Skipped(name, type(module).__name__, reason))
         else:
-            module.unpads = True
+            module.unpads = may_unpad
             changed.append(module)
             count = len(module.encoder.layer)
-            encoders.append(Accelerated(name, type(module).__name__, count, "padding is taken out"))
+            encoders.append(Accelerated(name, type(module).__name__, count, TAKEN_OUT))
     layers = _linear_layers(root)
     inside = {layer for encoder in _encoders(root) for layer in encoder.modules()}
     rounded = [layer for layer in layers if precision != "float32" and layer in inside]

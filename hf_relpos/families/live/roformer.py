@@ -5,11 +5,12 @@ from typing import Any
 import torch
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
-from transformers.models.roformer.modeling_roformer import RoFormerEncoder, RoFormerSelfAttention
 
 from ...attention.formula import Terms
+from ...host.live import RoFormerEncoder, RoFormerSelfAttention
 from ...host.transformers import has_cache
 from .attention import as_boolean, attend_as_stock, is_worthwhile, offsets_of, split_heads
+from .parts import is_own
 from .unpadding import RowGroup, UnpaddedBatch, unpadded
 
 
@@ -52,7 +53,7 @@ class AcceleratedRoFormerSelfAttention(RoFormerSelfAttention):
 
             return attention_mask.by_group(attend, *vectors), None
         batch, length = hidden_states.shape[:2]
-        long = is_worthwhile(self, length, length, batch, self.num_attention_heads)
+        long = is_worthwhile(self, length, length, batch, self.num_attention_heads) and is_own(self)
         if not long or encoder_hidden_states is not None or has_cache(kwargs):
             return super().forward(
                 hidden_states,

@@ -5,19 +5,21 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.models.mt5.modeling_mt5 import MT5Attention, MT5Stack
-from transformers.models.t5.modeling_t5 import T5Attention, T5Stack
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from ...attention.formula import Terms, toeplitz_table
-from ...host.transformers import has_cache
+from ...host.live import MT5Attention, MT5Stack, T5Attention, T5Stack
 from .attention import as_boolean, attend_as_stock, is_worthwhile, offsets_of, split_heads
-from .unpadding import UnpaddedBatch, records_of, unpadded, with_states
+from .parts import all_own
+from .unpadding import UnpaddedBatch, records_of, unpadded
 
 
 # Up to Transformers 5.14 the result has attention weights on request only.
 ALWAYS_THREE = "output_attentions" not in inspect.signature(T5Attention.forward).parameters
 
+ARGUMENTS = tuple(inspect.signature(T5Stack.forward).parameters)[3:]  # after the mask
 OUTPUTS = ("output_hidden_states", "output_attentions")
+ATTENTION = ("layer", "0", "SelfAttention")  # in a block
 
 
 class _ByOffset:
@@ -26,23 +28,18 @@ class _ByOffset:
     def forward(
         self,
         hidden_states: torch.Tensor,
-        mask: torch.Tensor | None = None,
+        mask: torch.Tensor | UnpaddedBatch | None = None,
         key_value_states: torch.Tensor | None = None,
         position_bias: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor | None, ...]:
-        """As stock, whose code runs for short inputs; else `position_bias` and the second result are by offset."""
+        """As stock, whose code runs unless the stack wants positions by offset; then so are the first two results."""
         module: Any = self
-        unpadded_batch: UnpaddedBatch | None = kwargs.pop("unpadded_batch", None)
-        batch, length = hidden_states.shape[:2]
-        by_offset = (
-            module.has_relative_attention_bias and is_worthwhile(module, length, length, batch, module.n_heads)
-            if position_bias is None
-            else position_bias.dim() == 2
-        )
-        if unpadded_batch is not None:
-            length = unpadded_batch.groups[0].length
-        elif not by_offset or kwargs.get("is_causal") or key_value_states is not None or has_cache(kwargs):
+        length = hidden_states.shape[1]
+        by_offset = kwargs.pop("by_offset", False)
+        if isinstance(mask, UnpaddedBatch):
+            length = mask.groups[0].length
+        elif not (by_offset if position_bias is None else position_bias.dim() == 2):
             given = {"mask": mask, "key_value_states": key_value_states, "position_bias": position_bias}
             return super().forward(hidden_states, **given, **kwargs)  # type: ignore[misc]
         context = offsets_of(hidden_states, length)
@@ -67,13 +64,48 @@ class _ByOffset:
             )
 
         weights = None
-        if unpadded_batch is not None:
-            out = unpadded_batch.by_group(lambda group, *rows: attend(group.visible, *rows)[0], *vectors)
+        if isinstance(mask, UnpaddedBatch):
+            out = mask.by_group(lambda group, *rows: attend(group.visible, *rows)[0], *vectors)
         else:
             is_added = getattr(config, "_attn_implementation", "eager") == "eager"
             out, weights = attend(as_boolean(mask, hidden_states if is_added else None), *vectors)
         result = (module.o(out), position_bias)
         return (*result, weights) if ALWAYS_THREE or wanted else result
+
+
+class _Stack:
+    """An encoder whose layers have positions by offset where that is faster and no code of others is on the way."""
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """As stock."""
+        stack: Any = self
+        records_of(stack)
+        given = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
+        tokens = given.get("inputs_embeds") if input_ids is None else input_ids
+        # up to Transformers 5.14 nothing gets from here to the attention
+        may = ALWAYS_THREE and not given.get("is_causal") and not is_refused(stack, attention_mask)
+        if tokens is not None and may:
+            batch, length = tokens.shape[:2]
+            is_long = is_worthwhile(stack, length, length, batch, stack.config.num_heads)
+            if is_long and all_own(stack, stack.block, ATTENTION):
+                kwargs["by_offset"] = True
+        return super().forward(input_ids, attention_mask, *args, **kwargs)  # type: ignore[misc]
+
+
+def is_refused(stack: Any, mask: torch.Tensor | None) -> bool:
+    """Whether stock's attention raises an error for a mask of this dtype."""
+    return (
+        isinstance(mask, torch.Tensor)
+        and mask.dim() == 4
+        and stack.config._attn_implementation != "eager"
+        and mask.dtype not in (torch.bool, stack.dtype)
+    )
 
 
 class _Unpadding:
@@ -83,42 +115,52 @@ class _Unpadding:
         self,
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        encoder_hidden_states: torch.Tensor | None = None,
-        encoder_attention_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
+        *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """As stock. Its layers get no mask, and the batch by a keyword argument."""
+        """As stock, whose layers get a batch in place of their mask."""
         stack: Any = self
-        records_of(stack)
+        given = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
+        asked = {
+            name: getattr(stack.config, name, False) if given.get(name) is None else given[name] for name in OUTPUTS
+        }
+        vectors = given.get("inputs_embeds")
+        like = vectors if input_ids is None else input_ids[..., None]
         batch = None
-        asked = {name: kwargs.get(name, getattr(stack.config, name, False)) for name in (*OUTPUTS, "is_causal")}
-        like = inputs_embeds if input_ids is None else input_ids[..., None]
-        is_encoder = encoder_hidden_states is None and (input_ids is None or inputs_embeds is None)
-        if like is not None and is_encoder:
-            batch = unpadded(stack, like, attention_mask, {**kwargs, **asked})
-        if batch is None:
-            rest = (encoder_hidden_states, encoder_attention_mask, inputs_embeds)
-            return super().forward(input_ids, attention_mask, *rest, **kwargs)  # type: ignore[misc]
-        assert like is not None, "there is a batch"
+        if like is not None and (input_ids is None or vectors is None):
+            batch = unpadded(stack, like, attention_mask, given | asked, by_row=True, dtype=stack.dtype)
+        if batch is None or like is None:
+            return super().forward(input_ids, attention_mask, *args, **kwargs)  # type: ignore[misc]
         states = batch.remove(like)
-        if inputs_embeds is None:
-            states = stack.embed_tokens(states[..., 0])
-        outputs = super().forward(inputs_embeds=states, unpadded_batch=batch, **kwargs)  # type: ignore[misc]
-        return with_states(outputs, batch)
+        states = stack.dropout(stack.embed_tokens(states[..., 0]) if vectors is None else states)
+        bias = None
+        for block in stack.block:
+            states, bias = block(states, batch, bias)[:2]
+        states = batch.restore(stack.dropout(stack.final_layer_norm(states)))
+        wanted = given.get("return_dict")
+        is_tuple = not (stack.config.return_dict if wanted is None else wanted)
+        return (states,) if is_tuple else BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states)
 
 
-class UnpaddingT5Stack(_Unpadding, T5Stack):
-    """`T5Stack` of an encoder without padding."""
+class AcceleratedT5Stack(_Stack, T5Stack):
+    """`T5Stack` of an encoder with positions by offset."""
 
 
-class UnpaddingMT5Stack(_Unpadding, MT5Stack):
-    """`MT5Stack` of an encoder without padding."""
+class AcceleratedMT5Stack(_Stack, MT5Stack):
+    """`MT5Stack` of an encoder with positions by offset."""
+
+
+class UnpaddingT5Stack(_Unpadding, AcceleratedT5Stack):
+    """The same without padding."""
+
+
+class UnpaddingMT5Stack(_Unpadding, AcceleratedMT5Stack):
+    """The same without padding."""
 
 
 # `save_pretrained` of a stack by itself writes this name as the architecture.
-UnpaddingT5Stack.__name__ = T5Stack.__name__
-UnpaddingMT5Stack.__name__ = MT5Stack.__name__
+AcceleratedT5Stack.__name__ = UnpaddingT5Stack.__name__ = T5Stack.__name__
+AcceleratedMT5Stack.__name__ = UnpaddingMT5Stack.__name__ = MT5Stack.__name__
 
 
 class AcceleratedT5Attention(_ByOffset, T5Attention):

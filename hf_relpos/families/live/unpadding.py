@@ -8,17 +8,19 @@ An unpadding encoder hands its layers an `UnpaddedBatch` in place of the attenti
 checkpointing and copies of a model need nothing of their own.
 """
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from transformers.utils import output_capturing
 
 from ...attention.masks import is_visible
+from ...attention.tracing import is_traced
 from ...host.transformers import has_cache
 from .attention import has_contents
+from .parts import strange_part
 
 
 # A group has rows of at least this share of the length of its longest one. Smaller groups have less padding, and more
@@ -26,25 +28,12 @@ from .attention import has_contents
 SHORTEST = 0.8
 # Rows of so few tokens are together in any case.
 SHORT = 16
-# The key of a hook of ours.
-HOOK = "hf_relpos"
-# Modules whose hooks may see states without padding: those that collect outputs where a caller asks, and those that
-# make embeddings require gradients, for gradient checkpointing.
-UNAWARE = ("transformers.utils.output_capturing", "transformers.modeling_utils", "peft.peft_model")
-# Packages with modules that may be inside an encoder without padding, and PyTorch's modules that may not.
-BY_TOKEN = (__name__.partition(".")[0], "apex", "bitsandbytes", "peft", "torch", "torchao", "transformers")
-NOT_BY_TOKEN = ("batchnorm", "conv", "flatten", "fold", "instancenorm", "padding", "pooling", "rnn", "transformer")
-# Hooks of all modules.
-GLOBAL_HOOKS = (
-    "_global_forward_hooks",
-    "_global_forward_pre_hooks",
-    "_global_backward_hooks",
-    "_global_backward_pre_hooks",
-)
 # Values of `_attn_implementation` that are attention as it is known here; others are code of somebody else's.
 IMPLEMENTATIONS = (None, "eager", "sdpa")
 # What heads read: BERT's poolers the first state of a row.
 FIRST = slice(0, 1)
+# In the names of heads for spans, which read all states of a row.
+SPANS = "ForQuestionAnswering"
 # A batch is left as it is where less than this share of its tokens are padding.
 FEWEST = 0.05
 
@@ -157,19 +146,24 @@ class UnpaddedBatch:
         return torch.cat(found)[None]
 
 
-def key_mask(mask: torch.Tensor | None) -> torch.Tensor | None:
-    """A mask that hides the same keys from all queries and heads, as (B, K), True for those that are seen; else None.
+def key_mask(mask: torch.Tensor, dtype: torch.dtype, is_added: bool, by_row: bool) -> torch.Tensor | None:
+    """A mask that hides the same keys from all queries and heads, as (B, L), True for those that are seen; else None.
 
     Args:
-        mask: (B, K), or (B, 1, 1 or L, K); boolean, of zeros and ones, or additive.
+        mask: what stock would read.
+        dtype: of the scores. A mask of this dtype is additive.
+        is_added: whether stock adds masks of four dimensions to the scores, whatever their dtype: booleans and
+            integers hide nothing there.
+        by_row: whether stock takes masks (B, L), nonzero for keys that are seen.
     """
-    if not isinstance(mask, torch.Tensor) or mask.dim() not in (2, 4):
-        return None
     if mask.dim() == 2:
-        return mask != 0
-    if mask.shape[1] != 1 or (mask.is_floating_point() and not bool(((mask == 0) | ~is_visible(mask)).all())):
+        return mask != 0 if by_row else None
+    is_read = mask.dtype == dtype or (mask.dtype == torch.bool and not is_added)
+    if mask.dim() != 4 or mask.shape[1] != 1 or not is_read:
         return None
     visible = is_visible(mask)
+    if mask.dtype != torch.bool and not bool(((mask == 0) | ~visible).all()):
+        return None
     first = visible[:, 0, 0]
     return first if bool((visible == first[:, None, None]).all()) else None
 
@@ -180,20 +174,25 @@ def unpadded(
     mask: torch.Tensor | None,
     outputs: dict[str, Any],
     read: slice = FIRST,
+    by_row: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> UnpaddedBatch | None:
     """The batch of a call without its padding; None for a call that has to see padding, or has none.
 
     Args:
         encoder: the module around the layers.
         states: (B, L, D), what it is called with.
-        mask: what `key_mask` takes.
+        mask: what stock reads as `key_mask` says, or adds to the scores.
         outputs: further arguments, of which those that ask for hidden states and attention weights count.
         read: as of `UnpaddedBatch.of`.
+        by_row: as of `key_mask`.
+        dtype: of the scores; None for that of the states.
     """
     # not all encoders have their configuration themselves
     config: Any = next((vars(each)["config"] for each in encoder.modules() if "config" in vars(each)), None)
+    implementation = getattr(config, "_attn_implementation", None)
     if (
-        mask is None
+        not isinstance(mask, torch.Tensor)
         or not (has_contents(states) and has_contents(mask))
         or states.shape[0] < 2
         or any(outputs.get(name) for name in ("output_hidden_states", "output_attentions"))
@@ -201,50 +200,20 @@ def unpadded(
         or has_cache(outputs)
         or outputs.get("is_causal")
         or bool(getattr(config, "chunk_size_feed_forward", False))
-        or getattr(config, "_attn_implementation", None) not in IMPLEMENTATIONS
-        or _is_watched(encoder)
+        or implementation not in IMPLEMENTATIONS
+        or output_capturing._active_collector.get()
     ):
         return None
-    if mask.dim() == 4 and mask.dtype == torch.bool and getattr(config, "_attn_implementation", None) != "sdpa":
-        return None  # stock adds this mask to the scores
-    real = key_mask(mask)
-    return None if real is None or real.shape != states.shape[:2] else UnpaddedBatch.of(real, read)
+    real = key_mask(mask, dtype or states.dtype, implementation != "sdpa", by_row)
+    if real is None or real.shape != states.shape[:2]:
+        return None
+    batch = UnpaddedBatch.of(real, read)
+    return None if batch is None or strange_part(encoder) is not None else batch
 
 
-def is_by_token(module: nn.Module) -> bool:
-    """Whether a module inside an encoder is known to treat each token by itself, or to be attention as it is here.
-
-    So are those of Transformers, layers of PyTorch but for those that have neighbours or statistics of a batch, and
-    adapters and quantized layers of other libraries.
-    """
-    return _holds_modules_by_token(type(module).__module__) and not isinstance(module, nn.MultiheadAttention)
-
-
-@functools.cache
-def _holds_modules_by_token(file: str) -> bool:
-    package, *inner = file.split(".")
-    return package in BY_TOKEN and not (inner[:2] == ["nn", "modules"] and inner[-1] in NOT_BY_TOKEN)
-
-
-def _is_watched(encoder: nn.Module) -> bool:
-    """Whether states of single layers are read by others: by hooks, by modules of theirs, or as a caller wants.
-
-    Transformers' hooks read only where `output_hidden_states` or `output_attentions` asks for it.
-    """
-    from transformers.utils import output_capturing
-
-    collected = output_capturing._active_collector.get()
-    if collected:
-        return True
-    if any(getattr(torch.nn.modules.module, name) for name in GLOBAL_HOOKS):
-        return True
-    for module in encoder.modules():
-        if module._backward_hooks or module._backward_pre_hooks or not is_by_token(module):
-            return True
-        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        if any(getattr(hook, "__module__", "") not in UNAWARE for hook in hooks):
-            return True
-    return False
+def may_unpad(encoder: nn.Module) -> bool:
+    """Whether an encoder of this package's own models may take padding out of the call that is running."""
+    return not is_traced() and not output_capturing._active_collector.get() and strange_part(encoder) is None
 
 
 def records_of(model: Any) -> None:
@@ -252,10 +221,8 @@ def records_of(model: Any) -> None:
 
     Transformers looks up what a model records by the name of its class.
     """
-    from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
-
-    if not _CAN_RECORD_REGISTRY.get(model):
-        _CAN_RECORD_REGISTRY[model] = model._can_record_outputs
+    if not output_capturing._CAN_RECORD_REGISTRY.get(model):
+        output_capturing._CAN_RECORD_REGISTRY[model] = model._can_record_outputs
 
 
 class UnpaddingEncoder:
@@ -270,12 +237,5 @@ class UnpaddingEncoder:
         if batch is None:
             return super().forward(hidden_states, attention_mask, *args, **kwargs)  # type: ignore[misc]
         outputs = super().forward(batch.remove(hidden_states), batch, *args, **kwargs)  # type: ignore[misc]
-        return with_states(outputs, batch)
-
-
-def with_states(outputs: Any, batch: UnpaddedBatch) -> Any:
-    """The outputs of an encoder with the states of all tokens."""
-    if isinstance(outputs, tuple):
-        return (batch.restore(outputs[0]), *outputs[1:])
-    outputs["last_hidden_state"] = batch.restore(outputs["last_hidden_state"])
-    return outputs
+        outputs["last_hidden_state"] = batch.restore(outputs["last_hidden_state"])
+        return outputs

@@ -7,19 +7,20 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.models.xlnet.modeling_xlnet import (
+
+from ...attention.context import AttentionContext
+from ...attention.formula import Terms, toeplitz_table
+from ...attention.products import linear
+from ...host.live import (
     XLNetModel,
     XLNetModelOutput,
     XLNetPoolerAnswerClass,
     XLNetRelativeAttention,
     XLNetSequenceSummary,
 )
-
-from ...attention.context import AttentionContext
-from ...attention.formula import Terms, toeplitz_table
-from ...attention.products import linear
 from .attention import attend_as_stock, is_worthwhile, offsets_of, split_heads
-from .unpadding import FIRST, RowGroup, UnpaddedBatch, unpadded
+from .parts import is_own
+from .unpadding import FIRST, SPANS, RowGroup, UnpaddedBatch, unpadded
 
 
 ARGUMENTS = tuple(inspect.signature(XLNetModel.forward).parameters)[1:]
@@ -32,24 +33,30 @@ class UnpaddingXLNetModel(XLNetModel):
     """`XLNetModel` without padding, whose states are zeros. Its tokenizer pads on the left."""
 
     reads = NOTHING  # of a row, by the head around it
+    takes_out = "padding is taken out of calls without memory: with use_mems=False, or config.use_mems_eval = False"
 
     def watch(self, head: nn.Module) -> bool:
         """Note what a head reads; returns whether it was changed."""
         for part in head.children():
             if isinstance(part, XLNetSequenceSummary | XLNetPoolerAnswerClass):
                 self.reads = SUMMARIES.get(getattr(part, "summary_type", ""), LAST)
+        if SPANS in type(head).__name__:
+            self.reads = SUMMARIES["mean"]
         return False
 
     @functools.wraps(XLNetModel.forward)  # callers look at its signature
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As stock. Memory that nobody asked for, which stock returns in evaluation, has zeros for padding, too."""
+        """As stock, whose code answers calls with memory or for it, which by default are all in evaluation."""
         given: dict[str, Any] = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
 
-        def wanted(name: str) -> Any:
-            return getattr(self.config, name) if given.get(name) is None else given[name]
+        def wanted(field: str, argument: str = "") -> Any:
+            value = given.get(argument or field)
+            return getattr(self.config, field) if value is None else value
 
-        # stock's code answers calls with memory or for it, and the permutations of pretraining
-        stocks = any(given.get(name) is not None for name in ("mems", "perm_mask", "target_mapping"))
+        # memory holds padding, too, which the next segment attends to; and permutations are of pretraining
+        stocks = wanted("use_mems_train" if self.training else "use_mems_eval", "use_mems") or any(
+            given.get(name) is not None for name in ("mems", "perm_mask", "target_mapping")
+        )
         tokens, vectors = (given.get(name) for name in ("input_ids", "inputs_embeds"))
         mask: Any = given.get("attention_mask")
         hidden: Any = given.get("input_mask")
@@ -57,10 +64,11 @@ class UnpaddingXLNetModel(XLNetModel):
         batch = None
         # and calls for which it raises an error, or without a mask
         stocks = stocks or (tokens is None) == (vectors is None) or (mask is None) == (hidden is None)
-        if not stocks and not given.get("use_mems"):
+        stocks = stocks or (mask is not None and mask.dtype == torch.bool)  # stock cannot subtract it
+        if not stocks:
             real = hidden <= 0 if mask is None else mask >= 1
             outputs = {name: wanted(name) for name in ("output_attentions", "output_hidden_states")}
-            batch = unpadded(self, inputs, real, outputs, self.reads)
+            batch = unpadded(self, inputs, real, outputs, self.reads, by_row=True)
         if batch is None:
             return super().forward(*args, **kwargs)
         states = batch.remove(inputs)
@@ -73,17 +81,11 @@ class UnpaddingXLNetModel(XLNetModel):
             kinds = batch.remove(given["token_type_ids"][..., None])
             found = kinds.unique()
             segments = (kinds == found).to(self.dtype) if len(found) > 1 else None  # (1, T, S)
-        has_memory = given.get("use_mems") is None and wanted("use_mems_train" if self.training else "use_mems_eval")
-        memory = []
         for layer in self.layer:
-            if has_memory:
-                memory.append(self.cache_mem(batch.restore(states).transpose(0, 1), None))
             # layers treat (1, T, D) as any (L, B, D)
             states = layer(states, None, batch, None, distances, segments)[0]
         states = batch.restore(self.dropout(states))
-        if not wanted("return_dict"):
-            return (states, tuple(memory)) if has_memory else (states,)
-        return XLNetModelOutput(last_hidden_state=states, mems=tuple(memory) if has_memory else None)
+        return XLNetModelOutput(last_hidden_state=states) if wanted("return_dict") else (states,)
 
 
 # `save_pretrained` of a model by itself writes this name as the architecture.
@@ -107,11 +109,22 @@ class AcceleratedXLNetRelativeAttention(XLNetRelativeAttention):
     ) -> tuple[torch.Tensor | None, ...]:
         """As stock, whose code runs for short inputs and for the two streams of the pretraining objective (`g`)."""
         if isinstance(attn_mask_h, UnpaddedBatch):
-            return self.post_attention(h, self.attend_unpadded(h, attn_mask_h, r, seg_mat)), None
+            return self.add_to(h, self.attend_unpadded(h, attn_mask_h, r, seg_mat)), None
         keys = torch.cat([mems, h], dim=0) if mems is not None and mems.dim() > 1 else h
         (length, batch), key_length = h.shape[:2], keys.shape[0]
-        if g is not None or not is_worthwhile(self, length, key_length, batch, self.n_head):
-            return super().forward(h, g, attn_mask_h, attn_mask_g, r, seg_mat, mems, target_mapping, output_attentions)
+        long = is_worthwhile(self, length, key_length, batch, self.n_head)
+        if g is not None or not long or not is_own(self):
+            return super().forward(
+                h=h,
+                g=g,
+                attn_mask_h=attn_mask_h,
+                attn_mask_g=attn_mask_g,
+                r=r,
+                seg_mat=seg_mat,
+                mems=mems,
+                target_mapping=target_mapping,
+                output_attentions=output_attentions,
+            )
         query, key, value = (
             split_heads(projected(vectors, weight).transpose(0, 1), self.n_head)
             for vectors, weight in ((h, self.q), (keys, self.k), (keys, self.v))
@@ -130,13 +143,12 @@ class AcceleratedXLNetRelativeAttention(XLNetRelativeAttention):
         out, weights = attend_as_stock(
             self, query, key, value, terms, context, visible, self.dropout.p, output_attentions
         )
-        result = (self.post_attention(h, out.transpose(0, 1)), None)
+        result = (self.add_to(h, out.transpose(0, 1)), None)
         return result if weights is None else (*result, weights.permute(2, 3, 0, 1))
 
-    def post_attention(self, h: torch.Tensor, attn_vec: torch.Tensor, residual: bool = True) -> torch.Tensor:
-        """As stock, of (L, B, H, d) or (L, B, H·d)."""
-        out = self.dropout(linear(attn_vec.flatten(2), self.o.flatten(1)))
-        return self.layer_norm(out + h if residual else out)
+    def add_to(self, h: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """As stock's `post_attention`, of (L, B, H, d) or (L, B, H·d)."""
+        return self.layer_norm(self.dropout(linear(attended.flatten(2), self.o.flatten(1))) + h)
 
     def attend_unpadded(
         self, h: torch.Tensor, batch: UnpaddedBatch, r: torch.Tensor, segments: torch.Tensor | None
