@@ -15,6 +15,7 @@ from ...attention.products import FastLinear
 from ...models.modeling_relpos_bert import RelPosBertEncoder
 from ..family import ALREADY_ACCELERATED
 from ..registry import LIVE
+from .keywords import forget_keywords, watch_keywords
 from .parts import strange_part
 from .unpadding import SPANS
 
@@ -169,7 +170,7 @@ def substitute(root: nn.Module, unpad: bool) -> tuple[list[Accelerated], list[Sk
     Returns:
         What was changed, what was left, and all modules that have another class now.
     """
-    accelerated, left, changed = [], [], []
+    accelerated, left, changed, taken = [], [], [], []
     families = [family for family in LIVE if family.is_imported and (family.classes or unpad)]
     containers = [(family, family.stock_class(family.container)) for family in families]
     for name, module in root.named_modules():
@@ -207,9 +208,10 @@ def substitute(root: nn.Module, unpad: bool) -> tuple[list[Accelerated], list[Sk
             strange = strange_part(module) if padding.startswith(TAKEN_OUT) else None
             if strange is not None:
                 padding = f"padding stays, as {type(strange).__name__} has code of others or reads several tokens"
+        taken.append(module)
         effects = [family.effect, padding]
         accelerated.append(Accelerated(name, family.name, layers, "; ".join(filter(None, effects))))
-    return accelerated, left, changed
+    return accelerated, left, [*changed, *watch_keywords(root, taken)]
 
 
 def reader_of_padding(module: nn.Module) -> str | None:
@@ -237,6 +239,7 @@ def restore(module: nn.Module) -> None:
     """Give a module the class that it had: the first of its bases that is not of this package."""
     for name in ("unpads", "_int8", "reads"):  # of this package's own models, of layers in int8, and of XLNet
         vars(module).pop(name, None)
+    forget_keywords(module)
     ours = __package__.partition(".")[0]
     if _is_substitute(type(module)):
         kinds = (kind for kind in type(module).__mro__ if issubclass(kind, nn.Module))

@@ -25,9 +25,14 @@ from ..registry import LIVE
 OURS = __name__.partition(".")[0]
 # Packages whose functions may be in a class: what they were when the class was defined.
 PACKAGES = (OURS, "apex", "bitsandbytes", "peft", "torch", "torchao", "transformers")
-# Modules whose hooks may see states without padding: those that collect outputs where a caller asks, and those that
-# make embeddings require gradients, for gradient checkpointing.
-UNAWARE = ("transformers.utils.output_capturing", "transformers.modeling_utils", "peft.peft_model")
+# Modules whose hooks may see states without padding: those that collect outputs where a caller asks, those that make
+# embeddings require gradients, for gradient checkpointing, and ours.
+UNAWARE = (
+    f"{__package__}.keywords",
+    "transformers.utils.output_capturing",
+    "transformers.modeling_utils",
+    "peft.peft_model",
+)
 # Classes that treat each token by itself, by file and name; without names all of a file or package but NEIGHBOURS.
 BY_TOKEN: dict[str, tuple[str, ...]] = {
     OURS: (),
