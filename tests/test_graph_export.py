@@ -119,6 +119,27 @@ def test_onnx_graph_runs_at_every_size(scheme, backend):
     check(model, onnx_runner(program))
 
 
+@pytest.mark.parametrize("scheme", ["t5", "relative_key"])
+def test_gaps_of_positions_are_an_error_of_the_runtime(scheme):
+    """ONNX has no assertions; positions that begin anew are followed."""
+    model = classifier(scheme)
+    ids, mask = sequences(2, 12)
+    packed = torch.arange(12).expand(2, -1) % 6
+    dims = {0: Dim("batch"), 1: Dim("length")}
+    named = dict(zip((*NAMES, "position_ids"), (ids, mask, packed), strict=True))
+    with contextlib.redirect_stdout(io.StringIO()):
+        program = torch.onnx.export(
+            model, (), kwargs=named, dynamo=True, dynamic_shapes=dict.fromkeys(named, dims), verbose=False
+        )
+    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
+    feed = {name: tensor.numpy() for name, tensor in named.items()}
+    with torch.no_grad():
+        expected = model(**named).logits
+    torch.testing.assert_close(torch.from_numpy(session.run(None, feed)[0]), expected, rtol=0, atol=1e-5)
+    with pytest.raises(Exception, match="out of data bounds"):
+        session.run(None, feed | {"position_ids": (packed + (packed > 2)).numpy()})
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("scheme", ["harmonic", "relative_key", "deberta"])
 def test_openvino_runs_the_onnx_graph_at_every_size(scheme, tmp_path):

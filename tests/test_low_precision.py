@@ -54,6 +54,36 @@ def test_changed_weights_are_rounded_again():
         assert torch.allclose(layer(rows) - layer.bias, 2 * before, rtol=1e-3, atol=1e-2)
 
 
+def adapter(weight, rank=4):
+    return torch.randn(weight.shape[0], rank) @ torch.randn(rank, weight.shape[1]) / 10
+
+
+CHANGES = {
+    "a merged adapter": lambda weight: weight.data.add_(adapter(weight)),
+    "of a third of the rows": lambda weight: weight.data[-160 // 3 :].add_(adapter(weight[-160 // 3 :])),
+    "of a few columns": lambda weight: weight.data[:, :24].add_(adapter(weight[:, :24])),
+    "another tensor in its place": lambda weight: setattr(weight, "data", weight.data + adapter(weight)),
+    "an average": lambda weight: weight.data.lerp_(torch.randn_like(weight), 1e-3),
+    "copied": lambda weight: weight.data.copy_(torch.randn_like(weight)),
+    "a small step": lambda weight: weight.data.sub_(torch.randn_like(weight).sign() * 1e-6),
+    "through numpy": lambda weight: weight.detach().numpy().__imul__(1.5),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("transposed", [False, True])
+@torch.no_grad()
+def test_writes_that_pytorch_does_not_count_are_seen(change, transposed):
+    layer, rows = layer_and_rows()
+    if transposed:
+        layer.weight = nn.Parameter(layer.weight.t().contiguous().t())
+    layer(rows)
+    CHANGES[change](layer.weight)
+    fresh = Int8Linear(96, 160)
+    fresh.load_state_dict(layer.state_dict())
+    assert torch.equal(layer(rows), fresh(rows))
+
+
 def test_with_gradients_it_computes_in_float32():
     layer, rows = layer_and_rows()
     out = layer(rows)

@@ -23,13 +23,13 @@ def used(monkeypatch):
     """oneDNN is used on any machine; the list has the sizes of its products."""
     monkeypatch.setattr(products, "linear_library", lambda: FAST)
     monkeypatch.setattr(products, "bmm_library", lambda: FAST)
-    seen, operator = [], products._onednn_linear
+    seen, operator = [], products.onednn_linear
 
     def noted(rows, weight, bias):
         seen.append((rows.shape, weight.shape))
         return operator(rows, weight, bias)
 
-    monkeypatch.setattr(products, "_onednn_linear", noted)
+    monkeypatch.setattr(products, "onednn_linear", noted)
     return seen
 
 
@@ -158,15 +158,46 @@ def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
 
 torch.set_num_threads(1)
+products.limit_caches()
 products.linear_library()
 weight = torch.randn(64, 64)
 with torch.inference_mode():
     for count in range(4, 904):
         if count == 304:
             before = resident()
-        products._onednn_linear(torch.randn(count, 64), weight, None)
+        products.onednn_linear(torch.randn(count, 64), weight, None)
 print(resident() - before)
 """
+
+
+FIRST_FORWARD = """
+import os, threading, torch
+before, threads = dict(os.environ), torch.get_num_threads()
+from hf_relpos import RelPosBertConfig, RelPosBertModel
+from hf_relpos.attention import products
+sizes = dict(hidden_size=32, num_attention_heads=2, num_hidden_layers=1, intermediate_size=48, vocab_size=50)
+model = RelPosBertModel(RelPosBertConfig(**sizes, position_embedding_type="t5", max_position_embeddings=2048)).eval()
+with torch.no_grad():
+    model(torch.ones(2, 2048, dtype=torch.long))
+seen, done = set(), threading.Event()
+def watch():
+    while not done.is_set():
+        seen.add(torch.get_num_threads())
+watcher = threading.Thread(target=watch)
+watcher.start()
+for library in (products.linear_library, products.bmm_library):
+    library.cache_clear(), library()
+done.set(), watcher.join()
+assert seen | {torch.get_num_threads()} == {threads}, seen
+assert dict(os.environ) == before, set(os.environ.items()) ^ set(before.items())
+"""
+
+
+def test_a_first_forward_leaves_the_process_as_it_was():
+    """Neither its environment nor its threads are changed, nor by the measurement."""
+    settings = {name for names in products.CACHE_SETTINGS for name in names}
+    variables = {name: value for name, value in os.environ.items() if name not in settings | {"OMP_NUM_THREADS"}}
+    subprocess.run([sys.executable, "-c", FIRST_FORWARD], env=variables, check=True)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the resident size from /proc")
@@ -183,7 +214,7 @@ def test_capacities_of_the_user_stay(monkeypatch):
         for name in names:
             monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("DNNL_PRIMITIVE_CACHE_CAPACITY", "7")
-    products._limit_caches()
+    products.limit_caches()
     assert "ONEDNN_PRIMITIVE_CACHE_CAPACITY" not in os.environ
     assert os.environ["LRU_CACHE_CAPACITY"] == str(products.CACHED_SHAPES)
     monkeypatch.delenv("LRU_CACHE_CAPACITY")

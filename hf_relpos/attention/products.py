@@ -1,8 +1,8 @@
 """Matrix products of float32 on the CPU, by the faster of the two libraries inside PyTorch.
 
 PyTorch multiplies float32 matrices with MKL. On processors that are not Intel's, MKL takes its AVX2 path, which has
-half the speed of AVX-512. oneDNN, in the same wheel, does not. On first use both are timed and compared with float64.
-oneDNN is used if it is faster by at least a tenth and as exact.
+half the speed of AVX-512. oneDNN, in the same wheel, does not. On first use both are timed, with the threads that the
+process has, and compared with float64. oneDNN is used if it is faster by at least a tenth and as exact.
 
 - `linear` calls oneDNN's own operator on the weight as it is, forward and backward. Weights are not packed, so that
   every change of a weight is seen. No global state is changed.
@@ -14,7 +14,7 @@ oneDNN is used if it is faster by at least a tenth and as exact.
 
 oneDNN compiles code for every shape. It keeps the last 1,024 of them, and PyTorch keeps as many for each thread: half
 a gigabyte once batches have had so many different numbers of tokens. Both read their capacity from the environment
-when they are first used. Unless it is set there, it is set to `CACHED_SHAPES` before the measurement.
+when they are first used. `limit_caches`, which `optimize` calls, sets it to `CACHED_SHAPES` there, unless it is set.
 """
 
 import contextlib
@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..host.torch import has_onednn_linear, onednn_linear, onednn_matmul
 from .tracing import is_traced, is_transformed
 
 
@@ -49,13 +50,15 @@ CACHE_SETTINGS = (
     ("LRU_CACHE_CAPACITY",),
 )
 
+_measuring = threading.Lock()  # two measurements at once would slow each other
+
 
 @dataclass(frozen=True)
 class Library:
     """Measurements of one kind of product on this machine.
 
     Attributes:
-        torch_rate: speed of PyTorch's own product on one thread, in GFLOP/s.
+        torch_rate: speed of PyTorch's own product, in GFLOP/s.
         onednn_rate: speed of oneDNN's product; 0 if PyTorch does not have it.
         torch_error: the largest error of PyTorch's own product, relative to the largest value.
         onednn_error: the largest error of oneDNN's product, relative to the largest value.
@@ -82,26 +85,17 @@ def _setting() -> str:
     return value
 
 
-def _limit_caches() -> None:
+def limit_caches() -> None:
     """Let oneDNN and PyTorch keep fewer shapes, if they have not been used in this process before."""
     for names in CACHE_SETTINGS:
         if not any(name in os.environ for name in names):
             os.environ[names[0]] = str(CACHED_SHAPES)
 
 
-def _has_operator() -> bool:
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-
-
-def _onednn_linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
-    return out
-
-
 def _compare(
     plain: Callable[[], torch.Tensor], fast: Callable[[], torch.Tensor] | None, exact: torch.Tensor, work: float
 ) -> Library:
-    """Time two ways to compute one product in turns, on one thread, and compare the results with float64.
+    """Time two ways to compute one product in turns, and compare the results with float64.
 
     Args:
         plain: computes the product with PyTorch's own library.
@@ -110,20 +104,15 @@ def _compare(
         work: the number of floating-point operations.
     """
     seconds: dict[Callable[[], torch.Tensor], list[float]] = {run: [] for run in (plain, fast) if run is not None}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # on a busy machine, several threads would wait for each other
-    try:
-        with torch.inference_mode():
-            errors = [
-                float((run().flatten(0, -2)[: len(exact)] - exact).abs().max() / exact.abs().max()) for run in seconds
-            ]
-            for _ in range(6):
-                for run, taken in seconds.items():
-                    start = time.perf_counter()
-                    run()
-                    taken.append(time.perf_counter() - start)
-    finally:
-        torch.set_num_threads(threads)
+    with _measuring, torch.inference_mode():
+        errors = [
+            float((run().flatten(0, -2)[: len(exact)] - exact).abs().max() / exact.abs().max()) for run in seconds
+        ]
+        for _ in range(6):
+            for run, taken in seconds.items():
+                start = time.perf_counter()
+                run()
+                taken.append(time.perf_counter() - start)
     rates = [work / min(taken) / 1e9 for taken in seconds.values()]
     return Library(rates[0], rates[-1] if fast else 0.0, errors[0], errors[-1])
 
@@ -131,11 +120,10 @@ def _compare(
 @functools.cache
 def linear_library() -> Library:
     """Measure rates and errors of linear layers, once per process, in some milliseconds."""
-    _limit_caches()
     generator = torch.Generator().manual_seed(0)
     rows, weight = (torch.randn(size, generator=generator) for size in ((128, 768), (768, 768)))
     exact = rows[:16].double() @ weight.double().t()
-    fast = (lambda: _onednn_linear(rows, weight, None)) if _has_operator() else None
+    fast = (lambda: onednn_linear(rows, weight, None)) if has_onednn_linear() else None
     found = _compare(lambda: nn.functional.linear(rows, weight), fast, exact, 2 * 128 * 768 * 768)
     return found if _setting() != "0" else _forbidden(found)
 
@@ -150,7 +138,6 @@ def multiplies_bfloat16() -> bool:
 @functools.cache
 def bmm_library() -> Library:
     """Measure rates and errors of batched products, of the sizes that attention has, once per process."""
-    _limit_caches()
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(6, 128, 64, generator=generator) for _ in range(2))
     exact = left[0].double() @ right[0].double().t()
@@ -159,9 +146,8 @@ def bmm_library() -> Library:
         with _switched():
             return torch.bmm(left, right.transpose(1, 2))
 
-    has_switch = torch.backends.mkldnn.is_available() and hasattr(torch.backends.mkldnn, "matmul")
     work = 2 * 6 * 128 * 128 * 64
-    found = _compare(lambda: torch.bmm(left, right.transpose(1, 2)), fast if has_switch else None, exact, work)
+    found = _compare(lambda: torch.bmm(left, right.transpose(1, 2)), fast if onednn_matmul() else None, exact, work)
     return found if _setting() == "1" else _forbidden(found)
 
 
@@ -191,7 +177,7 @@ def linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None =
     if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in (rows, weight, bias)):
         out: torch.Tensor = _Linear.apply(rows, weight, bias)
         return out
-    return _onednn_linear(rows, weight, bias)
+    return onednn_linear(rows, weight, bias)
 
 
 def _is_plain(*tensors: torch.Tensor | None) -> bool:
@@ -222,7 +208,7 @@ class _Linear(torch.autograd.Function):
         needs_rows, needs_weight, _ = ctx.needs_input_grad
         # only what the backward reads: the other may be changed in place before it
         ctx.save_for_backward(rows if needs_weight else None, weight if needs_rows else None)
-        return _onednn_linear(rows, weight, bias)
+        return onednn_linear(rows, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -252,7 +238,7 @@ _before = ""  # the setting outside of `_switched`
 def _switched() -> Iterator[None]:
     """Set PyTorch's option that allows oneDNN for float32 products. The first to enter sets it, the last resets it."""
     global _inside, _before
-    matmul: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    matmul = onednn_matmul()
     with _lock:
         if _inside == 0:
             _before = matmul.fp32_precision

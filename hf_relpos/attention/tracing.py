@@ -1,7 +1,8 @@
 """Whether a graph is being recorded, and whether the contents of tensors may be looked at."""
 
 import torch
-from torch.autograd import forward_ad
+
+from ..host.torch import has_transforms
 
 
 def is_traced() -> bool:
@@ -14,9 +15,7 @@ def is_transformed() -> bool:
 
     Results must then not be cached, and functions with a backward pass of their own do not apply.
     """
-    if forward_ad._current_level >= 0:
-        return True
-    return not is_traced() and torch._C._functorch.peek_interpreter_stack() is not None
+    return has_transforms(is_traced())
 
 
 def may_read(device: torch.device) -> bool:

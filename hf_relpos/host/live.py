@@ -1,9 +1,25 @@
-"""Classes of Transformers that live models subclass, imported when asked for: most models have one architecture."""
+"""What live models use of Transformers. Classes that they subclass are imported when asked for, one architecture's."""
 
 import importlib
 from typing import Any
 
+from transformers.utils import output_capturing
+
 from .declarations import LIVE
+
+
+def collects_outputs() -> bool:
+    """Whether the call that is running collects the states or weights of single layers."""
+    return bool(output_capturing._active_collector.get())
+
+
+def records_of(model: Any) -> None:
+    """Let a model of a substituted class return hidden states and attention weights as its stock class does.
+
+    Transformers looks up what a model records by the name of its class.
+    """
+    if not output_capturing._CAN_RECORD_REGISTRY.get(model):
+        output_capturing._CAN_RECORD_REGISTRY[model] = model._can_record_outputs
 
 
 def __getattr__(name: str) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from transformers.activations import ACT2FN
+from transformers.dynamic_module_utils import get_relative_imports
 from transformers.masking_utils import (
     ALL_MASK_ATTENTION_FUNCTIONS,
     and_masks,
@@ -31,6 +32,7 @@ from transformers.models.bert.modeling_bert import (
     BertSelfAttention,
 )
 from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.import_utils import is_fake_tensor
 from transformers.utils.output_capturing import capture_outputs
 
 
@@ -134,7 +136,9 @@ __all__ = [
     "check_keywords",
     "create_bidirectional_mask",
     "create_causal_mask",
+    "get_relative_imports",
     "has_cache",
+    "is_fake_tensor",
     "merge_with_config_defaults",
     "one_cache",
     "parameter_name",

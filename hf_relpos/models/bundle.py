@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from transformers.dynamic_module_utils import get_relative_imports
-
+from ..host.transformers import get_relative_imports
 from ..schemes.registry import parts_with_absolute_table
 from ..schemes.scheme import Scheme
 from ..version import __version__

@@ -31,11 +31,13 @@ class _Projection:
 
 _PROBED: dict[Any, tuple[Terms, AttentionContext, bool]] = {}
 MOST_PROBED = 64
+LABELS = ("id2label", "label2id")  # of which there may be 100,000, and no scheme reads them
 
 
 def _probe(config: PreTrainedConfig) -> tuple[Terms, AttentionContext, bool]:
     """Terms for two tokens, their context, and whether all layers share them; cached by configuration."""
-    key = (*(scheme for scheme, _ in scheme_parts(config)), repr(sorted(vars(config).items())))
+    fields = {name: value for name, value in vars(config).items() if name not in LABELS}
+    key = (*(scheme for scheme, _ in scheme_parts(config)), repr(sorted(fields.items())))
     if key not in _PROBED:
         if len(_PROBED) >= MOST_PROBED:
             _PROBED.clear()

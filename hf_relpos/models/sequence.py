@@ -19,6 +19,7 @@ from ..attention.context import AttentionContext
 from ..attention.masks import is_visible
 from ..attention.sliding_window import distances, in_window
 from ..attention.tracing import is_traced
+from ..host.torch import assert_later
 from ..host.transformers import MASK_CACHE, and_masks, create_bidirectional_mask, create_causal_mask
 from ..schemes.registry import scheme_parts
 from ..schemes.scheme import MAX_COUNT
@@ -343,7 +344,7 @@ def _with_position_ids(
     # a graph cannot read the data: it assumes packed rows whose documents count from 0, 1, 2, …
     if is_traced():
         if inputs.terms:
-            _has_gaps(steps, follows)
+            documents = _without_gaps(documents, steps, follows)
         if inputs.absolute:
             positions, max_distance = position_ids.expand(batch, -1), length - 1
     else:
@@ -359,13 +360,13 @@ def _with_position_ids(
     )
 
 
-def _has_gaps(steps: torch.Tensor, follows: torch.Tensor) -> bool:
-    """Whether positions have gaps. A graph, whose distances are those of indices, raises RuntimeError if they do."""
+def _without_gaps(documents: torch.Tensor, steps: torch.Tensor, follows: torch.Tensor) -> torch.Tensor:
+    """The documents in a graph, whose distances are those of indices; it raises an error if positions have gaps."""
     gaps = (follows & (steps > 1)).any()
-    if is_traced():
-        torch._assert_async(~gaps, "position_ids have gaps, which a graph does not follow; run the model without one")
-        return False
-    return bool(gaps)
+    assert_later(~gaps, "position_ids have gaps, which a graph does not follow; run the model without one")
+    if torch.compiler.is_exporting():  # ONNX drops the assertion, and has an error for the second row of one
+        documents = documents + documents.new_zeros(1).index_select(0, gaps.long().view(1))
+    return documents
 
 
 def _with_positions_of_mask(metadata: SequenceMetadata, batch: int, attention_mask: torch.Tensor) -> SequenceMetadata:
@@ -424,9 +425,11 @@ def _with_memory(
         ids = position_ids.expand(batch, -1).to(device)
         steps, follows = position_steps(ids, is_token)
         documents = nn.functional.pad(document_numbers(steps, follows), (before, 0))
-        if not (is_traced() or bool(documents[:, -1].any())):
-            documents = None
-        has_gaps = _has_gaps(steps, follows)
+        if is_traced():
+            documents = _without_gaps(documents, steps, follows)
+        else:
+            documents = documents if bool(documents[:, -1].any()) else None
+            has_gaps = bool((follows & (steps > 1)).any())
     # padding between the memory and the segment
     has_holes = attention_mask is not None and (is_traced() or bool(_count_runs(with_memory).gt(1).any()))
     if has_holes or has_gaps:

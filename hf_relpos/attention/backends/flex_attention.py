@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.nn.attention.flex_attention import BlockMask, and_masks, create_block_mask, flex_attention
 
+from ...host.torch import at_least_graphs
 from ..call import AttentionCall
 from ..formula import Terms, content_scale, content_vectors, position_scores
 from ..sliding_window import SlidingWindowMask
@@ -102,7 +103,7 @@ def _attention(
     attention: Callable[..., Any] = flex_attention
     if query.device.type == "cuda":
         attention = _compiled()
-    with torch._dynamo.config.patch(recompile_limit=GRAPHS):
+    with at_least_graphs(GRAPHS):
         out = attention(query, key, value, score_mod, block_mask, scale)
     return out
 

@@ -7,9 +7,11 @@ from torch import nn
 
 from ...attention.products import linear
 from ...attention.tracing import is_traced
+from ...host.torch import multiply_matrices_int8
 
 
 LARGEST = 127  # of an int8, on both sides of zero
+SAMPLE = 64
 TINY = torch.finfo(torch.float32).tiny
 
 
@@ -30,8 +32,9 @@ class Int8Linear(nn.Linear):
 
     Activations have a scale for each token and weights one for each output feature: a token with large values, as
     BERTs have them, costs others nothing, and padding changes no number (Dettmers et al. 2022, arXiv 2208.07339, §2).
-    The weights are rounded once, and in a graph (`torch.compile`) in every call. A change of theirs is noticed by
-    PyTorch's version counter, which writes through `.data` do not move.
+    The weights are rounded once, and in a graph (`torch.compile`) in every call. They are rounded anew where PyTorch
+    counted a write to them, and where one of the elements that `sample_of` takes is another: adapters are merged, and
+    averages of weights loaded, by writes through `.data`, which are not counted.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -43,10 +46,20 @@ class Int8Linear(nn.Linear):
         if is_traced():  # a graph that held the kept one would not see that the weight changes
             return multiply_int8(input, *round_weight(weight), self.bias)
         key = (weight.data_ptr(), 0 if weight.is_inference() else weight._version)
+        sample = sample_of(weight)
         kept: tuple[Any, ...] | None = vars(self).get("_int8")
-        if kept is None or kept[0] != key:
-            kept = vars(self)["_int8"] = (key, *round_weight(weight))
-        return multiply_int8(input, kept[1], kept[2], self.bias)
+        if kept is None or kept[0] != key or not torch.equal(kept[1], sample):
+            kept = vars(self)["_int8"] = (key, sample.clone(), *round_weight(weight))
+        return multiply_int8(input, kept[2], kept[3], self.bias)
+
+
+def sample_of(weight: torch.Tensor) -> torch.Tensor:
+    """Elements of a weight in rows and columns all over it, `SAMPLE` at most.
+
+    A merged adapter, an average or a step of an optimizer changes nearly all of them.
+    """
+    flat = weight.detach().flatten()  # a view of a contiguous one
+    return flat[:: flat.numel() // SAMPLE + 1]
 
 
 def round_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,6 +77,6 @@ def multiply_int8(
     rows = input.reshape(-1, input.shape[-1])
     # passes without new memory, which costs as much as the arithmetic
     steps = torch.maximum(rows.amax(-1, True), rows.amin(-1, True).neg_()).clamp_(min=TINY).div_(LARGEST)
-    out = torch._int_mm((rows / steps).round_().to(torch.int8), rounded).to(rows.dtype).mul_(steps)
+    out = multiply_matrices_int8((rows / steps).round_().to(torch.int8), rounded).to(rows.dtype).mul_(steps)
     out = out.mul_(scales) if bias is None else torch.addcmul(bias, out, scales, out=out)
     return out.unflatten(0, input.shape[:-1]) if input.dim() != 2 else out

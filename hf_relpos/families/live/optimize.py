@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...attention.products import FastLinear, linear_library
+from ...attention.products import FastLinear, limit_caches, linear_library
 from ...models.modeling_relpos_bert import RelPosBertEncoder, RelPosBertModel
 from ..registry import LIVE
 from .accelerate import TAKEN_OUT, Accelerated, Handle, Skipped, module_of, reader_of_padding, substitute
@@ -97,6 +97,7 @@ def optimize(model: Any, precision: str = "float32", unpad: bool = True, sample:
     root = module_of(model, "optimize")
     if precision not in PRECISIONS:
         raise ValueError(f"precision = {precision!r} is not one of {', '.join(map(repr, PRECISIONS))}")
+    limit_caches()
     library = linear_library()  # before anything is changed, since the environment may be wrong
     encoders, left, changed = substitute(root, unpad)
     for name, module in root.named_modules():

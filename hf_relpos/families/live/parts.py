@@ -14,11 +14,11 @@ from operator import is_
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
-import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from ...host.torch import hooks_of_all_modules
+from ...host.transformers import ALL_ATTENTION_FUNCTIONS
 from ..registry import LIVE
 
 
@@ -56,13 +56,6 @@ STRANGE, KNOWN, ONE_BY_ONE = range(3)
 # Attributes of an instance that stand for methods of its class; and those that may hold functions of others.
 REPLACED = ("_call_impl", "_compiled_call_impl")
 FUNCTIONS = ("act", "activation", "activation_function", "intermediate_act_fn")
-# Hooks of all modules.
-GLOBAL_HOOKS = (
-    "_global_forward_hooks",
-    "_global_forward_pre_hooks",
-    "_global_backward_hooks",
-    "_global_backward_pre_hooks",
-)
 
 
 @dataclass(frozen=True)
@@ -169,7 +162,7 @@ def _first_strange(parts: Iterable[nn.Module], container: nn.Module, least: int)
     """
     kinds: dict[type, Kind] = {}
     stock = next(each.__module__ for each in type(container).__mro__ if each.__module__.partition(".")[0] != OURS)
-    if any(getattr(torch.nn.modules.module, name) for name in GLOBAL_HOOKS) or not _attends_as_known(stock):
+    if hooks_of_all_modules() or not _attends_as_known(stock):
         return container
     for part in parts:
         kind = kinds.get(type(part))

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.utils import output_capturing
 
 from ...attention.masks import is_visible
 from ...attention.tracing import is_traced
+from ...host.live import collects_outputs
 from ...host.transformers import has_cache
 from .attention import has_contents
 from .parts import strange_part
@@ -201,7 +201,7 @@ def unpadded(
         or outputs.get("is_causal")
         or bool(getattr(config, "chunk_size_feed_forward", False))
         or implementation not in IMPLEMENTATIONS
-        or output_capturing._active_collector.get()
+        or collects_outputs()
     ):
         return None
     real = key_mask(mask, dtype or states.dtype, implementation != "sdpa", by_row)
@@ -213,16 +213,7 @@ def unpadded(
 
 def may_unpad(encoder: nn.Module) -> bool:
     """Whether an encoder of this package's own models may take padding out of the call that is running."""
-    return not is_traced() and not output_capturing._active_collector.get() and strange_part(encoder) is None
-
-
-def records_of(model: Any) -> None:
-    """Let a model of a substituted class return hidden states and attention weights as its stock class does.
-
-    Transformers looks up what a model records by the name of its class.
-    """
-    if not output_capturing._CAN_RECORD_REGISTRY.get(model):
-        output_capturing._CAN_RECORD_REGISTRY[model] = model._can_record_outputs
+    return not is_traced() and not collects_outputs() and strange_part(encoder) is None
 
 
 class UnpaddingEncoder:

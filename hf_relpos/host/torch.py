@@ -1,0 +1,55 @@
+"""What the package uses of PyTorch beyond its documented interface; `declarations` says what is done without it."""
+
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+
+def has_onednn_linear() -> bool:
+    """Whether PyTorch has oneDNN's operator for linear layers."""
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def onednn_linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """`torch.nn.functional.linear` of float32 by oneDNN."""
+    out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
+    return out
+
+
+def onednn_matmul() -> Any:
+    """Where the option `fp32_precision` of oneDNN's products is; None if PyTorch does not have it."""
+    return getattr(torch.backends.mkldnn, "matmul", None) if torch.backends.mkldnn.is_available() else None
+
+
+def multiply_matrices_int8(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """The product in int32 of int8 matrices, (N, D) and (D, E)."""
+    return torch._int_mm(rows, columns)
+
+
+def assert_later(condition: torch.Tensor, message: str) -> None:
+    """An assertion that a graph holds, and that does not wait for an accelerator."""
+    torch._assert_async(condition, message)
+
+
+def has_transforms(is_traced: bool) -> bool:
+    """Whether derivatives are computed in forward mode, or a transform of `torch.func` is active.
+
+    Args:
+        is_traced: whether a graph is recorded, which has no transforms.
+    """
+    if forward_ad._current_level >= 0:
+        return True
+    return not is_traced and torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def hooks_of_all_modules() -> bool:
+    """Whether anybody has registered a hook for every module."""
+    module: Any = torch.nn.modules.module
+    kinds = ("forward", "forward_pre", "backward", "backward_pre")
+    return any(getattr(module, f"_global_{kind}_hooks") for kind in kinds)
+
+
+def at_least_graphs(limit: int) -> Any:
+    """A context in which `torch.compile` keeps at least so many graphs of one function."""
+    return torch._dynamo.config.patch(recompile_limit=limit)
