@@ -1,6 +1,6 @@
 # make demo    convert a real BERT for longer texts, find in them what it could not read
 # make test    style and types, and the fast tests: whether a change of the library is right
-# make test-more    the other tiers (TIERS in tests/selection.py): documents, ecosystem, hub, kernels, scripts, slow
+# make test-more    the other tiers (TIERS in tests/selection.py): documents, ecosystem, hub, scripts, slow
 # make test-all    every tier with every case; the two above choose cases that meet every kind of term
 # make fuzz    property tests with FUZZ_EXAMPLES random examples of each, and the table of docs/reliability.md
 # make lint    style and types only
@@ -24,7 +24,7 @@ WATCHED := accelerate|datasets|gradio|huggingface_hub|numpy|onnx.*|openvino|peft
 RELEASE := .venvs/release
 WHEEL := $(CURDIR)/.venvs/wheel
 PYTEST_ARGS ?= -n auto --dist loadgroup
-TIERS ?= documents or ecosystem or hub or kernels or scripts or slow
+TIERS ?= documents or ecosystem or hub or scripts or slow
 FUZZ_EXAMPLES ?= 1000
 # what calls Transformers rather than PyTorch alone
 FLOOR_TESTS := $(addprefix tests/test_, $(addsuffix .py, anneal card chunked convert deberta_checkpoints distil earlier_checkpoints \

@@ -2,8 +2,8 @@
 
 Importing this package registers `RelPosBertConfig` and its models with the Auto classes, and with PEFT where that is
 installed: at once where the program has imported the Auto classes, else when it does. No other checkpoint loads
-differently, no file is read, no kernel compiled; a stock class that leaves out the relative positions of a checkpoint
-gives a warning. Its names are imported on first use.
+differently, and no file is read; a stock class that leaves out the relative positions of a checkpoint gives a
+warning. Its names are imported on first use.
 """
 
 import importlib

@@ -8,7 +8,6 @@ from typing import Any
 PACKAGES = {
     "app": "'gradio>=6.0' 'matplotlib>=3.8'",
     "plot": "'matplotlib>=3.8'",
-    "gpu": "'triton>=3.6'",
     "sts": "'scipy>=1.11'",
 }
 

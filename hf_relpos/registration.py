@@ -8,7 +8,6 @@ import transformers
 from transformers import AutoConfig, AutoTokenizer, BertTokenizer
 from transformers.utils import is_peft_available
 
-from .attention.backends.kernels import register as register_kernels
 from .host.adapters import register_targets
 from .host.loader import LOGGER, left_out, level_of_the_loader
 from .models.configuration_relpos_bert import RelPosBertConfig
@@ -22,7 +21,6 @@ TABLES = re.compile(r"distance_embedding\.")
 
 def register() -> None:
     """Register `relpos_bert` with the Auto classes and with PEFT. Idempotent; called once after `import hf_relpos`."""
-    register_kernels()
     AutoConfig.register(RelPosBertConfig.model_type, RelPosBertConfig, exist_ok=True)
     for auto, head in HEADS.items():
         getattr(transformers, auto).register(RelPosBertConfig, head, exist_ok=True)

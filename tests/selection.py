@@ -42,7 +42,6 @@ TIERS = {
         "trainer_features",
     ),
     "hub": ("hub*", "privacy", "push", "travels"),
-    "kernels": ("kernels*",),
     "slow": (),  # of those marked by themselves: they take seconds beside what faster ones of their file say
     "scripts": ("examples", "scripts"),
 }

@@ -701,10 +701,9 @@ def test_what_is_chosen(monkeypatch):
 
 
 def test_what_is_chosen_elsewhere(monkeypatch):
-    """On a GPU where neither kernels nor Flex can be had."""
+    """On a GPU where Flex cannot be had."""
     monkeypatch.undo()
-    fused = ("triton", "flex_attention")
-    monkeypatch.setattr(backends, "BACKENDS", [each for each in backends.BACKENDS if each.name not in fused])
+    monkeypatch.setattr(backends, "BACKENDS", [each for each in backends.BACKENDS if each.name != "flex_attention"])
     device = torch.device("cuda")
     value_term, _ = random_terms(frozenset("V"), True)
     for changes in ({}, {"needs_gradients": True}, {"dropout": 0.1}, {"terms": value_term}):
@@ -863,7 +862,7 @@ def test_explanations(name):
     assert "attn_implementation='relpos'" in text
     if name in ("relative_key", "shaw", "t5", "deberta"):
         assert "takes chunked" in text
-        assert "not triton: the kernels are used by request" in explain_backend(config, 2, 300, "cuda")
+        assert "by default it is for CUDA alone" in text
 
 
 def test_explanations_of_models():
@@ -893,10 +892,10 @@ def test_doctor(monkeypatch):
     result = CliRunner().invoke(app, ["doctor", "--batch", "4", "--length", "512"])
     assert result.exit_code == 0 and torch.__version__ in result.output
     assert all(name in result.output for name in SCHEMES) and "chunked" in result.output
-    assert "not triton" not in result.output and "GFLOP" not in result.output
+    assert "not flex_attention" not in result.output and "GFLOP" not in result.output
     monkeypatch.setenv("COLUMNS", "80")
     assert len(CliRunner().invoke(app, ["doctor"]).output.splitlines()) <= 30  # one screen
     why = CliRunner().invoke(app, ["doctor", "--why"])
-    assert "takes chunked" in why.output and "not triton" in why.output and "GFLOP" in why.output
+    assert "takes chunked" in why.output and "not flex_attention" in why.output and "GFLOP" in why.output
     windowed = CliRunner().invoke(app, ["doctor", "--window", "64", "--length", "2048", "--why"])
     assert "attention_window = 64: chunked" in windowed.output

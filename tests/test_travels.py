@@ -75,7 +75,7 @@ def test_only_the_schemes_of_the_configuration():
 
 def test_what_makes_the_package_fast_stays_there():
     text = "".join(text for scheme in EVERY_CODE for text in bundle(tiny_config(scheme)).values())
-    for name in ("ToeplitzTerms", "SlidingWindowMask", "Widened", "Chunked", "Triton", "FlexAttention"):
+    for name in ("ToeplitzTerms", "SlidingWindowMask", "Widened", "Chunked", "FlexAttention"):
         assert f"class {name}" not in text, name
 
 

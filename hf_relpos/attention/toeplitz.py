@@ -19,12 +19,9 @@ import torch
 from .call import SHARED_FORMS, AttentionCall
 from .context import AttentionContext
 from .formula import Table, Terms, content_scale, total_of
-from .sliding_window import SlidingWindowMask
 from .tracing import is_traced, may_read
 
 
-# Backends that draw dropout in units of 2^−16 accept no larger dropout.
-MAX_DROPOUT = 1 - 2**-8
 # The most runs of B for each query. With more, products by offset are fewer (`chunk_products`: 1.24 for each query).
 RUNS = 1.25
 # The most runs in all. Their products are held for all keys, so that with more of them the memory of a long call would
@@ -119,17 +116,6 @@ def toeplitz_unsupported(terms: Terms, context: AttentionContext) -> list[str]:
     return reasons
 
 
-def has_rows(terms: Terms, context: AttentionContext) -> bool:
-    """Whether `to_toeplitz(…, by_row=True)` keeps the rows of some table, because they are fewer than the offsets.
-
-    It never does while a graph is traced, since the graph must hold for any length.
-    """
-    offsets = context.high - context.low + 1
-    return not is_traced() and any(
-        _is_by_row(tables, offsets) for tables in (terms.query_table, terms.key_table, terms.value_table)
-    )
-
-
 def to_toeplitz(
     terms: Terms, context: AttentionContext, query: torch.Tensor, by_run: bool = False, by_row: bool = False
 ) -> ToeplitzTerms:
@@ -140,12 +126,13 @@ def to_toeplitz(
             rounding to this dtype.
         by_run: whether B may have one row for each run of offsets with the same row, if that is less to compute. Its
             `row_of` is then ascending.
-        by_row: whether A, B and V may keep the rows of the scheme's table, in their order, if these are fewer than the
-            offsets. Their `row_of` is then int32.
+        by_row: whether A and B may keep the rows of the scheme's table, in their order, if these are fewer than the
+            offsets. Their `row_of` is then int32. No table keeps them while a graph is traced, since the graph must
+            hold for any length.
     """
     scale, dtype = content_scale(query, terms), query.dtype
     offsets = context.offsets(query.device)
-    if by_row and has_rows(terms, context):
+    if by_row and not is_traced():
         return _by_row(terms, context, query, offsets)
     key_table = None
     if by_run and terms.key_table and may_read(offsets.device):
@@ -180,12 +167,11 @@ def _is_by_row(tables: tuple[Table, ...], offsets: int) -> bool:
 def _by_row(terms: Terms, context: AttentionContext, query: torch.Tensor, offsets: torch.Tensor) -> ToeplitzTerms:
     """`to_toeplitz`, but tables that are read by row keep their rows, multiplied by the scale."""
     scale = content_scale(query, terms)
-    read_by_row = [name for name in TABLES if _is_by_row(getattr(terms, name), len(offsets))]
+    read_by_row = [name for name in ("query_table", "key_table") if _is_by_row(getattr(terms, name), len(offsets))]
     found: dict[str, Any] = {}
     for name in read_by_row:
         (table,) = getattr(terms, name)
-        rows = _precise(table.rows, 1.0 if name == "value_table" else scale).to(query.dtype)
-        found[name] = OffsetTable(rows, table.row_of(offsets).int())
+        found[name] = OffsetTable(_precise(table.rows, scale).to(query.dtype), table.row_of(offsets).int())
     others: dict[str, Any] = dict.fromkeys(read_by_row, ())
     return replace(to_toeplitz(replace(terms, **others), context, query), **found)
 
@@ -198,15 +184,14 @@ def _shared_toeplitz(terms: Terms, context: AttentionContext, like: torch.Tensor
 SHARED_FORMS["toeplitz"] = _shared_toeplitz
 
 
-def toeplitz_of(call: AttentionCall, by_run: bool = False, by_row: bool = False) -> ToeplitzTerms:
+def toeplitz_of(call: AttentionCall, by_run: bool = False) -> ToeplitzTerms:
     """Return the Toeplitz form of the terms of a call. Terms that all layers share are converted once per forward.
 
     Args:
         by_run: see `to_toeplitz`; it has no effect on shared terms.
-        by_row: see `to_toeplitz`; it has no effect on shared terms.
     """
     if call.shared is None:
-        return to_toeplitz(call.terms, call.context, call.query, by_run, by_row)
+        return to_toeplitz(call.terms, call.context, call.query, by_run)
     form: ToeplitzTerms | None = call.shared.forms.get("toeplitz")
     if form is None or call.query.dtype != call.shared.dtype:
         return to_toeplitz(call.shared.terms, call.context, call.query)
@@ -277,36 +262,3 @@ def _rows_by_offset(table: Table, offsets: torch.Tensor, low: int, factor: float
     steps = _starts(index).nonzero()
     clamped = (int(steps[0]), index.shape[0] - int(steps[-1])) if len(steps) else (index.shape[0], 1)
     return OffsetTable(_precise(rows, factor).index_select(1, index), clamped=clamped)
-
-
-def unsupported_by_offset(
-    call: AttentionCall, content_alone: bool = False, start_on_device: bool = False
-) -> list[str]:
-    """Return the reasons against a call, for backends that compute Toeplitz terms and keep no attention weights.
-
-    Args:
-        content_alone: whether the backend also takes calls with no term but the content product.
-        start_on_device: whether the backend takes calls in which only the device knows the index of the first query.
-    """
-    reasons = toeplitz_unsupported(call.terms, call.context)
-    batch, heads, length, _ = call.query.shape
-    mask = call.mask
-    if call.output_weights:
-        reasons.append("only eager returns attention weights")
-    if not (mask is None or isinstance(mask, SlidingWindowMask)) and (
-        not isinstance(mask, torch.Tensor)
-        or mask.dtype != torch.bool
-        or mask.dim() != 4
-        or mask.shape[0] not in (1, batch)
-        or mask.shape[1] not in (1, heads)
-        or mask.shape[2] not in (1, length)
-        or mask.shape[3] != call.key.shape[2]
-    ):
-        reasons.append("the mask is not a boolean tensor that broadcasts to (B, H, L, K)")
-    if call.terms.only_content and not content_alone:
-        reasons.append("there are no terms beside the content, and sdpa is faster")
-    if isinstance(call.context.start, torch.Tensor) and not start_on_device:
-        reasons.append("the index of the first query among the keys is known to the device alone")
-    if call.dropout > MAX_DROPOUT:
-        reasons.append(f"dropout = {call.dropout} is too close to 1")
-    return reasons

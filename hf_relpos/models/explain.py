@@ -6,8 +6,6 @@ import torch
 from transformers import PreTrainedModel
 
 from ..attention.backends.eager import Eager
-from ..attention.backends.kernels import window as kernel_window
-from ..attention.backends.kernels.backend import Triton
 from ..attention.backends.window_blocks import most_keys_whole
 from ..attention.call import AttentionCall, Backend, reads_window_only
 from ..attention.dispatch import AUTO, BY_NAME, choose
@@ -24,7 +22,6 @@ def explain_backend(
     dropout: float = 0.0,
     output_attentions: bool = False,
     gradients: bool = False,
-    check_kernels: bool = False,
 ) -> str:
     """The attention backend of a forward pass of that size without padding, and why others are rejected.
 
@@ -40,7 +37,6 @@ def explain_backend(
         dropout: probability of dropping an attention weight, 0 outside training.
         output_attentions: whether the attention weights are returned.
         gradients: whether a backward pass follows.
-        check_kernels: compare GPU kernels with eager attention, as the first such call does.
 
     Returns:
         The backend on the first line, then a line for each skipped backend with the rejection reasons, and with an
@@ -54,7 +50,6 @@ def explain_backend(
     ```python
     >>> print(hf_relpos.explain_backend(model, batch=4, length=512))
     attn_implementation='relpos' takes chunked
-    - not triton: the kernels run on cuda, not on cpu
     - not flex_attention: by default it is for CUDA alone
     ```
     """
@@ -77,11 +72,7 @@ def explain_backend(
         lines = [f"attn_implementation={implementation!r} takes {implementation}: it was requested by name"]
         return "\n".join(lines + _about_window(config, *named(implementation, call)))
     backend, rejected = choose(call)
-    if check_kernels and isinstance(backend, Triton):
-        backend.check(call)
-        backend, rejected = choose(call)
-    state = f" ({backend.state(call)})" if isinstance(backend, Triton) else ""
-    lines = [f"attn_implementation={AUTO!r} takes {backend.name}{state}"]
+    lines = [f"attn_implementation={AUTO!r} takes {backend.name}"]
     lines += [f"- not {name}: {'; '.join(reasons)}" for name, reasons in rejected.items()]
     return "\n".join(lines + _about_window(config, backend, call))
 
@@ -102,6 +93,5 @@ def _about_window(config: RelPosBertConfig, backend: Backend, call: AttentionCal
     else:
         keys = f"{backend.name} has the mask of all pairs: time and memory grow with L², as without a window"
         if hasattr(backend, "reads_window_only") and not call.output_weights:
-            most = kernel_window.most_keys_whole if isinstance(backend, Triton) else most_keys_whole
-            keys += f"; with more than {most(window):,} tokens it would read those in the window only"
+            keys += f"; with more than {most_keys_whole(window):,} tokens it would read those in the window only"
     return [f"- attention_window = {window}: {keys}"]

@@ -136,7 +136,7 @@ def first_failure(root: Path, arguments: list[str], processes: str, limit: float
         return "(it hangs)"
     if done.returncode == 0:
         return None
-    if done.returncode < 0:  # such as memory that a mutated kernel must not read
+    if done.returncode < 0:  # such as memory that a fault must not read
         return f"(signal {-done.returncode} ends the process)"
     failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
     if failed is None and done.returncode != 4:  # 4: conftest.py cannot be imported

@@ -29,7 +29,6 @@ CARDS = {
     "benchmarks/cpu-model.json": "bench_model",
     "benchmarks/cpu-model-quick.json": "bench_model",
     "benchmarks/finetuning.json": "bench_finetuning",
-    "benchmarks/gpu-attention.json": "bench_gpu",
     "benchmarks/cpu-window.json": "bench_window",
     "families.json": "family_parity",
     "features.json": "feature_matrix",

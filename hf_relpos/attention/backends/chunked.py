@@ -15,7 +15,7 @@ from ..first_order import first_order_only
 from ..formula import content_vectors
 from ..products import bmm_library, fast_bmm, multiplies_bfloat16
 from ..sliding_window import SlidingWindowMask
-from ..toeplitz import ToeplitzTerms, toeplitz_of, unsupported_by_offset
+from ..toeplitz import ToeplitzTerms, toeplitz_of, toeplitz_unsupported
 from .chunk_products import Gradients, HeadGroup, Inputs
 from .chunk_schedule import ChunkedCall, groups, schedule
 from .relative_shift import padded
@@ -26,6 +26,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 FEWEST_SCORES = 1 << 19
 # Training keeps the probabilities of a call up to so many bytes of scores: one row of 512 tokens, 12 heads has 12 MB.
 KEPT = 1 << 24
+# Dropout is drawn in units of 2^−16. A larger one is refused.
+MAX_DROPOUT = 1 - 2**-8
 
 
 class Chunked:
@@ -44,7 +46,15 @@ class Chunked:
             or isinstance(call.mask, SlidingWindowMask)
             or (call.dtype == torch.float32 and bmm_library().is_used)
         )
-        reasons = unsupported_by_offset(call, content_alone=alone, start_on_device=True)
+        reasons = toeplitz_unsupported(call.terms, call.context)
+        if call.output_weights:
+            reasons.append("only eager returns attention weights")
+        if not _is_readable(call):
+            reasons.append("the mask is not a boolean tensor that broadcasts to (B, H, L, K)")
+        if call.terms.only_content and not alone:
+            reasons.append("there are no terms beside the content, and sdpa is faster")
+        if call.dropout > MAX_DROPOUT:
+            reasons.append(f"dropout = {call.dropout} is too close to 1")
         if on_cpu and call.dtype not in DTYPES:
             reasons.append(f"it does not compute in {call.dtype}")
         if call.scores < FEWEST_SCORES:
@@ -72,6 +82,23 @@ class Chunked:
             None if padding is None else padding.ends,
         )
         return out, None
+
+
+def _is_readable(call: AttentionCall) -> bool:
+    """Whether the mask is one that chunks read: none, that of a window, or a boolean one of the pairs."""
+    mask = call.mask
+    if mask is None or isinstance(mask, SlidingWindowMask):
+        return True
+    batch, heads, length, _ = call.query.shape
+    return (
+        isinstance(mask, torch.Tensor)
+        and mask.dtype == torch.bool
+        and mask.dim() == 4
+        and mask.shape[0] in (1, batch)
+        and mask.shape[1] in (1, heads)
+        and mask.shape[2] in (1, length)
+        and mask.shape[3] == call.key.shape[2]
+    )
 
 
 def chunked_attention(
