@@ -10,7 +10,7 @@ float64, each relative to the largest entry if that is above 1.
 import json
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers.distributed import DistributedConfig
-from transformers.integrations.tensor_parallel import gather_state_dict_for_save
 
 from hf_relpos import SCHEMES, RelPosBertForMaskedLM
 
@@ -57,8 +56,6 @@ FIELDS = {
     "chosen biases": {"position_embedding_type": "deberta", "attention_biases": ["value"]},
     "eager": {"position_embedding_type": "transformer_xl", "attn_implementation": "eager"},
 }
-# More processes than divide the heads.
-UNEVEN = {"three heads": {"position_embedding_type": "shaw", "hidden_size": 24, "num_attention_heads": 3}}
 # each process would draw its own random positions
 STILL = {"cape": {"max_global_shift": 0.0, "max_local_shift": 0.0, "max_global_scaling": 1.0}}
 CASES: dict[str, dict] = {
@@ -68,7 +65,6 @@ CASES: dict[str, dict] = {
         for name, (scheme, more) in VARIANTS.items()
     },
     **FIELDS,
-    **UNEVEN,
 }
 
 
@@ -122,29 +118,23 @@ def compare(
     batch: dict[str, torch.Tensor],
     expected: tuple[torch.Tensor, dict[str, torch.Tensor]],
     checkpointing: tuple[bool | None, ...],
-    split: bool = True,
-    gathered: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]] = dict,
 ) -> dict[str, float]:
-    """Largest differences of outputs and gradients from one process.
+    """Largest differences of outputs and gradients from one process. Each process has its own rows.
 
     Args:
         checkpointing: whether activation checkpointing is reentrant; None for none. Each is tried.
-        split: whether each process has its own rows; gradients are then means over the processes.
-        gathered: what makes the gradients whole, if each process has parts of them.
     """
-    inputs, logits = (half(batch), half({"logits": expected[0]})["logits"]) if split else (batch, expected[0])
+    inputs, logits = half(batch), half({"logits": expected[0]})["logits"]
     figures = {"outputs": 0.0, "gradients": 0.0}
     inner = getattr(model, "module", model)
     for reentrant in checkpointing:
         if reentrant is not None:
             inner.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
         found, gradients = run(model, inputs)
-        gradients = gathered(gradients)
         assert gradients.keys() == expected[1].keys()
         figures["outputs"] = max(figures["outputs"], difference(found, logits))
         for name, gradient in gradients.items():
-            mean = expected[1][name] / (PROCESSES if split else 1)
-            figures["gradients"] = max(figures["gradients"], difference(gradient, mean))
+            figures["gradients"] = max(figures["gradients"], difference(gradient, expected[1][name] / PROCESSES))
     return figures
 
 
@@ -156,33 +146,6 @@ def saved(model: nn.Module, original: nn.Module, folder: Path) -> dict[str, floa
     state = original.state_dict()
     assert again.keys() == state.keys()
     return {"saved": max(difference(again[name], state[name]) for name in state)}
-
-
-def tensor_parallel(case: str, folder: Path, batch, expected) -> dict[str, float]:
-    """Heads and features divided; every process has all rows."""
-    model = divided(folder, tp_size=PROCESSES)
-    query, plan = model.bert.encoder.layer[0].attention.self.query.weight, dict(model._tp_plan)
-    assert len(getattr(query, "_local_tensor", query)) == 32 // PROCESSES
-    mesh = model._device_mesh
-    figures = compare(
-        model,
-        batch,
-        expected,
-        (None, False, True),
-        split=False,
-        gathered=lambda gradients: gather_state_dict_for_save(gradients, plan, mesh, PROCESSES),
-    )
-    model.eval()
-    with torch.inference_mode():  # in which Transformers takes other paths
-        logits = model(**batch).logits * batch["attention_mask"][..., None]
-    figures["inference"] = difference(logits, expected[0])
-    return figures | saved(model, make_model(case), folder / "saved")
-
-
-def divided(folder: Path, **sizes: int) -> nn.Module:
-    """A model that Transformers divides among the processes while it loads it."""
-    settings = DistributedConfig(**sizes)
-    return RelPosBertForMaskedLM.from_pretrained(folder, dtype=torch.float64, distributed_config=settings).train()
 
 
 def data_parallel(case: str, folder: Path, batch, expected) -> dict[str, float]:
@@ -200,13 +163,14 @@ def fully_sharded(case: str, folder: Path, batch, expected) -> dict[str, float]:
 
 
 def sharded_by_transformers(case: str, folder: Path, batch, expected) -> dict[str, float]:
-    model = divided(folder, fsdp_size=PROCESSES)
+    """A model that Transformers divides among the processes while it loads it."""
+    settings = DistributedConfig(fsdp_size=PROCESSES)
+    model = RelPosBertForMaskedLM.from_pretrained(folder, dtype=torch.float64, distributed_config=settings).train()
     figures = compare(model, batch, expected, (None, False, True))
     return figures | saved(model, make_model(case), folder / "saved")
 
 
 ENGINES = {
-    "tensor parallelism": tensor_parallel,
     "DistributedDataParallel": data_parallel,
     "FSDP2": fully_sharded,
     "FSDP2 by DistributedConfig": sharded_by_transformers,

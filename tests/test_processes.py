@@ -8,22 +8,22 @@ import pytest
 import torch
 from killed_processes import SAVED
 from launching import run_python
-from parallel_models import CASES, UNEVEN
+from parallel_models import CASES
 from safetensors.torch import load_file
 from selection import FEATURE_SCHEMES
 
-from hf_relpos import RelPosBertConfig, RelPosBertModel
+from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel
 from hf_relpos.training import last_checkpoint
 
 
 CLOSE = 1e-10  # in float64
 # Tables that heads share, tables by head, slopes without parameters, the layer's own projections; what layers share.
-QUICK = ("shaw", "tables", "alibi, asymmetric", "deberta, v3", "t5", "three heads")
+QUICK = ("shaw", "tables", "alibi, asymmetric", "deberta, v3", "t5")
 OTHERS = sorted((case for case in CASES if case not in QUICK), key=lambda case: case not in FEATURE_SCHEMES)
 CHUNKS = [QUICK, *(tuple(OTHERS[first : first + 12]) for first in range(0, len(OTHERS), 12))]
 cases = pytest.mark.parametrize(
     "scheme",
-    [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in CASES if each not in UNEVEN],
+    [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in CASES],
 )
 
 
@@ -46,13 +46,6 @@ def check(found, *kinds):
 
 
 @pytest.mark.heavy
-@pytest.mark.feature("tensor parallelism, by DistributedConfig")
-@cases
-def test_tensor_parallelism(scheme, figures):
-    """Outputs, gradients with and without activation checkpointing, inference, and what is saved."""
-    check(figures(scheme, "tensor parallelism"), "inference", "saved")
-
-
 @pytest.mark.feature("DistributedDataParallel")
 @cases
 def test_distributed_data_parallel(scheme, figures):
@@ -71,23 +64,10 @@ def test_fsdp2_by_transformers(scheme, figures):
     check(figures(scheme, "FSDP2 by DistributedConfig"), "saved")
 
 
-def test_heads_that_processes_cannot_share_are_refused(figures):
-    found = figures("three heads", "tensor parallelism")
-    assert found.startswith("ValueError") and "num_attention_heads = 3" in found and "tp_size = 2" in found
-
-
-def test_the_plan_names_modules_of_the_model():
-    """Also for gated layers; and no configuration is saved with it."""
-    for more in ({}, {"feed_forward_type": "glu"}):
-        config = RelPosBertConfig(vocab_size=8, hidden_size=8, num_attention_heads=2, num_hidden_layers=1, **more)
-        modules = {name.replace("layer.0", "layer.*") for name, _ in RelPosBertModel(config).named_modules()}
-        assert set(config.base_model_tp_plan) <= modules
-        gated = config.base_model_tp_plan["encoder.layer.*.intermediate.dense"]
-        assert gated == ("packed_colwise" if more else "colwise")
-        assert "base_model_tp_plan" not in config.to_dict()
-
-
-def test_context_parallelism_is_not_claimed():
+def test_tensor_and_context_parallelism_are_not_claimed():
+    """Without a plan, Transformers refuses tp_size."""
+    config = RelPosBertConfig(vocab_size=8, hidden_size=8, num_attention_heads=2, num_hidden_layers=1)
+    assert not RelPosBertForMaskedLM(config).supports_tp_plan
     assert not RelPosBertModel._supports_context_parallel
 
 

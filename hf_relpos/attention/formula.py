@@ -53,10 +53,6 @@ class Table:
         """The device of the rows."""
         return self.rows.device
 
-    def with_rows(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Table":
-        """Return a copy with changed rows. `change` may only leave out heads: the leading axis."""
-        return dataclasses.replace(self, rows=change(self.rows))
-
     def index(self, context: AttentionContext) -> torch.Tensor:
         """Return the row of every pair, (1, 1, L, K) or (B, 1, L, K)."""
         relation = context.matrix(self.device) if self.relation is None else self.relation

@@ -10,8 +10,6 @@ as exact as those of near ones, in any dtype and on any device. Far from positio
 as much as rounding changes a position.
 """
 
-from collections.abc import Callable
-
 import torch
 
 from .context import AttentionContext
@@ -87,10 +85,6 @@ class FourierTable(Table):
         if coefficients.dim() == 2:
             return torch.matmul(coefficients, basis.T)
         return torch.matmul(basis, coefficients)
-
-    def with_rows(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "FourierTable":
-        """Return a copy with changed coefficients, from which the rows are computed."""
-        return FourierTable(change(self.coefficients), self.frequencies, self.context)
 
     def row_of(self, relation: torch.Tensor) -> torch.Tensor:
         """Return the row of each offset."""

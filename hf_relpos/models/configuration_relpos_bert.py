@@ -173,17 +173,7 @@ class RelPosBertConfig(BertConfig):
     memory_same_length: bool = False
     save_code: bool = True
 
-    # BERT has no such plan, and the defaults of Transformers look for `layers.*`
-    base_model_tp_plan = {
-        "encoder.layer.*.attention.self.query": "colwise",
-        "encoder.layer.*.attention.self.key": "colwise",
-        "encoder.layer.*.attention.self.value": "colwise",
-        "encoder.layer.*.attention.output.dense": "rowwise",
-        "encoder.layer.*.intermediate.dense": "colwise",
-        "encoder.layer.*.output.dense": "rowwise",
-        # `HeadParallel`; last, since Transformers 5.14 takes the first rule with which the name of a weight begins
-        "encoder.layer.*.attention.self": "relpos_heads",
-    }
+    # the default of Transformers looks for `layers.*`
     base_model_fsdp_plan = {"encoder.layer.*": "free_full_weight"}
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "RelPosBertConfig":
@@ -198,11 +188,6 @@ class RelPosBertConfig(BertConfig):
             checks.check_arguments(type(self), kwargs)
             checks.check_fields(self)
         self.position_options = translate_options(self.position_embedding_type, self.position_options or {})
-        if self.is_gated:  # each process needs the same rows of W and V
-            self.base_model_tp_plan = {
-                **self.base_model_tp_plan,
-                "encoder.layer.*.intermediate.dense": "packed_colwise",
-            }
         super().__post_init__(**kwargs)
         # raises plain ValueErrors here; Transformers runs it again before it writes a configuration
         self.validate_settings()

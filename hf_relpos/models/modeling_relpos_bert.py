@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -29,7 +28,6 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
-from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
 from transformers.modeling_outputs import (
     BaseModelOutputWithPastAndCrossAttentions,
     BaseModelOutputWithPoolingAndCrossAttentions,
@@ -39,9 +37,7 @@ from transformers.utils import logging
 from ..attention.call import AttentionCall, SharedTerms
 from ..attention.context import AttentionContext
 from ..attention.dispatch import AUTO, run_attention
-from ..attention.formula import Terms
 from ..attention.padding import removable_padding
-from ..attention.tensor_parallel import HeadGroup
 from ..attention.tracing import is_traced
 from ..files import apply_umask
 from ..host.transformers import (
@@ -76,9 +72,6 @@ from .temperature import temperature
 
 
 logger = logging.get_logger(__name__)
-
-# Tensor parallelism must not split the decoder, which is tied to the word embeddings; 5.14 has no style for that
-DECODER_PLAN = {"cls.predictions.decoder": "replicate"} if "replicate" in ALL_PARALLEL_STYLES.valid_keys() else {}
 
 
 class RelPosBertEmbeddings(nn.Module):
@@ -171,12 +164,7 @@ class RelPosBertEmbeddings(nn.Module):
 
 
 class RelPosBertSelfAttention(BertSelfAttention):
-    """BERT's self-attention with the terms of a position scheme, its module `distance_embedding`.
-
-    `head_group` are the heads of this process under tensor parallelism; None if it has all.
-    """
-
-    head_group: HeadGroup | None = None
+    """BERT's self-attention with the terms of a position scheme, its module `distance_embedding`."""
 
     def __init__(self, config: RelPosBertConfig, is_causal: bool = False, layer_idx: int | None = None):
         super().__init__(config, is_causal=is_causal, layer_idx=layer_idx)
@@ -230,8 +218,6 @@ class RelPosBertSelfAttention(BertSelfAttention):
             context = AttentionContext(query.shape[2], key.shape[2])
             context = replace(context, temperature=temperature(self.config, attention_mask, context, query.device))
         context = self.layer_context(context, query, key.shape[2])
-        if self.head_group is not None:
-            context, attention_mask = self.of_own_heads(context, attention_mask)
         if shared_terms is not None and (
             shared_terms.device != query.device or shared_terms.signature != self.distance_embedding.signature
         ):
@@ -240,7 +226,7 @@ class RelPosBertSelfAttention(BertSelfAttention):
             query,
             key,
             value,
-            self.terms(context) if shared_terms is None else shared_terms.terms,
+            self.distance_embedding(context) if shared_terms is None else shared_terms.terms,
             context,
             mask=attention_mask,
             is_causal=attention_mask is None and self.is_causal and query.shape[2] > 1,
@@ -254,22 +240,6 @@ class RelPosBertSelfAttention(BertSelfAttention):
         out, weights = run_attention(self.config._attn_implementation, call)
         out = out.flatten(2)
         return (out if padding is None else padding.remove(out)).contiguous(), weights
-
-    def terms(self, context: AttentionContext) -> Terms:
-        """The terms of the layer's scheme, for the heads of this process."""
-        terms = self.distance_embedding(context)
-        return terms if self.head_group is None else self.head_group.terms(terms)
-
-    def of_own_heads(self, context: AttentionContext, mask: Any) -> tuple[AttentionContext, Any]:
-        """Context and mask for the heads of this process, with projections to all heads, which terms are made of."""
-        heads = self.head_group
-        context = replace(
-            context,
-            query_projection=heads.gathered(self.query),
-            key_projection=heads.gathered(self.key),
-            temperature=None if context.temperature is None else heads.cut(context.temperature, axis=1),
-        )
-        return context, heads.cut(mask, axis=1) if isinstance(mask, torch.Tensor) else mask
 
     def layer_context(self, context: AttentionContext, query: torch.Tensor, key_length: int) -> AttentionContext:
         """The context of a call with the layer's device, dtype and projections.
@@ -299,8 +269,7 @@ class RelPosBertSelfAttention(BertSelfAttention):
             dtype = torch.get_autocast_dtype(device.type)
         like = torch.empty(0, self.attention_head_size, device=device, dtype=dtype)
         context = replace(context, device=device, dtype=torch.promote_types(dtype, torch.float32))
-        terms = self.terms(context)
-        return SharedTerms(terms, self.distance_embedding.signature, context, like)
+        return SharedTerms(self.distance_embedding(context), self.distance_embedding.signature, context, like)
 
 
 class RelPosBertGatedIntermediate(nn.Module):
@@ -706,8 +675,6 @@ def _fit_decoder(head: BertOnlyMLMHead | BertPreTrainingHeads, config: RelPosBer
 class RelPosBertForPreTraining(RelPosBertPreTrainedModel, BertForPreTraining):
     """Masked language modelling and next sentence heads on a relative BERT; `forward` as BertForPreTraining's."""
 
-    _tp_plan = DECODER_PLAN
-
     def __init__(self, config: RelPosBertConfig):
         RelPosBertPreTrainedModel.__init__(self, config)
         self.bert = RelPosBertModel(config)
@@ -719,8 +686,6 @@ class RelPosBertForPreTraining(RelPosBertPreTrainedModel, BertForPreTraining):
 @carries_memory
 class RelPosBertForMaskedLM(RelPosBertPreTrainedModel, BertForMaskedLM):
     """Masked language modelling head on a relative BERT; `forward` as BertForMaskedLM's."""
-
-    _tp_plan = DECODER_PLAN
 
     def __init__(self, config: RelPosBertConfig):
         RelPosBertPreTrainedModel.__init__(self, config)
@@ -737,7 +702,6 @@ class RelPosBertLMHeadModel(RelPosBertPreTrainedModel, BertLMHeadModel):
     """Causal language modelling head on a relative BERT; `forward` and `generate` as BertLMHeadModel's."""
 
     accepts_loss_kwargs = True  # its loss takes `num_items_in_batch`
-    _tp_plan = DECODER_PLAN
 
     def __init__(self, config: RelPosBertConfig):
         RelPosBertPreTrainedModel.__init__(self, config)

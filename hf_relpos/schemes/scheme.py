@@ -382,9 +382,6 @@ class Scheme(nn.Module):
         change them before and after. So a scheme may read its own parameters, but must call its submodules without
         reading their weights. `context.device` says where to compute, and `dtype_of` in which dtype submodules take
         their input. Terms must not hold a parameter or a view of one (`clone` it): they are used after the call.
-
-        Under tensor parallelism every process makes the terms of all heads, and they are then cut to its own: the axis
-        of heads must be as `Terms` says, and a rotation must be the same for all heads and without parameters.
         """
         raise NotImplementedError(f"{type(self).__name__} must define forward(context)")
 

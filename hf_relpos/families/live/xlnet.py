@@ -176,7 +176,7 @@ class AcceleratedXLNetRelativeAttention(XLNetRelativeAttention):
             terms = replace(
                 terms,
                 query_table=tuple(
-                    table.with_rows(lambda rows: nn.functional.pad(rows, missing)) for table in terms.query_table
+                    replace(table, rows=nn.functional.pad(table.rows, missing)) for table in terms.query_table
                 ),
                 content_bias=nn.functional.pad(self.r_w_bias, missing),
             )
