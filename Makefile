@@ -9,7 +9,6 @@
 # make test-floor   the tests that meet Transformers, on the oldest one that is supported
 # make test-newest   the tests that meet other libraries, on the newest releases of all of them but PyTorch, unpinned
 # make test-browser   the page of `hf-relpos app` in Chromium, which has to be there: apt-get install chromium
-# make features    docs/features.md: which feature works with which kind of scheme, from the outcomes of their tests
 # make docs    the site of docs/, into site/; warnings, such as a link to nothing, are errors
 # make release-check    source distribution and wheel, checked; the wheel in an empty environment runs the demo, the code of
 #                       README.md and docs/get_started.md, and the ways in of three new users (tests/ways_in); and test-newest
@@ -36,7 +35,7 @@ FLOOR_TESTS := $(addprefix tests/test_, $(addsuffix .py, anneal card chunked con
 NEWEST_TESTS := $(sort $(FLOOR_TESTS) $(wildcard tests/test_tools_*.py) $(addprefix tests/test_, $(addsuffix .py, \
 	graph_export live_tools trainer_features)))
 
-.PHONY: demo docs families features fuzz release-check schemes test test-all test-more test-browser test-floor test-newest newest lint clean
+.PHONY: demo docs families fuzz release-check schemes test test-all test-more test-browser test-floor test-newest newest lint clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/hf-relpos demo --out demo-out --overwrite
@@ -70,9 +69,6 @@ fuzz: $(VENV)/.installed
 	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(VENV)/bin/python -m pytest $(PYTEST_ARGS) --hypothesis-profile=fuzz \
 		--fuzz-counts docs/results/fuzz.json tests/test_fuzz_*.py
 	$(VENV)/bin/python scripts/maintenance/write_cards.py
-
-features: $(VENV)/.installed
-	$(VENV)/bin/python scripts/maintenance/feature_matrix.py --processes auto
 
 schemes: $(VENV)/.installed
 	$(VENV)/bin/python scripts/maintenance/scheme_report.py

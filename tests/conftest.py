@@ -38,7 +38,6 @@ def pytest_configure(config):
     for line in (
         "browser: drives a real browser; runs with `-m browser` (make test-browser), or asked for by name",
         "covering(strength, every_scheme=True): without --full, a covering array of the cases (selection.py)",
-        "feature(name): a row of docs/features.md; the argument `scheme` of the test is the column",
         "full: runs with --full only",
         "heavy: takes long, so it is started early",
         *(

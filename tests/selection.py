@@ -45,7 +45,7 @@ TIERS = {
     "slow": (),  # of those marked by themselves: they take seconds beside what faster ones of their file say
     "scripts": ("examples", "scripts"),
 }
-# A scheme for each kind of term: what tests of a feature are parametrized with, and the columns of docs/features.md.
+# A scheme for each kind of term: what the tests that docs/features.md lists are parametrized with.
 FEATURE_SCHEMES = (
     "relative_key",  # A
     "relative_key_query",  # A, B

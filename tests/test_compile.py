@@ -36,7 +36,6 @@ def graphs_made():
     return counters["stats"]["unique_graphs"]
 
 
-@pytest.mark.feature("torch.compile(fullgraph, dynamic)")
 @pytest.mark.parametrize(
     "way", with_full(["eager relpos"], ["eager eager", "eager sdpa", "aot_eager relpos", "inductor relpos"])
 )

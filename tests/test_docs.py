@@ -3,8 +3,6 @@
 import ast
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import nbformat
@@ -79,17 +77,6 @@ def test_every_page_is_in_the_navigation():
     listed = set(re.findall(r"[\w/-]+\.md$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE))
     own = {str(page.relative_to(ROOT / "docs").with_suffix(".md")) for page in SITE}
     assert own | {"index.md"} == listed, "README.md is the home"
-
-
-@pytest.mark.full
-def test_the_pictures_are_drawn_by_their_script(tmp_path):
-    subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "maintenance" / "docs_pictures.py"), str(tmp_path)], check=True
-    )
-    drawn = {path.name for path in tmp_path.iterdir()}
-    assert drawn == {path.name for path in (ROOT / "docs" / "pictures").iterdir()}
-    shown = "".join((ROOT / name).read_text("utf-8") for name in ("README.md", "docs/how_it_works.md"))
-    assert drawn == set(re.findall(r"\]\((?:docs/)?pictures/([\w.]+)\)", shown))
 
 
 def test_the_version_to_cite_is_the_version():

@@ -63,7 +63,6 @@ def onnx_runner(program):
     return run
 
 
-@pytest.mark.feature("torch.export, any length")
 @pytest.mark.parametrize("length", RECORDED)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("scheme", with_full(["relative_key_query", "tables", "deberta"], FEATURE_SCHEMES))
@@ -105,7 +104,6 @@ def test_options_that_change_the_table_are_exported(variant, length):
     check(model, lambda *arguments: program.module()(*arguments).logits)
 
 
-@pytest.mark.feature("torch.onnx.export, onnxruntime at other lengths")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("scheme", with_full(["tables", "harmonic"], FEATURE_SCHEMES))
 def test_onnx_graph_runs_at_every_size(scheme, backend):
@@ -160,7 +158,6 @@ def test_openvino_runs_the_onnx_graph_at_every_size(scheme, tmp_path):
     check(model, run)
 
 
-@pytest.mark.feature("transformers.exporters, onnxruntime at other lengths")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("scheme", with_full([], FEATURE_SCHEMES))
 def test_transformers_onnx_exporter(scheme, backend):

@@ -30,7 +30,6 @@ def first_output(model, inputs):
         return model(**inputs)[0]
 
 
-@pytest.mark.feature("meta device")
 @pytest.mark.parametrize("scheme", FEATURE_SCHEMES)
 def test_a_model_on_the_meta_device_takes_weights(scheme):
     """Without a tensor of its own: what is computed from lengths is computed in `forward`."""
@@ -43,7 +42,6 @@ def test_a_model_on_the_meta_device_takes_weights(scheme):
     assert_same(first_output(empty, inputs), first_output(model, inputs))
 
 
-@pytest.mark.feature("low-memory loading")
 @pytest.mark.parametrize("scheme", FEATURE_SCHEMES)
 def test_loading_makes_no_weights_to_throw_away(tmp_path, scheme, monkeypatch):
     """It begins on the meta device, and draws no random number."""
@@ -63,7 +61,6 @@ def test_loading_makes_no_weights_to_throw_away(tmp_path, scheme, monkeypatch):
     assert_same(first_output(loaded, inputs), first_output(model, inputs))
 
 
-@pytest.mark.feature("sharded safetensors")
 @pytest.mark.parametrize("scheme", FEATURE_SCHEMES)
 def test_sharded_checkpoints(tmp_path, scheme):
     model, inputs = tiny_model(RelPosBertForMaskedLM, scheme), words(scheme)
@@ -79,7 +76,6 @@ def test_sharded_checkpoints(tmp_path, scheme):
 TOLERANCES = {torch.float16: 1e-2, torch.bfloat16: 8e-2, torch.float64: 1e-5}
 
 
-@pytest.mark.feature("dtypes: float16, bfloat16, float64")
 @pytest.mark.parametrize("scheme", FEATURE_SCHEMES)
 def test_dtypes(tmp_path, scheme):
     """Loaded, computed and saved in a dtype; each close to float32, relative to the largest logit."""
@@ -100,7 +96,6 @@ def test_dtypes(tmp_path, scheme):
         assert all(torch.equal(kept[name], tensor) for name, tensor in loaded.state_dict().items())
 
 
-@pytest.mark.feature("tied weights")
 @pytest.mark.parametrize("scheme", FEATURE_SCHEMES)
 def test_tied_weights(tmp_path, scheme):
     model, inputs = tiny_model(RelPosBertForMaskedLM, scheme), words(scheme)
@@ -115,7 +110,6 @@ def test_tied_weights(tmp_path, scheme):
     assert_same(first_output(loaded, inputs), first_output(untied, inputs))
 
 
-@pytest.mark.feature("resized embeddings")
 @pytest.mark.parametrize("scheme", FEATURE_SCHEMES)
 def test_resized_embeddings(tmp_path, scheme):
     """More words change nothing for those there were; fewer cut the last ones off."""
@@ -141,7 +135,6 @@ QUANTIZATION_LOSS = 0.08
 BY_A_LAYER = ("deberta", "fire", "hop", "log_cpb", "transformer_xl", "tupe")  # terms that a Linear computes
 
 
-@pytest.mark.feature("dynamic int8 quantization (PyTorch)")
 @pytest.mark.filterwarnings("ignore:.*torch.ao.quantization is deprecated")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("scheme", [*FEATURE_SCHEMES, *(name for name in BY_A_LAYER if name not in FEATURE_SCHEMES)])

@@ -67,7 +67,6 @@ def logits(model, inputs):
         return model(**inputs).logits
 
 
-@pytest.mark.feature("offloading to the disk")
 @pytest.mark.parametrize("scheme", FEATURE_SCHEMES)
 def test_a_model_on_the_disk_gives_the_same_outputs(tmp_path, scheme):
     model, inputs = tiny_model(RelPosBertForMaskedLM, scheme), words(scheme)
@@ -114,7 +113,6 @@ def on_disk(config, head):
     return {"bert.embeddings": "cpu", **layers, **shared, **dict.fromkeys(head, "cpu")}
 
 
-@pytest.mark.feature("device_map")
 @pytest.mark.parametrize("scheme", FEATURE_SCHEMES)
 def test_device_maps_give_the_same_outputs(tmp_path, scheme):
     model, inputs = tiny_model(RelPosBertForSequenceClassification, scheme), words(scheme)
@@ -135,7 +133,6 @@ def test_device_maps_give_the_same_outputs(tmp_path, scheme):
         assert_same(logits(loaded, inputs), expected)
 
 
-@pytest.mark.feature("accelerate: load_checkpoint_and_dispatch")
 @pytest.mark.parametrize("scheme", some("tables", "transformer_xl", "deberta"))
 def test_load_checkpoint_and_dispatch(tmp_path, scheme):
     model, inputs = tiny_model(RelPosBertForMaskedLM, scheme), words(scheme)
@@ -183,7 +180,6 @@ ARGUMENTS = {
 }
 
 
-@pytest.mark.feature("layers on several devices")
 @pytest.mark.parametrize(
     "scheme",
     [
@@ -252,7 +248,6 @@ def mesh():
     dist.destroy_process_group()
 
 
-@pytest.mark.feature("FSDP2: every module sharded by itself")
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # no view is changed in place
 @pytest.mark.parametrize("scheme", some("shaw", "transformer_xl", "t5"))
 def test_modules_may_be_sharded_one_by_one(mesh, scheme):

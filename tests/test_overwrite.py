@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -358,13 +357,3 @@ def test_a_user_file_above_a_checkpoint_of_the_trainer_stays(tmp_path):
     assert (tmp_path / MODELING).read_text() == "mine" and python_files(tmp_path) == {MODELING}
     assert not has_map(tmp_path / "checkpoint-3") and not python_files(tmp_path / "checkpoint-3")
     assert hf_relpos.RelPosBertModel.from_pretrained(tmp_path / "checkpoint-3")
-
-
-def test_scripts_that_overwrite_check_first(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(hf_relpos.__file__).parents[1] / "scripts" / "maintenance"))
-    import pretrain
-
-    (tmp_path / "thesis").write_text("mine")
-    monkeypatch.setattr(sys, "argv", ["pretrain.py", "--data", str(tmp_path), "--out", str(tmp_path)])
-    with pytest.raises(ConversionError, match="in the way: thesis"):
-        pretrain.main()

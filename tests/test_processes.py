@@ -46,19 +46,16 @@ def check(found, *kinds):
 
 
 @pytest.mark.heavy
-@pytest.mark.feature("DistributedDataParallel")
 @cases
 def test_distributed_data_parallel(scheme, figures):
     check(figures(scheme, "DistributedDataParallel"))
 
 
-@pytest.mark.feature("FSDP2")
 @cases
 def test_fsdp2(scheme, figures):
     check(figures(scheme, "FSDP2"))
 
 
-@pytest.mark.feature("FSDP2, by DistributedConfig")
 @cases
 def test_fsdp2_by_transformers(scheme, figures):
     check(figures(scheme, "FSDP2 by DistributedConfig"), "saved")

@@ -20,8 +20,6 @@ from transformers import CONFIG_MAPPING, MODEL_MAPPING, BertConfig, BertModel, B
 from hf_relpos.demo import CHECKPOINT
 
 
-pytest_plugins = ["pytester"]
-
 COMMANDS = sorted(
     str(path.relative_to(SCRIPTS))
     for path in [*SCRIPTS.glob("*/*.py"), *SCRIPTS.glob("maintenance/golden/*.py")]
@@ -96,57 +94,6 @@ def test_the_table_of_families(tmp_path, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(report, "README", page)
     assert report.stale() == ["README.md"]
-
-
-FEATURES = """
-import pytest
-
-SCHEMES = ["shaw", "t5", "rope"]
-
-@pytest.mark.feature("good")
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_good(scheme, record_property):
-    if scheme == "rope":
-        record_property("note", "slowly")
-
-@pytest.mark.feature("mixed")
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_mixed(scheme, record_property):
-    if scheme == "t5":
-        record_property("refused", "no tables")
-    assert scheme != "rope"
-
-def test_of_no_feature():
-    assert False
-"""
-
-
-def test_the_matrix_of_features(pytester, monkeypatch):
-    """A session records its outcomes, one of a single feature leaves the other rows, and the card says them."""
-    matrix, results = import_script("feature_matrix"), pytester.path / "features.json"
-    monkeypatch.syspath_prepend(SCRIPTS.parent / "tests")
-    pytester.makeini("[pytest]\nmarkers = feature(name): a feature\n")
-
-    def run(tests, *more):
-        pytester.makepyfile(tests)
-        options = ("-p", "feature_matrix", "-p", "no:xdist", "-p", "no:hypothesispytest", "--feature-results", results)
-        return pytester.runpytest_inprocess(*options, *more)
-
-    run(FEATURES).assert_outcomes(passed=5, failed=1, deselected=1)
-    before = json.loads(results.read_text())["features"]
-    outcomes = {scheme: list(tests.values()) for scheme, tests in before["mixed"]["tests"].items()}
-    assert outcomes == {"shaw": ["passed"], "t5": ["refused: no tables"], "rope": ["failed"]}
-    rows = {
-        line.split("|")[1].strip(): line
-        for line in matrix.card(json.loads(results.read_text())).splitlines()
-        if "|" in line
-    }
-    assert "✗" in rows["mixed"] and "refused" in rows["mixed"] and "✓" in rows["good"] and "✗" not in rows["good"]
-    run(FEATURES.replace('assert scheme != "rope"', "pass"), "--feature", "good").assert_outcomes(
-        passed=3, deselected=4
-    )
-    assert json.loads(results.read_text())["features"]["mixed"] == before["mixed"]
-    assert run(FEATURES, "--feature", "god").ret == pytest.ExitCode.USAGE_ERROR
 
 
 # Benchmarks --------------------------------------------------------------------------------------------------------

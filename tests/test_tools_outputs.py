@@ -24,7 +24,6 @@ def agree(one, other, tolerance=1e-5):
     torch.testing.assert_close(one, other, atol=tolerance, rtol=0)
 
 
-@pytest.mark.feature("output_attentions")
 @EVERY_SCHEME
 @BACKENDS
 @torch.no_grad()
@@ -46,7 +45,6 @@ def test_attentions_are_those_of_the_output(scheme, backend):
         agree(weights, expected)
 
 
-@pytest.mark.feature("output_attentions")
 @EVERY_SCHEME
 @torch.no_grad()
 def test_attentions_by_configuration(scheme):
@@ -58,7 +56,6 @@ def test_attentions_by_configuration(scheme):
         agree(weights, other)
 
 
-@pytest.mark.feature("output_hidden_states")
 @EVERY_SCHEME
 @BACKENDS
 @torch.no_grad()
@@ -77,7 +74,6 @@ def test_hidden_states_are_those_between_the_layers(scheme, backend):
     assert plain.hidden_states is None and torch.equal(plain.last_hidden_state, asked.last_hidden_state)
 
 
-@pytest.mark.feature("inputs_embeds")
 @EVERY_SCHEME
 @BACKENDS
 @torch.no_grad()
@@ -89,7 +85,6 @@ def test_embeddings_stand_for_tokens(scheme, backend):
     assert torch.equal(model(inputs_embeds=vectors, **inputs).logits, expected)
 
 
-@pytest.mark.feature("chunked feed-forward")
 @EVERY_SCHEME
 def test_feed_forward_in_chunks_changes_nothing(scheme):
     """`chunk_size_feed_forward` rows of the sequence at a time: outputs and gradients."""
@@ -123,7 +118,6 @@ def loss_and_gradients(model, inputs):
 @BACKENDS
 @EVERY_SCHEME
 @pytest.mark.parametrize("reentrant", [pytest.param(True, id="reentrant"), pytest.param(False, id="not-reentrant")])
-@pytest.mark.feature("gradient checkpointing")
 def test_checkpointing_leaves_gradients_as_they_are(scheme, reentrant, backend, dropout):
     """Every parameter has the gradient that it has without, tables and what layers share included."""
     model = tiny_model(

@@ -24,7 +24,6 @@ def texts_of(lengths):
 
 
 @pytest.mark.parametrize("backend", ["relpos", "eager"])
-@pytest.mark.feature("unpadded batches (`cu_seq_lens_q`)")
 @EVERY_SCHEME
 @torch.no_grad()
 def test_texts_in_one_row_are_as_each_alone(scheme, backend, none_too_short):
@@ -40,7 +39,6 @@ def test_texts_in_one_row_are_as_each_alone(scheme, backend, none_too_short):
     torch.testing.assert_close(model(**batch)[0][0], alone, atol=1e-5, rtol=0)
 
 
-@pytest.mark.feature("unpadded batches (`cu_seq_lens_q`)")
 @EVERY_SCHEME
 def test_losses_and_gradients_of_one_row_are_those_of_a_padded_batch(scheme, none_too_short):
     texts = texts_of(LENGTHS)

@@ -47,7 +47,6 @@ def trained(base, inputs):
     return model
 
 
-@pytest.mark.feature("PEFT LoRA")
 @pytest.mark.covering(1, every_scheme=False)
 @pytest.mark.parametrize("method", [LoraConfig, IA3Config])
 @EVERY_SCHEME
@@ -62,7 +61,6 @@ def test_default_targets_are_those_of_bert(scheme, method):
     assert adapted[0] == adapted[1] and adapted[0]
 
 
-@pytest.mark.feature("PEFT LoRA")
 @EVERY_SCHEME
 def test_tables_are_trained_beside_the_adapter(scheme):
     """They have the gradients of full fine-tuning, since a fresh adapter changes nothing; the base stays."""
@@ -96,7 +94,6 @@ def test_tables_are_trained_beside_the_adapter(scheme):
 
 
 @pytest.mark.covering(1, every_scheme=False)
-@pytest.mark.feature("PEFT LoRA")
 @EVERY_SCHEME
 def test_adapter_is_saved_and_loaded(scheme, tmp_path):
     inputs = batch(scheme)
@@ -119,7 +116,6 @@ def test_adapter_is_saved_and_loaded(scheme, tmp_path):
 
 
 @pytest.mark.covering(1, every_scheme=False)
-@pytest.mark.feature("PEFT LoRA")
 @EVERY_SCHEME
 def test_adapter_is_merged_and_the_model_saved(scheme, tmp_path):
     """The merged model is an ordinary checkpoint, which needs no PEFT."""
@@ -136,7 +132,6 @@ def test_adapter_is_merged_and_the_model_saved(scheme, tmp_path):
 
 
 @pytest.mark.covering(1, every_scheme=False)
-@pytest.mark.feature("PEFT LoRA")
 @EVERY_SCHEME
 def test_layers_of_the_scheme_are_adapted_like_any_other(scheme):
     """With `target_modules="all-linear"` every adapted layer counts, those that make terms of positions as well."""

@@ -45,7 +45,6 @@ def close(one, other):
 A_FEW_SCHEMES = pytest.mark.parametrize("scheme", FEW_FEATURE_SCHEMES)
 
 
-@pytest.mark.feature("pipeline fill-mask")
 @A_FEW_SCHEMES
 def test_fill_mask(scheme, tmp_path):
     fill, model, words = pipeline_of("fill-mask", "AutoModelForMaskedLM", scheme, tmp_path)
@@ -57,7 +56,6 @@ def test_fill_mask(scheme, tmp_path):
         assert all(close(each["score"], score) for each, score in zip(found, best.values, strict=True))
 
 
-@pytest.mark.feature("pipeline text-classification")
 @A_FEW_SCHEMES
 def test_text_classification(scheme, tmp_path):
     auto = "AutoModelForSequenceClassification"
@@ -73,7 +71,6 @@ def test_text_classification(scheme, tmp_path):
     )
 
 
-@pytest.mark.feature("pipeline token-classification")
 @A_FEW_SCHEMES
 def test_token_classification(scheme, tmp_path):
     auto = "AutoModelForTokenClassification"
@@ -85,7 +82,6 @@ def test_token_classification(scheme, tmp_path):
         assert all(close(each["score"], score) for each, score in zip(found, scores, strict=True))
 
 
-@pytest.mark.feature("pipeline feature-extraction")
 @A_FEW_SCHEMES
 def test_feature_extraction(scheme, tmp_path):
     extract, model, words = pipeline_of("feature-extraction", "AutoModel", scheme, tmp_path)
@@ -93,7 +89,6 @@ def test_feature_extraction(scheme, tmp_path):
         torch.testing.assert_close(torch.tensor(found)[0], alone(model, words, text), atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.feature("pipeline zero-shot-classification")
 @A_FEW_SCHEMES
 def test_zero_shot_classification(scheme, tmp_path):
     labels = {"contradiction": 0, "neutral": 1, "entailment": 2}
@@ -110,7 +105,6 @@ def test_zero_shot_classification(scheme, tmp_path):
         )
 
 
-@pytest.mark.feature("pipeline text-generation")
 @A_FEW_SCHEMES
 @torch.no_grad()
 def test_text_generation(scheme, tmp_path):

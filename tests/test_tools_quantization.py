@@ -64,9 +64,8 @@ def rounded(model, quantized):
     return model
 
 
-@pytest.mark.feature("torchao int8 weights")
 @EVERY_SCHEME
-def test_int8_weights_lose_their_rounding_only(scheme, record_property):
+def test_int8_weights_lose_their_rounding_only(scheme):
     """The output is that of the same model in float32 with rounded weights."""
     model, inputs = model_of(scheme), batch(scheme)
     quantized = copy.deepcopy(model)
@@ -74,21 +73,17 @@ def test_int8_weights_lose_their_rounding_only(scheme, record_property):
     expected = rounded(model, quantized)
     torch.testing.assert_close(logits(quantized, inputs), logits(expected, inputs), atol=1e-4, rtol=0)
     assert lowest_cosine(quantized, model, inputs) >= WEIGHTS_ONLY
-    record_property("note", f"cosine of every token's state to that in float32 ≥ {WEIGHTS_ONLY} (random weights)")
 
 
-@pytest.mark.feature("torchao int8 weights and activations")
 @EVERY_SCHEME
-def test_int8_activations_lose_little(scheme, record_property):
+def test_int8_activations_lose_little(scheme):
     model, inputs = model_of(scheme), batch(scheme)
     quantized = copy.deepcopy(model)
     quantize_(quantized, Int8DynamicActivationInt8WeightConfig())
     rounded(model, quantized)
     assert lowest_cosine(quantized, model, inputs) >= WITH_ACTIVATIONS
-    record_property("note", f"cosine of every token's state to that in float32 ≥ {WITH_ACTIVATIONS} (random weights)")
 
 
-@pytest.mark.feature("torchao int8 weights")
 @pytest.mark.parametrize("scheme", FEW_FEATURE_SCHEMES)
 def test_quantized_while_loading_and_saved(scheme, tmp_path):
     """`quantization_config` of `from_pretrained`; what is saved is quantised and loads to the same outputs."""

@@ -89,7 +89,6 @@ def test_passages_of_a_sentence_encoder(tmp_path):
     agree(vectors, torch.stack([part.mean(0) for part in states.split(counts)]))
 
 
-@pytest.mark.feature("sentence-transformers")
 @A_FEW_SCHEMES
 def test_sentences_are_means_of_token_states(scheme, tmp_path):
     """A folder of a model alone is loaded; texts are encoded in a padded batch as each alone; what is saved loads."""
@@ -103,7 +102,6 @@ def test_sentences_are_means_of_token_states(scheme, tmp_path):
     agree(vectors, mean_states(alone, words, TEXTS))
 
 
-@pytest.mark.feature("sentence-transformers")
 @A_FEW_SCHEMES
 def test_sentence_encoders_are_trained(scheme, tmp_path):
     """The first loss is the formula's, tables change, and the model that was trained is the one that is saved."""
@@ -204,7 +202,6 @@ def travelled(tmp_path_factory):
 
 
 @pytest.mark.heavy
-@pytest.mark.feature("sentence-transformers without hf_relpos")
 @A_FEW_SCHEMES
 def test_sentence_encoders_run_without_the_package(scheme, travelled):
     """With `trust_remote_code=True` the same vectors; what is trained and saved there loads here."""
@@ -231,7 +228,6 @@ def predict(ranker):
     return ranker.predict(pairs, convert_to_tensor=True, show_progress_bar=False)
 
 
-@pytest.mark.feature("sentence-transformers CrossEncoder")
 @A_FEW_SCHEMES
 def test_cross_encoders_score_pairs(scheme, tmp_path):
     model, words = saved_model(RelPosBertForSequenceClassification, scheme, tmp_path / "model", num_labels=1)
@@ -244,7 +240,6 @@ def test_cross_encoders_score_pairs(scheme, tmp_path):
     assert torch.equal(predict(CrossEncoder(str(tmp_path / "ranker"), device="cpu")), scores)
 
 
-@pytest.mark.feature("sentence-transformers CrossEncoder")
 @A_FEW_SCHEMES
 def test_cross_encoders_are_trained(scheme, tmp_path):
     model, words = saved_model(RelPosBertForSequenceClassification, scheme, tmp_path / "model", num_labels=1)

@@ -70,27 +70,23 @@ def check_way(way, parallel, scheme):
 
 
 @pytest.mark.heavy
-@pytest.mark.feature("Trainer: DistributedDataParallel")
 @schemes("deberta")
 @ways("ddp", "ddp, accumulated", "ddp, reentrant")
-def test_two_processes_train_as_one(way, scheme, parallel, record_property):
+def test_two_processes_train_as_one(way, scheme, parallel):
     """Plainly, over parts of batches, and with reentrant activation checkpointing; `test_processes` has the other."""
     found = parallel(scheme)[0][way]
     if scheme in ("deberta", "t5") and way == "ddp, reentrant":  # as any model with parameters that layers share
         assert "mark a variable ready only once" in found
-        record_property("refused", "by PyTorch: reentrant checkpointing of tables that layers share")
     else:
         check_way(way, parallel, scheme)
 
 
-@pytest.mark.feature("Trainer: FSDP2")
 @schemes("deberta")
 def test_the_trainer_shards(scheme, parallel):
     """With `fsdp=True` and the layers as units; on CPUs that accelerate takes for GPUs."""
     check_way("fsdp by the Trainer", parallel, scheme)
 
 
-@pytest.mark.feature("Trainer: resume in several processes")
 @schemes("deberta")
 @ways("ddp, resumed", "fsdp by the Trainer, resumed")
 def test_several_processes_resume_exactly(way, scheme, parallel):
@@ -102,7 +98,6 @@ def test_several_processes_resume_exactly(way, scheme, parallel):
 # One process --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.feature("Trainer: resume exactly")
 @schemes("tables")
 def test_resumed_is_uninterrupted(scheme, tmp_path):
     """With dropout; losses and every weight, bit by bit."""
@@ -113,7 +108,6 @@ def test_resumed_is_uninterrupted(scheme, tmp_path):
     assert rest == whole[4:] and same(trained.model, again.model)
 
 
-@pytest.mark.feature("Trainer: gradient accumulation")
 @schemes("tables")
 def test_accumulated_gradients_are_those_of_the_batch(scheme, tmp_path):
     settings = {"max_steps": 4, "adam_epsilon": EPSILON}
@@ -125,7 +119,6 @@ def test_accumulated_gradients_are_those_of_the_batch(scheme, tmp_path):
     assert all((tensor - state[name]).abs().max() <= 1e-5 for name, tensor in trained.model.state_dict().items())
 
 
-@pytest.mark.feature("Trainer: bf16")
 @schemes("tables")
 def test_bf16_keeps_weights_in_float32(scheme, tmp_path):
     """Attention computes in bfloat16, the losses are near those of float32."""
@@ -137,7 +130,6 @@ def test_bf16_keeps_weights_in_float32(scheme, tmp_path):
     assert seen == {torch.bfloat16} and {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
-@pytest.mark.feature("Trainer: gradient checkpointing")
 @pytest.mark.parametrize("reentrant", [False, True])
 @schemes("deberta")
 def test_gradient_checkpointing_trains_the_same(reentrant, scheme, tmp_path):
@@ -164,7 +156,6 @@ class Worse(TrainerCallback):
                     parameter.mul_(1.5)
 
 
-@pytest.mark.feature("Trainer: early stopping and the best model")
 @schemes("tables")
 def test_early_stopping_ends_with_the_best_model(scheme, tmp_path):
     each = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
@@ -179,7 +170,6 @@ def test_early_stopping_ends_with_the_best_model(scheme, tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.feature("Trainer: torch_compile")
 @schemes()
 def test_compiled_training_has_the_same_losses(scheme, tmp_path):
     plain, _ = train(make_model("order", scheme), "order", tmp_path, max_steps=3)
@@ -280,7 +270,6 @@ def uninterrupted(tmp_path_factory):
     return of
 
 
-@pytest.mark.feature("Trainer: resume after kill -9 while saving")
 @pytest.mark.parametrize("part", ["code", "weights", "optimizer", "state"])
 @schemes("tables")
 def test_killed_while_saving(part, scheme, tmp_path, uninterrupted):

@@ -13,7 +13,7 @@ text is held out.
 
 Measured: loss, perplexity and accuracy on masked tokens. What is masked for that is drawn once, and is the same in
 every evaluation of every model with this tokenizer, so that runs with different schemes or seeds are compared on the
-same tokens. scripts/maintenance/pretrain.py, which made the demo's BERT, has a curriculum of its own.
+same tokens.
 """
 
 import itertools

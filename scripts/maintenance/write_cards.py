@@ -31,7 +31,6 @@ CARDS = {
     "benchmarks/finetuning.json": "bench_finetuning",
     "benchmarks/cpu-window.json": "bench_window",
     "families.json": "family_parity",
-    "features.json": "feature_matrix",
     "fuzz.json": "reliability",
     "mutants.json": "mutants",
 }
