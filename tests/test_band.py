@@ -229,9 +229,9 @@ def test_the_mask_is_made_once_for_all_layers(monkeypatch):
     """Chunks of it are kept, until it moves to another device."""
     mask = mask_of("padding", 100, 5)
     call = skewed.ChunkedCall(None, mask=mask)
-    first = skewed.schedule(call, slice(0, 2), 100, 100, CPU)
+    first = skewed.schedule(call, slice(0, 2), 100, 100)
     monkeypatch.setattr(SlidingWindowMask, "visible", None)
-    assert skewed.schedule(call, slice(0, 2), 100, 100, CPU) is first
+    assert skewed.schedule(call, slice(0, 2), 100, 100) is first
     assert mask.to("cpu") is mask and mask.to("meta").is_token.is_meta
     assert mask.to("meta") is mask.to("meta")
 

@@ -125,7 +125,7 @@ def to_toeplitz(
         query: (…, d), a tensor whose head size, device and dtype the result has. Products with s are computed before
             rounding to this dtype.
         by_run: whether B may have one row for each run of offsets with the same row, if that is less to compute. Its
-            `row_of` is then ascending.
+            `row_of` is then ascending. This reads the rows of the offsets.
         by_row: whether A and B may keep the rows of the scheme's table, in their order, if these are fewer than the
             offsets. Their `row_of` is then int32. No table keeps them while a graph is traced, since the graph must
             hold for any length.
@@ -135,7 +135,7 @@ def to_toeplitz(
     if by_row and not is_traced():
         return _by_row(terms, context, query, offsets)
     key_table = None
-    if by_run and terms.key_table and may_read(offsets.device):
+    if by_run and terms.key_table:
         most = min(RUNS * context.query_length, MOST_RUNS)
         key_table = _sum_by_run(terms.key_table, offsets, scale, most)
     if key_table is None:

@@ -339,12 +339,13 @@ def _with_position_ids(
     """Add documents, and positions if the ids have gaps."""
     batch, length = tokens.shape[:2]
     steps, follows = position_steps(position_ids)
-    documents: torch.Tensor | None = document_numbers(steps, follows).expand(batch, -1)
+    numbers = document_numbers(steps, follows).expand(batch, -1)
+    documents: torch.Tensor | None = numbers
     positions, max_distance = None, 0
     # a graph cannot read the data: it assumes packed rows whose documents count from 0, 1, 2, …
     if is_traced():
         if inputs.terms:
-            documents = _without_gaps(documents, steps, follows)
+            documents = _without_gaps(numbers, steps, follows)
         if inputs.absolute:
             positions, max_distance = position_ids.expand(batch, -1), length - 1
     else:

@@ -89,7 +89,7 @@ class KeyRuns:
         """Return E, (g, offsets, keys), and its view of the pairs of the piece, (g, m, keys)."""
         size = self.width
         offsets, before = size + chunk.rows - 1, piece.keys.start % size
-        buffer = workspace("runs", (self.heads, offsets, size), dtype, self.key.device)
+        buffer = workspace("runs", (self.heads, offsets, size), dtype)
         shape = (self.heads, chunk.rows, piece.keys.stop - piece.keys.start)
         return buffer, buffer.as_strided(shape, (offsets * size, size, size - 1), (before + 1) * (size - 1))
 
@@ -101,7 +101,7 @@ class KeyRuns:
     def by_run(self, name: str, dtype: torch.dtype) -> dict[int | None, torch.Tensor]:
         """Make buffers for every block, (g, its runs, keys), and under None for the first and last run, (g, 2, K)."""
         sizes = [(end - begin) * self.width for begin, end in self.runs]
-        buffer = workspace(name, (self.heads * sum(sizes),), dtype, self.key.device)
+        buffer = workspace(name, (self.heads * sum(sizes),), dtype)
         parts = buffer.split([self.heads * size for size in sizes])
         buffers: dict[int | None, torch.Tensor] = {
             block: part.view(self.heads, -1, self.width) for block, part in enumerate(parts)

@@ -152,7 +152,7 @@ class HeadGroup:
 
     def workspace(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return a buffer of that shape, in the dtype of the keys unless another is given."""
-        return workspace(name, shape, self.key.dtype if dtype is None else dtype, self.key.device)
+        return workspace(name, shape, self.key.dtype if dtype is None else dtype)
 
     def buffer(self, name: str, chunk: QueryChunk) -> torch.Tensor:
         """Return a buffer for all columns of a chunk, (g, m, N)."""

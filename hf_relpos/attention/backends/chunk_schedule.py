@@ -13,7 +13,6 @@ import torch
 
 from ..sliding_window import Block, SlidingWindowMask, merged
 from ..toeplitz import ToeplitzTerms
-from ..tracing import may_read
 
 
 # Best number of scores in a chunk, and of its queries, measured on a core with 1 MB of L2.
@@ -29,17 +28,12 @@ BLOCK = 32
 SHORT = 512  # with more on the other side, a block has twice as many vectors
 # Sizes of products are multiples of the numbers in a vector register, with which libraries are fastest.
 ALIGNED = 16
-# Sizes on other devices, where launches cost more than caches: all heads of one row of BERT-base at once.
-DEVICE_BUFFER = 1 << 24
-DEVICE_QUERIES = 1024
 
 _local = threading.local()
 
 
-def workspace(name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def workspace(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Return a buffer of this thread. It contains whatever was last written to it."""
-    if device.type != "cpu":  # PyTorch itself caches memory of other devices, for each stream
-        return torch.empty(shape, dtype=dtype, device=device)
     buffers = _local.__dict__.setdefault("buffers", {})
     count = 1
     for size in shape:
@@ -48,7 +42,7 @@ def workspace(name: str, shape: tuple[int, ...], dtype: torch.dtype, device: tor
     if flat is None or flat.numel() < count:
         buffers.pop((name, dtype), None)
         with torch.inference_mode(False):  # else it could not be written to outside of inference mode
-            flat = buffers[name, dtype] = torch.empty(count, dtype=dtype)
+            flat = buffers[name, dtype] = torch.empty(count, dtype=dtype, device="cpu")
     return flat[:count].view(shape)
 
 
@@ -62,10 +56,8 @@ def rounded_up(count: int) -> int:
     return -(-count // ALIGNED) * ALIGNED
 
 
-def vectors_per_block(others: int, device: torch.device) -> int:
+def vectors_per_block(others: int) -> int:
     """Return the number of vectors in a block of products by offset, with `others` on the other side."""
-    if device.type != "cpu":
-        return DEVICE_QUERIES
     return BLOCK if others <= SHORT else 2 * BLOCK
 
 
@@ -114,10 +106,8 @@ class ChunkedCall:
         return 1.0 - self.dropout / 65536
 
 
-def queries_per_chunk(call: ChunkedCall, keys: int, device: torch.device) -> int:
+def queries_per_chunk(call: ChunkedCall, keys: int) -> int:
     """Return the number of queries in a chunk."""
-    if device.type != "cpu":
-        return DEVICE_QUERIES
     if call.window_mask is not None:
         return WINDOWED
     mask = call.tensor_mask
@@ -125,15 +115,12 @@ def queries_per_chunk(call: ChunkedCall, keys: int, device: torch.device) -> int
     return 2 * QUERIES if same_keys and keys >= LONG else QUERIES
 
 
-def groups(
-    call: ChunkedCall, batch: int, heads: int, queries: int, keys: int, device: torch.device
-) -> tuple[list[slice], list[slice]]:
+def groups(call: ChunkedCall, batch: int, heads: int, queries: int, keys: int) -> tuple[list[slice], list[slice]]:
     """Return groups of rows of the batch, and groups of heads. The scores of a group are near the best size."""
-    most = BUFFER if device.type == "cpu" else DEVICE_BUFFER
-    queries = min(queries, queries_per_chunk(call, keys, device))
+    queries = min(queries, queries_per_chunk(call, keys))
     if call.window_mask is not None:
         keys = min(keys, queries + 2 * call.window_mask.window)
-    count = max(1, most // (queries * keys))
+    count = max(1, BUFFER // (queries * keys))
     has_runs = call.terms.key_table is not None and call.terms.key_table.row_of is not None
     together = call.ends is None and not has_runs
     return _alike(batch, max(1, count // (2 * heads)) if together else 1), _alike(heads, count)
@@ -226,26 +213,23 @@ def runs_of(seen: torch.Tensor, gap: int) -> list[tuple[int, int]]:
     return [(begin, end - begin) for begin, end in runs]
 
 
-def schedule(call: ChunkedCall, rows: slice, length: int, keys: int, device: torch.device) -> list[QueryChunk]:
+def schedule(call: ChunkedCall, rows: slice, length: int, keys: int) -> list[QueryChunk]:
     """Return the chunks of some rows of the batch. They leave out keys that no query of a chunk sees."""
     if call.window_mask is not None:
-        size = queries_per_chunk(call, keys, device)
+        size = queries_per_chunk(call, keys)
         last = length if call.ends is None else call.ends[rows.start]
         return _schedule_of_window(call.window_mask, rows, size, last)
     mask = call.tensor_mask
     if mask is not None:
         mask = (mask[rows] if mask.shape[0] > 1 else mask).flatten(0, 1)  # (rows · heads, L, K)
     constant = mask is not None and (mask.stride(1) == 0 or mask.shape[1] == 1)  # the same for every query: padding
-    chunks, size = [], queries_per_chunk(call, keys, device)
+    chunks, size = [], queries_per_chunk(call, keys)
     length = length if call.ends is None else call.ends[rows.start]
     for first in range(0, length, size):
         count = min(size, length - first)
         if mask is None:
             end = min(keys, call.start + first + count) if call.causal else keys
             chunks.append(query_chunk(first, count, [(0, end)], False, False))
-            continue
-        if not may_read(device):
-            chunks.append(query_chunk(first, count, [(0, keys)], True, True))
             continue
         visible = mask[:, :1] if constant else mask[:, first : first + count]
         has_empty_rows = not bool(visible.any(-1).all())

@@ -31,17 +31,18 @@ MAX_DROPOUT = 1 - 2**-8
 
 
 class Chunked:
-    """`formula.attend` in chunks of queries. It is the fastest on the CPU, and saves memory on other devices."""
+    """`formula.attend` in chunks of queries, on the CPU."""
 
     name = "chunked"
 
     def unsupported(self, call: AttentionCall) -> list[str]:
-        """Refuse terms without a Toeplitz form, graphs, and calls that another backend computes faster."""
+        """Refuse other devices, terms without a Toeplitz form, graphs, and calls that are faster elsewhere."""
         if call.is_traced:  # before sizes are read, since the graph would then depend on them
             return ["the call is being traced, and chunks depend on the data at hand"]
-        on_cpu = call.device.type == "cpu"
-        # with dropout, a window or fast products, it is faster than sdpa on the CPU even without relative terms
-        alone = on_cpu and (
+        if call.device.type != "cpu":
+            return ["chunks are for the CPU"]
+        # with dropout, a window or fast products, it is faster than sdpa even without relative terms
+        alone = (
             call.dropout > 0
             or isinstance(call.mask, SlidingWindowMask)
             or (call.dtype == torch.float32 and bmm_library().is_used)
@@ -55,7 +56,7 @@ class Chunked:
             reasons.append("there are no terms beside the content, and sdpa is faster")
         if call.dropout > MAX_DROPOUT:
             reasons.append(f"dropout = {call.dropout} is too close to 1")
-        if on_cpu and call.dtype not in DTYPES:
+        if call.dtype not in DTYPES:
             reasons.append(f"it does not compute in {call.dtype}")
         if call.scores < FEWEST_SCORES:
             reasons.append(f"there are fewer than {FEWEST_SCORES:,} scores, B·H·L·K, too few for chunks to pay")
@@ -116,7 +117,7 @@ def chunked_attention(
     """Compute `formula.attend` of Toeplitz terms, without the attention weights.
 
     Args:
-        content: q̂ + u, (B, H, L, d), in one of `DTYPES`, on other devices also float16. The others have its dtype.
+        content: q̂ + u, (B, H, L, d), on the CPU, in one of `DTYPES`. The others have its dtype.
         query: q̂, (B, H, L, d), for A; `content` itself if there is no u.
         key: k̂, (B, H, K, d).
         value: (B, H, K, d); it may have another width if there is no V.
@@ -132,7 +133,7 @@ def chunked_attention(
         (B, L, H, d), contiguous.
     """
     dtype = content.dtype
-    if dtype == torch.bfloat16 and content.device.type == "cpu" and not multiplies_bfloat16():
+    if dtype == torch.bfloat16 and not multiplies_bfloat16():
         same = query is content
         content, key, value = content.float(), key.float(), value.float()
         query = content if same else query.float()
@@ -178,13 +179,13 @@ class _Chunked(torch.autograd.Function):
         inputs = Inputs(content, query, key, value, A, B, c, V, dense)
         new = content.new_empty if call.ends is None else content.new_zeros
         out = new(batch, length, heads, value.shape[3])
-        generator = torch.Generator(content.device).manual_seed(call.seed) if call.dropout else None
+        generator = torch.Generator("cpu").manual_seed(call.seed) if call.dropout else None
         is_short = batch * heads * length * keys * content.element_size() <= KEPT
         kept: list[torch.Tensor] | None = [] if is_short and call.has_backward and any(ctx.needs_input_grad) else None
-        with torch.autocast(content.device.type, enabled=False), fast_bmm(content):
-            row_groups, head_groups = groups(call, batch, heads, length, keys, content.device)
+        with torch.autocast("cpu", enabled=False), fast_bmm(content):
+            row_groups, head_groups = groups(call, batch, heads, length, keys)
             for rows in row_groups:
-                chunks = schedule(call, rows, length, keys, content.device)
+                chunks = schedule(call, rows, length, keys)
                 for group_heads in head_groups:
                     group = HeadGroup(call, rows, group_heads, inputs)
                     for chunk in chunks:
@@ -206,11 +207,11 @@ class _Chunked(torch.autograd.Function):
         keys = key.shape[2]
         total = Gradients(inputs, ctx.needs_input_grad[8], call.ends is not None)
         d_key, d_value = torch.empty_like(key), torch.empty_like(inputs.value)
-        generator = torch.Generator(content.device).manual_seed(call.seed) if call.dropout else None
-        with torch.autocast(content.device.type, enabled=False), fast_bmm(content):
-            row_groups, head_groups = groups(call, batch, heads, length, keys, content.device)
+        generator = torch.Generator("cpu").manual_seed(call.seed) if call.dropout else None
+        with torch.autocast("cpu", enabled=False), fast_bmm(content):
+            row_groups, head_groups = groups(call, batch, heads, length, keys)
             for rows in row_groups:
-                chunks = schedule(call, rows, length, keys, content.device)
+                chunks = schedule(call, rows, length, keys)
                 for group_heads in head_groups:
                     group = HeadGroup(call, rows, group_heads, inputs)
                     total.start_group(group)

@@ -116,7 +116,7 @@ class Diagonals:
     def blocks(self, pairs: torch.Tensor, first: int) -> Iterator[Blocks]:
         """Yield the blocks of pairs (g, m, n), several at once if they share distinct columns and fit the buffer."""
         groups, rows, others = pairs.shape
-        size = vectors_per_block(others, pairs.device)
+        size = vectors_per_block(others)
         width, number = size + others - 1, max(1, rows // size)
         distinct = DistinctColumns.of(first, width + (number - 1) * size, self.count, self.clamped)
         most = blocks_at_once(groups * size * rounded_up(width))
@@ -145,7 +145,7 @@ class Diagonals:
             head, vector = size * width, width
             block = heads * head
         row = count * block
-        buffer = workspace("offsets", (rows * row,), pairs.dtype, pairs.device)
+        buffer = workspace("offsets", (rows * row,), pairs.dtype)
         if self.is_shared:
             products = buffer.as_strided((rows, count, size * heads, width), (row, block, width, 1))
         else:
@@ -312,7 +312,7 @@ def diagonal_sums(pairs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Sum pairs (g, m, n) with the same i + j: (g, m + n − 1), summed in that dtype."""
     groups, rows, others = pairs.shape
     width = rows + others - 1
-    buffer = workspace("offsets", (groups, rows, width), pairs.dtype, pairs.device).zero_()
+    buffer = workspace("offsets", (groups, rows, width), pairs.dtype).zero_()
     buffer.as_strided(pairs.shape, (rows * width, width + 1, 1)).copy_(pairs)
     return buffer.sum(1, dtype=dtype)
 
