@@ -10,7 +10,7 @@ from transformers import AutoModel, AutoTokenizer, BertConfig, BertForMaskedLM, 
 
 import hf_relpos
 from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel
-from hf_relpos.conversion import ConversionError, PoorConversionWarning, convert
+from hf_relpos.conversion import ConversionError, convert
 from hf_relpos.families.names import is_scheme
 
 
@@ -49,7 +49,7 @@ def test_relative_key_to_tables_and_back(tmp_path):
     report = convert(
         tmp_path / "first", tmp_path / "second", position_embedding_type="tables", position_options=options
     )
-    assert report.method == "exact" and report.difference <= 1e-6 and max(report.details["lost"].values()) < 1e-12
+    assert report.method == "exact" and report.difference <= 1e-6
     second = RelPosBertForMaskedLM.from_pretrained(tmp_path / "second")
     assert second.config.position_embedding_type == "tables"
     for length in (2, 17, 45):
@@ -60,14 +60,64 @@ def test_relative_key_to_tables_and_back(tmp_path):
         torch.testing.assert_close(third.state_dict()[name], tensor, rtol=0, atol=1e-5 if is_scheme(name) else 0)
 
 
-def test_tables_to_relative_key_by_refit_says_what_is_lost(tmp_path):
-    own(tmp_path / "one", "tables", position_options={"terms": "AB"})
-    with pytest.raises(ConversionError, match=r"this would lose .* of A, .* of B.*method = 'refit'"):
-        convert(tmp_path / "one", tmp_path / "two", position_embedding_type="relative_key")
-    with pytest.warns(PoorConversionWarning, match="does not hold .*100.0% of B of the source's tables"):
-        report = convert(tmp_path / "one", tmp_path / "two", position_embedding_type="relative_key", method="refit")
-    assert report.details["lost"]["B"] == 1.0 and 0 < report.details["lost"]["A"] < 1
-    assert json.loads((tmp_path / "two" / "conversion.json").read_text())["details"] == report.details
+# Schemes that are made of tables, learned or computed, and combinations of them.
+MADE_OF_TABLES = {
+    "relative_key clipped": {"clip": 4},
+    "relative_key albert": {"scaling": "albert"},
+    "relative_key_query esm": {"scaling": "esm"},
+    "shaw": {"clip": 4, "out_of_range": "zero"},
+    "shaw per head, wider than the input": {"clip": 30, "per_head": True},
+    "music": {"values": True},
+    "music causal": {"causal": True, "max_relative_position": 5},
+    "nezha": {"max_relative_position": 6},
+    "t5": {"buckets": 8, "max_distance": 33},
+    "alibi": {},
+    "sandwich": {},
+    "tables on knots": {"max_distance": 27, "dense": 4},
+    "relative_key + t5": {"t5": {"buckets": 8, "max_distance": 9}},
+}
+
+
+@pytest.mark.parametrize("options", MADE_OF_TABLES.values(), ids=MADE_OF_TABLES)
+def test_tables_hold_every_scheme_that_is_made_of_them(tmp_path, options, request):
+    """The same outputs, past the trained length, too, where the terms do not go on for ever."""
+    words = request.node.callspec.id.split()
+    scheme = ["relative_key", "t5"] if "+" in words else words[0]
+    first = own(tmp_path / "one", scheme, position_options=options)
+    arguments = {"terms": "ABcV", "storage": "rows", "max_distance": 40}
+    if scheme == "shaw" and options.get("out_of_range") == "zero":
+        arguments["out_of_range"] = "zero"
+    report = convert(tmp_path / "one", tmp_path / "two", position_embedding_type="tables", position_options=arguments)
+    assert report.method == "exact" and report.difference <= 1e-6 and report.details == {}
+    second = RelPosBertModel.from_pretrained(tmp_path / "two")
+    for length in (17, 20 if scheme in ("alibi", "sandwich") else 60):
+        assert difference(first, second, length) <= 1e-5
+
+
+NOT_HELD = {  # source, its options, target, its options, what the error says
+    "a table too few": ("tables", {"terms": "AB"}, "relative_key", {}, "tables of A, B"),
+    "heads that differ": ("tables", {"terms": "A"}, "relative_key", {}, "tables of A"),
+    "one table for both sides": ("relative_key", {}, "relative_key_query", {}, "tables of A, B"),
+    "rows that are shared": ("relative_key", {}, "shaw", {"clip": 2}, "tables of A"),
+    "knots": ("tables", {"storage": "rows"}, "tables", {"dense": 2}, "tables of A, B, V, c"),
+    "waves": ("relative_key", {}, "harmonic", {}, "tables of A"),
+    "no parameters": ("relative_key", {}, "alibi", {}, "tables of A, c"),
+    "shared by the layers": ("alibi", {}, "t5", {}, "tables of c"),
+    "a rotated target": ("relative_key", {}, "rope", {}, "'rope': its terms .rotate. are not tables"),
+    "a rotated source": ("rope", {}, "tables", {}, "'rope': its terms .rotate. are not tables"),
+    "u": ("transformer_xl", {}, "tables", {}, "content_bias"),
+    "hidden keys": ("disan", {}, "tables", {}, "allow"),
+    "a dense bias": ("tupe", {}, "tables", {}, "scale, dense"),
+    "a gain": ("huang_m1", {}, "tables", {}, "gain"),
+}
+
+
+@pytest.mark.parametrize("source, own_options, target, options, words", NOT_HELD.values(), ids=NOT_HELD)
+def test_a_scheme_that_does_not_hold_the_tables(tmp_path, source, own_options, target, options, words):
+    own(tmp_path / "one", source, position_options=own_options)
+    with pytest.raises(ConversionError, match=f"{words}.*method = 'distil'"):
+        convert(tmp_path / "one", tmp_path / "two", position_embedding_type=target, position_options=options)
+    assert not (tmp_path / "two").exists()
 
 
 @pytest.mark.parametrize("scheme", thinned(name for name in SCHEMES if not SCHEMES[name].required_inputs))
@@ -206,11 +256,9 @@ def test_distil_to_the_same_scheme_is_refused(tmp_path):
     assert not (tmp_path / "two").exists()
 
 
-def test_a_source_without_tables_names_distil(tmp_path):
+def test_a_relative_source_has_no_positions_to_drop(tmp_path):
     own(tmp_path / "one", "rope")
-    with pytest.raises(ConversionError, match=r"adds a rotation.*method = 'distil' learns"):
-        convert(tmp_path / "one", tmp_path / "two", position_embedding_type="tables", method="refit")
-    with pytest.raises(ConversionError, match=r"relative already.*choose distil or .*exact or refit"):
+    with pytest.raises(ConversionError, match=r"relative already.*choose distil or exact"):
         convert(tmp_path / "one", tmp_path / "two", method="drop")
 
 

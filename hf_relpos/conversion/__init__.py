@@ -1,7 +1,7 @@
 """Conversion of checkpoints with absolute or relative positions to models of this package.
 
 `pipeline` has `convert`, which writes the folder and calls the other modules: `plan` (choices and checks), `build`
-(the model in memory), a method of `methods` (`absolute_tables`, `refit` or `learn`), `agreement`
+(the model in memory), a method of `methods` (`absolute_tables`, `exact` or `learn`), `agreement`
 and `verify` (checks of the result). `options` and `presets` declare the settings.
 """
 
@@ -10,7 +10,6 @@ from .checkpoint_export import export_checkpoint
 from .methods import METHODS, Method
 from .pipeline import convert
 from .presets import QUALITIES, Quality
-from .refit import ExportReport, export_tables, resize_tables
 from .report import ConversionReport, Step
 from .run import ConversionRun
 from .trained_card import merge_card
@@ -22,14 +21,11 @@ __all__ = [
     "ConversionError",
     "ConversionReport",
     "ConversionRun",
-    "ExportReport",
     "Method",
     "PoorConversionWarning",
     "Quality",
     "Step",
     "convert",
     "export_checkpoint",
-    "export_tables",
     "merge_card",
-    "resize_tables",
 ]

@@ -21,7 +21,7 @@ from ..schemes.registry import STOCK_SCHEME
 from .folder_layout import is_sentence_encoder
 from .methods import METHODS
 from .presets import QUALITIES
-from .report import ConversionReport, lost_in_words
+from .report import ConversionReport
 
 
 # Metadata of the source's card that also hold for the result; pipeline_tag only if the head is kept.
@@ -353,8 +353,6 @@ def _fidelity(report: ConversionReport, pictures: Sequence[str]) -> list[str]:
             f"Not measured{f' ({why})' if why else ''}. "
             "`hf-relpos compare SOURCE OUT --text held-out.txt` measures it."
         )
-    if lost := report.details.get("lost"):
-        lines.append(f"Of the source's tables these do not hold: {lost_in_words(lost)}.")
     return lines + [f"![{PICTURES[name]}]({name})\n\n{PICTURES[name]}." for name in pictures]
 
 

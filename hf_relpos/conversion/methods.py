@@ -8,7 +8,8 @@ from ..families.errors import ConversionError
 from ..schemes.registry import PLAIN_SCHEME, SCHEMES, STOCK_SCHEME
 from ..schemes.scheme import Option, Scheme
 from ..settings import options_of
-from . import absolute_tables, refit
+from . import absolute_tables
+from .exact import exact
 from .learn import learn
 from .options import (
     DistilOptions,
@@ -59,13 +60,18 @@ class Method:
         return options_of(self.options_type)
 
 
-def starts_neutral(scheme: type[Scheme]) -> str:
-    """Reject a scheme whose parameters at zero have an effect, and one that needs other inputs than text."""
+def needs_tokens_only(scheme: type[Scheme]) -> str:
+    """Reject a scheme that needs other inputs than text."""
     if scheme.required_inputs:
         return f"this scheme needs inputs that the source does not have ({', '.join(scheme.required_inputs)})"
-    if not scheme.zero_is_neutral:
-        return "this scheme cannot start without an effect, so the outputs would change at random"
     return ""
+
+
+def starts_neutral(scheme: type[Scheme]) -> str:
+    """Reject a scheme whose parameters at zero have an effect, and one that needs other inputs than text."""
+    if scheme.zero_is_neutral or scheme.required_inputs:
+        return needs_tokens_only(scheme)
+    return "this scheme cannot start without an effect, so the outputs would change at random"
 
 
 def starts_neutral_without_table(scheme: type[Scheme]) -> str:
@@ -78,11 +84,6 @@ def starts_neutral_without_table(scheme: type[Scheme]) -> str:
 def absolute_alone(scheme: type[Scheme]) -> str:
     """Reject all schemes except absolute position embeddings."""
     return "" if scheme.learned_input_table else "the result of this method has absolute positions and no others"
-
-
-def has_tables(scheme: type[Scheme]) -> str:
-    """Reject a scheme that is not made of tables of distances."""
-    return "" if scheme.has_tables() else "this scheme has no tables to fit"
 
 
 METHODS: dict[str, Method] = {
@@ -133,16 +134,8 @@ METHODS: dict[str, Method] = {
         "for a checkpoint that is relative already (ours; NEZHA; BERT, RoBERTa, … with relative_key): rename "
         "its weights, or put its tables into a scheme that holds them. The same outputs",
         exact=True,
-        apply=refit.exact,
-        unsupported_reason=has_tables,
-        from_absolute=False,
-        from_relative=True,
-        options_type=RelativeOptions,
-    ),
-    "refit": Method(
-        "for a checkpoint that is relative already: the closest tables of another scheme; says what is lost",
-        apply=refit.refit,
-        unsupported_reason=has_tables,
+        apply=exact,
+        unsupported_reason=needs_tokens_only,
         from_absolute=False,
         from_relative=True,
         options_type=RelativeOptions,

@@ -45,7 +45,7 @@ class HierarchicalOptions(LengthOptions):
 
 @dataclass(frozen=True)
 class RelativeOptions:
-    """Options of `exact` and `refit`."""
+    """Options of `exact`."""
 
     max_position_embeddings: int | None = setting(
         None,

@@ -80,10 +80,9 @@ def convert(
         method: `keep` (keep absolute positions and all outputs), `drop` (keep only the mean of absolute positions),
             `distil` (train a model whose relative terms start at zero to the source's outputs on `texts`; also for
             relative sources), `interpolate` or `hierarchical` (a longer table of absolute positions, and no relative
-            ones). For relative sources only: `exact` (keep the
-            tables, or put them into another scheme that holds them; the outputs are the source's) and `refit` (the
-            closest tables of another scheme, with their loss in `details["lost"]`). None for that of `quality`;
-            without a quality, `exact` for a relative source, else `keep`.
+            ones), and for relative sources only `exact` (keep the tables, or move them into another scheme that holds
+            them; the outputs are the source's). None for that of `quality`; without a quality, `exact` for a relative
+            source, else `keep`.
         method_options: options of the method: keys of `METHODS[method].options`.
         quality: a preset, key of `hf_relpos.conversion.QUALITIES`, which sets scheme, method and their options if they
             are not given: `fast`, `default` or `faithful`. None for `default` if there are `texts` and no method,

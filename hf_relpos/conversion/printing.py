@@ -16,7 +16,7 @@ from ..models.modeling_relpos_bert import HEADS
 from ..training import DistillationReport
 from .folder_layout import MODULES
 from .push import Upload
-from .report import ConversionReport, lost_in_words
+from .report import ConversionReport
 
 
 # Footnote marks for notes that several tensors share.
@@ -139,8 +139,6 @@ def _lines(report: ConversionReport) -> list[str]:
     lines = []
     if report.difference is not None:
         lines.append(f"largest difference of an output to the source's, relative: {report.difference:.1e}")
-    if lost := details.get("lost"):
-        lines.append(f"not held of the source's tables: {lost_in_words(lost)}")
     if "skipped" in (measured := details.get("fidelity", {})) and "lengths" not in measured:
         lines.append(f"fidelity not measured: {measured['skipped']}")
     if report.verdict:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ..evaluation import Fidelity
 
 REPORT = "conversion.json"
-# Threshold of `ConversionReport.failed_thresholds`.
-LOST = 0.5
 KINDS = ("reused", "folded", "dropped", "created")
 
 
@@ -164,24 +162,19 @@ class ConversionReport:
         - Up to the source's limit: a sentence cosine of .85 and a token cosine of .80 (`USABLE`).
         - Past it, for a requested length: a token cosine of .80, on text that fills the length.
         - Text without held-out passages counts as a failure.
-        - For relative sources: less than half of the source's tables is lost (`LOST`).
         """
         found = []
         if self.fidelity is not None:
             found += failed_thresholds(self.fidelity)
         elif "text" in self.details:
             found.append(f"nothing was checked: {self.details['fidelity']['skipped']}")
-        large = {letter: share for letter, share in self.details.get("lost", {}).items() if share > LOST}
-        if large:
-            found.append(f"it does not hold {lost_in_words(large)} of the source's tables")
         return tuple(found)
 
     @property
     def warning(self) -> str:
         """The failed thresholds in one sentence, with the remedy."""
-        remedy = "more steps" if "text" in self.details else "another scheme"
         reasons = "; ".join(self.failed_thresholds)
-        return f"the result is not close to its source: {reasons}. It was written; try {remedy}, or train it further"
+        return f"the result is not close to its source: {reasons}. It was written; try more steps, or train it further"
 
     def summary(self) -> str:
         """One line: tensors and parameters by kind, and the difference and the verdict if measured."""
@@ -205,11 +198,6 @@ class ConversionReport:
         content["files"] = list(self.files)
         content["notes"] = list(self.notes)
         return {**content, "totals": self.totals}
-
-
-def lost_in_words(lost: Mapping[str, float]) -> str:
-    """Format `details["lost"]`, shares of the source's tables, as "1.2% of A, 0.3% of B"."""
-    return ", ".join(f"{share:.1%} of {letter}" for letter, share in lost.items())
 
 
 def list_steps(

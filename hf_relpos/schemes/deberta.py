@@ -13,7 +13,7 @@ from transformers import initialization as init
 from ..attention.context import AttentionContext
 from ..attention.formula import Table, Terms
 from ..attention.tracing import is_traced
-from .scheme import Option, RangeOption, Scheme, SharedScheme, choice, is_count
+from .scheme import Option, Scheme, SharedScheme, choice, is_count
 
 
 KINDS = ("c2p", "p2c")
@@ -73,7 +73,6 @@ class Deberta(Scheme, name="deberta"):
     source = "He et al. 2021, arXiv 2006.03654, eq. 4 as released in microsoft/DeBERTa; v3: arXiv 2111.09543"
     out_of_range = ("clip",)
     extrapolation_claim = "distances are clipped, so longer inputs run"
-    range_option = RangeOption("max_distance")
     zero_is_neutral = False  # because of the scale
     options = {
         "pos_att_type": Option(

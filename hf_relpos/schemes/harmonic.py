@@ -17,7 +17,7 @@ from transformers import initialization as init
 from ..attention.context import AttentionContext
 from ..attention.formula import TABLE_FIELDS, Terms
 from ..attention.fourier_tables import FourierTable, geometric
-from .scheme import TABLE_LETTERS, WHICH_TABLES, LinearParameter, Option, Scheme, choice, is_count
+from .scheme import TABLE_LETTERS, WHICH_TABLES, Option, Scheme, choice, is_count
 
 
 class Harmonic(Scheme, name="harmonic"):
@@ -31,12 +31,6 @@ class Harmonic(Scheme, name="harmonic"):
     source = "hf_relpos; features of a product as in Liutkus et al. 2021, arXiv 2105.08399"
     out_of_range = ("extrapolate",)
     extrapolation_claim = "ours: terms are as large at any distance, and those `period` apart are nearly the same"
-    linear_parameters = {
-        "A": LinearParameter("A", is_fourier=True),
-        "B": LinearParameter("B", is_fourier=True),
-        "c": LinearParameter("c", is_fourier=True),
-        "V": LinearParameter("V", is_fourier=True),
-    }
     options = {
         "terms": WHICH_TABLES,
         "per_head": choice(True, False, help="coefficients of their own for each head"),

@@ -10,7 +10,7 @@ from transformers import initialization as init
 from ..attention.context import AttentionContext
 from ..attention.formula import Table, Terms
 from .encodings import sinusoid_concat
-from .scheme import Option, RangeOption, Scheme, dtype_of, is_count, refuse_odd_heads
+from .scheme import Option, Scheme, dtype_of, is_count, refuse_odd_heads
 
 
 class Hop(Scheme, name="hop"):
@@ -28,7 +28,6 @@ class Hop(Scheme, name="hop"):
     source = "Li et al. 2020, arXiv 2004.03249; Yaoyi-Li/HOP-Matting networks/ops.py"
     out_of_range = ("clip",)
     extrapolation_claim = "nothing about larger images"
-    range_option = RangeOption("radius")
     order_blind = True
     required_inputs = frozenset({"grid"})
     options = {

@@ -9,7 +9,7 @@ from transformers import initialization as init
 
 from ..attention.context import AttentionContext
 from ..attention.formula import Table, Terms
-from .scheme import LinearParameter, Option, RangeOption, Scheme, choice, is_count
+from .scheme import Option, Scheme, choice, is_count
 
 
 class Music(Scheme, name="music"):
@@ -30,11 +30,6 @@ class Music(Scheme, name="music"):
     )
     out_of_range = ("zero", "clip")
     extrapolation_claim = "generates pieces longer than those it was trained on (causal)"
-    range_option = RangeOption("max_relative_position", exclusive=True)
-    linear_parameters = {
-        "key_relative_embeddings": LinearParameter("A"),
-        "value_relative_embeddings": LinearParameter("V"),
-    }
     options = {
         "max_relative_position": Option(
             default=None,

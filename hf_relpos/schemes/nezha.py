@@ -8,7 +8,7 @@ import torch
 from ..attention.context import AttentionContext
 from ..attention.formula import Table, Terms
 from .encodings import sinusoid_interleaved
-from .scheme import Option, RangeOption, Scheme, is_count, refuse_odd_heads
+from .scheme import Option, Scheme, is_count, refuse_odd_heads
 
 
 MAX_ROWS = 2**16  # the table is computed in every call
@@ -25,7 +25,6 @@ class Nezha(Scheme, name="nezha"):
     source = "Wei et al. 2019, arXiv 1909.00204; transformers 4.57.6 models/deprecated/nezha"
     out_of_range = ("clip",)
     extrapolation_claim = "fixed sinusoids are chosen because they may extrapolate"
-    range_option = RangeOption("max_relative_position")
     zero_is_neutral = False
     options = {
         "max_relative_position": Option(

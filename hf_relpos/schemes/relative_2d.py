@@ -9,7 +9,7 @@ from transformers import initialization as init
 
 from ..attention.context import AttentionContext
 from ..attention.formula import Table, Terms
-from .scheme import Option, RangeOption, Scheme, choice, is_count
+from .scheme import Option, Scheme, choice, is_count
 
 
 class Relative2d(Scheme, name="relative_2d"):
@@ -25,7 +25,6 @@ class Relative2d(Scheme, name="relative_2d"):
     source = "Bello et al. 2019, arXiv 1904.09925, §3.2, eq. 4; tensor2tensor relative_2d"
     out_of_range = ("zero", "clip")
     extrapolation_claim = "nothing about larger images"
-    range_option = RangeOption("max_relative_position", exclusive=True)
     required_inputs = frozenset({"grid"})
     options = {
         "max_relative_position": Option(

@@ -15,7 +15,7 @@ from transformers import initialization as init
 from ..attention.context import AttentionContext
 from ..attention.formula import Table, Terms
 from ..attention.tracing import is_traced
-from .scheme import LinearParameter, Option, RangeOption, Scheme, choice, is_count
+from .scheme import Option, Scheme, choice, is_count
 
 
 class RelativeKey(Scheme, name="relative_key"):
@@ -29,8 +29,6 @@ class RelativeKey(Scheme, name="relative_key"):
     out_of_range = ("clip", "zero")
     extrapolation_claim = "as `shaw`, with a row for every trained distance"
     original = "transformers 4.57.6, models/bert/modeling_bert.py"
-    range_option = RangeOption("clip", within_table=True)
-    linear_parameters = {"weight": LinearParameter("A")}
     options = {
         "clip": Option(
             default=None,
@@ -107,7 +105,6 @@ class RelativeKeyQuery(RelativeKey, name="relative_key_query"):
     summary = "A vector per distance, multiplied by query and key"
     source = "transformers 4.57.6 models/bert; Huang et al. 2020, arXiv 2009.13658, method 4"
     extrapolation_claim = "robust to inputs longer than trained (question answering)"
-    linear_parameters = {"weight": LinearParameter("AB")}
 
     def forward(self, context: AttentionContext) -> Terms:
         rows = self.rows(context)

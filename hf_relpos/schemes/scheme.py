@@ -110,53 +110,6 @@ RENAMED_OPTIONS = {"beyond": "out_of_range"}
 RENAMED_VALUES = {("beyond", "refuse"): "error"}
 
 
-@dataclass(frozen=True)
-class LinearParameter:
-    """A parameter that holds tables, or coefficients of them, and that a converter can fit to another scheme's tables.
-
-    Attributes:
-        letters: letters of the formula whose tables it enters, such as "A", or "AB" for both.
-        is_fourier: whether its rows are coefficients of Fourier features, not one for each distance.
-    """
-
-    letters: str
-    is_fourier: bool = False
-
-
-@dataclass(frozen=True)
-class RangeOption:
-    """The option that sets the largest distance with an embedding of its own.
-
-    Attributes:
-        name: key of `position_options`. Its value `None` means what `max_position_embeddings` allows.
-        exclusive: whether the value is the first distance without an embedding of its own.
-        within_table: whether `max_position_embeddings` sets the size of the table, so that the option can only leave
-            out distances.
-    """
-
-    name: str
-    exclusive: bool = False
-    within_table: bool = False
-
-    def max_distance(self, settings: Mapping[str, Any], config: Any) -> int:
-        """Return the largest distance with an embedding of its own, given the resolved options."""
-        value = settings[self.name]
-        if value is None:
-            return config.max_position_embeddings - 1
-        return value - 1 if self.exclusive else value
-
-    def resized(self, options: Mapping[str, Any], max_distance: int) -> dict[str, Any]:
-        """Return the fields of the configuration that set another largest distance.
-
-        Args:
-            options: the present `position_options`.
-        """
-        if self.within_table:
-            others = {key: value for key, value in options.items() if key != self.name}
-            return {"max_position_embeddings": max_distance + 1, "position_options": others}
-        return {"position_options": {**options, self.name: max_distance + self.exclusive}}
-
-
 OUT_OF_RANGE = {
     "clip": "distances past the range share its last row",
     "zero": "distances past the range have no term",
@@ -181,9 +134,7 @@ class Scheme(nn.Module):
             the values of the option `out_of_range`, which every scheme has.
         extrapolation_claim: one line on what its source says about inputs longer than those trained on.
         options: the keys of `config.position_options` that it accepts, besides `out_of_range`.
-        range_option: the option that sets the largest distance with an embedding of its own; None if there is none.
         renamed_options: earlier names of its options, mapped to the present ones.
-        linear_parameters: the parameters of which tables of distances are made, by name; empty for other terms.
         order_blind: whether keys to the left and to the right get the same terms. Without a causal mask, a reversed
             text then gives reversed outputs. This may depend on options: see `is_order_blind`.
         zero_is_neutral: whether all terms vanish if all parameters are zero, while not all gradients vanish.
@@ -201,9 +152,7 @@ class Scheme(nn.Module):
     out_of_range: ClassVar[tuple[str, ...]]
     extrapolation_claim: ClassVar[str]
     options: ClassVar[dict[str, Option]] = {}
-    range_option: ClassVar[RangeOption | None] = None
     renamed_options: ClassVar[dict[str, str]] = {}
-    linear_parameters: ClassVar[dict[str, LinearParameter]] = {}
     order_blind: ClassVar[bool] = False
     relative: ClassVar[bool]
     zero_is_neutral: ClassVar[bool] = True
@@ -306,11 +255,6 @@ class Scheme(nn.Module):
     def scale_of(cls, settings: Mapping[str, Any], config: Any) -> float | None:
         """Return s of the formula; None leaves it at 1/√d. Combined schemes must agree."""
         return None
-
-    @classmethod
-    def has_tables(cls) -> bool:
-        """Whether the scheme consists of tables of distances, which can be fitted."""
-        return bool(cls.linear_parameters)
 
     @classmethod
     def is_order_blind(cls, settings: Mapping[str, Any]) -> bool:

@@ -9,7 +9,7 @@ from transformers import initialization as init
 
 from ..attention.context import AttentionContext
 from ..attention.formula import Table, Terms
-from .scheme import LinearParameter, Option, RangeOption, Scheme, choice, is_count
+from .scheme import Option, Scheme, choice, is_count
 
 
 class Shaw(Scheme, name="shaw"):
@@ -24,8 +24,6 @@ class Shaw(Scheme, name="shaw"):
     source = "Shaw et al. 2018, arXiv 1803.02155, eq. 3-4"
     out_of_range = ("clip", "zero")
     extrapolation_claim = "clipping lets it generalise to lengths not seen in training"
-    range_option = RangeOption("clip")
-    linear_parameters = {"key": LinearParameter("A"), "value": LinearParameter("V")}
     options = {
         "clip": Option(
             default=16,

@@ -10,7 +10,7 @@ from transformers import initialization as init
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms, toeplitz_table
 from .encodings import t5_bucket
-from .scheme import Option, RangeOption, Scheme, SharedScheme, choice, is_count
+from .scheme import Option, Scheme, SharedScheme, choice, is_count
 
 
 class BucketedBias(SharedScheme):
@@ -51,7 +51,6 @@ class T5(Scheme, name="t5"):
     source = "Raffel et al. 2019, arXiv 1910.10683, §2.1; MPNet: Song et al. 2020, arXiv 2004.09297"
     out_of_range = ("clip",)
     extrapolation_claim = "nothing itself; Press et al. find that perplexity holds a little beyond the trained length"
-    range_option = RangeOption("max_distance")
     options = {
         "buckets": Option(
             default=32,

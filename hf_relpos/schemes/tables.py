@@ -15,7 +15,7 @@ from transformers import initialization as init
 from ..attention.context import AttentionContext
 from ..attention.formula import TABLE_FIELDS, Table, Terms, toeplitz_table
 from ..attention.tracing import is_traced
-from .scheme import TABLE_LETTERS, WHICH_TABLES, LinearParameter, Option, RangeOption, Scheme, choice, is_count
+from .scheme import TABLE_LETTERS, WHICH_TABLES, Option, Scheme, choice, is_count
 
 
 def knots(max_distance: int, dense: int, per_octave: int) -> list[int]:
@@ -45,13 +45,6 @@ class Tables(Scheme, name="tables"):
     source = "hf_relpos; hat functions on knots as in shape-constrained regression"
     out_of_range = ("clip", "zero")
     extrapolation_claim = "ours: distances past the range share the last row"
-    range_option = RangeOption("max_distance")
-    linear_parameters = {
-        "A": LinearParameter("A"),
-        "B": LinearParameter("B"),
-        "c": LinearParameter("c"),
-        "V": LinearParameter("V"),
-    }
     renamed_options = {"reach": "max_distance"}
     options = {
         "terms": WHICH_TABLES,

@@ -10,7 +10,7 @@ from transformers import initialization as init
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms, toeplitz_table
 from .encodings import sinusoid_concat
-from .scheme import Option, RangeOption, Scheme, is_count, refuse_odd_width
+from .scheme import Option, Scheme, is_count, refuse_odd_width
 
 
 class TransformerXL(Scheme, name="transformer_xl"):
@@ -26,7 +26,6 @@ class TransformerXL(Scheme, name="transformer_xl"):
     source = "Dai et al. 2019, arXiv 1901.02860, §3.3"
     out_of_range = ("extrapolate", "clip")
     extrapolation_claim = "works with a longer memory than it was trained with (causal)"
-    range_option = RangeOption("clamp_len")
     options = {
         "clamp_len": Option(
             default=None,

@@ -10,7 +10,7 @@ from transformers import initialization as init
 from ..attention.context import AttentionContext
 from ..attention.formula import Table, Terms, toeplitz_table
 from .encodings import sinusoid_concat
-from .scheme import RangeOption, Scheme, choice, refuse_odd_width
+from .scheme import Scheme, choice, refuse_odd_width
 from .transformer_xl import TransformerXL
 
 
@@ -32,7 +32,6 @@ class XLNet(Scheme, name="xlnet"):
     source = "Yang et al. 2019, arXiv 1906.08237, §2.4-2.5; zihangdai/xlnet modeling.py"
     out_of_range = ("extrapolate", "clip")
     extrapolation_claim = "as `transformer_xl`"
-    range_option = RangeOption("clamp_len")
     options = {
         "clamp_len": TransformerXL.options["clamp_len"],
         "segments": choice(True, False, help="the term for the same and for different token types"),

@@ -54,8 +54,7 @@ What the terms do past the range they were trained on, `position_options={"out_o
 
 """
 ORDER_HEAD = """
-- **range**: the option that sets the largest distance with an embedding of its own.
-- **order-blind**: without a causal mask, a reversed text gives reversed outputs.
+**Order-blind**: without a causal mask, a reversed text gives reversed outputs.
 
 """
 PLOTS_HEAD = """
@@ -165,14 +164,13 @@ def out_of_range_table() -> str:
     return table(["`out_of_range`", "past the trained range", "default of", "also an option of"], rows)
 
 
-def range_table() -> str:
-    """What sets the range of each scheme, whether it knows directions, and what its source claims."""
+def order_table() -> str:
+    """Whether each scheme knows directions, and what its source claims."""
     rows = []
     for name, scheme in SCHEMES.items():
-        option = "–" if scheme.range_option is None else f"`{scheme.range_option.name}`"
         blind = "yes" if scheme.is_order_blind(scheme.defaults()) else "no"
-        rows.append([f"`{name}`", option, blind, scheme.extrapolation_claim])
-    return table(["name", "range", "order-blind", "its source on inputs longer than those trained on"], rows)
+        rows.append([f"`{name}`", blind, scheme.extrapolation_claim])
+    return table(["name", "order-blind", "its source on inputs longer than those trained on"], rows)
 
 
 def report(measure: bool) -> str:
@@ -203,7 +201,7 @@ def report(measure: bool) -> str:
         f"- without {names}: {', '.join(f'`{each}`' for each in able)}\n" for names, able in without.items() if names
     ]
     card = CARD_HEAD + table(header, full) + BACKENDS_HEAD + "".join(lines)
-    card += RANGE_HEAD + out_of_range_table() + ORDER_HEAD + range_table() + PLOTS_HEAD
+    card += RANGE_HEAD + out_of_range_table() + ORDER_HEAD + order_table() + PLOTS_HEAD
     card += "".join(f"\n### {name}\n\n![{name}]({PICTURES.name}/{name}.png)\n" for name in SCHEMES)
     return card
 

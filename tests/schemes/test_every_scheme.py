@@ -74,9 +74,6 @@ def test_gradients_by_finite_differences(name):
 def test_describes_itself(name):
     scheme = SCHEMES[name]
     assert scheme.name == name and scheme.source and scheme.out_of_range and scheme.extrapolation_claim
-    parameters = {key for key, _ in scheme(tiny_config(name)).named_parameters()}
-    assert not scheme.linear_parameters or parameters & set(scheme.linear_parameters)
-    assert all(set(parameter.letters) <= set("ABcuV") for parameter in scheme.linear_parameters.values())
     for option in scheme.options.values():
         assert option.help and option.accepts(option.default)
     assert not list(tiny_attention(name).distance_embedding.buffers())
@@ -109,17 +106,6 @@ def test_order_blind(name):
         difference = (reverse.flip(1) - out).abs().max()
         settings = scheme_parts(model.config)[0][1]
         assert difference <= 1e-12 if SCHEMES[name].is_order_blind(settings) else difference > 1e-4, options
-
-
-@pytest.mark.parametrize("name", [name for name in SCHEMES if SCHEMES[name].range_option])
-def test_range_option(name):
-    option, config = SCHEMES[name].range_option, tiny_config(name)
-    assert option.name in SCHEMES[name].options
-    fields = option.resized(config.position_options, 9)
-    resized = tiny_config(name, **fields)
-    settings = scheme_parts(resized)[0][1]
-    assert option.max_distance(settings, resized) == 9
-    assert option.resized(resized.position_options, 9) == fields
 
 
 def test_only_its_own_file_knows_the_name_of_a_scheme():
