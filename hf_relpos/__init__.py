@@ -62,19 +62,12 @@ if TYPE_CHECKING:
     from .schemes.registry import SCHEMES as SCHEMES
     from .schemes.scheme import Option as Option
     from .schemes.scheme import Scheme as Scheme
-    from .training.anneal import (
-        AnnealAbsolutePositions as AnnealAbsolutePositions,
-    )
-    from .training.anneal import (
-        drop_absolute_positions as drop_absolute_positions,
-    )
     from .training.stream import SegmentDataset as SegmentDataset
     from .training.stream import StreamTrainer as StreamTrainer
 
 
 # Module of each name.
 _MODULES = {
-    "AnnealAbsolutePositions": ".training.anneal",
     "AttentionContext": ".attention.context",
     "Option": ".schemes.scheme",
     "RelPosBertConfig": ".models.configuration_relpos_bert",
@@ -98,7 +91,6 @@ _MODULES = {
     "accelerate_attention": ".families.live",
     "attend": ".attention.formula",
     "convert": ".conversion",
-    "drop_absolute_positions": ".training.anneal",
     "explain_backend": ".models.explain",
     "export_checkpoint": ".conversion",
     "merge_card": ".conversion",

@@ -161,8 +161,6 @@ def test_what_is_said_of_long_texts_is_what_was_measured(source, tmp_path, windo
 ABILITIES = {
     "keep": ({}, r"reads 32 tokens and not one more\. .*length=128"),
     "drop": ({"method": "drop"}, "any length.* until it is trained"),
-    "interpolate": ({"method": "interpolate"}, "reads 128 tokens and not one more; .* not the source's"),
-    "hierarchical": ({"method": "hierarchical"}, "reads 128 tokens and not one more; up to 32 tokens"),
 }
 
 

@@ -67,7 +67,6 @@ def test_modules_are_kept(tmp_path, encoder, dense):
 LENGTHS = {
     "the table stays": ({}, 12, 20),
     "the table goes": ({"method": "drop"}, 20, 20),
-    "a longer table": ({"method": "hierarchical", "method_options": {"length": 50}}, 50, 50),
 }
 
 

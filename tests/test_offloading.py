@@ -87,14 +87,6 @@ def test_no_scheme_reads_a_parameter_outside_of_a_call(scheme, options):
         assert_same(model(**inputs).last_hidden_state, expected)
 
 
-def test_a_faded_table_of_absolute_positions_on_the_disk(tmp_path):
-    fields = {"absolute_position_embeddings": True, "absolute_position_fade": 0.4}
-    model, inputs = tiny_model(RelPosBertForMaskedLM, "relative_key", **fields), words("relative_key")
-    expected = logits(model, inputs)
-    disk_offload(model, tmp_path, execution_device=CPU)
-    assert_same(logits(model, inputs), expected)
-
-
 @pytest.mark.parametrize("scheme", ["transformer_xl", "t5"])
 def test_generation_from_the_disk(tmp_path, scheme):
     """With a cache, so that the schemes are called for one query at a time."""

@@ -194,22 +194,6 @@ def test_a_hybrid_drops_its_table(tmp_path, hybrid):
     assert difference(hybrid, second) <= 1e-5
 
 
-def test_a_table_on_the_way_out_is_refused(tmp_path):
-    own(tmp_path / "one", "shaw", absolute_position_embeddings=True, absolute_position_fade=0.5)
-    with pytest.raises(ConversionError, match=r"absolute_position_fade = 0.5.*drop_absolute_positions"):
-        convert(tmp_path / "one", tmp_path / "two")
-
-
-def test_a_longer_table_of_absolute_positions(tmp_path):
-    """The result of `hierarchical`, made longer again."""
-    torch.manual_seed(0)
-    stir(BertForMaskedLM(BertConfig(**SIZES))).save_pretrained(tmp_path / "stock")
-    convert(tmp_path / "stock", tmp_path / "one", method="hierarchical", method_options={"length": 30})
-    convert(tmp_path / "one", tmp_path / "two", method="interpolate", method_options={"length": 50})
-    model = RelPosBertForMaskedLM.from_pretrained(tmp_path / "two")
-    assert model.config.position_embedding_type == "absolute" and model.config.max_position_embeddings == 50
-
-
 # --- fitted
 
 

@@ -135,12 +135,12 @@ def test_conversion_is_measured_row_by_row(teacher, tmp_path, capsys):
         bench.main([*files, f"--work={tmp_path / 'work'}", *sizes.split(), *more])
         return json.loads((out / "conversion.json").read_text())
 
-    rows = ["fidelity/teacher", "fidelity/zero", "quality/fast", "long/hierarchical*", "demo/zero"]
+    rows = ["fidelity/teacher", "fidelity/zero", "quality/fast", "long/zero+window", "demo/zero"]
     content = run("--rows", *rows)
     found = {key: row["result"] for key, row in content["rows"].items()}
     assert not content["missing"] and found["fidelity/zero"]["texts"]["held.txt"]["sentence"]["16"] < 0.999
     assert found["quality/fast"]["details"]["cpu_seconds"]["distillation"] > 0
-    assert len(found["long/hierarchical"]["quarters"]) == 4
+    assert len(found["long/zero+window"]["quarters"]) == 4
     card = (out / "conversion.md").read_text()
     assert str(teacher) not in card and "| positions dropped |" in card and "| not measured |" in card
     capsys.readouterr()

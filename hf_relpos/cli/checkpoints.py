@@ -35,8 +35,7 @@ def convert(
         advanced(
             "keep (default without --text): absolute positions stay, same outputs. drop: only their mean stays, "
             "needs training. distil: relative terms start at zero; all weights are trained on --text to compute the "
-            "source's outputs. interpolate, hierarchical: a longer absolute table, no relative terms. For a source "
-            "that is relative already: exact (default): the same tables or equivalent ones, same outputs, or distil.",
+            "source's outputs. exact (default of a relative source): the same or equivalent tables, same outputs.",
             metavar="NAME",
         ),
     ] = None,

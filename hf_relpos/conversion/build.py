@@ -63,8 +63,7 @@ def rename_relative(source: Checkpoint, source_config: RelPosBertConfig, config:
 def assemble(config: RelPosBertConfig, source: Checkpoint) -> tuple[RelPosBertPreTrainedModel, dict[str, str]]:
     """Build a model with the tensors of the source, in the source's dtype and in eval mode.
 
-    The scheme's other parameters are zero, and so are token types that the source lacks. A table of another length is
-    set by the method.
+    The scheme's other parameters are zero, and so are token types that the source lacks.
 
     Returns:
         The model, and notes on tensors to which another one was added: ERNIE's task type 0, the default of all tokens.
@@ -77,7 +76,7 @@ def assemble(config: RelPosBertConfig, source: Checkpoint) -> tuple[RelPosBertPr
         if is_scheme(name) or name.endswith(TOKEN_TYPES):
             parameter.zero_()
     for name, tensor in model.state_dict().items():
-        if name in source.tensors and source.tensors[name].shape == tensor.shape:
+        if name in source.tensors:
             tensor.copy_(source.tensors[name])
     tasks = [tensor for name, tensor in source.tensors.items() if name.endswith(TASK_TYPES)]
     return model, {add_to_token_types(model, tasks[0][0]): "plus the vector of task type 0"} if tasks else {}
@@ -113,13 +112,13 @@ def same_positions(one: RelPosBertConfig, other: RelPosBertConfig) -> bool:
     )
 
 
-def parameter_name(model: RelPosBertPreTrainedModel, parameter: torch.Tensor) -> str:
-    """The name of a parameter in its model."""
-    return next(name for name, candidate in model.named_parameters() if candidate is parameter)
-
-
+@torch.no_grad()
 def add_to_token_types(model: RelPosBertPreTrainedModel, vector: torch.Tensor) -> str:
-    """Add a vector to all token type embeddings; returns the name of their table."""
-    embeddings = model.base_model.embeddings
-    embeddings.add_everywhere(vector.double())
-    return parameter_name(model, embeddings.token_type_embeddings.weight)
+    """Add a vector (D,) to the embeddings of all tokens: each has one token type, and no output layer is tied to it.
+
+    Returns:
+        The name of the table of token types.
+    """
+    types = model.base_model.embeddings.token_type_embeddings.weight
+    types.copy_(types.double() + vector.double())
+    return next(name for name, parameter in model.named_parameters() if parameter is types)

@@ -17,7 +17,6 @@ from ..families.local_paths import last_name
 from ..files import write_text
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.modeling_relpos_bert import HEADS
-from ..schemes.registry import STOCK_SCHEME
 from .folder_layout import is_sentence_encoder
 from .methods import METHODS
 from .presets import QUALITIES
@@ -219,7 +218,6 @@ def _name(report: ConversionReport, full: bool = False) -> str:
 
 def _what(report: ConversionReport, sentence_transformers: bool) -> list[str]:
     """Title, one sentence, and how close, how long and how fast."""
-    relative = "a longer table of positions" if report.scheme == STOCK_SCHEME else "relative positions"
     source = f"`{_name(report)}`"
     if report.revision:
         source = f"[{report.source}](https://huggingface.co/{report.source}) (commit `{report.revision[:12]}`)"
@@ -235,8 +233,8 @@ def _what(report: ConversionReport, sentence_transformers: bool) -> list[str]:
             )
         )
     return [
-        f"# {_name(report)} with {relative}",
-        f"A {kind}: {source}, converted by hf_relpos to {relative} (scheme `{report.scheme}`).",
+        f"# {_name(report)} with relative positions",
+        f"A {kind}: {source}, converted by hf_relpos to relative positions (scheme `{report.scheme}`).",
         "\n".join(f"- **{title}.** {text}" for title, text in lines if text),
     ]
 

@@ -114,8 +114,6 @@ def target_config(
     elif kept is not None:
         types, options = [kept, name], {kept: spec.options, name: options}
     fields = _with_token_types(spec.fields, method)
-    if method.max_positions is not None:
-        fields["max_position_embeddings"] = method.max_positions(source.max_position_embeddings, method_options)
     return _from_dict(  # errors are about arguments of the caller
         RelPosBertConfig,
         "",

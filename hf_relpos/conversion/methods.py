@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..families.errors import ConversionError
-from ..schemes.registry import PLAIN_SCHEME, SCHEMES, STOCK_SCHEME
+from ..schemes.registry import PLAIN_SCHEME, SCHEMES
 from ..schemes.scheme import Option, Scheme
 from ..settings import options_of
 from . import absolute_tables
@@ -13,8 +13,6 @@ from .exact import exact
 from .learn import learn
 from .options import (
     DistilOptions,
-    HierarchicalOptions,
-    LengthOptions,
     NoOptions,
     OwnBiasOptions,
     RelativeOptions,
@@ -38,8 +36,6 @@ class Method:
         learns: whether it learns from text.
         options_type: dataclass of its options.
         default_scheme: scheme of the result unless the caller names one; None for `DEFAULT_SCHEME`.
-        max_positions: function from the source's `max_position_embeddings` and the resolved options to the result's;
-            None if it does not change.
     """
 
     help: str
@@ -52,7 +48,6 @@ class Method:
     learns: bool = False
     options_type: type[Any] = NoOptions
     default_scheme: str | None = None
-    max_positions: Callable[[int, Any], int] | None = None
 
     @property
     def options(self) -> dict[str, Option]:
@@ -81,11 +76,6 @@ def starts_neutral_without_table(scheme: type[Scheme]) -> str:
     return starts_neutral(scheme)
 
 
-def absolute_alone(scheme: type[Scheme]) -> str:
-    """Reject all schemes except absolute position embeddings."""
-    return "" if scheme.learned_input_table else "the result of this method has absolute positions and no others"
-
-
 METHODS: dict[str, Method] = {
     "keep": Method(
         "keep absolute positions; relative terms start at zero. The same outputs, to be trained further",
@@ -109,26 +99,6 @@ METHODS: dict[str, Method] = {
         from_relative=True,
         learns=True,
         options_type=DistilOptions,
-    ),
-    "interpolate": Method(
-        "absolute positions for longer inputs: the table stretched linearly. A baseline; changes all outputs",
-        keeps_table=True,
-        apply=absolute_tables.interpolate_table,
-        unsupported_reason=absolute_alone,
-        default_scheme=STOCK_SCHEME,
-        max_positions=absolute_tables.stretched_positions,
-        options_type=LengthOptions,
-    ),
-    "hierarchical": Method(
-        "absolute positions for longer inputs: the table, then sums of two of its rows (Su). A baseline; the same "
-        "outputs up to the source's length",
-        keeps_table=True,
-        exact=True,
-        apply=absolute_tables.decompose_table,
-        unsupported_reason=absolute_alone,
-        default_scheme=STOCK_SCHEME,
-        max_positions=absolute_tables.stretched_positions,
-        options_type=HierarchicalOptions,
     ),
     "exact": Method(
         "for a checkpoint that is relative already (ours; NEZHA; BERT, RoBERTa, … with relative_key): rename "

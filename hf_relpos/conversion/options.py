@@ -25,25 +25,6 @@ class OwnBiasOptions:
 
 
 @dataclass(frozen=True)
-class LengthOptions:
-    """Options of `interpolate`."""
-
-    length: int | None = setting(
-        None,
-        "tokens that the result reads; an integer above the source's max_position_embeddings, or None for 4 times it",
-        is_count,
-        optional=True,
-    )
-
-
-@dataclass(frozen=True)
-class HierarchicalOptions(LengthOptions):
-    """Options of `hierarchical`."""
-
-    cls: bool = setting_of((True, False), "keep row 0 out of the sums, since [CLS] is not a position like others")
-
-
-@dataclass(frozen=True)
 class RelativeOptions:
     """Options of `exact`."""
 

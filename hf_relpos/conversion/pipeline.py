@@ -73,16 +73,14 @@ def convert(
         out: folder to write. It also gets a report, `conversion.json`, a model card, `README.md`, and the modules of a
             sentence-transformers folder.
         position_embedding_type: scheme of the result, a key of `hf_relpos.SCHEMES`. None for that of `quality`;
-            without a quality, the default of the method (`harmonic` for `distil`, `absolute` for `interpolate` and
-            `hierarchical`), else the source's relative scheme, else `relative_key`.
-            MPNet also keeps its T5 bias.
+            without a quality, `harmonic` for `distil`, else the source's relative scheme, else `relative_key`. MPNet
+            also keeps its T5 bias.
         position_options: options of that scheme.
         method: `keep` (keep absolute positions and all outputs), `drop` (keep only the mean of absolute positions),
             `distil` (train a model whose relative terms start at zero to the source's outputs on `texts`; also for
-            relative sources), `interpolate` or `hierarchical` (a longer table of absolute positions, and no relative
-            ones), and for relative sources only `exact` (keep the tables, or move them into another scheme that holds
-            them; the outputs are the source's). None for that of `quality`; without a quality, `exact` for a relative
-            source, else `keep`.
+            relative sources), `exact` (for relative sources alone: keep the tables, or move them into another scheme
+            that holds them; the outputs are the source's). None for that of `quality`; without a quality, `exact` for
+            a relative source, else `keep`.
         method_options: options of the method: keys of `METHODS[method].options`.
         quality: a preset, key of `hf_relpos.conversion.QUALITIES`, which sets scheme, method and their options if they
             are not given: `fast`, `default` or `faithful`. None for `default` if there are `texts` and no method,

@@ -83,11 +83,6 @@ class ConversionPlan:
         """What the result can and cannot do, in one line."""
         limit, length = self.source_config.max_position_embeddings, self.new_length
         if self.config.has_absolute_table:
-            reads = f"It reads {self.config.max_position_embeddings:,} tokens and not one more"
-            if not self.method.exact:
-                return f"{reads}; its outputs are not the source's."
-            if length is not None:
-                return f"{reads}; up to {limit:,} tokens it computes what the source computes."
             return (
                 f"It computes what the source computes, and like it reads {limit:,} tokens and not one more. "
                 f"For longer texts convert with --text FILE --method-option length={4 * limit}."

@@ -189,7 +189,7 @@ def _recognise_own(folder: Path, config: Mapping[str, Any]) -> CheckpointSpec:
 
     Raises:
         ConversionError: for an invalid configuration, positions that need other inputs than tokens, and absolute
-            position embeddings that are partly annealed or combined with other schemes.
+            position embeddings that are combined with other schemes.
     """
     kept = {key: value for key, value in without_local_paths(config).items() if key != "auto_map"}
     try:
@@ -202,11 +202,6 @@ def _recognise_own(folder: Path, config: Mapping[str, Any]) -> CheckpointSpec:
         raise ConversionError(
             f"{folder}: {evidence} needs inputs besides the tokens ({', '.join(sorted(own.required_inputs))}), which "
             "no method of conversion has; only one that needs none can be converted"
-        )
-    if own.absolute_position_fade != 1:
-        raise ConversionError(
-            f"{folder}: absolute_position_fade = {own.absolute_position_fade}: its table is on the way out; fade it "
-            "to the end and take it out with hf_relpos.drop_absolute_positions, or set the field to 1"
         )
     if isinstance(name, list) and STOCK_SCHEME in name:
         raise ConversionError(f"{folder}: {evidence}: with {STOCK_SCHEME!r} in a combination it cannot be converted")

@@ -35,7 +35,6 @@ def check_settings(config: Any) -> None:
     _check_position_scheme(config)
     _check_attention_window(config)
     _check_attention_temperature(config)
-    _check_absolute_position_fade(config)
     check_memory_settings(config)
     _check_convolution(config)
     _check_parameter_count(config)
@@ -130,17 +129,6 @@ def _check_attention_temperature(config: Any) -> None:
         raise ValueError(
             f"{field} = {trained} with attention_temperature = {config.attention_temperature!r}: give a trained "
             "length of at least 2"
-        )
-
-
-def _check_absolute_position_fade(config: Any) -> None:
-    """The fade must be from 0 to 1, and below 1 only if there is a table."""
-    if not 0 <= config.absolute_position_fade <= 1:
-        raise ValueError(f"absolute_position_fade = {config.absolute_position_fade}: give a number from 0 to 1")
-    if config.absolute_position_fade != 1 and not config.absolute_position_embeddings:
-        raise ValueError(
-            f"absolute_position_fade = {config.absolute_position_fade} with absolute_position_embeddings = False: "
-            "there is no table to fade; leave the fade at 1, or convert with method='keep'"
         )
 
 

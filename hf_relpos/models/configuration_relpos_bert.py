@@ -79,10 +79,6 @@ class RelPosBertConfig(BertConfig):
         absolute_position_embeddings (`bool`, defaults to `False`):
             Also add learned absolute position embeddings to the input, as stock BERT does. `convert` with
             `method="keep"` makes such a model. Limits inputs to `max_position_embeddings` tokens.
-        absolute_position_fade (`float`, defaults to 1.0):
-            f: instead of that table P with mean row m, m + f (P − m) is added. 1: the table. 0: the same vector at
-            all positions, which `hf_relpos.drop_absolute_positions` then adds to the token type embeddings.
-            `hf_relpos.AnnealAbsolutePositions` reduces f from 1 to 0.
         embedding_size (`int`, *optional*):
             Width of the embeddings, which a linear layer projects to `hidden_size`, as in ALBERT and ELECTRA; None for
             `hidden_size` and no such layer.
@@ -156,7 +152,6 @@ class RelPosBertConfig(BertConfig):
     attention_temperature: str = "none"
     attention_temperature_length: int | None = None
     absolute_position_embeddings: bool = False
-    absolute_position_fade: float | int = 1.0
     embedding_size: int | None = None
     embedding_norm: bool = True
     embedding_projection: str = "after_norm"

@@ -137,30 +137,13 @@ class RelPosBertEmbeddings(nn.Module):
                         length if isinstance(past_length, torch.Tensor) else past_length + length
                     )
                 position_ids = (torch.arange(length, device=inputs_embeds.device) + past_length)[None]
-            if self.config.absolute_position_fade != 1:
-                vectors = self.position_embeddings(position_ids, fade=self.config.absolute_position_fade)
-            else:
-                vectors = self.position_embeddings(position_ids, *((embeddings, attention_mask) if computed else ()))
+            vectors = self.position_embeddings(position_ids, *((embeddings, attention_mask) if computed else ()))
             embeddings = embeddings + vectors.to(embeddings.dtype)
         if self.embeddings_project is None:
             return self.dropout(self.LayerNorm(embeddings))
         if self.projects_first:
             return self.dropout(self.LayerNorm(self.embeddings_project(embeddings)))
         return self.embeddings_project(self.dropout(self.LayerNorm(embeddings)))
-
-    @torch.no_grad()
-    def add_everywhere(self, vector: torch.Tensor) -> None:
-        """Add a vector (D,) to the embeddings of all tokens, permanently.
-
-        It is added to the token type embeddings: each token has one, and no output layer is tied to them.
-
-        Raises:
-            ValueError: for a model without token types.
-        """
-        if self.token_type_embeddings is None:
-            raise ValueError("type_vocab_size = 0: no table holds a vector of every token; set it to 1, with zeros")
-        types = self.token_type_embeddings.weight
-        types.copy_(types.to(vector.dtype) + vector)
 
 
 class RelPosBertSelfAttention(BertSelfAttention):

@@ -35,24 +35,11 @@ class LearnedPositions(nn.Embedding):
                 f"{self.num_embeddings}; truncate it, or convert the model to a purely relative scheme"
             )
 
-    def forward(self, position_ids: torch.Tensor, fade: float = 1.0) -> torch.Tensor:
-        """Look up the rows of positions, (…, L) to (…, L, D).
-
-        Args:
-            fade: fraction that is left of each row p's difference from the mean row m: m + fade · (p − m).
-        """
+    def forward(self, position_ids: torch.Tensor) -> torch.Tensor:
+        """Look up the rows of positions, (…, L) to (…, L, D)."""
         if self.out_of_range == "clip":
             position_ids = position_ids.clamp(max=self.num_embeddings - 1)
-        table = super().forward
-        rows = look_up(table, position_ids, "position_ids", "max_position_embeddings", self.num_embeddings)
-        if fade == 1:
-            return rows
-        mean = self.mean()
-        return mean + fade * (rows - mean)
-
-    def mean(self) -> torch.Tensor:
-        """Return the mean row m, (D,), in float32 or wider."""
-        return self.weight.mean(0, dtype=torch.promote_types(self.weight.dtype, torch.float32))
+        return look_up(super().forward, position_ids, "position_ids", "max_position_embeddings", self.num_embeddings)
 
 
 class Absolute(Scheme, name="absolute"):

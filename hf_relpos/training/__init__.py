@@ -1,11 +1,10 @@
-"""Training: distillation, streams with recurrence memory, annealing of absolute positions, and resumption."""
+"""Training: distillation, streams with recurrence memory, and resumption."""
 
 import importlib
 from typing import TYPE_CHECKING
 
 
 if TYPE_CHECKING:
-    from .anneal import AnnealAbsolutePositions, drop_absolute_positions
     from .checkpoints import last_checkpoint
     from .distillation import distil
     from .distillation_losses import Targets, row_targets
@@ -15,27 +14,23 @@ if TYPE_CHECKING:
 
 # Imported on first use, since most of these import the Trainer.
 _LAZY = {
-    "AnnealAbsolutePositions": "anneal",
     "DistillationReport": "distillation_settings",
     "DistillationSettings": "distillation_settings",
     "SegmentDataset": "stream",
     "StreamTrainer": "stream",
     "Targets": "distillation_losses",
     "distil": "distillation",
-    "drop_absolute_positions": "anneal",
     "last_checkpoint": "checkpoints",
     "row_targets": "distillation_losses",
 }
 
 __all__ = [
-    "AnnealAbsolutePositions",
     "DistillationReport",
     "DistillationSettings",
     "SegmentDataset",
     "StreamTrainer",
     "Targets",
     "distil",
-    "drop_absolute_positions",
     "last_checkpoint",
     "row_targets",
 ]

@@ -47,18 +47,13 @@ STUDENTS = {
     "long-all": Student(
         f"quality `{DEFAULT_QUALITY}`, no pairs, on long rows too", {"quality": DEFAULT_QUALITY}, long=True
     ),
-    "interpolate": Student("table interpolated", {"method": "interpolate"}, long=True),
-    "hierarchical": Student("hierarchical decomposition", {"method": "hierarchical"}, long=True),
 }
 
 # What is measured, each a kind of row with its students; `+window` is a student with `--window`.
 KINDS = {
     "fidelity": ("teacher", "zero"),
     "quality": (*QUALITIES, "default-quarter", "default-single", "faithful-single", "key", "long-all"),
-    "long": (
-        *("interpolate", "hierarchical", "hierarchical+window", "zero+window"),
-        *(DEFAULT_QUALITY, "long-all", "long-all+window"),
-    ),
+    "long": ("zero+window", DEFAULT_QUALITY, "long-all", "long-all+window"),
     "demo": ("teacher", "zero", DEFAULT_QUALITY),
 }
 ROWS = [f"{kind}/{name}" for kind, names in KINDS.items() for name in names]
