@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from .attention.formula import attend as attend
     from .conversion import convert as convert
     from .conversion import export_checkpoint as export_checkpoint
-    from .conversion import merge_card as merge_card
     from .families.live import accelerate_attention as accelerate_attention
     from .families.live import optimize as optimize
     from .families.live import restore_attention as restore_attention
@@ -93,7 +92,6 @@ _MODULES = {
     "convert": ".conversion",
     "explain_backend": ".models.explain",
     "export_checkpoint": ".conversion",
-    "merge_card": ".conversion",
     "optimize": ".families.live",
     "patch_transformers": ".models.patch",
     "restore_attention": ".families.live",

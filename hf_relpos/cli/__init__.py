@@ -81,7 +81,7 @@ EXAMPLES = {
     "push": (
         "hf-relpos push OUT USER/NAME",
         "hf-relpos push OUT USER/NAME --yes --private",
-        "hf-relpos push OUT USER/NAME --base-model google-bert/bert-base-uncased",
+        "hf-relpos push OUT USER/NAME --json -",
     ),
     "compare": (
         "hf-relpos compare google-bert/bert-base-uncased OUT --text held-out.txt",

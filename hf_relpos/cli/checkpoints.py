@@ -158,17 +158,8 @@ def export(
 def push(
     folder: Annotated[Path, typer.Argument(help="Folder of a converted or trained model.")],
     repository: Annotated[str, typer.Argument(help="user/name on the Hub; made where there is none.")],
-    yes: Annotated[
-        bool, typer.Option("--yes", "--no-dry-run", help="Upload; without it nothing leaves this machine.")
-    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Upload; without it nothing leaves this machine.")] = False,
     private: Annotated[bool, typer.Option("--private", help="Make the repository private.")] = False,
-    base_model: Annotated[
-        str | None,
-        typer.Option(metavar="USER/NAME", help="Model that it was made from, for the card."),
-    ] = None,
-    message: Annotated[str, advanced("Title of the commit.", metavar="TITLE")] = "Upload model with hf_relpos",
-    revision: Annotated[str | None, advanced("An existing branch to write to, if not main.", metavar="BRANCH")] = None,
-    create_pr: Annotated[bool, advanced("Open a pull request instead.", "--create-pr")] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Show the files that an upload to the Hub would contain, and their problems; with --yes, upload them.
@@ -185,16 +176,13 @@ def push(
         check_json(json_file)
         console = console_for(json_file)
         with spinner("checking the files"):
-            upload = plan_upload(folder, repository, base_model)
+            upload = plan_upload(folder, repository)
         print_upload(upload, console)
-        address = push_upload(upload, private, message, revision, create_pr) if yes else None
-        console.print(
-            f"uploaded: {address}" if address else "nothing was uploaded; --yes does it",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
-        write_json(json_file, {**upload.to_dict(), "uploaded": address})
+        address = push_upload(upload, private) if yes else None
+        last = f"uploaded: {address}" if address else "nothing was uploaded; --yes does it"
+        console.print(last, markup=False, highlight=False, soft_wrap=True)
+        found = {"folder": str(upload.folder), "repository": repository, "uploaded": address}
+        write_json(json_file, {**found, **{name: getattr(upload, name) for name in ("files", "left_out", "problems")}})
     if upload.problems:
         raise typer.Exit(2)
 

@@ -12,7 +12,6 @@ from .pipeline import convert
 from .presets import QUALITIES, Quality
 from .report import ConversionReport, Step
 from .run import ConversionRun
-from .trained_card import merge_card
 
 
 __all__ = [
@@ -27,5 +26,4 @@ __all__ = [
     "Step",
     "convert",
     "export_checkpoint",
-    "merge_card",
 ]

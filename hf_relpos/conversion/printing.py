@@ -4,8 +4,6 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Sequence
-from textwrap import shorten
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -76,25 +74,14 @@ def _next_steps(report: ConversionReport) -> list[str]:
 
 
 def print_upload(upload: Upload, console: Console) -> None:
-    """Print files with their sizes, the metadata of the card, skipped files, remarks and problems."""
+    """Print files with their sizes, files that stay, and problems."""
     rows = [(name, f"{size:,}") for name, size in upload.files.items()]
     total = ("together", f"{sum(upload.files.values()):,}")
     print_table(console, f"{upload.folder} → {upload.repository}", ("file", "bytes"), [*rows, total])
-    lines = [f"card: {key}: {_short(value)}" for key, value in upload.card.items()] or [
-        "no card: README.md is missing"
-    ]
     if upload.left_out:
-        lines.append(f"stays here, as not known to belong to a checkpoint: {', '.join(upload.left_out)}")
-    lines += [f"Note: {remark}" for remark in upload.remarks]
-    lines += [f"Problem: {problem}" for problem in upload.problems]
-    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
-
-
-def _short(value: Any) -> str:
-    """A value of a card's metadata in one line."""
-    if isinstance(value, list):
-        value = ", ".join(map(str, value)) if all(isinstance(each, str) for each in value) else f"{len(value)} entries"
-    return shorten(str(value), 100, placeholder=" …")
+        lines = [f"stays here, as not known to belong to a checkpoint: {', '.join(upload.left_out)}"]
+        _print_lines(console, lines, prose=False)
+    _print_lines(console, [f"Problem: {problem}" for problem in upload.problems], prose=False)
 
 
 def _print_tensors(report: ConversionReport, console: Console) -> None:
