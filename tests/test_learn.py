@@ -33,7 +33,6 @@ from hf_relpos.cli import app
 from hf_relpos.conversion import QUALITIES, ConversionError, PoorConversionWarning, convert
 from hf_relpos.conversion.absolute_tables import fold
 from hf_relpos.conversion.card import command as repeating_command
-from hf_relpos.conversion.presets import FORMER_METHODS
 from hf_relpos.conversion.windows import check_windows, distance_histogram, shared_first_token
 from hf_relpos.data import PairLayout, Windows, cut_windows, pair_windows, read_texts
 from hf_relpos.schemes.encodings import sinusoid_concat
@@ -264,14 +263,6 @@ def test_distilled_for_long_texts(small, tmp_path):
         period, tokens, fidelity = far(source, length=256)
         assert period == 512 and 12 * 256 + 22 * 100 < tokens <= 12 * 256 + 25 * 128
         assert fidelity.lengths[-1].length == 256
-
-
-@pytest.mark.parametrize("method", FORMER_METHODS)
-def test_a_former_method_is_the_preset_of_its_cost(small, tmp_path, monkeypatch, method):
-    shortened(monkeypatch)
-    with pytest.warns(FutureWarning, match=f"method = '{re.escape(method)}' was a fit in closed form"):
-        report = convert(small / "bert", tmp_path / "out", texts=small / "text.txt", method=method)
-    assert (report.quality, report.method) == (FORMER_METHODS[method], "distil")
 
 
 def test_what_is_given_wins_over_the_quality(small, tmp_path, monkeypatch):

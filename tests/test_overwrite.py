@@ -15,8 +15,8 @@ from hf_relpos.cli import app
 from hf_relpos.conversion import ConversionError, convert, pipeline
 from hf_relpos.conversion.folder import other_files
 from hf_relpos.demo import run_demo
-from hf_relpos.models.bundle import bundle, shipped_files
-from hf_relpos.models.remote_code import CONFIGURATION, MODELING
+from hf_relpos.models.bundle import bundle
+from hf_relpos.models.remote_code import CONFIGURATION, MODELING, own_files
 from hf_relpos.training.distillation_checkpoints import prepare_folder
 from hf_relpos.version import __version__
 
@@ -283,10 +283,8 @@ def test_a_file_of_the_user_stays_where_a_model_is_saved(name, content, tmp_path
     assert python_files(tmp_path) == {name} and not has_map(tmp_path)
     assert hf_relpos.RelPosBertModel.from_pretrained(tmp_path)  # the weights are there
     (tmp_path / name).unlink()
-    (tmp_path / "memory.py").write_text("mine = True\n")  # the name of a module of earlier versions
     model().save_pretrained(tmp_path)
-    assert has_map(tmp_path) and shipped_files(tmp_path) == CODE
-    assert (tmp_path / "memory.py").read_text() == "mine = True\n"
+    assert has_map(tmp_path) and own_files(tmp_path) == CODE
 
 
 def test_files_of_the_user_that_import_each_other_stay(tmp_path):
@@ -298,18 +296,6 @@ def test_files_of_the_user_that_import_each_other_stay(tmp_path):
     assert {name: (tmp_path / name).read_text() for name in mine} == mine and not has_map(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"mine = 1\n", b"\xff"], ids=["code", "no text"])
-def test_a_file_of_the_user_that_saved_code_imports_stays(content, tmp_path):
-    """Under the name of a module of earlier versions. Edits of our own file are lost, as it says, and nothing else."""
-    model().save_pretrained(tmp_path)
-    with (tmp_path / MODELING).open("a") as file:
-        file.write("from .attention import mine\n")
-    (tmp_path / "attention.py").write_bytes(content)
-    model().save_pretrained(tmp_path)
-    assert (tmp_path / "attention.py").read_bytes() == content
-    assert {name: (tmp_path / name).read_text() for name in CODE} == bundle(model().config)
-
-
 def test_copies_of_another_release_are_replaced(tmp_path):
     model().save_pretrained(tmp_path)
     for name in CODE:
@@ -317,36 +303,6 @@ def test_copies_of_another_release_are_replaced(tmp_path):
         (tmp_path / name).write_text(text.replace(f"hf-relpos {__version__}", "hf-relpos 0.0.1") + "\n# other\n")
     model(position_embedding_type="t5").save_pretrained(tmp_path)
     assert {name: (tmp_path / name).read_text() for name in CODE} == bundle(model(position_embedding_type="t5").config)
-
-
-def old_folder(folder):
-    """Code as earlier versions saved it, in short: the files lie flat, and the modeling file imports them all."""
-    folder.mkdir(exist_ok=True)
-    for name, text in {
-        MODELING: '"""BERT whose self-attention knows relative positions.\n"""\n'
-        "from .configuration_relpos_bert import RelPosBertConfig\nfrom .context import (\n    AttentionContext,\n)\n",
-        CONFIGURATION: '"""Configuration of BERT with relative positions."""\n'
-        "from .schemes import SCHEMES\nfrom .helper import mine\nfrom .inputs import mine\n",
-        "context.py": '"""What one attention call knows about its pairs (i, j)."""\nfrom .tracing import is_traced\n',
-        "schemes.py": '"""The registry: one import line per scheme."""\nfrom .scheme_fire import Fire\n',
-        "scheme_fire.py": '"""FIRE (Li et al., arXiv 2310.04418), and its shared form FIRE-S."""\n',
-        "tracing.py": '"""Whether a graph is being recorded."""\n',
-        "helper.py": "mine = 1\n",  # which a user let our code import
-        "inputs.py": "mine = 3\n",  # so, too, under the name of ours
-        "formula.py": "mine = 2\n",  # of the name of ours, and not imported
-    }.items():
-        (folder / name).write_text(text)
-    return {"helper.py", "inputs.py", "formula.py"}
-
-
-@pytest.mark.parametrize("name", ["", "checkpoint-7"], ids=["folder", "checkpoint"])
-def test_code_of_earlier_versions_is_cleaned_up(name, tmp_path):
-    mine = old_folder(tmp_path) | (old_folder(tmp_path / name) if name else set())
-    assert shipped_files(tmp_path) == CODE | {"context.py", "schemes.py", "scheme_fire.py", "tracing.py"}
-    model().save_pretrained(tmp_path / name)
-    assert python_files(tmp_path) == CODE | mine and has_map(tmp_path / name)
-    if name:
-        assert python_files(tmp_path / name) == mine
 
 
 def test_a_user_file_above_a_checkpoint_of_the_trainer_stays(tmp_path):

@@ -24,7 +24,7 @@ from ..families.checkpoint import (
 from ..families.errors import ConversionError, abbreviate
 from ..families.local_paths import without_local_paths
 from ..files import write_json
-from ..models.bundle import shipped_files
+from ..models.remote_code import own_files
 from .card import PICTURES
 from .folder_layout import ENCODER_FILES, MODULE_FILES, MODULES, TOP_FILES, Layout, read_layout
 from .report import REPORT
@@ -139,10 +139,10 @@ def other_files(folder: Path, known: Iterable[str] = KNOWN) -> list[str]:
         known: patterns of the names of a checkpoint's files.
     """
     layout = _layout(folder)
-    patterns = {"": [*known, *shipped_files(folder)]}
+    patterns = {"": [*known, *own_files(folder)]}
     patterns |= {name: [*MODULE_FILES] for name in layout.modules}
     if layout.encoder:
-        patterns[layout.encoder] = [*known, *shipped_files(folder / layout.encoder)]
+        patterns[layout.encoder] = [*known, *own_files(folder / layout.encoder)]
     folders = {folder, *(folder / name for name in patterns)}
     folders |= {parent for name in patterns for parent in (folder / name).parents if folder in parent.parents}
     found = []
@@ -192,7 +192,7 @@ def left_out(top: Path, layout: Layout, copied: Iterable[str]) -> tuple[str, ...
         path for pattern in PICKLED_FILES for path in folder.glob(pattern)
     ]
     read = {path.relative_to(top).as_posix() for path in (*weights, folder / "config.json", folder / INDEX)}
-    made = {REPORT, *PICTURES, *(str(Path(layout.encoder, name)) for name in shipped_files(folder))}
+    made = {REPORT, *PICTURES, *(str(Path(layout.encoder, name)) for name in own_files(folder))}
     done = {*copied, *read, *made, MODULES, CARD}
     used = {"", layout.encoder, *layout.modules}
     folders = {parent for name in used for parent in (top / name, *(top / name).parents)}

@@ -1,7 +1,6 @@
 """The plan of a conversion: all choices that are made, and checked, before the weights are read."""
 
 import os
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from .configurations import source_config, target_config
 from .folder import check_apart
 from .folder_layout import Layout, locate
 from .methods import METHODS, Method
-from .presets import DEFAULT_QUALITY, FORMER_METHODS, QUALITIES
+from .presets import DEFAULT_QUALITY, QUALITIES
 
 
 @dataclass(frozen=True)
@@ -131,14 +130,6 @@ def plan_conversion(
     Raises:
         ConversionError: for an argument that is invalid or does not fit the source.
     """
-    if method in FORMER_METHODS:
-        quality = quality or FORMER_METHODS[method]
-        warnings.warn(
-            f"method = {method!r} was a fit in closed form, which was removed; this is quality = {quality!r}",
-            FutureWarning,
-            stacklevel=3,
-        )
-        method = None
     if method is not None and method not in METHODS:
         raise ConversionError(
             f"method = {method!r} is unknown{nearest(method, METHODS)}; known methods: {', '.join(METHODS)}"

@@ -42,8 +42,6 @@ def _completed(given: Any, own: Mapping[str, Any]) -> Any:
 
 
 DEFAULT_QUALITY = "default"
-# Methods of earlier releases, and the presets that they now mean.
-FORMER_METHODS = {"calibrate": "fast", "calibrate+distil": DEFAULT_QUALITY}
 # Agreement and time of each: docs/results/benchmarks/conversion.md.
 QUALITIES = {
     "fast": Quality(

@@ -12,8 +12,6 @@ Bundled modules share one namespace. Their top-level names must differ, and thei
 import ast
 import builtins
 import functools
-import hashlib
-import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,11 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..host.transformers import get_relative_imports
 from ..schemes.registry import parts_with_absolute_table
 from ..schemes.scheme import Scheme
 from ..version import __version__
-from .remote_code import CONFIGURATION, MODELING, NoCodeError, is_generated, made_without
+from .remote_code import CONFIGURATION, MODELING, NoCodeError, made_without
 
 
 PACKAGE = __name__.split(".")[0]
@@ -43,30 +40,6 @@ is faster on long inputs, checks of inputs, and conversions; with it, the model 
 
 SPDX-License-Identifier: Apache-2.0
 """'''
-
-
-# Modules that earlier versions saved in addition to these two.
-EARLIER_MODULES = frozenset(
-    "attention backend_chunked backend_eager backend_flex_attention backend_sdpa backend_strided backends band "
-    "band_blocks capabilities checkpoint_files chunk_products chunked config_fields context convolution dense_bias "
-    "diagonals documents encodings foreign formula inputs kept_projections key_runs loading lowering memory offsets "
-    "padding relations saving scalar_linear scheme scheme_absolute scheme_alibi scheme_cape scheme_deberta "
-    "scheme_disan scheme_fire scheme_harmonic scheme_hop scheme_huang scheme_kerple scheme_log_cpb scheme_music "
-    "scheme_nezha scheme_relation scheme_relative_2d scheme_relative_key scheme_rope scheme_sandwich scheme_shaw "
-    "scheme_sinusoidal scheme_sinusoidal_2d scheme_t5 scheme_tables scheme_tener scheme_transformer_xl scheme_tupe "
-    "scheme_xlnet schemes skewed skewed_bias strided temperature toeplitz tokens tracing wave_features waves".split()
-)
-# What tells those files, and earlier ones of these two, from a user's: 8 digits of SHA-256 of the first line of each,
-# which is its docstring's and has hardly ever changed.
-EARLIER_OPENINGS = frozenset(
-    "087f3dd9 0886a89f 0aa9139c 0ef02cd0 13db8af1 14ad1ec1 18f5c668 1b8fb01a 1bf102f3 1d1ef8d6 27dfa0af 2953bb5b "
-    "2ed8798f 32ffae0e 3963ca9a 3a4d4b9b 3a782ee0 3db5c0ce 43451255 43cde67d 43d26a9b 45aaf845 4e3fef26 4f5a6004 "
-    "50583c6e 54d31970 55a9488a 6146a6c8 635bf9a3 67183961 677b9201 6b8a97f4 7230f5c3 7585aa4f 7c81c321 7e869e2d "
-    "7eb5a3c5 7ec24704 87cc541b 89150e29 8a25fc40 8d780271 8eb6ea48 8eb9eea4 903dac32 9a4435d5 9b5725f4 a09f5e6a "
-    "a2f91dc8 b6237dea b6413d6d b722b863 b7b51eed b850f1cf ba14e69c ba7fe96b bc1c842c be9b7041 c26ba3f0 c26f2dbc "
-    "c4dae8dc c9a61ef5 cbe3d9de d0b93fd4 d14d7474 d4634e07 d5564409 d5571e30 d6ead000 d7014f1f dad090cb de353b28 "
-    "e399af31 e5066ddb e80a33d5 e959c193 f75d15cb f7a4a472 f8afc280 fcffeeff fd2954f8 fe2ee5d3".split()
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -454,34 +427,3 @@ def _heading(module: Module) -> str:
     path = module.name.removeprefix(f"{PACKAGE}.").replace(".", "/") + ".py"
     lines = [f"# {path} ".ljust(WIDTH, "-"), "#", *(f"# {line}".rstrip() for line in module.docstring.splitlines())]
     return "\n".join(lines)
-
-
-def shipped_files(folder: str | os.PathLike[str]) -> set[str]:
-    """Names of the files in a folder that are copies of this code, of this or another version.
-
-    These are the modeling file and the files that it imports, directly or not, as far as names and contents say so. A
-    user's file may have such a name, too, and code of ours may have been edited to import it.
-    """
-    found: set[str] = set()
-    names = [MODELING]
-    while names:
-        name = names.pop()
-        if name not in found and _is_copy(folder, name):
-            found.add(name)
-            names += [f"{module}.py" for module in get_relative_imports(Path(folder, name))]
-    if CONFIGURATION not in found:
-        found = set()  # the modeling file is a user's
-    return found | {name for name in (CONFIGURATION, MODELING) if is_generated(Path(folder, name))}
-
-
-def _is_copy(folder: str | os.PathLike[str], name: str) -> bool:
-    """Whether a file has a name that copies of this code have, and begins as they do."""
-    path, is_main = Path(folder, name), name in (CONFIGURATION, MODELING)
-    if not (is_main or name.removesuffix(".py") in EARLIER_MODULES) or not path.is_file():
-        return False
-    try:
-        opening = path.read_text(encoding="utf-8").partition("\n")[0]
-    except UnicodeDecodeError:
-        return False
-    digest = hashlib.sha256(opening.encode()).hexdigest()[:8]
-    return digest in EARLIER_OPENINGS or (is_main and is_generated(path))

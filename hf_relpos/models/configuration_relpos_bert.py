@@ -14,7 +14,6 @@ from ..schemes.registry import (
     STOCK_SCHEME,
     parts_with_absolute_table,
     scheme_parts,
-    translate_options,
 )
 from .installed import installed
 
@@ -182,7 +181,7 @@ class RelPosBertConfig(BertConfig):
         if checks is not None:
             checks.check_arguments(type(self), kwargs)
             checks.check_fields(self)
-        self.position_options = translate_options(self.position_embedding_type, self.position_options or {})
+        self.position_options = dict(self.position_options or {})
         super().__post_init__(**kwargs)
         # raises plain ValueErrors here; Transformers runs it again before it writes a configuration
         self.validate_settings()

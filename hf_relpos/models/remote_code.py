@@ -58,11 +58,7 @@ def is_generated(path: Path) -> bool:
 
 
 def own_files(folder: str | os.PathLike[str]) -> set[str]:
-    """Names of the files in a folder that are copies of this code; the package also recognises other versions."""
-    bundler = installed("bundle")
-    if bundler is not None:
-        shipped: set[str] = bundler.shipped_files(folder)
-        return shipped
+    """Names of the files in a folder that are copies of this code, of this or another version."""
     return {name for name in (CONFIGURATION, MODELING) if is_generated(Path(folder, name))}
 
 
@@ -73,7 +69,7 @@ def files_in_the_way(folder: str | os.PathLike[str]) -> list[str]:
 
 
 def save_code(config: Any, save_directory: str | os.PathLike[str]) -> bool:
-    """Write the two files into a folder, and remove those of earlier versions.
+    """Write the two files into a folder.
 
     Checkpoints of the Trainer get no code; the output folder, from which the Trainer pushes, does.
 
@@ -105,14 +101,8 @@ def save_code(config: Any, save_directory: str | os.PathLike[str]) -> bool:
             stacklevel=4,
         )
         return False
-    old = {os.path.join(target, name) for name in own_files(target) - set(files)}
     for name, text in files.items():
         _write_whole(os.path.join(target, name), text)
-    if is_checkpoint:
-        old |= {os.path.join(folder, name) for name in own_files(folder)}
-    for path in sorted(old):
-        with contextlib.suppress(OSError):
-            os.unlink(path)
     return True
 
 

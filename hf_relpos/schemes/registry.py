@@ -38,24 +38,6 @@ def find_scheme(name: Any) -> type[Scheme]:
     return SCHEMES[name]
 
 
-def translate_options(name: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Give `position_options` of an earlier release their present names. Unknown options stay as they are.
-
-    Args:
-        name: a value of `position_embedding_type`.
-        options: options of the scheme; for a combination, options by scheme name.
-
-    Raises:
-        ValueError: if an option is given under its old and its new name.
-    """
-    if isinstance(name, str) and name in SCHEMES:
-        return SCHEMES[name].translate(options)
-    return {
-        key: SCHEMES[key].translate(value) if key in SCHEMES and isinstance(value, Mapping) else value
-        for key, value in options.items()
-    }
-
-
 def scheme_parts(config: Any) -> list[tuple[type[Scheme], dict[str, Any]]]:
     """Return the schemes of a configuration, one or a combination, each with its resolved options.
 

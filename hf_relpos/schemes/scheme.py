@@ -105,11 +105,6 @@ def refuse_odd_heads(config: Any, name: str) -> None:
         )
 
 
-# Names and values of options in earlier checkpoints, mapped to the present ones.
-RENAMED_OPTIONS = {"beyond": "out_of_range"}
-RENAMED_VALUES = {("beyond", "refuse"): "error"}
-
-
 OUT_OF_RANGE = {
     "clip": "distances past the range share its last row",
     "zero": "distances past the range have no term",
@@ -134,7 +129,6 @@ class Scheme(nn.Module):
             the values of the option `out_of_range`, which every scheme has.
         extrapolation_claim: one line on what its source says about inputs longer than those trained on.
         options: the keys of `config.position_options` that it accepts, besides `out_of_range`.
-        renamed_options: earlier names of its options, mapped to the present ones.
         order_blind: whether keys to the left and to the right get the same terms. Without a causal mask, a reversed
             text then gives reversed outputs. This may depend on options: see `is_order_blind`.
         zero_is_neutral: whether all terms vanish if all parameters are zero, while not all gradients vanish.
@@ -152,7 +146,6 @@ class Scheme(nn.Module):
     out_of_range: ClassVar[tuple[str, ...]]
     extrapolation_claim: ClassVar[str]
     options: ClassVar[dict[str, Option]] = {}
-    renamed_options: ClassVar[dict[str, str]] = {}
     order_blind: ClassVar[bool] = False
     relative: ClassVar[bool]
     zero_is_neutral: ClassVar[bool] = True
@@ -198,26 +191,6 @@ class Scheme(nn.Module):
         # Everything that terms depend on besides the context and the parameters. It is equal for schemes that make
         # the same terms. It is computed here because a graph cannot sort.
         self.signature: Hashable = (type(self), repr(sorted(self.settings.items())))
-
-    @classmethod
-    def translate(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Give options of an earlier release, as old checkpoints have them, their present names and values.
-
-        Raises:
-            ValueError: if an option is given under two names.
-        """
-        renamed = {**RENAMED_OPTIONS, **cls.renamed_options}
-        values = {
-            renamed.get(key, key): RENAMED_VALUES.get((key, value), value) if isinstance(value, str) else value
-            for key, value in options.items()
-        }
-        if len(values) < len(options):
-            twice = [f"{old} and {new}" for old, new in renamed.items() if old in options and new in options]
-            raise ValueError(
-                f"position_options of the scheme {cls.name!r}: {', '.join(twice)} are two names of one option; give "
-                "the second one"
-            )
-        return values
 
     @classmethod
     def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:

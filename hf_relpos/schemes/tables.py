@@ -45,7 +45,6 @@ class Tables(Scheme, name="tables"):
     source = "hf_relpos; hat functions on knots as in shape-constrained regression"
     out_of_range = ("clip", "zero")
     extrapolation_claim = "ours: distances past the range share the last row"
-    renamed_options = {"reach": "max_distance"}
     options = {
         "terms": WHICH_TABLES,
         "per_head": choice(True, False, help="tables of their own for each head"),

@@ -11,7 +11,6 @@ import torch
 from errors import raises
 from oracles import array, layer_error, padding, tiny_attention
 
-from hf_relpos import RelPosBertConfig
 from hf_relpos.schemes.tables import knots
 
 
@@ -119,17 +118,3 @@ def test_rows_with_shared_key_and_value_tables_are_shaw():
 def test_terms_are_letters(terms):
     with raises(ValueError, "position_options['terms']"):
         tiny_attention("tables", position_options={"terms": terms})
-
-
-def test_old_option_names_are_translated():
-    """`reach` and `beyond` of checkpoints made before 0.1.0 was released; both are written under today's names."""
-    old = RelPosBertConfig(position_embedding_type="tables", position_options={"reach": 5, "beyond": "zero"})
-    assert old.position_options == {"max_distance": 5, "out_of_range": "zero"}
-    assert RelPosBertConfig(**old.to_dict()).position_options == old.position_options
-    both = RelPosBertConfig(
-        position_embedding_type=["tables", "absolute"],
-        position_options={"tables": {"reach": 5}, "absolute": {"beyond": "refuse"}},
-    )
-    assert both.position_options == {"tables": {"max_distance": 5}, "absolute": {"out_of_range": "error"}}
-    with raises(ValueError, "reach", "max_distance"):
-        RelPosBertConfig(position_embedding_type="tables", position_options={"reach": 5, "max_distance": 5})
