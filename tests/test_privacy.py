@@ -14,7 +14,7 @@ from hf_relpos import RelPosBertForMaskedLM
 from hf_relpos.cli import app
 from hf_relpos.conversion import convert
 from hf_relpos.evaluation.loading import load_encoder
-from hf_relpos.families.local_paths import last_name, without_local_paths
+from hf_relpos.families.privacy import last_name, without_local_paths
 from hf_relpos.files import write_json, write_tensors
 
 

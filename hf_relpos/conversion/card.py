@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from ..console import markdown_table
 from ..families.checkpoint import CARD, TOKENIZER_FILES
-from ..families.local_paths import last_name
+from ..families.privacy import last_name
 from ..files import write_text
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.modeling_relpos_bert import HEADS

@@ -22,7 +22,7 @@ from ..families.checkpoint import (
     read_json,
 )
 from ..families.errors import ConversionError, abbreviate
-from ..families.local_paths import without_local_paths
+from ..families.privacy import without_local_paths
 from ..files import write_json
 from ..models.remote_code import own_files
 from .card import PICTURES

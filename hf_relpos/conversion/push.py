@@ -1,6 +1,5 @@
 """Upload a checkpoint to the Hub: its own files alone, without paths of this machine and access tokens."""
 
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import shorten
@@ -12,18 +11,10 @@ from huggingface_hub.utils import validate_repo_id
 
 from ..families.checkpoint import CARD, has_safetensors
 from ..families.errors import ConversionError
+from ..families.privacy import private_words
 from .card import PLACEHOLDER
 from .folder import KNOWN, other_files
 from .folder_layout import read_layout
-
-
-# Access tokens of the Hub.
-TOKEN = re.compile(rb"\b(?:hf_jwt_[A-Za-z0-9._-]{30,}|(?:hf_(?:oauth_)?|api_org_)[A-Za-z0-9]{30,})")
-# Paths in a home folder, which reveal a machine or user, except in URLs. A vocabulary may contain any single word.
-HOME = re.compile(rb"(?<![\w.-])(?:/home/|/Users/|/root/|[A-Za-z]:\\{1,2}Users\\{1,2})[A-Za-z0-9._-]+[/\\]?")
-VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt")
-# Length in bytes of the field with a safetensors header's length; only the header of such a file is checked.
-HEADER_LENGTH_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -89,25 +80,6 @@ def plan_upload(folder: str | Path, repository: str) -> Upload:
         problems.append(f"{CARD}: its metadata cannot be read ({shorten(str(error), 160)}); correct it")
     files = {path.relative_to(top).as_posix(): path.stat().st_size for path in paths}
     return Upload(top, repository, files, tuple(left_out), tuple(problems), card)
-
-
-def private_words(path: Path, folder: Path) -> list[str]:
-    """Local paths in a file, and a mention of access tokens, which are not repeated.
-
-    Args:
-        folder: folder whose own path is searched for, too.
-    """
-    with path.open("rb") as file:
-        if path.suffix == ".safetensors":
-            length = int.from_bytes(file.read(HEADER_LENGTH_BYTES), "little")
-            content = file.read(min(length, path.stat().st_size))
-        else:
-            content = file.read()
-    found = {"an access token"} if TOKEN.search(content) else set()
-    if path.name not in VOCABULARIES:
-        found |= {match.decode("utf-8", "replace") for match in HOME.findall(content)}
-        found |= {str(each) for each in (Path.home(), folder) if len(each.parts) > 2 and str(each).encode() in content}
-    return sorted(found)
 
 
 def push(upload: Upload, private: bool = False) -> str:

@@ -10,8 +10,8 @@ from ..evaluation.model_fidelity import failed_thresholds
 from ..families.checkpoint import Checkpoint
 from ..families.errors import abbreviate
 from ..families.family import TOKEN_TYPES
-from ..families.local_paths import last_name
 from ..families.names import is_buffer, is_scheme, is_table
+from ..families.privacy import last_name
 
 
 if TYPE_CHECKING:

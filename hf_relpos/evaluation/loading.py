@@ -7,7 +7,6 @@ from textwrap import shorten
 from typing import Any
 
 import torch
-from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HFValidationError
 from transformers import (
     AutoConfig,
@@ -19,6 +18,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from ..families.checkpoint import snapshot
 from ..models.checkpoint_files import check_config, check_local, read_json
 from ..models.configuration_fields import without_kernels
 from ..models.loading import check_loaded
@@ -28,7 +28,7 @@ from .encoder import POOLINGS, Encoder, check_pooling
 
 # Suffixes of class names in `config.architectures` whose head predicts masked tokens.
 MASKED_HEADS = ("ForMaskedLM", "ForPreTraining")
-POOLING = "1_Pooling/config.json"  # in a repository of sentence-transformers
+POOLING = Path("1_Pooling", "config.json")  # in a repository of sentence-transformers
 
 
 @contextmanager
@@ -197,7 +197,7 @@ def pooling_of(name: str | Path) -> str | None:
     path = Path(name, POOLING)
     if not Path(name).is_dir():
         try:
-            path = Path(hf_hub_download(str(name), POOLING))
+            path = snapshot(str(name), [POOLING.name], POOLING.parent.name) / POOLING
         except (OSError, HFValidationError):  # missing, or no connection: loading the model reports that
             return None
     if not path.is_file():

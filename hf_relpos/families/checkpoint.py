@@ -107,27 +107,15 @@ def download(repository: str, revision: str | None, folder: str, patterns: Itera
     Raises:
         ConversionError: for an unknown repository, or a failed download.
     """
-    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
-    from huggingface_hub.utils import validate_repo_id
 
     try:
-        validate_repo_id(repository)
+        downloaded = snapshot(repository, patterns, folder, revision=revision)
     except HFValidationError as error:
         raise ConversionError(
             f"source = {repository!r}: there is no such folder, and it cannot be a Hub repository, whose form is "
             "'user/name'; check the path"
         ) from error
-    prefix = f"{folder}/" if folder else ""
-    logger = logging.getLogger(snapshot_download.__module__)
-    try:
-        logger.addFilter(_no_match)
-        downloaded = snapshot_download(
-            repository,
-            revision=revision,
-            allow_patterns=[prefix + pattern for pattern in patterns],
-            ignore_patterns=[f"{prefix}*/*"],
-        )
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         at = "" if revision is None else f" at revision {revision!r}"
         raise ConversionError(
@@ -141,9 +129,27 @@ def download(repository: str, revision: str | None, folder: str, patterns: Itera
             f"({type(error).__name__}: {reason}). Check the connection and HF_HUB_OFFLINE, or download it elsewhere "
             f"with `hf download {repository} --local-dir FOLDER` and give that folder"
         ) from error
+    return downloaded.resolve(), downloaded.name
+
+
+def snapshot(repository: str, patterns: Iterable[str], folder: str = "", **options: Any) -> Path:
+    """Download files in a folder of a Hub repository; returns the repository's own folder in the cache.
+
+    Args:
+        patterns: patterns of the files.
+        folder: folder of the repository; empty for its top, without subfolders.
+        options: of `huggingface_hub.snapshot_download`, whose errors are raised.
+    """
+    from huggingface_hub import snapshot_download
+
+    prefix = f"{folder}/" if folder else ""
+    allowed, ignored = [prefix + pattern for pattern in patterns], [f"{prefix}*/*"]
+    logger = logging.getLogger(snapshot_download.__module__)
+    logger.addFilter(_no_match)
+    try:
+        return Path(snapshot_download(repository, allow_patterns=allowed, ignore_patterns=ignored, **options))
     finally:
         logger.removeFilter(_no_match)
-    return Path(downloaded).resolve(), Path(downloaded).name
 
 
 def _no_match(record: logging.LogRecord) -> bool:

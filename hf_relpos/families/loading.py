@@ -14,7 +14,7 @@ from ..models.checkpoint_files import variant_name
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.loading import HUB_ARGUMENTS
 from ..schemes.registry import STOCK_SCHEME
-from .checkpoint import PICKLED_FILES, SAFETENSORS_FILES, has_safetensors, read_tensors
+from .checkpoint import PICKLED_FILES, SAFETENSORS_FILES, has_safetensors, read_tensors, snapshot
 from .names import is_buffer
 from .recognition import CheckpointSpec, Head, recognise
 from .registry import FAMILIES
@@ -110,15 +110,12 @@ def _folder(source: Any, hub: Mapping[str, Any], variant: str | None) -> Path:
     subfolder = hub.get("subfolder") or ""
     if Path(source).is_dir():
         return Path(source, subfolder)
-    from huggingface_hub import snapshot_download
-
     options = {name: hub[name] for name in DOWNLOAD_ARGUMENTS if name in hub}
-    prefix = f"{subfolder}/" if subfolder else ""
 
     def fetch(patterns: tuple[str, ...]) -> Path:
         # shards of a variant: model.fp16-00001-of-00002.safetensors, once model-00001-of-00002.fp16.safetensors
-        wanted = [prefix + variant_name(pattern, variant and f"{variant}*") for pattern in patterns]
-        return Path(snapshot_download(str(source), allow_patterns=wanted, **options), subfolder)
+        wanted = [variant_name(pattern, variant and f"{variant}*") for pattern in patterns]
+        return snapshot(str(source), wanted, subfolder, **options) / subfolder
 
     folder = fetch(SAFETENSORS_FILES)
     return folder if has_safetensors(folder, variant) else fetch((*SAFETENSORS_FILES, *PICKLED_FILES))

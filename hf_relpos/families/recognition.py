@@ -14,8 +14,8 @@ from ..schemes.registry import STOCK_SCHEME
 from .checkpoint import tensor_names
 from .errors import ConversionError, abbreviate
 from .family import LEGACY_ATTENTION, LEGACY_TYPES, PRETRAINING, TASK_TYPES, Family, LegacyAttention, Positions
-from .local_paths import without_local_paths
 from .names import is_scheme, is_table, to_stock
+from .privacy import without_local_paths
 from .registry import FAMILIES, OWN, resemblance
 
 
