@@ -18,6 +18,8 @@ from transformers import AutoTokenizer, BertConfig, BertTokenizer
 import hf_relpos
 from hf_relpos import SCHEMES, RelPosBertForMaskedLM, RelPosBertModel
 from hf_relpos.conversion import METHODS, ConversionError, ConversionReport, convert, verify
+from hf_relpos.conversion.build import build_teacher
+from hf_relpos.conversion.pipeline import APPLY
 from hf_relpos.families.names import BASE_RULES, RULES, inverse, is_scheme, to_stock
 from hf_relpos.models import remote_code
 from hf_relpos.models.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
@@ -177,11 +179,12 @@ def test_what_a_method_is_given(tmp_path, monkeypatch):
     """The teacher computes what the source computes; texts, options and seed arrive; details reach the report."""
     stock, source = saved(tmp_path / "stock", "BertForMaskedLM")
 
-    def apply(model, run):
+    def apply(model, conversion):
         assert not any(parameter.any() for name, parameter in model.named_parameters() if is_scheme(name))
-        assert_same_outputs(stock, run.build_teacher(), inputs())
-        assert run.tokenizer_folder == source.resolve()
-        run.details.update(texts=list(run.texts), seed=run.seed, **dataclasses.asdict(run.options))
+        assert_same_outputs(stock, build_teacher(conversion), inputs())
+        assert conversion.source.folder == source.resolve()
+        found = {"texts": list(conversion.texts), "seed": conversion.given.seed}
+        conversion.details.update(found | dataclasses.asdict(conversion.options))
         return {}
 
     @dataclasses.dataclass(frozen=True)
@@ -189,8 +192,8 @@ def test_what_a_method_is_given(tmp_path, monkeypatch):
         rounds: int = setting(3, "a positive integer", is_count)
         ridge: float = setting(1.0, "a number", is_number)
 
-    reader = dataclasses.replace(METHODS["drop"], apply=apply, learns=True, options_type=Options)
-    monkeypatch.setitem(METHODS, "drop", reader)
+    monkeypatch.setitem(METHODS, "drop", dataclasses.replace(METHODS["drop"], learns=True, options_type=Options))
+    monkeypatch.setitem(APPLY, "drop", apply)
     arguments = {"method": "drop", "texts": ["a cat"], "method_options": {"rounds": 5}, "seed": 7}
     report = convert(source, tmp_path / "out", **arguments)
     assert report.details == {"texts": ["a cat"], "seed": 7, "rounds": 5, "ridge": 1.0}
@@ -877,7 +880,7 @@ def test_a_method_that_changes_more_than_it_says_is_caught(tmp_path, masked, mon
         model.state_dict()[QUERY].view(-1)[5] += 1e-7
         return {}
 
-    monkeypatch.setitem(METHODS, "drop", dataclasses.replace(METHODS["drop"], apply=apply))
+    monkeypatch.setitem(APPLY, "drop", apply)
     with pytest.raises(ConversionError, match=QUERY):
         convert(masked, tmp_path / "out", method="drop")
     assert not any(tmp_path.iterdir())

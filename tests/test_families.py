@@ -19,7 +19,7 @@ import hf_relpos
 from hf_relpos import RelPosBertConfig, RelPosBertModel
 from hf_relpos.cli import app
 from hf_relpos.conversion import ConversionError, convert, pipeline
-from hf_relpos.conversion.inspection import inspect_checkpoint
+from hf_relpos.conversion.inspect_checkpoint import inspect_checkpoint
 from hf_relpos.families.checkpoint import DTYPES
 from hf_relpos.families.family import COUNTERPARTS
 from hf_relpos.families.names import inverse, is_scheme
@@ -203,10 +203,10 @@ def test_the_comparison_sees(tmp_path, monkeypatch, mistake):
     source = relative(tmp_path / "stock", "roberta", "ForMaskedLM", "relative_key_query")
     original = pipeline.build_model
 
-    def build(config, *arguments):
+    def build(conversion, *arguments):
         if mistake == "other":
-            config.position_embedding_type = "relative_key"
-        model, changed = original(config, *arguments)
+            conversion.config.position_embedding_type = "relative_key"
+        model, changed = original(conversion, *arguments)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if is_scheme(name) and mistake != "other":

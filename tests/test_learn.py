@@ -31,9 +31,9 @@ import hf_relpos
 from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel, processes, training
 from hf_relpos.cli import app
 from hf_relpos.conversion import QUALITIES, ConversionError, PoorConversionWarning, convert
-from hf_relpos.conversion.absolute_tables import fold
+from hf_relpos.conversion.build import fold
 from hf_relpos.conversion.card import command as repeating_command
-from hf_relpos.conversion.windows import check_windows, distance_histogram, shared_first_token
+from hf_relpos.conversion.texts import check_windows, distance_histogram, shared_first_token
 from hf_relpos.data import PairLayout, Windows, cut_windows, pair_windows, read_texts
 from hf_relpos.schemes.encodings import sinusoid_concat
 from hf_relpos.training.distillation_trainer import DistillationTrainer
@@ -412,12 +412,11 @@ def test_a_quality_chooses_scheme_method_and_options(small, tmp_path, monkeypatc
     asked = {} if quality == "default" else {"quality": quality}  # which text alone means
     report = convert(small / "bert", tmp_path / "out", texts=small / "text.txt", **asked)
     chosen = QUALITIES[quality]
-    assert (report.quality, report.method, report.scheme) == (quality, chosen.method, chosen.scheme)
-    assert chosen.scheme_options.items() <= report.position_options.items()
+    assert (report.quality, report.method, report.scheme) == (quality, "distil", chosen.scheme)
     assert set(report.details) >= {"text", "distillation", "fidelity"}
     assert f"Quality `{quality}`" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     again = repeating_command(report)
-    assert f"--scheme {chosen.scheme} --method {chosen.method}" in again and "--method-option steps=2" in again
+    assert f"--scheme {chosen.scheme} --method distil" in again and "--method-option steps=2" in again
 
 
 @pytest.mark.parametrize(

@@ -182,14 +182,14 @@ def test_the_comparison_sees_positions_that_are_off_by_one(tmp_path, monkeypatch
     _, source = saved(tmp_path / "stock", family)
     original = verify.source_model
 
-    def shifted(known, own, config, model, checkpoint):
-        stock = original(known, own, config, model, checkpoint)
+    def shifted(conversion, model):
+        stock = original(conversion, model)
         with torch.no_grad():
             table = stock.embeddings.position_embeddings.weight
             table.copy_(table.roll(1, 0))
         return stock
 
-    monkeypatch.setattr("hf_relpos.conversion.pipeline.source_model", shifted)
+    monkeypatch.setattr("hf_relpos.conversion.verify.source_model", shifted)
     with pytest.raises(ConversionError, match="outputs differ from the source's"):
         convert(source, tmp_path / "out")
 

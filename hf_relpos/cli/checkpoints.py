@@ -102,7 +102,7 @@ def convert(
             raise ValueError("--fast and --faithful are two ends of one choice; give one of them")
         with spinner(LOADING):
             from ..conversion import convert
-            from ..conversion.printing import print_report
+            from ..conversion.terminal import print_report
 
         check_json(json_file)
         hide_loading_bars(downloads=False)
@@ -169,9 +169,9 @@ def push(
     """
     with plain_errors():
         with spinner(LOADING):
-            from ..conversion.printing import print_upload
             from ..conversion.push import plan_upload
             from ..conversion.push import push as push_upload
+            from ..conversion.terminal import print_upload
 
         check_json(json_file)
         console = console_for(json_file)

@@ -25,7 +25,7 @@ def inspect(
         from dataclasses import asdict
 
         with spinner(LOADING):
-            from ..conversion.inspection import inspect_checkpoint
+            from ..conversion.inspect_checkpoint import inspect_checkpoint
 
         check_json(json_file)
         found = asdict(inspect_checkpoint(source, revision))

@@ -1,17 +1,15 @@
 """Conversion of checkpoints with absolute or relative positions to models of this package.
 
-`pipeline` has `convert`, which writes the folder and calls the other modules: `plan` (choices and checks), `build`
-(the model in memory), a method of `methods` (`absolute_tables`, `exact` or `learn`), `agreement`
-and `verify` (checks of the result). `options` and `presets` declare the settings.
+`pipeline` has `convert`. It hands one record, the `Conversion` of `plan`, from module to module: `build` makes the
+model in memory, `exact` or `learn` fit its positions, `verify` and `held_out` compare it with the source, `report` and
+`card` say what was done. `methods` has the choices, `folder` the files.
 """
 
 from ..families.errors import ConversionError, PoorConversionWarning
-from .checkpoint_export import export_checkpoint
-from .methods import METHODS, Method
+from .export import export_checkpoint
+from .methods import METHODS, QUALITIES, Method, Quality
 from .pipeline import convert
-from .presets import QUALITIES, Quality
 from .report import ConversionReport, Step
-from .run import ConversionRun
 
 
 __all__ = [
@@ -19,7 +17,6 @@ __all__ = [
     "QUALITIES",
     "ConversionError",
     "ConversionReport",
-    "ConversionRun",
     "Method",
     "PoorConversionWarning",
     "Quality",

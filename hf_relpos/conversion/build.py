@@ -1,5 +1,6 @@
-"""Build the result in memory: a RelPosBert model with the tensors of the source."""
+"""Build the result in memory: a RelPosBert model with the tensors of the source; keep, drop or fold its positions."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -7,44 +8,36 @@ import torch
 from ..families.checkpoint import Checkpoint
 from ..families.family import TASK_TYPES, TOKEN_TYPES
 from ..families.names import is_scheme
-from ..families.recognition import CheckpointSpec
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
-from ..schemes.registry import scheme_parts
-from .run import Apply, ConversionRun
+from .configurations import same_positions
+from .plan import Conversion
 
 
 # Stock class to ours: BertForMaskedLM to RelPosBertForMaskedLM, and so on.
 ARCHITECTURES = {head.__name__.removeprefix("RelPos"): head for head in HEADS.values()}
+# A method changes the model in place, which has zeros in the scheme's parameters, and returns the names of changed
+# tensors with a note on each.
+Apply = Callable[[RelPosBertPreTrainedModel, Conversion], dict[str, str]]
 
 
-def expected_shapes(spec: CheckpointSpec, architecture: str, source_config: RelPosBertConfig) -> dict[str, torch.Size]:
-    """Shapes by stock name of all tensors that the source must have.
-
-    Args:
-        spec: description of the source.
-        architecture: class of stock BERT.
-        source_config: the configuration of the source as a RelPosBertConfig.
-    """
+def expected_shapes(conversion: Conversion) -> dict[str, torch.Size]:
+    """Shapes by stock name of all tensors that the source must have."""
+    spec, architecture = conversion.spec, conversion.source.architecture
     with torch.device("meta"):
-        model = ARCHITECTURES[architecture](source_config)
+        model = ARCHITECTURES[architecture](conversion.source_config)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     if not spec.has_token_types:
         shapes = {name: shape for name, shape in shapes.items() if not name.endswith(TOKEN_TYPES)}
     return shapes | spec.folded_shapes(base=architecture == "BertModel")
 
 
-def rename_relative(source: Checkpoint, source_config: RelPosBertConfig, config: RelPosBertConfig) -> Checkpoint:
-    """Rename the relative positions of the source as in the result, or move them to `extra`.
-
-    Args:
-        source: the source, with stock names.
-        source_config: its configuration as a RelPosBertConfig.
-        config: configuration of the result.
-    """
-    if same_positions(source_config, config):
+def rename_relative(conversion: Conversion) -> Checkpoint:
+    """The source with its relative positions under the names of the result, or in `extra` if they are replaced."""
+    source, own_config, config = conversion.source, conversion.source_config, conversion.config
+    if same_positions(own_config, config):
         return source
-    own, types = source_config.position_embedding_type, config.position_embedding_type
+    own, types = own_config.position_embedding_type, config.position_embedding_type
     if isinstance(own, list) and isinstance(types, list) and types[: len(own)] == own:
         return source
     part = types.index(own) if isinstance(types, list) and own in types else None
@@ -82,34 +75,56 @@ def assemble(config: RelPosBertConfig, source: Checkpoint) -> tuple[RelPosBertPr
     return model, {add_to_token_types(model, tasks[0][0]): "plus the vector of task type 0"} if tasks else {}
 
 
+def build_teacher(conversion: Conversion) -> RelPosBertPreTrainedModel:
+    """A RelPosBert model with the outputs of the source, in its dtype and in eval mode."""
+    return assemble(conversion.source_config, conversion.source)[0]
+
+
 @torch.no_grad()
 def build_model(
-    config: RelPosBertConfig, source: Checkpoint, apply: Apply, run: ConversionRun
+    conversion: Conversion, renamed: Checkpoint, apply: Apply
 ) -> tuple[RelPosBertPreTrainedModel, dict[str, str]]:
     """Build the result; also returns a note on each changed tensor.
 
     Args:
-        config: configuration of the result.
-        source: the source, with the names of the result.
+        renamed: from `rename_relative`.
         apply: function of the method.
-        run: inputs of the method.
     """
-    model, folded = assemble(config, source)
-    changed = apply(model, run)
+    model, folded = assemble(conversion.config, renamed)
+    changed = apply(model, conversion)
     notes = {name: ", ".join(each[name] for each in (folded, changed) if name in each) for name in folded | changed}
     return model, notes
 
 
-def same_positions(one: RelPosBertConfig, other: RelPosBertConfig) -> bool:
-    """Whether two configurations have the same scheme with tables of the same shapes."""
-    return all(
-        value(one) == value(other)
-        for value in (
-            lambda config: config.position_embedding_type,
-            lambda config: config.max_position_embeddings,
-            lambda config: [settings for _, settings in scheme_parts(config)],
-        )
-    )
+def keep(model: RelPosBertPreTrainedModel, conversion: Conversion) -> dict[str, str]:
+    """Keep all tensors of the source, which are in the model already."""
+    return {}
+
+
+def drop(model: RelPosBertPreTrainedModel, conversion: Conversion) -> dict[str, str]:
+    """Replace the position vectors by their mean."""
+    name = add_to_token_types(model, conversion.source_table.double().mean(0))
+    return {name: "plus the mean of the position vectors"}
+
+
+def fold(model: RelPosBertPreTrainedModel, table: torch.Tensor, counts: torch.Tensor, first_token: int | None) -> None:
+    """Add position vectors to the embeddings of a model without them: their mean to all tokens, p₀ to [CLS].
+
+    Args:
+        model: changed in place.
+        table: absolute position embeddings, (P, D).
+        counts: how often each position occurs, (P,).
+        first_token: id of the token at position 0 of every text; position vector 0 is added to its word embedding.
+            None if texts begin with different tokens; the mean is then over all positions.
+    """
+    weight = counts.double().clone()
+    if first_token is not None:
+        weight[0] = 0
+    mean = (table.double() * (weight / weight.sum())[:, None]).sum(0)
+    add_to_token_types(model, mean)
+    if first_token is not None:
+        words = model.base_model.embeddings.word_embeddings.weight
+        words[first_token] = (words[first_token].double() + table[0].double() - mean).to(words.dtype)
 
 
 @torch.no_grad()

@@ -3,53 +3,64 @@
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from fnmatch import fnmatch
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from huggingface_hub import ModelCardData, metadata_load
 from transformers import PreTrainedModel
 
 from ..console import markdown_table
+from ..evaluation.loading import find_tokenizer, load_encoder
 from ..families.checkpoint import CARD, TOKENIZER_FILES
 from ..families.privacy import last_name
 from ..files import write_text
+from ..models.checkpoint_files import read_json
 from ..models.configuration_relpos_bert import RelPosBertConfig
-from ..models.modeling_relpos_bert import HEADS
-from .folder_layout import is_sentence_encoder
-from .methods import METHODS
-from .presets import QUALITIES
+from ..models.modeling_relpos_bert import HEADS, RelPosBertForMaskedLM, RelPosBertPreTrainedModel
+from .folder import MODULES, PICTURES, is_sentence_encoder
+from .methods import METHODS, QUALITIES
+from .plan import Conversion
 from .report import ConversionReport
 
 
 # Metadata of the source's card that also hold for the result; pipeline_tag only if the head is kept.
 KEPT = ("license", "license_name", "license_link", "language", "pipeline_tag")
-# The Hub's task name of each head, if it has one.
+# The Hub's task name of each head that has one, and what a visitor calls such a model.
 TASKS = {
-    "AutoModel": "feature-extraction",
-    "AutoModelForPreTraining": "fill-mask",
-    "AutoModelForMaskedLM": "fill-mask",
-    "AutoModelForCausalLM": "text-generation",
-    "AutoModelForSequenceClassification": "text-classification",
-    "AutoModelForTokenClassification": "token-classification",
-    "AutoModelForQuestionAnswering": "question-answering",
-}
-# What a visitor calls a model with each head.
-KINDS_OF_MODEL = {
-    "AutoModelForPreTraining": "masked language model",
-    "AutoModelForMaskedLM": "masked language model",
-    "AutoModelForCausalLM": "causal language model",
-    "AutoModelForSequenceClassification": "text classifier",
-    "AutoModelForTokenClassification": "token classifier",
-    "AutoModelForQuestionAnswering": "question answering model",
+    "AutoModel": ("feature-extraction", "text encoder"),
+    "AutoModelForPreTraining": ("fill-mask", "masked language model"),
+    "AutoModelForMaskedLM": ("fill-mask", "masked language model"),
+    "AutoModelForCausalLM": ("text-generation", "causal language model"),
+    "AutoModelForSequenceClassification": ("text-classification", "text classifier"),
+    "AutoModelForTokenClassification": ("token-classification", "token classifier"),
+    "AutoModelForQuestionAnswering": ("question-answering", "question answering model"),
 }
 # Where a card names the folder; `push` puts the name of the repository there.
 PLACEHOLDER = "PATH"
-PICTURES = {
-    "fidelity.png": "Agreement with the source by length",
-    "tables.png": "What position adds to the attention scores, head by head; mean query and key of random tokens",
-}
+# Code for each kind of model, which the card shows with what it prints.
+MASKED = """\
+from transformers import pipeline
+
+fill = pipeline("fill-mask", model=model, tokenizer=tokenizer)
+for guess in fill("{text}")[:3]:
+    print(f"{{guess['score']:.2f}} {{guess['token_str']}}")"""
+TEXT = "She opened the door and looked out of the {mask}."
+SENTENCES = """\
+vectors = model.encode(["A man is eating food.", "Someone is having a meal.", "The sky is blue."])
+for other in vectors[1:]:
+    print(f"{float(model.similarity(vectors[0], other)):.2f}")"""
+STATES = """\
+outputs = model(**tokenizer("She opened the door.", return_tensors="pt"))
+print(tuple(outputs[0].shape))"""
+# Modules whose vectors are those of `Encoder`, but for their length.
+PLAIN = {"Transformer", "Pooling", "Normalize"}
+# With another similarity or a prompt in it, what the class prints is not what is computed here.
+SETTINGS = "config_sentence_transformers.json"
 
 
 def source_metadata(folder: Path) -> dict[str, Any]:
@@ -84,27 +95,23 @@ def draw(model: PreTrainedModel, report: ConversionReport, folder: Path) -> tupl
 
 def write_card(
     folder: Path,
+    conversion: Conversion,
     report: ConversionReport,
-    config: RelPosBertConfig,
-    limit: int,
-    metadata: Mapping[str, Any] | None = None,
-    pictures: Sequence[str] = (),
-    example: str = "",
+    model: RelPosBertPreTrainedModel,
+    pictures: Sequence[str],
 ) -> None:
     """Write README.md unless there is one.
 
     Args:
         folder: folder of the result; modules.json marks a sentence-transformers folder.
-        report: report of the conversion.
-        config: configuration of the result.
-        limit: maximum length of the source.
-        metadata: from `source_metadata`.
+        model: the result, which is left on the CPU.
         pictures: files in the folder to show, keys of `PICTURES`.
-        example: from `card_example.example`.
     """
-    path = folder / CARD
+    path, pools = folder / CARD, is_sentence_encoder(folder)
     if not path.exists():
-        write_text(path, model_card(report, config, limit, metadata, pictures, is_sentence_encoder(folder), example))
+        shown = example(model, folder, folder / conversion.layout.encoder, pools)
+        metadata = source_metadata(conversion.top)
+        write_text(path, model_card(report, model.config, conversion.limit, metadata, pictures, pools, shown))
 
 
 def model_card(
@@ -116,17 +123,21 @@ def model_card(
     sentence_transformers: bool = False,
     example: str = "",
 ) -> str:
-    """The text of the card: what it is, its use, the agreement by length, its limits, its origin; see `write_card`.
+    """The text of the card: what it is, its use, the agreement by length, its limits, its origin.
 
     Args:
+        config: configuration of the result.
+        limit: maximum length of the source.
+        metadata: from `source_metadata`.
+        pictures: as in `write_card`.
         sentence_transformers: whether the result loads as a SentenceTransformer.
+        example: code with its output.
     """
     data = _metadata(report, metadata or {}, sentence_transformers)
-    long = [] if config.has_absolute_table or config.attention_window else [max(1, limit // 2)]
     parts = [
         f"---\n{data.to_yaml()}\n---",
         *_what(report, sentence_transformers),
-        *usage(_auto_class(report), _has_tokenizer(report), config.save_code, sentence_transformers, example, *long),
+        *_use(report, config, limit, sentence_transformers, example),
         *_fidelity(report, pictures),
         "## What is not promised",
         "\n".join(f"- {line}" for line in _limits(report, config, limit)),
@@ -147,7 +158,7 @@ def _metadata(report: ConversionReport, source: Mapping[str, Any], sentence_tran
     Args:
         source: from `source_metadata`.
     """
-    task = "sentence-similarity" if sentence_transformers else TASKS.get(_auto_class(report))
+    task = "sentence-similarity" if sentence_transformers else _task(report)[0]
     if "architecture" not in report.arguments:
         task = source.get("pipeline_tag", task)
     texts = report.arguments.get("texts", [])
@@ -171,6 +182,11 @@ def hub_dataset(text: str) -> str | None:
 def _auto_class(report: ConversionReport) -> str:
     """The Auto class of the result."""
     return next(auto for auto, head in HEADS.items() if head.__name__ == report.converted_to)
+
+
+def _task(report: ConversionReport) -> tuple[str | None, str]:
+    """The Hub's task of the result, if it has one, and what a visitor calls the model."""
+    return TASKS.get(_auto_class(report), (None, "text encoder"))
 
 
 def command(report: ConversionReport) -> str:
@@ -221,7 +237,7 @@ def _what(report: ConversionReport, sentence_transformers: bool) -> list[str]:
     source = f"`{_name(report)}`"
     if report.revision:
         source = f"[{report.source}](https://huggingface.co/{report.source}) (commit `{report.revision[:12]}`)"
-    kind = "sentence encoder" if sentence_transformers else KINDS_OF_MODEL.get(_auto_class(report), "text encoder")
+    kind = "sentence encoder" if sentence_transformers else _task(report)[1]
     lines = [("How close", _how_close(report)), ("How long", report.notes[0] if report.notes else "")]
     if (speed := report.details.get("speed")) is not None:
         took, source_took = (f"{1e3 * speed[name]:,.0f} ms" for name in ("result", "source"))
@@ -252,29 +268,12 @@ def _how_close(report: ConversionReport) -> str:
     return f"Not measured: {METHODS[report.method].help}."
 
 
-def _has_tokenizer(report: ConversionReport) -> bool:
-    """Whether the result has a tokenizer."""
-    return any(fnmatch(name, kind) for name in report.files for kind in TOKENIZER_FILES)
-
-
-def usage(
-    auto: str,
-    tokenizer: bool,
-    saves_code: bool,
-    sentence_transformers: bool,
-    example: str = "",
-    window: int | None = None,
+def _use(
+    report: ConversionReport, config: RelPosBertConfig, limit: int, sentence_transformers: bool, example: str
 ) -> list[str]:
-    """The section about loading the model.
-
-    Args:
-        auto: Auto class of the model.
-        tokenizer: whether the folder has a tokenizer.
-        saves_code: whether the folder has the model's code.
-        sentence_transformers: whether the folder loads as a SentenceTransformer.
-        example: code that uses `model` and `tokenizer`, with its output; empty for none.
-        window: `attention_window` for longer texts; None if it needs none.
-    """
+    """The section about loading the model; arguments as in `model_card`."""
+    auto = _auto_class(report)
+    tokenizer = any(fnmatch(name, kind) for name in report.files for kind in TOKENIZER_FILES)
     load, imported = f"{auto}.from_pretrained", f"from transformers import {auto}"
     if sentence_transformers:
         load, imported = "SentenceTransformer", "from sentence_transformers import SentenceTransformer"
@@ -291,15 +290,13 @@ def usage(
     parts = ["## Use", here]
     if example:
         parts += ["For example, with what it prints:", f"```python\n{example}\n```"]
-    if window is not None:
-        argument = (
-            f'config_kwargs={{"attention_window": {window}}}'
-            if sentence_transformers
-            else f"attention_window={window}"
-        )
+    if not (config.has_absolute_table or config.attention_window):
+        argument = f"attention_window={max(1, limit // 2)}"
+        if sentence_transformers:
+            argument = f'config_kwargs={{"attention_window": {max(1, limit // 2)}}}'
         long = f"For longer texts than it was made for, load it with `{argument}`"
         parts.append(long + (" and raise `model.max_seq_length`." if sentence_transformers else "."))
-    if not saves_code:
+    if not config.save_code:
         return [*parts, "It needs hf_relpos to be installed."]
     # the tokenizer runs no such code, but it reads the model's configuration, which needs the argument
     elsewhere = lines(", trust_remote_code=True", "runs the code saved with the weights")
@@ -379,3 +376,58 @@ def _limits(report: ConversionReport, config: RelPosBertConfig, limit: int) -> l
             "new to it, and test it on your task."
         )
     return [*lines, line]
+
+
+class _SentenceEncoder:
+    """What `SENTENCES` calls of a SentenceTransformer, without the import, which takes seconds."""
+
+    def __init__(self, folder: Path) -> None:
+        self.encode = load_encoder(folder).encode
+
+    @staticmethod
+    def similarity(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return torch.cosine_similarity(left, right, dim=-1)
+
+
+@torch.no_grad()
+def example(model: RelPosBertPreTrainedModel, folder: Path, encoder: Path, sentence_transformers: bool) -> str:
+    """Code that uses the result, with its output as comments; empty if it has no tokenizer, or cannot read the text.
+
+    Args:
+        model: the result, which is left on the CPU.
+        folder: its folder.
+        encoder: folder of the model in it.
+        sentence_transformers: whether it loads as a SentenceTransformer.
+    """
+    if sentence_transformers:
+        modules = json.loads((folder / MODULES).read_text("utf-8"))
+        if not {module["type"].rpartition(".")[-1] for module in modules} <= PLAIN:
+            return ""
+        settings = read_json(path) if (path := folder / SETTINGS).is_file() else {}
+        if settings.get("similarity_fn_name") not in (None, "cosine") or settings.get("default_prompt_name"):
+            return ""
+    tokenizer, reason = find_tokenizer(encoder, local_files_only=True)
+    if reason or len(tokenizer) > model.config.vocab_size:
+        return ""
+    mask, code = tokenizer.mask_token, STATES
+    if sentence_transformers:
+        code = SENTENCES
+    elif isinstance(model, RelPosBertForMaskedLM) and mask and not _unknown(tokenizer, TEXT.format(mask=mask)):
+        code = MASKED.format(text=TEXT.format(mask=mask))
+    printed = StringIO()
+    try:
+        names: dict[str, Any] = {"model": model, "tokenizer": tokenizer}
+        if sentence_transformers:
+            names["model"] = _SentenceEncoder(folder)
+        with redirect_stdout(printed):
+            exec(code, names)
+    except (ValueError, RuntimeError, IndexError, KeyError, TypeError):
+        return ""  # such as a head that reads something else: no reason to fail a conversion
+    finally:
+        model.to("cpu")
+    return "\n".join([code, *(f"# {line}" for line in printed.getvalue().splitlines())])
+
+
+def _unknown(tokenizer: Any, text: str) -> bool:
+    """Whether a text has tokens that the tokenizer does not know."""
+    return tokenizer.unk_token_id in tokenizer(text).input_ids

@@ -11,10 +11,9 @@ from ..families.errors import ConversionError
 from ..families.loading import NOT_KEPT
 from ..families.recognition import CheckpointSpec
 from ..models.configuration_relpos_bert import RelPosBertConfig
-from ..schemes.registry import DEFAULT_SCHEME, STOCK_SCHEME, find_scheme, scheme_parts
+from ..schemes.registry import DEFAULT_SCHEME, PLAIN_SCHEME, STOCK_SCHEME, find_scheme, scheme_parts
 from ..schemes.scheme import Scheme
-from .build import same_positions
-from .methods import Method, check_scheme
+from .methods import METHODS, Arguments, check_scheme
 
 
 def _from_dict(kind: type[PreTrainedConfig], where: str, saved: Mapping[str, Any], **fields: Any) -> Any:
@@ -51,13 +50,7 @@ def source_config(folder: Path, spec: CheckpointSpec) -> RelPosBertConfig:
 
 
 def target_config(
-    folder: Path,
-    spec: CheckpointSpec,
-    source: RelPosBertConfig,
-    position_embedding_type: str | None,
-    position_options: Mapping[str, Any] | None,
-    method: Method,
-    method_options: Any,
+    folder: Path, spec: CheckpointSpec, source: RelPosBertConfig, given: Arguments, method_options: Any
 ) -> RelPosBertConfig:
     """The configuration of the result.
 
@@ -65,17 +58,16 @@ def target_config(
         folder: folder of the source.
         spec: description of the source.
         source: result of `source_config`.
-        position_embedding_type: scheme from the caller; None for the default.
-        position_options: options of the scheme from the caller.
-        method: method of the conversion.
+        given: arguments of `convert` with the method.
         method_options: an instance of the method's `options_type`.
 
     Raises:
         ConversionError: for an unknown scheme or option, and a scheme that does not fit the method or the source.
     """
-    if position_options is not None and not isinstance(position_options, Mapping):
+    method, given_options = METHODS[given.method], given.position_options
+    if given_options is not None and not isinstance(given_options, Mapping):
         raise ConversionError(
-            f"position_options = {position_options!r} is not a mapping; give option names and values, such as "
+            f"position_options = {given_options!r} is not a mapping; give option names and values, such as "
             "{'clip': 32}"
         )
     if source.conv_kernel_size and method.learns:
@@ -83,21 +75,21 @@ def target_config(
             f"conv_kernel_size = {source.conv_kernel_size}: layers are fitted one after the other, and none of them "
             "holds this convolution; convert without a method, which is exact"
         )
-    options = dict(position_options or {})
+    name: Any = given.position_embedding_type or (PLAIN_SCHEME if method.learns else None)
     if not spec.absolute:
-        return _relative_config(spec, source, position_embedding_type, options, method, method_options)
+        return _relative_config(spec, source, name or spec.scheme, given, method_options)
     kept = spec.scheme if getattr(method_options, "own_bias", None) != "drop" else None
-    name: Any = position_embedding_type or method.default_scheme or kept or DEFAULT_SCHEME
+    name = name or kept or DEFAULT_SCHEME
     if name in ([kept] if isinstance(kept, str) else kept or []) and method.learns:
         raise ConversionError(
             f"position_embedding_type = {name!r}: {folder} has this scheme already, and keeps it; choose another one "
             "to fit, or drop its own with method_options = {'own_bias': 'drop'}"
         )
     scheme = None if name == kept else _find_scheme(name)
+    options, types = dict(given_options or {}), name
     if scheme is not None:
         check_scheme(scheme, method)
-        options = _options_for_length(scheme, options, source, method, method_options)
-    types: str | list[str] = name
+        options = _for_length(scheme, options, source, method_options)
     if name == kept:
         if options and {**spec.options, **options} != spec.options:
             raise ConversionError(
@@ -113,11 +105,10 @@ def target_config(
         types, options = [*kept, name], {**spec.options, name: options}
     elif kept is not None:
         types, options = [kept, name], {kept: spec.options, name: options}
-    fields = _with_token_types(spec.fields, method)
     return _from_dict(  # errors are about arguments of the caller
         RelPosBertConfig,
         "",
-        fields,
+        _with_token_types(spec.fields, method.exact),
         position_embedding_type=types,
         position_options=options,
         absolute_position_embeddings=method.keeps_table and not (scheme and scheme.learned_input_table),
@@ -125,28 +116,29 @@ def target_config(
 
 
 def _relative_config(
-    spec: CheckpointSpec,
-    source: RelPosBertConfig,
-    position_embedding_type: str | None,
-    position_options: dict[str, Any],
-    method: Method,
-    method_options: Any,
+    spec: CheckpointSpec, source: RelPosBertConfig, name: Any, given: Arguments, method_options: Any
 ) -> RelPosBertConfig:
     """The configuration of a result whose source is relative already: the source's, or one with other tables.
+
+    Args:
+        name: scheme of the result.
+
+    The others are those of `target_config`.
 
     Raises:
         ConversionError: for an invalid scheme, option or size.
     """
-    name: Any = position_embedding_type or method.default_scheme or spec.scheme
+    method, is_own = METHODS[given.method], name == spec.scheme
+    options = dict(given.position_options or {})
+    if not is_own:
+        options = _for_length(_find_scheme(name), options, source, method_options)
     size = getattr(method_options, "max_position_embeddings", None) or source.max_position_embeddings
-    if name != spec.scheme:
-        position_options = _options_for_length(_find_scheme(name), position_options, source, method, method_options)
     config = _from_dict(
         RelPosBertConfig,
         "",
-        spec.fields if name == spec.scheme else _with_token_types(spec.fields, method),
+        spec.fields if is_own else _with_token_types(spec.fields, method.exact),
         position_embedding_type=name,
-        position_options=position_options or (spec.options if name == spec.scheme else {}),
+        position_options=options or (spec.options if is_own else {}),
         max_position_embeddings=size,
         absolute_position_embeddings=False,
     )
@@ -161,23 +153,17 @@ def _relative_config(
     return config
 
 
-def _options_for_length(
-    scheme: type[Scheme],
-    options: Mapping[str, Any],
-    source: RelPosBertConfig,
-    method: Method,
-    method_options: Any,
+def _for_length(
+    scheme: type[Scheme], options: dict[str, Any], source: RelPosBertConfig, method_options: Any
 ) -> dict[str, Any]:
-    """Options of the scheme, extended to rows past the source's maximum length if the method fits such rows."""
-    length = getattr(method_options, "length", None)
-    if not method.learns or length is None or length <= source.max_position_embeddings:
-        return dict(options)
-    return scheme.reaching(options, length)
+    """Options of the scheme, extended to rows past the source's maximum length if such rows are learnt from."""
+    length = getattr(method_options, "length", None) or 0
+    return scheme.reaching(options, length) if length > source.max_position_embeddings else options
 
 
-def _with_token_types(fields: Mapping[str, Any], method: Method) -> dict[str, Any]:
+def _with_token_types(fields: Mapping[str, Any], exact: bool) -> dict[str, Any]:
     """The fields with at least one token type, to which a method that changes outputs may add a vector."""
-    changed = {} if method.exact or fields.get("type_vocab_size") != 0 else {"type_vocab_size": 1}
+    changed = {} if exact or fields.get("type_vocab_size") != 0 else {"type_vocab_size": 1}
     return {**fields, **changed}
 
 
@@ -193,6 +179,18 @@ def _find_scheme(name: Any) -> type[Scheme]:
         return find_scheme(name)
     except ValueError as error:
         raise ConversionError(str(error)) from error
+
+
+def same_positions(one: RelPosBertConfig, other: RelPosBertConfig) -> bool:
+    """Whether two configurations have the same scheme with tables of the same shapes."""
+    return all(
+        value(one) == value(other)
+        for value in (
+            lambda config: config.position_embedding_type,
+            lambda config: config.max_position_embeddings,
+            lambda config: [settings for _, settings in scheme_parts(config)],
+        )
+    )
 
 
 def resolved_options(config: RelPosBertConfig) -> dict[str, Any]:

@@ -12,8 +12,9 @@ from ..families.errors import ConversionError
 from ..families.names import is_scheme
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..schemes.scheme import Scheme
-from .build import same_positions
-from .run import ConversionRun
+from .build import build_teacher
+from .configurations import same_positions
+from .plan import Conversion
 from .verify import ROUNDING
 
 
@@ -23,15 +24,15 @@ Rows = dict[str, torch.Tensor]
 FAR = 8192
 
 
-def exact(model: RelPosBertPreTrainedModel, run: ConversionRun) -> dict[str, str]:
+def exact(model: RelPosBertPreTrainedModel, conversion: Conversion) -> dict[str, str]:
     """Keep the source's tables if the positions are the same; otherwise move them into the scheme of the model.
 
     Raises:
         ConversionError: for a source with other terms than tables, and a scheme that does not hold them.
     """
-    if same_positions(run.source_config, model.config):
+    if same_positions(conversion.source_config, model.config):
         return {}
-    source, generator = run.build_teacher(), torch.Generator().manual_seed(0)
+    source, generator = build_teacher(conversion), torch.Generator().manual_seed(0)
     parameters = {name: parameter for name, parameter in model.named_parameters() if is_scheme(name)}
     for parameter in parameters.values():
         parameter.uniform_(generator=generator)  # no two rows are equal, so that the last one is found

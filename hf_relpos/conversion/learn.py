@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from ..attention.products import multiplies_bfloat16
 from ..console import ProgressCallback, progress_bar
 from ..data.batching import pad_rows
 from ..data.text import TextError
-from ..data.windows import PairLayout, Windows, pair_windows
+from ..data.windows import Windows
 from ..evaluation.inspection import has_mlm_head
 from ..evaluation.loading import find_tokenizer
 from ..families.errors import ConversionError
@@ -31,19 +30,10 @@ from ..families.names import is_scheme
 from ..files import describe_write_error
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..processes import process_state
-from .absolute_tables import fold
-from .agreement import held_out_fidelity, speed
-from .options import DistilOptions
-from .run import ConversionRun
-from .windows import (
-    TOO_FEW,
-    check_windows,
-    distance_histogram,
-    gather,
-    mask_windows,
-    shared_first_token,
-    window_lengths,
-)
+from .build import build_teacher, fold
+from .held_out import held_out_fidelity, speed
+from .plan import Conversion
+from .texts import SHORT_STEPS, TOO_FEW, learning_windows, shared_first_token, window_lengths
 
 
 # Learning rates, by the sentence cosine of all-MiniLM-L6-v2 with `harmonic` on held-out passages. From tables of
@@ -54,22 +44,11 @@ from .windows import (
 # with 1e-4 as that model.
 LEARNING_RATE, WIDTH, TABLE_LEARNING_RATE = 1e-4, 384, 3e-3
 
-# Share of the windows that are segment pairs, also for a sentence encoder, which may be fine-tuned on pairs. For
-# all-MiniLM-L6-v2, 400 steps, the sentence cosine of single texts at 512 tokens is .977 without pairs, .978 with a
-# quarter of them and .977 with half. Fine-tuned on pairs of STS-B, half is 3.2 ± .3 points above the source, a quarter
-# .3 ± 2.5; without pairs, F1 on questions of SQuAD was 17 points below it.
-PAIRS = 0.5
-
-# Steps on short rows per step on rows past the source's limit, which are expensive and come in addition: on two thirds
-# of the steps, the sentence cosine of short rows was lower by up to .006; now by .003. With 1 instead of 2,
-# all-MiniLM-L6-v2 was no better on long rows.
-SHORT_STEPS = 2
-
 # Windows over which the increase of [CLS]'s logit is averaged.
 COUNTED_WINDOWS = 32
 
 
-def learn(model: RelPosBertPreTrainedModel, run: ConversionRun) -> dict[str, str]:
+def learn(model: RelPosBertPreTrainedModel, conversion: Conversion) -> dict[str, str]:
     """Distil the source into the model: see `hf_relpos.training.distillation`.
 
     The model starts from the positions added to the embeddings, and tables of zeros. An interrupted run left its
@@ -78,10 +57,9 @@ def learn(model: RelPosBertPreTrainedModel, run: ConversionRun) -> dict[str, str
     Raises:
         ConversionError: for a decoder, too little text, unsuitable options, and a folder that cannot be written.
     """
-    state = process_state()
     try:
-        _check_options(model, run)
-        return _learn(model, run, quiet=not (run.progress and state.is_main_process))
+        _check_options(model, conversion)
+        return _learn(model, conversion)
     except TextError as error:
         raise ConversionError(f"texts: {error}") from error
 
@@ -120,28 +98,30 @@ def resumable(folder: Path | None) -> Iterator[None]:
         lock.release()
 
 
-def _learn(model: RelPosBertPreTrainedModel, run: ConversionRun, quiet: bool) -> dict[str, str]:
-    tokenizer = load_tokenizer(run.tokenizer_folder, model.config.vocab_size)
-    if run.options.window is not None:
-        model.config.attention_window = run.options.window
+def _learn(model: RelPosBertPreTrainedModel, conversion: Conversion) -> dict[str, str]:
+    """Train, measure the agreement and the speed, and say which tensors have changed."""
+    tokenizer = load_tokenizer(conversion.source.folder, model.config.vocab_size)
+    if conversion.options.window is not None:
+        model.config.attention_window = conversion.options.window
     original = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     dtype = model.dtype
-    student, teacher = model.float(), run.build_teacher().float()
-    console = Console(stderr=True, quiet=quiet)
+    student, teacher = model.float(), build_teacher(conversion).float()
+    console = Console(stderr=True, quiet=not (conversion.given.progress and process_state().is_main_process))
     marks = {"": time.process_time()}
     for each in (student, teacher):
         each.set_attn_implementation(AUTO)  # returns attention weights only where they are compared
-    bfloat16 = run.device.type == "cpu" and multiplies_bfloat16()  # faster, and the result is as close to the source
+    # bfloat16 is faster where the processor multiplies it, and the result is as close to the source
+    fast = "bfloat16" if conversion.device.type == "cpu" and multiplies_bfloat16() else "float32"
     with progress_bar(console, not console.quiet, first="reading the text") as progress:
-        with _optimized(student, teacher, "bfloat16" if bfloat16 else "float32"):
-            run.details["distillation"] = _distil(student, teacher, tokenizer, run, console, progress)
+        with _optimized(student, teacher, fast):
+            conversion.details["distillation"] = _distil(student, teacher, tokenizer, conversion, console, progress)
         marks["distillation"] = time.process_time()
         with _optimized(student, teacher, "float32"):
-            run.details["fidelity"] = held_out_fidelity(student, teacher, tokenizer, run, progress)
+            conversion.details["fidelity"] = held_out_fidelity(student, teacher, tokenizer, conversion, progress)
         marks["check"] = time.process_time()
-    run.details["speed"] = speed(student, teacher)
+    conversion.details["speed"] = speed(student, teacher)
     spent = pairwise(marks.items())
-    run.details["cpu_seconds"] = {what: end - start for (_, start), (what, end) in spent}
+    conversion.details["cpu_seconds"] = {what: end - start for (_, start), (what, end) in spent}
     model.to("cpu", dtype)
     return {
         name: "fitted" if is_scheme(name) else "fitted to the source's outputs on text"
@@ -157,9 +137,8 @@ def _optimized(student: torch.nn.Module, teacher: torch.nn.Module, precision: st
         yield
 
 
-def _check_options(model: RelPosBertPreTrainedModel, run: ConversionRun) -> None:
-    options: DistilOptions = run.options
-    limit = run.source_config.max_position_embeddings
+def _check_options(model: RelPosBertPreTrainedModel, conversion: Conversion) -> None:
+    options, limit = conversion.options, conversion.limit
     if model.config.is_decoder:
         raise ConversionError("is_decoder = True: only encoders learn from text; choose method = 'keep' or 'drop'")
     if options.distil_tokens is not None and options.distil_tokens < TOO_FEW:
@@ -189,50 +168,11 @@ def _check_options(model: RelPosBertPreTrainedModel, run: ConversionRun) -> None
         )
 
 
-def _layout_and_share(tokenizer: Any, run: ConversionRun) -> tuple[PairLayout | None, float]:
-    """The layout of segment pairs, None if there are none, and their share of the windows.
-
-    Raises:
-        ConversionError: if a share is given for a source without segment pairs.
-    """
-    share = run.options.pairs
-    if share == 0:
-        return None, 0.0
-    layout = PairLayout.of(tokenizer) if run.tells_segments_apart else None
-    if layout is None and share is not None:
-        raise ConversionError(
-            f"method_options['pairs'] = {share}: the source does not tell the segments of a pair apart by token "
-            "types, or its tokenizer gives none, so that there is nothing to learn; leave it out"
-        )
-    return layout, PAIRS if share is None else share
-
-
-def _all_steps(run: ConversionRun) -> int:
-    """Steps of the training: `steps`, and one on rows past the source's limit after each `SHORT_STEPS` of them."""
-    steps: int = run.options.steps
-    is_long = (run.options.length or 0) > run.source_config.max_position_embeddings
-    return steps + -(-steps // SHORT_STEPS) if is_long else steps
-
-
-def _cut_windows(tokenizer: Any, run: ConversionRun) -> Windows:
-    """The windows to learn from: rows past the source's limit are in addition to all others."""
-    options, limit = run.options, run.source_config.max_position_embeddings
-    lengths, length, batch = window_lengths(limit), options.length or limit, options.batch_tokens
-    tokens = options.tokens_to_distil
-    cut = partial(gather, tokenizer, run.texts, part="fit", field=run.field, passage=max(*lengths, length))
-    if length <= limit:
-        return cut(tokens=tokens, lengths=lengths, seed=run.seed + 1)
-    short = cut(tokens=tokens, lengths=lengths, seed=run.seed + 1)
-    long_steps = -(-short.tokens // (batch * SHORT_STEPS))
-    rows = long_steps * max(1, batch // length)
-    return short.joined(cut(tokens=rows * length, lengths=(length,), seed=run.seed + 4, short=0.0))
-
-
 def _distil(
     student: RelPosBertPreTrainedModel,
     teacher: RelPosBertPreTrainedModel,
     tokenizer: Any,
-    run: ConversionRun,
+    conversion: Conversion,
     console: Console,
     progress: ProgressCallback,
 ) -> dict[str, Any]:
@@ -240,48 +180,37 @@ def _distil(
     from ..training import DistillationSettings, distil  # imports the Trainer
     from ..training.distillation_losses import DEFAULT_LOSSES
 
-    options, limit, seed = run.options, run.source_config.max_position_embeddings, run.seed + 1
-    windows = pair_windows(_cut_windows(tokenizer, run), *_layout_and_share(tokenizer, run), limit, seed)
-    windows = mask_windows(windows, student, tokenizer, options.mask, seed)
-    run.details["text"] = {
-        "tokens": windows.tokens,
-        "windows": len(windows.ids),
-        "seen": distance_histogram(windows.ids),
-        "unknown_share": round(windows.unknown_rate, 5),
-        "pair_windows": sum(map(any, windows.types or ())),
-        "notes": check_windows(windows, max(limit, options.length or 0)),
-    }
-    if run.source_config.has_absolute_table:
-        _fold(student, teacher, windows, run.source_table.float(), limit)
+    options, limit = conversion.options, conversion.limit
+    windows = learning_windows(conversion, tokenizer, student)
+    if conversion.source_config.has_absolute_table:
+        _fold(student, teacher, windows, conversion.source_table.float(), limit)
     for model in (student, teacher):
-        model.to(run.device)
+        model.to(conversion.device)
     pairs = zip(windows.ids, windows.token_types, strict=True)
     rows = [{"input_ids": ids, "token_type_ids": types} for ids, types in pairs]
     losses = dict(DEFAULT_LOSSES)
     if has_mlm_head(student):
         losses["logits"] = 1.0
+    is_long = (options.length or 0) > limit  # a step on rows past the source's limit after each `SHORT_STEPS` steps
     settings = DistillationSettings(
-        steps=_all_steps(run),
+        steps=options.steps + -(-options.steps // SHORT_STEPS) * is_long,
         batch_tokens=options.batch_tokens,
         learning_rate=LEARNING_RATE * max(1.0, WIDTH / student.config.hidden_size),
         table_learning_rate=TABLE_LEARNING_RATE,
         losses=losses,
-        seed=run.seed,
-        trainer_arguments={"use_cpu": True} if run.device.type == "cpu" else {},
+        seed=conversion.given.seed,
+        trainer_arguments={"use_cpu": True} if conversion.device.type == "cpu" else {},
     )
     console.print(
         f"distilling: {settings.steps} steps on {windows.tokens:,} tokens. Interrupted, the same command resumes",
         highlight=False,
     )
-    train = partial(distil, student, teacher, rows, settings, progress=progress)
-    with torch.enable_grad():
-        if run.resume_folder is None:
-            return train().to_dict()
-        folder = _checkpoints(run.resume_folder, student, teacher, windows, settings)
-        try:
-            report = train(output_dir=folder, resume=True)
-        except OSError as error:
-            raise ConversionError(describe_write_error(error, folder)) from error
+    folder = _checkpoints(conversion.resume_folder, student, teacher, windows, settings)
+    try:
+        with torch.enable_grad():
+            report = distil(student, teacher, rows, settings, output_dir=folder, resume=True, progress=progress)
+    except OSError as error:
+        raise ConversionError(describe_write_error(error, folder)) from error
     return report.to_dict()
 
 

@@ -1,23 +1,90 @@
-"""The methods of conversion. A method is a function, a dataclass of options and an entry of `METHODS`."""
+"""The choices of a conversion: methods with their options, presets, and the arguments of `convert`."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ..families.errors import ConversionError
-from ..schemes.registry import PLAIN_SCHEME, SCHEMES
-from ..schemes.scheme import Option, Scheme
-from ..settings import options_of
-from . import absolute_tables
-from .exact import exact
-from .learn import learn
-from .options import (
-    DistilOptions,
-    NoOptions,
-    OwnBiasOptions,
-    RelativeOptions,
-)
-from .run import Apply
+from ..schemes.registry import GENERAL_SCHEME, PLAIN_SCHEME, SCHEMES
+from ..schemes.scheme import Option, Scheme, is_count
+from ..settings import options_of, setting, setting_of
+
+
+def is_share(value: Any) -> bool:
+    """Whether a value is a number from 0 to 1."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """Options of a method without options."""
+
+
+@dataclass(frozen=True)
+class OwnBiasOptions:
+    """Options of `drop`."""
+
+    own_bias: str = setting_of(("keep", "drop"), "what to do with the source's own relative bias, which MPNet has")
+
+
+@dataclass(frozen=True)
+class RelativeOptions:
+    """Options of `exact`."""
+
+    max_position_embeddings: int | None = setting(
+        None,
+        "max_position_embeddings of the result, which is the size of the tables of relative_key; a positive integer, "
+        "or None for the source's",
+        is_count,
+        optional=True,
+    )
+
+
+@dataclass(frozen=True)
+class DistilOptions(OwnBiasOptions):
+    """Options of `distil`."""
+
+    steps: int = setting(400, "steps of the distillation; a positive integer", is_count)
+    batch_tokens: int = setting(512, "tokens in a step of the distillation; a positive integer", is_count)
+    distil_tokens: int | None = setting(
+        None,
+        "tokens of text to distil on; a positive integer, or None for as many as the steps read",
+        is_count,
+        optional=True,
+    )
+    length: int | None = setting(
+        None,
+        "tokens of the longest rows to learn from. Where the source does not read as many, another step on such rows, "
+        "which it reads in overlapping windows, follows every second of `steps`. A positive integer, or None for the "
+        "source's length",
+        is_count,
+        optional=True,
+    )
+    window: int | None = setting(
+        None,
+        "attention_window of the result; a positive integer, or None for attention to all tokens",
+        is_count,
+        optional=True,
+    )
+    pairs: float | None = setting(
+        None,
+        "share of the windows that are trained on as pairs of segments with their token types, for tasks such as "
+        "question answering; only windows that the source reads at once count; 0 to 1. None: 0.5, and 0 for a source "
+        "without two token types",
+        is_share,
+        optional=True,
+    )
+    mask: float = setting(
+        0.15,
+        "share of the tokens that are [MASK] in half of the text, for a model that predicts masked tokens; 0 to 0.5",
+        lambda value: is_share(value) and value <= 0.5,
+    )
+
+    @property
+    def tokens_to_distil(self) -> int:
+        """Tokens of text to distil on."""
+        return self.distil_tokens or self.steps * self.batch_tokens
 
 
 @dataclass(frozen=True)
@@ -26,54 +93,38 @@ class Method:
 
     Attributes:
         help: one line for the command line.
-        apply: function that changes the result in place, given a model with the tensors of the source and zeros in the
-            scheme's parameters; returns the names of changed tensors, with a note on each.
-        unsupported_reason: function that tells why the result cannot have a scheme; empty if it can.
         keeps_table: whether the result has the absolute position embeddings of the source.
         exact: whether the result has the outputs of the source, which is verified.
         from_absolute: whether it supports sources with absolute positions.
         from_relative: whether it supports sources with relative positions.
         learns: whether it learns from text.
         options_type: dataclass of its options.
-        default_scheme: scheme of the result unless the caller names one; None for `DEFAULT_SCHEME`.
     """
 
     help: str
-    apply: Apply
-    unsupported_reason: Callable[[type[Scheme]], str]
     keeps_table: bool = False
     exact: bool = False
     from_absolute: bool = True
     from_relative: bool = False
     learns: bool = False
     options_type: type[Any] = NoOptions
-    default_scheme: str | None = None
 
     @property
     def options(self) -> dict[str, Option]:
         """Options of the method by name."""
         return options_of(self.options_type)
 
-
-def needs_tokens_only(scheme: type[Scheme]) -> str:
-    """Reject a scheme that needs other inputs than text."""
-    if scheme.required_inputs:
-        return f"this scheme needs inputs that the source does not have ({', '.join(scheme.required_inputs)})"
-    return ""
-
-
-def starts_neutral(scheme: type[Scheme]) -> str:
-    """Reject a scheme whose parameters at zero have an effect, and one that needs other inputs than text."""
-    if scheme.zero_is_neutral or scheme.required_inputs:
-        return needs_tokens_only(scheme)
-    return "this scheme cannot start without an effect, so the outputs would change at random"
-
-
-def starts_neutral_without_table(scheme: type[Scheme]) -> str:
-    """Also reject a scheme with absolute position embeddings."""
-    if scheme.learned_input_table:
-        return "this scheme has absolute positions at the input, which the method removes"
-    return starts_neutral(scheme)
+    def unsupported_reason(self, scheme: type[Scheme]) -> str:
+        """Why the result cannot have a scheme; empty if it can."""
+        if scheme.required_inputs:
+            return f"this scheme needs inputs that the source does not have ({', '.join(scheme.required_inputs)})"
+        if not self.from_absolute:  # the tables decide
+            return ""
+        if scheme.learned_input_table and not self.keeps_table:
+            return "this scheme has absolute positions at the input, which the method removes"
+        if not scheme.zero_is_neutral:
+            return "this scheme cannot start without an effect, so the outputs would change at random"
+        return ""
 
 
 METHODS: dict[str, Method] = {
@@ -81,21 +132,14 @@ METHODS: dict[str, Method] = {
         "keep absolute positions; relative terms start at zero. The same outputs, to be trained further",
         keeps_table=True,
         exact=True,
-        apply=absolute_tables.keep,
-        unsupported_reason=starts_neutral,
     ),
     "drop": Method(
         "replace absolute positions by their mean vector; relative terms start at zero. Needs training",
-        apply=absolute_tables.drop,
-        unsupported_reason=starts_neutral_without_table,
         options_type=OwnBiasOptions,
     ),
     "distil": Method(
         "add absolute positions to the embeddings, then train relative terms, which start at zero, and all weights to "
         "compute what the source computes. Close to the source's outputs",
-        apply=learn,
-        unsupported_reason=starts_neutral_without_table,
-        default_scheme=PLAIN_SCHEME,
         from_relative=True,
         learns=True,
         options_type=DistilOptions,
@@ -104,8 +148,6 @@ METHODS: dict[str, Method] = {
         "for a checkpoint that is relative already (ours; NEZHA; BERT, RoBERTa, … with relative_key): rename "
         "its weights, or put its tables into a scheme that holds them. The same outputs",
         exact=True,
-        apply=exact,
-        unsupported_reason=needs_tokens_only,
         from_absolute=False,
         from_relative=True,
         options_type=RelativeOptions,
@@ -119,13 +161,57 @@ def check_scheme(scheme: type[Scheme], method: Method) -> None:
     Raises:
         ConversionError: otherwise; names the schemes that it supports.
     """
-    reason = method.unsupported_reason(scheme)
-    if reason:
+    if reason := method.unsupported_reason(scheme):
         supported = [name for name, candidate in SCHEMES.items() if not method.unsupported_reason(candidate)]
-        remedy = ""
-        if method is not METHODS["distil"] and not METHODS["distil"].unsupported_reason(scheme):
-            remedy = "; method='distil' learns it from text"
+        other = not method.learns and not METHODS["distil"].unsupported_reason(scheme)
         raise ConversionError(
-            f"position_embedding_type = {scheme.name!r}: {reason}; "
-            f"this method supports: {', '.join(supported)}{remedy}"
+            f"position_embedding_type = {scheme.name!r}: {reason}; this method supports: {', '.join(supported)}"
+            + "; method='distil' learns it from text" * other
         )
+
+
+@dataclass(frozen=True)
+class Quality:
+    """A preset of `distil`: defaults for scheme and options.
+
+    Attributes:
+        help: one line for reports.
+        scheme: scheme of the result.
+        method_options: options of the method.
+    """
+
+    help: str
+    scheme: str
+    method_options: Mapping[str, Any] = field(default_factory=dict)
+
+
+DEFAULT_QUALITY = "default"
+# Agreement and time of each: docs/results/benchmarks/conversion.md.
+QUALITIES = {
+    "fast": Quality("quickest to make, a little less close to the source", PLAIN_SCHEME, {"steps": 150}),
+    DEFAULT_QUALITY: Quality("close to the source, and little slower than it", PLAIN_SCHEME, {"steps": 400}),
+    "faithful": Quality("closest to the source; slower to make, and to run", GENERAL_SCHEME, {"steps": 1000}),
+}
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of `convert`; in a `Conversion`, completed by the preset and with the method that was chosen."""
+
+    source: str | Path
+    out: str | Path
+    position_embedding_type: str | None
+    position_options: Mapping[str, Any] | None
+    method: Any
+    method_options: Mapping[str, Any] | None
+    quality: str | None
+    texts: str | Path | Iterable[str | Path] | None
+    field: str | Sequence[str]
+    seed: int
+    architecture: str | None
+    revision: str | None
+    allow_pickle: bool
+    overwrite: bool
+    device: str | None
+    progress: bool
+    plots: bool

@@ -1,7 +1,7 @@
 """The conversion of a checkpoint into a relpos_bert folder: plan, read, build, learn, verify, write."""
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import transformers
 from safetensors import SafetensorError
-from transformers import PreTrainedModel
 
 from ..console import spinner
 from ..evaluation.plot import figure_class
@@ -18,24 +17,23 @@ from ..families.checkpoint import Checkpoint, read_tensors, rename_and_validate
 from ..families.errors import ConversionError, PoorConversionWarning
 from ..families.names import is_buffer, is_table
 from ..families.recognition import check_tables, choose_head
-from ..families.registry import OWN
 from ..files import atomic_folder, describe_write_error, write_json
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..processes import process_state
 from ..version import __version__
-from .build import ARCHITECTURES, assemble, build_model, expected_shapes, rename_relative
-from .card import draw, source_metadata, write_card
-from .card_example import example
-from .configurations import resolved_options, stock_config
-from .folder import check_replaceable, check_target, copy_companions, left_out
-from .folder_layout import is_sentence_encoder
-from .learn import resumable
-from .plan import ConversionPlan, plan_conversion
-from .report import REPORT, ConversionReport, Step, list_steps
-from .run import ConversionRun
-from .verify import compare_outputs, compare_tensors, own_model, source_model
+from .build import Apply, build_model, drop, expected_shapes, keep, rename_relative
+from .card import draw, write_card
+from .configurations import resolved_options
+from .exact import exact
+from .folder import REPORT, check_replaceable, check_target, copy_companions, left_out
+from .learn import learn, resumable
+from .methods import Arguments
+from .plan import Conversion, plan_conversion
+from .report import ConversionReport, list_steps
+from .verify import compare_outputs, compare_tensors, has_reference
 
 
+APPLY: dict[str, Apply] = {"keep": keep, "drop": drop, "distil": learn, "exact": exact}
 NOT_COMPARED = (
     "Transformers has no class for the source, so that no outputs were compared: every tensor was read back from the "
     "result as it was in the source"
@@ -110,130 +108,88 @@ def convert(
             be written; names the cause and the remedy.
         ModuleNotFoundError: with `plots`, without matplotlib.
     """
+    given = Arguments(**locals())  # before there are other variables
     if plots:
         figure_class()  # raises without matplotlib, before any work
-    target = check_target(out, overwrite, source)
-    plan = plan_conversion(
-        source,
-        target,
-        position_embedding_type=position_embedding_type,
-        position_options=position_options,
-        method=method,
-        method_options=method_options,
-        quality=quality,
-        texts=texts,
-        field=field,
-        seed=seed,
-        architecture=architecture,
-        revision=revision,
-        allow_pickle=allow_pickle,
-        device=device,
-        plots=plots,
-    )
+    conversion = plan_conversion(given, check_target(out, overwrite, source))
     with spinner("reading the source", progress):
-        plan, checkpoint = _read(plan, str(source), allow_pickle, any_head=architecture is None)
-    learns = plan.method.learns
-    run = ConversionRun(
-        checkpoint,
-        plan.source_config,
-        build_teacher=lambda: assemble(plan.source_config, checkpoint)[0],
-        texts=plan.texts,
-        field=field,
-        options=plan.options,
-        seed=seed,
-        resume_folder=target.with_name(f".{target.name}.{plan.method_name}") if learns else None,
-        device=plan.device,
-        progress=progress,
-    )
-    process = process_state()  # all processes take part in learning; one writes
-    with resumable(run.resume_folder if process.is_main_process else None):
-        renamed = rename_relative(checkpoint, plan.source_config, plan.config)
-        with spinner("converting", progress and not learns):  # learning has its own progress bars
-            model, changed = build_model(plan.config, renamed, plan.method.apply, run)
-        reference = _reference(plan) if plan.method.exact else None
-        report = _report(plan, checkpoint, str(out), model, list_steps(model, renamed, changed, plan.head.left_behind))
-        notes = (plan.abilities, *([NOT_COMPARED] if plan.method.exact and reference is None else []))
-        left = plan.head.left_behind
-        parts = {str(step.source).partition(".")[0] for step in report.steps if left and step.note == left}
-        if parts:
-            notes += (f"left out {', '.join(sorted(parts))}: {left}",)
-        report = replace(report, details=run.details, notes=notes)
+        conversion = _read(conversion)
+    kind, process = conversion.method, process_state()  # all processes take part in learning; one writes
+    with resumable(conversion.resume_folder if kind.learns and process.is_main_process else None):
+        renamed = rename_relative(conversion)
+        with spinner("converting", progress and not kind.learns):  # learning has its own progress bars
+            model, changed = build_model(conversion, renamed, APPLY[conversion.given.method])
+        report = _report(conversion, model, renamed, changed)
         if process.is_main_process:
+            unchanged = partial(check_replaceable, out)  # a user may have added files in the meantime
             try:
-                # a user may have added files in the meantime
-                unchanged = partial(check_replaceable, out)
                 with (
                     spinner("writing and checking", progress),
-                    atomic_folder(target, overwrite, unchanged) as unfinished,
+                    atomic_folder(conversion.target, overwrite, unchanged) as unfinished,
                 ):
-                    report, reloaded = _write(unfinished, plan, model, renamed, report)
-                    if reference is not None:
-                        difference = compare_outputs(reloaded, checkpoint, plan.spec, reference, rounded=bool(changed))
+                    report, reloaded = _write(unfinished, conversion, model, renamed, report)
+                    if kind.exact and has_reference(conversion):
+                        difference = compare_outputs(conversion, reloaded, rounded=bool(changed))
                         report = replace(report, difference=difference)
-                    _describe(unfinished, plan, reloaded, report, plots)
+                    write_json(unfinished / REPORT, report.to_dict(), indent=2)
+                    pictures = draw(reloaded, report, unfinished) if plots else ()
+                    write_card(unfinished, conversion, report, reloaded, pictures)
             except (OSError, SafetensorError) as error:
-                raise ConversionError(describe_write_error(error, target)) from error
+                raise ConversionError(describe_write_error(error, conversion.target)) from error
         process.wait_for_everyone()
     if report.failed_thresholds and process.is_main_process:
         warnings.warn(f"{out}: {report.warning}", PoorConversionWarning, stacklevel=2)
     return report
 
 
-def _read(plan: ConversionPlan, name: str, allow_pickle: bool, any_head: bool) -> tuple[ConversionPlan, Checkpoint]:
-    """Read, check and rename the weights; if they have no head, the returned plan has none.
-
-    Args:
-        plan: the plan before weights are read.
-        name: name of the source given by the caller.
-        allow_pickle: as in `convert`.
-        any_head: whether the caller did not choose the head.
-    """
-    folder, spec, head, config = plan.folder, plan.spec, plan.head, plan.source_config
-    raw = spec.unpack(read_tensors(folder, allow_pickle))
+def _read(conversion: Conversion) -> Conversion:
+    """Read, check and rename the weights; without a head if they have none and the caller did not choose it."""
+    spec, head, folder = conversion.spec, conversion.head, conversion.source.folder
+    raw = spec.unpack(read_tensors(folder, conversion.given.allow_pickle))
     check_tables(spec, folder, raw)
     stock_names = {stock for stored in raw for stock in spec.rename(stored, base=False)}
-    if plan.layout.listed and any_head and all(stock.startswith("bert.") for stock in stock_names):
+    any_head = conversion.layout.listed and conversion.given.architecture is None
+    if any_head and all(stock.startswith("bert.") for stock in stock_names):
         # sentence-transformers saves only the encoder, but with the class name of the original model
         head = choose_head(spec, folder, f"{spec.family.class_prefixes[0]}Model")
-        spec = spec.with_head(head)
+    source = replace(conversion.source, architecture=head.stock)
+    conversion = replace(conversion, source=source, spec=spec.with_head(head), head=head)
     checkpoint = rename_and_validate(
-        Checkpoint(name, folder, plan.commit, plan.saved, head.stock),
+        source,
         raw,
-        expected=expected_shapes(spec, head.stock, config),
-        rename=partial(spec.rename, base=head.stock == "BertModel"),
-        tied=config.tie_word_embeddings,
+        expected=expected_shapes(conversion),
+        rename=partial(conversion.spec.rename, base=head.stock == "BertModel"),
+        tied=conversion.source_config.tie_word_embeddings,
         unused=lambda stock: is_buffer(stock) or (is_table(stock) and not spec.absolute),
         cut=spec.cut,
     )
-    return replace(plan, head=head), checkpoint
-
-
-def _reference(plan: ConversionPlan) -> Callable[[PreTrainedModel, Checkpoint], PreTrainedModel] | None:
-    """Function that builds the source's model, for comparison of outputs; None if there is no class for it."""
-    if plan.spec.family is OWN:
-        return partial(own_model, ARCHITECTURES[plan.head.stock], plan.folder)
-    if plan.spec.family.stock is not None:
-        return partial(source_model, plan.spec, plan.head.source, stock_config(plan.folder, plan.spec))
-    return None
+    return replace(conversion, source=checkpoint)
 
 
 def _report(
-    plan: ConversionPlan, checkpoint: Checkpoint, out: str, model: RelPosBertPreTrainedModel, steps: tuple[Step, ...]
+    conversion: Conversion, model: RelPosBertPreTrainedModel, renamed: Checkpoint, changed: Mapping[str, str]
 ) -> ConversionReport:
-    """The report before files are written and the result is measured."""
+    """The report before files are written and outputs are compared."""
+    source, config, given, left = conversion.source, conversion.config, conversion.given, conversion.head.left_behind
+    steps = list_steps(model, renamed, changed, left)
+    notes = [conversion.abilities]
+    if conversion.method.exact and not has_reference(conversion):
+        notes.append(NOT_COMPARED)
+    if parts := {str(step.source).partition(".")[0] for step in steps if left and step.note == left}:
+        notes.append(f"left out {', '.join(sorted(parts))}: {left}")
     return ConversionReport(
-        source=checkpoint.name,
-        revision=plan.commit,
-        out=out,
-        architecture=plan.head.source,
+        source=source.name,
+        revision=source.revision,
+        out=str(given.out),
+        architecture=conversion.head.source,
         converted_to=type(model).__name__,
-        method=plan.method_name,
-        quality=plan.quality,
-        position_embedding_type=plan.config.position_embedding_type,
-        position_options=resolved_options(plan.config),
-        method_options=asdict(plan.options),
-        arguments=plan.arguments,
-        dtype=str(checkpoint.dtype).removeprefix("torch."),
+        method=given.method,
+        quality=given.quality,
+        position_embedding_type=config.position_embedding_type,
+        position_options=resolved_options(config),
+        method_options=asdict(conversion.options),
+        arguments=conversion.arguments,
+        dtype=str(source.dtype).removeprefix("torch."),
         steps=steps,
         difference=None,
         files=(),
@@ -242,36 +198,31 @@ def _report(
             "transformers": transformers.__version__,
             "torch": torch.__version__,
         },
+        details=conversion.details,
+        notes=tuple(notes),
     )
 
 
 def _write(
-    folder: Path, plan: ConversionPlan, model: RelPosBertPreTrainedModel, source: Checkpoint, report: ConversionReport
+    folder: Path,
+    conversion: Conversion,
+    model: RelPosBertPreTrainedModel,
+    renamed: Checkpoint,
+    report: ConversionReport,
 ) -> tuple[ConversionReport, RelPosBertPreTrainedModel]:
     """Write the model and copy other files; returns the report with their names, and the reloaded model.
 
     Raises:
         ConversionError: for a tensor that differs after reloading.
     """
-    encoder = folder / plan.layout.encoder
+    layout, top = conversion.layout, conversion.top
+    encoder = folder / layout.encoder
     model.save_pretrained(encoder)
-    copied = copy_companions(plan.folder, encoder, model)
-    files = [str(Path(plan.layout.encoder, file)) for file in copied]
+    files = [str(Path(layout.encoder, file)) for file in copy_companions(conversion.source.folder, encoder, model)]
     reloaded = type(model).from_pretrained(encoder, dtype="auto", local_files_only=True)
-    compare_tensors(model, reloaded, source, report.steps)
-    files += plan.layout.copy(plan.top, folder)
-    if plan.new_length is not None:
-        plan.layout.write_length(folder, plan.new_length)
-    others = () if report.revision else left_out(plan.top, plan.layout, files)
+    compare_tensors(model, reloaded, renamed, report.steps)
+    files += layout.copy(top, folder)
+    if conversion.new_length is not None:
+        layout.write_length(folder, conversion.new_length)
+    others = () if report.revision else left_out(top, layout, files)
     return replace(report, files=tuple(files), left_out=others), reloaded
-
-
-def _describe(
-    folder: Path, plan: ConversionPlan, model: RelPosBertPreTrainedModel, report: ConversionReport, plots: bool
-) -> None:
-    """Write conversion.json, the plots and the model card."""
-    write_json(folder / REPORT, report.to_dict(), indent=2)
-    pictures = draw(model, report, folder) if plots else ()
-    limit = plan.source_config.max_position_embeddings
-    shown = example(model, folder, folder / plan.layout.encoder, is_sentence_encoder(folder))
-    write_card(folder, report, model.config, limit, source_metadata(plan.top), pictures, shown)

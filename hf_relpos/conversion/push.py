@@ -13,8 +13,7 @@ from ..families.checkpoint import CARD, has_safetensors
 from ..families.errors import ConversionError
 from ..families.privacy import private_words
 from .card import PLACEHOLDER
-from .folder import KNOWN, other_files
-from .folder_layout import read_layout
+from .folder import KNOWN, other_files, read_layout
 
 
 @dataclass(frozen=True)

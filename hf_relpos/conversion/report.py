@@ -17,7 +17,6 @@ from ..families.privacy import last_name
 if TYPE_CHECKING:
     from ..evaluation import Fidelity
 
-REPORT = "conversion.json"
 KINDS = ("reused", "folded", "dropped", "created")
 
 

@@ -1,20 +1,23 @@
 """Verify the result against its source: all written tensors, and the outputs if they must be equal."""
 
 import math
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import transformers
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ..families.checkpoint import Checkpoint
 from ..families.errors import ConversionError
 from ..families.family import LegacyAttention
 from ..families.names import inverse
 from ..families.recognition import CheckpointSpec
+from ..families.registry import OWN
+from .build import ARCHITECTURES
+from .configurations import stock_config
+from .plan import Conversion
 from .report import Step
 
 
@@ -49,21 +52,18 @@ def identical(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.dtype == other.dtype and torch.equal(one, other)
 
 
+def has_reference(conversion: Conversion) -> bool:
+    """Whether there is a class of the source whose outputs can be compared."""
+    return conversion.spec.family is OWN or conversion.spec.family.stock is not None
+
+
 @torch.no_grad()
-def compare_outputs(
-    model: PreTrainedModel,
-    source: Checkpoint,
-    spec: CheckpointSpec,
-    stock: Callable[[PreTrainedModel, Checkpoint], PreTrainedModel],
-    rounded: bool,
-) -> float:
+def compare_outputs(conversion: Conversion, model: PreTrainedModel, rounded: bool) -> float:
     """Run the source and the result on one random batch, both in float64.
 
     Args:
+        conversion: with a source that has a class.
         model: the result, which is left in float64.
-        source: the source with its tensors.
-        spec: description of the source.
-        stock: function that builds the source's model, in float64 and eval mode, from the result and the source.
         rounded: whether the result has sums of tensors, which are rounded to the dtype of the source.
 
     Returns:
@@ -73,6 +73,7 @@ def compare_outputs(
     Raises:
         ConversionError: for a difference that is not due to rounding.
     """
+    source, spec = conversion.source, conversion.spec
     tolerance = TOLERANCE if spec.family.tolerance is None else spec.family.tolerance
     tolerance = max(tolerance, ROUNDING * torch.finfo(source.dtype).eps if rounded else 0.0)
     config = model.config
@@ -80,7 +81,7 @@ def compare_outputs(
     shape = (1, 2, length) if source.architecture == "BertForMultipleChoice" else (2, length)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        original = stock(model, source)
+        original = source_model(conversion, model)
         mask = torch.ones(shape, dtype=torch.long)
         mask[..., -1, length // 2 + 1 :] = 0  # the last row is padded
         batch: dict[str, Any] = {
@@ -125,26 +126,34 @@ def compare_outputs(
     return worst
 
 
-def source_model(
-    spec: CheckpointSpec, name: str, config: PreTrainedConfig, model: PreTrainedModel, source: Checkpoint
-) -> PreTrainedModel:
-    """The source's model: its class in Transformers, with relative attention as it was until 4.57.
+def source_model(conversion: Conversion, model: PreTrainedModel) -> PreTrainedModel:
+    """The source as its own class computes it.
 
-    It does not use the schemes of this package: `LegacySelfAttention` computes the relative terms.
+    That is the class in Transformers, with relative attention as it was until 4.57: not the schemes of this package
+    but `LegacySelfAttention` computes the relative terms. A source of this package is loaded with `from_pretrained`.
 
     Args:
-        spec: description of the source.
-        name: class of the source.
-        config: configuration for `spec.family.stock`, with the source's fields.
+        conversion: with a source that has a class.
         model: the result, for tensors that the source lacks (a new pooler).
-        source: the source, with the names of stock BERT.
 
     Returns:
         A model in float64, eval mode.
     """
+    source, spec = conversion.source, conversion.spec
+    if spec.family is OWN:
+        kind = ARCHITECTURES[source.architecture]
+        own = kind.from_pretrained(
+            source.folder, dtype=torch.float64, attn_implementation="eager", local_files_only=True
+        )
+        for name, tensor in own.state_dict().items():
+            if name not in source.tensors:
+                tensor.copy_(model.state_dict()[name])
+        return own.eval()
+    config = stock_config(source.folder, spec)
     config._attn_implementation = "eager"
     base = source.architecture == "BertModel"
-    stock = getattr(transformers, source.architecture if spec.family.stock == "bert" else name)(config)
+    name = source.architecture if spec.family.stock == "bert" else conversion.head.source
+    stock = getattr(transformers, name)(config)
     if (legacy := spec.legacy_attention) is not None:
         stock.base_model.embeddings.position_embeddings = NoPositions()
         prefix = "" if base else "bert."
@@ -170,27 +179,6 @@ def under_own_names(
         base: for BertModel, which is the encoder itself.
     """
     return spec.pack({name: tensors[spec.rename(name, base)[0]] for name in spec.unpack(own)})
-
-
-def own_model(
-    kind: type[PreTrainedModel], folder: Path, model: PreTrainedModel, source: Checkpoint
-) -> PreTrainedModel:
-    """Load a source of this package with `from_pretrained`.
-
-    Args:
-        kind: its class.
-        folder: folder of config.json and the weights.
-        model: the result, for tensors that the source lacks (a new pooler).
-        source: the source, with the names of stock BERT.
-
-    Returns:
-        A model in float64, eval mode.
-    """
-    own = kind.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager", local_files_only=True)
-    for name, tensor in own.state_dict().items():
-        if name not in source.tensors:
-            tensor.copy_(model.state_dict()[name])
-    return own.eval()
 
 
 class NoPositions(nn.Module):

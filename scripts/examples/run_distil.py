@@ -21,7 +21,7 @@ from recipes.arguments import check_least, launch, option
 from recipes.running import finish, start
 from transformers import TrainingArguments
 
-from hf_relpos.conversion.folder_layout import locate
+from hf_relpos.conversion.folder import locate
 from hf_relpos.data import cut_windows, read_texts
 from hf_relpos.evaluation import FidelitySettings, fidelity, load_model, load_tokenizer, pooling_of
 from hf_relpos.training import DistillationSettings, distil

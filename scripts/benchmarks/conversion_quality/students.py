@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hf_relpos.conversion.learn import PAIRS
-from hf_relpos.conversion.presets import DEFAULT_QUALITY, QUALITIES
+from hf_relpos.conversion.methods import DEFAULT_QUALITY, QUALITIES
+from hf_relpos.conversion.texts import PAIRS
 
 
 @dataclass(frozen=True)

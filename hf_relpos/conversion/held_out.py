@@ -1,23 +1,19 @@
 """Agreement of a result with its source on held-out text."""
 
 import time
-from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..attention.dispatch import AUTO
 from ..console import ProgressCallback
-from ..data.text import TextError, pair_fields
 from ..data.windows import PairLayout, Windows, pair_windows, special_tokens
 from ..evaluation import FidelitySettings, fidelity
 from ..evaluation.encoder import hidden_states
 from ..evaluation.inspection import has_mlm_head
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
-from .run import ConversionRun
-from .windows import gather, window_lengths
+from .plan import Conversion
+from .texts import gather, window_lengths
 
 
 # Lengths at which teacher and student are compared, and tokens of text for each.
@@ -30,36 +26,31 @@ PAIR_LENGTH, PAIR_TOKENS = 128, 4096
 SPEED_RUNS = 5
 
 
-def _lengths(run: ConversionRun) -> list[int]:
-    """The lengths that the source reads and at which they are compared."""
-    limit = run.source_config.max_position_embeddings
-    return [length for length in EVALUATED_LENGTHS if length <= limit] or [limit]
-
-
 def held_out_fidelity(
     student: RelPosBertPreTrainedModel,
     teacher: RelPosBertPreTrainedModel,
     tokenizer: Any,
-    run: ConversionRun,
-    progress: ProgressCallback | None = None,
+    conversion: Conversion,
+    progress: ProgressCallback,
 ) -> dict[str, Any]:
     """The content of `details["fidelity"]`: agreement by length, or the reason why it cannot be measured.
 
     Both models are left with the default attention. `skipped` lists the lengths that the text does not fill. `pairs`
     has the token cosine in each segment of pairs, for a source that reads pairs.
     """
-    if run.texts is None:
-        return {"skipped": "there was no text; `hf-relpos compare` measures it on yours"}
-    limit, lengths = run.source_config.max_position_embeddings, _lengths(run)
-    windows = _windows(tokenizer, run, len(lengths) * EVALUATED_TOKENS, window_lengths(limit))
-    if (length := run.options.length or limit) > limit:
+    limit = conversion.limit
+    lengths = [length for length in EVALUATED_LENGTHS if length <= limit] or [limit]
+    tokens, seed = len(lengths) * EVALUATED_TOKENS, conversion.given.seed
+    windows = gather(conversion, tokenizer, "check", tokens, window_lengths(limit), seed, 0.0).ids
+    if (length := conversion.options.length or limit) > limit:
         lengths.append(length)
-        windows += _windows(tokenizer, run, max(EVALUATED_TOKENS, 2 * length), (length,))
+        tokens = max(EVALUATED_TOKENS, 2 * length)
+        windows += gather(conversion, tokenizer, "check", tokens, (length,), seed, 0.0).ids
     rows_by_length = _cut(tokenizer, windows, lengths)
     if not rows_by_length:
         return {"skipped": f"no text was left to check with that fills {min(lengths)} tokens; give more text"}
     mask = tokenizer.mask_token_id if has_mlm_head(student) and has_mlm_head(teacher) else None
-    settings = FidelitySettings(mask_token_id=mask, sample=SAMPLED_TOKENS, seed=run.seed)
+    settings = FidelitySettings(mask_token_id=mask, sample=SAMPLED_TOKENS, seed=conversion.given.seed)
     for model in (student, teacher):
         model.set_attn_implementation(AUTO)
     result = fidelity(teacher, student, rows_by_length, settings, progress)
@@ -67,12 +58,12 @@ def held_out_fidelity(
         if length not in rows_by_length:
             result.skipped[length] = f"no text was left to check with that fills {length:,} tokens; give more text"
     found = result.to_dict()
-    layout = PairLayout.of(tokenizer) if run.tells_segments_apart else None
+    layout = PairLayout.of(tokenizer) if conversion.tells_segments_apart else None
     if layout is not None:
         most = min(limit, max(PAIR_LENGTH, min(rows_by_length)))
         length = max(length for length in rows_by_length if length <= most)
         chosen = Windows(rows_by_length[length][: max(4, PAIR_TOKENS // length)], 0.0, 0)
-        pairs = pair_windows(chosen, layout, 1.0, length, run.seed)
+        pairs = pair_windows(chosen, layout, 1.0, length, conversion.given.seed)
         if any(map(any, pairs.types or ())):  # otherwise all windows are too short to split
             found["pairs"] = _pair_fidelity(student, teacher, pairs)
     return found
@@ -118,23 +109,6 @@ def _pair_fidelity(
         "tokens": ids.numel(),
         "token_cosine_by_segment": [float(by_token[types == segment].mean()) for segment in (0, 1)],
     }
-
-
-def _windows(tokenizer: Any, run: ConversionRun, tokens: int, lengths: tuple[int, ...]) -> list[list[int]]:
-    """Windows of held-out text, without single sentences. Texts that fill no window are skipped."""
-    limit = run.source_config.max_position_embeddings
-    passage = max(*window_lengths(limit), run.options.length or 0)
-    texts, field = run.texts, run.field
-    parts: list[tuple[Any, str | Sequence[str], int]] = [(texts, field, tokens)]
-    if texts and isinstance(texts[0], Path):
-        parts = [([path], own_field, -(-tokens // len(texts))) for path, own_field in pair_fields(texts, field)]
-    found: list[list[int]] = []
-    for part, own_field, share in parts:
-        with suppress(TextError):  # too short
-            found += gather(
-                tokenizer, part, share, lengths, "check", own_field, run.seed, short=0.0, passage=passage
-            ).ids
-    return found
 
 
 def _cut(tokenizer: Any, windows: list[list[int]], lengths: list[int]) -> dict[int, list[list[int]]]:

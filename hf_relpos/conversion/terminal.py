@@ -12,7 +12,7 @@ from ..console import new_table, print_table
 from ..evaluation.printing import print_fidelity
 from ..models.modeling_relpos_bert import HEADS
 from ..training import DistillationReport
-from .folder_layout import MODULES
+from .folder import MODULES
 from .push import Upload
 from .report import ConversionReport
 

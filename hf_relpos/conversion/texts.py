@@ -1,0 +1,196 @@
+"""Windows of tokens cut from the texts of a conversion, to learn from and to check with."""
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from ..data.masking import mask_tokens
+from ..data.text import TextError, pair_fields, read_texts
+from ..data.windows import MAX_UNKNOWN_RATE, PairLayout, Windows, cut_windows, pair_windows
+from ..evaluation.inspection import has_mlm_head
+from ..families.errors import ConversionError
+from .plan import Conversion
+
+
+# Lengths of the windows, up to the teacher's maximum length; there are also single sentences.
+LENGTHS = (128, 256, 512)
+# Below the first number of tokens the report warns; below the second nothing can be learnt.
+FEW, TOO_FEW = 10_000, 500
+
+# Share of the windows that are segment pairs, also for a sentence encoder, which may be fine-tuned on pairs. For
+# all-MiniLM-L6-v2, 400 steps, the sentence cosine of single texts at 512 tokens is .977 without pairs, .978 with a
+# quarter of them and .977 with half. Fine-tuned on pairs of STS-B, half is 3.2 ± .3 points above the source, a quarter
+# .3 ± 2.5; without pairs, F1 on questions of SQuAD was 17 points below it.
+PAIRS = 0.5
+
+# Steps on short rows per step on rows past the source's limit, which are expensive and come in addition: on two thirds
+# of the steps, the sentence cosine of short rows was lower by up to .006; now by .003. With 1 instead of 2,
+# all-MiniLM-L6-v2 was no better on long rows.
+SHORT_STEPS = 2
+
+
+def window_lengths(limit: int) -> tuple[int, ...]:
+    """The `LENGTHS` up to `limit`; `limit` alone if it is shorter than all of them."""
+    return tuple(length for length in LENGTHS if length <= limit) or (limit,)
+
+
+def learning_windows(conversion: Conversion, tokenizer: Any, model: PreTrainedModel) -> Windows:
+    """The windows to learn from, segment pairs and masks included; rows past the source's limit come in addition.
+
+    `details["text"]` describes them.
+
+    Args:
+        model: the result, whose head decides about masks.
+
+    Raises:
+        ConversionError: for text too short to learn anything, and a share of pairs for a source without them.
+        TextError: as `gather`.
+    """
+    options, limit, seed = conversion.options, conversion.limit, conversion.given.seed + 1
+    length, batch, lengths = options.length or limit, options.batch_tokens, window_lengths(limit)
+    windows = gather(conversion, tokenizer, "fit", options.tokens_to_distil, lengths, seed, 0.5)
+    if length > limit:
+        steps = -(-windows.tokens // (batch * SHORT_STEPS))
+        tokens = steps * max(1, batch // length) * length
+        windows = windows.joined(gather(conversion, tokenizer, "fit", tokens, (length,), seed + 3, 0.0))
+    windows = pair_windows(windows, *_layout_and_share(conversion, tokenizer), limit, seed)
+    windows = mask_windows(windows, model, tokenizer, options.mask, seed)
+    conversion.details["text"] = {
+        "tokens": windows.tokens,
+        "windows": len(windows.ids),
+        "seen": distance_histogram(windows.ids),
+        "unknown_share": round(windows.unknown_rate, 5),
+        "pair_windows": sum(map(any, windows.types or ())),
+        "notes": check_windows(windows, max(limit, length)),
+    }
+    return windows
+
+
+def gather(
+    conversion: Conversion, tokenizer: Any, part: str, tokens: int, lengths: Sequence[int], seed: int, short: float
+) -> Windows:
+    """Cut windows from files, each with the same share of the tokens, or from documents.
+
+    What is learnt from and what is checked with has no text in common, since both are cut from the same passages.
+
+    Args:
+        part: "fit", or "check", which skips texts that fill no window.
+        tokens: number of tokens.
+        lengths: of the windows.
+        seed: of the random choice.
+        short: share of the tokens for single sentences.
+
+    Raises:
+        TextError: for text that cannot be read, or does not fill one window.
+    """
+    passage = max(*window_lengths(conversion.limit), conversion.options.length or 0)
+    cut = partial(cut_windows, tokenizer, lengths=lengths, short=short, seed=seed, part=part, passage=passage)
+    found: list[Windows] = []
+    for texts, share in _sources(conversion, tokens):
+        with suppress(*[TextError] * (part == "check")):
+            found.append(cut(texts, share))
+    return found[0].joined(*found[1:]) if found else Windows([], 0.0, tokens)
+
+
+def _sources(conversion: Conversion, tokens: int) -> Iterator[tuple[Iterable[str], int]]:
+    """The documents of each file, or all documents, with their share of the tokens."""
+    texts = conversion.texts or []
+    if not isinstance(texts[0], Path):
+        yield texts, tokens
+        return
+    for path, field in pair_fields(texts, conversion.given.field):
+        yield read_texts(path, field), -(-tokens // len(texts))
+
+
+def _layout_and_share(conversion: Conversion, tokenizer: Any) -> tuple[PairLayout | None, float]:
+    """The layout of segment pairs, None if there are none, and their share of the windows.
+
+    Raises:
+        ConversionError: if a share is given for a source without segment pairs.
+    """
+    share = conversion.options.pairs
+    if share == 0:
+        return None, 0.0
+    layout = PairLayout.of(tokenizer) if conversion.tells_segments_apart else None
+    if layout is None and share is not None:
+        raise ConversionError(
+            f"method_options['pairs'] = {share}: the source does not tell the segments of a pair apart by token "
+            "types, or its tokenizer gives none, so that there is nothing to learn; leave it out"
+        )
+    return layout, PAIRS if share is None else share
+
+
+def mask_windows(windows: Windows, model: PreTrainedModel, tokenizer: Any, share: float, seed: int) -> Windows:
+    """Mask a share of the tokens in half of the windows, only for a model that predicts masked tokens.
+
+    Without masks the result would keep fewer of the source's predictions of masked tokens. With masks in every window
+    it would never see unmasked text.
+    """
+    mask = tokenizer.mask_token_id
+    if not share or mask is None or not has_mlm_head(model):
+        return windows
+    rng, special = np.random.default_rng(seed + 3), tokenizer.all_special_ids
+    rows = []
+    for row in windows.ids:
+        rate = share if rng.random() < 0.5 else 0.0
+        ids = np.asarray(row)
+        masked, _ = mask_tokens(ids, mask, rng, rate, ~np.isin(ids, special), at_least_one=False)
+        rows.append(masked.tolist())
+    return replace(windows, ids=rows)
+
+
+def check_windows(windows: Windows, limit: int) -> list[str]:
+    """Notes on shortcomings of the text, for the report; each is also a warning.
+
+    Raises:
+        ConversionError: for text too short to learn anything.
+    """
+    if windows.tokens < TOO_FEW:
+        raise ConversionError(
+            f"texts: {windows.tokens} tokens are too few to learn anything; give at least {TOO_FEW}, better 12,000"
+        )
+    longest = max(map(len, windows.ids))
+    notes = []
+    if windows.tokens < FEW:
+        remedy = "give more text" if windows.tokens < 0.9 * windows.budget else "ask for more with the option steps"
+        notes.append(f"only {windows.tokens:,} tokens of text: a good result wants 12,000 or more; {remedy}")
+    if windows.unknown_rate > MAX_UNKNOWN_RATE:
+        notes.append(
+            f"the tokenizer does not know {100 * windows.unknown_rate:.0f} % of the tokens; is the text in the "
+            "model's language?"
+        )
+    if longest < min(limit, max(LENGTHS)):
+        notes.append(
+            f"no window has more than {longest} tokens: distances from {longest} to {limit - 1} were never seen; "
+            "give longer documents"
+        )
+    for note in notes:
+        warnings.warn(note, stacklevel=2)
+    return notes
+
+
+def shared_first_token(windows: Sequence[Sequence[int]]) -> int | None:
+    """The first token of all windows, such as [CLS]; None if they differ."""
+    firsts = {ids[0] for ids in windows}
+    return firsts.pop() if len(firsts) == 1 else None
+
+
+def distance_histogram(windows: Iterable[Sequence[int]]) -> dict[str, int]:
+    """Number of token pairs in the windows by distance, in octaves: "1", "2-3", "4-7", …."""
+    counts: dict[str, int] = {}
+    for ids in windows:
+        low = 1
+        while low < len(ids):
+            high = min(2 * low - 1, len(ids) - 1)
+            name = str(low) if low == 1 else f"{low}-{2 * low - 1}"
+            pairs = sum(range(len(ids) - high, len(ids) - low + 1))
+            counts[name] = counts.get(name, 0) + pairs
+            low *= 2
+    return dict(sorted(counts.items(), key=lambda item: int(item[0].split("-")[0])))
