@@ -4,6 +4,7 @@ A release of PyTorch or Transformers, a processor or a GPU that nobody tested is
 that this package computes faster is compared with what computes it plainly, on tiny models with random weights.
 """
 
+import dataclasses
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ import transformers
 from .families.live import optimize
 from .host.declarations import NEEDS, missing
 from .host.transformers import CACHE_NAMES
+from .models.capabilities import probe_call
 from .models.configuration_relpos_bert import RelPosBertConfig
 from .models.explain import explain_backend
 from .models.modeling_relpos_bert import RelPosBertLMHeadModel, RelPosBertModel
@@ -32,8 +34,6 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 INT8_COSINE = 0.99  # of the states of random weights, which round worse than trained ones
 SIZES = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 48}
 VOCABULARY = 60
-# Schemes that have every kind of term among them, for devices where each takes seconds to compile.
-EVERY_TERM = ("relative_key_query", "shaw", "tables", "transformer_xl", "deberta", "t5", "alibi", "fire", "rope")
 # Tokens of a row, and the attention window: with them each backend of the CPU has its turn.
 SHAPES = ((24, None), (320, None), (640, 32))
 # Stock encoders that `optimize` knows, by `model_type`, with fields of their configurations.
@@ -131,13 +131,30 @@ def checks(devices: Iterable[str] | None = None) -> Iterator[Check]:
         saved = _saved(folder)  # beside the others, since it takes long to import PyTorch
         yield _checked("host", "declarations", _host)
         for device in devices:
-            for scheme in SCHEMES if device == "cpu" else EVERY_TERM:
+            kinds = schemes_of_every_kind()
+            for scheme in SCHEMES if device == "cpu" else kinds:  # elsewhere each takes seconds to compile
                 yield _checked("attention", f"{scheme}, {device}", partial(_attention, scheme, device))
-            for scheme in EVERY_TERM:
+            for scheme in kinds:
                 yield _checked("cache", f"{scheme}, {device}", partial(_cache, scheme, device))
         for kind, fields in STOCK.items():
             yield _checked("live", kind, partial(_live, kind, fields))
-        yield _checked("saved code", "shaw, without hf_relpos", partial(_elsewhere, folder, *saved))
+        yield _checked("saved code", "without hf_relpos", partial(_elsewhere, folder, *saved))
+
+
+def schemes_of_every_kind() -> list[str]:
+    """A scheme for each combination of terms that a scheme has, of those that read nothing but tokens."""
+    found: dict[frozenset[str], str] = {}
+    for scheme, kind in SCHEMES.items():
+        if not kind.required_inputs:
+            found.setdefault(_terms_of(scheme), scheme)
+    return list(found.values())
+
+
+def _terms_of(scheme: str) -> frozenset[str]:
+    """The terms of the formula that a scheme has."""
+    terms = probe_call(RelPosBertConfig(**SIZES, position_embedding_type=scheme)).terms
+    values = {field.name: getattr(terms, field.name) for field in dataclasses.fields(terms)}
+    return frozenset(name for name, value in values.items() if value is not None and not (value == ()))
 
 
 def _checked(kind: str, name: str, check: Callable[[], str]) -> Check:
@@ -202,7 +219,7 @@ def _saved(folder: str) -> tuple["subprocess.Popen[str]", list[torch.Tensor]]:
     Returns:
         The process, and the states that it is to find.
     """
-    model = _own(RelPosBertModel, "shaw")
+    model = _own(RelPosBertModel, max(schemes_of_every_kind(), key=lambda scheme: len(_terms_of(scheme))))
     batch = _batch(24, "cpu")
     with torch.no_grad():
         expected = model(**batch)[0] * batch["attention_mask"][..., None]

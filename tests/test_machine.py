@@ -15,7 +15,6 @@ from hf_relpos.host import declarations
 def only(monkeypatch, *kinds):
     """Few schemes and encoders, and of the kinds of checks only these."""
     monkeypatch.setattr(machine, "SCHEMES", {name: SCHEMES[name] for name in ("t5", "shaw")})
-    monkeypatch.setattr(machine, "EVERY_TERM", ("t5",))
     monkeypatch.setattr(machine, "STOCK", {name: machine.STOCK[name] for name in ("bert", "deberta-v2")})
 
 

@@ -111,7 +111,6 @@ MODELS = (
     Need(f"{MODEL}._get_files_timestamps", ("working_dir",)),
     Need(f"{MODEL}._auto_class"),
     Need("transformers.generation.utils:GenerationMixin._expand_inputs_for_generation", ("expand_size",)),
-    Need("transformers.dynamic_module_utils:get_relative_imports"),
 )
 # Classes of stock encoders that `optimize` replaces by subclasses.
 T5, XLNET = "transformers.models.t5.modeling_t5", "transformers.models.xlnet.modeling_xlnet"

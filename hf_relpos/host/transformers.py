@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from transformers.activations import ACT2FN
-from transformers.dynamic_module_utils import get_relative_imports
 from transformers.masking_utils import (
     ALL_MASK_ATTENTION_FUNCTIONS,
     and_masks,
@@ -136,7 +135,6 @@ __all__ = [
     "check_keywords",
     "create_bidirectional_mask",
     "create_causal_mask",
-    "get_relative_imports",
     "has_cache",
     "is_fake_tensor",
     "merge_with_config_defaults",
