@@ -67,7 +67,7 @@ def parameter_name(function: Callable[..., Any], names: Iterable[str]) -> str:
     if found is None:
         raise TypeError(
             f"{function.__module__}.{function.__qualname__} of this release of Transformers has no argument "
-            f"{' or '.join(names)}; install a release that docs/features.md names, and run `hf-relpos doctor --check`"
+            f"{' or '.join(names)}; install a release that CHANGELOG.md names, and run `hf-relpos doctor --check`"
         )
     return found
 
