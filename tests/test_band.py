@@ -80,7 +80,6 @@ KINDS = {
     "causal, left padding": lambda n: {"is_causal": True, **left_padded(n)},
     "cache": lambda n: {"is_causal": True, "start": n - 7},
     "memory": beside_memory,
-    "memory of one length": lambda n: {"max_lookback": 12, "is_causal": True, **beside_memory(n)},
 }
 
 
@@ -104,7 +103,7 @@ def one_by_one(mask, batch):
                 everywhere = {of(mask.index_in_document, row, each) for each in (i, key)} & set(mask.global_tokens)
                 near = abs(distance) <= mask.window or len(everywhere) > 0
                 same = mask.documents is None or of(mask.documents, row, i) == of(mask.documents, row, key)
-                past = (not mask.is_causal or key <= i) and (mask.max_lookback is None or distance < mask.max_lookback)
+                past = not mask.is_causal or key <= i
                 real = mask.is_token is None or bool(mask.is_token[row, key])
                 seen[row, query, key] = near and same and past and real
     return seen

@@ -88,7 +88,7 @@ MASKS = {
         "mask": random_tensor(BATCH, 1, LENGTH, KEYS).masked_fill(~padding(), torch.finfo(torch.float64).min)
     },
     "causal": lambda: {"is_causal": True},
-    "window": lambda: {"mask": window(is_token=torch.ones(BATCH, KEYS).bool(), max_lookback=2)},
+    "window": lambda: {"mask": window(is_token=torch.ones(BATCH, KEYS).bool())},
     "documents": lambda: {
         "mask": window(
             documents=torch.tensor([[0] * 4 + [1] * 5, [0] * 9]),

@@ -110,7 +110,7 @@ def test_several_tokens_at_a_time(data):
 @torch.no_grad()
 def test_segments(data):
     """Segments of any lengths with a memory, as the whole text under a mask of what each token remembers."""
-    fields = {"memory_length": data.draw(st.integers(1, 12)), "memory_same_length": data.draw(st.booleans())}
+    fields = {"memory_length": data.draw(st.integers(1, 12))}
     layers = data.draw(st.integers(1, 3))
     model = data.draw(models(RelPosBertModel, num_hidden_layers=layers, attention_window=None, **fields))
     sizes = data.draw(st.lists(st.integers(1, 9), min_size=2, max_size=4), label="sizes")
@@ -127,9 +127,7 @@ def test_segments(data):
     seen = (index >= begin - fields["memory_length"]) & (index < end)
     if model.config.is_decoder:
         seen &= index <= index[:, None]
-    if fields["memory_same_length"]:
-        seen &= index[:, None] - index < fields["memory_length"]
-    whole = RelPosBertConfig.from_dict({**model.config.to_dict(), "memory_length": 0, "memory_same_length": False})
+    whole = RelPosBertConfig.from_dict({**model.config.to_dict(), "memory_length": 0})
     whole._attn_implementation = "eager"
     other = RelPosBertModel(whole).double().eval()
     other.load_state_dict(model.state_dict())

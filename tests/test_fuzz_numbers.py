@@ -56,7 +56,7 @@ def configurations(draw, **given):
     if draw(st.integers(0, 5)) == 0:
         fields |= {"attention_temperature": "log", "attention_temperature_length": draw(st.integers(2, TRAINED))}
     if draw(st.integers(0, 3)) == 0:
-        fields |= {"memory_length": draw(st.integers(1, TRAINED)), "memory_same_length": draw(st.booleans())}
+        fields |= {"memory_length": draw(st.integers(1, TRAINED))}
     try:
         return tiny_config(names if len(names) > 1 else names[0], **fields | given)
     except ValueError:  # two schemes that do not combine, or no memory for this one

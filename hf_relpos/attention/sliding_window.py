@@ -104,8 +104,8 @@ class SlidingWindowMask(LazyMask):
     """The pairs of L queries and K keys that an attention window lets through.
 
     Query and key must be at most `window` apart, or one of them must be a global token. Both must belong to one
-    document. The key must not be padding, not later than a causal query, and not `max_lookback` or more positions
-    before the query. Only padding can see no key at all. Its output is finite, and otherwise undefined.
+    document. The key must not be padding, and not later than a causal query. Only padding can see no key at all. Its
+    output is finite, and otherwise undefined.
 
     Attributes:
         query_length: L.
@@ -115,7 +115,6 @@ class SlidingWindowMask(LazyMask):
         start: index of the first query among the keys.
         global_tokens: the global tokens of a document, by their index in it.
         is_causal: whether queries see no later key.
-        max_lookback: one more than how far queries see to the left, also for global tokens; None for no limit.
         positions: (B, K), the positions from which distances are computed, arbitrary for padding; None for indices.
         documents: (B, K), the number of each key's document, ascending; None for one document in each row.
         index_in_document: (B, K), the index by which tokens are global; None for the index among the keys.
@@ -129,7 +128,6 @@ class SlidingWindowMask(LazyMask):
     start: int = 0
     global_tokens: tuple[int, ...] = (0,)
     is_causal: bool = False
-    max_lookback: int | None = None
     positions: torch.Tensor | None = None
     documents: torch.Tensor | None = None
     index_in_document: torch.Tensor | None = None
@@ -167,8 +165,7 @@ class SlidingWindowMask(LazyMask):
         """First and last offset within the window, key minus query; None if distances are not those of indices."""
         if self.positions is not None:
             return None
-        left = self.window if self.max_lookback is None else min(self.window, self.max_lookback - 1)
-        return -left, 0 if self.is_causal else self.window
+        return -self.window, 0 if self.is_causal else self.window
 
     @functools.cached_property
     def cached(self) -> dict[Any, Any]:
@@ -198,8 +195,6 @@ class SlidingWindowMask(LazyMask):
     def sees(self, row: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         """Whether queries attend to keys, for index tensors that broadcast. `query` is an index among the keys."""
         seen = in_window(self.window, self.global_tokens, self.positions, self.index_in_document, row, query, key)
-        if self.max_lookback is not None:
-            seen = seen & (distances(self.positions, row, query, key) < self.max_lookback)
         if self.is_causal:
             seen = seen & (key <= query)
         if self.documents is not None:
@@ -267,17 +262,14 @@ class SlidingWindowMask(LazyMask):
         keys = torch.arange(self.key_length)[None]
         last = torch.full_like(queries, self.key_length - 1)
         first = torch.zeros_like(queries)
-        lookback = self.key_length + 1 if self.max_lookback is None else self.max_lookback
         if positions is None:
-            low, high, first = queries - self.window, queries + self.window, queries - lookback + 1
+            low, high = queries - self.window, queries + self.window
         else:  # ascending, once each padding token is given the position of the token before it
             assert is_token is not None, "positions come with a memory, and it says which keys are tokens"
             ascending = torch.where(is_token, positions, -(1 << 62)).cummax(-1).values
             own = ascending[:, queries[0]].contiguous()
             low = torch.searchsorted(ascending, own - self.window)
             high = torch.searchsorted(ascending, own + self.window, right=True) - 1
-            if self.max_lookback is not None:
-                first = torch.searchsorted(ascending, own - lookback, right=True)
         if documents is not None:
             own = documents[:, queries[0]].contiguous()
             first = torch.maximum(first, torch.searchsorted(documents, own))

@@ -136,10 +136,6 @@ def check_memory_settings(config: Any) -> None:
     """Recurrence memory needs schemes whose distances extend to the left of a segment."""
     if config.memory_length < 0:
         raise ValueError(f"memory_length = {config.memory_length}: give a number of tokens, or 0 for no memory")
-    if config.memory_same_length and not config.memory_length:
-        raise ValueError(
-            "memory_same_length = True with memory_length = 0: give the number of tokens that each may see"
-        )
     if not config.memory_length:
         return
     for scheme, settings in parts_with_absolute_table(config):

@@ -113,9 +113,6 @@ class RelPosBertConfig(BertConfig):
             M: outputs have a `memory`, the layer inputs of the last M tokens of each row, which `forward` takes with
             the next segment of the same texts (Transformer-XL, Dai et al., arXiv 1901.02860). 0 for none. It may be
             changed at any time, and may be larger in evaluation than in training.
-        memory_same_length (`bool`, defaults to `False`):
-            Whether a token attends to at most M tokens, itself and those before it, so that all tokens of a segment
-            have equally long contexts (`same_length` of the original).
         converted_from (`dict`, *optional*):
             For weights from another architecture: its `model_type`, and the fields of its configuration that this one
             lacks. `hf_relpos.export_checkpoint` reads it.
@@ -164,7 +161,6 @@ class RelPosBertConfig(BertConfig):
     feed_forward_type: str = "mlp"
     unpad_inputs: bool = False
     memory_length: int = 0
-    memory_same_length: bool = False
     save_code: bool = True
 
     # the default of Transformers looks for `layers.*`

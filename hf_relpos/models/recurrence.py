@@ -7,7 +7,7 @@ without padding, and no tokens of a document that has ended.
 
 import functools
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from typing import Any
 
 import torch
@@ -168,79 +168,27 @@ def next_memory(
 # Outputs -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class BaseModelOutputWithPoolingAndCrossAttentionsWithMemory(BaseModelOutputWithPoolingAndCrossAttentions):
-    """BaseModelOutputWithPoolingAndCrossAttentions, and the memory for the next segment."""
-
-    memory: SegmentMemory | None = None
-
-
-@dataclass
-class BertForPreTrainingOutputWithMemory(BertForPreTrainingOutput):
-    """BertForPreTrainingOutput, and the memory for the next segment."""
-
-    memory: SegmentMemory | None = None
-
-
-@dataclass
-class CausalLMOutputWithCrossAttentionsWithMemory(CausalLMOutputWithCrossAttentions):
-    """CausalLMOutputWithCrossAttentions, and the memory for the next segment."""
-
-    memory: SegmentMemory | None = None
-
-
-@dataclass
-class MaskedLMOutputWithMemory(MaskedLMOutput):
-    """MaskedLMOutput, and the memory for the next segment."""
-
-    memory: SegmentMemory | None = None
-
-
-@dataclass
-class MultipleChoiceModelOutputWithMemory(MultipleChoiceModelOutput):
-    """MultipleChoiceModelOutput, and the memory for the next segment."""
-
-    memory: SegmentMemory | None = None
-
-
-@dataclass
-class NextSentencePredictorOutputWithMemory(NextSentencePredictorOutput):
-    """NextSentencePredictorOutput, and the memory for the next segment."""
-
-    memory: SegmentMemory | None = None
-
-
-@dataclass
-class QuestionAnsweringModelOutputWithMemory(QuestionAnsweringModelOutput):
-    """QuestionAnsweringModelOutput, and the memory for the next segment."""
-
-    memory: SegmentMemory | None = None
-
-
-@dataclass
-class SequenceClassifierOutputWithMemory(SequenceClassifierOutput):
-    """SequenceClassifierOutput, and the memory for the next segment."""
-
-    memory: SegmentMemory | None = None
-
-
-@dataclass
-class TokenClassifierOutputWithMemory(TokenClassifierOutput):
-    """TokenClassifierOutput, and the memory for the next segment."""
-
-    memory: SegmentMemory | None = None
+def _outputs_with_memory(kind: type[ModelOutput]) -> type[ModelOutput]:
+    """A class of outputs of Transformers with a field `memory` more."""
+    field = ("memory", SegmentMemory | None, None)
+    made = make_dataclass(f"{kind.__name__}WithMemory", [field], bases=(kind,), namespace={"__module__": __name__})
+    globals()[made.__name__] = made  # where pickles look
+    return made
 
 
 WITH_MEMORY: dict[type[ModelOutput], type[ModelOutput]] = {
-    BaseModelOutputWithPoolingAndCrossAttentions: BaseModelOutputWithPoolingAndCrossAttentionsWithMemory,
-    BertForPreTrainingOutput: BertForPreTrainingOutputWithMemory,
-    CausalLMOutputWithCrossAttentions: CausalLMOutputWithCrossAttentionsWithMemory,
-    MaskedLMOutput: MaskedLMOutputWithMemory,
-    MultipleChoiceModelOutput: MultipleChoiceModelOutputWithMemory,
-    NextSentencePredictorOutput: NextSentencePredictorOutputWithMemory,
-    QuestionAnsweringModelOutput: QuestionAnsweringModelOutputWithMemory,
-    SequenceClassifierOutput: SequenceClassifierOutputWithMemory,
-    TokenClassifierOutput: TokenClassifierOutputWithMemory,
+    kind: _outputs_with_memory(kind)
+    for kind in (
+        BaseModelOutputWithPoolingAndCrossAttentions,
+        BertForPreTrainingOutput,
+        CausalLMOutputWithCrossAttentions,
+        MaskedLMOutput,
+        MultipleChoiceModelOutput,
+        NextSentencePredictorOutput,
+        QuestionAnsweringModelOutput,
+        SequenceClassifierOutput,
+        TokenClassifierOutput,
+    )
 }
 
 

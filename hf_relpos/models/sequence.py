@@ -17,7 +17,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from ..attention.call import LazyMask
 from ..attention.context import AttentionContext
 from ..attention.masks import is_visible
-from ..attention.sliding_window import distances, in_window
+from ..attention.sliding_window import in_window
 from ..attention.tracing import is_traced
 from ..host.torch import assert_later
 from ..host.transformers import MASK_CACHE, and_masks, create_bidirectional_mask, create_causal_mask
@@ -178,15 +178,6 @@ class SequenceMetadata:
                 return in_window(window, global_tokens, positions, index_in_document, batch, query, key)
 
             functions.append(is_near)
-        if config.memory_same_length:
-            length = config.memory_length
-
-            def in_memory_length(
-                batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
-            ) -> torch.Tensor:
-                return distances(positions, batch, query, key) < length
-
-            functions.append(in_memory_length)
         return functions
 
     def _mask_with_memory(
@@ -408,15 +399,11 @@ def _with_memory(
     batch, device = tokens.shape[0], tokens.device
     keys, before = metadata.key_length, memory.length
     memory_mask = memory.mask.to(device)
-    if (
-        attention_mask is not None
-        and attention_mask.dim() == 4
-        and (config.attention_window or config.memory_same_length)
-    ):
+    if attention_mask is not None and attention_mask.dim() == 4 and config.attention_window:
         raise ValueError(
             f"attention_mask has shape {tuple(attention_mask.shape)}, as `generate` prepares it for a static "
-            "cache; with a memory and attention_window or memory_same_length, it does not show where a row "
-            "begins: use a dynamic cache, or give (batch, length)"
+            "cache; with a memory and attention_window, it does not show where a row begins: "
+            " use a dynamic cache, or give (batch, length)"
         )
     is_token = token_mask(attention_mask, batch, keys, device)
     with_memory = torch.cat([memory_mask, is_token], dim=-1)

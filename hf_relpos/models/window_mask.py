@@ -40,7 +40,6 @@ def window_mask(
         start=metadata.start,
         global_tokens=global_tokens_of(config),
         is_causal=config.is_decoder,
-        max_lookback=config.memory_length if config.memory_same_length else None,
         positions=metadata.positions if metadata.memory is not None else None,
         documents=metadata.documents,
         index_in_document=metadata.index_in_document,
