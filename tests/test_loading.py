@@ -590,6 +590,6 @@ def test_loading_is_light(tmp_path):
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["ours"] == found["auto"] == 1
-    assert found["own"] == ["attention", "deferred", "files", "models", "registration", "schemes", "version"]
+    assert found["own"] == ["attention", "deferred", "files", "host", "models", "registration", "schemes", "version"]
     assert found["others"] == []
     assert found["with a stock BERT"] == sorted([*found["own"], "families"])
